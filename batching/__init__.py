@@ -1,0 +1,1 @@
+"""The core: what a request is, how it waits, how a batch forms. No HTTP, no torch."""

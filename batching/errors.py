@@ -1,0 +1,205 @@
+"""Every error a client can be answered with.
+
+    ServeError
+    ├── BadRequest 400
+    │   ├── InvalidModel
+    │   └── DownloadFailed
+    ├── VersionInUse 403
+    ├── NotFound 404
+    │   ├── ModelNotFound
+    │   └── VersionNotFound
+    ├── MethodNotAllowed 405
+    ├── RequestTimeout 408
+    ├── Conflict 409
+    ├── PayloadTooLarge 413
+    ├── InternalError 500
+    │   └── WorkerDied
+    ├── Unavailable 503
+    │   ├── NoWorker
+    │   ├── QueueFull
+    │   ├── QueueMemoryFull
+    │   ├── QueueLost
+    │   ├── StoreUnavailable
+    │   └── Draining
+    ├── PredictionFailed 503
+    ├── DeadlineExceeded 504
+    └── OutOfResources 507
+
+Each class carries its HTTP status and the `type` that TorchServe puts in the JSON body, so the
+ingress needs exactly one error handler. `reason` is a stable word for machines.
+"""
+
+from typing import ClassVar
+
+
+class ServeError(Exception):
+    """An answer, not an accident: `message` goes to the client word for word."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "InternalServerException"
+    reason: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class BadRequest(ServeError):
+    """The request cannot be understood; sending it again will not help."""
+
+    status = 400
+    type = "BadRequestException"
+    reason = "bad_request"
+
+
+class InvalidModel(BadRequest):
+    """The archive's content is not a servable model."""
+
+    type = "InvalidModelException"
+    reason = "invalid_model"
+
+
+class DownloadFailed(BadRequest):
+    """A remote archive could not be fetched."""
+
+    type = "DownloadArchiveException"
+    reason = "download_failed"
+
+
+class VersionInUse(ServeError):
+    """The default version cannot go while other versions remain."""
+
+    status = 403
+    type = "InvalidModelVersionException"
+    reason = "default_version"
+
+
+class NotFound(ServeError):
+    """No such path."""
+
+    status = 404
+    type = "ResourceNotFoundException"
+    reason = "not_found"
+
+
+class ModelNotFound(NotFound):
+    """No model of that name, or no archive at that place."""
+
+    type = "ModelNotFoundException"
+    reason = "model_not_found"
+
+
+class VersionNotFound(NotFound):
+    """The model is known, that version of it is not."""
+
+    type = "ModelVersionNotFoundException"
+    reason = "version_not_found"
+
+
+class MethodNotAllowed(ServeError):
+    """The path is known, the method is not for it."""
+
+    status = 405
+    type = "MethodNotAllowedException"
+    reason = "method_not_allowed"
+
+
+class RequestTimeout(ServeError):
+    """An operator's command took too long."""
+
+    status = 408
+    type = "RequestTimeoutException"
+    reason = "timeout"
+
+
+class Conflict(ServeError):
+    """Something of that name is there already."""
+
+    status = 409
+    type = "ConflictStatusException"
+    reason = "conflict"
+
+
+class PayloadTooLarge(ServeError):
+    """The body is over `max_request_size`."""
+
+    status = 413
+    type = "PayloadTooLargeException"
+    reason = "payload_too_large"
+
+
+class InternalError(ServeError):
+    """The server's fault."""
+
+
+class WorkerDied(InternalError):
+    """The request's worker died under it, on every attempt."""
+
+    reason = "worker_crashed"
+
+
+class Unavailable(ServeError):
+    """Refused for now; the same request may be served later."""
+
+    status = 503
+    type = "ServiceUnavailableException"
+    reason = "unavailable"
+
+
+class NoWorker(Unavailable):
+    """No live worker serves this model version."""
+
+    reason = "no_worker"
+
+
+class QueueFull(Unavailable):
+    """`job_queue_size` requests wait already."""
+
+    reason = "queue_full"
+
+
+class QueueMemoryFull(Unavailable):
+    """Redis is at its `maxmemory`."""
+
+    reason = "queue_memory"
+
+
+class QueueLost(Unavailable):
+    """Redis lost the queue and too little of the deadline is left to queue again."""
+
+    reason = "queue_lost"
+
+
+class StoreUnavailable(Unavailable):
+    """Redis does not answer."""
+
+    reason = "redis_unavailable"
+
+
+class Draining(Unavailable):
+    """This ingress is shutting down; another one takes the request."""
+
+    reason = "draining"
+
+
+class PredictionFailed(ServeError):
+    """The handler raised, or returned something that is not an answer."""
+
+    status = 503
+    reason = "prediction_failed"
+
+
+class DeadlineExceeded(ServeError):
+    """The request's deadline passed before its answer was there."""
+
+    status = 504
+    type = "RequestTimeoutException"
+    reason = "deadline_exceeded"
+
+
+class OutOfResources(ServeError):
+    """The handler ran out of memory."""
+
+    status = 507
+    reason = "out_of_resources"

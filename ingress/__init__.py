@@ -1,0 +1,1 @@
+"""HTTP in, HTTP out. Knows TorchServe's REST dialect, nothing about devices."""

@@ -1,0 +1,1 @@
+"""Processes, devices, handlers. Knows nothing about HTTP."""
