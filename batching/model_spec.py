@@ -1,0 +1,216 @@
+"""What a registered model version is. TorchServe's parameter names are translated here, once."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple, Self
+
+from batching.errors import BadRequest, InvalidModel
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+RUNTIMES = ("python", "python3")
+
+
+class VersionKey(NamedTuple):
+    """Names one version of one model: the unit that queues, batches and workers belong to."""
+
+    model_name: str
+    model_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveInfo:
+    """What a verified archive says of itself."""
+
+    url: str
+    sha256: str
+    model_name: str
+    model_version: str
+    handler: str
+    runtime: str
+    manifest: Mapping[str, Any] | None
+    config: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """The info that `asdict` turned into a JSON object."""
+        return cls(**record)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Everything the registry keeps about a model version. Immutable; scaling writes a new one."""
+
+    model_name: str
+    model_version: str
+    model_url: str
+    handler: str
+    runtime: str = "python"
+    archive_sha256: str = ""
+    batch_size: int = 1
+    max_batch_delay_ms: int = 100
+    response_timeout_s: int = 120
+    startup_timeout_s: int = 120
+    queue_timeout_s: float = 120.0
+    client_timeout_ms: int = 0
+    max_retry_timeout_s: int = 300
+    job_queue_size: int = 100
+    min_worker: int = 0
+    max_worker: int = 0
+    device_type: str = ""
+    device_ids: tuple[int, ...] = ()
+    is_loaded_at_startup: bool = False
+    manifest: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> VersionKey:
+        """The version this spec describes."""
+        return VersionKey(self.model_name, self.model_version)
+
+    def scaled(self, min_worker: int, max_worker: int) -> "ModelSpec":
+        """The same version with other worker counts (per node)."""
+        return replace(self, min_worker=min_worker, max_worker=max_worker)
+
+    def to_json(self) -> str:
+        """One line of JSON for the registry."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The spec that `to_json` wrote; fields of a later version are ignored."""
+        record = json.loads(text)
+        known = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
+        known["device_ids"] = tuple(known.get("device_ids", ()))
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefaults:
+    """What config.properties says of models that say nothing themselves."""
+
+    default_workers_per_model: int = 0
+    default_response_timeout_s: int = 120
+    default_startup_timeout_s: int = 120
+    job_queue_size: int = 100
+    queue_timeout_s: float = 120.0
+
+
+def int_parameter(parameters: Mapping[str, Any], name: str, default: int) -> int:
+    """An integer parameter; anything else silently becomes the default.
+
+    Source: TorchServe 0.12 `NettyUtils.getIntParameter`.
+    """
+    try:
+        return int(str(parameters[name]).strip())
+    except (KeyError, ValueError):
+        return default
+
+
+def bool_parameter(parameters: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    """A boolean parameter: only the word `true`, in any case, is true."""
+    return str(parameters[name]).lower() == "true" if name in parameters else default
+
+
+def spec_from_registration(
+    parameters: Mapping[str, Any],
+    archive: ArchiveInfo,
+    defaults: ModelDefaults,
+) -> ModelSpec:
+    """The spec that `POST /models` with these parameters registers for this archive.
+
+    `batch_size` and `max_batch_delay`: parameter over model-config.yaml over default. Timeouts and
+    workers: model-config.yaml over parameter over default.
+    Source: torchserve 0.12 ModelManager.registerModel, documented under "Register a model".
+
+    Raises:
+        BadRequest: a runtime, batch size or name that nobody can serve.
+        InvalidModel: the archive does not say how the model is called.
+    """
+    config = _ConfigReader(archive.config)
+    runtime = str(parameters.get("runtime") or archive.runtime or "python")
+    if runtime not in RUNTIMES:
+        raise BadRequest(f"Invalid RuntimeType value: {runtime}")
+    batch_size = int_parameter(parameters, "batch_size", config.integer("batchSize", 1))
+    delay_ms = int_parameter(parameters, "max_batch_delay", config.integer("maxBatchDelay", 100))
+    if batch_size < 1:
+        raise BadRequest(f"batch_size must be 1 or more, not {batch_size}.")
+    if delay_ms < 0:
+        raise BadRequest(f"max_batch_delay must be 0 or more milliseconds, not {delay_ms}.")
+    asked = int_parameter(parameters, "initial_workers", defaults.default_workers_per_model)
+    min_worker, max_worker = config.workers(default=max(0, asked))
+    response_s, startup_s = _timeouts(parameters, config, defaults)
+    return ModelSpec(
+        model_name=_checked_name(str(parameters.get("model_name") or archive.model_name)),
+        model_version=_checked_name(archive.model_version or "1.0", what="version"),
+        model_url=archive.url,
+        handler=str(parameters.get("handler") or archive.handler),
+        runtime=runtime,
+        archive_sha256=archive.sha256,
+        batch_size=batch_size,
+        max_batch_delay_ms=delay_ms,
+        response_timeout_s=response_s,
+        startup_timeout_s=startup_s,
+        queue_timeout_s=int_parameter(parameters, "queue_timeout", 0) or defaults.queue_timeout_s,
+        client_timeout_ms=config.integer("clientTimeoutInMills", 0),
+        max_retry_timeout_s=config.integer("maxRetryTimeoutInSec", 300),
+        job_queue_size=config.integer("jobQueueSize", defaults.job_queue_size),
+        min_worker=min_worker,
+        max_worker=max_worker,
+        device_type=config.text("deviceType", ""),
+        device_ids=config.integers("deviceIds"),
+        manifest=archive.manifest,
+        config=archive.config,
+    )
+
+
+def _timeouts(
+    parameters: Mapping[str, Any], config: "_ConfigReader", defaults: ModelDefaults
+) -> tuple[int, int]:
+    response_s = int_parameter(
+        parameters, "response_timeout", defaults.default_response_timeout_s
+    )
+    startup_s = int_parameter(parameters, "startup_timeout", defaults.default_startup_timeout_s)
+    # Unlike TorchServe, a model-config.yaml that does not mention a timeout leaves the parameter be.
+    response_s = config.integer("responseTimeout", response_s)
+    startup_s = config.integer("startupTimeout", startup_s)
+    if response_s < 1 or startup_s < 1:
+        raise BadRequest("response_timeout and startup_timeout must be 1 second or more.")
+    return response_s, startup_s
+
+
+def _checked_name(name: str, what: str = "name") -> str:
+    if not name:
+        raise InvalidModel(f"Model {what} is not defined.")
+    if not NAME_PATTERN.fullmatch(name):
+        raise BadRequest(
+            f"Invalid model {what}: use letters, digits, '.', '_' and '-', at most 128 of them, "
+            "beginning with a letter or digit."
+        )
+    return name
+
+
+class _ConfigReader:
+    """Reads model-config.yaml; a value of the wrong type counts as missing, as in TorchServe."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+
+    def integer(self, name: str, default: int) -> int:
+        value = self._config.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+    def text(self, name: str, default: str) -> str:
+        value = self._config.get(name)
+        return value if isinstance(value, str) else default
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        value = self._config.get(name)
+        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+            return ()
+        return tuple(value)
+
+    def workers(self, default: int) -> tuple[int, int]:
+        low, high = self.integer("minWorkers", 0), self.integer("maxWorkers", 0)
+        return (low, high) if 0 < low <= high else (default, default)

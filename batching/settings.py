@@ -1,0 +1,147 @@
+"""Settings: one frozen dataclass; defaults < config.properties < environment < flags.
+
+A field's TorchServe name is its own name unless `key` in its metadata says otherwise; its
+environment variable is `FERRY_` and the upper-cased field name.
+"""
+
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import javaproperties
+
+from batching.model_spec import ModelDefaults
+
+ENV_PREFIX = "FERRY_"
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message names it and says what would do."""
+
+
+def _setting(default: Any, *, key: str = "", doc: str) -> Any:
+    return field(default=default, metadata={"key": key, "doc": doc})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an ingress, a node or `ferry up` is told before it starts."""
+
+    redis_url: str = _setting("", doc="redis://, rediss:// or unix:// URL; empty: embedded")
+    inference_address: str = _setting("http://127.0.0.1:8080", doc="predictions listener")
+    management_address: str = _setting("http://127.0.0.1:8081", doc="management listener")
+    metrics_address: str = _setting("http://127.0.0.1:8082", doc="metrics listener")
+    model_store: Path | None = _setting(None, doc="folder of archives")
+    work_dir: Path | None = _setting(None, doc="where archives are unpacked; default: a cache")
+    load_models: str = _setting("", doc="'all' or a comma list of [name=]archive")
+    job_queue_size: int = _setting(100, doc="requests that may wait per model version")
+    default_workers_per_model: int = _setting(0, doc="workers per node of a model at registration")
+    default_response_timeout_s: int = _setting(
+        120, key="default_response_timeout", doc="seconds a batch may run"
+    )
+    default_startup_timeout_s: int = _setting(
+        120, key="default_startup_timeout", doc="seconds a worker may load"
+    )
+    queue_timeout_s: float = _setting(
+        120.0, key="queue_timeout", doc="seconds a request may wait for a worker"
+    )
+    max_request_size_bytes: int = _setting(
+        6_553_500, key="max_request_size", doc="largest request body"
+    )
+    max_response_size_bytes: int = _setting(
+        6_553_500, key="max_response_size", doc="largest answer of a handler"
+    )
+    number_of_gpu: int = _setting(-1, doc="GPUs a node may use; -1: all")
+    decode_input_request: bool = _setting(True, doc="decode JSON and text for the handler")
+    max_image_pixels: int = _setting(25_000_000, doc="larger images are refused; 0: no limit")
+    unregister_model_timeout_s: int = _setting(
+        120, key="unregister_model_timeout", doc="seconds for a model's workers to go"
+    )
+    allow_open_management: bool = _setting(
+        False, doc="let management listen beyond loopback without tokens"
+    )
+    drain_timeout_s: float = _setting(8.0, key="drain_timeout", doc="seconds for a clean exit")
+    dead_after_s: float = _setting(3.0, key="dead_after", doc="silence after which a node is dead")
+    log_level: str = _setting("info", doc="debug, info, warning or error")
+
+    @classmethod
+    def load(
+        cls,
+        config_file: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        flags: Mapping[str, Any] | None = None,
+    ) -> tuple[Self, list[str]]:
+        """The settings from all sources, and the config keys that nobody knows.
+
+        Raises:
+            SettingsError: an unreadable file or a value of the wrong type.
+        """
+        environment = os.environ if environment is None else environment
+        values: dict[str, Any] = {}
+        unknown: list[str] = []
+        if config_file is not None:
+            values, unknown = cls._from_properties(config_file)
+        for name, spec in cls._fields().items():
+            if (text := environment.get(ENV_PREFIX + name.upper())) is not None:
+                values[name] = _parse(name, spec, text)
+        if "REDIS_URL" in environment:
+            values.setdefault("redis_url", environment["REDIS_URL"])
+        for name, value in (flags or {}).items():
+            if value is not None:
+                values[name] = value
+        return cls(**values), unknown
+
+    @classmethod
+    def _from_properties(cls, path: Path) -> tuple[dict[str, Any], list[str]]:
+        try:
+            with path.open(encoding="utf-8") as stream:
+                properties = javaproperties.load(stream)
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"cannot read {path}: {error}") from error
+        by_key = {spec.metadata["key"] or name: spec for name, spec in cls._fields().items()}
+        values = {
+            by_key[key].name: _parse(key, by_key[key], text)
+            for key, text in properties.items()
+            if key in by_key
+        }
+        return values, sorted(set(properties) - set(by_key))
+
+    @classmethod
+    def _fields(cls) -> dict[str, "dataclasses.Field[Any]"]:
+        return {spec.name: spec for spec in dataclasses.fields(cls)}
+
+    def to_environment(self) -> dict[str, str]:
+        """Environment variables from which `load` makes the same settings in a child process."""
+        return {
+            ENV_PREFIX + name.upper(): "" if value is None else str(value)
+            for name, value in ((name, getattr(self, name)) for name in self._fields())
+        }
+
+    def model_defaults(self) -> ModelDefaults:
+        """The part of the settings that registrations fall back to."""
+        return ModelDefaults(
+            default_workers_per_model=self.default_workers_per_model,
+            default_response_timeout_s=self.default_response_timeout_s,
+            default_startup_timeout_s=self.default_startup_timeout_s,
+            job_queue_size=self.job_queue_size,
+            queue_timeout_s=self.queue_timeout_s,
+        )
+
+
+def _parse(name: str, spec: "dataclasses.Field[Any]", text: str) -> Any:
+    kind: Any = spec.type
+    if isinstance(kind, types.UnionType):
+        if text == "":
+            return None
+        kind = next(option for option in typing.get_args(kind) if option is not type(None))
+    if kind is bool:
+        return text.strip().lower() == "true"
+    try:
+        return kind(text.strip())
+    except ValueError as error:
+        raise SettingsError(f"{name}={text!r} is not a {kind.__name__}: {spec.metadata['doc']}") from error
