@@ -1,0 +1,79 @@
+"""What the registry says of nodes, workers and queues at this moment."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Self
+
+
+class WorkerState(StrEnum):
+    """STARTING → LOADING → READY → DRAINING → STOPPED; side exit FAILED (not retried any more)."""
+
+    STARTING = "STARTING"
+    LOADING = "LOADING"
+    READY = "READY"
+    DRAINING = "DRAINING"
+    STOPPED = "STOPPED"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker process as its node last described it.
+
+    `slot` counts from 0 over the node's slots for this version; `failures` counts the starts since
+    the last successful load; `error` is the reason of the last one, for operators only.
+    """
+
+    worker_id: str
+    node_id: str
+    slot: int
+    state: WorkerState
+    pid: int
+    device: str
+    started_at: str
+    memory_bytes: int = 0
+    failures: int = 0
+    error: str = ""
+    is_out_of_memory: bool = False
+
+    def to_json(self) -> str:
+        """One line of JSON for the registry."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The status that `to_json` wrote."""
+        record = json.loads(text)
+        record["state"] = WorkerState(record["state"])
+        return cls(**{name: record[name] for name in cls.__dataclass_fields__ if name in record})
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One live node."""
+
+    node_id: str
+    hostname: str
+    pid: int
+    started_at: str
+
+    def to_json(self) -> str:
+        """One line of JSON for the registry."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The status that `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """The waiting line of one model version."""
+
+    waiting: int
+    capacity: int
+    open_requests: int
+    counters: Mapping[str, int]
