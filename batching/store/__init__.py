@@ -1,0 +1,1 @@
+"""The only folder that speaks Redis. One `.lua` per verb; its header is its contract."""

@@ -1,0 +1,21 @@
+-- audit: the ingress is alive, and learns where the requests that it waits for are.
+--
+-- KEYS  1 ingress beats  2 request prefix  3 reply prefix
+-- ARGV  1 ingress id  2 ttl_ms  3.. request ids
+-- Returns an array, one code per request:  1 open   2 replied   0 lost (Redis was emptied)
+--
+-- This is what heals a doorbell that was popped into a broken connection, and what notices within a
+-- second that Redis lost the queue.
+
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+local time = redis.call('TIME')
+redis.call('ZADD', KEYS[1], time[1] * 1000 + math.floor(time[2] / 1000), ARGV[1])
+local codes = {}
+for i = 3, #ARGV do
+  if redis.call('EXISTS', KEYS[3] .. ARGV[i]) == 1 then
+    codes[i - 2] = 2
+  else
+    codes[i - 2] = redis.call('EXISTS', KEYS[2] .. ARGV[i])
+  end
+end
+return codes

@@ -1,0 +1,86 @@
+"""The ingress's door to the queue: one call per request, one reply back."""
+
+import uuid
+
+import redis.asyncio
+
+from batching import errors
+from batching.model_spec import ModelSpec, VersionKey
+from batching.protocol import Reply, Request
+from batching.store.connection import connect_async
+from batching.store.ingress_verbs import IngressVerbs
+from batching.store.lane import ClientGone, ClientLeft, Lane
+
+__all__ = ["Broker", "ClientLeft"]
+
+
+class Broker:
+    """Owns a lane per model version that has had traffic. Lives on one event loop."""
+
+    def __init__(self, redis_url: str, *, dead_after_s: float = 3.0) -> None:
+        self._redis_url = redis_url
+        self._dead_after_ms = int(dead_after_s * 1000)
+        self._ingress_id = uuid.uuid4().hex
+        self._client: redis.asyncio.Redis | None = None
+        self._lanes: dict[VersionKey, Lane] = {}
+        self._is_draining = False
+
+    @property
+    def waiting(self) -> int:
+        """How many clients wait for a reply."""
+        return sum(lane.waiting for lane in self._lanes.values())
+
+    async def start(self) -> None:
+        """Requests can be sent; connections are made on demand."""
+        self._client = connect_async(self._redis_url)
+
+    def drain(self) -> None:
+        """New requests are refused; waiting ones go on."""
+        self._is_draining = True
+
+    async def close(self) -> None:
+        """All lanes and connections are closed; whoever still waits is refused."""
+        self._is_draining = True
+        for lane in self._lanes.values():
+            await lane.close()
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def predict(
+        self,
+        spec: ModelSpec,
+        request: Request,
+        *,
+        request_id: str,
+        timeout_s: float | None = None,
+        client_left: ClientGone | None = None,
+    ) -> Reply:
+        """The one reply to this request; an error reply has `error_type` set.
+
+        The deadline is `timeout_s` if given, else the model's clientTimeoutInMills, else the time a
+        request may wait plus the time a batch may run.
+
+        Raises:
+            NoWorker, QueueFull, QueueMemoryFull, StoreUnavailable, QueueLost, Draining: refused.
+            DeadlineExceeded: no answer came in time; the request will not be run any more.
+            VersionNotFound: the version was unregistered meanwhile.
+            ClientLeft: `client_left` finished first; the request will not be run any more.
+        """
+        if self._is_draining or self._client is None:
+            raise errors.Draining("The server is shutting down.", retry_after_s=1.0)
+        if timeout_s is None:
+            timeout_s = default_timeout_s(spec)
+        lane = self._lanes.get(spec.key) or self._open_lane(spec.key, self._client)
+        return await lane.ask(request_id, request.encode(), timeout_s, client_left)
+
+    def _open_lane(self, key: VersionKey, client: "redis.asyncio.Redis") -> Lane:
+        verbs = IngressVerbs(client, key, self._ingress_id, self._dead_after_ms)
+        lane = self._lanes[key] = Lane(key, verbs)
+        return lane
+
+
+def default_timeout_s(spec: ModelSpec) -> float:
+    """Seconds after which a request to this version is given up when it says nothing itself."""
+    if spec.client_timeout_ms > 0:
+        return spec.client_timeout_ms / 1000
+    return spec.queue_timeout_s + spec.response_timeout_s

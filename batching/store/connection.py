@@ -1,0 +1,49 @@
+"""Connections to Redis with the retries and time-outs that a queue needs.
+
+redis-py repeats a command by itself when the connection breaks, up to ten times; a lost reply to a
+push would then push twice. Here nothing is repeated behind our back: every script is idempotent and
+its caller decides. A blocking call gets its own connection, whose socket waits longer than the
+server does, so that a reply can never reach a socket that nobody reads any more.
+"""
+
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.asyncio.retry import Retry as AsyncRetry
+
+CONNECT_TIMEOUT_S = 1.0
+COMMAND_TIMEOUT_S = 5.0
+BLOCK_S = 1.0
+BLOCK_MARGIN_S = 5.0
+
+RedisError = redis.RedisError
+
+
+def connect(url: str, *, socket_timeout_s: float = COMMAND_TIMEOUT_S) -> "redis.Redis":
+    """A blocking client that never retries by itself."""
+    return redis.Redis.from_url(
+        url, retry=Retry(NoBackoff(), 0), **_options(url, socket_timeout_s)
+    )
+
+
+def connect_async(
+    url: str, *, socket_timeout_s: float = COMMAND_TIMEOUT_S
+) -> "redis.asyncio.Redis":
+    """An asyncio client that never retries by itself."""
+    return redis.asyncio.Redis.from_url(
+        url, retry=AsyncRetry(NoBackoff(), 0), **_options(url, socket_timeout_s)
+    )
+
+
+def _options(url: str, socket_timeout_s: float) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": socket_timeout_s,
+        "health_check_interval": 0,
+    }
+    if not url.startswith("unix:"):
+        options["socket_keepalive"] = True
+    return options

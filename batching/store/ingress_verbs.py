@@ -1,0 +1,158 @@
+"""The ingress's verbs on one model version's queue: submit, collect, audit, cancel."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import redis.asyncio
+
+from batching.model_spec import VersionKey
+from batching.protocol import INLINE_LIMIT_BYTES
+from batching.store.connection import BLOCK_S
+from batching.store.keys import LEASE_TTL_MS, VersionKeys
+from batching.store.scripts import async_script
+
+COLLECT_AT_ONCE = 256
+
+
+class SubmitCode(IntEnum):
+    """What `submit.lua` answers for one request."""
+
+    QUEUED = 1
+    KNOWN = 2
+    FULL = 0
+    NO_VERSION = -1
+    NO_WORKER = -2
+
+
+class AuditCode(IntEnum):
+    """What `audit.lua` answers for one request."""
+
+    LOST = 0
+    OPEN = 1
+    REPLIED = 2
+
+
+class CancelCode(IntEnum):
+    """What `cancel.lua` answers for one request."""
+
+    UNKNOWN = 0
+    CANCELLED = 1
+    REPLIED = 2
+
+
+class Submission(NamedTuple):
+    """One request on its way into the queue."""
+
+    request_id: str
+    ttl_ms: int
+    wire: bytes
+
+
+class IngressVerbs:
+    """Thin, typed calls of the scripts; raises redis' own errors."""
+
+    def __init__(
+        self, client: "redis.asyncio.Redis", key: VersionKey, ingress_id: str, dead_after_ms: int
+    ) -> None:
+        self._client = client
+        self._ingress_id = ingress_id
+        self._dead_after_ms = dead_after_ms
+        self._keys = keys = VersionKeys.of(key)
+        self._done = keys.done_prefix + ingress_id
+        self._submit = async_script(client, "submit")
+        self._cancel = async_script(client, "cancel")
+        self._audit = async_script(client, "audit")
+        self._submit_keys = [
+            keys.config,
+            keys.queue,
+            keys.bell,
+            keys.gather,
+            keys.open,
+            keys.counters,
+            keys.worker_beats,
+            keys.ingress_beats,
+            keys.request_prefix,
+            keys.reply_prefix,
+            keys.more_prefix,
+        ]
+        self._cancel_keys = [
+            keys.queue,
+            keys.solo,
+            keys.open,
+            keys.counters,
+            keys.request_prefix,
+            keys.body_prefix,
+            keys.reply_prefix,
+            keys.lease_prefix,
+        ]
+        self._audit_keys = [keys.ingress_beats, keys.request_prefix, keys.reply_prefix]
+
+    async def submit(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
+        """Each request waits in the queue, or is refused with a code."""
+        large = [item for item in submissions if len(item.wire) > INLINE_LIMIT_BYTES]
+        if large:
+            async with self._client.pipeline(transaction=False) as pipe:
+                for item in large:
+                    pipe.set(
+                        self._keys.body_prefix + item.request_id,
+                        item.wire,
+                        px=item.ttl_ms + 60_000,
+                    )
+                await pipe.execute()
+        arguments: list[str | int | bytes] = [self._ingress_id, self._dead_after_ms]
+        for request_id, ttl_ms, wire in submissions:
+            inline = wire if len(wire) <= INLINE_LIMIT_BYTES else b""
+            arguments += (request_id, ttl_ms, inline)
+        codes = [SubmitCode(code) for code in await self._submit(self._submit_keys, arguments)]
+        refused = [
+            self._keys.body_prefix + item.request_id
+            for item, code in zip(submissions, codes, strict=True)
+            if code <= 0 and len(item.wire) > INLINE_LIMIT_BYTES
+        ]
+        if refused:
+            await self._client.unlink(*refused)
+        return codes
+
+    async def wait_done(self) -> list[str]:
+        """Ids whose replies are there. Blocks up to `BLOCK_S`; empty when nothing came."""
+        answer = await self._client.blmpop(
+            BLOCK_S, 1, self._done, direction="LEFT", count=COLLECT_AT_ONCE
+        )
+        return [request_id.decode() for request_id in answer[1]] if answer else []
+
+    async def fetch(
+        self, request_ids: Sequence[str], collected: Sequence[str] = ()
+    ) -> list[bytes | None]:
+        """The values of these reply keys; those of `collected` are deleted on the way."""
+        names = [self._keys.reply_prefix + request_id for request_id in request_ids]
+        if not collected:
+            return await self._client.mget(names)
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.unlink(*self._collected_keys(collected))
+            pipe.mget(names)
+            return (await pipe.execute())[1]  # type: ignore[no-any-return]
+
+    async def fetch_large(self, request_id: str, attempt: str) -> bytes | None:
+        """The value of a large reply's own key, which is deleted."""
+        name = f"{self._keys.large_reply_prefix}{request_id}:{attempt}"
+        return await self._client.getdel(name)
+
+    async def discard(self, collected: Sequence[str]) -> None:
+        """These replies have reached their waiters and are deleted."""
+        if collected:
+            await self._client.unlink(*self._collected_keys(collected))
+
+    async def cancel(self, request_ids: Sequence[str]) -> list[CancelCode]:
+        """These requests will not be run, or have been answered already."""
+        return [
+            CancelCode(code) for code in await self._cancel(self._cancel_keys, request_ids)
+        ]
+
+    async def audit(self, request_ids: Sequence[str]) -> list[AuditCode]:
+        """This ingress is alive, and knows where these requests are."""
+        arguments = [self._ingress_id, LEASE_TTL_MS, *request_ids]
+        return [AuditCode(code) for code in await self._audit(self._audit_keys, arguments)]
+
+    def _collected_keys(self, request_ids: Sequence[str]) -> list[str]:
+        return [self._keys.reply_prefix + request_id for request_id in request_ids]

@@ -1,0 +1,125 @@
+"""Every key name, with its Redis type, its TTL and who deletes it.
+
+All keys of a model version share one hash tag, so each script and each blocking call touches one
+cluster slot. A key without a TTL is marked permanent and says who deletes it. RQ names its own keys
+(`rq:*`) for control jobs; nothing else is stored.
+"""
+
+from dataclasses import dataclass
+
+from batching.model_spec import VersionKey
+
+# Cluster-wide keys. Permanent: they are the registry itself.
+MODELS = "{ferry}:models"  # hash   model name -> ModelEntry as JSON; field deleted at unregistration
+NODES = "{ferry}:nodes"  # zset   node id -> last beat, Redis ms; TTL 24 h, renewed by every beat
+NODE_INFO = "{ferry}:node_info"  # hash   node id -> NodeStatus as JSON; deleted by drain and reaper
+REAP_LOCK = "{ferry}:reap"  # string courtesy lock of the reaper; TTL 400 ms
+CHANGES = "{ferry}:changes"  # pub/sub channel: name of the model whose registry or workers changed
+
+PERMANENT = frozenset({MODELS, NODE_INFO})
+
+LEASE_TTL_MS = 24 * 3600 * 1000
+REPLY_TTL_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class VersionKeys:
+    """The keys of one model version. Prefixes end in ':' and are completed with an id."""
+
+    tag: str
+
+    @classmethod
+    def of(cls, key: VersionKey) -> "VersionKeys":
+        """The keys of this version."""
+        return cls(f"{{m:{key.model_name}:{key.model_version}}}")
+
+    # hash; permanent, deleted at unregistration: max_queue. Its absence means "no such version".
+    @property
+    def config(self) -> str:  # noqa: D102
+        return f"{self.tag}:cfg"
+
+    # list of request ids, first attempts, oldest first; permanent, empty when idle.
+    @property
+    def queue(self) -> str:  # noqa: D102
+        return f"{self.tag}:q"
+
+    # list of request ids to be run alone because a worker died with them; permanent, empty when idle.
+    @property
+    def solo(self) -> str:  # noqa: D102
+        return f"{self.tag}:solo"
+
+    # set of the ids of all open requests (waiting and leased), for autoscalers; empty when idle.
+    @property
+    def open(self) -> str:  # noqa: D102
+        return f"{self.tag}:open"
+
+    # list of wake-up tokens for idle workers; TTL 60 s.
+    @property
+    def bell(self) -> str:  # noqa: D102
+        return f"{self.tag}:bell"
+
+    # hash worker, limit: the one that collects a partial batch; TTL its window + 500 ms.
+    @property
+    def gather(self) -> str:  # noqa: D102
+        return f"{self.tag}:gather"
+
+    # list, + worker id: wakes that collector when the batch is full; TTL 60 s.
+    @property
+    def more_prefix(self) -> str:  # noqa: D102
+        return f"{self.tag}:more:"
+
+    # hash, + request id: an open request; TTL its deadline + 60 s, deleted by reply and cancel.
+    @property
+    def request_prefix(self) -> str:  # noqa: D102
+        return f"{self.tag}:r:"
+
+    # string, + request id: a body too large to travel in the hash; TTL as the hash.
+    @property
+    def body_prefix(self) -> str:  # noqa: D102
+        return f"{self.tag}:in:"
+
+    # string, + request id: the reply; TTL 60 s, deleted by the ingress that collected it.
+    @property
+    def reply_prefix(self) -> str:  # noqa: D102
+        return f"{self.tag}:rep:"
+
+    # string, + request id ':' attempt: a reply too large for a script; TTL 60 s.
+    @property
+    def large_reply_prefix(self) -> str:  # noqa: D102
+        return f"{self.tag}:out:"
+
+    # list, + ingress id: ids whose replies wait for that ingress; TTL 60 s.
+    @property
+    def done_prefix(self) -> str:  # noqa: D102
+        return f"{self.tag}:done:"
+
+    # list, + worker id: ids that this worker owns; TTL 24 h, renewed by beats.
+    @property
+    def lease_prefix(self) -> str:  # noqa: D102
+        return f"{self.tag}:p:"
+
+    # zset worker id -> last beat, Redis ms; TTL 24 h, renewed by beats.
+    @property
+    def worker_beats(self) -> str:  # noqa: D102
+        return f"{self.tag}:w"
+
+    # hash worker id -> WorkerStatus as JSON; permanent, fields deleted by node and reaper.
+    @property
+    def workers(self) -> str:  # noqa: D102
+        return f"{self.tag}:workers"
+
+    # zset ingress id -> last beat, Redis ms; TTL 24 h, renewed by beats.
+    @property
+    def ingress_beats(self) -> str:  # noqa: D102
+        return f"{self.tag}:ing"
+
+    # hash of counters (accepted, replied, cancelled, ...); permanent, deleted at unregistration.
+    @property
+    def counters(self) -> str:  # noqa: D102
+        return f"{self.tag}:st"
+
+    def permanent(self) -> frozenset[str]:
+        """The keys of this version that may stay without a TTL while it is registered."""
+        return frozenset(
+            {self.config, self.queue, self.solo, self.open, self.workers, self.counters}
+        )

@@ -1,0 +1,327 @@
+"""One ingress's traffic with one model version: submits coalesced, replies matched by id.
+
+A lane has three small loops that run only while somebody waits: `_flush` submits what has gathered
+since its last round trip in one script call; `_read` blocks on this ingress's doorbell and fetches
+the replies it names; `_audit` beats and looks, once a second, for requests whose doorbell or whose
+whole queue was lost. A lane without waiting requests costs nothing.
+
+The waiting ingress is the durability: it still holds the body, and submits again what Redis lost.
+"""
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+from redis.exceptions import OutOfMemoryError, RedisError
+
+from batching import errors
+from batching.model_spec import VersionKey
+from batching.protocol import ProtocolError, Reply
+from batching.store.ingress_verbs import (
+    AuditCode,
+    CancelCode,
+    IngressVerbs,
+    Submission,
+    SubmitCode,
+)
+from batching.store.replies import LargeReply, decode_reply, error_reply
+
+log = logging.getLogger(__name__)
+
+SUBMIT_AT_ONCE = 256
+SUBMIT_PATIENCE_S = 0.8  # Redis down at submit is answered within a second
+VERSION_PATIENCE_S = 1.5  # after Redis was emptied, a node restores the registry within a beat
+CANCEL_PATIENCE_S = 0.1  # an answer is due at the deadline, whether or not Redis answers
+RETRY_S = 0.05
+AUDIT_S = 1.0
+WATCH_AFTER_S = 0.1  # fast requests do not pay for watching their client
+RESUBMIT_SHARE = 0.25  # of the deadline must be left
+
+ClientGone = Callable[[], Awaitable[object]]
+
+
+class ClientLeft(Exception):  # noqa: N818  (nobody is there to be told of an error)
+    """The client closed its connection; the request was cancelled."""
+
+
+class Ticket:
+    """A waiting client's place: the request and the future of its reply."""
+
+    __slots__ = ("deadline", "is_queued", "reply", "request_id", "timeout_s", "wire")
+
+    def __init__(
+        self,
+        request_id: str,
+        wire: bytes,
+        timeout_s: float,
+        deadline: float,
+        reply: "asyncio.Future[Reply]",
+    ) -> None:
+        self.request_id = request_id
+        self.wire = wire
+        self.timeout_s = timeout_s
+        self.deadline = deadline
+        self.reply = reply
+        self.is_queued = False
+
+    def resolve(self, reply: Reply) -> None:
+        """The waiter gets this reply, unless it has an outcome already."""
+        if not self.reply.done():
+            self.reply.set_result(reply)
+
+    def fail(self, error: Exception) -> None:
+        """The waiter gets this error, unless it has an outcome already."""
+        if not self.reply.done():
+            self.reply.set_exception(error)
+
+
+class Lane:
+    """Submits for one version and waits for the replies."""
+
+    def __init__(self, key: VersionKey, verbs: IngressVerbs) -> None:
+        self._key = key
+        self._verbs = verbs
+        self._loop = asyncio.get_running_loop()
+        self._pending: list[Ticket] = []
+        self._waiting: dict[str, Ticket] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._strays: set[asyncio.Task[None]] = set()
+
+    @property
+    def waiting(self) -> int:
+        """How many clients wait."""
+        return len(self._waiting)
+
+    async def ask(
+        self, request_id: str, wire: bytes, timeout_s: float, client_left: ClientGone | None
+    ) -> Reply:
+        """The one reply to this request.
+
+        Raises:
+            ServeError: it was refused, or its deadline passed.
+            ClientLeft: `client_left` finished first.
+        """
+        loop = self._loop
+        ticket = Ticket(request_id, wire, timeout_s, loop.time() + timeout_s, loop.create_future())
+        self._enter(ticket)
+        late = errors.DeadlineExceeded("The request's deadline passed before its answer was there.")
+        timers = [loop.call_later(timeout_s, self._give_up, ticket, late)]
+        if client_left is not None:
+            timers.append(loop.call_later(WATCH_AFTER_S, self._watch, ticket, client_left))
+        try:
+            return await ticket.reply
+        finally:
+            self._waiting.pop(ticket.request_id, None)
+            for timer in timers:
+                timer.cancel()
+
+    async def close(self) -> None:
+        """The loops have ended; whoever still waits is refused."""
+        for ticket in list(self._waiting.values()):
+            ticket.fail(errors.Draining("The server is shutting down.", retry_after_s=1.0))
+        tasks = [*self._tasks.values(), *self._strays]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _enter(self, ticket: Ticket) -> None:
+        self._waiting[ticket.request_id] = ticket
+        self._pending.append(ticket)
+        self._run("flush", self._flush)
+        self._run("read", self._read)
+        self._run("audit", self._audit)
+
+    def _run(self, name: str, loop_body: Callable[[], Coroutine[None, None, None]]) -> None:
+        task = self._tasks.get(name)
+        if task is None or task.done():
+            self._tasks[name] = self._loop.create_task(loop_body())
+
+    def _stray(self, body: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(body)
+        self._strays.add(task)
+        task.add_done_callback(self._strays.discard)
+
+    # --- submit
+
+    async def _flush(self) -> None:
+        while self._pending:
+            tickets = [t for t in self._pending[:SUBMIT_AT_ONCE] if not t.reply.done()]
+            del self._pending[:SUBMIT_AT_ONCE]
+            if not tickets:
+                continue
+            try:
+                codes = await self._submit(tickets)
+            except errors.ServeError as error:
+                for ticket in tickets:
+                    ticket.fail(error)
+                continue
+            for ticket, code in zip(tickets, codes, strict=True):
+                self._admit(ticket, code)
+
+    async def _submit(self, tickets: Sequence[Ticket]) -> list[SubmitCode]:
+        """One script call, repeated under the same ids while Redis is briefly away."""
+        try:
+            async with asyncio.timeout(SUBMIT_PATIENCE_S):
+                while True:
+                    now = self._loop.time()
+                    submissions = [
+                        Submission(t.request_id, max(1, int((t.deadline - now) * 1000)), t.wire)
+                        for t in tickets
+                    ]
+                    try:
+                        return await self._verbs.submit(submissions)
+                    except OutOfMemoryError as error:
+                        raise errors.QueueMemoryFull(
+                            "The queue's memory is full. Try again later.", retry_after_s=1.0
+                        ) from error
+                    except (RedisError, OSError):
+                        await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            raise errors.StoreUnavailable(
+                "The request store does not answer. Try again shortly.", retry_after_s=1.0
+            ) from None
+
+    def _admit(self, ticket: Ticket, code: SubmitCode) -> None:
+        name, version = self._key
+        if code in (SubmitCode.QUEUED, SubmitCode.KNOWN):
+            ticket.is_queued = True
+        elif code is SubmitCode.FULL:
+            ticket.fail(
+                errors.QueueFull(
+                    f'The queue of model "{name}" is full. Try again later, add workers, or '
+                    "raise job_queue_size.",
+                    retry_after_s=1.0,
+                )
+            )
+        elif code is SubmitCode.NO_WORKER:
+            ticket.fail(
+                errors.NoWorker(
+                    f'Model "{name}" has no worker to serve inference request. Please use scale '
+                    "workers API to add workers.",
+                    retry_after_s=1.0,
+                )
+            )
+        elif self._age_s(ticket) < VERSION_PATIENCE_S:
+            self._loop.call_later(2 * RETRY_S, self._again, ticket)
+        else:
+            ticket.fail(
+                errors.VersionNotFound(
+                    f"Model version: {version} does not exist for model: {name}"
+                )
+            )
+
+    def _age_s(self, ticket: Ticket) -> float:
+        return self._loop.time() - (ticket.deadline - ticket.timeout_s)
+
+    def _again(self, ticket: Ticket) -> None:
+        if not ticket.reply.done():
+            self._enter(ticket)
+
+    # --- collect
+
+    async def _read(self) -> None:
+        collected: list[str] = []
+        while self._waiting:
+            try:
+                ids = await self._verbs.wait_done()
+                if ids:
+                    self._deliver(ids, await self._verbs.fetch(ids, collected))
+                    collected = ids
+            except (RedisError, OSError):
+                # A doorbell may have been popped into the broken connection; the audit finds out.
+                collected = []
+                await asyncio.sleep(RETRY_S)
+        with contextlib.suppress(RedisError, OSError):
+            await self._verbs.discard(collected)
+
+    def _deliver(self, ids: Sequence[str], values: Sequence[bytes | None]) -> None:
+        for request_id, value in zip(ids, values, strict=True):
+            ticket = self._waiting.get(request_id)
+            if ticket is None or value is None:
+                continue
+            try:
+                ticket.resolve(decode_reply(request_id, value))
+            except LargeReply as large:
+                self._stray(self._deliver_large(ticket, large.attempt))
+            except ProtocolError as error:
+                log.error("unreadable reply request=%s: %s", request_id, error)
+                ticket.resolve(
+                    error_reply(errors.InternalError("The worker's answer cannot be read."))
+                )
+
+    async def _deliver_large(self, ticket: Ticket, attempt: str) -> None:
+        value: bytes | None = None
+        with contextlib.suppress(RedisError, OSError):
+            value = await self._verbs.fetch_large(ticket.request_id, attempt)
+        # A value that is gone with its Redis is left to the audit.
+        if value is not None:
+            self._deliver([ticket.request_id], [value])
+
+    # --- audit
+
+    async def _audit(self) -> None:
+        while self._waiting:
+            asked = {t.request_id: t for t in self._waiting.values() if t.is_queued}
+            await asyncio.sleep(AUDIT_S)
+            due = [
+                request_id
+                for request_id, ticket in asked.items()
+                if not ticket.reply.done() and ticket.request_id == request_id
+            ]
+            with contextlib.suppress(RedisError, OSError):
+                codes = await self._verbs.audit(due)
+                await self._heal(dict(zip(due, codes, strict=True)))
+
+    async def _heal(self, codes: dict[str, AuditCode]) -> None:
+        replied = [request_id for request_id, code in codes.items() if code is AuditCode.REPLIED]
+        if replied:
+            self._deliver(replied, await self._verbs.fetch(replied))
+        for request_id, code in codes.items():
+            ticket = self._waiting.get(request_id)
+            if code is AuditCode.LOST and ticket is not None and not ticket.reply.done():
+                self._resubmit(ticket)
+
+    def _resubmit(self, ticket: Ticket) -> None:
+        if ticket.deadline - self._loop.time() < RESUBMIT_SHARE * ticket.timeout_s:
+            ticket.fail(
+                errors.QueueLost("The queue was lost. Send the request again.", retry_after_s=1.0)
+            )
+            return
+        del self._waiting[ticket.request_id]
+        # A new id: whoever still works on the old one can answer nobody.
+        new_id = str(uuid.uuid4())
+        log.warning("resubmitted model=%s request=%s as=%s", self._key, ticket.request_id, new_id)
+        ticket.request_id = new_id
+        ticket.is_queued = False
+        self._enter(ticket)
+
+    # --- give up
+
+    def _watch(self, ticket: Ticket, client_left: ClientGone) -> None:
+        async def watch() -> None:
+            gone = asyncio.ensure_future(client_left())
+            await asyncio.wait({gone, ticket.reply}, return_when=asyncio.FIRST_COMPLETED)
+            if ticket.reply.done():
+                gone.cancel()
+            else:
+                self._give_up(ticket, ClientLeft())
+
+        if not ticket.reply.done():
+            self._stray(watch())
+
+    def _give_up(self, ticket: Ticket, error: Exception) -> None:
+        if not ticket.reply.done():
+            self._stray(self._cancel(ticket, error))
+
+    async def _cancel(self, ticket: Ticket, error: Exception) -> None:
+        code = CancelCode.UNKNOWN
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(CANCEL_PATIENCE_S):
+                code = (await self._verbs.cancel([ticket.request_id]))[0]
+                if code is CancelCode.REPLIED:
+                    self._deliver(
+                        [ticket.request_id], await self._verbs.fetch([ticket.request_id])
+                    )
+        ticket.fail(error)

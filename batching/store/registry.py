@@ -1,0 +1,300 @@
+"""The model registry: what is registered, how many workers each node should run, who is alive.
+
+A model is one JSON record in one hash, changed under WATCH, so that two managers cannot overwrite
+each other. The configuration that `submit` reads lives with the queue of the version.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import redis
+
+from batching.errors import (
+    Conflict,
+    ModelNotFound,
+    StoreUnavailable,
+    VersionInUse,
+    VersionNotFound,
+)
+from batching.model_spec import ModelSpec, VersionKey
+from batching.status import NodeStatus, QueueStatus, WorkerStatus
+from batching.store import keys
+from batching.store.keys import VersionKeys
+from batching.store.scripts import script
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """All versions of one model."""
+
+    default_version: str
+    versions: Mapping[str, ModelSpec]
+
+    def to_json(self) -> str:
+        """One line of JSON for the registry."""
+        versions = {name: json.loads(spec.to_json()) for name, spec in self.versions.items()}
+        return json.dumps({"default": self.default_version, "versions": versions})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "ModelEntry":
+        """The entry that `to_json` wrote."""
+        record = json.loads(text)
+        versions = {
+            name: ModelSpec.from_json(json.dumps(spec))
+            for name, spec in record["versions"].items()
+        }
+        return cls(record["default"], versions)
+
+    def with_spec(self, spec: ModelSpec) -> "ModelEntry":
+        """The entry with this version added or replaced."""
+        return replace(self, versions={**self.versions, spec.model_version: spec})
+
+    def without(self, model_version: str) -> "ModelEntry | None":
+        """The entry without this version; None when it was the last one."""
+        rest = {name: spec for name, spec in self.versions.items() if name != model_version}
+        return replace(self, versions=rest) if rest else None
+
+
+class Registry:
+    """Reads and changes the registry; every method is one or two round trips."""
+
+    def __init__(self, client: "redis.Redis", *, dead_after_s: float = 3.0) -> None:
+        self._client = client
+        self._dead_after_ms = int(dead_after_s * 1000)
+        self._living = script(client, "living")
+
+    def get(self, model_name: str) -> ModelEntry | None:
+        """The model's entry, or None."""
+        with _unavailable():
+            text = self._client.hget(keys.MODELS, model_name)
+        return ModelEntry.from_json(text) if text else None
+
+    def names(self) -> list[str]:
+        """All model names, sorted."""
+        with _unavailable():
+            return sorted(name.decode() for name in self._client.hkeys(keys.MODELS))
+
+    def snapshot(self) -> dict[str, ModelEntry]:
+        """The whole registry."""
+        with _unavailable():
+            records = self._client.hgetall(keys.MODELS)
+        return {name.decode(): ModelEntry.from_json(text) for name, text in records.items()}
+
+    def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
+        """The version that a request for this name (and version) means.
+
+        Raises:
+            ModelNotFound: no such model.
+            VersionNotFound: no such version of it.
+        """
+        return pick_version(self.get(model_name), model_name, model_version)
+
+    def create(self, spec: ModelSpec) -> None:
+        """The version is registered; the first version of a model is its default.
+
+        Raises:
+            Conflict: this version of this model is registered already.
+        """
+
+        def change(entry: ModelEntry | None) -> ModelEntry:
+            if entry is None:
+                return ModelEntry(spec.model_version, {spec.model_version: spec})
+            if spec.model_version in entry.versions:
+                raise Conflict(
+                    f"Model version {spec.model_version} is already registered for model "
+                    f"{spec.model_name}"
+                )
+            return entry.with_spec(spec)
+
+        self._write_config(spec)
+        self._change(spec.model_name, change)
+
+    def restore(self, entries: Iterable[ModelEntry]) -> None:
+        """Versions that Redis has lost are registered again; those it knows stay as they are."""
+        for entry in entries:
+            for spec in entry.versions.values():
+                with contextlib.suppress(Conflict):
+                    self.create(spec)
+            name = next(iter(entry.versions.values())).model_name
+            with contextlib.suppress(VersionNotFound, ModelNotFound):
+                self.set_default(name, entry.default_version)
+
+    def scale(self, key: VersionKey, min_worker: int, max_worker: int) -> ModelSpec:
+        """Each node is asked to run `min_worker` workers of this version.
+
+        Raises:
+            ModelNotFound: no such model.
+            VersionNotFound: no such version of it.
+        """
+        scaled: list[ModelSpec] = []
+
+        def change(entry: ModelEntry | None) -> ModelEntry:
+            spec = pick_version(entry, key.model_name, key.model_version)
+            scaled[:] = [spec.scaled(min_worker, max_worker)]
+            return _existing(entry, key.model_name).with_spec(scaled[0])
+
+        self._change(key.model_name, change)
+        return scaled[0]
+
+    def set_default(self, model_name: str, model_version: str) -> None:
+        """Requests without a version go to this one.
+
+        Raises:
+            ModelNotFound: no such model.
+            VersionNotFound: no such version of it.
+        """
+
+        def change(entry: ModelEntry | None) -> ModelEntry:
+            known = _existing(entry, model_name)
+            if model_version not in known.versions:
+                raise VersionNotFound(
+                    f"Model version {model_version} does not exist for model {model_name}"
+                )
+            return replace(known, default_version=model_version)
+
+        self._change(model_name, change)
+
+    def remove(self, key: VersionKey) -> None:
+        """The version is gone from the registry; nodes stop its workers, submits are refused.
+
+        Raises:
+            ModelNotFound: no such model.
+            VersionNotFound: no such version of it.
+            VersionInUse: it is the default and other versions remain.
+        """
+
+        def change(entry: ModelEntry | None) -> ModelEntry | None:
+            known = _existing(entry, key.model_name)
+            pick_version(known, key.model_name, key.model_version)
+            if key.model_version == known.default_version and len(known.versions) > 1:
+                raise VersionInUse(f"Cannot remove default version for model {key.model_name}")
+            return known.without(key.model_version)
+
+        self._change(key.model_name, change)
+        version_keys = VersionKeys.of(key)
+        with _unavailable():
+            self._client.delete(version_keys.config, version_keys.counters)
+
+    def workers(self, key: VersionKey) -> list[WorkerStatus]:
+        """The workers of live nodes, by node and slot."""
+        version_keys = VersionKeys.of(key)
+        with _unavailable():
+            records = self._client.hvals(version_keys.workers)
+            alive = self._alive_nodes() if records else set()
+        statuses = [WorkerStatus.from_json(text) for text in records]
+        return sorted(
+            (status for status in statuses if status.node_id in alive),
+            key=lambda status: (status.node_id, status.slot, status.started_at),
+        )
+
+    def nodes(self) -> list[NodeStatus]:
+        """The nodes whose last beat is young enough."""
+        with _unavailable():
+            records = self._client.hgetall(keys.NODE_INFO)
+            alive = self._alive_nodes()
+        return [
+            NodeStatus.from_json(text)
+            for node_id, text in sorted(records.items())
+            if node_id.decode() in alive
+        ]
+
+    def queue(self, spec: ModelSpec) -> QueueStatus:
+        """How many requests wait now, and what has become of the others since registration."""
+        version_keys = VersionKeys.of(spec.key)
+        with _unavailable(), self._client.pipeline(transaction=False) as pipe:
+            pipe.llen(version_keys.queue)
+            pipe.llen(version_keys.solo)
+            pipe.scard(version_keys.open)
+            pipe.hgetall(version_keys.counters)
+            waiting, solo, open_requests, counters = pipe.execute()
+        return QueueStatus(
+            waiting=waiting + solo,
+            capacity=spec.job_queue_size,
+            open_requests=open_requests,
+            counters={name.decode(): int(count) for name, count in counters.items()},
+        )
+
+    @contextlib.contextmanager
+    def changes(self) -> Iterator[Callable[[float], bool]]:
+        """Yields `wait(timeout_s)`: true when the registry or a worker's state has changed since."""
+        with _unavailable(), self._client.pubsub(ignore_subscribe_messages=True) as listener:
+            listener.subscribe(keys.CHANGES)
+
+            def wait(timeout_s: float) -> bool:
+                with _unavailable():
+                    return listener.get_message(timeout=timeout_s) is not None
+
+            yield wait
+
+    def announce(self, model_name: str) -> None:
+        """Everybody who waits for changes looks again."""
+        with _unavailable():
+            self._client.publish(keys.CHANGES, model_name)
+
+    def ping(self) -> None:
+        """Redis answers.
+
+        Raises:
+            StoreUnavailable: it does not.
+        """
+        with _unavailable():
+            self._client.ping()
+
+    def _alive_nodes(self) -> set[str]:
+        members = self._living(keys=[keys.NODES], args=[self._dead_after_ms, "alive"])
+        return {member.decode() for member in members}
+
+    def _write_config(self, spec: ModelSpec) -> None:
+        with _unavailable():
+            # NX: a second registration of the same version is about to be refused.
+            self._client.hsetnx(VersionKeys.of(spec.key).config, "max_queue", spec.job_queue_size)
+
+    def _change(
+        self, model_name: str, change: Callable[[ModelEntry | None], ModelEntry | None]
+    ) -> None:
+        def transaction(pipe: "redis.client.Pipeline") -> None:
+            text = pipe.hget(keys.MODELS, model_name)
+            entry = change(ModelEntry.from_json(text) if text else None)  # type: ignore[arg-type]
+            pipe.multi()
+            if entry is None:
+                pipe.hdel(keys.MODELS, model_name)
+            else:
+                pipe.hset(keys.MODELS, model_name, entry.to_json())
+            pipe.publish(keys.CHANGES, model_name)
+
+        with _unavailable():
+            self._client.transaction(transaction, keys.MODELS)
+
+
+def pick_version(
+    entry: ModelEntry | None, model_name: str, model_version: str | None
+) -> ModelSpec:
+    """The asked version of this entry, or its default.
+
+    Raises:
+        ModelNotFound: there is no entry.
+        VersionNotFound: it has no such version.
+    """
+    known = _existing(entry, model_name)
+    version = known.default_version if model_version is None else model_version
+    if version not in known.versions:
+        raise VersionNotFound(f"Model version: {version} does not exist for model: {model_name}")
+    return known.versions[version]
+
+
+def _existing(entry: ModelEntry | None, model_name: str) -> ModelEntry:
+    if entry is None:
+        raise ModelNotFound(f"Model not found: {model_name}")
+    return entry
+
+
+@contextlib.contextmanager
+def _unavailable() -> Iterator[None]:
+    try:
+        yield
+    except redis.RedisError as error:
+        raise StoreUnavailable(
+            "The request store does not answer. Try again shortly.", retry_after_s=1.0
+        ) from error

@@ -1,0 +1,64 @@
+"""What a reply key holds: the request id, then one of three things.
+
+    <id>!<reason>     the queue itself answered: no attempt or no time is left
+    <id>@<attempt>    the reply is in `out:<id>:<attempt>`, too large for a script
+    <id><msgpack>     the reply
+
+The id is compared with the one that was asked for, so that a reply can never reach another client,
+whatever happens to a connection.
+"""
+
+from batching import errors
+from batching.protocol import ProtocolError, Reply
+
+_QUEUE_ANSWERS: dict[str, type[errors.ServeError]] = {
+    "deadline_exceeded": errors.DeadlineExceeded,
+    "worker_crashed": errors.WorkerDied,
+    "out_of_resources": errors.OutOfResources,
+}
+_TEXTS = {
+    "deadline_exceeded": "The request's deadline passed before a worker could take it.",
+    "worker_crashed": "Worker died.",
+    "out_of_resources": "Worker died.",
+}
+
+
+class LargeReply(Exception):  # noqa: N818  (a detour, not an error)
+    """The reply has a key of its own."""
+
+    def __init__(self, attempt: str) -> None:
+        super().__init__(attempt)
+        self.attempt = attempt
+
+
+def decode_reply(request_id: str, value: bytes) -> Reply:
+    """The reply in a reply key's value.
+
+    Raises:
+        LargeReply: it is in a key of its own.
+        ProtocolError: the value is not a reply to this request.
+    """
+    prefix = request_id.encode()
+    if not value.startswith(prefix):
+        raise ProtocolError("reply belongs to another request")
+    content = value[len(prefix) :]
+    if content[:1] == b"@":
+        raise LargeReply(content[1:].decode())
+    if content[:1] == b"!":
+        return _queue_answer(content[1:].decode(errors="replace"))
+    return Reply.decode(content)
+
+
+def error_reply(error: errors.ServeError) -> Reply:
+    """The reply that tells a client about this error."""
+    return Reply(
+        status=error.status,
+        body=error.message.encode(),
+        error_type=error.type,
+        reason=error.reason,
+    )
+
+
+def _queue_answer(reason: str) -> Reply:
+    kind = _QUEUE_ANSWERS.get(reason, errors.InternalError)
+    return error_reply(kind(_TEXTS.get(reason, "The request could not be answered.")))

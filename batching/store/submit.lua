@@ -1,0 +1,72 @@
+-- submit: the requests wait in the queue, or each is refused with a reason. All or none at OOM.
+--
+-- KEYS  1 config  2 queue  3 bell  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
+--       9 request prefix  10 reply prefix  11 more prefix
+-- ARGV  1 ingress id  2 dead_after_ms  then per request: id, ttl_ms, wire bytes ('' = in its own key)
+-- Returns an array, one code per request:
+--        1 queued   2 known already (a re-sent submit)   0 queue full
+--       -1 no such model version   -2 no live worker
+--
+-- Race closed: capacity check and push are one step, and a submit whose reply was lost may be sent
+-- again without queueing twice. At maxmemory the first write (HSET) is refused before anything is
+-- changed, which is what admission wants.
+
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+local now_ms = math.floor(now_us / 1000)
+local ingress_id, dead_after_ms = ARGV[1], tonumber(ARGV[2])
+local codes = {}
+
+local function refuse_all(code)
+  for i = 3, #ARGV, 3 do codes[#codes + 1] = code end
+  return codes
+end
+
+local max_queue = tonumber(redis.call('HGET', KEYS[1], 'max_queue') or '')
+if not max_queue then return refuse_all(-1) end
+local has_worker = redis.call('ZCOUNT', KEYS[7], now_ms - dead_after_ms, '+inf') > 0
+
+local waiting_before = redis.call('LLEN', KEYS[2])
+local waiting = waiting_before
+local ids = {}
+for i = 3, #ARGV, 3 do
+  local id, ttl_ms, wire = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2]
+  local request_key = KEYS[9] .. id
+  local code
+  if redis.call('EXISTS', request_key, KEYS[10] .. id) > 0 then
+    code = 2
+  elseif not has_worker then
+    code = -2
+  elseif waiting >= max_queue then
+    code = 0
+  else
+    redis.call('HSET', request_key, 'state', 'Q', 'attempt', 0, 'submitted_us', string.format('%.0f', now_us),
+      'deadline_ms', now_ms + ttl_ms, 'ingress', ingress_id, 'worker', '', 'wire', wire)
+    redis.call('PEXPIRE', request_key, ttl_ms + 60000)
+    ids[#ids + 1] = id
+    waiting = waiting + 1
+    code = 1
+  end
+  codes[#codes + 1] = code
+end
+if #ids == 0 then return codes end
+
+redis.call('RPUSH', KEYS[2], unpack(ids))
+redis.call('SADD', KEYS[5], unpack(ids))
+redis.call('HINCRBY', KEYS[6], 'accepted', #ids)
+redis.call('ZADD', KEYS[8], now_ms, ingress_id)
+
+-- A collector with an open window is told when its batch is full; otherwise one idle worker is woken
+-- when the queue stops being empty. Busy workers look at the queue by themselves.
+local collector = redis.call('HMGET', KEYS[4], 'worker', 'limit')
+if collector[1] then
+  local more_key = KEYS[11] .. collector[1]
+  if waiting >= tonumber(collector[2]) and redis.call('LLEN', more_key) == 0 then
+    redis.call('RPUSH', more_key, '1')
+    redis.call('PEXPIRE', more_key, 60000)
+  end
+elseif waiting_before == 0 and redis.call('LLEN', KEYS[3]) == 0 then
+  redis.call('RPUSH', KEYS[3], '1')
+  redis.call('PEXPIRE', KEYS[3], 60000)
+end
+return codes
