@@ -1,0 +1,1 @@
+"""Measurements, each one command; how to run them and read them: benchmarks/README.md."""

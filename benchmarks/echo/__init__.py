@@ -1,0 +1,1 @@
+"""The echo model: one handler file that TorchServe and torchferry serve alike."""
