@@ -18,6 +18,9 @@ import javaproperties
 from batching.model_spec import ModelDefaults
 
 ENV_PREFIX = "FERRY_"
+# TorchServe allows any address, which is how others got it to fetch from inside of networks
+# (CVE-2023-43654). Its public archives are what its documentation registers by URL.
+DEFAULT_ALLOWED_URLS = r"https://torchserve\.pytorch\.org/.*"
 
 
 class SettingsError(ValueError):
@@ -38,6 +41,9 @@ class Settings:
     metrics_address: str = _setting("http://127.0.0.1:8082", doc="metrics listener")
     model_store: Path | None = _setting(None, doc="folder of archives")
     work_dir: Path | None = _setting(None, doc="where archives are unpacked; default: a cache")
+    allowed_urls: str = _setting(
+        DEFAULT_ALLOWED_URLS, doc="comma list of regular expressions for remote archives"
+    )
     load_models: str = _setting("", doc="'all' or a comma list of [name=]archive")
     job_queue_size: int = _setting(100, doc="requests that may wait per model version")
     default_workers_per_model: int = _setting(0, doc="workers per node of a model at registration")
@@ -144,4 +150,6 @@ def _parse(name: str, spec: "dataclasses.Field[Any]", text: str) -> Any:
     try:
         return kind(text.strip())
     except ValueError as error:
-        raise SettingsError(f"{name}={text!r} is not a {kind.__name__}: {spec.metadata['doc']}") from error
+        raise SettingsError(
+            f"{name}={text!r} is not a {kind.__name__}: {spec.metadata['doc']}"
+        ) from error

@@ -1,0 +1,266 @@
+"""Walks archives that nobody has vouched for: every entry is checked before a byte of it is used.
+
+.mar → zip · a folder → its files · anything else → tar, gzipped or not
+"""
+
+import gzip
+import re
+import stat
+import tarfile
+import unicodedata
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from batching.errors import InternalError, InvalidModel
+
+MAX_ENTRIES = 2000
+MAX_UNPACKED_BYTES = 4 * 1024**3
+MAX_RATIO = 100
+# Below this size an entry may shrink as far as it likes: a file of zeros is not yet a bomb.
+RATIO_FREE_BYTES = 1024**2
+CHUNK_BYTES = 1024**2
+# What a zip of MAX_ENTRIES needs at most for its directory, with generous names. `zipfile` reads
+# the directory as a whole and makes an object per entry before anybody can count them.
+MAX_ZIP_DIRECTORY_BYTES = MAX_ENTRIES * 1024
+_ZIP_TAIL_BYTES = 56 + 20 + 22 + 65_535  # zip64 record, its locator, plain record, comment
+
+_BROKEN = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    gzip.BadGzipFile,
+    EOFError,
+    NotImplementedError,  # zipfile: a compression method that this Python does not know
+    RuntimeError,  # zipfile: an encrypted entry
+    UnicodeError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file or folder; `path` is relative and stays inside. `open` may be called once."""
+
+    path: PurePosixPath
+    is_folder: bool
+    size_bytes: int
+    packed_bytes: int
+    open: Callable[[], IO[bytes]]
+
+
+@dataclass(slots=True)
+class _Raw:
+    """An entry as the archive states it, before any check."""
+
+    name: str
+    is_folder: bool
+    is_plain: bool
+    size_bytes: int
+    packed_bytes: int
+    open: Callable[[], IO[bytes]]
+
+
+@contextmanager
+def read_entries(path: Path) -> Iterator[Iterator[Entry]]:
+    """The entries of an archive in their order; each must be read before the next is asked for.
+
+    Raises (here or while the entries are walked or read):
+        InvalidModel: not an archive, damaged, or over a limit.
+        InternalError: an entry would land outside of the model's folder.
+    """
+    try:
+        if path.suffix == ".mar":
+            _check_zip_directory(path)
+            with zipfile.ZipFile(path) as bundle:
+                yield _checked(_zip_entries(bundle), path.name)
+        else:
+            with _open_tar(path) as tar:
+                yield _checked(_tar_entries(tar), path.name)
+    except _BROKEN as error:
+        kind = "a zip (.mar)" if path.suffix == ".mar" else "a tar or tar.gz"
+        raise InvalidModel(
+            f"{path.name} is not {kind} archive, or it is damaged or encrypted."
+        ) from error
+
+
+def read_chunks(entry: Entry) -> Iterator[bytes]:
+    """The content of an entry, at most CHUNK_BYTES at a time.
+
+    Raises:
+        InvalidModel: there is more of it than the archive's own header says.
+    """
+    left_bytes = entry.size_bytes
+    with entry.open() as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            left_bytes -= len(chunk)
+            if left_bytes < 0:
+                raise InvalidModel(f"Archive entry {entry.path} is larger than it claims to be.")
+            yield chunk
+    if left_bytes:
+        raise InvalidModel(f"Archive entry {entry.path} is cut short.")
+
+
+def _checked(raw_entries: Iterator[_Raw], archive_name: str) -> Iterator[Entry]:
+    paths = _Paths()
+    total_bytes = 0
+    for count, raw in enumerate(raw_entries, start=1):
+        if count > MAX_ENTRIES:
+            raise InvalidModel(f"{archive_name} has more than {MAX_ENTRIES} entries.")
+        if not raw.is_plain:
+            raise InvalidModel(
+                f"{archive_name} holds a link, device or other special file: {raw.name!r}."
+            )
+        path = _inside(raw.name, archive_name)
+        if not path.parts:  # "./", the root itself
+            continue
+        paths.add(path, is_folder=raw.is_folder)
+        total_bytes += raw.size_bytes
+        if total_bytes > MAX_UNPACKED_BYTES:
+            raise InvalidModel(
+                f"{archive_name} unpacks to more than {MAX_UNPACKED_BYTES // 1024**3} GiB."
+            )
+        allowed_bytes = max(RATIO_FREE_BYTES, MAX_RATIO * raw.packed_bytes)
+        if raw.size_bytes > allowed_bytes:
+            raise InvalidModel(
+                f"Archive entry {path} unpacks to more than {MAX_RATIO} times its packed size."
+            )
+        yield Entry(path, raw.is_folder, raw.size_bytes, raw.packed_bytes, raw.open)
+
+
+def _inside(name: str, archive_name: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    is_foreign = "\\" in name or "\0" in name or re.match(r"[A-Za-z]:", name)
+    if path.is_absolute() or ".." in path.parts or is_foreign:
+        raise InternalError(f"Failed to save model: {archive_name}")
+    return path
+
+
+class _Paths:
+    """The paths seen so far, as a file system that ignores case would tell them apart."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[PurePosixPath, bool]] = {}
+        self._stated: set[PurePosixPath] = set()
+
+    def add(self, path: PurePosixPath, *, is_folder: bool) -> None:
+        if path in self._stated:
+            raise InvalidModel(f"Archive entry {path} is there twice.")
+        self._stated.add(path)
+        for parent in path.parents:
+            self._note(parent, is_folder=True)
+        self._note(path, is_folder=is_folder)
+
+    def _note(self, path: PurePosixPath, *, is_folder: bool) -> None:
+        folded = unicodedata.normalize("NFC", str(path)).casefold()
+        if self._seen.setdefault(folded, (path, is_folder)) != (path, is_folder):
+            raise InvalidModel(f"Archive entry {path} clashes with another entry's name.")
+
+
+def _check_zip_directory(path: Path) -> None:
+    """Refuses a zip whose directory alone is a bomb.
+
+    Source: PKWARE APPNOTE 6.3.10, 4.3.14 to 4.3.16 (end of central directory records).
+    """
+    with path.open("rb") as stream:
+        stream.seek(0, 2)
+        stream.seek(max(0, stream.tell() - _ZIP_TAIL_BYTES))
+        tail = stream.read()
+    end = tail.rfind(b"PK\x05\x06")
+    # The zip64 record, 56 bytes, and its locator, 20 bytes, come right before the plain record.
+    end64 = end - 20 - 56
+    if end64 >= 0 and tail.startswith(b"PK\x06\x06", end64):
+        directory_bytes = int.from_bytes(tail[end64 + 40 : end64 + 48], "little")
+    elif end >= 0:
+        directory_bytes = int.from_bytes(tail[end + 12 : end + 16], "little")
+    else:
+        return  # not a zip: zipfile says so
+    if directory_bytes > MAX_ZIP_DIRECTORY_BYTES:
+        raise InvalidModel(f"{path.name} has more than {MAX_ENTRIES} entries.")
+
+
+def _zip_entries(bundle: zipfile.ZipFile) -> Iterator[_Raw]:
+    for info in bundle.infolist():
+        # The upper half holds the Unix mode where a Unix tool wrote the zip, else zero.
+        file_type = stat.S_IFMT(info.external_attr >> 16)
+        yield _Raw(
+            info.filename,
+            info.is_dir(),
+            file_type in (0, stat.S_IFREG, stat.S_IFDIR),
+            info.file_size,
+            info.compress_size,
+            partial(bundle.open, info),
+        )
+
+
+def _tar_entries(tar: tarfile.TarFile) -> Iterator[_Raw]:
+    for member in tar:
+        yield _Raw(
+            member.name,
+            member.isdir(),
+            # A sparse file is regular to tarfile, yet unpacks to any size that it likes.
+            (member.isreg() and not member.issparse()) or member.isdir(),
+            member.size,
+            member.size,  # entries are not packed one by one; _CappedStream watches the whole
+            partial(_open_member, tar, member),
+        )
+
+
+def _open_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    stream = tar.extractfile(member)
+    if stream is None:  # only for what is neither file nor link; _checked has refused those
+        raise InvalidModel(f"Archive entry {member.name!r} cannot be read.")
+    return stream
+
+
+@contextmanager
+def _open_tar(path: Path) -> Iterator[tarfile.TarFile]:
+    with path.open("rb") as plain:
+        is_gzip = plain.read(2) == b"\x1f\x8b"
+        plain.seek(0)
+        if not is_gzip:
+            with tarfile.open(fileobj=plain, mode="r:") as tar:
+                yield tar
+            return
+        limit_bytes = max(RATIO_FREE_BYTES, MAX_RATIO * path.stat().st_size)
+        with gzip.GzipFile(fileobj=plain) as unzipped:
+            capped = _CappedStream(unzipped, limit_bytes, path.name)
+            with tarfile.open(fileobj=capped, mode="r:") as tar:  # type: ignore[call-overload]
+                yield tar
+
+
+class _CappedStream:
+    """A gzip stream that ends in an error when it inflates beyond all measure.
+
+    A single large read is refused too: tarfile reads an extended header in one piece, of
+    whatever size the header claims.
+    """
+
+    def __init__(self, inner: gzip.GzipFile, limit_bytes: int, archive_name: str) -> None:
+        self._inner = inner
+        self._limit_bytes = limit_bytes
+        self._archive_name = archive_name
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= CHUNK_BYTES:
+            raise InvalidModel(f"{self._archive_name} has an oversized header.")
+        self._check(self._inner.tell() + size)
+        return self._inner.read(size)
+
+    def seek(self, position: int) -> int:
+        self._check(position)
+        return self._inner.seek(position)
+
+    def tell(self) -> int:
+        return self._inner.tell()
+
+    def _check(self, position: int) -> None:
+        # One chunk of grace: tarfile asks for whole blocks beyond the end.
+        if position > self._limit_bytes + CHUNK_BYTES:
+            raise InvalidModel(
+                f"{self._archive_name} unpacks to more than {MAX_RATIO} times its packed size."
+            )

@@ -1,0 +1,59 @@
+"""Devices that a model worker can be pinned to, found without loading torch."""
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
+_QUERY_TIMEOUT_S = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """`kind` is `cpu` or `cuda`; `index` counts the GPUs that this process may see, else None."""
+
+    kind: str
+    index: int | None = None
+
+    def __str__(self) -> str:
+        return self.kind if self.index is None else f"{self.kind}:{self.index}"
+
+
+def list_gpus(limit: int) -> list[int]:
+    """The indexes of usable GPUs, at most `limit` of them (-1: all); [] without any.
+
+    CUDA counts only the devices in CUDA_VISIBLE_DEVICES, beginning at 0; so does this.
+    """
+    count = _count_gpus()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if count and visible is not None:
+        count = _count_visible(visible)
+    return list(range(count if limit < 0 else min(count, limit)))
+
+
+def _count_gpus() -> int:
+    if (nvidia_smi := shutil.which("nvidia-smi")) is not None:
+        try:
+            listing = subprocess.run(  # noqa: S603 - a fixed argument list
+                [nvidia_smi, "-L"],
+                capture_output=True,
+                text=True,
+                timeout=_QUERY_TIMEOUT_S,
+                check=True,
+            )
+            return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+        except (OSError, subprocess.SubprocessError):
+            pass  # a driver that does not answer: look at what the kernel knows
+    return len(list(_GPU_FOLDER.iterdir())) if _GPU_FOLDER.is_dir() else 0
+
+
+def _count_visible(visible: str) -> int:
+    """CUDA stops at the first entry that it does not know, -1 by convention."""
+    count = 0
+    for entry in (part.strip() for part in visible.split(",")):
+        if not entry or entry.startswith("-"):
+            break
+        count += 1
+    return count

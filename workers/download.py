@@ -1,0 +1,188 @@
+"""Downloads an archive without becoming anybody's proxy into the local network.
+
+Every hop is checked the same way: the URL must match the allow list, its host is resolved once,
+all its addresses must be public, and the connection goes to an address that was checked; asking
+the resolver a second time is what DNS rebinding waits for.
+"""
+
+import ipaddress
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+import httpx
+
+from batching.errors import DownloadFailed, InternalError, ModelNotFound
+from workers.archive import inspect_archive
+from workers.archive_entries import MAX_UNPACKED_BYTES
+
+MAX_REDIRECTS = 3
+MAX_DOWNLOAD_S = 900
+_TIMEOUT = httpx.Timeout(30, connect=10)
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+Progress = Callable[[int, int | None], None]
+
+
+def resolve_host(host: str, port: int) -> list[str]:
+    """All addresses of a host.
+
+    Raises:
+        OSError: the name does not resolve.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is global unicast; what an IPv6 address carries inside counts too."""
+    ip = ipaddress.ip_address(address)
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.sixtofour or ip.teredo:
+            return False
+        inner = ip.ipv4_mapped
+        if ip in _NAT64:
+            inner = ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF)
+        if inner is not None:
+            return is_public(str(inner))
+    return ip.is_global and not ip.is_multicast
+
+
+class Downloader:
+    """Fetches from the URLs that the operator allows.
+
+    `resolve` and `transport` are the network; tests bring their own.
+    """
+
+    def __init__(
+        self,
+        allowed_urls: str,
+        resolve: Callable[[str, int], list[str]] = resolve_host,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        patterns = [pattern.strip() for pattern in allowed_urls.split(",")]
+        self._allowed = [re.compile(pattern, re.IGNORECASE) for pattern in patterns if pattern]
+        self._resolve = resolve
+        self._transport = transport
+
+    def target(self, url: str, model_store: Path) -> Path:
+        """Where the archive at `url` belongs in the model store.
+
+        Raises:
+            DownloadFailed: the URL does not end in a file name.
+        """
+        name = unquote(urlsplit(url).path.rpartition("/")[2])
+        if not _FILE_NAME.fullmatch(name):
+            raise DownloadFailed(f"Failed to download archive from: {url}")
+        return model_store / name
+
+    def fetch(self, url: str, model_store: Path, on_progress: Progress | None = None) -> Path:
+        """The verified archive is in the model store; a failed download leaves nothing there.
+
+        Raises:
+            ModelNotFound: the URL, or one that it redirects to, is not allowed.
+            DownloadFailed: no connection, no 200, too large or too slow.
+            InvalidModel: what came is not a model archive.
+            InternalError: the store has a file of that name already, or cannot be written.
+        """
+        self._check_allowed(url, url)
+        target = self.target(url, model_store)
+        if target.exists():
+            raise InternalError(f"Model file already exists {target.name}")
+        try:
+            with tempfile.TemporaryDirectory(prefix=".download-", dir=model_store) as quarantine:
+                file = Path(quarantine) / target.name
+                self._download(url, file, on_progress)
+                inspect_archive(file, url)
+                file.rename(target)
+        except OSError as error:
+            raise InternalError(f"Failed to save model: {url}") from error
+        return target
+
+    def _download(self, url: str, file: Path, on_progress: Progress | None) -> None:
+        give_up_at = time.monotonic() + MAX_DOWNLOAD_S
+        try:
+            with self._open(url) as response, file.open("xb") as stream:
+                total_bytes = int(response.headers.get("content-length", 0)) or None
+                for chunk in response.iter_raw():
+                    if stream.tell() + len(chunk) > MAX_UNPACKED_BYTES:
+                        raise httpx.TransportError("too large")
+                    if time.monotonic() > give_up_at:
+                        raise httpx.TransportError("too slow")
+                    stream.write(chunk)
+                    if on_progress:
+                        on_progress(stream.tell(), total_bytes)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise DownloadFailed(f"Failed to download archive from: {url}") from error
+
+    @contextmanager
+    def _open(self, url: str) -> Iterator[httpx.Response]:
+        """The response with status 200 after at most MAX_REDIRECTS redirects, body unread."""
+        hop = url
+        # No proxy from the environment: it would resolve the name again, by itself.
+        with httpx.Client(transport=self._transport, timeout=_TIMEOUT, trust_env=False) as client:
+            for _ in range(MAX_REDIRECTS + 1):
+                response = self._send(client, hop, url)
+                try:
+                    if response.status_code == httpx.codes.OK:
+                        yield response
+                        return
+                    if not response.has_redirect_location:
+                        raise httpx.TransportError(f"status {response.status_code}")
+                    hop = urljoin(hop, response.headers["location"])
+                finally:
+                    response.close()
+        raise httpx.TransportError("too many redirects")
+
+    def _send(self, client: httpx.Client, hop: str, url: str) -> httpx.Response:
+        self._check_allowed(hop, url)
+        parts = urlsplit(hop)
+        host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
+        failure: httpx.TransportError = httpx.ConnectError("host does not resolve")
+        for address in self._addresses(host, port, url):
+            request = client.build_request(
+                "GET",
+                httpx.URL(hop).copy_with(host=address),
+                headers={"Host": parts.netloc, "Accept-Encoding": "identity"},
+                # TLS asks for, and checks the certificate of, the name and not the address.
+                extensions={"sni_hostname": host},
+            )
+            try:
+                return client.send(request, stream=True, follow_redirects=False)
+            except httpx.ConnectError as error:
+                failure = error
+        raise failure
+
+    def _addresses(self, host: str, port: int, url: str) -> list[str]:
+        try:
+            addresses = self._resolve(host, port)
+        except (OSError, UnicodeError) as error:
+            raise DownloadFailed(f"Failed to download archive from: {url}") from error
+        # One private address among public ones is enough to refuse: the resolver is not ours.
+        if not all(is_public(address) for address in addresses):
+            raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
+        return addresses
+
+    def _check_allowed(self, hop: str, url: str) -> None:
+        refusal = f"Given URL {url} does not match any allowed URL(s)"
+        # What parsers disagree about is refused: blanks and control characters, `\\`, `user@`.
+        if re.search(r"[\x00-\x20\x7f\\]", hop) or not any(
+            pattern.fullmatch(hop) for pattern in self._allowed
+        ):
+            raise ModelNotFound(refusal)
+        try:
+            parts = urlsplit(hop)
+            is_plain = (
+                parts.scheme in _DEFAULT_PORTS and parts.port != 0 and "@" not in parts.netloc
+            )
+        except ValueError as error:
+            raise ModelNotFound(refusal) from error
+        if not is_plain or not parts.hostname:
+            raise ModelNotFound(refusal)

@@ -1,0 +1,79 @@
+"""Finds the archive that a `url` parameter names: in the model store, or in the web, then there.
+
+The texts are TorchServe's. Source: torchserve 0.12, "Register a model".
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from batching.errors import ModelNotFound
+from batching.settings import DEFAULT_ALLOWED_URLS
+from workers.download import Downloader
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+
+
+def locate_archive(
+    url: str,
+    model_store: Path | None,
+    *,
+    allowed_urls: str = DEFAULT_ALLOWED_URLS,
+    is_registered: bool = False,
+    on_progress: Callable[[int, int | None], None] | None = None,
+    downloader: Downloader | None = None,
+) -> Path:
+    """The archive file or model folder, inside of the model store; downloaded if it is remote.
+
+    Args:
+        url: a name in the store, `file://` with a path in the store, or http(s).
+        model_store: the folder of archives.
+        allowed_urls: comma list of regular expressions, as in config.properties; a remote URL
+            must match one as a whole.
+        is_registered: a download that is already in the store is used rather than refused: the
+            caller knows its SHA-256 and compares.
+        on_progress: told (bytes so far, bytes in all or None) while a download runs.
+        downloader: fetches remote archives; tests pass one with its own network.
+
+    Raises:
+        ModelNotFound: nothing there, or a place that this server does not look at.
+        DownloadFailed: the remote side did not deliver an archive.
+        InvalidModel: it delivered something that is not a model.
+        InternalError: a file of that name is already in the store, or cannot be written.
+    """
+    if ".." in url:
+        raise ModelNotFound(f"Relative path is not allowed in url: {url}")
+    if not url:
+        raise ModelNotFound("empty url")
+    if model_store is None:
+        raise ModelNotFound("Model store has not been configured.")
+    match = _SCHEME.match(url)
+    if match is None:
+        return _in_store(url, url, model_store)
+    if match[1].lower() == "file":
+        return _in_store(_path_of_file_url(url), url, model_store)
+    downloader = downloader or Downloader(allowed_urls)
+    if is_registered and (known := downloader.target(url, model_store)).exists():
+        return known
+    return downloader.fetch(url, model_store, on_progress)
+
+
+def _path_of_file_url(url: str) -> str:
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or ".." in path:
+        raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
+    return path
+
+
+def _in_store(name: str, url: str, model_store: Path) -> Path:
+    """Also refuses a link in the store that leads out of it."""
+    try:
+        store = model_store.resolve()
+        place = (store / name).resolve()
+        if place != store and place.is_relative_to(store) and place.exists():
+            return place
+    except (OSError, ValueError):  # too long, or a NUL in it
+        pass
+    raise ModelNotFound(f"Model not found at: {url}")
