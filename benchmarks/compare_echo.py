@@ -43,6 +43,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--bar", type=float, default=8000.0, help="requests/s that are enough")
     parser.add_argument("--skip-torchserve", action="store_true")
     parser.add_argument("--skip-torchferry", action="store_true")
+    parser.add_argument(
+        "--torchserve-logs",
+        choices=("as-installed", "warnings"),
+        default="as-installed",
+        help="as installed, TorchServe writes several log lines per request",
+    )
     parser.add_argument("--name", default="echo", help="of the file in benchmarks/results")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of that file")
     parser.add_argument("--cache", type=Path, default=ROOT / ".bench", help="TorchServe's home")
@@ -77,6 +83,7 @@ def compare(options: argparse.Namespace, console: Console) -> int:
     load = Load(connections=options.connections, body_bytes=options.body_bytes)
     serving = Serving(job_queue_size=max(100, options.connections))
     setting = asdict(serving) | asdict(load) | {"seconds": options.seconds, "wrk_threads": 1}
+    setting["torchserve_logs"] = options.torchserve_logs
     setting["load_average_before"] = round(os.getloadavg()[0], 2)
     with contextlib.ExitStack() as stack:
         servers = [
@@ -101,7 +108,9 @@ def chosen_servers(
     servers: list[EchoServer] = []
     if not options.skip_torchserve:
         with console.status("TorchServe's environment"):
-            servers.append(TorchServe(torchserve_python(options.cache), serving))
+            python = torchserve_python(options.cache)
+        is_quiet = options.torchserve_logs == "warnings"
+        servers.append(TorchServe(python, serving, is_quiet=is_quiet))
     if not options.skip_torchferry:
         servers.append(Torchferry(serving))
     return servers

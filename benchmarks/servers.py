@@ -21,6 +21,7 @@ from benchmarks.load import BenchmarkError
 from benchmarks.torchserve_env import TORCHSERVE_VERSION
 
 HANDLER = Path(__file__).parent / "echo" / "echo.py"
+WARNINGS_ONLY = Path(__file__).with_name("torchserve_warnings_only.xml")
 START_TIMEOUT_S = 120.0
 
 
@@ -174,16 +175,20 @@ class EchoServer(ABC):
 
 
 class TorchServe(EchoServer):
-    """TorchServe as installed, with what a comparison needs: model API on, tokens off."""
+    """TorchServe with what a comparison needs: model API on, tokens and Prometheus off.
+
+    As installed it logs each request several times; `is_quiet` leaves it only its warnings.
+    """
 
     name = "TorchServe"
     version = TORCHSERVE_VERSION
     # Its launcher dies of SIGTERM without passing it on to Java.
     _stops_as_group = True
 
-    def __init__(self, python: Path, serving: Serving) -> None:
+    def __init__(self, python: Path, serving: Serving, *, is_quiet: bool) -> None:
         super().__init__(serving)
         self._python = python
+        self._is_quiet = is_quiet
 
     def _command(self, folder: Path, model_store: Path) -> list[str]:
         properties = {
@@ -203,6 +208,7 @@ class TorchServe(EchoServer):
         return [
             *(str(self._python), "-m", "ts.model_server", "--start", "--foreground", "--ncs"),
             *("--model-store", str(model_store), "--ts-config", str(config)),
+            *(("--log-config", str(WARNINGS_ONLY)) if self._is_quiet else ()),
         ]
 
     def _environment(self, folder: Path) -> dict[str, str]:
