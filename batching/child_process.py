@@ -1,0 +1,96 @@
+"""Starts child processes that cannot outlive this one.
+
+`ferry up` starts the ingress, the node and the embedded Redis; a node starts its workers. Whatever
+kills the parent, SIGKILL included, must not leave a worker holding a GPU, so on Linux each child
+asks the kernel to be killed with its parent (`PR_SET_PDEATHSIG`).
+
+Each child leads a session of its own: Ctrl-C in a terminal reaches only the parent, which then
+stops its children in the right order.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+_PR_SET_PDEATHSIG = 1
+# Loaded here and not in the child: between fork and exec nothing may import or allocate much.
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def spawn(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    pass_fds: Sequence[int] = (),
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+) -> subprocess.Popen[bytes]:
+    """A running child that dies with this process and leads its own session.
+
+    The kernel sends the signal when the *thread* that forked ends, not the process, so only the
+    main thread may call this.
+
+    Args:
+        argv: program and arguments; the program is looked up on PATH.
+        env: the child's whole environment.
+        pass_fds: descriptors of this process that stay open in the child under the same number.
+        stdout: as for `subprocess.Popen`; None inherits.
+        stderr: as for `subprocess.Popen`; None inherits.
+
+    Raises:
+        RuntimeError: called from another thread than the main one.
+        OSError: the program cannot be started.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("spawn() belongs to the main thread: a child dies with its thread")
+    return subprocess.Popen(  # noqa: S603 - the callers' own programs, never a shell
+        argv,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=pass_fds,
+        start_new_session=True,
+        # Safe although other threads may exist: one prctl, two getppid, no lock, no import.
+        preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509
+    )
+
+
+def kill_group(child: subprocess.Popen[bytes]) -> None:
+    """The child and whatever it left behind in its session's group are dead; the child is reaped.
+
+    An exited child that nobody has reaped yet keeps its process group's number from being reused,
+    so call this before `poll` or `wait` has seen the exit; afterwards it does nothing.
+    """
+    if child.returncode is None:
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # the latter: only a zombie is left (macOS)
+            child.kill()
+        child.wait()
+
+
+def has_exited(child: subprocess.Popen[bytes]) -> bool:
+    """Whether the child has ended; it is not reaped, so `kill_group` may still follow."""
+    if child.returncode is not None:
+        return True
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, child.pid, flags) is not None
+
+
+def _die_with(parent_pid: int) -> Callable[[], None] | None:
+    libc = _LIBC
+    if libc is None:
+        return None
+
+    def ask_kernel() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        # The parent may have died before the prctl: then nobody would ever send the signal.
+        if os.getppid() != parent_pid:
+            os._exit(1)
+
+    return ask_kernel

@@ -1,0 +1,105 @@
+"""Talks to a running server over its own HTTP API, as any other client does."""
+
+import json
+from typing import Any, Self
+from urllib.parse import quote
+
+import click
+import httpx
+
+CONNECT_TIMEOUT_S = 5.0
+# Longer than a synchronous registration may take: startup_timeout is 120 s unless set.
+ANSWER_TIMEOUT_S = 900.0
+
+
+class ApiError(click.ClickException):
+    """The server's refusal, in its own words."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{message} (HTTP {status})")
+        self.status = status
+
+
+class Api:
+    """One listener of a server. Safe to use from several threads."""
+
+    def __init__(self, base_url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        self._base_url = base_url.rstrip("/")
+        timeout = httpx.Timeout(answer_timeout_s, connect=CONNECT_TIMEOUT_S)
+        # A file per request and up to 64 at once: the pool must not be the bottleneck.
+        limits = httpx.Limits(max_connections=64)
+        self._client = httpx.Client(timeout=timeout, limits=limits)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def send(
+        self,
+        method: str,
+        *path: str,
+        params: dict[str, Any] | None = None,
+        content: bytes | None = None,
+        content_type: str = "",
+    ) -> httpx.Response:
+        """The server's answer, whatever its status.
+
+        Args:
+            method: HTTP method.
+            path: the path's segments, unquoted.
+            params: query parameters; None and "" are left out.
+            content: the body.
+            content_type: of the body; empty sends no such header.
+
+        Raises:
+            ClickException: nothing answers there.
+        """
+        url = "/".join([self._base_url, *(quote(segment, safe=":") for segment in path)])
+        query = {name: value for name, value in (params or {}).items() if value not in (None, "")}
+        headers = {"content-type": content_type} if content_type else {}
+        try:
+            return self._client.request(method, url, params=query, content=content, headers=headers)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise click.ClickException(
+                f"nothing answers at {self._base_url}: is `ferry up` running?"
+            ) from error
+        except httpx.TimeoutException as error:
+            raise click.ClickException(f"no answer from {self._base_url} in time") from error
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            raise click.ClickException(
+                f"not a URL like http://host:port: {self._base_url}"
+            ) from error
+        except httpx.TransportError as error:
+            raise click.ClickException(
+                f"the connection to {self._base_url} broke: {error}"
+            ) from error
+
+    def call(self, method: str, *path: str, **params: Any) -> Any:
+        """The JSON of a successful answer.
+
+        Raises:
+            ApiError: the server refused.
+            ClickException: nothing answers there, or what answers is something else.
+        """
+        response = self.send(method, *path, params=params)
+        if response.status_code >= httpx.codes.BAD_REQUEST:
+            raise ApiError(response.status_code, error_text(response))
+        try:
+            return response.json()
+        except ValueError as error:
+            raise click.ClickException(
+                f"{self._base_url} answered something other than JSON: is it a ferry server?"
+            ) from error
+
+
+def error_text(response: httpx.Response) -> str:
+    """What the server says went wrong."""
+    try:
+        record = response.json()
+    except (ValueError, UnicodeDecodeError):
+        return response.text.strip() or response.reason_phrase
+    if isinstance(record, dict) and "message" in record:
+        return str(record["message"])
+    return json.dumps(record)

@@ -1,0 +1,24 @@
+"""The `ferry` command."""
+
+import importlib.metadata
+
+import click
+
+from cli.models import models
+from cli.predict import predict
+from cli.roles import ingress, node
+from cli.up import up
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(importlib.metadata.version("torchferry"), prog_name="ferry")
+def main() -> None:
+    """Serve PyTorch models in batches from a Redis queue."""
+
+
+for command in (up, ingress, node, models, predict):
+    main.add_command(command)
+
+
+if __name__ == "__main__":
+    main()

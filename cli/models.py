@@ -1,0 +1,217 @@
+"""`ferry models`: the management API as commands."""
+
+import concurrent.futures
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import click
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cli.api import Api
+from cli.options import err, json_option, management_option, out
+
+POLL_S = 0.3
+# GET /models answers at most this many names at a time.
+PAGE_SIZE = 100
+
+version_option = click.option("--version", default="", help="Default: the default version.")
+wait_option = click.option(
+    "--wait/--no-wait", default=True, help="Wait until the workers have loaded."
+)
+
+
+@click.group()
+def models() -> None:
+    """Register, scale, describe and remove models."""
+
+
+@models.command()
+@click.argument("url")
+@click.option("--model-name", help="Default: the name in the archive.")
+@click.option("--handler", help="Default: the handler in the archive.")
+@click.option("--batch-size", type=int, help="Most requests in one batch. Default: 1.")
+@click.option("--max-batch-delay", type=int, help="Milliseconds a batch may wait to fill.")
+@click.option("--initial-workers", type=int, help="Workers per node. Default: none.")
+@click.option("--response-timeout", type=int, help="Seconds a batch may run.")
+@click.option("--startup-timeout", type=int, help="Seconds a worker may load.")
+@wait_option
+@management_option
+@json_option
+def register(url: str, wait: bool, management_url: str, as_json: bool, **parameters: Any) -> None:
+    """Register the archive URL: a file in the model store, or an https address."""
+    with Api(management_url) as api:
+        query = {"url": url, "synchronous": str(wait).lower(), **parameters}
+        answer = _watched(api, url, query, is_quiet=as_json)
+    _print_status(answer, as_json)
+
+
+@models.command()
+@click.argument("model")
+@click.option("--min-worker", type=int, required=True, help="Workers per node.")
+@click.option("--max-worker", type=int, help="Default: the same as --min-worker.")
+@version_option
+@wait_option
+@management_option
+@json_option
+def scale(
+    model: str, version: str, wait: bool, management_url: str, as_json: bool, **workers: Any
+) -> None:
+    """Set how many workers each node runs for MODEL."""
+    with Api(management_url) as api, _waiting(f"Scaling {model}", is_quiet=as_json or not wait):
+        path = ("models", model, version) if version else ("models", model)
+        answer = api.call("PUT", *path, synchronous=str(wait).lower(), **workers)
+    _print_status(answer, as_json)
+
+
+@models.command()
+@click.argument("model")
+@click.option("--version", default="all", help="Default: every version.")
+@management_option
+@json_option
+def describe(model: str, version: str, management_url: str, as_json: bool) -> None:
+    """Show the settings, the queue and the workers of MODEL."""
+    with Api(management_url) as api:
+        versions = api.call("GET", "models", model, version)
+    if as_json:
+        click.echo(json.dumps(versions, indent=2))
+        return
+    for record in versions:
+        _print_version(record)
+
+
+@models.command(name="list")
+@management_option
+@json_option
+def list_models(management_url: str, as_json: bool) -> None:
+    """List the registered models."""
+    with Api(management_url) as api:
+        found = all_models(api)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    elif not found:
+        click.echo("No models. `ferry models register` adds one.")
+    else:
+        table = Table("model", "archive", box=None)
+        for record in found:
+            table.add_row(escape(record["modelName"]), escape(record["modelUrl"]))
+        out().print(table)
+
+
+@models.command()
+@click.argument("model")
+@version_option
+@management_option
+@json_option
+def unregister(model: str, version: str, management_url: str, as_json: bool) -> None:
+    """Remove MODEL, or one version of it, with its workers."""
+    with Api(management_url) as api:
+        path = ("models", model, version) if version else ("models", model)
+        answer = api.call("DELETE", *path)
+    _print_status(answer, as_json)
+
+
+@models.command(name="set-default")
+@click.argument("model")
+@click.argument("version")
+@management_option
+@json_option
+def set_default(model: str, version: str, management_url: str, as_json: bool) -> None:
+    """Let requests for MODEL without a version go to VERSION."""
+    with Api(management_url) as api:
+        answer = api.call("PUT", "models", model, version, "set-default")
+    _print_status(answer, as_json)
+
+
+def all_models(api: Api) -> list[dict[str, str]]:
+    """Every registered model, over as many pages as it takes, sorted by name."""
+    found: list[dict[str, str]] = []
+    start: str | None = "0"
+    while start is not None:
+        page = api.call("GET", "models", limit=PAGE_SIZE, next_page_token=start)
+        found += page["models"]
+        start = page.get("nextPageToken") if page["models"] else None
+    return found
+
+
+def worker_states(record: dict[str, Any]) -> dict[str, int]:
+    """How many workers of a described version are in each state."""
+    states: dict[str, int] = {}
+    for worker in record.get("workers", ()):
+        states[worker["status"]] = states.get(worker["status"], 0) + 1
+    return states
+
+
+def _watched(api: Api, url: str, query: dict[str, Any], *, is_quiet: bool) -> Any:
+    """The answer to a registration; shows people how far it has come meanwhile."""
+    console = err()
+    if is_quiet or not console.is_terminal:
+        return api.call("POST", "models", **query)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with (
+        concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool,
+        Progress(*columns, console=console, transient=True) as progress,
+    ):
+        answer = pool.submit(api.call, "POST", "models", **query)
+        task = progress.add_task(f"Fetching and checking {escape(url)}", total=None)
+        while not answer.done():
+            if (record := _registered(api, url)) is not None:
+                ready = worker_states(record).get("READY", 0)
+                text = f"Loading workers of {escape(record['modelName'])}"
+                progress.update(task, description=text, total=record["minWorkers"], completed=ready)
+            concurrent.futures.wait([answer], timeout=POLL_S)
+        return answer.result()
+
+
+def _registered(api: Api, url: str) -> dict[str, Any] | None:
+    # Only decoration: whatever goes wrong here, the registration's own answer tells.
+    with contextlib.suppress(click.ClickException, KeyError, IndexError):
+        for record in all_models(api):
+            if record["modelUrl"] == url:
+                described: dict[str, Any] = api.call("GET", "models", record["modelName"])[0]
+                return described
+    return None
+
+
+@contextlib.contextmanager
+def _waiting(text: str, *, is_quiet: bool) -> Iterator[None]:
+    console = err()
+    show = console.is_terminal and not is_quiet
+    with console.status(escape(text)) if show else contextlib.nullcontext():
+        yield
+
+
+def _print_status(answer: dict[str, Any], as_json: bool) -> None:
+    click.echo(json.dumps(answer, indent=2) if as_json else answer["status"])
+
+
+def _print_version(record: dict[str, Any]) -> None:
+    console = out()
+    queue = record.get("jobQueueStatus", {})
+    console.print(f"[bold]{escape(record['modelName'])}[/] version {record['modelVersion']}")
+    facts = {
+        "archive": record["modelUrl"],
+        "batch": f"{record['batchSize']}, at most {record['maxBatchDelay']} ms",
+        "workers per node": f"{record['minWorkers']} to {record['maxWorkers']}",
+        "response timeout": f"{record['responseTimeout']} s",
+        "waiting": f"{queue.get('pendingRequests')}, room for {queue.get('remainingCapacity')}",
+    }
+    table = Table(box=None, show_header=False)
+    for name, value in facts.items():
+        table.add_row(name, escape(str(value)))
+    console.print(table)
+    _print_workers(record.get("workers", ()))
+
+
+def _print_workers(workers: Iterable[dict[str, Any]]) -> None:
+    table = Table("worker", "state", "pid", "device", "memory", "since", box=None)
+    for worker in workers:
+        device = worker.get("device") or ("gpu" if worker.get("gpu") else "cpu")
+        memory_mib = f"{worker.get('memoryUsage', 0) / 2**20:.0f} MiB"
+        row = (worker["id"], worker["status"], worker.get("pid", ""), device, memory_mib)
+        table.add_row(*(escape(str(cell)) for cell in row), worker.get("startTime", ""))
+    if table.row_count:
+        out().print(table)

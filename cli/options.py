@@ -1,0 +1,121 @@
+"""Command-line options that several commands share.
+
+Every field of `Settings` is an option of `ferry up`, `ferry ingress` and `ferry node`; the field is
+the one place where its name, type, default and help are written.
+"""
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from batching.settings import Settings, SettingsError
+
+Command = Callable[..., Any]
+
+# The spelling that torchserve users know; the field's own name works as well.
+_ALIASES = {"load_models": ("--models",)}
+
+
+def out() -> Console:
+    """Where results go."""
+    return Console(soft_wrap=False, highlight=False)
+
+
+def err() -> Console:
+    """Where progress and complaints go."""
+    return Console(stderr=True, highlight=False)
+
+
+def settings_options(command: Command) -> Command:
+    """Adds `--config` and one option per setting; the command gets a `settings` argument."""
+
+    @functools.wraps(command)
+    def with_settings(config: Path | None, **arguments: Any) -> Any:
+        names = {spec.name for spec in dataclasses.fields(Settings)}
+        flags = {name: arguments.pop(name) for name in names}
+        flags["load_models"] = ",".join(flags["load_models"]) or None
+        return command(settings=load_settings(config, flags), **arguments)
+
+    decorated: Command = with_settings
+    for spec in reversed(dataclasses.fields(Settings)):
+        decorated = _option(spec)(decorated)
+    return click.option(
+        "--config",
+        "--ts-config",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="A config.properties file, TorchServe's keys included.",
+    )(decorated)
+
+
+def load_settings(config: Path | None, flags: dict[str, Any]) -> Settings:
+    """The settings from file, environment and flags; unknown keys cost one warning line.
+
+    Raises:
+        ClickException: the file cannot be read, or a value has the wrong type.
+    """
+    try:
+        settings, unknown = Settings.load(config, flags=flags)
+    except SettingsError as error:
+        raise click.ClickException(str(error)) from error
+    if unknown:
+        err().print(
+            f"[yellow]warning:[/] {config}: keys without effect here: {', '.join(unknown)}",
+            soft_wrap=True,
+        )
+    return settings
+
+
+def _option(spec: "dataclasses.Field[Any]") -> Callable[[Command], Command]:
+    name = f"--{spec.name.replace('_', '-')}"
+    names = (*_ALIASES.get(spec.name, ()), name, spec.name)
+    default = "" if spec.default in ("", None) else f" [default: {spec.default}]"
+    doc: str = spec.metadata["doc"]
+    help_text = f"{doc[0].upper()}{doc[1:]}.{default}"
+    if spec.type is bool:
+        names = (f"{name}/--no-{name[2:]}", spec.name)
+        return click.option(*names, default=None, help=help_text)
+    if spec.name == "load_models":
+        return click.option(*names, multiple=True, metavar="[NAME=]ARCHIVE", help=help_text)
+    return click.option(*names, type=_click_type(spec.type), default=None, help=help_text)
+
+
+def _click_type(kind: Any) -> Any:
+    if isinstance(kind, types.UnionType):
+        kind = next(option for option in typing.get_args(kind) if option is not type(None))
+    return click.Path(path_type=Path) if kind is Path else kind
+
+
+def management_option(command: Command) -> Command:
+    """Adds `--management-url`."""
+    return click.option(
+        "--management-url",
+        envvar="FERRY_MANAGEMENT_URL",
+        default="http://127.0.0.1:8081",
+        show_default=True,
+        show_envvar=True,
+        help="Where the management API listens.",
+    )(command)
+
+
+def inference_option(command: Command) -> Command:
+    """Adds `--inference-url`."""
+    return click.option(
+        "--inference-url",
+        envvar="FERRY_INFERENCE_URL",
+        default="http://127.0.0.1:8080",
+        show_default=True,
+        show_envvar=True,
+        help="Where the inference API listens.",
+    )(command)
+
+
+def json_option(command: Command) -> Command:
+    """Adds `--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")(command)

@@ -1,0 +1,38 @@
+"""`ferry ingress` and `ferry node`: one part of the server in the foreground, as containers run it.
+
+Each command imports its part itself, so that no process loads the other one's dependencies: an
+ingress has no torch and a node no flask.
+"""
+
+import click
+
+from batching.settings import Settings
+from cli.options import settings_options
+
+
+@click.command()
+@settings_options
+def ingress(settings: Settings) -> None:
+    """Run the HTTP front only. Needs a Redis: --redis-url or REDIS_URL."""
+    _require_redis(settings)
+    from ingress.server import run  # noqa: PLC0415 - see above
+
+    run(settings)
+
+
+@click.command()
+@settings_options
+def node(settings: Settings) -> None:
+    """Run this machine's workers only. Needs a Redis: --redis-url or REDIS_URL."""
+    _require_redis(settings)
+    from workers.node import run  # noqa: PLC0415 - see above
+
+    run(settings)
+
+
+def _require_redis(settings: Settings) -> None:
+    if not settings.redis_url:
+        raise click.UsageError(
+            "which Redis? Pass --redis-url redis://host:6379 or set REDIS_URL. "
+            "(`ferry up` brings one of its own.)"
+        )
