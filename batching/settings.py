@@ -6,6 +6,7 @@ environment variable is `FERRY_` and the upper-cased field name.
 
 import dataclasses
 import os
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ import javaproperties
 from batching.model_spec import ModelDefaults
 
 ENV_PREFIX = "FERRY_"
+_VARIABLE = re.compile(r"\$\$(\w+)\$\$")
 # TorchServe allows any address, which is how others got it to fetch from inside of networks
 # (CVE-2023-43654). Its public archives are what its documentation registers by URL.
 DEFAULT_ALLOWED_URLS = r"https://torchserve\.pytorch\.org/.*"
@@ -91,19 +93,22 @@ class Settings:
         values: dict[str, Any] = {}
         unknown: list[str] = []
         if config_file is not None:
-            values, unknown = cls._from_properties(config_file)
+            values, unknown = cls._from_properties(config_file, environment)
+        # Before FERRY_REDIS_URL, which is more specific, and over the file, as every variable.
+        if "REDIS_URL" in environment:
+            values["redis_url"] = environment["REDIS_URL"]
         for name, spec in cls._fields().items():
             if (text := environment.get(ENV_PREFIX + name.upper())) is not None:
                 values[name] = _parse(name, spec, text)
-        if "REDIS_URL" in environment:
-            values.setdefault("redis_url", environment["REDIS_URL"])
         for name, value in (flags or {}).items():
             if value is not None:
                 values[name] = value
         return cls(**values), unknown
 
     @classmethod
-    def _from_properties(cls, path: Path) -> tuple[dict[str, Any], list[str]]:
+    def _from_properties(
+        cls, path: Path, environment: Mapping[str, str]
+    ) -> tuple[dict[str, Any], list[str]]:
         try:
             with path.open(encoding="utf-8") as stream:
                 properties = javaproperties.load(stream)
@@ -111,7 +116,7 @@ class Settings:
             raise SettingsError(f"cannot read {path}: {error}") from error
         by_key = {spec.metadata["key"] or name: spec for name, spec in cls._fields().items()}
         values = {
-            by_key[key].name: _parse(key, by_key[key], text)
+            by_key[key].name: _parse(key, by_key[key], _substitute(text, environment))
             for key, text in properties.items()
             if key in by_key
         }
@@ -137,6 +142,20 @@ class Settings:
             job_queue_size=self.job_queue_size,
             queue_timeout_s=self.queue_timeout_s,
         )
+
+
+def _substitute(text: str, environment: Mapping[str, str]) -> str:
+    """The text with each `$$NAME$$` replaced by the variable NAME.
+
+    Source: torchserve 0.12 ConfigManager.resolveEnvVarVals.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in environment:
+            raise SettingsError(f"{match[0]} in the configuration: {match[1]} is not set")
+        return environment[match[1]]
+
+    return _VARIABLE.sub(value, text)
 
 
 def _parse(name: str, spec: "dataclasses.Field[Any]", text: str) -> Any:

@@ -25,11 +25,11 @@ HEALTHY_AFTER_S = 30.0
 _LONGEST_WAIT_S = 1.0
 
 
-class Interrupted(Exception):  # noqa: N818 - no error
+class Interrupted(Exception):
     """A signal asks to stop while something is being waited for."""
 
 
-class StartFailed(Exception):  # noqa: N818 - reads as the errors of batching do
+class StartFailed(Exception):
     """A part ended before everything was up."""
 
     def __init__(self, part_name: str, exit_code: int) -> None:
