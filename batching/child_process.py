@@ -8,6 +8,7 @@ Each child leads a session of its own: Ctrl-C in a terminal reaches only the par
 stops its children in the right order.
 """
 
+import asyncio
 import ctypes
 import os
 import signal
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1
+_POLL_S = 0.05  # where the system has no pidfd
 # Loaded here and not in the child: between fork and exec nothing may import or allocate much.
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -80,6 +82,26 @@ def has_exited(child: subprocess.Popen[bytes]) -> bool:
         return True
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, child.pid, flags) is not None
+
+
+async def exited(child: "subprocess.Popen[bytes]") -> None:
+    """The child has ended; it is not reaped, so `kill_group` may still follow.
+
+    A pidfd needs no signal handler and no thread, and tells at once.
+    """
+    if not hasattr(os, "pidfd_open"):
+        while not has_exited(child):
+            await asyncio.sleep(_POLL_S)
+        return
+    descriptor = os.pidfd_open(child.pid)
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 def _die_with(parent_pid: int) -> Callable[[], None] | None:

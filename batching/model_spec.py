@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 from batching.errors import BadRequest, InvalidModel
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_INTEGER_PATTERN = re.compile(r"[+-]?[0-9]{1,20}")
 RUNTIMES = ("python", "python3")
 
 
@@ -75,7 +76,8 @@ class ModelSpec:
 
     def to_json(self) -> str:
         """One line of JSON for the registry."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        # A date in model-config.yaml is a date to YAML and has no JSON: it becomes its text.
+        return json.dumps(asdict(self), separators=(",", ":"), default=str)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -98,14 +100,16 @@ class ModelDefaults:
 
 
 def int_parameter(parameters: Mapping[str, Any], name: str, default: int) -> int:
-    """An integer parameter; anything else silently becomes the default.
+    """An integer of 32 bits; anything else silently becomes the default.
 
+    Not all that Python's `int` takes: a count of 10**11 workers would be believed.
     Source: TorchServe 0.12 `NettyUtils.getIntParameter`.
     """
-    try:
-        return int(str(parameters[name]).strip())
-    except (KeyError, ValueError):
+    text = str(parameters.get(name, ""))
+    if not _INTEGER_PATTERN.fullmatch(text):
         return default
+    number = int(text)
+    return number if -(2**31) <= number < 2**31 else default
 
 
 def bool_parameter(parameters: Mapping[str, Any], name: str, *, default: bool) -> bool:
@@ -141,6 +145,10 @@ def spec_from_registration(
     asked = int_parameter(parameters, "initial_workers", defaults.default_workers_per_model)
     min_worker, max_worker = config.workers(default=max(0, asked))
     response_s, startup_s = _timeouts(parameters, config, defaults)
+    job_queue_size = config.integer("jobQueueSize", defaults.job_queue_size)
+    queue_timeout_s = int_parameter(parameters, "queue_timeout", 0) or defaults.queue_timeout_s
+    if job_queue_size < 1 or queue_timeout_s <= 0:
+        raise BadRequest("jobQueueSize and queue_timeout must be 1 or more.")
     return ModelSpec(
         model_name=_checked_name(str(parameters.get("model_name") or archive.model_name)),
         model_version=_checked_name(archive.model_version or "1.0", what="version"),
@@ -152,10 +160,10 @@ def spec_from_registration(
         max_batch_delay_ms=delay_ms,
         response_timeout_s=response_s,
         startup_timeout_s=startup_s,
-        queue_timeout_s=int_parameter(parameters, "queue_timeout", 0) or defaults.queue_timeout_s,
+        queue_timeout_s=queue_timeout_s,
         client_timeout_ms=config.integer("clientTimeoutInMills", 0),
         max_retry_timeout_s=config.integer("maxRetryTimeoutInSec", 300),
-        job_queue_size=config.integer("jobQueueSize", defaults.job_queue_size),
+        job_queue_size=job_queue_size,
         min_worker=min_worker,
         max_worker=max_worker,
         device_type=config.text("deviceType", ""),
@@ -168,9 +176,7 @@ def spec_from_registration(
 def _timeouts(
     parameters: Mapping[str, Any], config: "_ConfigReader", defaults: ModelDefaults
 ) -> tuple[int, int]:
-    response_s = int_parameter(
-        parameters, "response_timeout", defaults.default_response_timeout_s
-    )
+    response_s = int_parameter(parameters, "response_timeout", defaults.default_response_timeout_s)
     startup_s = int_parameter(parameters, "startup_timeout", defaults.default_startup_timeout_s)
     # Unlike TorchServe, a model-config.yaml that does not mention a timeout leaves the parameter be.
     response_s = config.integer("responseTimeout", response_s)

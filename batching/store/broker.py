@@ -2,12 +2,10 @@
 
 import uuid
 
-import redis.asyncio
-
 from batching import errors
 from batching.model_spec import ModelSpec, VersionKey
 from batching.protocol import Reply, Request
-from batching.store.connection import connect_async
+from batching.store.connection import AsyncClient, connect_async
 from batching.store.ingress_verbs import IngressVerbs
 from batching.store.lane import ClientGone, ClientLeft, Lane
 
@@ -21,7 +19,7 @@ class Broker:
         self._redis_url = redis_url
         self._dead_after_ms = int(dead_after_s * 1000)
         self._ingress_id = uuid.uuid4().hex
-        self._client: redis.asyncio.Redis | None = None
+        self._client: AsyncClient | None = None
         self._lanes: dict[VersionKey, Lane] = {}
         self._is_draining = False
 
@@ -73,7 +71,7 @@ class Broker:
         lane = self._lanes.get(spec.key) or self._open_lane(spec.key, self._client)
         return await lane.ask(request_id, request.encode(), timeout_s, client_left)
 
-    def _open_lane(self, key: VersionKey, client: "redis.asyncio.Redis") -> Lane:
+    def _open_lane(self, key: VersionKey, client: AsyncClient) -> Lane:
         verbs = IngressVerbs(client, key, self._ingress_id, self._dead_after_ms)
         lane = self._lanes[key] = Lane(key, verbs)
         return lane

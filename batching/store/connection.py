@@ -10,9 +10,9 @@ from typing import Any
 
 import redis
 import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from redis.asyncio.retry import Retry as AsyncRetry
 
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 5.0
@@ -21,17 +21,17 @@ BLOCK_MARGIN_S = 5.0
 
 RedisError = redis.RedisError
 
+# redis-py calls every answer "bytes or str" and some of its methods untyped; here answers are bytes.
+Client = Any
+AsyncClient = Any
 
-def connect(url: str, *, socket_timeout_s: float = COMMAND_TIMEOUT_S) -> "redis.Redis":
+
+def connect(url: str, *, socket_timeout_s: float = COMMAND_TIMEOUT_S) -> Client:
     """A blocking client that never retries by itself."""
-    return redis.Redis.from_url(
-        url, retry=Retry(NoBackoff(), 0), **_options(url, socket_timeout_s)
-    )
+    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_options(url, socket_timeout_s))
 
 
-def connect_async(
-    url: str, *, socket_timeout_s: float = COMMAND_TIMEOUT_S
-) -> "redis.asyncio.Redis":
+def connect_async(url: str, *, socket_timeout_s: float = COMMAND_TIMEOUT_S) -> AsyncClient:
     """An asyncio client that never retries by itself."""
     return redis.asyncio.Redis.from_url(
         url, retry=AsyncRetry(NoBackoff(), 0), **_options(url, socket_timeout_s)

@@ -13,6 +13,7 @@ from rq.serializers import JSONSerializer
 
 from batching import errors
 from batching.model_spec import ArchiveInfo
+from batching.store.connection import Client
 
 QUEUE_NAME = "ferry-control"
 INSPECT_ARCHIVE = "workers.control_jobs.inspect_archive"
@@ -22,7 +23,7 @@ RESULT_TTL_S = 60
 class ControlQueue:
     """Enqueues control jobs and waits for what they return."""
 
-    def __init__(self, client: "redis.Redis") -> None:
+    def __init__(self, client: Client) -> None:
         self._queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer)
 
     def inspect_archive(self, url: str, *, timeout_s: float) -> ArchiveInfo:
@@ -71,7 +72,7 @@ def wrap_error(error: errors.ServeError) -> dict[str, Any]:
     return {"error": type(error).__name__, "message": error.message}
 
 
-def unwrap(outcome: dict[str, Any]) -> Any:
+def unwrap(outcome: Any) -> Any:
     """The value of a job's outcome, `{"value": ...}` or `{"error": ..., "message": ...}`.
 
     Raises:

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-import redis.asyncio
-
 from batching.model_spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES
-from batching.store.connection import BLOCK_S
+from batching.store.connection import BLOCK_S, AsyncClient
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from batching.store.scripts import async_script
 
@@ -53,7 +51,7 @@ class IngressVerbs:
     """Thin, typed calls of the scripts; raises redis' own errors."""
 
     def __init__(
-        self, client: "redis.asyncio.Redis", key: VersionKey, ingress_id: str, dead_after_ms: int
+        self, client: AsyncClient, key: VersionKey, ingress_id: str, dead_after_ms: int
     ) -> None:
         self._client = client
         self._ingress_id = ingress_id
@@ -145,9 +143,7 @@ class IngressVerbs:
 
     async def cancel(self, request_ids: Sequence[str]) -> list[CancelCode]:
         """These requests will not be run, or have been answered already."""
-        return [
-            CancelCode(code) for code in await self._cancel(self._cancel_keys, request_ids)
-        ]
+        return [CancelCode(code) for code in await self._cancel(self._cancel_keys, request_ids)]
 
     async def audit(self, request_ids: Sequence[str]) -> list[AuditCode]:
         """This ingress is alive, and knows where these requests are."""

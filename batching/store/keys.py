@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from batching.model_spec import VersionKey
 
 # Cluster-wide keys. Permanent: they are the registry itself.
-MODELS = "{ferry}:models"  # hash   model name -> ModelEntry as JSON; field deleted at unregistration
+MODELS = (
+    "{ferry}:models"  # hash   model name -> ModelEntry as JSON; field deleted at unregistration
+)
 NODES = "{ferry}:nodes"  # zset   node id -> last beat, Redis ms; TTL 24 h, renewed by every beat
 NODE_INFO = "{ferry}:node_info"  # hash   node id -> NodeStatus as JSON; deleted by drain and reaper
+EPOCH = "{ferry}:epoch"  # string set once; permanent. Missing means that Redis was emptied
 REAP_LOCK = "{ferry}:reap"  # string courtesy lock of the reaper; TTL 400 ms
 CHANGES = "{ferry}:changes"  # pub/sub channel: name of the model whose registry or workers changed
 
-PERMANENT = frozenset({MODELS, NODE_INFO})
+PERMANENT = frozenset({MODELS, NODE_INFO, EPOCH})
 
 LEASE_TTL_MS = 24 * 3600 * 1000
 REPLY_TTL_MS = 60_000

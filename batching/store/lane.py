@@ -13,6 +13,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 from redis.exceptions import OutOfMemoryError, RedisError
 
@@ -42,7 +43,7 @@ RESUBMIT_SHARE = 0.25  # of the deadline must be left
 ClientGone = Callable[[], Awaitable[object]]
 
 
-class ClientLeft(Exception):  # noqa: N818  (nobody is there to be told of an error)
+class ClientLeft(Exception):
     """The client closed its connection; the request was cancelled."""
 
 
@@ -207,9 +208,7 @@ class Lane:
             self._loop.call_later(2 * RETRY_S, self._again, ticket)
         else:
             ticket.fail(
-                errors.VersionNotFound(
-                    f"Model version: {version} does not exist for model: {name}"
-                )
+                errors.VersionNotFound(f"Model version: {version} does not exist for model: {name}")
             )
 
     def _age_s(self, ticket: Ticket) -> float:
@@ -302,7 +301,8 @@ class Lane:
     def _watch(self, ticket: Ticket, client_left: ClientGone) -> None:
         async def watch() -> None:
             gone = asyncio.ensure_future(client_left())
-            await asyncio.wait({gone, ticket.reply}, return_when=asyncio.FIRST_COMPLETED)
+            outcomes: set[asyncio.Future[Any]] = {gone, ticket.reply}
+            await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
             if ticket.reply.done():
                 gone.cancel()
             else:
@@ -321,7 +321,5 @@ class Lane:
             async with asyncio.timeout(CANCEL_PATIENCE_S):
                 code = (await self._verbs.cancel([ticket.request_id]))[0]
                 if code is CancelCode.REPLIED:
-                    self._deliver(
-                        [ticket.request_id], await self._verbs.fetch([ticket.request_id])
-                    )
+                    self._deliver([ticket.request_id], await self._verbs.fetch([ticket.request_id]))
         ticket.fail(error)

@@ -4,7 +4,7 @@
 --       8 counters  9 request prefix  10 body prefix  11 reply prefix  12 done prefix
 -- ARGV  1 worker id  2 mode: 'dead' = only if its last beat is older than dead_after_ms,
 --         'crashed' = its node saw it die, 'released' = it leaves in good order
---       3 dead_after_ms  4 max_attempts  5 reason: reply code when no attempt is left
+--       3 dead_after_ms  4 max_attempts  5 reason when no attempt is left
 --       6 limit  7 reply_ttl_ms
 -- Returns {-1} when the worker is alive, else {reclaimed, answered, left}: left > 0 = call again.
 --
@@ -46,7 +46,7 @@ for _ = 1, limit do
       redis.call('LPUSH', tonumber(fields[3]) > 1 and KEYS[5] or KEYS[4], id)
       reclaimed = reclaimed + 1
     elseif tonumber(fields[3]) >= tonumber(ARGV[4]) then
-      answer(id, fields[5], ARGV[5])
+      answer(id, fields[5], '!' .. ARGV[5])
     else
       redis.call('HSET', KEYS[9] .. id, 'state', 'Q')
       redis.call('RPUSH', KEYS[5], id)

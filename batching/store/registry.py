@@ -21,6 +21,7 @@ from batching.errors import (
 from batching.model_spec import ModelSpec, VersionKey
 from batching.status import NodeStatus, QueueStatus, WorkerStatus
 from batching.store import keys
+from batching.store.connection import Client
 from batching.store.keys import VersionKeys
 from batching.store.scripts import script
 
@@ -42,8 +43,7 @@ class ModelEntry:
         """The entry that `to_json` wrote."""
         record = json.loads(text)
         versions = {
-            name: ModelSpec.from_json(json.dumps(spec))
-            for name, spec in record["versions"].items()
+            name: ModelSpec.from_json(json.dumps(spec)) for name, spec in record["versions"].items()
         }
         return cls(record["default"], versions)
 
@@ -60,7 +60,7 @@ class ModelEntry:
 class Registry:
     """Reads and changes the registry; every method is one or two round trips."""
 
-    def __init__(self, client: "redis.Redis", *, dead_after_s: float = 3.0) -> None:
+    def __init__(self, client: Client, *, dead_after_s: float = 3.0) -> None:
         self._client = client
         self._dead_after_ms = int(dead_after_s * 1000)
         self._living = script(client, "living")
@@ -121,6 +121,16 @@ class Registry:
             with contextlib.suppress(VersionNotFound, ModelNotFound):
                 self.set_default(name, entry.default_version)
 
+    def is_lost(self) -> bool:
+        """Whether Redis was emptied since `mark`."""
+        with _unavailable():
+            return not self._client.exists(keys.EPOCH)
+
+    def mark(self) -> None:
+        """From now on an emptied Redis can be told from an empty registry."""
+        with _unavailable():
+            self._client.set(keys.EPOCH, "1", nx=True)
+
     def scale(self, key: VersionKey, min_worker: int, max_worker: int) -> ModelSpec:
         """Each node is asked to run `min_worker` workers of this version.
 
@@ -173,9 +183,9 @@ class Registry:
             return known.without(key.model_version)
 
         self._change(key.model_name, change)
-        version_keys = VersionKeys.of(key)
         with _unavailable():
-            self._client.delete(version_keys.config, version_keys.counters)
+            # Without it submit refuses; nodes then answer what still waits.
+            self._client.delete(VersionKeys.of(key).config)
 
     def workers(self, key: VersionKey) -> list[WorkerStatus]:
         """The workers of live nodes, by node and slot."""
@@ -254,7 +264,7 @@ class Registry:
     def _change(
         self, model_name: str, change: Callable[[ModelEntry | None], ModelEntry | None]
     ) -> None:
-        def transaction(pipe: "redis.client.Pipeline") -> None:
+        def transaction(pipe: Client) -> None:
             text = pipe.hget(keys.MODELS, model_name)
             entry = change(ModelEntry.from_json(text) if text else None)  # type: ignore[arg-type]
             pipe.multi()
@@ -268,9 +278,7 @@ class Registry:
             self._client.transaction(transaction, keys.MODELS)
 
 
-def pick_version(
-    entry: ModelEntry | None, model_name: str, model_version: str | None
-) -> ModelSpec:
+def pick_version(entry: ModelEntry | None, model_name: str, model_version: str | None) -> ModelSpec:
     """The asked version of this entry, or its default.
 
     Raises:

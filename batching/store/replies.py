@@ -15,15 +15,20 @@ _QUEUE_ANSWERS: dict[str, type[errors.ServeError]] = {
     "deadline_exceeded": errors.DeadlineExceeded,
     "worker_crashed": errors.WorkerDied,
     "out_of_resources": errors.OutOfResources,
+    "no_worker": errors.NoWorker,
+    "unregistered": errors.ModelNotFound,
 }
 _TEXTS = {
     "deadline_exceeded": "The request's deadline passed before a worker could take it.",
     "worker_crashed": "Worker died.",
     "out_of_resources": "Worker died.",
+    "no_worker": "The model has no worker left to serve this request. Please use scale workers API "
+    "to add workers.",
+    "unregistered": "The model was unregistered while the request waited.",
 }
 
 
-class LargeReply(Exception):  # noqa: N818  (a detour, not an error)
+class LargeReply(Exception):
     """The reply has a key of its own."""
 
     def __init__(self, attempt: str) -> None:

@@ -4,9 +4,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import redis
-import redis.asyncio
-
 
 @cache
 def source(verb: str) -> str:
@@ -14,11 +11,11 @@ def source(verb: str) -> str:
     return Path(__file__).with_name(f"{verb}.lua").read_text(encoding="utf-8")
 
 
-def script(client: "redis.Redis", verb: str) -> Any:
+def script(client: Client, verb: str) -> Any:
     """`verb` as a callable of (keys, args) on this client."""
     return client.register_script(source(verb))
 
 
-def async_script(client: "redis.asyncio.Redis", verb: str) -> Any:
+def async_script(client: AsyncClient, verb: str) -> Any:
     """`verb` as an awaitable callable of (keys, args) on this client."""
     return client.register_script(source(verb))

@@ -1,0 +1,70 @@
+"""Forms batches: a policy, a source of requests, and the source's own local clock."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from batching.policy import BatchPolicy
+from batching.protocol import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Fewer than a batch wait, and this worker is the one who collects."""
+
+    waiting: int
+    oldest_age_s: float
+
+
+class Nothing(Enum):
+    """Why a claim brought nothing."""
+
+    EMPTY = "nothing waits"
+    BUSY = "another worker collects"
+
+
+class Source(Protocol):
+    """Where requests come from."""
+
+    def claim(self, limit: int, patience_s: float) -> Batch | Partial | Nothing:
+        """Ownership of up to `limit` requests, unless a partial batch may wait for more."""
+
+    def wait_more(self, timeout_s: float) -> bool:
+        """Blocks until the batch being collected is full; false after `timeout_s`."""
+
+    def wait_bell(self) -> bool:
+        """Blocks until there may be work; false after about a second without."""
+
+    def ring(self) -> None:
+        """Another idle worker is woken."""
+
+
+class Batcher:
+    """gather() is the whole of batching: block for the first, fill until full or late."""
+
+    def __init__(self, source: Source, policy: BatchPolicy) -> None:
+        self._source = source
+        self._policy = policy
+
+    def gather(self, should_stop: Callable[[], bool]) -> Batch | None:
+        """A batch that this worker owns, or None once `should_stop`.
+
+        Blocks while nothing waits. The wait of a partial batch is measured here, on the local
+        clock: Redis looks at its own blocking time-outs only ten times a second when idle.
+        """
+        policy, source = self._policy, self._source
+        patience_s = policy.patience_s
+        while not should_stop():
+            claimed = source.claim(policy.batch_size, patience_s)
+            if isinstance(claimed, Batch):
+                return claimed
+            patience_s = policy.patience_s
+            if isinstance(claimed, Partial):
+                left_s = policy.seconds_left(claimed.waiting, claimed.oldest_age_s)
+                is_full = left_s > 0 and source.wait_more(left_s)
+                if not is_full:
+                    patience_s = 0.0  # the window is over: take what is there
+            elif source.wait_bell() and should_stop():
+                source.ring()  # the token was meant for somebody who still works
+        return None

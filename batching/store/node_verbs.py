@@ -1,0 +1,160 @@
+"""The node's verbs: beat, report, reclaim, refuse, and who is dead."""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+from batching.model_spec import VersionKey
+from batching.status import NodeStatus, WorkerStatus
+from batching.store import keys
+from batching.store.connection import AsyncClient
+from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
+from batching.store.scripts import async_script
+
+AT_ONCE = 256
+REAP_LOCK_MS = 400
+
+
+class ReclaimMode(StrEnum):
+    """Why a worker's requests are taken back."""
+
+    DEAD = "dead"  # its node went silent
+    CRASHED = "crashed"  # its node saw it die
+    RELEASED = "released"  # it leaves in good order
+
+
+class NodeVerbs:
+    """Thin, typed calls of the scripts; raises redis' own errors."""
+
+    def __init__(self, client: AsyncClient, dead_after_ms: int, max_attempts: int = 2) -> None:
+        self._client = client
+        self._dead_after_ms = dead_after_ms
+        self._max_attempts = max_attempts
+        self._beat = async_script(client, "beat")
+        self._reclaim = async_script(client, "reclaim")
+        self._refuse = async_script(client, "refuse")
+        self._living = async_script(client, "living")
+
+    async def join(self, node: NodeStatus) -> bool:
+        """The node is alive and known; true when it was not known before."""
+        await self._beat(keys=[keys.NODES], args=[LEASE_TTL_MS, node.node_id])
+        is_new = await self._client.hset(keys.NODE_INFO, node.node_id, node.to_json())
+        return bool(is_new)
+
+    async def leave(self, node_id: str) -> None:
+        """The node is forgotten."""
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.zrem(keys.NODES, node_id)
+            pipe.hdel(keys.NODE_INFO, node_id)
+            await pipe.execute()
+
+    async def beat_workers(self, key: VersionKey, worker_ids: Sequence[str]) -> None:
+        """These workers are alive, and so are their leases."""
+        version_keys = VersionKeys.of(key)
+        leases = [version_keys.lease_prefix + worker_id for worker_id in worker_ids]
+        await self._beat(
+            keys=[version_keys.worker_beats, *leases], args=[LEASE_TTL_MS, *worker_ids]
+        )
+
+    async def dead_nodes(self) -> list[str]:
+        """Nodes that have been silent for too long."""
+        members = await self._living(keys=[keys.NODES], args=[self._dead_after_ms, "dead"])
+        return [member.decode() for member in members]
+
+    async def dead_workers(self, key: VersionKey) -> list[str]:
+        """Workers of this version that have been silent for too long."""
+        members = await self._living(
+            keys=[VersionKeys.of(key).worker_beats], args=[self._dead_after_ms, "dead"]
+        )
+        return [member.decode() for member in members]
+
+    async def lock_reaping(self, node_id: str) -> bool:
+        """True for one node per period. A courtesy: reaping twice at once is harmless."""
+        return bool(await self._client.set(keys.REAP_LOCK, node_id, nx=True, px=REAP_LOCK_MS))
+
+    async def report(self, key: VersionKey, status: WorkerStatus) -> None:
+        """Everybody sees this worker's state."""
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.hset(VersionKeys.of(key).workers, status.worker_id, status.to_json())
+            pipe.publish(keys.CHANGES, key.model_name)
+            await pipe.execute()
+
+    async def forget(self, key: VersionKey, worker_id: str) -> None:
+        """The worker is gone from the lists; it owned nothing any more."""
+        version_keys = VersionKeys.of(key)
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.zrem(version_keys.worker_beats, worker_id)
+            pipe.hdel(version_keys.workers, worker_id)
+            pipe.publish(keys.CHANGES, key.model_name)
+            await pipe.execute()
+
+    async def hide(self, key: VersionKey, worker_id: str) -> None:
+        """The worker does not count as one that can serve; its status stays to be seen."""
+        await self._client.zrem(VersionKeys.of(key).worker_beats, worker_id)
+
+    async def reclaim(
+        self, key: VersionKey, worker_id: str, mode: ReclaimMode, reason: str = "worker_crashed"
+    ) -> int | None:
+        """What the worker owned waits again or was answered; how many that were, None if it lives.
+
+        `reason` answers the requests that have no attempt left.
+        """
+        version_keys = VersionKeys.of(key)
+        names = [
+            version_keys.lease_prefix + worker_id,
+            version_keys.worker_beats,
+            version_keys.workers,
+            version_keys.queue,
+            version_keys.solo,
+            version_keys.bell,
+            version_keys.open,
+            version_keys.counters,
+            version_keys.request_prefix,
+            version_keys.body_prefix,
+            version_keys.reply_prefix,
+            version_keys.done_prefix,
+        ]
+        arguments = [
+            worker_id,
+            str(mode),
+            self._dead_after_ms,
+            self._max_attempts,
+            reason,
+            AT_ONCE,
+            REPLY_TTL_MS,
+        ]
+        total: int = 0
+        while True:
+            answer = await self._reclaim(keys=names, args=arguments)
+            if answer[0] < 0:
+                return None
+            total += answer[0] + answer[1]
+            if answer[2] == 0:
+                return total
+
+    async def refuse_waiting(self, key: VersionKey, reason: str) -> int:
+        """Everything that waits is answered with `reason`, unless a worker lives; how many."""
+        version_keys = VersionKeys.of(key)
+        names = [
+            version_keys.queue,
+            version_keys.solo,
+            version_keys.bell,
+            version_keys.open,
+            version_keys.counters,
+            version_keys.request_prefix,
+            version_keys.body_prefix,
+            version_keys.reply_prefix,
+            version_keys.done_prefix,
+            version_keys.worker_beats,
+        ]
+        arguments = [reason, AT_ONCE, REPLY_TTL_MS, self._dead_after_ms]
+        total: int = 0
+        while True:
+            refused, left = await self._refuse(keys=names, args=arguments)
+            total += refused
+            if left == 0 or refused == 0:
+                return total
+
+    async def forget_nodes(self, node_ids: Iterable[str]) -> None:
+        """These dead nodes are not listed any more."""
+        for node_id in node_ids:
+            await self.leave(node_id)

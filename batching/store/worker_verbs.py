@@ -1,0 +1,209 @@
+"""The worker's verbs on one model version's queue: claim, reply, and waiting for work."""
+
+import logging
+import time
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+from batching.batcher import Nothing, Partial
+from batching.model_spec import VersionKey
+from batching.protocol import (
+    INLINE_LIMIT_BYTES,
+    Batch,
+    Claimed,
+    ProtocolError,
+    Reply,
+    Request,
+)
+from batching.store.connection import BLOCK_S, Client
+from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
+from batching.store.scripts import script
+
+log = logging.getLogger(__name__)
+
+
+class ReplyCode(IntEnum):
+    """What `reply.lua` answers for one request."""
+
+    UNWANTED = 0
+    STORED = 1
+    STORED_BEFORE = 2
+    STALE = 3
+
+
+class WorkerVerbs:
+    """A source of requests for the batcher, and the way back for replies.
+
+    Raises redis' own errors; every call may be repeated after one.
+    """
+
+    def __init__(self, client: Client, key: VersionKey, worker_id: str, dead_after_ms: int) -> None:
+        self._client = client
+        self._worker_id = worker_id
+        self._dead_after_ms = dead_after_ms
+        self._keys = keys = VersionKeys.of(key)
+        self._lease = keys.lease_prefix + worker_id
+        self._claim = script(client, "claim")
+        self._reply = script(client, "reply")
+        self._more = ParkedPop(client, keys.more_prefix + worker_id)
+        self._claim_keys = [
+            keys.queue,
+            keys.solo,
+            keys.bell,
+            keys.gather,
+            keys.open,
+            keys.counters,
+            keys.worker_beats,
+            keys.ingress_beats,
+            self._lease,
+            keys.request_prefix,
+            keys.body_prefix,
+            keys.reply_prefix,
+            keys.done_prefix,
+        ]
+        self._reply_keys = [
+            self._lease,
+            keys.open,
+            keys.counters,
+            keys.request_prefix,
+            keys.body_prefix,
+            keys.reply_prefix,
+            keys.large_reply_prefix,
+            keys.done_prefix,
+        ]
+
+    def claim(self, limit: int, patience_s: float) -> Batch | Partial | Nothing:
+        """Ownership of up to `limit` requests, unless a partial batch may wait for more."""
+        answer = self._claim(
+            self._claim_keys,
+            [
+                self._worker_id,
+                limit,
+                int(patience_s * 1e6),
+                self._dead_after_ms,
+                LEASE_TTL_MS,
+                REPLY_TTL_MS,
+            ],
+        )
+        kind = answer[0]
+        if kind == b"BATCH":
+            return self._batch(answer[1:])
+        if kind == b"WAIT":
+            return Partial(waiting=answer[1], oldest_age_s=int(answer[2]) / 1e6)
+        return Nothing.BUSY if kind == b"BUSY" else Nothing.EMPTY
+
+    def reply(self, items: Sequence[tuple[str, int]], replies: Sequence[Reply]) -> list[ReplyCode]:
+        """Each (request id, attempt) has its reply, once, and is owned no more."""
+        arguments: list[str | int | bytes] = [self._worker_id, REPLY_TTL_MS]
+        for (request_id, attempt), reply in zip(items, replies, strict=True):
+            wire = reply.encode()
+            if len(wire) > INLINE_LIMIT_BYTES:
+                self._store_large(request_id, attempt, wire)
+                wire = b"@"
+            arguments += (request_id, attempt, wire)
+        return [ReplyCode(code) for code in self._reply(self._reply_keys, arguments)]
+
+    def wait_more(self, timeout_s: float) -> bool:
+        """Blocks until the batch being collected is full; false after `timeout_s`."""
+        return self._more.wait(timeout_s)
+
+    def wait_bell(self) -> bool:
+        """Blocks until there may be work; false after about a second without."""
+        return self._client.blpop([self._keys.bell], timeout=BLOCK_S) is not None
+
+    def ring(self) -> None:
+        """Another idle worker is woken."""
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.rpush(self._keys.bell, "1")
+            pipe.expire(self._keys.bell, 60)
+            pipe.execute()
+
+    def _store_large(self, request_id: str, attempt: int, wire: bytes) -> None:
+        # The attempt is part of the name, so a stale worker cannot overwrite a newer answer.
+        name = f"{self._keys.large_reply_prefix}{request_id}:{attempt}"
+        self._client.set(name, request_id.encode() + wire, px=REPLY_TTL_MS)
+
+    def _batch(self, fields: Sequence[Any]) -> Batch | Nothing:
+        ids = [request_id.decode() for request_id in fields[0::4]]
+        wires = self._with_bodies(ids, fields[3::4])
+        items: list[Claimed] = []
+        unreadable: list[tuple[str, int]] = []
+        for request_id, attempt, queue_us, wire in zip(
+            ids, fields[1::4], fields[2::4], wires, strict=True
+        ):
+            try:
+                request = Request.decode(wire)
+            except ProtocolError as error:
+                log.error("unreadable request=%s: %s", request_id, error)
+                unreadable.append((request_id, attempt))
+            else:
+                items.append(Claimed(request_id, attempt, int(queue_us), request))
+        if unreadable:
+            self._refuse(unreadable)
+        return Batch(items) if items else Nothing.EMPTY
+
+    def _with_bodies(self, ids: Sequence[str], wires: Sequence[bytes]) -> list[bytes]:
+        """The requests' bytes, those of large ones read from their own keys in one MGET."""
+        large = [request_id for request_id, wire in zip(ids, wires, strict=True) if not wire]
+        if not large:
+            return list(wires)
+        values = self._client.mget([self._keys.body_prefix + request_id for request_id in large])
+        bodies = dict(zip(large, values, strict=True))
+        return [
+            wire or bodies[request_id] or b"" for request_id, wire in zip(ids, wires, strict=True)
+        ]
+
+    def _refuse(self, items: Sequence[tuple[str, int]]) -> None:
+        reply = Reply(
+            status=500,
+            body=b"The request could not be read.",
+            error_type="InternalServerException",
+            reason="unreadable_request",
+        )
+        self.reply(items, [reply] * len(items))
+
+
+class ParkedPop:
+    """A blocking pop whose wait ends by the local clock, to the millisecond.
+
+    When the wait ends early the pop stays parked on its own connection and the next wait resumes
+    it. Only for lists that nobody else reads: an element may arrive while nobody waits.
+    """
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._pool = client.connection_pool
+        self._name = name
+        self._connection: Any = None
+        self._is_parked = False
+
+    def wait(self, timeout_s: float) -> bool:
+        """True once an element was popped, false after `timeout_s`."""
+        end = time.monotonic() + timeout_s
+        try:
+            while (left_s := end - time.monotonic()) > 0:
+                self._park()
+                if not self._connection.can_read(timeout=left_s):
+                    return False
+                self._is_parked = False
+                if self._connection.read_response() is not None:
+                    return True
+        except BaseException:
+            self._drop()
+            raise
+        return False
+
+    def _park(self) -> None:
+        if self._is_parked:
+            return
+        if self._connection is None:
+            self._connection = self._pool.get_connection()
+        self._connection.send_command("BLPOP", self._name, BLOCK_S)
+        self._is_parked = True
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.disconnect()
+            self._pool.release(self._connection)
+        self._connection = None
+        self._is_parked = False

@@ -1,0 +1,59 @@
+"""Control jobs, run by RQ in a process of their own under each node. Never an inference.
+
+python -m workers.control_jobs
+"""
+
+import logging
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from rq import Queue, SimpleWorker
+from rq.serializers import JSONSerializer
+from rq.timeouts import TimerDeathPenalty
+
+from batching.errors import InternalError, ServeError
+from batching.settings import Settings
+from batching.store.connection import connect
+from batching.store.control_queue import QUEUE_NAME, wrap_error
+from batching.telemetry import configure_logging
+from workers import archive, fetch
+
+log = logging.getLogger("workers.control_jobs")
+
+RQ_SOCKET_TIMEOUT_S = 480.0  # RQ blocks for up to 405 s
+
+
+class ControlWorker(SimpleWorker):
+    """Runs jobs in this process: they are ours, few, and need no fork."""
+
+    death_penalty_class = TimerDeathPenalty
+
+
+def inspect_archive(url: str) -> dict[str, Any]:
+    """The verified archive's description, or the error that a client should see."""
+    settings, _ = Settings.load()
+    try:
+        path = fetch.locate_archive(url, settings.model_store, allowed_urls=settings.allowed_urls)
+        return {"value": asdict(archive.inspect_archive(path, url))}
+    except ServeError as error:
+        return wrap_error(error)
+    except Exception:
+        log.exception("inspecting url=%s failed", url)
+        return wrap_error(InternalError(f"Failed to save model: {url}"))
+
+
+def main() -> int:
+    """Works until SIGTERM; a job that runs is finished first."""
+    settings, _ = Settings.load()
+    configure_logging(settings.log_level)
+    logging.getLogger("rq").setLevel(logging.WARNING)
+    client = connect(settings.redis_url, socket_timeout_s=RQ_SOCKET_TIMEOUT_S)
+    queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer)
+    worker = ControlWorker([queue], connection=client, serializer=JSONSerializer)
+    worker.work(logging_level="WARNING")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+"""A node: one per container or host. Turns what the registry wants into running worker processes.
+
+Roles, each a small file: Heartbeat says that the node and its workers live, Reaper takes back what
+dead nodes held, Slot keeps one worker process alive, a child process runs control jobs.
+
+Shutdown order: workers stop claiming, finish their batch and reply; what they left is released; then
+the heartbeat stops and the node is forgotten. A beat that stopped earlier would make a living
+worker's requests look orphaned.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import compat
+from batching.child_process import exited, has_exited, kill_group, spawn
+from batching.errors import StoreUnavailable
+from batching.model_spec import ModelSpec, VersionKey
+from batching.settings import Settings
+from batching.status import NodeStatus
+from batching.store import keys
+from batching.store.connection import RedisError, connect, connect_async
+from batching.store.node_verbs import NodeVerbs
+from batching.store.registry import ModelEntry, Registry
+from batching.telemetry import configure_logging
+from workers import archive, fetch
+from workers.devices import Device, list_gpus
+from workers.heartbeat import Heartbeat
+from workers.reaper import Reaper
+from workers.slot import Slot, SlotContext, utc_now
+
+log = logging.getLogger("workers.node")
+
+RECONCILE_S = 5.0  # changes are announced; this is for an announcement that was lost
+RETRY_S = 0.5
+CONTROL_RESTART_S = 1.0
+CONTROL_STOP_S = 2.0
+KILL_MARGIN_S = 1.0
+
+
+class Node:
+    """Reconciles the registry's wishes with its slots."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._node = NodeStatus(
+            node_id=uuid.uuid4().hex[:12],
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            started_at=utc_now(),
+        )
+        self._registry = Registry(connect(settings.redis_url), dead_after_s=settings.dead_after_s)
+        self._client = connect_async(settings.redis_url)
+        self._verbs = NodeVerbs(self._client, int(settings.dead_after_s * 1000))
+        self._slots: dict[tuple[VersionKey, int], Slot] = {}
+        self._tasks: dict[tuple[VersionKey, int], asyncio.Task[None]] = {}
+        self._wanted: dict[str, ModelEntry] = {}
+        self._gpus = list_gpus(settings.number_of_gpu)
+        self._gpu_turn = itertools.count()
+        self._work_dir = settings.work_dir or _default_work_dir()
+        self._unpacking = asyncio.Lock()
+        self._should_exit = asyncio.Event()
+        self._must_exit_now = asyncio.Event()
+        self._must_look = asyncio.Event()
+        self._strays: set[asyncio.Task[None]] = set()
+        self._context = SlotContext(
+            node_id=self._node.node_id,
+            settings=settings,
+            verbs=self._verbs,
+            sequence=itertools.count(1),
+            prepare=self._prepare,
+            compat_dir=Path(compat.__file__).parent,
+        )
+
+    async def run(self) -> None:
+        """Serves until a signal, then drains."""
+        self._handle_signals()
+        heartbeat = Heartbeat(
+            self._verbs, self._node, lambda: list(self._slots.values()), self._must_look.set
+        )
+        reaper = Reaper(self._verbs, self._node.node_id, self._versions)
+        self._reconciler = asyncio.create_task(self._reconcile_forever(), name="reconciler")
+        roles = [
+            self._reconciler,
+            asyncio.create_task(heartbeat.run(), name="heartbeat"),
+            asyncio.create_task(reaper.run(), name="reaper"),
+            asyncio.create_task(self._follow_changes(), name="changes"),
+            asyncio.create_task(self._keep_control_worker(), name="control worker"),
+        ]
+        log.info("node=%s pid=%d started", self._node.node_id, self._node.pid)
+        exiting = asyncio.create_task(self._should_exit.wait())
+        await asyncio.wait({exiting, *roles}, return_when=asyncio.FIRST_COMPLETED)
+        await self._drain()
+        for role in (*roles, exiting):
+            role.cancel()
+        results = await asyncio.gather(*roles, return_exceptions=True)
+        with contextlib.suppress(RedisError, OSError):
+            await self._verbs.leave(self._node.node_id)
+        await self._client.aclose()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self._should_exit.is_set():
+            self._must_exit_now.set()
+        self._should_exit.set()
+
+    def _versions(self) -> list[VersionKey]:
+        return [spec.key for entry in self._wanted.values() for spec in entry.versions.values()]
+
+    # --- reconcile
+
+    async def _reconcile_forever(self) -> None:
+        while True:
+            self._must_look.clear()
+            try:
+                await self._reconcile()
+            except (StoreUnavailable, RedisError, OSError) as error:
+                log.warning("registry unreachable: %s", error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._must_look.wait(), timeout=RECONCILE_S)
+
+    async def _follow_changes(self) -> None:
+        while True:
+            try:
+                async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
+                    await channel.subscribe(keys.CHANGES)
+                    self._must_look.set()
+                    while True:
+                        if await channel.get_message(timeout=None) is not None:
+                            self._must_look.set()
+            except (RedisError, OSError) as error:
+                log.warning("change channel broken: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _reconcile(self) -> None:
+        """As many slots run as the registry wants; slots too many are being stopped."""
+        if await asyncio.to_thread(self._registry.is_lost):
+            # The nodes remember what Redis forgot. Doing it twice at once is harmless.
+            await asyncio.to_thread(self._registry.restore, self._wanted.values())
+            await asyncio.to_thread(self._registry.mark)
+        self._wanted = await asyncio.to_thread(self._registry.snapshot)
+        specs = {
+            spec.key: spec for entry in self._wanted.values() for spec in entry.versions.values()
+        }
+        for (key, number), slot in self._slots.items():
+            if key not in specs or number >= specs[key].min_worker:
+                slot.stop()
+        for spec in specs.values():
+            for number in range(spec.min_worker):
+                if (spec.key, number) not in self._slots:
+                    self._open_slot(spec, number, list(specs.values()))
+
+    def _open_slot(self, spec: ModelSpec, number: int, specs: Sequence[ModelSpec]) -> None:
+        device = self._pick_device(spec, number)
+        workers = max(1, sum(other.min_worker for other in specs))
+        threads = max(1, (os.cpu_count() or 1) // workers)
+        slot = Slot(self._context, spec, number, device, threads)
+        place = (spec.key, number)
+        self._slots[place] = slot
+        task = asyncio.create_task(slot.run(), name=f"slot {spec.key} {number}")
+        self._tasks[place] = task
+        task.add_done_callback(lambda done: self._on_slot_ended(place, done))
+
+    def _on_slot_ended(self, place: tuple[VersionKey, int], task: "asyncio.Task[None]") -> None:
+        del self._slots[place], self._tasks[place]
+        if not task.cancelled() and (error := task.exception()):
+            log.error("slot %s ended: %r", place, error, exc_info=error)
+        self._must_look.set()
+        if not self._should_exit.is_set():
+            self._strays.add(stray := asyncio.create_task(self._refuse_waiting(place[0])))
+            stray.add_done_callback(self._strays.discard)
+
+    async def _refuse_waiting(self, key: VersionKey) -> None:
+        """Nobody waits for a version that has lost its last worker for good."""
+        entry = self._wanted.get(key.model_name)
+        is_known = entry is not None and key.model_version in entry.versions
+        with contextlib.suppress(RedisError, OSError):
+            reason = "no_worker" if is_known else "unregistered"
+            count = await self._verbs.refuse_waiting(key, reason)
+            if count:
+                log.warning("refused model=%s version=%s requests=%d", *key, count)
+
+    def _pick_device(self, spec: ModelSpec, number: int) -> Device:
+        """GPUs in turn over all models, or in turn over the version's own list.
+
+        Source: TorchServe 0.12 ModelManager / WorkLoadManager "assignedGpuIds".
+        """
+        gpus = [gpu for gpu in spec.device_ids if gpu in self._gpus] or self._gpus
+        if spec.device_type == "cpu" or not gpus:
+            return Device("cpu", None)
+        turn = number if spec.device_ids else next(self._gpu_turn)
+        return Device("cuda", gpus[turn % len(gpus)])
+
+    async def _prepare(self, spec: ModelSpec) -> Path:
+        """The folder of the unpacked archive; unpacked here when this host has not seen it yet."""
+        async with self._unpacking:
+            return await asyncio.to_thread(self._unpack, spec)
+
+    def _unpack(self, spec: ModelSpec) -> Path:
+        unpacked = archive.find_unpacked(spec.archive_sha256, self._work_dir)
+        if unpacked is not None:
+            return unpacked
+        path = fetch.locate_archive(
+            spec.model_url,
+            self._settings.model_store,
+            allowed_urls=self._settings.allowed_urls,
+        )
+        return archive.unpack_archive(path, spec.archive_sha256, self._work_dir)
+
+    # --- control worker
+
+    async def _keep_control_worker(self) -> None:
+        """A child process runs control jobs; it is started again when it dies."""
+        while True:
+            environment = {**os.environ, **self._settings.to_environment()}
+            process = spawn([sys.executable, "-m", "workers.control_jobs"], environment)
+            try:
+                await exited(process)
+            finally:
+                if not has_exited(process):
+                    process.send_signal(signal.SIGTERM)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        await asyncio.to_thread(process.wait, CONTROL_STOP_S)
+                kill_group(process)
+            log.warning("control worker ended, exit=%s", process.returncode)
+            await asyncio.sleep(CONTROL_RESTART_S)
+
+    # --- drain
+
+    async def _drain(self) -> None:
+        """Every worker has ended and what it left is released, within the drain time."""
+        self._reconciler.cancel()
+        for slot in self._slots.values():
+            slot.stop()
+        if not self._tasks:
+            return
+        log.info("node=%s draining workers=%d", self._node.node_id, len(self._tasks))
+        ended = asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        forced = asyncio.create_task(self._must_exit_now.wait())
+        margin_s = max(0.0, self._settings.drain_timeout_s - KILL_MARGIN_S)
+        await asyncio.wait({ended, forced}, timeout=margin_s, return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
+        for slot in list(self._slots.values()):
+            slot.kill()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended, timeout=KILL_MARGIN_S)
+
+
+def _default_work_dir() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(cache) / "torchferry" / "models"
+
+
+def run(settings: Settings) -> int:
+    """Runs a node until it is told to stop; returns the exit status."""
+    configure_logging(settings.log_level)
+    asyncio.run(Node(settings).run())
+    return 0

@@ -1,0 +1,55 @@
+"""Takes back what dead nodes' workers held. Every node runs one; one of them acts per period."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+
+from batching.model_spec import VersionKey
+from batching.store.connection import RedisError
+from batching.store.node_verbs import NodeVerbs, ReclaimMode
+
+log = logging.getLogger("workers.reaper")
+
+REAP_S = 0.5
+JITTER_S = 0.1
+
+
+class Reaper:
+    """Looks twice a second for workers whose node has gone silent."""
+
+    def __init__(
+        self, verbs: NodeVerbs, node_id: str, versions: Callable[[], Iterable[VersionKey]]
+    ) -> None:
+        self._verbs = verbs
+        self._node_id = node_id
+        self._versions = versions
+
+    async def run(self) -> None:
+        """Reaps until cancelled."""
+        while True:
+            await asyncio.sleep(REAP_S + random.uniform(-JITTER_S, JITTER_S))  # noqa: S311
+            try:
+                await self.reap()
+            except (RedisError, OSError) as error:
+                log.warning("reaping failed: %s", error)
+
+    async def reap(self) -> None:
+        """Once over all versions."""
+        try:
+            if not await self._verbs.lock_reaping(self._node_id):
+                return
+        except RedisError:
+            # At maxmemory the lock is refused. Reaping without it is harmless: the script decides.
+            log.debug("reaping without the lock")
+        for key in self._versions():
+            for worker_id in await self._verbs.dead_workers(key):
+                count = await self._verbs.reclaim(key, worker_id, ReclaimMode.DEAD)
+                if count is not None:
+                    log.warning(
+                        "reclaimed model=%s version=%s worker=%s requests=%d",
+                        *key,
+                        worker_id,
+                        count,
+                    )
+        await self._verbs.forget_nodes(await self._verbs.dead_nodes())

@@ -1,0 +1,310 @@
+"""One worker slot of a node: keeps one worker process of one model version alive.
+
+    STARTING → LOADING → READY → DRAINING → STOPPED, side exit FAILED
+
+When a process dies its requests are taken back at once, before anything else is done.
+"""
+
+import asyncio
+import contextlib
+import datetime
+import itertools
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from batching.child_process import exited, has_exited, kill_group, spawn
+from batching.errors import ServeError
+from batching.model_spec import ModelSpec
+from batching.settings import Settings
+from batching.status import WorkerState, WorkerStatus
+from batching.store.connection import RedisError
+from batching.store.node_verbs import NodeVerbs, ReclaimMode
+from workers.assignment import Assignment
+from workers.devices import Device
+
+log = logging.getLogger("workers.slot")
+
+BACKOFF_S = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+PROVEN_AFTER_S = 2.0  # a worker that was READY for so long has not died of its start
+RECLAIM_RETRY_S = 0.1
+PIPE_PATIENCE_S = 0.2
+EXIT_OUT_OF_MEMORY = -signal.SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class SlotContext:
+    """What the slots of a node share."""
+
+    node_id: str
+    settings: Settings
+    verbs: NodeVerbs
+    sequence: "itertools.count[int]"
+    prepare: Callable[[ModelSpec], Awaitable[Path]]
+    compat_dir: Path
+
+
+class Slot:
+    """Runs, watches, restarts and stops one worker process."""
+
+    def __init__(
+        self, context: SlotContext, spec: ModelSpec, number: int, device: Device, threads: int
+    ) -> None:
+        self.spec = spec
+        self.number = number
+        self.device = device
+        self._context = context
+        self._threads = threads
+        self._status: WorkerStatus | None = None
+        self._process: Any = None
+        self._ready_at: float | None = None
+        self._failing_since: float | None = None
+        self._failures = 0
+        self._should_stop = asyncio.Event()
+
+    @property
+    def worker_id(self) -> str | None:
+        """The current process' name."""
+        return self._status.worker_id if self._status else None
+
+    @property
+    def state(self) -> WorkerState:
+        """Where the slot is in its life."""
+        return self._status.state if self._status else WorkerState.STARTING
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether it serves now or can be counted on to serve soon, so that requests may queue."""
+        if self.state in (WorkerState.READY, WorkerState.DRAINING):
+            return True
+        return self.state in (WorkerState.STARTING, WorkerState.LOADING) and self._failures < 2  # noqa: PLR2004
+
+    def stop(self) -> None:
+        """The process is asked to finish its batch and end; `run` returns after that."""
+        self._should_stop.set()
+        if self._is_running():
+            self._process.send_signal(signal.SIGTERM)
+
+    async def report_again(self) -> None:
+        """Everybody sees the slot's state, also after Redis was emptied."""
+        if self._status is not None:
+            await self._context.verbs.report(self.spec.key, self._status)
+
+    def kill(self) -> None:
+        """The process ends now; what it held is released."""
+        self._should_stop.set()
+        if self._is_running():
+            self._process.kill()
+
+    async def run(self) -> None:
+        """Keeps a worker alive until `stop`, or until it has failed for too long."""
+        while not self._should_stop.is_set():
+            await self._live_once()
+            if self._should_stop.is_set():
+                break
+            if self._is_hopeless():
+                await self._set_state(WorkerState.FAILED)
+                await self._should_stop.wait()
+                break
+            delay_s = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._should_stop.wait(), timeout=delay_s or 0.001)
+        if self._status is not None:
+            await self._retry(self._context.verbs.forget, self.spec.key, self._status.worker_id)
+
+    def _is_running(self) -> bool:
+        return self._process is not None and not has_exited(self._process)
+
+    async def _live_once(self) -> None:
+        worker_id = f"{self._context.node_id}-{next(self._context.sequence)}"
+        previous = self._status
+        self._ready_at = None
+        self._status = WorkerStatus(
+            worker_id=worker_id,
+            node_id=self._context.node_id,
+            slot=self.number,
+            state=WorkerState.STARTING,
+            pid=0,
+            device=str(self.device),
+            started_at=utc_now(),
+            failures=self._failures,
+            error=previous.error if previous else "",
+            is_out_of_memory=previous.is_out_of_memory if previous else False,
+        )
+        if previous is not None:
+            await self._retry(self._context.verbs.forget, self.spec.key, previous.worker_id)
+        try:
+            model_dir = await self._context.prepare(self.spec)
+        except ServeError as error:
+            log.error("model=%s version=%s: %s", *self.spec.key, error.message)
+            await self._note_failure(error=error.message)
+            return
+        if self._should_stop.is_set():
+            return
+        returncode = await self._watch(worker_id, model_dir)
+        await self._take_back(worker_id, returncode)
+        if not self._should_stop.is_set():
+            await self._judge(returncode)
+
+    async def _watch(self, worker_id: str, model_dir: Path) -> int:
+        """The exit status of a worker process that was started, watched and has ended."""
+        loop = asyncio.get_running_loop()
+        reader_fd, writer_fd = os.pipe()
+        try:
+            self._process = self._spawn(worker_id, model_dir, writer_fd)
+        finally:
+            os.close(writer_fd)
+        reader = asyncio.StreamReader()
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reader_fd, "rb")
+        )
+        deadline = loop.call_later(self.spec.startup_timeout_s, self._kill_if_loading)
+        await self._set_state(WorkerState.STARTING, pid=self._process.pid)
+        if self.is_expected:
+            await self._retry(self._context.verbs.beat_workers, self.spec.key, [worker_id])
+        reports = asyncio.create_task(self._read_reports(reader))
+        try:
+            await exited(self._process)
+            # Whatever the handler had started goes too; it may hold the device, and the pipe.
+            kill_group(self._process)
+            await asyncio.wait({reports}, timeout=PIPE_PATIENCE_S)
+        finally:
+            reports.cancel()
+            deadline.cancel()
+            transport.close()
+        returncode: int = self._process.returncode
+        return returncode
+
+    async def _read_reports(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            await self._on_report(json.loads(line))
+
+    def _spawn(self, worker_id: str, model_dir: Path, status_fd: int) -> Any:
+        assignment = Assignment(self.spec, worker_id, model_dir, self.device, status_fd)
+        environment = {
+            **os.environ,
+            **self._context.settings.to_environment(),
+            **assignment.to_environment(),
+            "OMP_NUM_THREADS": str(self._threads),
+            "MKL_NUM_THREADS": str(self._threads),
+            "PYTHONPATH": _python_path(self._context.compat_dir),
+            "PYTHONUNBUFFERED": "1",
+        }
+        return spawn([sys.executable, "-m", "workers.worker"], environment, pass_fds=(status_fd,))
+
+    async def _on_report(self, report: dict[str, Any]) -> None:
+        state = WorkerState(report.pop("state"))
+        if state is WorkerState.FAILED:
+            # The process ends by itself now; the slot decides whether to try again.
+            await self._set_state(WorkerState.LOADING, **report)
+            return
+        if state is WorkerState.READY:
+            self._ready_at = time.monotonic()
+            report = {"error": "", "is_out_of_memory": False, "failures": 0}
+            report["memory_bytes"] = _resident_bytes(self._process.pid)
+            log.info("ready model=%s version=%s worker=%s", *self.spec.key, self.worker_id)
+        await self._set_state(state, **report)
+        if state is WorkerState.READY and self.worker_id:
+            await self._retry(self._context.verbs.beat_workers, self.spec.key, [self.worker_id])
+
+    def _kill_if_loading(self) -> None:
+        if self._ready_at is None and self._is_running():
+            log.error("model=%s version=%s did not load within startup_timeout", *self.spec.key)
+            self._process.kill()
+
+    async def _take_back(self, worker_id: str, returncode: int) -> None:
+        mode = ReclaimMode.RELEASED if returncode == 0 else ReclaimMode.CRASHED
+        if self._should_stop.is_set():
+            mode = ReclaimMode.RELEASED
+        reason = "out_of_resources" if returncode == EXIT_OUT_OF_MEMORY else "worker_crashed"
+        count = await self._retry(
+            self._context.verbs.reclaim, self.spec.key, worker_id, mode, reason
+        )
+        if count:
+            log.warning(
+                "reclaimed model=%s version=%s worker=%s requests=%d exit=%d",
+                *self.spec.key,
+                worker_id,
+                count,
+                returncode,
+            )
+
+    async def _judge(self, returncode: int) -> None:
+        was_ready_s = time.monotonic() - self._ready_at if self._ready_at else 0.0
+        if was_ready_s >= PROVEN_AFTER_S:
+            self._failures, self._failing_since = 0, None
+        log.warning(
+            "worker died model=%s version=%s worker=%s exit=%d after_ready_s=%.1f",
+            *self.spec.key,
+            self.worker_id,
+            returncode,
+            was_ready_s,
+        )
+        was_loading = self._ready_at is None
+        known = self._status.error if self._status else ""
+        error = known or f"exit status {returncode}" if was_loading else ""
+        await self._note_failure(
+            error=error,
+            is_out_of_memory=was_loading and returncode == EXIT_OUT_OF_MEMORY,
+        )
+
+    async def _note_failure(self, *, error: str, is_out_of_memory: bool = False) -> None:
+        self._failures += 1
+        self._failing_since = self._failing_since or time.monotonic()
+        assert self._status is not None
+        await self._set_state(
+            WorkerState.STARTING,
+            pid=0,
+            error=error,
+            failures=self._failures if error else 0,
+            is_out_of_memory=is_out_of_memory or self._status.is_out_of_memory,
+        )
+
+    def _is_hopeless(self) -> bool:
+        return (
+            self._failing_since is not None
+            and time.monotonic() - self._failing_since > self.spec.max_retry_timeout_s
+        )
+
+    async def _set_state(self, state: WorkerState, **changes: Any) -> None:
+        assert self._status is not None
+        self._status = replace(self._status, state=state, **changes)
+        await self._retry(self._context.verbs.report, self.spec.key, self._status)
+        if not self.is_expected:
+            await self._retry(self._context.verbs.hide, self.spec.key, self._status.worker_id)
+
+    async def _retry(self, verb: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+        """The verb's result, once Redis answers; all of them may be repeated."""
+        while True:
+            try:
+                return await verb(*arguments)
+            except (RedisError, OSError) as error:
+                log.warning("%s failed: %s", getattr(verb, "__name__", verb), error)
+                await asyncio.sleep(RECLAIM_RETRY_S)
+
+
+def _python_path(compat_dir: Path) -> str:
+    root = str(Path(__file__).resolve().parent.parent)
+    inherited = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(part for part in (str(compat_dir), root, inherited) if part)
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def utc_now() -> str:
+    """This moment as TorchServe writes dates."""
+    now = datetime.datetime.now(datetime.UTC)
+    return now.strftime("%Y-%m-%dT%H:%M:%S.") + f"{now.microsecond // 1000:03d}Z"

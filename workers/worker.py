@@ -1,0 +1,154 @@
+"""One worker process: loads one model version, then gather → run → reply until told to stop.
+
+Shutdown order: stop claiming, finish the batch, reply, exit. The node goes on beating until the
+process is gone, so nothing it still holds is taken for lost; what it left is released then.
+
+The process never beats by itself: a handler that is busy in C++ could not, exactly when it matters.
+"""
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from batching.batcher import Batcher
+from batching.policy import FixedPolicy
+from batching.protocol import Batch, Reply
+from batching.settings import Settings
+from batching.store.connection import RedisError, connect
+from batching.store.worker_verbs import WorkerVerbs
+from batching.telemetry import configure_logging
+from workers.assignment import Assignment
+from workers.handlers import load_model
+from workers.runner import Runner
+
+log = logging.getLogger("workers.worker")
+
+EXIT_DRAINED = 0
+EXIT_LOAD_FAILED = 3
+RETRY_S = 0.1
+REPLY_PATIENCE_S = 30.0
+
+
+class Worker:
+    """The loop. Everything it needs is passed in."""
+
+    def __init__(
+        self, batcher: Batcher, verbs: WorkerVerbs, run: Callable[[Batch], list[Reply]]
+    ) -> None:
+        self._batcher = batcher
+        self._verbs = verbs
+        self._run = run
+        self._should_stop = False
+
+    def stop(self, _signum: int = 0, _frame: FrameType | None = None) -> None:
+        """No batch is claimed any more; the running one is finished. Safe as a signal handler."""
+        self._should_stop = True
+
+    def serve(self) -> None:
+        """Every claimed batch has been replied to when this returns."""
+        while not self._should_stop:
+            try:
+                batch = self._batcher.gather(lambda: self._should_stop)
+            except (RedisError, OSError) as error:
+                # Whatever was claimed meanwhile is in our lease; the node gives it back if we die,
+                # and Redis that lost it is noticed by the waiting ingress.
+                log.warning("claim failed: %s", error)
+                time.sleep(RETRY_S)
+                continue
+            if batch is not None:
+                self._serve_batch(batch)
+
+    def _serve_batch(self, batch: Batch) -> None:
+        started = time.perf_counter()
+        replies = self._run(batch)
+        run_ms = (time.perf_counter() - started) * 1000
+        items = [(item.request_id, item.attempt) for item in batch.items]
+        self._reply(items, replies)
+        log.debug("replied batch=%d run_ms=%.1f", len(batch), run_ms)
+
+    def _reply(self, items: Sequence[tuple[str, int]], replies: Sequence[Reply]) -> None:
+        """Stores the replies; a repeated reply is recognised, so sending again is safe."""
+        end = time.monotonic() + REPLY_PATIENCE_S
+        while True:
+            try:
+                self._verbs.reply(items, replies)
+            except (RedisError, OSError) as error:
+                if time.monotonic() > end:
+                    # The requests stay in our lease and are reclaimed or expire; nothing hangs.
+                    log.error("reply failed for %.0f s, giving up: %s", REPLY_PATIENCE_S, error)
+                    return
+                time.sleep(RETRY_S)
+            else:
+                return
+
+
+def timed(entry: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
+    """The entry point, ended by the kernel together with its process after `timeout_s`.
+
+    SIGALRM needs no cooperation of a handler that hangs in C++ or holds the interpreter lock, and
+    costs two system calls per batch. The node sees how the process died and releases its requests.
+    """
+
+    def run(*arguments: Any) -> Any:
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        try:
+            return entry(*arguments)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    return run
+
+
+def main() -> int:
+    """Runs the worker described by the environment; returns the exit status."""
+    settings, _ = Settings.load()
+    assignment = Assignment.from_environment()
+    configure_logging(settings.log_level)
+    faulthandler.enable()
+    # The handler's stacks are written before the default action ends the process.
+    faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    spec = assignment.spec
+    _report(assignment, state="LOADING")
+    try:
+        model = load_model(spec, assignment.model_dir, assignment.device, settings)
+    except BaseException as error:  # a handler may raise anything, SystemExit too
+        log.exception("model=%s version=%s failed to load", *spec.key)
+        _report(
+            assignment,
+            state="FAILED",
+            error=f"{type(error).__name__}: {error}",
+            is_out_of_memory=is_out_of_memory(error),
+        )
+        return EXIT_LOAD_FAILED
+    client = connect(settings.redis_url)
+    verbs = WorkerVerbs(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
+    policy = FixedPolicy(spec.batch_size, spec.max_batch_delay_ms / 1000)
+    runner = Runner(model.with_entry(timed(model.entry, spec.response_timeout_s)), settings)
+    worker = Worker(Batcher(verbs, policy), verbs, runner.run)
+    signal.signal(signal.SIGTERM, worker.stop)
+    _report(assignment, state="READY")
+    worker.serve()
+    return EXIT_DRAINED
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether loading failed for want of memory. Source: TorchServe 0.12 model_service_worker."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "CUDA" in str(error) and "memory" in str(error)
+    )
+
+
+def _report(assignment: Assignment, **status: Any) -> None:
+    os.write(assignment.status_fd, json.dumps(status).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
