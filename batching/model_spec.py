@@ -178,7 +178,7 @@ def _timeouts(
 ) -> tuple[int, int]:
     response_s = int_parameter(parameters, "response_timeout", defaults.default_response_timeout_s)
     startup_s = int_parameter(parameters, "startup_timeout", defaults.default_startup_timeout_s)
-    # Unlike TorchServe, a model-config.yaml that does not mention a timeout leaves the parameter be.
+    # Unlike TorchServe's, a model-config.yaml without a timeout leaves the parameter be.
     response_s = config.integer("responseTimeout", response_s)
     startup_s = config.integer("startupTimeout", startup_s)
     if response_s < 1 or startup_s < 1:

@@ -3,9 +3,9 @@
 Roles, each a small file: Heartbeat says that the node and its workers live, Reaper takes back what
 dead nodes held, Slot keeps one worker process alive, a child process runs control jobs.
 
-Shutdown order: workers stop claiming, finish their batch and reply; what they left is released; then
-the heartbeat stops and the node is forgotten. A beat that stopped earlier would make a living
-worker's requests look orphaned.
+Shutdown order: workers stop claiming, finish their batch and reply; what they left is released;
+then the heartbeat stops and the node is forgotten. A beat that stopped earlier would let others
+take a living worker's requests.
 """
 
 import asyncio

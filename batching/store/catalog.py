@@ -79,8 +79,8 @@ class Catalog:
                     self.forget(message["data"].decode())
 
     async def _refresh(self) -> None:
-        # While the channel was deaf, anything may have changed. An entry that Redis lost altogether is
-        # kept: a node is about to restore it, and requests for it are being resubmitted.
+        # While the channel was deaf, anything may have changed. If Redis lost everything, what is
+        # known is kept: a node is about to restore it, and requests are being resubmitted.
         known = await asyncio.to_thread(self._registry.snapshot)
         if known:
             self._entries = {name: known[name] for name in self._entries if name in known}

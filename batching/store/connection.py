@@ -21,7 +21,7 @@ BLOCK_MARGIN_S = 5.0
 
 RedisError = redis.RedisError
 
-# redis-py calls every answer "bytes or str" and some of its methods untyped; here answers are bytes.
+# redis-py types every answer as "bytes or str" and some methods not at all; here it is bytes.
 Client = Any
 AsyncClient = Any
 

@@ -125,7 +125,7 @@ class IngressVerbs:
         """The values of these reply keys; those of `collected` are deleted on the way."""
         names = [self._keys.reply_prefix + request_id for request_id in request_ids]
         if not collected:
-            return await self._client.mget(names)
+            return await self._client.mget(names)  # type: ignore[no-any-return]
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.unlink(*self._collected_keys(collected))
             pipe.mget(names)
@@ -134,7 +134,7 @@ class IngressVerbs:
     async def fetch_large(self, request_id: str, attempt: str) -> bytes | None:
         """The value of a large reply's own key, which is deleted."""
         name = f"{self._keys.large_reply_prefix}{request_id}:{attempt}"
-        return await self._client.getdel(name)
+        return await self._client.getdel(name)  # type: ignore[no-any-return]
 
     async def discard(self, collected: Sequence[str]) -> None:
         """These replies have reached their waiters and are deleted."""

@@ -46,7 +46,7 @@ class VersionKeys:
     def queue(self) -> str:  # noqa: D102
         return f"{self.tag}:q"
 
-    # list of request ids to be run alone because a worker died with them; permanent, empty when idle.
+    # list of request ids to run alone, as a worker died with them; permanent, empty when idle.
     @property
     def solo(self) -> str:  # noqa: D102
         return f"{self.tag}:solo"

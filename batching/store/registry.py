@@ -228,7 +228,7 @@ class Registry:
 
     @contextlib.contextmanager
     def changes(self) -> Iterator[Callable[[float], bool]]:
-        """Yields `wait(timeout_s)`: true when the registry or a worker's state has changed since."""
+        """Yields `wait(timeout_s)`: true once the registry or a worker's state has changed."""
         with _unavailable(), self._client.pubsub(ignore_subscribe_messages=True) as listener:
             listener.subscribe(keys.CHANGES)
 
@@ -266,7 +266,7 @@ class Registry:
     ) -> None:
         def transaction(pipe: Client) -> None:
             text = pipe.hget(keys.MODELS, model_name)
-            entry = change(ModelEntry.from_json(text) if text else None)  # type: ignore[arg-type]
+            entry = change(ModelEntry.from_json(text) if text else None)
             pipe.multi()
             if entry is None:
                 pipe.hdel(keys.MODELS, model_name)

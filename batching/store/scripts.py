@@ -4,6 +4,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from batching.store.connection import AsyncClient, Client
+
 
 @cache
 def source(verb: str) -> str:
