@@ -1,0 +1,1 @@
+"""Models that show the whole way from training to a served answer."""
