@@ -64,6 +64,12 @@ def inspect_archive(path: Path, url: str) -> ArchiveInfo:
     )
 
 
+def find_unpacked(sha256: str, work_dir: Path) -> Path | None:
+    """The folder that `unpack_archive` made for this archive earlier, if it is there."""
+    target = work_dir / sha256
+    return target if target.is_dir() else None
+
+
 def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
     """The folder `work_dir/<sha256>` holds the model's files; a second call finds it there.
 
@@ -74,9 +80,9 @@ def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
         InvalidModel: the archive is not the one with that SHA-256, or is over a limit.
         InternalError: an entry would land outside, or the disk fails.
     """
+    if (unpacked := find_unpacked(sha256, work_dir)) is not None:
+        return unpacked
     target = work_dir / sha256
-    if target.is_dir():
-        return target
     if hash_archive(path) != sha256:
         raise InvalidModel(f"{path.name} has changed since it was registered: its SHA-256 differs.")
     try:

@@ -1,0 +1,138 @@
+"""What a handler is told about its model and its batch, and where it leaves word on answers."""
+
+from typing import Any
+
+from ts.metrics.metrics_store import MetricsStore
+
+CONTENT_TYPE = "content-type"
+
+
+class RequestProcessor:
+    """The headers of one request, and the status and headers that its answer shall have."""
+
+    def __init__(self, request_header: dict[str, Any]) -> None:
+        self._status_code = 200
+        self._reason_phrase = ""
+        self._response_header: dict[str, str] = {}
+        self._request_header = request_header
+        self._by_lower_name = {name.lower(): value for name, value in request_header.items()}
+
+    def get_request_property(self, key: str) -> Any:
+        """A request header, None without it. An exact match wins over one in another case."""
+        if key in self._request_header:
+            return self._request_header[key]
+        return self._by_lower_name.get(key.lower())
+
+    def get_request_properties(self) -> dict[str, Any]:
+        """All request headers, named as the client wrote them."""
+        return self._request_header
+
+    def report_status(self, code: int, reason_phrase: str | None = None) -> None:
+        """The answer has this status."""
+        self._status_code = code
+        self._reason_phrase = reason_phrase or ""
+
+    def get_response_status_code(self) -> int:
+        """The answer's status, 200 unless set."""
+        return self._status_code
+
+    def get_response_status_phrase(self) -> str:
+        """The answer's reason phrase, empty unless set."""
+        return self._reason_phrase
+
+    def add_response_property(self, key: str, value: str) -> None:
+        """The answer has this header."""
+        self._response_header[key] = value
+
+    def get_response_headers(self) -> dict[str, str]:
+        """The answer's headers as set so far."""
+        return self._response_header
+
+    def get_response_header(self, key: str) -> str | None:
+        """One of the answer's headers."""
+        return self._response_header.get(key)
+
+
+class Context:
+    """Lives as long as the worker; `request_ids` and `request_processor` are those of the batch.
+
+    `idx` is the row in the batch, counting from 0.
+    """
+
+    def __init__(  # noqa: PLR0917 - TorchServe's order
+        self,
+        model_name: str,
+        model_dir: str,
+        manifest: dict[str, Any] | None,
+        batch_size: int,
+        gpu: int | None,
+        mms_version: str,
+        limit_max_image_pixels: bool = True,
+        metrics: MetricsStore | None = None,
+        model_yaml_config: dict[str, Any] | None = None,
+    ) -> None:
+        self.model_name = model_name
+        self.manifest = manifest
+        self.system_properties: dict[str, Any] = {
+            "model_dir": model_dir,
+            "gpu_id": gpu,
+            "batch_size": batch_size,
+            "server_name": "MMS",
+            "server_version": mms_version,
+            "limit_max_image_pixels": limit_max_image_pixels,
+        }
+        self.model_yaml_config = model_yaml_config or {}
+        self.request_ids: dict[int, str] = {}
+        self.request_processor: list[RequestProcessor] = []
+        self.metrics = metrics or MetricsStore(model_name)
+        self.stopping_criteria: dict[int, Any] | None = None
+        self.cl_socket: Any = None
+        self.header_key_sequence_id = "ts_request_sequence_id"
+        self.header_key_sequence_start = "ts_request_sequence_start"
+        self.header_key_sequence_end = "ts_request_sequence_end"
+
+    def get_request_id(self, idx: int = 0) -> str | None:
+        """The id of one request of the batch."""
+        return self.request_ids.get(idx)
+
+    def get_request_header(self, idx: int, key: str) -> Any:
+        """A header of one request, whatever the case of its name; None without it."""
+        return self.request_processor[idx].get_request_property(key)
+
+    def get_all_request_header(self, idx: int) -> dict[str, Any]:
+        """All headers of one request."""
+        return self.request_processor[idx].get_request_properties()
+
+    def get_sequence_id(self, idx: int) -> str:
+        """The sequence that one request belongs to; empty without one."""
+        return self.get_request_header(idx, self.header_key_sequence_id) or ""
+
+    def set_response_content_type(self, idx: int, value: str) -> None:
+        """The answer to one request has this content type."""
+        self.set_response_header(idx, CONTENT_TYPE, value)
+
+    def get_response_content_type(self, idx: int) -> str | None:
+        """The content type set for one answer, None without it."""
+        return self.get_response_headers(idx).get(CONTENT_TYPE)
+
+    def set_response_header(self, idx: int, key: str, value: str) -> None:
+        """The answer to one request has this header."""
+        self.request_processor[idx].add_response_property(key, value)
+
+    def get_response_headers(self, idx: int) -> dict[str, str]:
+        """The headers set for one answer."""
+        return self.request_processor[idx].get_response_headers()
+
+    def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
+        """The answer to one request has this status; its body is sent as returned."""
+        self.request_processor[idx].report_status(code, reason_phrase=phrase)
+
+    def get_response_status(self, idx: int) -> tuple[int, str]:
+        """Status and reason phrase of one answer."""
+        processor = self.request_processor[idx]
+        return processor.get_response_status_code(), processor.get_response_status_phrase()
+
+    def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
+        """Every answer of the batch has this status."""
+        for processor in self.request_processor:
+            processor.report_status(code, reason_phrase=phrase)

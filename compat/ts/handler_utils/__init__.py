@@ -1,0 +1,1 @@
+"""Timing, imports and micro-batching for handlers."""

@@ -1,0 +1,79 @@
+"""Splits a batch so that preprocessing of one part overlaps with inference of another."""
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+STEPS = ("preprocess", "inference", "postprocess")
+
+
+class MicroBatching:
+    """Takes the place of a handler's `handle`: `self.handle = MicroBatching(self, 4)`.
+
+    Every step has its own threads, `parallelism[step]` of them, one by default.
+    """
+
+    def __init__(
+        self,
+        parent_handler: Any,
+        micro_batch_size: int = 1,
+        parallelism: dict[str, int] | None = None,
+    ) -> None:
+        self.handler = parent_handler
+        self.micro_batch_size = micro_batch_size
+        self._local = threading.local()
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self.parallelism = parallelism or {}
+
+    @property
+    def parallelism(self) -> dict[str, int]:
+        """Threads per step."""
+        return self._parallelism
+
+    @parallelism.setter
+    def parallelism(self, parallelism: dict[str, int]) -> None:
+        if unknown := set(parallelism) - set(STEPS):
+            raise ValueError(f"parallelism knows {', '.join(STEPS)}, not {', '.join(unknown)}")
+        self.shutdown()
+        self._parallelism = {step: max(1, parallelism.get(step, 1)) for step in STEPS}
+        self._pools = {
+            step: ThreadPoolExecutor(count, thread_name_prefix=f"micro-batch-{step}")
+            for step, count in self._parallelism.items()
+        }
+
+    def get_micro_batch_idx(self) -> int:
+        """Which part of the batch the calling step works on, counting from 0."""
+        index: int = self._local.index
+        return index
+
+    def shutdown(self) -> None:
+        """The threads are gone."""
+        for pool in self._pools.values():
+            pool.shutdown()
+
+    def handle(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
+        """One output per row, in their order; raises what the first failing step raised."""
+        self.handler.context = context
+        size = self.micro_batch_size
+        parts = [data[start : start + size] for start in range(0, len(data), size)]
+        last_steps = [self._start(index, part) for index, part in enumerate(parts)]
+        return [output for step in last_steps for output in step.result()]
+
+    __call__ = handle
+
+    def _start(self, index: int, part: list[dict[str, Any]]) -> Future[Any]:
+        """Queues all steps of one part; each waits for the one before it in its own thread.
+
+        This cannot lock up: every pool works first in, first out, and waits for an earlier pool.
+        """
+        previous: Future[Any] | None = None
+        for step in STEPS:
+            previous = self._pools[step].submit(self._run, step, index, part, previous)
+        return previous  # type: ignore[return-value]
+
+    def _run(
+        self, step: str, index: int, part: list[dict[str, Any]], previous: Future[Any] | None
+    ) -> Any:
+        value = part if previous is None else previous.result()
+        self._local.index = index
+        return getattr(self.handler, step)(value)

@@ -1,0 +1,16 @@
+"""A label of a metric."""
+
+
+class Dimension:
+    """Name and value of a label."""
+
+    def __init__(self, name: str, value: str) -> None:
+        self.name = name
+        self.value = value
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.value}"
+
+    def to_dict(self) -> dict[str, str]:
+        """The dimension as TorchServe writes it in JSON."""
+        return {"Name": self.name, "Value": self.value}

@@ -1,0 +1,54 @@
+"""A single measurement with its labels."""
+
+from typing import Any
+
+from ts.metrics.dimension import Dimension
+
+UNITS = {
+    "ms": "Milliseconds",
+    "s": "Seconds",
+    "percent": "Percent",
+    "count": "Count",
+    "MB": "Megabytes",
+    "GB": "Gigabytes",
+    "kB": "Kilobytes",
+    "B": "Bytes",
+    "": "unit",
+}
+
+
+class Metric:
+    """What handlers build when they report a value themselves."""
+
+    def __init__(  # noqa: PLR0917 - TorchServe's order
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        dimensions: list[Dimension],
+        request_id: str | None = None,
+        metric_method: str | None = None,
+    ) -> None:
+        self.name = name
+        self.value = value
+        self.unit = UNITS.get(unit, unit)
+        self.dimensions = dimensions
+        self.request_id = request_id
+        self.metric_method = metric_method
+
+    def update(self, value: float) -> None:
+        """Adds to a counter, replaces anything else."""
+        self.value = self.value + value if self.metric_method == "counter" else value
+
+    def __str__(self) -> str:
+        labels = ",".join(str(dimension) for dimension in self.dimensions)
+        return f"{self.name}.{self.unit}:{self.value}|#{labels}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The measurement as TorchServe writes it in JSON."""
+        return {
+            "MetricName": self.name,
+            "Value": self.value,
+            "Unit": self.unit,
+            "Dimensions": [dimension.to_dict() for dimension in self.dimensions],
+        }

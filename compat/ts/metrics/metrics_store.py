@@ -1,0 +1,128 @@
+"""`context.metrics`: what the handlers of one worker have measured."""
+
+from collections.abc import Sequence
+
+from ts.metrics.caching_metric import CachingMetric
+from ts.metrics.dimension import Dimension
+from ts.metrics.metric_type_enum import MetricTypes
+
+
+class MetricsStore:
+    """Values by metric; without dimensions of its own a value is labelled with the model's name."""
+
+    def __init__(self, model_name: str = "") -> None:
+        self.model_name = model_name
+        self.request_ids: dict[int, str] | None = None
+        self.cache: dict[tuple[str, MetricTypes], CachingMetric] = {}
+
+    def add_metric_to_cache(
+        self,
+        metric_name: str,
+        unit: str,
+        dimension_names: Sequence[str] = (),
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+    ) -> CachingMetric:
+        """A new metric, or the one of this name and type that is there already."""
+        key = (metric_name, metric_type)
+        if key not in self.cache:
+            self.cache[key] = CachingMetric(metric_name, unit, dimension_names, metric_type)
+        return self.cache[key]
+
+    def get_metric(
+        self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER
+    ) -> CachingMetric:
+        """The metric of this name and type.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return self.cache[metric_name, metric_type]
+
+    def add_metric(  # noqa: PLR0917 - TorchServe's order
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        idx: int | None = None,
+        dimensions: Sequence[Dimension] | None = None,
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+    ) -> None:
+        """One value; the metric is made when it is new."""
+        labels = list(dimensions or self._default_dimensions("Model"))
+        names = [dimension.name for dimension in labels]
+        metric = self.add_metric_to_cache(name, unit, names, metric_type)
+        metric.update(value, self._request_id(idx), labels)
+
+    def add_counter(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        dimensions: Sequence[Dimension] | None = None,
+    ) -> None:
+        """`value` is added to a counter."""
+        self.add_metric(name, value, "count", idx, dimensions, MetricTypes.COUNTER)
+
+    def add_time(  # noqa: PLR0917 - TorchServe's order
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        unit: str = "ms",
+        dimensions: Sequence[Dimension] | None = None,
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+    ) -> None:
+        """A duration in `ms` or `s`.
+
+        Raises:
+            ValueError: another unit.
+        """
+        _check_unit(unit, ("ms", "s"))
+        self.add_metric(name, value, unit, idx, dimensions, metric_type)
+
+    def add_size(  # noqa: PLR0917 - TorchServe's order
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        unit: str = "MB",
+        dimensions: Sequence[Dimension] | None = None,
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+    ) -> None:
+        """A size in `B`, `kB`, `MB` or `GB`.
+
+        Raises:
+            ValueError: another unit.
+        """
+        _check_unit(unit, ("MB", "kB", "GB", "B"))
+        self.add_metric(name, value, unit, idx, dimensions, metric_type)
+
+    def add_percent(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        dimensions: Sequence[Dimension] | None = None,
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+    ) -> None:
+        """A share of a hundred."""
+        self.add_metric(name, value, "percent", idx, dimensions, metric_type)
+
+    def add_error(
+        self, name: str, value: float = 1, dimensions: Sequence[Dimension] | None = None
+    ) -> None:
+        """Errors outside of a request."""
+        labels = dimensions or self._default_dimensions("Error")
+        self.add_metric(name, value, "", None, labels, MetricTypes.COUNTER)
+
+    def _default_dimensions(self, level: str) -> list[Dimension]:
+        return [Dimension("ModelName", self.model_name), Dimension("Level", level)]
+
+    def _request_id(self, idx: int | None) -> str:
+        ids = self.request_ids or {}
+        return ids.get(idx, "") if idx is not None else ",".join(ids.values())
+
+
+def _check_unit(unit: str, known: Sequence[str]) -> None:
+    if unit not in known:
+        raise ValueError(f"unit must be one of {', '.join(known)}, not {unit!r}")

@@ -1,0 +1,1 @@
+"""The older home of the streaming helper."""

@@ -1,0 +1,1 @@
+"""Handlers that archives name instead of bringing their own."""

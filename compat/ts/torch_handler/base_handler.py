@@ -1,0 +1,220 @@
+"""The handler that most others extend: load the weights, then preprocess → inference → postprocess.
+
+Source: TorchServe 0.12 docs/custom_service.md and ts/torch_handler, as an interface.
+"""
+
+import importlib
+import logging
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from ts.utils.util import check_valid_pt2_backend, list_classes_from_module, load_label_mapping
+
+logger = logging.getLogger(__name__)
+
+PROFILE_FOLDER = "/tmp/pytorch_profiler"  # noqa: S108 - where TorchServe's documentation says
+
+
+class BaseHandler:
+    """Steps work on a whole batch: `data` is a list of rows, the answer a list as long."""
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.mapping: dict[str, str] | None = None
+        self.device: Any = None
+        self.initialized = False
+        self.context: Any = None
+        self.model_pt_path: str | None = None
+        self.manifest: Any = None
+        self.map_location: str | None = None
+        self.explain = False
+        self.target: Any = 0
+        self.profiler_args: dict[str, Any] = {}
+        self.model_yaml_config: dict[str, Any] = {}
+
+    def initialize(self, context: Any) -> None:
+        """The model is on its device, in evaluation mode.
+
+        Raises:
+            RuntimeError: no weights that this handler can load.
+            ValueError: the model file does not define exactly one class.
+        """
+        self.context = context
+        self.manifest = context.manifest
+        self.model_yaml_config = getattr(context, "model_yaml_config", None) or {}
+        properties = context.system_properties
+        self.device = self.get_device(properties.get("gpu_id"))
+        self.map_location = self.device.type
+        model_dir = properties["model_dir"]
+        model_section = self.manifest["model"]
+        if weights_file := model_section.get("serializedFile"):
+            self.model_pt_path = str(Path(model_dir) / weights_file)
+        self.model = self._load_model(model_dir, model_section.get("modelFile", ""))
+        self._compile_model()
+        self.mapping = load_label_mapping(Path(model_dir) / "index_to_name.json")
+        self.initialized = True
+
+    def get_device(self, gpu_id: Any) -> torch.device:
+        """The device to run on: the GPU of this worker if there is one, else the CPU."""
+        if gpu_id is None:
+            return torch.device("cpu")
+        if torch.cuda.is_available():
+            return torch.device(f"cuda:{gpu_id}")
+        if os.environ.get("TS_IPEX_GPU_ENABLE", "false").lower() == "true":
+            return torch.device(f"xpu:{gpu_id}")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+    def _load_model(self, model_dir: str, model_file: str) -> Any:
+        if model_file:
+            model = self._load_pickled_model(model_dir, model_file, self.model_pt_path)
+            model.to(self.device)
+            model.eval()
+            return model
+        weights = self.model_pt_path or ""
+        if weights and not Path(weights).is_file():
+            raise RuntimeError(f"Missing the model weights file {Path(weights).name}")
+        if weights.endswith((".pt", ".pth", ".ts")):
+            model = self._load_torchscript_model(weights)
+            model.eval()
+            return model
+        if weights.endswith(".onnx"):
+            return self._load_onnx_model(weights)
+        raise RuntimeError("No model weights could be loaded")
+
+    def _load_torchscript_model(self, model_pt_path: str) -> Any:
+        with warnings.catch_warnings():
+            # Existing archives hold TorchScript, whatever new models should be exported with.
+            warnings.filterwarnings("ignore", r".*torch\.jit\.load", FutureWarning)
+            return torch.jit.load(model_pt_path, map_location=self.device)  # type: ignore[no-untyped-call]
+
+    def _load_onnx_model(self, model_path: str) -> Any:
+        try:
+            onnxruntime = importlib.import_module("onnxruntime")
+        except ImportError as error:
+            raise RuntimeError("onnxruntime is needed for .onnx weights") from error
+        is_gpu = self.device.type == "cuda"
+        providers = ["CUDAExecutionProvider"] if is_gpu else ["CPUExecutionProvider"]
+        return onnxruntime.InferenceSession(model_path, providers=providers)
+
+    def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: Any) -> Any:
+        """The one class of the model file, with the state dict in the weights file if any.
+
+        Weights are data: a checkpoint that wants to run code when it is loaded is refused.
+        """
+        if not (Path(model_dir) / model_file).is_file():
+            raise RuntimeError("Missing the model.py file")
+        module = importlib.import_module(Path(model_file).stem)
+        classes = list_classes_from_module(module)
+        if len(classes) != 1:
+            raise ValueError(f"Expected only one class as model definition. {classes}")
+        model = classes[0]()
+        if model_pt_path:
+            state = torch.load(model_pt_path, map_location=self.device, weights_only=True)
+            model.load_state_dict(state)
+        return model
+
+    def _compile_model(self) -> None:
+        options = self._compile_options()
+        if options is None or not isinstance(self.model, torch.nn.Module):
+            return
+        try:
+            self.model = torch.compile(self.model, **options)
+        except Exception:
+            logger.exception("torch.compile failed; the model runs eagerly")
+
+    def _compile_options(self) -> dict[str, Any] | None:
+        """Arguments for torch.compile from `pt2` in model-config.yaml; None: do not compile."""
+        pt2 = self.model_yaml_config.get("pt2")
+        if isinstance(pt2, str):
+            pt2 = {"backend": pt2}
+        if not isinstance(pt2, dict) or "export" in pt2:
+            return None
+        if "compile" in pt2:
+            options = dict(pt2["compile"] or {})
+            if options.pop("enable", False) is not True:
+                return None
+        else:
+            options = dict(pt2)
+        backend = options.get("backend")
+        return None if backend and not check_valid_pt2_backend(backend) else options
+
+    def preprocess(self, data: Any) -> Any:
+        """Rows as one tensor on the device."""
+        return torch.as_tensor(data, device=self.device)
+
+    def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        """What the model says of the batch; no gradients are kept."""
+        with torch.inference_mode():
+            return self.model(data.to(self.device), *args, **kwargs)
+
+    def postprocess(self, data: Any) -> list[Any]:
+        """One plain Python value per row."""
+        return data.tolist()  # type: ignore[no-any-return]
+
+    def handle(self, data: Any, context: Any) -> list[Any]:
+        """One output per row, or the explanation or description that the request asks for."""
+        started_s = time.perf_counter()
+        self.context = context
+        if self._is_describe():
+            output = [self.describe_handle()]
+        elif os.environ.get("ENABLE_TORCH_PROFILER"):
+            output, _ = self._infer_with_profiler(data)
+        else:
+            output = self._run_steps(data)
+        elapsed_ms = round((time.perf_counter() - started_s) * 1000, 2)
+        context.metrics.add_time("HandlerTime", elapsed_ms, None, "ms")
+        return output
+
+    def _run_steps(self, data: Any) -> list[Any]:
+        preprocessed = self.preprocess(data)
+        if self._is_explain():
+            return self.explain_handle(preprocessed, data)
+        return self.postprocess(self.inference(preprocessed))
+
+    def _infer_with_profiler(self, data: Any) -> tuple[list[Any], Any]:
+        folder = Path(PROFILE_FOLDER) / self.manifest["model"]["modelName"]
+        arguments = self.profiler_args or {
+            "record_shapes": True,
+            "on_trace_ready": torch.profiler.tensorboard_trace_handler(str(folder)),
+        }
+        with torch.profiler.profile(**arguments) as profiler:
+            output = self._run_steps(data)
+        logger.info("%s", profiler.key_averages().table(sort_by="cpu_time_total", row_limit=10))
+        return output, profiler
+
+    def explain_handle(self, data_preprocess: Any, raw_data: Any) -> list[Any]:
+        """What `get_insights` says of the batch for the class number under `target` of row 0."""
+        row = raw_data[0] if raw_data else {}
+        inputs = None
+        target: Any = 0
+        if isinstance(row, dict):
+            inputs = row.get("data") or row.get("body")
+            target = row.get("target") or 0
+        if isinstance(target, bytes | bytearray | str):
+            target = int(target)  # a form field arrives as bytes
+        return self.get_insights(data_preprocess, inputs, target)  # type: ignore[no-any-return]
+
+    def get_insights(self, tensor_data: Any, _: Any, target: Any = 0) -> Any:
+        """Why the model decided so; handlers that can tell override it.
+
+        Raises:
+            NotImplementedError: this one cannot.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not explain its predictions")
+
+    def describe_handle(self) -> Any:
+        """What `GET /models/M?customized=true` shows; handlers override it."""
+        return None
+
+    def _is_explain(self) -> bool:
+        if self.context and self.context.get_request_header(0, "explain") == "True":
+            self.explain = True
+            return True
+        return False
+
+    def _is_describe(self) -> bool:
+        return bool(self.context) and self.context.get_request_header(0, "describe") == "True"

@@ -1,0 +1,56 @@
+"""Turns what a client sent into an image, or says politely that it is none."""
+
+import base64
+import io
+import struct
+import zlib
+from typing import Any
+
+from PIL import Image
+from ts.utils.util import PredictionException
+
+# Pillow would try some forty parsers, EPS among them, which runs Ghostscript.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+
+_UNREADABLE = (
+    OSError,
+    SyntaxError,  # Pillow's word for a broken PNG
+    ValueError,
+    TypeError,
+    IndexError,
+    EOFError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+)
+
+
+def open_image(value: Any) -> Image.Image:
+    """The first frame as RGB: from bytes, or from text in base64.
+
+    TorchServe does not convert, so that greyscale, CMYK or transparent images fail there.
+
+    Raises:
+        PredictionException: status 400, not an image that this server reads.
+    """
+    try:
+        content = base64.b64decode(value) if isinstance(value, str) else bytes(value)
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            return _to_rgb(image)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _unreadable("it has too many pixels") from error
+    except _UNREADABLE as error:
+        raise _unreadable(f"not a complete {', '.join(FORMATS)} file, nor base64 of one") from error
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        # Pillow would clip 16 bits of grey at 255, which is white.
+        return image.point(lambda value: value * (1 / 256)).convert("L").convert("RGB")
+    if "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+def _unreadable(reason: str) -> PredictionException:
+    return PredictionException(f"Input is not a readable image: {reason}.", 400)

@@ -1,0 +1,43 @@
+"""Where a model sees things in an image."""
+
+from typing import Any, ClassVar
+
+import torch
+from torchvision import transforms  # type: ignore[import-untyped]
+from ts.torch_handler.vision_handler import VisionHandler
+from ts.utils.util import map_class_to_label
+
+
+class ObjectDetector(VisionHandler):
+    """Image in, list of {label: [x1, y1, x2, y2], "score": probability} out."""
+
+    threshold = 0.5
+    image_processing: ClassVar[Any] = transforms.Compose([transforms.ToTensor()])
+
+    def preprocess(self, data: Any) -> Any:
+        """float32 [n, 3, height, width], or a list of n images when their sizes differ.
+
+        torchvision's detectors take both; TorchServe fails on images of different sizes.
+        """
+        images = [image.to(self.device) for image in self._images(data)]
+        is_uniform = len({image.shape for image in images}) == 1
+        return torch.stack(images) if is_uniform else images
+
+    def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        """One {"boxes", "labels", "scores"} per image."""
+        with torch.inference_mode():
+            result = self.model(data, *args, **kwargs)
+        # A scripted detector answers (losses, detections).
+        return result[1] if isinstance(result, tuple) else result
+
+    def postprocess(self, data: Any) -> list[Any]:
+        """The detections of each image that are at least as likely as `threshold`."""
+        return [self._detections(row) for row in data]
+
+    def _detections(self, row: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
+        keep = row["scores"] >= self.threshold
+        boxes, labels, scores = (row[key][keep].tolist() for key in ("boxes", "labels", "scores"))
+        return [
+            map_class_to_label([[box]], self.mapping, [[label]])[0] | {"score": score}
+            for box, label, score in zip(boxes, labels, scores, strict=True)
+        ]

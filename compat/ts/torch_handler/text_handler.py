@@ -1,0 +1,59 @@
+"""What the text handlers share: clean-up, tokens and the vocabulary."""
+
+import re
+import string
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import torch
+from ts.torch_handler.base_handler import BaseHandler
+from ts.torch_handler.contractions import CONTRACTIONS
+from ts.utils.util import CLEANUP_REGEX
+
+UNKNOWN_TOKEN = "<unk>"  # noqa: S105 - a word of the vocabulary, not a secret
+_CONTRACTIONS = re.compile(r"\b(" + "|".join(map(re.escape, CONTRACTIONS)) + r")\b")
+_TOKENS = re.compile(r"\w+|[.,!?()]")
+
+
+class TextHandler(BaseHandler):
+    """Expects `source_vocab.pt`: a dict of token and number, saved with torch.save."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source_vocab: Any = None
+
+    def initialize(self, context: Any) -> None:
+        """The model and its vocabulary are loaded.
+
+        Raises:
+            FileNotFoundError: no source_vocab.pt in the model's folder.
+        """
+        super().initialize(context)
+        self.source_vocab = torch.load(self.get_source_vocab_path(context), weights_only=True)
+
+    def get_source_vocab_path(self, context: Any) -> str:
+        """Where the vocabulary is: `sourceVocab` of the manifest, else source_vocab.pt."""
+        name = context.manifest["model"].get("sourceVocab", "source_vocab.pt")
+        return str(Path(context.system_properties["model_dir"]) / name)
+
+    def get_token_number(self, token: str) -> int:
+        """The token's number; unknown tokens share that of `<unk>`, 0 without it."""
+        unknown = self.source_vocab.get(UNKNOWN_TOKEN, 0)
+        return int(self.source_vocab.get(token, unknown))
+
+    def _remove_html_tags(self, text: str) -> str:
+        return CLEANUP_REGEX.sub("", text)
+
+    def _expand_contractions(self, text: str) -> str:
+        text = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+        return _CONTRACTIONS.sub(lambda match: CONTRACTIONS[match[0]], text)
+
+    def _remove_accented_characters(self, text: str) -> str:
+        return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
+
+    def _remove_punctuation(self, text: str) -> str:
+        return text.translate(str.maketrans("", "", string.punctuation))
+
+    def _tokenize(self, text: str) -> list[str]:
+        return _TOKENS.findall(text.lower())

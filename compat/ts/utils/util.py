@@ -1,0 +1,120 @@
+"""Labels, class look-up and the exception that carries a status to the client."""
+
+import inspect
+import itertools
+import json
+import logging
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+CLEANUP_REGEX = re.compile("<.*?>")
+
+
+class PredictionException(Exception):
+    """The client gets `message` with status `error_code`."""
+
+    def __init__(self, message: str, error_code: int = 500) -> None:
+        super().__init__(message)
+        self.message = message
+        self.error_code = error_code
+
+    def __str__(self) -> str:
+        return f"message : {self.message} error_code : {self.error_code}"
+
+
+class PT2Backend(StrEnum):
+    """Backends of torch.compile that a model-config.yaml may name."""
+
+    EAGER = "eager"
+    AOT_EAGER = "aot_eager"
+    INDUCTOR = "inductor"
+    NVFUSER = "nvfuser"
+    AOT_NVFUSER = "aot_nvfuser"
+    AOT_CUDAGRAPHS = "aot_cudagraphs"
+    OFI = "ofi"
+    FX2TRT = "fx2trt"
+    ONNXRT = "onnxrt"
+    IPEX = "ipex"
+    TORCHXLA_TRACE_ONCE = "torchxla_trace_once"
+    OPENVINO = "openvino"
+    TENSORRT = "tensorrt"
+    HPU_BACKEND = "hpu_backend"
+
+
+def check_valid_pt2_backend(backend: str) -> bool:
+    """Whether torch.compile knows a backend of this name; logged when not."""
+    is_known = backend in set(PT2Backend)
+    if not is_known:
+        logger.warning("%s is not a supported torch.compile backend", backend)
+    return is_known
+
+
+def list_classes_from_module(module: ModuleType, parent_class: type | None = None) -> list[type]:
+    """The classes that a module defines itself, in the order of their names."""
+    return [
+        member
+        for _, member in inspect.getmembers(module, inspect.isclass)
+        if member.__module__ == module.__name__
+        and (parent_class is None or issubclass(member, parent_class))
+    ]
+
+
+def load_label_mapping(mapping_file_path: str | Path) -> dict[str, str] | None:
+    """Class number as text → label; None without the file.
+
+    Accepts {"0": "label"}, {"0": ["id", "label"]} and {"object_type_names": ["label", ...]}.
+
+    Raises:
+        ValueError: none of these.
+    """
+    path = Path(mapping_file_path)
+    if not path.is_file():
+        logger.warning("%s is missing: answers name classes by number", path.name)
+        return None
+    mapping = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(mapping, dict):
+        raise ValueError(f"{path.name} must be a JSON object of class number and label")
+    if isinstance(names := mapping.get("object_type_names"), list):
+        mapping = {str(number): name for number, name in enumerate(names)}
+    labels = {
+        key: value[-1] if isinstance(value, list) else value for key, value in mapping.items()
+    }
+    if not all(isinstance(label, str) for label in labels.values()):
+        raise ValueError(f"{path.name}: a label must be text or a list that ends in text")
+    return labels
+
+
+def map_class_to_label(
+    probs: list[list[Any]],
+    mapping: dict[str, str] | None = None,
+    lbl_classes: Iterable[Iterable[Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """One {label: probability} per row, in the order given.
+
+    Args:
+        probs: rows of probabilities.
+        mapping: class number as text → label; without it the number is the label.
+        lbl_classes: for each row the class numbers; 0, 1, 2, … when left out.
+
+    Raises:
+        TypeError: a tensor instead of lists, or a mapping that is none.
+    """
+    if not isinstance(probs, list):
+        raise TypeError("probs must be a list: call .tolist() first")
+    if mapping is not None and not isinstance(mapping, dict):
+        raise TypeError("mapping must be a dict of class number and label")
+    if lbl_classes is None:
+        lbl_classes = itertools.repeat(range(len(probs[0])), len(probs)) if probs else []
+    return [
+        {
+            mapping[str(number)] if mapping is not None else str(number): probability
+            for number, probability in zip(classes, row, strict=False)
+        }
+        for classes, row in zip(lbl_classes, probs, strict=False)
+    ]

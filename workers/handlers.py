@@ -1,0 +1,137 @@
+"""Finds a model's handler, the way TorchServe does, and loads it.
+
+Source: TorchServe 0.12 docs/custom_service.md, module and class level entry points.
+"""
+
+import importlib
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
+
+from ts import __version__ as ts_version
+from ts.context import Context
+from ts.utils.util import list_classes_from_module
+
+from batching.model_spec import ModelSpec
+from batching.settings import Settings
+from workers.archive import read_model_config
+from workers.devices import Device
+
+DEFAULT_FUNCTION = "handle"
+BUILT_IN_PACKAGE = "ts.torch_handler"
+
+Entry = Callable[[list[dict[str, Any]] | None, Context], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A handler that is ready: `entry(rows, context)` answers with one element per row."""
+
+    entry: Entry
+    context: Context
+
+    def with_entry(self, entry: Entry) -> "LoadedModel":
+        """The same model behind another entry point, such as one with a time limit around it."""
+        return replace(self, entry=entry)
+
+
+def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Settings) -> LoadedModel:
+    """The handler is imported and initialised; this process belongs to the model from now on.
+
+    The current directory is the model's folder, which is importable too.
+
+    Raises:
+        ImportError: no module of the handler's name, neither in the folder nor built in.
+        ValueError: the module has neither the function nor exactly one class.
+        Exception: whatever the handler itself raises.
+    """
+    _enter_folder(model_dir, spec.handler)
+    _limit_images(settings.max_image_pixels)
+    context = Context(
+        model_name=spec.model_name,
+        model_dir=str(model_dir),
+        manifest=None if spec.manifest is None else dict(spec.manifest),
+        batch_size=spec.batch_size,
+        gpu=device.index,
+        mms_version=ts_version,
+        limit_max_image_pixels=settings.max_image_pixels > 0,
+        model_yaml_config=read_model_config(model_dir, spec.manifest),
+    )
+    module_name, function_name = _split_handler(spec.handler)
+    module = _import_handler(module_name)
+    entry = getattr(module, function_name, None)
+    if entry is not None:
+        # Such a handler initialises itself when it first sees no data.
+        entry(None, context)
+    else:
+        entry = _initialise_class(module, context)
+    return LoadedModel(entry, context)
+
+
+def _enter_folder(model_dir: Path, handler: str) -> None:
+    """Paths in front of the inherited ones, as TorchServe's PYTHONPATH has them."""
+    root = model_dir.resolve()
+    os.chdir(model_dir)
+    handler_dir = (root / PurePosixPath(handler.partition(":")[0]).parent).resolve()
+    folders = [str(model_dir)]
+    if handler_dir != root and handler_dir.is_relative_to(root):
+        folders.insert(0, str(handler_dir))
+    sys.path[:0] = folders
+    importlib.invalidate_caches()
+
+
+def _limit_images(max_image_pixels: int) -> None:
+    try:
+        image = importlib.import_module("PIL.Image")
+    except ImportError:  # a worker for handlers that read no images
+        return
+    image.MAX_IMAGE_PIXELS = max_image_pixels or None
+    # Pillow refuses twice the limit by itself, and only warns between once and twice.
+    warnings.simplefilter("error", image.DecompressionBombWarning)
+
+
+def _split_handler(handler: str) -> tuple[str, str]:
+    """`some/path/file.py:function` → (`file`, `function`)."""
+    file, _, function_name = handler.partition(":")
+    return PurePosixPath(file).name.removesuffix(".py"), function_name or DEFAULT_FUNCTION
+
+
+def _import_handler(module_name: str) -> ModuleType:
+    if not module_name:
+        raise ImportError("The model names no handler.")
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # A handler that is there but lacks a package of its own must not hide behind a built-in.
+        if error.name != module_name:
+            raise
+    built_in = f"{BUILT_IN_PACKAGE}.{module_name}"
+    try:
+        return importlib.import_module(built_in)
+    except ModuleNotFoundError as error:
+        if error.name != built_in:
+            raise
+        raise ImportError(
+            f"Handler {module_name!r} is neither a module of the archive nor built in."
+        ) from error
+
+
+def _initialise_class(module: ModuleType, context: Context) -> Entry:
+    classes = [found for found in list_classes_from_module(module) if not inspect.isabstract(found)]
+    if len(classes) != 1:
+        names = ", ".join(found.__name__ for found in classes) or "none"
+        raise ValueError(
+            f"Handler module {module.__name__!r} must have a function {DEFAULT_FUNCTION!r} "
+            f"or exactly one class; its classes: {names}."
+        )
+    service = classes[0]()
+    service.initialize(context)
+    # Looked up only now: initialize may have put something else in its place (MicroBatching).
+    entry: Entry = service.handle
+    return entry

@@ -1,0 +1,158 @@
+"""Runs a handler over a batch and turns whatever happens into one reply per request.
+
+TorchServe answers a whole batch with the failure of one row. Here a batch that fails is run again
+item by item, so that only the request at fault fails.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ts.context import RequestProcessor
+from ts.utils.util import PredictionException
+
+from batching.errors import InternalError, OutOfResources, PredictionFailed, ServeError
+from batching.protocol import Batch, BatchTiming, Claimed, Reply
+from batching.settings import Settings
+from workers.handlers import LoadedModel
+from workers.rows import decode_row, encode_output, request_headers
+
+logger = logging.getLogger(__name__)
+
+_STATUSES = range(200, 600)
+
+
+class Runner:
+    """One loaded model, one batch at a time."""
+
+    def __init__(self, model: LoadedModel, settings: Settings) -> None:
+        self._model = model
+        self._settings = settings
+
+    def run(self, batch: Batch) -> list[Reply]:
+        """One reply per item, in the same order; a handler's fault becomes an error reply.
+
+        A handler that fails over a batch of n is called up to n more times, with one item each.
+        """
+        started_ns = time.perf_counter_ns()
+        replies = self._run_items(batch.items)
+        if replies is None:
+            _free_gpu_memory()
+            replies = [reply for item in batch.items for reply in self._run_alone(item)]
+        handler_us = (time.perf_counter_ns() - started_ns) // 1000
+        return [
+            replace(
+                reply,
+                timing=BatchTiming(len(batch), item.queue_us, handler_us, is_first=index == 0),
+            )
+            for index, (item, reply) in enumerate(zip(batch.items, replies, strict=True))
+        ]
+
+    def _run_items(self, items: Sequence[Claimed]) -> list[Reply] | None:
+        """The replies; None when several items failed together, so that nobody knows whose fault.
+
+        The exception is gone by the time the items run again, and with it the tensors that its
+        traceback holds.
+        """
+        try:
+            outputs = self._call(items)
+        except Exception as error:
+            # Anything may come out of a handler; the worker has to live on.
+            logger.exception("handler failed model=%s batch=%d", self._name, len(items))
+            return [_error_reply(_as_answer(error))] if len(items) == 1 else None
+        if not isinstance(outputs, list) or len(outputs) != len(items):
+            logger.error("handler returned %s for a batch of %d", _shape(outputs), len(items))
+            return [_error_reply(_misshapen(outputs))] if len(items) == 1 else None
+        return [self._reply(index, output) for index, output in enumerate(outputs)]
+
+    def _run_alone(self, item: Claimed) -> list[Reply]:
+        return self._run_items([item]) or []
+
+    def _call(self, items: Sequence[Claimed]) -> Any:
+        context = self._model.context
+        is_decoding = self._settings.decode_input_request
+        rows = [decode_row(item.request, is_decoding=is_decoding) for item in items]
+        context.request_ids = {index: item.request_id for index, item in enumerate(items)}
+        context.request_processor = [
+            RequestProcessor(request_headers(item.request)) for item in items
+        ]
+        context.metrics.request_ids = context.request_ids
+        return self._model.entry(rows, context)
+
+    def _reply(self, index: int, output: Any) -> Reply:
+        try:
+            body = encode_output(output)
+            if len(body) > self._settings.max_response_size_bytes:
+                raise InternalError(
+                    f"The model's answer has {len(body)} bytes, more than max_response_size "
+                    f"({self._settings.max_response_size_bytes})."
+                )
+            status, phrase = self._model.context.get_response_status(index)
+            headers = self._model.context.get_response_headers(index)
+            return Reply(
+                int(status),
+                body,
+                {str(name): str(value) for name, value in headers.items()},
+                str(phrase),
+            )
+        except Exception as error:
+            # What it returned may do anything when it is encoded; its neighbours are answered.
+            logger.exception("answer refused model=%s row=%d", self._name, index)
+            return _error_reply(_as_answer(error))
+
+    @property
+    def _name(self) -> str:
+        return self._model.context.model_name
+
+
+def _as_answer(error: Exception) -> ServeError | PredictionException:
+    if isinstance(error, ServeError | PredictionException):
+        return error
+    if _is_out_of_memory(error):
+        return OutOfResources("Out of resources")
+    return PredictionFailed("Prediction failed")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError):
+        return True
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    # Other CUDA failures have no type of their own. Source: TorchServe 0.12 ts/service.py,
+    # Service.predict answers 507 when the text of the exception has "CUDA" in it.
+    return "CUDA" in str(error)
+
+
+def _misshapen(outputs: Any) -> ServeError:
+    if isinstance(outputs, list):
+        return PredictionFailed("number of batch response mismatched")
+    return PredictionFailed("Invalid model predict output")
+
+
+def _shape(outputs: Any) -> str:
+    return f"list of {len(outputs)}" if isinstance(outputs, list) else type(outputs).__name__
+
+
+def _error_reply(error: ServeError | PredictionException) -> Reply:
+    """The answer that an error is; only texts meant for the client are in it."""
+    if isinstance(error, ServeError):
+        return Reply(
+            error.status, error.message.encode(), error_type=error.type, reason=error.reason
+        )
+    return Reply(
+        error.error_code if error.error_code in _STATUSES else InternalError.status,
+        str(error.message).encode(errors="replace"),
+        error_type=PredictionFailed.type,
+        reason=PredictionFailed.reason,
+    )
+
+
+def _free_gpu_memory() -> None:
+    """Gives back what a failed batch left in torch's cache, for the items to run in."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
