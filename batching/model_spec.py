@@ -133,28 +133,17 @@ def spec_from_registration(
         InvalidModel: the archive does not say how the model is called.
     """
     config = _ConfigReader(archive.config)
-    runtime = str(parameters.get("runtime") or archive.runtime or "python")
-    if runtime not in RUNTIMES:
-        raise BadRequest(f"Invalid RuntimeType value: {runtime}")
-    batch_size = int_parameter(parameters, "batch_size", config.integer("batchSize", 1))
-    delay_ms = int_parameter(parameters, "max_batch_delay", config.integer("maxBatchDelay", 100))
-    if batch_size < 1:
-        raise BadRequest(f"batch_size must be 1 or more, not {batch_size}.")
-    if delay_ms < 0:
-        raise BadRequest(f"max_batch_delay must be 0 or more milliseconds, not {delay_ms}.")
+    batch_size, delay_ms = _batching(parameters, config)
     asked = int_parameter(parameters, "initial_workers", defaults.default_workers_per_model)
     min_worker, max_worker = config.workers(default=max(0, asked))
     response_s, startup_s = _timeouts(parameters, config, defaults)
-    job_queue_size = config.integer("jobQueueSize", defaults.job_queue_size)
-    queue_timeout_s = int_parameter(parameters, "queue_timeout", 0) or defaults.queue_timeout_s
-    if job_queue_size < 1 or queue_timeout_s <= 0:
-        raise BadRequest("jobQueueSize and queue_timeout must be 1 or more.")
+    job_queue_size, queue_timeout_s = _queue_limits(parameters, config, defaults)
     return ModelSpec(
         model_name=_checked_name(str(parameters.get("model_name") or archive.model_name)),
         model_version=_checked_name(archive.model_version or "1.0", what="version"),
         model_url=archive.url,
         handler=str(parameters.get("handler") or archive.handler),
-        runtime=runtime,
+        runtime=_checked_runtime(parameters, archive),
         archive_sha256=archive.sha256,
         batch_size=batch_size,
         max_batch_delay_ms=delay_ms,
@@ -171,6 +160,33 @@ def spec_from_registration(
         manifest=archive.manifest,
         config=archive.config,
     )
+
+
+def _checked_runtime(parameters: Mapping[str, Any], archive: ArchiveInfo) -> str:
+    runtime = str(parameters.get("runtime") or archive.runtime or "python")
+    if runtime not in RUNTIMES:
+        raise BadRequest(f"Invalid RuntimeType value: {runtime}")
+    return runtime
+
+
+def _batching(parameters: Mapping[str, Any], config: "_ConfigReader") -> tuple[int, int]:
+    batch_size = int_parameter(parameters, "batch_size", config.integer("batchSize", 1))
+    delay_ms = int_parameter(parameters, "max_batch_delay", config.integer("maxBatchDelay", 100))
+    if batch_size < 1:
+        raise BadRequest(f"batch_size must be 1 or more, not {batch_size}.")
+    if delay_ms < 0:
+        raise BadRequest(f"max_batch_delay must be 0 or more milliseconds, not {delay_ms}.")
+    return batch_size, delay_ms
+
+
+def _queue_limits(
+    parameters: Mapping[str, Any], config: "_ConfigReader", defaults: ModelDefaults
+) -> tuple[int, float]:
+    queue_size = config.integer("jobQueueSize", defaults.job_queue_size)
+    timeout_s = int_parameter(parameters, "queue_timeout", 0) or defaults.queue_timeout_s
+    if queue_size < 1 or timeout_s <= 0:
+        raise BadRequest("jobQueueSize and queue_timeout must be 1 or more.")
+    return queue_size, timeout_s
 
 
 def _timeouts(

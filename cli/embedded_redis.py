@@ -109,7 +109,12 @@ class EmbeddedRedis:
         return self._process.pid
 
     def launch(self) -> subprocess.Popen[bytes]:
-        """The server process, which may not answer yet; main thread only."""
+        """The server process, which may not answer yet; main thread only.
+
+        A predecessor, dead or alive, is gone first: it would hold the socket.
+        """
+        if self._process is not None:
+            kill_group(self._process)
         self._process = spawn(self._argv(), dict(os.environ), stdout=subprocess.DEVNULL)
         return self._process
 

@@ -1,0 +1,248 @@
+"""ModelSpec: what a registration means, TorchServe's parameter rules included."""
+
+import datetime
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batching.errors import BadRequest, InvalidModel
+from batching.model_spec import (
+    ArchiveInfo,
+    ModelDefaults,
+    ModelSpec,
+    VersionKey,
+    bool_parameter,
+    int_parameter,
+    spec_from_registration,
+)
+
+
+def archive(**changes: object) -> ArchiveInfo:
+    facts = {
+        "url": "m.mar",
+        "sha256": "ab",
+        "model_name": "m",
+        "model_version": "1.0",
+        "handler": "handler.py",
+        "runtime": "python",
+        "manifest": {"runtime": "python"},
+        "config": {},
+    }
+    return ArchiveInfo(**{**facts, **changes})
+
+
+def register(parameters=None, defaults=None, **archive_changes) -> ModelSpec:
+    return spec_from_registration(
+        parameters or {}, archive(**archive_changes), defaults or ModelDefaults()
+    )
+
+
+def test_registration_takes_everything_from_the_archive_when_nothing_is_asked():
+    # Given an archive without model-config.yaml
+    # When
+    spec = register()
+    # Then
+    assert spec.key == VersionKey("m", "1.0")
+    assert (spec.model_url, spec.handler, spec.runtime) == ("m.mar", "handler.py", "python")
+    assert (spec.batch_size, spec.max_batch_delay_ms) == (1, 100)
+    assert (spec.response_timeout_s, spec.startup_timeout_s) == (120, 120)
+    assert (spec.min_worker, spec.max_worker) == (0, 0)
+    assert spec.job_queue_size == 100
+
+
+def test_registration_prefers_parameters_to_the_archives_names():
+    # Given
+    parameters = {"model_name": "other", "handler": "h.py:f", "runtime": "python3"}
+    # When
+    spec = register(parameters)
+    # Then
+    assert (spec.model_name, spec.handler, spec.runtime) == ("other", "h.py:f", "python3")
+
+
+def test_batching_prefers_parameter_to_config_to_default():
+    # Given
+    config = {"batchSize": 4, "maxBatchDelay": 40}
+    # When
+    both = register({"batch_size": "8", "max_batch_delay": "5"}, config=config)
+    only_config = register(config=config)
+    # Then
+    assert (both.batch_size, both.max_batch_delay_ms) == (8, 5)
+    assert (only_config.batch_size, only_config.max_batch_delay_ms) == (4, 40)
+
+
+def test_timeouts_prefer_config_to_parameter_to_default():
+    # Given
+    parameters = {"response_timeout": "7", "startup_timeout": "8"}
+    defaults = ModelDefaults(default_response_timeout_s=5, default_startup_timeout_s=6)
+    # When
+    from_config = register(parameters, defaults, config={"responseTimeout": 1})
+    from_defaults = register({}, defaults)
+    # Then: a config that does not mention one leaves the parameter be
+    assert (from_config.response_timeout_s, from_config.startup_timeout_s) == (1, 8)
+    assert (from_defaults.response_timeout_s, from_defaults.startup_timeout_s) == (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"minWorkers": 2, "maxWorkers": 4}, (2, 4)),
+        ({"minWorkers": 4, "maxWorkers": 2}, (3, 3)),
+        ({"minWorkers": 0, "maxWorkers": 2}, (3, 3)),
+        ({"minWorkers": "2", "maxWorkers": 4}, (3, 3)),
+        ({}, (3, 3)),
+    ],
+)
+def test_workers_come_from_config_only_when_it_makes_sense(config, expected):
+    # Given / When
+    spec = register({"initial_workers": "3"}, config=config)
+    # Then
+    assert (spec.min_worker, spec.max_worker) == expected
+
+
+def test_workers_are_none_when_a_negative_number_is_asked():
+    # Given / When / Then
+    assert register({"initial_workers": "-1"}).min_worker == 0
+
+
+def test_version_is_one_dot_zero_when_the_archive_has_none():
+    # Given / When / Then
+    assert register(model_version="").model_version == "1.0"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"runtime": "LSP"},
+        {"batch_size": "0"},
+        {"batch_size": "-3"},
+        {"max_batch_delay": "-1"},
+        {"response_timeout": "0"},
+        {"startup_timeout": "-1"},
+        {"queue_timeout": "-1"},
+        {"model_name": "../../etc/passwd"},
+        {"model_name": "{m:other}"},
+        {"model_name": "a\n"},
+        {"model_name": "m" * 129},
+        {"model_name": "ⅿodel"},
+    ],
+)
+def test_registration_is_refused_when_nobody_could_serve_it(parameters):
+    # Given / When / Then
+    with pytest.raises(BadRequest):
+        register(parameters)
+
+
+def test_registration_is_refused_when_the_archives_queue_has_no_room():
+    # Given / When / Then
+    with pytest.raises(BadRequest, match="jobQueueSize"):
+        register(config={"jobQueueSize": 0})
+
+
+def test_registration_is_refused_when_neither_parameter_nor_archive_names_the_model():
+    # Given / When / Then
+    with pytest.raises(InvalidModel, match=r"Model name is not defined\."):
+        register(model_name="")
+
+
+@pytest.mark.parametrize("runtime", ["LSP", "ruby"])
+def test_registration_names_the_runtime_when_it_is_unknown(runtime):
+    # Given / When / Then
+    with pytest.raises(BadRequest, match=f"^Invalid RuntimeType value: {runtime}$"):
+        register(runtime=runtime)
+
+
+def test_config_values_of_the_wrong_type_count_as_missing():
+    # Given
+    config = {"batchSize": "8", "maxBatchDelay": True, "deviceIds": [0, "1"], "deviceType": 5}
+    # When
+    spec = register(config=config)
+    # Then
+    assert (spec.batch_size, spec.max_batch_delay_ms) == (1, 100)
+    assert (spec.device_ids, spec.device_type) == ((), "")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8", 8),
+        ("+8", 8),
+        ("-8", -8),
+        (8, 8),
+        ("08", 8),
+        ("2147483647", 2147483647),
+        ("2147483648", 1),
+        ("99999999999", 1),
+        ("9" * 5000, 1),
+        ("8.0", 1),
+        ("1_000", 1),
+        (" 8", 1),
+        ("", 1),
+        ("many", 1),
+        ("٨", 1),
+        (True, 1),
+        (None, 1),
+    ],
+)
+def test_int_parameter_is_the_default_when_the_value_is_no_java_int(text, expected):
+    # Given / When / Then
+    assert int_parameter({"n": text}, "n", 1) == expected
+
+
+@given(st.text())
+def test_int_parameter_never_raises(text):
+    # Given any text / When / Then
+    assert isinstance(int_parameter({"n": text}, "n", 1), int)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("true", True), ("TRUE", True), (True, True), ("1", False), ("yes", False), ("", False)],
+)
+def test_bool_parameter_is_true_for_the_word_true_only(text, expected):
+    # Given / When / Then
+    assert bool_parameter({"b": text}, "b", default=not expected) is expected
+
+
+def test_bool_parameter_is_the_default_when_missing():
+    # Given / When / Then
+    assert bool_parameter({}, "b", default=True) is True
+
+
+def test_spec_is_the_same_after_json():
+    # Given
+    spec = register({"batch_size": "8"}, config={"deviceIds": [0, 1], "handler": {"profile": True}})
+    # When
+    received = ModelSpec.from_json(spec.to_json())
+    # Then
+    assert received == spec
+    assert received.device_ids == (0, 1)
+
+
+def test_spec_from_json_ignores_fields_of_a_later_version():
+    # Given
+    record = json.loads(register().to_json()) | {"colour": "green"}
+    # When
+    received = ModelSpec.from_json(json.dumps(record))
+    # Then
+    assert received == register()
+
+
+def test_spec_becomes_json_when_its_config_holds_a_date():
+    # Given what yaml.safe_load makes of `released: 2024-05-17`
+    spec = register(config={"released": datetime.date(2024, 5, 17)})
+    # When
+    received = ModelSpec.from_json(spec.to_json())
+    # Then
+    assert received.config == {"released": "2024-05-17"}
+
+
+def test_scaled_changes_nothing_but_the_workers():
+    # Given
+    spec = register({"batch_size": "8"})
+    # When
+    scaled = spec.scaled(2, 3)
+    # Then
+    assert (scaled.min_worker, scaled.max_worker) == (2, 3)
+    assert scaled.scaled(spec.min_worker, spec.max_worker) == spec
