@@ -1,0 +1,180 @@
+"""The layering rules, executed: walks every import and names each violation.
+
+`ingress → batching ← workers`: the sides meet only through the queue, so each can be replaced,
+restarted or scaled without the other. A side that imported the other would also drag torch into the
+ingress or flask into a worker.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Package -> which of our own packages it may import, itself aside.
+MAY_IMPORT = {
+    "batching": frozenset[str](),
+    "ingress": frozenset({"batching"}),
+    "workers": frozenset({"batching", "compat"}),
+    "compat": frozenset[str](),
+    "cli": frozenset({"batching", "ingress", "workers"}),
+}
+# The package that compat/ts is to an old handler; it lives in compat, and workers run it.
+TS = "ts"
+TS_USERS = frozenset({"compat", "workers"})
+
+# Third-party package -> the places (folder or file) that may import it. Nobody else may.
+ONLY_IN = {
+    "redis": ("batching/store/", "workers/control_jobs.py"),
+    "rq": ("batching/store/", "workers/control_jobs.py"),
+    "flask": ("ingress/",),
+    "granian": ("ingress/",),
+    "torch": ("workers/", "compat/"),
+    "torchvision": ("workers/", "compat/"),
+    "click": ("cli/",),
+    "rich": ("cli/",),
+}
+# Code that arrives as bytes from a client or a queue must never be able to choose what is executed.
+NOWHERE = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"})
+
+# May be imported inside a function, because importing them costs seconds or they may be missing.
+HEAVY = frozenset({"torch", "torchvision", "PIL", "captum", "numpy", "transformers", "torchtext"})
+# May import inside functions what it likes: each of its commands loads one role only.
+LATE_IMPORTERS = ("cli/roles.py",)
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One import as it is written."""
+
+    module: str
+    line: int
+    level: int
+    is_in_function: bool
+
+
+def find_violations(root: Path) -> list[str]:
+    """One line per violation, `file:line: rule`, sorted; empty when all is well."""
+    found = []
+    for package in MAY_IMPORT:
+        for path in sorted((root / package).rglob("*.py")):
+            place = path.relative_to(root).as_posix()
+            for imported in imports_of(path):
+                found += [
+                    f"{place}:{imported.line}: {rule}" for rule in broken_rules(place, imported)
+                ]
+    return sorted(found)
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    """Every import statement of a file, those under `if TYPE_CHECKING` and in functions too."""
+
+    def walk(node: ast.AST, is_in_function: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                for alias in child.names:
+                    yield Import(alias.name, child.lineno, 0, is_in_function)
+            elif isinstance(child, ast.ImportFrom):
+                yield Import(child.module or "", child.lineno, child.level, is_in_function)
+            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from walk(child, is_in_function or is_function)
+
+    yield from walk(ast.parse(path.read_text(encoding="utf-8"), str(path)), False)
+
+
+def broken_rules(place: str, imported: Import) -> Iterator[str]:
+    """The rules that this import at this place breaks, in words."""
+    if imported.level:
+        yield "imports relatively; write the whole name"
+        return
+    package, top = place.split("/", maxsplit=1)[0], imported.module.split(".")[0]
+    if top in MAY_IMPORT and top != package and top not in MAY_IMPORT[package]:
+        yield f"{package} must not import {top}"
+    if top == TS and package not in TS_USERS:
+        yield f"{package} must not import {TS}"
+    if top in ONLY_IN and not place.startswith(ONLY_IN[top]):
+        yield f"{top} may be imported only in {', '.join(ONLY_IN[top])}"
+    if top in NOWHERE:
+        yield f"{top} runs code that it reads and may be imported nowhere"
+    if imported.is_in_function and top not in HEAVY and not place.startswith(LATE_IMPORTERS):
+        yield f"imports {imported.module} inside a function; move it to the top"
+
+
+def test_imports_keep_to_the_layers():
+    # Given this repository / When
+    violations = find_violations(ROOT)
+    # Then
+    assert not violations, "\n" + "\n".join(violations)
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_the_layering_test_looks_at_every_package(package):
+    # Given a package that the rules name / When / Then: a renamed folder must not pass by absence
+    assert list((ROOT / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("place", "source", "expected"),
+    [
+        ("ingress/front.py", "import workers.runner", "ingress must not import workers"),
+        ("workers/node.py", "from ingress import server", "workers must not import ingress"),
+        ("batching/batcher.py", "from workers.runner import R", "batching must not import workers"),
+        ("batching/policy.py", "import ingress", "batching must not import ingress"),
+        ("workers/node.py", "import cli.up", "workers must not import cli"),
+        ("compat/ts/context.py", "import batching", "compat must not import batching"),
+        ("ingress/app.py", "from ts.context import Context", "ingress must not import ts"),
+        ("ingress/app.py", "import redis.asyncio", "redis may be imported only in"),
+        ("batching/registry.py", "from redis import Redis", "redis may be imported only in"),
+        ("workers/worker.py", "import rq", "rq may be imported only in"),
+        ("cli/status.py", "import flask", "flask may be imported only in"),
+        ("batching/spec.py", "import torch", "torch may be imported only in"),
+        ("ingress/front.py", "def f():\n    import torch", "torch may be imported only in"),
+        ("batching/wire.py", "import pickle", "pickle runs code that it reads"),
+        ("ingress/app.py", "from .front import Front", "imports relatively"),
+        ("ingress/app.py", "from . import front", "imports relatively"),
+        (
+            "workers/node.py",
+            "def f():\n    import json",
+            "imports json inside a function; move it to the top",
+        ),
+        (
+            "ingress/app.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from redis import Redis",
+            "redis may be imported only in",
+        ),
+    ],
+)
+def test_a_planted_violation_is_named(tmp_path, place, source, expected):
+    # Given
+    path = tmp_path / place
+    path.parent.mkdir(parents=True)
+    path.write_text(source + "\n", encoding="utf-8")
+    # When
+    violations = find_violations(tmp_path)
+    # Then
+    assert len(violations) == 1
+    assert violations[0].startswith(f"{place}:")
+    assert expected in violations[0]
+
+
+@pytest.mark.parametrize(
+    ("place", "source"),
+    [
+        ("ingress/app.py", "import flask\nimport batching.errors"),
+        ("batching/store/broker.py", "import redis.asyncio\nimport rq"),
+        ("workers/control_jobs.py", "import rq"),
+        ("workers/runner.py", "import torch\nfrom ts.context import Context"),
+        ("workers/handlers.py", "def f():\n    import captum"),
+        ("cli/roles.py", "def f():\n    from ingress.server import run"),
+    ],
+)
+def test_an_import_that_keeps_the_rules_is_not_named(tmp_path, place, source):
+    # Given
+    path = tmp_path / place
+    path.parent.mkdir(parents=True)
+    path.write_text(source + "\n", encoding="utf-8")
+    # When / Then
+    assert find_violations(tmp_path) == []
