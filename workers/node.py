@@ -20,6 +20,7 @@ import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import compat
 from batching.child_process import exited, has_exited, kill_group, spawn
@@ -97,7 +98,7 @@ class Node:
             asyncio.create_task(self._keep_control_worker(), name="control worker"),
         ]
         log.info("node=%s pid=%d started", self._node.node_id, self._node.pid)
-        exiting = asyncio.create_task(self._should_exit.wait())
+        exiting = asyncio.create_task(self._wait_for_exit())
         await asyncio.wait({exiting, *roles}, return_when=asyncio.FIRST_COMPLETED)
         await self._drain()
         for role in (*roles, exiting):
@@ -114,6 +115,9 @@ class Node:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal)
+
+    async def _wait_for_exit(self) -> None:
+        await self._should_exit.wait()
 
     def _on_signal(self) -> None:
         if self._should_exit.is_set():
@@ -197,6 +201,8 @@ class Node:
             count = await self._verbs.refuse_waiting(key, reason)
             if count:
                 log.warning("refused model=%s version=%s requests=%d", *key, count)
+            if not is_known:
+                await self._verbs.bury(key)
 
     def _pick_device(self, spec: ModelSpec, number: int) -> Device:
         """GPUs in turn over all models, or in turn over the version's own list.
@@ -222,6 +228,7 @@ class Node:
             spec.model_url,
             self._settings.model_store,
             allowed_urls=self._settings.allowed_urls,
+            is_registered=True,
         )
         return archive.unpack_archive(path, spec.archive_sha256, self._work_dir)
 
@@ -231,7 +238,7 @@ class Node:
         """A child process runs control jobs; it is started again when it dies."""
         while True:
             environment = {**os.environ, **self._settings.to_environment()}
-            process = spawn([sys.executable, "-m", "workers.control_jobs"], environment)
+            process = spawn([sys.executable, "-P", "-m", "workers.control_jobs"], environment)
             try:
                 await exited(process)
             finally:
@@ -254,9 +261,10 @@ class Node:
             return
         log.info("node=%s draining workers=%d", self._node.node_id, len(self._tasks))
         ended = asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        forced = asyncio.create_task(self._must_exit_now.wait())
         margin_s = max(0.0, self._settings.drain_timeout_s - KILL_MARGIN_S)
-        await asyncio.wait({ended, forced}, timeout=margin_s, return_when=asyncio.FIRST_COMPLETED)
+        forced = asyncio.ensure_future(self._must_exit_now.wait())
+        outcomes: set[asyncio.Future[Any]] = {ended, forced}
+        await asyncio.wait(outcomes, timeout=margin_s, return_when=asyncio.FIRST_COMPLETED)
         forced.cancel()
         for slot in list(self._slots.values()):
             slot.kill()

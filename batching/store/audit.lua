@@ -10,6 +10,7 @@
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 local time = redis.call('TIME')
 redis.call('ZADD', KEYS[1], time[1] * 1000 + math.floor(time[2] / 1000), ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
 local codes = {}
 for i = 3, #ARGV do
   if redis.call('EXISTS', KEYS[3] .. ARGV[i]) == 1 then

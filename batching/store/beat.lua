@@ -11,4 +11,5 @@ for i = 1, #KEYS do redis.call('PEXPIRE', KEYS[i], ARGV[1]) end
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 for i = 2, #ARGV do redis.call('ZADD', KEYS[1], now_ms, ARGV[i]) end
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return #ARGV - 1

@@ -114,4 +114,5 @@ if #owned == 0 then return {'EMPTY'} end
 redis.call('RPUSH', KEYS[9], unpack(owned))
 redis.call('PEXPIRE', KEYS[9], ARGV[5])
 redis.call('ZADD', KEYS[7], now_ms, worker_id)
+redis.call('PEXPIRE', KEYS[7], ARGV[5])
 return batch

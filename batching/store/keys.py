@@ -116,7 +116,8 @@ class VersionKeys:
     def ingress_beats(self) -> str:  # noqa: D102
         return f"{self.tag}:ing"
 
-    # hash of counters (accepted, replied, cancelled, ...); permanent, deleted at unregistration.
+    # hash of counters (accepted, replied, cancelled, ...); permanent, deleted by nodes once the
+    # version is unregistered and idle.
     @property
     def counters(self) -> str:  # noqa: D102
         return f"{self.tag}:st"

@@ -154,6 +154,11 @@ class NodeVerbs:
             if left == 0 or refused == 0:
                 return total
 
+    async def bury(self, key: VersionKey) -> None:
+        """Nothing is left of an unregistered version that nobody waits for."""
+        version_keys = VersionKeys.of(key)
+        await self._client.delete(version_keys.counters, version_keys.ingress_beats)
+
     async def forget_nodes(self, node_ids: Iterable[str]) -> None:
         """These dead nodes are not listed any more."""
         for node_id in node_ids:

@@ -55,6 +55,7 @@ redis.call('RPUSH', KEYS[2], unpack(ids))
 redis.call('SADD', KEYS[5], unpack(ids))
 redis.call('HINCRBY', KEYS[6], 'accepted', #ids)
 redis.call('ZADD', KEYS[8], now_ms, ingress_id)
+redis.call('PEXPIRE', KEYS[8], 86400000)
 
 -- A collector with an open window is told when its batch is full; otherwise one idle worker is woken
 -- when the queue stops being empty. Busy workers look at the queue by themselves.
