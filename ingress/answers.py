@@ -1,0 +1,132 @@
+"""What leaves the ingress: status, headers and bytes in TorchServe's dialect.
+
+Source: TorchServe 0.12, `NettyUtils.sendHttpResponse` and `JsonUtils`; contract 0.2 to 0.4.
+An answer carries no `connection` header: that one belongs to the server in front (the door).
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from batching.errors import InternalError, NotFound, PayloadTooLarge, ServeError
+from batching.protocol import Reply
+
+JSON_CONTENT_TYPE = ("content-type", "application/json")
+NO_CACHE_HEADERS = (
+    ("Pragma", "no-cache"),
+    ("Cache-Control", "no-cache; no-store, must-revalidate, private"),
+    ("Expires", "Thu, 01 Jan 1970 00:00:00 UTC"),
+)
+
+# Names that a handler cannot set: the server writes them itself, or they steer the connection.
+_OWNED_NAMES = frozenset(
+    {
+        "cache-control",
+        "connection",
+        "content-length",
+        "date",
+        "expires",
+        "keep-alive",
+        "pragma",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "server",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "x-request-id",
+    }
+)
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+# A status outside this range is no final HTTP answer; the server below us would abort on some.
+_LOWEST_STATUS, _HIGHEST_STATUS = 200, 599
+
+
+class Answer(NamedTuple):
+    """One HTTP answer without its `connection` header."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+def fresh_request_id() -> str:
+    """A UUID4; what the client sent as x-request-id is never used."""
+    return str(uuid.uuid4())
+
+
+def json_bytes(document: Any) -> bytes:
+    """The document as TorchServe prints it: two-space JSON, UTF-8 unescaped, one newline."""
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "replace")
+
+
+def json_answer(document: Any, request_id: str, status: int = 200) -> Answer:
+    """An answer with a JSON document."""
+    headers = [("x-request-id", request_id), JSON_CONTENT_TYPE, *NO_CACHE_HEADERS]
+    return Answer(status, headers, json_bytes(document))
+
+
+def status_answer(text: str, request_id: str, status: int = 200) -> Answer:
+    """An answer of the form `{"status": text}`."""
+    return json_answer({"status": text}, request_id, status)
+
+
+def error_answer(error: ServeError, request_id: str) -> Answer:
+    """The answer that this error is; 413 is bare, as in TorchServe."""
+    if isinstance(error, PayloadTooLarge):
+        return Answer(error.status, [], b"")
+    answer = _failure(error.status, error.type, error.message, error.reason, request_id)
+    if error.retry_after_s is not None:
+        # Whole seconds, rounded up: "0" would invite an immediate retry.
+        answer.headers.append(("retry-after", str(max(1, -int(-error.retry_after_s // 1)))))
+    return answer
+
+
+def reply_answer(reply: Reply, request_id: str) -> Answer:
+    """What the worker replied, with a handler's headers cleaned.
+
+    A prediction gets no content type unless the handler set one (contract 1.4).
+    """
+    if not _LOWEST_STATUS <= reply.status <= _HIGHEST_STATUS:
+        return error_answer(InternalError("Invalid model predict output"), request_id)
+    if reply.error_type:
+        message = reply.body.decode("utf-8", "replace")
+        return _failure(reply.status, reply.error_type, message, reply.reason, request_id)
+    headers = [("x-request-id", request_id), *NO_CACHE_HEADERS]
+    if reply.headers:
+        headers += clean_headers(reply.headers)
+    return Answer(reply.status, headers, reply.body)
+
+
+def clean_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    """A handler's headers that may be sent: well-formed names, one line of ASCII each."""
+    return [
+        (str(name), _clean_value(str(value)))
+        for name, value in headers.items()
+        if _HEADER_NAME.fullmatch(str(name)) and str(name).lower() not in _OWNED_NAMES
+    ]
+
+
+def not_found() -> NotFound:
+    """The error for a path that leads nowhere."""
+    return NotFound("Requested resource is not found, please refer to API document.")
+
+
+def _clean_value(value: str) -> str:
+    # ASCII only: WSGI would send Latin-1 and granian UTF-8, and the two doors must agree.
+    return _CONTROL_CHARACTERS.sub("", value).encode("ascii", "replace").decode().strip()
+
+
+def _failure(status: int, kind: str, message: str, reason: str, request_id: str) -> Answer:
+    answer = json_answer({"code": status, "type": kind, "message": message}, request_id, status)
+    if reason:
+        # The JSON keeps TorchServe's three keys; the stable word for machines travels beside it.
+        answer.headers.append(("x-ferry-reason", reason))
+    return answer

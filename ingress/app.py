@@ -1,0 +1,61 @@
+"""The Flask application of one listener: TorchServe's REST dialect, whole without the front."""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+from flask import Flask, Response
+
+from ingress.error_handlers import install_error_handlers
+from ingress.inference_api import inference_blueprint
+from ingress.management_api import management_blueprint
+from ingress.metrics_api import metrics_blueprint
+from ingress.openapi import Role, api_document
+from ingress.responses import PlainResponse, json_response
+from ingress.services import Services
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+_BLUEPRINTS: dict[Role, Callable[[Services], Any]] = {
+    Role.INFERENCE: inference_blueprint,
+    Role.MANAGEMENT: management_blueprint,
+    Role.METRICS: metrics_blueprint,
+}
+
+
+def create_app(services: Services, roles: Collection[Role]) -> Flask:
+    """The application that serves these roles on one address."""
+    app = Flask(__name__, static_folder=None)
+    app.response_class = PlainResponse
+    app.config["MAX_CONTENT_LENGTH"] = services.settings.max_request_size_bytes
+    app.config["PROPAGATE_EXCEPTIONS"] = False
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
+    # TorchServe splits paths at each slash and never redirects.
+    app.url_map.merge_slashes = False
+    app.url_map.strict_slashes = True
+    document = api_document(roles)
+
+    @app.route("/", methods=["OPTIONS"])
+    @app.route("/api-description", methods=["GET"])
+    def describe_api() -> Response:
+        return json_response(document)
+
+    for role in Role:
+        if role in roles:
+            app.register_blueprint(_BLUEPRINTS[role](services))
+    install_error_handlers(app)
+    app.wsgi_app = _IgnoreTrailingSlashes(app.wsgi_app)  # type: ignore[method-assign]
+    return app
+
+
+class _IgnoreTrailingSlashes:
+    """`/models/M/` is `/models/M` (contract 0.5); the router alone would redirect or refuse."""
+
+    def __init__(self, app: "WSGIApplication") -> None:
+        self._app = app
+
+    def __call__(
+        self, environ: "WSGIEnvironment", start_response: "StartResponse"
+    ) -> Iterable[bytes]:
+        environ["PATH_INFO"] = environ.get("PATH_INFO", "").rstrip("/") or "/"
+        return self._app(environ, start_response)

@@ -1,0 +1,94 @@
+"""The JSON documents of describe and list.
+
+Source: TorchServe 0.12 `DescribeModelResponse`, `ListModelsResponse`; contract 2.4 and 2.5.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from batching.model_spec import ModelSpec, int_parameter
+from batching.status import QueueStatus, WorkerState, WorkerStatus
+
+MAX_PAGE = 100
+
+
+def describe_version(
+    spec: ModelSpec, workers: Sequence[WorkerStatus], queue: QueueStatus
+) -> dict[str, Any]:
+    """One version, keys in TorchServe's order."""
+    document: dict[str, Any] = {
+        "modelName": spec.model_name,
+        "modelVersion": spec.model_version,
+        "modelUrl": spec.model_url,
+        "runtime": spec.runtime,
+        "minWorkers": spec.min_worker,
+        "maxWorkers": spec.max_worker,
+        "batchSize": spec.batch_size,
+        "maxBatchDelay": spec.max_batch_delay_ms,
+        "responseTimeout": spec.response_timeout_s,
+        "startupTimeout": spec.startup_timeout_s,
+        "maxRetryTimeoutInSec": spec.max_retry_timeout_s,
+        "clientTimeoutInMills": spec.client_timeout_ms,
+        "parallelType": "",
+        "parallelLevel": 0,
+        "deviceType": spec.device_type or _device_type(workers),
+    }
+    if spec.device_ids:
+        document["deviceIds"] = list(spec.device_ids)
+    document |= {
+        "continuousBatching": False,
+        "useJobTicket": False,
+        "useVenv": False,
+        "stateful": False,
+        "sequenceMaxIdleMSec": 0,
+        "sequenceTimeoutMSec": 0,
+        "maxNumSequence": 1,
+        "maxSequenceJobQueueSize": 1,
+        "loadedAtStartup": spec.is_loaded_at_startup,
+        "workers": [_describe_worker(worker) for worker in workers],
+        "jobQueueStatus": {
+            "remainingCapacity": max(0, queue.capacity - queue.waiting),
+            "pendingRequests": queue.waiting,
+        },
+    }
+    return document
+
+
+def list_page(
+    names: Sequence[str], urls: Mapping[str, str], parameters: Mapping[str, str]
+) -> dict[str, Any]:
+    """One page of the models; a token is there whenever a full page was given.
+
+    Args:
+        names: all names, sorted.
+        urls: name to the default version's archive.
+        parameters: `limit` and `next_page_token` as the client sent them.
+    """
+    limit = int_parameter(parameters, "limit", MAX_PAGE)
+    if not 0 <= limit <= MAX_PAGE:
+        limit = MAX_PAGE
+    start = max(0, int_parameter(parameters, "next_page_token", 0))
+    end = start + limit
+    page: dict[str, Any] = {} if end > len(names) else {"nextPageToken": str(end)}
+    page["models"] = [{"modelName": name, "modelUrl": urls[name]} for name in names[start:end]]
+    return page
+
+
+def _describe_worker(worker: WorkerStatus) -> dict[str, Any]:
+    kind, _, index = worker.device.partition(":")
+    is_gpu = kind == "cuda"
+    return {
+        "id": worker.worker_id,
+        "startTime": worker.started_at,
+        "status": "READY" if worker.state is WorkerState.READY else "UNLOADING",
+        "memoryUsage": worker.memory_bytes,
+        "pid": worker.pid,
+        "gpu": is_gpu,
+        "gpuUsage": f"gpuId::{index or 0}" if is_gpu else "N/A",
+        # Beyond TorchServe, so at the end: the machine that runs it.
+        "node": worker.node_id,
+    }
+
+
+def _device_type(workers: Sequence[WorkerStatus]) -> str:
+    return "gpu" if any(worker.device.startswith("cuda") for worker in workers) else "cpu"

@@ -1,0 +1,63 @@
+"""The inference port's front: predictions on the event loop, everything else to Flask.
+
+A thread per waiting request is what costs (docs/adr): here a waiting prediction is one future.
+"""
+
+import logging
+
+from batching.errors import InternalError, ServeError
+from batching.store.broker import ClientLeft
+from ingress.answers import Answer, error_answer, fresh_request_id, status_answer
+from ingress.body_reader import read_body
+from ingress.door import connection_headers
+from ingress.prediction_paths import Target, parse_prediction_path
+from ingress.predictor import Predictor
+from ingress.rsgi import HttpProtocol, HttpScope
+from ingress.wsgi_bridge import WsgiBridge
+
+log = logging.getLogger(__name__)
+
+# As nginx logs it; nobody receives it.
+_CLIENT_CLOSED_REQUEST = 499
+
+LIVE_PATH = "/livez"
+LIVE_TEXT = "Live"
+
+
+class Front:
+    """The RSGI application of the inference port."""
+
+    def __init__(
+        self, predictor: Predictor, bridge: WsgiBridge, *, max_request_size_bytes: int
+    ) -> None:
+        self._predictor = predictor
+        self._bridge = bridge
+        self._max_request_size_bytes = max_request_size_bytes
+
+    async def __call__(self, scope: HttpScope, proto: HttpProtocol) -> None:
+        """The request is answered."""
+        target = parse_prediction_path(scope.path)
+        if target is not None and scope.method != "OPTIONS":
+            await self._predict(target, scope, proto)
+        elif scope.path == LIVE_PATH:
+            # Not through the bridge: its threads may all wait for Redis.
+            answer = status_answer(LIVE_TEXT, fresh_request_id())
+            door_headers = connection_headers(scope, {}, answer.status)
+            proto.response_bytes(answer.status, answer.headers + door_headers, answer.body)
+        else:
+            await self._bridge(scope, proto)
+
+    async def _predict(self, target: Target, scope: HttpScope, proto: HttpProtocol) -> None:
+        headers = dict(scope.headers.items())
+        try:
+            body = await read_body(proto, headers, self._max_request_size_bytes)
+            answer = await self._predictor.answer(target, headers, body, proto.client_disconnect)
+        except ServeError as error:
+            answer = error_answer(error, fresh_request_id())
+        except ClientLeft:
+            answer = Answer(_CLIENT_CLOSED_REQUEST, [], b"")
+        except Exception:  # the outermost frame: granian would answer without a body and a line
+            log.exception("prediction failed model=%s", target.model_name)
+            answer = error_answer(InternalError("Internal server error."), fresh_request_id())
+        door_headers = connection_headers(scope, headers, answer.status)
+        proto.response_bytes(answer.status, answer.headers + door_headers, answer.body)

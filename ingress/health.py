@@ -1,0 +1,59 @@
+"""Three probes with three meanings: /ping (TorchServe's), /livez and /readyz."""
+
+import contextlib
+
+from batching.errors import StoreUnavailable
+from batching.model_spec import ModelSpec
+from batching.status import WorkerState
+from batching.store.registry import Registry
+from ingress.services import Lifecycle
+
+
+class Health:
+    """Answers probes from the registry."""
+
+    def __init__(self, registry: Registry, lifecycle: Lifecycle) -> None:
+        self._registry = registry
+        self._lifecycle = lifecycle
+        self._last_ping = True
+
+    def is_healthy(self) -> bool:
+        """Whether each model's default version has its workers, loading ones included.
+
+        While Redis is away this is the last answer: orchestrators restart what is not healthy, and
+        restarting an ingress does not bring Redis back.
+        Source: TorchServe 0.12 `ApiUtils.getHealthStatus`; contract 1.1.
+        """
+        with contextlib.suppress(StoreUnavailable):
+            self._last_ping = all(self._is_staffed(spec) for spec in self._default_specs())
+        return self._last_ping
+
+    def why_not_ready(self) -> str:
+        """Why a request sent now could not be served; empty when it could."""
+        if self._lifecycle.is_draining:
+            return "Draining"
+        try:
+            self._registry.ping()
+            idle = [
+                spec.model_name
+                for spec in self._default_specs()
+                if spec.min_worker > 0 and not self._is_ready(spec)
+            ]
+        except StoreUnavailable:
+            return "Request store unavailable"
+        return f"No ready worker: {', '.join(idle)}" if idle else ""
+
+    def _default_specs(self) -> list[ModelSpec]:
+        entries = self._registry.snapshot().values()
+        return [entry.versions[entry.default_version] for entry in entries]
+
+    def _is_staffed(self, spec: ModelSpec) -> bool:
+        if spec.min_worker == 0:
+            return True
+        workers = self._registry.workers(spec.key)
+        alive = [worker for worker in workers if worker.state is not WorkerState.FAILED]
+        return len(alive) >= spec.min_worker
+
+    def _is_ready(self, spec: ModelSpec) -> bool:
+        workers = self._registry.workers(spec.key)
+        return any(worker.state is WorkerState.READY for worker in workers)

@@ -1,0 +1,76 @@
+"""The inference port's routes; whole by itself, so that any WSGI server can run it.
+
+Source: TorchServe 0.12 inference API; contract section 1.
+"""
+
+from flask import Blueprint, Response, request
+
+from batching.errors import ModelNotFound
+from batching.model_spec import NAME_PATTERN
+from ingress.answers import not_found
+from ingress.front import LIVE_TEXT
+from ingress.health import Health
+from ingress.openapi import model_prediction_document
+from ingress.prediction_paths import parse_prediction_path
+from ingress.responses import json_response, lower_case_headers, status_response, to_response
+from ingress.services import Services
+
+# TorchServe does not look at the method of a prediction or a ping.
+_ANY = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
+
+
+def inference_blueprint(services: Services) -> Blueprint:
+    """Predictions and probes."""
+    blueprint = Blueprint("inference", __name__)
+    view = _InferenceView(services)
+    rules = (
+        # These only gather candidates: the parser that both doors share decides.
+        ("/predictions/<path:_>", _ANY, view.predict),
+        ("/explanations/<path:_>", _ANY, view.predict),
+        ("/v1/models/<path:_>", _ANY, view.predict),
+        ("/v2/models/<path:_>", _ANY, view.predict),
+        ("/predictions/<model_name>", ("OPTIONS",), view.document),
+        ("/predictions/<model_name>/<path:_>", ("OPTIONS",), view.document),
+        ("/ping", _ANY, view.ping),
+        ("/livez", _ANY, view.livez),
+        ("/readyz", ("GET",), view.readyz),
+    )
+    for rule, methods, handler in rules:
+        blueprint.add_url_rule(rule, f"{methods[0]} {rule}", handler, methods=methods)
+    return blueprint
+
+
+class _InferenceView:
+    """One method per route; HTTP in, HTTP out."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._health = Health(services.registry, services.lifecycle)
+
+    def predict(self, _: str) -> Response:
+        target = parse_prediction_path(request.path)
+        if target is None:
+            raise not_found()
+        # As in the front: the body is read, and refused if too large, before anything else.
+        body = request.get_data(cache=False)
+        headers = lower_case_headers(request)
+        answer = self._services.predictor.answer(target, headers, body)
+        return to_response(self._services.on_loop(answer))
+
+    def document(self, model_name: str, _: str = "") -> Response:
+        is_name = NAME_PATTERN.fullmatch(model_name) is not None
+        if not is_name or self._services.registry.get(model_name) is None:
+            raise ModelNotFound(f"Model not found: {model_name}")
+        return json_response(model_prediction_document(model_name))
+
+    def ping(self) -> Response:
+        if self._health.is_healthy():
+            return status_response("Healthy")
+        return status_response("Unhealthy", status=500)
+
+    def livez(self) -> Response:
+        return status_response(LIVE_TEXT)
+
+    def readyz(self) -> Response:
+        reason = self._health.why_not_ready()
+        return status_response(reason, status=503) if reason else status_response("Ready")

@@ -1,0 +1,174 @@
+"""The one table of listeners: which address serves what, and who may reach it."""
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from granian.constants import HTTPModes, Interfaces
+from granian.log import LogLevels
+from granian.server.embed import Server
+
+from batching.settings import Settings, SettingsError
+from ingress.openapi import Role
+from ingress.rsgi import RsgiApp
+
+BACKLOG = 1024
+_ACCEPT_TIMEOUT_S = 5.0
+_ACCEPT_POLL_S = 0.005
+
+_DEFAULT_PORTS = {Role.INFERENCE: 80, Role.MANAGEMENT: 8081, Role.METRICS: 8082}
+
+# granian's lines go the way of ours; below error level it only repeats what we log ourselves.
+_GRANIAN_LOGGING = {
+    "formatters": {},
+    "handlers": {},
+    "loggers": {"_granian": {"handlers": [], "propagate": True}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen: an IP address and a port, or the path of a unix socket."""
+
+    host: str
+    port: int
+    socket_path: Path | None = None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine's own users can connect."""
+        return self.socket_path is not None or ipaddress.ip_address(self.host).is_loopback
+
+    def __str__(self) -> str:
+        if self.socket_path is not None:
+            return f"unix:{self.socket_path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+def listener_table(settings: Settings) -> dict[Address, frozenset[Role]]:
+    """Each address with what it serves; roles with equal addresses share a listener.
+
+    Raises:
+        SettingsError: an address that cannot be listened on, or management open to the network.
+    """
+    texts = {
+        Role.INFERENCE: settings.inference_address,
+        Role.MANAGEMENT: settings.management_address,
+        Role.METRICS: settings.metrics_address,
+    }
+    table: dict[Address, frozenset[Role]] = {}
+    for role, text in texts.items():
+        address = parse_address(text, role)
+        table[address] = table.get(address, frozenset()) | {role}
+    for address, roles in table.items():
+        if Role.MANAGEMENT in roles and not address.is_private:
+            _require_open_management(address, settings)
+    return table
+
+
+def parse_address(text: str, role: Role) -> Address:
+    """The address that config.properties spells `http://host:port` or `unix:/path`.
+
+    Raises:
+        SettingsError: it is something else, or its host has no address.
+    """
+    parts = urlsplit(text)
+    if parts.scheme == "unix" and parts.path:
+        return Address("", 0, Path(parts.path))
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise SettingsError(f"{role}_address={text!r}: the port is not a number") from error
+    if parts.scheme != "http" or not parts.hostname:
+        raise SettingsError(f"{role}_address={text!r}: write http://host:port or unix:/path")
+    try:
+        found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise SettingsError(f"{role}_address={text!r}: the host has no address") from error
+    # IPv4 first: `localhost` has meant 127.0.0.1 to TorchServe's clients.
+    hosts = sorted((str(place[0]) for *_, place in found), key=lambda host: ":" in host)
+    return Address(hosts[0], _DEFAULT_PORTS[role] if port is None else port)
+
+
+class Listener:
+    """One granian server on the running loop."""
+
+    def __init__(self, address: Address, app: RsgiApp) -> None:
+        self.address = address
+        self._server = Server(
+            app,
+            address.host or "127.0.0.1",
+            address.port,
+            uds=address.socket_path,
+            interface=Interfaces.RSGI,
+            http=HTTPModes.http1,
+            websockets=False,
+            backlog=BACKLOG,
+            log_level=LogLevels.error,
+            log_dictconfig=_GRANIAN_LOGGING,
+        )
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Connections are accepted.
+
+        Raises:
+            SettingsError: the address is in use, or not ours.
+        """
+        self._check_free()
+        self._serving = asyncio.create_task(self._server.serve())
+        deadline = asyncio.get_running_loop().time() + _ACCEPT_TIMEOUT_S
+        while not await self._accepts():
+            is_late = asyncio.get_running_loop().time() > deadline
+            if is_late or self._serving.done():
+                raise SettingsError(f"cannot listen on {self.address}")
+            await asyncio.sleep(_ACCEPT_POLL_S)
+
+    def stop(self) -> None:
+        """No new connection is accepted; requests in flight go on."""
+        self._server.stop()  # type: ignore[no-untyped-call]
+
+    async def wait_closed(self) -> None:
+        """All requests have been answered and all connections closed."""
+        if self._serving is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.shield(self._serving)
+
+    def _check_free(self) -> None:
+        # granian shares ports between processes (SO_REUSEPORT): a forgotten second server would
+        # silently get half of the requests. A plain bind finds it.
+        if self.address.socket_path is not None:
+            return
+        family = socket.AF_INET6 if ":" in self.address.host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.address.host, self.address.port))
+            except OSError as error:
+                raise SettingsError(f"cannot listen on {self.address}: {error.strerror}") from error
+
+    async def _accepts(self) -> bool:
+        path, host = self.address.socket_path, self.address.host
+        try:
+            if path is not None:
+                _, writer = await asyncio.open_unix_connection(path)
+            else:
+                _, writer = await asyncio.open_connection(host, self.address.port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+
+def _require_open_management(address: Address, settings: Settings) -> None:
+    if not settings.allow_open_management:
+        raise SettingsError(
+            f"management_address={address} is reachable from other machines, and whoever reaches "
+            "it can run code here. Use 127.0.0.1, or set allow_open_management=true if the network "
+            "itself keeps others out."
+        )

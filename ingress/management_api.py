@@ -1,0 +1,137 @@
+"""The management port's routes.
+
+Source: TorchServe 0.12 management API; contract section 2.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from flask import Blueprint, Response, request
+
+from batching.errors import BadRequest, ModelNotFound, NoWorker
+from batching.model_spec import ModelSpec, bool_parameter
+from batching.protocol import Reply
+from ingress.answers import fresh_request_id, reply_answer
+from ingress.descriptions import describe_version, list_page
+from ingress.openapi import model_management_document
+from ingress.registrar import Registrar, check_name
+from ingress.responses import json_response, status_response, to_response
+from ingress.services import Services
+
+ALL_VERSIONS = "all"
+
+
+def management_blueprint(services: Services) -> Blueprint:
+    """Register, scale, describe, list, set-default, unregister."""
+    blueprint = Blueprint("management", __name__)
+    registrar = Registrar(services)
+    view = _ManagementView(services, registrar)
+    one, versioned = "/models/<model_name>", "/models/<model_name>/<model_version>"
+    rules = (
+        ("/models", "GET", view.list_models),
+        ("/models", "POST", view.register),
+        (one, "GET", view.describe),
+        (one, "PUT", view.scale),
+        (one, "DELETE", view.unregister),
+        (one, "OPTIONS", view.document),
+        (versioned, "GET", view.describe),
+        (versioned, "PUT", view.scale),
+        (versioned, "DELETE", view.unregister),
+        (f"{versioned}/set-default", "PUT", view.set_default),
+        ("/v1/models/<model_name>", "GET", view.kserve_ready),
+    )
+    for rule, method, handler in rules:
+        endpoint = f"{method} {rule}".replace(".", " ")
+        blueprint.add_url_rule(rule, endpoint, handler, methods=[method])
+    return blueprint
+
+
+class _ManagementView:
+    """One method per route; HTTP in, HTTP out."""
+
+    def __init__(self, services: Services, registrar: Registrar) -> None:
+        self._services = services
+        self._registry = services.registry
+        self._registrar = registrar
+
+    def register(self) -> Response:
+        status, text = self._registrar.register(_registration_parameters())
+        return status_response(text, status)
+
+    def scale(self, model_name: str, model_version: str | None = None) -> Response:
+        status, text = self._registrar.scale(model_name, model_version, request.args)
+        return status_response(text, status)
+
+    def set_default(self, model_name: str, model_version: str) -> Response:
+        return status_response(self._registrar.set_default(model_name, model_version))
+
+    def unregister(self, model_name: str, model_version: str | None = None) -> Response:
+        return status_response(self._registrar.unregister(model_name, model_version))
+
+    def describe(self, model_name: str, model_version: str | None = None) -> Response:
+        if model_version == ALL_VERSIONS:
+            check_name(model_name)
+            entry = self._registry.get(model_name)
+            if entry is None:
+                raise ModelNotFound(f"Model not found: {model_name}")
+            return json_response([self._describe(spec) for spec in entry.versions.values()])
+        spec = self._registrar.resolve(model_name, model_version)
+        document = self._describe(spec)
+        if bool_parameter(request.args, "customized", default=False):
+            reply = self._ask_handler(spec)
+            if reply.error_type:
+                return to_response(reply_answer(reply, fresh_request_id()))
+            document["customizedMetadata"] = _metadata(reply)
+        return json_response([document])
+
+    def list_models(self) -> Response:
+        entries = self._registry.snapshot()
+        urls = {
+            name: entry.versions[entry.default_version].model_url for name, entry in entries.items()
+        }
+        return json_response(list_page(sorted(urls), urls, request.args))
+
+    def document(self, model_name: str) -> Response:
+        self._registrar.resolve(model_name, None)
+        return json_response(model_management_document(model_name))
+
+    def kserve_ready(self, model_name: str) -> Response:
+        spec = self._registrar.resolve(model_name, None)
+        is_ready = bool(self._registry.workers(spec.key))
+        return json_response({"name": model_name, "ready": is_ready})
+
+    def _describe(self, spec: ModelSpec) -> dict[str, Any]:
+        workers = self._registry.workers(spec.key)
+        return describe_version(spec, workers, self._registry.queue(spec))
+
+    def _ask_handler(self, spec: ModelSpec) -> Reply:
+        try:
+            return self._services.on_loop(self._services.predictor.describe(spec))
+        except NoWorker as error:
+            raise NoWorker(
+                f'Model "{spec.model_name}" has no worker to serve describe request. Please use '
+                "scale workers API to add workers."
+            ) from error
+
+
+def _metadata(reply: Reply) -> dict[str, Any]:
+    # TorchServe: whatever is not an object becomes an empty one.
+    try:
+        document = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _registration_parameters() -> Mapping[str, Any]:
+    # With a JSON body the query string does not count at all (contract 2.2).
+    if request.mimetype != "application/json":
+        return request.args
+    try:
+        document = json.loads(request.get_data())
+    except (ValueError, RecursionError) as error:
+        raise BadRequest("The request body is not JSON.") from error
+    if not isinstance(document, dict):
+        raise BadRequest("The request body is not a JSON object.")
+    return {name: value for name, value in document.items() if value is not None}

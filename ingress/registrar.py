@@ -1,0 +1,203 @@
+"""Registers, scales and unregisters model versions; the management API and start-up both use it."""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from batching.errors import (
+    BadRequest,
+    InternalError,
+    ModelNotFound,
+    OutOfResources,
+    ServeError,
+    Unavailable,
+    VersionNotFound,
+)
+from batching.model_spec import (
+    NAME_PATTERN,
+    ModelSpec,
+    VersionKey,
+    bool_parameter,
+    int_parameter,
+    spec_from_registration,
+)
+from ingress.services import Services
+from ingress.worker_wait import Progress, failures_by_slot, wait_for_workers, wait_until_gone
+
+# For the download too: the largest archives are tens of gigabytes.
+INSPECT_TIMEOUT_S = 900.0
+
+PROCESSING = "Processing worker updates..."
+IN_PROGRESS = "Workers scaling in progress..."
+
+
+class Registrar:
+    """Commands on the registry, each with TorchServe's status text. Blocks; call from a thread.
+
+    Source: TorchServe 0.12 `ManagementRequestHandler`, `ApiUtils`; contract 2.2, 2.3 and 2.6.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._settings = services.settings
+        self._registry = services.registry
+        self._control = services.control
+        self._predictor = services.predictor
+        self._lifecycle = services.lifecycle
+        self._loop = services.loop
+
+    def register(self, parameters: Mapping[str, Any]) -> tuple[int, str]:
+        """HTTP status and text of `POST /models` with these parameters.
+
+        Raises:
+            ServeError: nothing is registered then.
+        """
+        spec = self.create(parameters)
+        if spec.min_worker == 0:
+            return 200, (
+                f'Model "{spec.model_name}" Version: {spec.model_version} registered with 0 '
+                "initial workers. Use scale workers API to add workers for the model."
+            )
+        if not bool_parameter(parameters, "synchronous", default=True):
+            return 202, PROCESSING
+        if self._first_workers(spec) is Progress.PARTIAL:
+            return 206, IN_PROGRESS
+        return 200, (
+            f'Model "{spec.model_name}" Version: {spec.model_version} registered with '
+            f"{spec.min_worker} initial workers"
+        )
+
+    def create(self, parameters: Mapping[str, Any], *, at_startup: bool = False) -> ModelSpec:
+        """The version is registered; nodes begin to start its workers.
+
+        Raises:
+            ServeError: nothing is registered then.
+        """
+        url = parameters.get("url")
+        if url is None:
+            raise BadRequest("Parameter url is required.")
+        if not url:
+            raise ModelNotFound("empty url")
+        if not self._registry.nodes():
+            raise Unavailable(
+                "No node is running to load models. Start one: ferry node", retry_after_s=5.0
+            )
+        archive = self._control.inspect_archive(str(url), timeout_s=INSPECT_TIMEOUT_S)
+        spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
+        spec = replace(spec, is_loaded_at_startup=at_startup)
+        self._registry.create(spec)
+        self._forget(spec.model_name)
+        return spec
+
+    def scale(
+        self, model_name: str, model_version: str | None, parameters: Mapping[str, Any]
+    ) -> tuple[int, str]:
+        """HTTP status and text of `PUT /models/M[/V]` with these parameters.
+
+        Raises:
+            ServeError: a wrong parameter, an unknown version, or workers that do not start.
+        """
+        min_worker = int_parameter(parameters, "min_worker", 1)
+        max_worker = int_parameter(parameters, "max_worker", min_worker)
+        if max_worker < min_worker:
+            raise BadRequest("max_worker cannot be less than min_worker.")
+        if min_worker < 0:
+            raise BadRequest("min_worker cannot be negative.")
+        asked = model_version or parameters.get("model_version") or None
+        key = self.resolve(model_name, asked).key
+        failures_before = failures_by_slot(self._registry.workers(key))
+        spec = self._registry.scale(key, min_worker, max_worker)
+        self._forget(model_name)
+        if not bool_parameter(parameters, "synchronous", default=False):
+            return 202, PROCESSING
+        progress = wait_for_workers(
+            self._registry,
+            spec,
+            self._should_stop,
+            failures_before=failures_before,
+            version_text=asked or "null",
+        )
+        if progress is not Progress.DONE:
+            return 206, IN_PROGRESS
+        version = f", version: {asked}" if asked else ""
+        return 200, f"Workers scaled to {min_worker} for model: {model_name}{version}"
+
+    def set_default(self, model_name: str, model_version: str) -> str:
+        """The status text of `PUT /models/M/V/set-default`.
+
+        Raises:
+            ModelNotFound, VersionNotFound: unknown.
+        """
+        check_name(model_name)
+        self._registry.set_default(model_name, model_version)
+        self._forget(model_name)
+        return f'Default version successfully updated for model "{model_name}" to "{model_version}"'
+
+    def unregister(self, model_name: str, model_version: str | None) -> str:
+        """The status text of `DELETE /models/M[/V]`, when the workers are gone.
+
+        Raises:
+            ServeError: unknown, the default of several, or workers that do not go in time.
+        """
+        key = self.resolve(model_name, model_version).key
+        self._registry.remove(key)
+        self._forget(model_name)
+        wait_until_gone(
+            self._registry,
+            key,
+            self._should_stop,
+            timeout_s=self._settings.unregister_model_timeout_s,
+        )
+        return f'Model "{model_name}" unregistered'
+
+    def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
+        """The version that a management path names.
+
+        Raises:
+            ModelNotFound, VersionNotFound: unknown, or no name that a model could have.
+        """
+        check_name(model_name)
+        if model_version is not None and not NAME_PATTERN.fullmatch(model_version):
+            raise VersionNotFound(
+                f"Model version: {model_version} does not exist for model: {model_name}"
+            )
+        return self._registry.resolve(model_name, model_version)
+
+    def _first_workers(self, spec: ModelSpec) -> Progress:
+        try:
+            progress = wait_for_workers(
+                self._registry,
+                spec,
+                self._should_stop,
+                failures_before={},
+                version_text=spec.model_version,
+            )
+            if progress is Progress.NONE:
+                raise InternalError(_failed_text(spec.key))
+        except (InternalError, OutOfResources):
+            # A version whose workers cannot load is not left behind half registered.
+            with contextlib.suppress(ServeError):
+                self._registry.remove(spec.key)
+            self._forget(spec.model_name)
+            raise
+        return progress
+
+    def _forget(self, model_name: str) -> None:
+        self._loop.call_soon_threadsafe(self._predictor.forget, model_name)
+
+    def _should_stop(self) -> bool:
+        return self._lifecycle.is_draining
+
+
+def check_name(model_name: str) -> None:
+    """Nothing happens to a name that a model could have.
+
+    Raises:
+        ModelNotFound: no model can be called that, so no key is built from it.
+    """
+    if not NAME_PATTERN.fullmatch(model_name):
+        raise ModelNotFound(f"Model not found: {model_name}")
+
+
+def _failed_text(key: VersionKey) -> str:
+    return f"Failed to start workers for model {key.model_name} version: {key.model_version}"

@@ -1,0 +1,33 @@
+"""Answers as Flask responses, and Flask requests as what the shared functions take."""
+
+from typing import Any
+
+from flask import Request, Response
+
+from ingress.answers import Answer, fresh_request_id, json_answer, status_answer
+
+
+class PlainResponse(Response):
+    """A response without a content type of its own invention."""
+
+    default_mimetype = None
+
+
+def to_response(answer: Answer) -> Response:
+    """The answer, byte for byte."""
+    return PlainResponse(answer.body, status=answer.status, headers=answer.headers)
+
+
+def json_response(document: Any, status: int = 200) -> Response:
+    """A JSON document under a fresh request id."""
+    return to_response(json_answer(document, fresh_request_id(), status))
+
+
+def status_response(text: str, status: int = 200) -> Response:
+    """`{"status": text}` under a fresh request id."""
+    return to_response(status_answer(text, fresh_request_id(), status))
+
+
+def lower_case_headers(request: Request) -> dict[str, str]:
+    """The request's headers with names as the front sees them; the last duplicate wins."""
+    return {name.lower(): value for name, value in request.headers.items()}

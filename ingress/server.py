@@ -1,0 +1,180 @@
+"""The ingress process: builds everything, serves until it is told to stop, drains.
+
+The order of stopping, and why: readiness turns false (load balancers look elsewhere) → listeners
+close (no new request can be lost) → requests in flight are answered → the broker closes (who still
+waits is refused, not left hanging) → connections to Redis close.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+
+import uvloop
+
+from batching.settings import Settings, SettingsError
+from batching.store.broker import Broker
+from batching.store.catalog import Catalog
+from batching.store.connection import connect
+from batching.store.control_queue import ControlQueue
+from batching.store.registry import Registry
+from batching.telemetry import Metrics, configure_logging
+from ingress.app import create_app
+from ingress.front import Front
+from ingress.listeners import Address, Listener, listener_table
+from ingress.openapi import Role
+from ingress.predictor import Predictor
+from ingress.registrar import Registrar
+from ingress.rsgi import RsgiApp
+from ingress.services import Lifecycle, Services
+from ingress.startup_models import load_models
+from ingress.wsgi_bridge import WsgiBridge, in_daemon_thread
+
+log = logging.getLogger(__name__)
+
+READY_VARIABLE = "FERRY_READY_FD"
+
+# Per listener: registrations that wait for workers must not keep a probe from its thread.
+_BRIDGE_THREADS = 32
+
+# After the broker has refused who still waits, their answers have this long to leave.
+_REFUSAL_S = 0.5
+
+_EXIT_FORCED = 1
+_EXIT_UNUSABLE = 2
+
+
+def run(settings: Settings) -> int:
+    """Serves until SIGTERM or SIGINT; the exit code. 0: every accepted request was answered."""
+    configure_logging(settings.log_level)
+    try:
+        table = listener_table(settings)
+        if not settings.redis_url:
+            raise SettingsError("redis_url is not set: which Redis? Set REDIS_URL.")
+        return uvloop.run(_Ingress(settings).serve(table))
+    except SettingsError as error:
+        log.error("cannot start: %s", error)
+        return _EXIT_UNUSABLE
+
+
+class _Ingress:
+    """One ingress on one event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lifecycle = Lifecycle()
+        self._metrics = Metrics()
+        client = connect(settings.redis_url)
+        self._registry = Registry(client, dead_after_s=settings.dead_after_s)
+        self._control = ControlQueue(client)
+        self._catalog = Catalog(self._registry, settings.redis_url)
+        self._broker = Broker(settings.redis_url, dead_after_s=settings.dead_after_s)
+        self._metrics.watch(self._registry)
+        self._signals = 0
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+
+    async def serve(self, table: dict[Address, frozenset[Role]]) -> int:
+        """Returns the exit code after a drain."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        services = self._services(loop)
+        await self._catalog.start()
+        await self._broker.start()
+        listeners = [
+            Listener(address, self._application(services, roles))
+            for address, roles in table.items()
+        ]
+        # Building a listener resets the logging configuration of the process.
+        configure_logging(self._settings.log_level)
+        startup: asyncio.Task[None] | None = None
+        try:
+            for listener in listeners:
+                await listener.start()
+                roles = ",".join(sorted(table[listener.address]))
+                log.info("listening address=%s roles=%s", listener.address, roles)
+            startup = asyncio.create_task(self._load_models(services))
+            await self._stop.wait()
+            return await self._drain(listeners)
+        finally:
+            if startup is not None:
+                startup.cancel()
+            await self._broker.close()
+            await self._catalog.close()
+
+    def _services(self, loop: asyncio.AbstractEventLoop) -> Services:
+        return Services(
+            settings=self._settings,
+            registry=self._registry,
+            control=self._control,
+            predictor=Predictor(self._catalog, self._broker, self._metrics),
+            metrics=self._metrics,
+            lifecycle=self._lifecycle,
+            loop=loop,
+        )
+
+    def _application(self, services: Services, roles: frozenset[Role]) -> RsgiApp:
+        limit = self._settings.max_request_size_bytes
+        bridge = WsgiBridge(
+            create_app(services, roles),
+            max_request_size_bytes=limit,
+            max_threads=_BRIDGE_THREADS,
+        )
+        if Role.INFERENCE not in roles:
+            return bridge
+        return Front(services.predictor, bridge, max_request_size_bytes=limit)
+
+    async def _load_models(self, services: Services) -> None:
+        failures: list[dict[str, str]] = []
+        if self._settings.load_models:
+            registrar = Registrar(services)
+            failures = await in_daemon_thread(lambda: load_models(services, registrar))
+        notify_ready(failures)
+
+    async def _drain(self, listeners: list[Listener]) -> int:
+        log.info("draining open=%d", self._broker.waiting)
+        self._lifecycle.is_draining = True
+        for listener in listeners:
+            listener.stop()
+        closed = asyncio.create_task(_wait_closed(listeners))
+        forced = asyncio.create_task(self._force.wait())
+        try:
+            await asyncio.wait(
+                {closed, forced},
+                timeout=self._settings.drain_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not closed.done():
+                log.warning("refusing open=%d", self._broker.waiting)
+                await self._broker.close()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(closed), _REFUSAL_S)
+        finally:
+            forced.cancel()
+            closed.cancel()
+        log.info("stopped")
+        return _EXIT_FORCED if self._signals > 1 else 0
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        self._stop.set()
+        if self._signals > 1:
+            self._force.set()
+
+
+async def _wait_closed(listeners: list[Listener]) -> None:
+    await asyncio.gather(*(listener.wait_closed() for listener in listeners))
+
+
+def notify_ready(failures: list[dict[str, str]]) -> None:
+    """Whoever started this process with a descriptor in FERRY_READY_FD knows that it serves."""
+    number = os.environ.pop(READY_VARIABLE, "")
+    if not number.isdigit():
+        return
+    lines = [*(json.dumps(failure) for failure in failures), "ready"]
+    # The reader may have given up; serving does not depend on it.
+    with contextlib.suppress(OSError), os.fdopen(int(number), "wb") as pipe:
+        pipe.write("".join(f"{line}\n" for line in lines).encode())

@@ -1,0 +1,38 @@
+"""What the HTTP layer works with, built once by the server and passed in."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from batching.settings import Settings
+from batching.store.control_queue import ControlQueue
+from batching.store.registry import Registry
+from batching.telemetry import Metrics
+from ingress.predictor import Predictor
+
+T = TypeVar("T")
+
+
+class Lifecycle:
+    """Whether this ingress is on its way out. Read from any thread."""
+
+    def __init__(self) -> None:
+        self.is_draining = False
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts behind the HTTP layer. `loop` is the one that the predictor lives on."""
+
+    settings: Settings
+    registry: Registry
+    control: ControlQueue
+    predictor: Predictor
+    metrics: Metrics
+    lifecycle: Lifecycle
+    loop: asyncio.AbstractEventLoop
+
+    def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What the coroutine returns or raises on the loop; blocks this thread, not the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()

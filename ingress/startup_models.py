@@ -1,0 +1,94 @@
+"""Registers the models that `load_models` names, once a node is there to load them.
+
+Source: TorchServe 0.12 `ModelServer.initModelStore`; contract 4.4.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from batching.errors import Conflict, ServeError, StoreUnavailable
+from batching.model_spec import NAME_PATTERN
+from batching.settings import Settings
+from ingress.registrar import Registrar
+from ingress.services import Services
+
+log = logging.getLogger(__name__)
+
+NODE_TIMEOUT_S = 120.0
+_RETRY_S = 0.5
+_ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz")
+
+
+def load_models(services: Services, registrar: Registrar) -> list[dict[str, str]]:
+    """Each startup model is registered; `{"model", "error"}` for each that is not. Blocks.
+
+    Workers load in the background: a registered model is not a ready one.
+    """
+    failures: list[dict[str, str]] = []
+    for parameters in startup_parameters(services.settings):
+        model = str(parameters.get("model_name") or parameters["url"])
+        if services.lifecycle.is_draining:
+            break
+        try:
+            _wait_for_node(services)
+            spec = registrar.create(parameters, at_startup=True)
+            log.info("registered model=%s version=%s", spec.model_name, spec.model_version)
+        except Conflict as error:
+            # Another ingress was faster, or Redis remembers it from before.
+            log.info("kept model=%s: %s", model, error.message)
+        except ServeError as error:
+            log.error("not loaded model=%s: %s", model, error.message)
+            failures.append({"model": model, "error": error.message})
+    return failures
+
+
+def startup_parameters(settings: Settings) -> list[dict[str, Any]]:
+    """Registration parameters for each model that `load_models` names.
+
+    Unlike TorchServe, 0 default workers mean one here, not one per CPU core.
+    """
+    workers = settings.default_workers_per_model or 1
+    text = settings.load_models.strip()
+    if text.lower() == "all":
+        entries = [("", name) for name in _archives_of(settings.model_store)]
+    else:
+        entries = [_named_archive(entry) for entry in text.split(",") if entry.strip()]
+    return [
+        {"url": url, "initial_workers": workers, **({"model_name": name} if name else {})}
+        for name, url in entries
+    ]
+
+
+def _named_archive(entry: str) -> tuple[str, str]:
+    name, equals, url = entry.strip().partition("=")
+    # A URL may hold an equals sign, too, but never before a character that names cannot have.
+    if equals and NAME_PATTERN.fullmatch(name.strip()):
+        return name.strip(), url.strip()
+    return "", entry.strip()
+
+
+def _archives_of(model_store: Path | None) -> Iterator[str]:
+    if model_store is None or not model_store.is_dir():
+        log.error("load_models=all needs a model_store that is a folder")
+        return
+    for path in sorted(model_store.iterdir()):
+        is_archive = path.is_dir() or path.name.endswith(_ARCHIVE_SUFFIXES)
+        if is_archive and not path.name.startswith("."):
+            yield path.name
+
+
+def _wait_for_node(services: Services) -> None:
+    # Ingress, Redis and node start at the same moment in containers; without a node, `create`
+    # says what is missing.
+    deadline_s = time.monotonic() + NODE_TIMEOUT_S
+    while time.monotonic() < deadline_s and not services.lifecycle.is_draining:
+        try:
+            with services.registry.changes() as wait:
+                if services.registry.nodes():
+                    return
+                wait(_RETRY_S)
+        except StoreUnavailable:
+            time.sleep(_RETRY_S)

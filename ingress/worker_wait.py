@@ -1,0 +1,115 @@
+"""Waits until a model version's workers are what the registry wants."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+
+from batching.errors import Draining, InternalError, OutOfResources, RequestTimeout
+from batching.model_spec import ModelSpec, VersionKey
+from batching.status import WorkerState, WorkerStatus
+from batching.store.registry import Registry
+
+# A wait is cut into slices, so that a stopping server and a missed notice are seen in time.
+_SLICE_S = 1.0
+
+# A node measures the same start-up time-out; it is given the time to say so.
+STARTUP_GRACE_S = 5.0
+
+ShouldStop = Callable[[], bool]
+Slot = tuple[str, int]
+
+
+class Progress(Enum):
+    """How far the workers have come when the wait ends."""
+
+    DONE = "done"
+    PARTIAL = "partial"
+    NONE = "none"
+
+
+def failures_by_slot(workers: Sequence[WorkerStatus]) -> dict[Slot, int]:
+    """Failed starts so far, so that a wait only counts new ones."""
+    return {(worker.node_id, worker.slot): worker.failures for worker in workers}
+
+
+def wait_for_workers(
+    registry: Registry,
+    spec: ModelSpec,
+    should_stop: ShouldStop,
+    *,
+    failures_before: Mapping[Slot, int],
+    version_text: str,
+) -> Progress:
+    """How many workers are ready when all are, or when `startup_timeout` has passed.
+
+    Args:
+        registry: where workers report.
+        spec: as registered; `min_worker` to `max_worker` on each live node are waited for.
+        should_stop: asked every second.
+        failures_before: from `failures_by_slot`, before the change.
+        version_text: how an error names the version.
+
+    Raises:
+        InternalError, OutOfResources: a worker failed to start.
+        Draining: this server stops.
+    """
+    deadline_s = time.monotonic() + spec.startup_timeout_s + STARTUP_GRACE_S
+    with registry.changes() as wait:
+        while True:
+            workers = registry.workers(spec.key)
+            _raise_if_failed(workers, failures_before, spec.model_name, version_text)
+            progress = _progress(workers, spec, nodes=max(1, len(registry.nodes())))
+            left_s = deadline_s - time.monotonic()
+            if progress is Progress.DONE or left_s <= 0:
+                return progress
+            _raise_if_stopping(should_stop)
+            wait(min(left_s, _SLICE_S))
+
+
+def wait_until_gone(
+    registry: Registry, key: VersionKey, should_stop: ShouldStop, *, timeout_s: float
+) -> None:
+    """No live node runs a worker of this version any more.
+
+    Raises:
+        RequestTimeout: they are still there after `timeout_s`.
+        Draining: this server stops.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    with registry.changes() as wait:
+        while registry.workers(key):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise RequestTimeout(f"Timed out while cleaning resources: {key.model_name}")
+            _raise_if_stopping(should_stop)
+            wait(min(left_s, _SLICE_S))
+
+
+def _progress(workers: Sequence[WorkerStatus], spec: ModelSpec, *, nodes: int) -> Progress:
+    ready = sum(worker.state is WorkerState.READY for worker in workers)
+    if ready >= spec.min_worker * nodes and len(workers) <= spec.max_worker * nodes:
+        return Progress.DONE
+    return Progress.PARTIAL if ready else Progress.NONE
+
+
+def _raise_if_failed(
+    workers: Sequence[WorkerStatus],
+    failures_before: Mapping[Slot, int],
+    model_name: str,
+    version_text: str,
+) -> None:
+    failed = [
+        worker
+        for worker in workers
+        if worker.state is WorkerState.FAILED
+        or worker.failures > failures_before.get((worker.node_id, worker.slot), 0)
+    ]
+    if failed:
+        is_out_of_memory = any(worker.is_out_of_memory for worker in failed)
+        kind = OutOfResources if is_out_of_memory else InternalError
+        raise kind(f"Failed to start workers for model {model_name} version: {version_text}")
+
+
+def _raise_if_stopping(should_stop: ShouldStop) -> None:
+    if should_stop():
+        raise Draining("The server is shutting down.", retry_after_s=1.0)

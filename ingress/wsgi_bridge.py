@@ -1,0 +1,137 @@
+"""Serves a WSGI application under granian's RSGI interface, each request in a thread."""
+
+import asyncio
+import io
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+from wsgiref.types import WSGIApplication
+
+from batching.errors import ServeError
+from ingress.answers import Answer, error_answer, fresh_request_id
+from ingress.body_reader import read_body
+from ingress.door import connection_headers
+from ingress.rsgi import HttpProtocol, HttpScope
+
+T = TypeVar("T")
+
+# Answers carry their length already; granian writes these itself.
+_SERVER_OWNED = frozenset({"content-length", "connection", "server", "date"})
+
+
+class WsgiBridge:
+    """An RSGI application around a WSGI one; at most `max_threads` requests at once."""
+
+    def __init__(
+        self, app: WSGIApplication, *, max_request_size_bytes: int, max_threads: int
+    ) -> None:
+        self._app = app
+        self._max_request_size_bytes = max_request_size_bytes
+        self._slots = asyncio.Semaphore(max_threads)
+
+    async def __call__(self, scope: HttpScope, proto: HttpProtocol) -> None:
+        """The request is answered."""
+        if scope.proto != "http":
+            return
+        headers = dict(scope.headers.items())
+        try:
+            body = await read_body(proto, headers, self._max_request_size_bytes)
+            environ = make_environ(scope, body)
+            async with self._slots:
+                answer = await in_daemon_thread(lambda: run_wsgi(self._app, environ))
+        except ServeError as error:
+            answer = error_answer(error, fresh_request_id())
+        kept = [(name, value) for name, value in answer.headers if name not in _SERVER_OWNED]
+        kept += connection_headers(scope, headers, answer.status)
+        proto.response_bytes(answer.status, kept, answer.body)
+
+
+def make_environ(scope: HttpScope, body: bytes) -> dict[str, Any]:
+    """The PEP 3333 environ of this request; texts are bytes disguised as Latin-1."""
+    server_host, _, server_port = scope.server.rpartition(":")
+    client_host, _, client_port = scope.client.rpartition(":")
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": scope.method,
+        "SCRIPT_NAME": "",
+        "PATH_INFO": _as_latin1(scope.path),
+        "QUERY_STRING": _as_latin1(scope.query_string),
+        "SERVER_NAME": server_host,
+        "SERVER_PORT": server_port,
+        "SERVER_PROTOCOL": f"HTTP/{scope.http_version}",
+        "REMOTE_ADDR": client_host.strip("[]"),
+        "REMOTE_PORT": client_port,
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": scope.scheme,
+        "wsgi.input": io.BytesIO(body),
+        "wsgi.errors": sys.stderr,
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": True,
+        "wsgi.run_once": False,
+        "CONTENT_LENGTH": str(len(body)),
+    }
+    for name, value in scope.headers.items():
+        _add_header(environ, name, _as_latin1(value))
+    return environ
+
+
+def run_wsgi(app: WSGIApplication, environ: dict[str, Any]) -> Answer:
+    """The application's whole answer, header names in lower case."""
+    status_line = ""
+    headers: list[tuple[str, str]] = []
+    written: list[bytes] = []
+
+    def start_response(
+        status: str, response_headers: Sequence[tuple[str, str]], exc_info: object = None
+    ) -> Callable[[bytes], object]:
+        nonlocal status_line, headers
+        status_line = status
+        headers = [(name.lower(), value) for name, value in response_headers]
+        return written.append
+
+    chunks: Iterable[bytes] = app(environ, start_response)
+    try:
+        written.extend(chunks)
+    finally:
+        if hasattr(chunks, "close"):
+            chunks.close()
+    return Answer(int(status_line[:3]), headers, b"".join(written))
+
+
+async def in_daemon_thread(work: Callable[[], T]) -> T:
+    """What `work` returns or raises in a thread of its own.
+
+    Not an executor: the interpreter joins an executor's threads at exit, and a registration that
+    waits two minutes for its workers would keep a stopped server alive.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[Any], None], value: object) -> None:
+        if not outcome.done():
+            set_outcome(value)
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # it crosses to the waiting coroutine
+            loop.call_soon_threadsafe(settle, outcome.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(settle, outcome.set_result, result)
+
+    threading.Thread(target=run, name="wsgi", daemon=True).start()
+    return await outcome
+
+
+def _add_header(environ: dict[str, Any], name: str, value: str) -> None:
+    # An underscore would be indistinguishable from the dash of a trusted header.
+    if "_" in name or name in ("content-length", "transfer-encoding"):
+        return
+    key = name.upper().replace("-", "_")
+    if key != "CONTENT_TYPE":
+        key = f"HTTP_{key}"
+    environ[key] = f"{environ[key]},{value}" if key in environ else value
+
+
+def _as_latin1(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("latin-1")
