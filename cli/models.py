@@ -141,7 +141,9 @@ def worker_states(record: dict[str, Any]) -> dict[str, int]:
     """How many workers of a described version are in each state."""
     states: dict[str, int] = {}
     for worker in record.get("workers", ()):
-        states[worker["status"]] = states.get(worker["status"], 0) + 1
+        # TorchServe's `status` only tells READY from UNLOADING; `state`, where given, tells more.
+        state = worker.get("state") or worker["status"]
+        states[state] = states.get(state, 0) + 1
     return states
 
 
@@ -211,7 +213,8 @@ def _print_workers(workers: Iterable[dict[str, Any]]) -> None:
     for worker in workers:
         device = worker.get("device") or ("gpu" if worker.get("gpu") else "cpu")
         memory_mib = f"{worker.get('memoryUsage', 0) / 2**20:.0f} MiB"
-        row = (worker["id"], worker["status"], worker.get("pid", ""), device, memory_mib)
+        state = worker.get("state") or worker["status"]
+        row = (worker["id"], state, worker.get("pid", ""), device, memory_mib)
         table.add_row(*(escape(str(cell)) for cell in row), worker.get("startTime", ""))
     if table.row_count:
         out().print(table)

@@ -4,6 +4,8 @@ Each command imports its part itself, so that no process loads the other one's d
 ingress has no torch and a node no flask.
 """
 
+import sys
+
 import click
 
 from batching.settings import Settings
@@ -17,7 +19,7 @@ def ingress(settings: Settings) -> None:
     _require_redis(settings)
     from ingress.server import run  # noqa: PLC0415 - see above
 
-    run(settings)
+    sys.exit(run(settings))
 
 
 @click.command()
@@ -27,7 +29,7 @@ def node(settings: Settings) -> None:
     _require_redis(settings)
     from workers.node import run  # noqa: PLC0415 - see above
 
-    run(settings)
+    sys.exit(run(settings))
 
 
 def _require_redis(settings: Settings) -> None:

@@ -179,6 +179,11 @@ class Supervisor:
     def _record(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)
 
+    @property
+    def stop_reason(self) -> str:
+        """The name of the signal that asks to stop."""
+        return signal.Signals(self._signals[0]).name if self._signals else ""
+
 
 @contextlib.contextmanager
 def _signals_wake() -> Iterator[socket.socket]:

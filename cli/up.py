@@ -87,7 +87,7 @@ def _serve(
     except (TimeoutError, OSError) as error:
         supervisor.stop()
         raise click.ClickException(f"cannot start: {error}") from error
-    err().print("Stopping.")
+    err().print(f"Stopping on {supervisor.stop_reason}.")
     supervisor.stop()
 
 

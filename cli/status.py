@@ -1,0 +1,90 @@
+"""`ferry status`: what a running server has, at a glance."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import click
+import httpx
+from rich.markup import escape
+from rich.table import Table
+
+from cli.api import Api, error_text
+from cli.models import all_models, worker_states
+from cli.options import inference_option, json_option, management_option, out
+
+
+@click.command()
+@management_option
+@inference_option
+@json_option
+def status(management_url: str, inference_url: str, as_json: bool) -> None:
+    """Show whether the server is ready, its nodes, models, workers and queues."""
+    with Api(inference_url, answer_timeout_s=10) as inference:
+        response = inference.send("GET", "readyz")
+    with Api(management_url, answer_timeout_s=10) as management:
+        versions = [
+            version
+            for model in all_models(management)
+            for version in management.call("GET", "models", model["modelName"], "all")
+        ]
+    record = {
+        "ready": response.status_code == httpx.codes.OK,
+        "reason": "" if response.status_code == httpx.codes.OK else _reason(response),
+        "nodes": _workers_by_node(versions),
+        "models": [_summary(version) for version in versions],
+    }
+    if as_json:
+        click.echo(json.dumps(record, indent=2))
+    else:
+        _print(record)
+
+
+def _reason(response: httpx.Response) -> str:
+    text = error_text(response)
+    try:
+        return str(json.loads(text)["status"])
+    except (ValueError, KeyError, TypeError):
+        return text
+
+
+def _workers_by_node(versions: list[dict[str, Any]]) -> dict[str, int]:
+    """Node -> how many workers it runs; a node without workers is not known here."""
+    nodes = (worker["node"] for version in versions for worker in version["workers"])
+    return dict(sorted(Counter(nodes).items()))
+
+
+def _summary(version: dict[str, Any]) -> dict[str, Any]:
+    queue = version["jobQueueStatus"]
+    return {
+        "model": version["modelName"],
+        "version": version["modelVersion"],
+        "workers": worker_states(version),
+        "workers_per_node": version["minWorkers"],
+        "waiting": queue["pendingRequests"],
+        "room": queue["remainingCapacity"],
+    }
+
+
+def _print(record: dict[str, Any]) -> None:
+    console = out()
+    console.print("[green]ready[/]" if record["ready"] else f"[red]{escape(record['reason'])}[/]")
+    nodes = ", ".join(
+        f"{name} ({count} worker{'s' * (count != 1)})" for name, count in record["nodes"].items()
+    )
+    console.print(f"Nodes with workers: {nodes or 'none'}", soft_wrap=True)
+    table = Table("model", "version", "workers", "per node", "waiting", "room", box=None)
+    for model in record["models"]:
+        states = ", ".join(f"{count} {state}" for state, count in model["workers"].items())
+        table.add_row(
+            escape(model["model"]),
+            escape(model["version"]),
+            states or "none",
+            str(model["workers_per_node"]),
+            str(model["waiting"]),
+            str(model["room"]),
+        )
+    if table.row_count:
+        console.print(table)
+    else:
+        console.print("No models. `ferry models register` adds one.")
