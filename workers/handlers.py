@@ -88,7 +88,7 @@ def _enter_folder(model_dir: Path, handler: str) -> None:
 
 def _limit_images(max_image_pixels: int) -> None:
     try:
-        image = importlib.import_module("PIL.Image")
+        image: Any = importlib.import_module("PIL.Image")
     except ImportError:  # a worker for handlers that read no images
         return
     image.MAX_IMAGE_PIXELS = max_image_pixels or None
