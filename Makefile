@@ -1,0 +1,50 @@
+# One door per chore, the same at home and in CI. `make demo` shows it, `make test` proves it.
+
+# Python 3.11 or later; set PYTHON to choose one.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# PyTorch's CPU wheels are ten times smaller than the default ones. To use them:
+#   make install TORCH_INDEX=<the URL that pytorch.org's install page shows for CPU>
+TORCH_INDEX ?=
+
+.PHONY: install demo test test-fast check bench clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later found. Install one, or: make $(MAKECMDGOALS) PYTHON=..." >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "Cannot make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+ifneq ($(TORCH_INDEX),)
+	$(BIN)/pip install --quiet --index-url $(TORCH_INDEX) torch torchvision
+endif
+	$(BIN)/pip install --quiet -e '.[worker,local,test,dev]'
+	@touch $@
+
+# Trains a small network, serves it and asks it. Stays up until Ctrl-C.
+demo: install
+	@$(BIN)/python -m examples.digits.run
+
+test: install
+	$(BIN)/pytest
+
+# Without what takes longer than a second or two.
+test-fast: install
+	$(BIN)/pytest -q -m "not slow"
+
+check: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# Needs wrk and Java: benchmarks/README.md.
+bench: install
+	$(BIN)/python -m benchmarks.compare_echo
+
+clean:
+	rm -rf $(VENV) .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

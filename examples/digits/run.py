@@ -1,0 +1,139 @@
+"""The demo: builds the archive, starts a server, registers the model, asks it; stays until Ctrl-C.
+
+    python -m examples.digits.run --folder .demo
+
+Exit code 0 when it was stopped by Ctrl-C or SIGTERM; the server is gone by then, all of it.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from batching.child_process import kill_group, spawn
+
+# `ferry up` stops within 8 s by itself.
+STOP_TIMEOUT_S = 8.5
+STARTED = b"Model server started."
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM."""
+
+
+def interrupt(*_: object) -> None:
+    """Ends whatever the main thread waits for, once: the next signal finds the stop under way."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise Interrupted
+
+
+class Demo:
+    """A server of its own and what is shown of it."""
+
+    def __init__(self, folder: Path, port_base: int, console: Console) -> None:
+        self._store = folder / "model_store"
+        self._work = folder / "work"
+        self._port_base = port_base
+        self._console = console
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def show(self) -> None:
+        """The model is served and has been asked; the server still runs."""
+        self._store.mkdir(parents=True, exist_ok=True)
+        self._say("Training a small network on handwritten digits (a few seconds)")
+        self._run("examples.digits.build", "--model-store", str(self._store))
+        self._say("Starting the server: ferry up")
+        self._start()
+        self._say("Registering the model: one worker, batches of up to 16 within 10 ms")
+        management = self._address(1)
+        self._run(
+            *("cli.main", "models", "register", "digits.mar", "--initial-workers", "1"),
+            *("--batch-size", "16", "--max-batch-delay", "10", "--management-url", management),
+        )
+        self._say("Asking it: 64 digits, 16 clients at once")
+        self._run("examples.digits.demo", "--address", self._address(0))
+        self._console.print(
+            f"\nStill serving at {self._address(0)}/predictions/digits. [bold]Ctrl-C stops it.[/]"
+        )
+
+    def wait(self) -> int:
+        """Returns the server's exit code, should it end by itself."""
+        return self._server.wait() if self._server else 0
+
+    def stop(self) -> None:
+        """The server and all its processes are gone."""
+        if self._server is None:
+            return
+        if self._server.returncode is None:
+            self._server.terminate()
+            try:
+                self._server.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                kill_group(self._server)
+        if self._server.stdout is not None:
+            self._server.stdout.close()
+
+    def _start(self) -> None:
+        self._server = spawn(
+            [
+                *(sys.executable, "-m", "cli.main", "up", "--port-base", str(self._port_base)),
+                *("--model-store", str(self._store), "--work-dir", str(self._work)),
+                *("--log-level", "warning"),
+            ],
+            dict(os.environ),
+            stdout=subprocess.PIPE,
+        )
+        assert self._server.stdout is not None
+        for line in self._server.stdout:
+            self._console.print(line.decode().rstrip(), markup=False)
+            if line.startswith(STARTED):
+                # Whatever else it prints must not fill the pipe and block it.
+                threading.Thread(target=self._server.stdout.read, daemon=True).start()
+                return
+        raise SystemExit(self._server.wait() or 1)
+
+    def _run(self, module: str, *arguments: str) -> None:
+        # Its own session, so Ctrl-C reaches this process alone and the child ends with it.
+        child = spawn([sys.executable, "-m", module, *arguments], dict(os.environ))
+        try:
+            if child.wait() != 0:
+                raise SystemExit(f"{module} failed with exit code {child.returncode}")
+        finally:
+            kill_group(child)
+
+    def _address(self, offset: int) -> str:
+        return f"http://127.0.0.1:{self._port_base + offset}"
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"\n[bold]{text}[/]")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The demo has run until somebody stopped it; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=Path(".demo"))
+    parser.add_argument("--port-base", type=int, default=8080, help="inference; then management")
+    options = parser.parse_args(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    console = Console(highlight=False)
+    demo = Demo(options.folder, options.port_base, console)
+    try:
+        demo.show()
+        return demo.wait()
+    except Interrupted:
+        console.print("\nStopping.")
+        return 0
+    finally:
+        demo.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
