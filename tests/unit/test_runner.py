@@ -1,0 +1,360 @@
+"""Batches through a handler: rows in, replies out, and whose fault a failure is."""
+
+import io
+import json
+import math
+import time
+
+import pytest
+import torch
+from ts.context import Context
+from ts.service import PredictionException
+
+from batching.protocol import Batch, Claimed, Part, Request
+from batching.settings import Settings
+from workers.handlers import LoadedModel
+from workers.runner import Runner
+
+
+class Handler:
+    """Remembers the batches that it was given; `answer(rows, context)` is what it does."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.batches = []
+
+    def __call__(self, rows, context):
+        self.batches.append(rows)
+        return self.answer(rows, context)
+
+
+def runner(handler, **settings):
+    context = Context("echo", "/", None, 8, None, "0.12.0")
+    return Runner(LoadedModel(handler, context), Settings(**settings))
+
+
+def body(content=b"", content_type="", **headers):
+    return Request(headers, [Part("body", content_type, content)])
+
+
+def batch(*requests):
+    return Batch(
+        [Claimed(f"id-{index}", 1, 100 + index, request) for index, request in enumerate(requests)]
+    )
+
+
+def run_one(answer, request=None, **settings):
+    (reply,) = runner(Handler(answer), **settings).run(batch(request or body()))
+    return reply
+
+
+def error_of(reply):
+    return reply.status, reply.error_type, reply.body.decode()
+
+
+DECODED = {
+    "json": ("application/json", b'{"a": [1]}', {"a": [1]}),
+    "json with charset": ("Application/JSON; charset=utf-8", b"[]", []),
+    "json NaN": ("application/json", b"Infinity", math.inf),
+    "broken json": ("application/json", b"{", bytearray(b"{")),
+    "deep json": ("application/json", b"[" * 100_000, bytearray(b"[" * 100_000)),
+    "other json": ("application/vnd.x+json", b"{}", bytearray(b"{}")),
+    "text": ("text/plain; charset=utf-8", "é".encode(), "é"),
+    "csv": ("text/csv", b"1,2", "1,2"),
+    "broken text": ("text/plain", b"\xff", bytearray(b"\xff")),
+    "image": ("image/jpeg", b"\xff\xd8", bytearray(b"\xff\xd8")),
+    "none": ("", b"raw", bytearray(b"raw")),
+    "empty": ("", b"", bytearray()),
+}
+
+
+@pytest.mark.parametrize(("kind", "content", "value"), DECODED.values(), ids=DECODED)
+def test_row_is_decoded_by_content_type(kind, content, value):
+    # Given
+    handler = Handler(lambda rows, context: ["ok"])
+
+    # When
+    runner(handler).run(batch(body(content, kind)))
+
+    # Then
+    assert handler.batches == [[{"body": value}]]
+    assert type(handler.batches[0][0]["body"]) is type(value)
+
+
+def test_row_stays_raw_when_decoding_is_off():
+    # Given
+    handler = Handler(lambda rows, context: ["ok"])
+
+    # When
+    runner(handler, decode_input_request=False).run(batch(body(b"{}", "application/json")))
+
+    # Then
+    assert handler.batches == [[{"body": bytearray(b"{}")}]]
+
+
+def test_row_has_one_value_per_part_and_the_last_of_equal_names():
+    # Given
+    handler = Handler(lambda rows, context: ["ok"])
+    parts = [Part("data", "", b"1"), Part("data", "", b"2"), Part("n", "application/json", b"3")]
+
+    # When
+    runner(handler).run(batch(Request({}, parts)))
+
+    # Then
+    assert handler.batches == [[{"data": bytearray(b"2"), "n": 3}]]
+
+
+def test_handler_sees_ids_and_headers_of_each_request():
+    # Given
+    def answer(rows, context):
+        assert context.request_ids == {0: "id-0", 1: "id-1"}
+        assert context.get_request_id(1) == "id-1"
+        assert context.get_request_header(0, "body") == {"content-type": "text/plain"}
+        return [context.get_request_header(index, "x-user") for index in range(len(rows))]
+
+    first = body(b"", "text/plain", **{"X-User": "ann"})
+    second = body(b"", "", **{"x-user": "bob", "X-User": "eve"})
+
+    # When
+    replies = runner(Handler(answer)).run(batch(first, second))
+
+    # Then
+    assert [reply.body for reply in replies] == [b"ann", b"bob"]
+
+
+ENCODED = {
+    "bytes": (b"\x00\xff", b"\x00\xff"),
+    "bytearray": (bytearray(b"x"), b"x"),
+    "text": ("é", "é".encode()),
+    "dict": ({"a": 1, "b": [True]}, b'{\n  "a": 1,\n  "b": [\n    true\n  ]\n}'),
+    "none": (None, b"null"),
+    "number": (1.5, b"1.5"),
+    "not a number": (math.nan, b"NaN"),
+}
+
+
+@pytest.mark.parametrize(("output", "expected"), ENCODED.values(), ids=ENCODED)
+def test_output_is_encoded_by_its_type(output, expected):
+    # When
+    reply = run_one(lambda rows, context: [output])
+
+    # Then
+    assert (reply.status, reply.phrase, reply.error_type) == (200, "", "")
+    assert reply.body == expected
+    assert reply.headers == {}
+
+
+def test_tensor_output_can_be_loaded_again():
+    # When
+    reply = run_one(lambda rows, context: [torch.arange(3)])
+
+    # Then
+    assert torch.load(io.BytesIO(reply.body), weights_only=True).tolist() == [0, 1, 2]
+
+
+def test_status_phrase_and_headers_are_set_per_row():
+    # Given
+    def answer(rows, context):
+        context.set_response_status(507, "No room", idx=1)
+        context.set_response_content_type(0, "text/html")
+        context.set_response_header(1, "x-n", 7)
+        return ["a", "b"]
+
+    # When
+    first, second = runner(Handler(answer)).run(batch(body(), body()))
+
+    # Then
+    assert (first.status, first.phrase, first.headers) == (200, "", {"content-type": "text/html"})
+    assert (second.status, second.phrase, second.headers) == (507, "No room", {"x-n": "7"})
+    assert (second.body, second.error_type) == (b"b", "")
+
+
+def test_status_of_one_batch_does_not_leak_into_the_next():
+    # Given
+    def answer(rows, context):
+        if rows[0]["body"]:
+            context.set_all_response_status(500, "once")
+        return ["x"]
+
+    both = runner(Handler(answer))
+
+    # When
+    both.run(batch(body(b"bad")))
+    (reply,) = both.run(batch(body()))
+
+    # Then
+    assert (reply.status, reply.phrase) == (200, "")
+
+
+def raising(error):
+    def answer(rows, context):
+        raise error
+
+    return answer
+
+
+FAILURES = {
+    "exception": (raising(KeyError("x")), (503, "Prediction failed")),
+    "memory": (raising(MemoryError()), (507, "Out of resources")),
+    "cuda": (raising(RuntimeError("CUDA error: x")), (507, "Out of resources")),
+    "prediction": (raising(PredictionException("Too long", 413)), (413, "Too long")),
+    "odd code": (raising(PredictionException("Teapot", 599)), (599, "Teapot")),
+    "default code": (raising(PredictionException("Broken")), (500, "Broken")),
+    "no code": (raising(PredictionException("Broken", "x")), (500, "Broken")),
+    "no list": (lambda rows, context: "x", (503, "Invalid model predict output")),
+    "none": (lambda rows, context: None, (503, "Invalid model predict output")),
+    "too many": (lambda rows, context: [1, 2], (503, "number of batch response mismatched")),
+    "too few": (lambda rows, context: [], (503, "number of batch response mismatched")),
+    "object": (lambda rows, context: [object()], (503, "Unsupported model output data type.")),
+    "surrogate": (lambda rows, context: ["\ud800"], (503, "Unsupported model output data type.")),
+}
+
+
+@pytest.mark.parametrize(("answer", "expected"), FAILURES.values(), ids=FAILURES)
+def test_failure_is_answered_as_torchserve_does(answer, expected):
+    # When
+    reply = run_one(answer)
+
+    # Then
+    assert error_of(reply) == (expected[0], "InternalServerException", expected[1])
+    assert reply.reason
+
+
+def test_circular_output_fails_alone():
+    # Given
+    loop = []
+    loop.append(loop)
+
+    # When
+    replies = runner(Handler(lambda rows, context: [loop, "fine"])).run(batch(body(), body()))
+
+    # Then
+    assert [reply.status for reply in replies] == [503, 200]
+
+
+def test_torch_out_of_memory_is_told_by_its_type():
+    # When
+    reply = run_one(raising(torch.OutOfMemoryError("no words about the cause")))
+
+    # Then
+    assert error_of(reply) == (507, "InternalServerException", "Out of resources")
+
+
+def test_error_text_never_holds_what_the_handler_raised():
+    # When
+    reply = run_one(raising(ValueError("/secret/path at line 3")))
+
+    # Then
+    assert b"secret" not in reply.encode()
+
+
+def test_oversized_answer_is_refused_alone():
+    # Given
+    answer = Handler(lambda rows, context: [b"x" * 11, b"x" * 10])
+
+    # When
+    big, small = runner(answer, max_response_size_bytes=10).run(batch(body(), body()))
+
+    # Then
+    assert error_of(big)[:2] == (500, "InternalServerException")
+    assert b"11 bytes" in big.body
+    assert small.body == b"x" * 10
+
+
+def fails_on_bad(rows, context):
+    if any(row["body"] == b"bad" for row in rows):
+        raise PredictionException("Bad one", 400)
+    return [f"{len(rows)} in {context.request_ids[0]}" for row in rows]
+
+
+def test_bad_request_fails_alone_when_its_batch_fails():
+    # Given
+    handler = Handler(fails_on_bad)
+
+    # When
+    replies = runner(handler).run(batch(body(b"a"), body(b"bad"), body(b"c")))
+
+    # Then
+    assert [reply.status for reply in replies] == [200, 400, 200]
+    assert [reply.body for reply in replies] == [b"1 in id-0", b"Bad one", b"1 in id-2"]
+    assert [len(rows) for rows in handler.batches] == [3, 1, 1, 1]
+
+
+def test_batch_that_succeeds_runs_once():
+    # Given
+    handler = Handler(fails_on_bad)
+
+    # When
+    replies = runner(handler).run(batch(body(b"a"), body(b"c")))
+
+    # Then
+    assert [reply.body for reply in replies] == [b"2 in id-0"] * 2
+    assert len(handler.batches) == 1
+
+
+WRONG_FOR_SEVERAL = {
+    "one for all": lambda rows, context: ["only one"],
+    "no list": lambda rows, context: ["x"] if len(rows) == 1 else ("x", "y"),
+    "memory": lambda rows, context: ["x"] if len(rows) == 1 else raising(MemoryError())(rows, 0),
+}
+
+
+@pytest.mark.parametrize("answer", WRONG_FOR_SEVERAL.values(), ids=WRONG_FOR_SEVERAL)
+def test_handler_that_cannot_batch_is_served_one_by_one(answer):
+    # When
+    replies = runner(Handler(answer)).run(batch(body(), body(), body()))
+
+    # Then
+    assert [reply.status for reply in replies] == [200, 200, 200]
+
+
+def test_unserialisable_element_fails_alone_without_a_second_run():
+    # Given
+    handler = Handler(lambda rows, context: ["a", {1, 2}, "c"])
+
+    # When
+    replies = runner(handler).run(batch(body(), body(), body()))
+
+    # Then
+    assert [reply.status for reply in replies] == [200, 503, 200]
+    assert len(handler.batches) == 1
+
+
+class Hostile(dict):
+    def items(self):
+        raise OSError("when encoded")
+
+
+def test_output_that_explodes_when_encoded_fails_alone():
+    # When
+    replies = runner(Handler(lambda rows, context: [Hostile(a=1), "b"])).run(batch(body(), body()))
+
+    # Then
+    assert [reply.status for reply in replies] == [503, 200]
+
+
+def test_replies_carry_the_batchs_timing():
+    # Given
+    def answer(rows, context):
+        time.sleep(0.002)
+        return ["x"] * len(rows)
+
+    # When
+    first, second = [reply.timing for reply in runner(Handler(answer)).run(batch(body(), body()))]
+
+    # Then
+    assert (first.batch_size, first.queue_us, first.is_first) == (2, 100, True)
+    assert (second.batch_size, second.queue_us, second.is_first) == (2, 101, False)
+    assert first.handler_us == second.handler_us >= 2000
+
+
+def test_json_reply_survives_the_wire():
+    # Given
+    reply = run_one(lambda rows, context: [{"cat": 0.9}])
+
+    # When
+    decoded = type(reply).decode(reply.encode())
+
+    # Then
+    assert decoded == reply
+    assert json.loads(decoded.body) == {"cat": 0.9}
