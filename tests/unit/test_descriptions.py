@@ -1,0 +1,85 @@
+import pytest
+
+from batching.model_spec import ModelSpec
+from batching.status import QueueStatus, WorkerState, WorkerStatus
+from ingress.descriptions import describe_version, list_page
+
+NAMES = [f"m{number:03}" for number in range(250)]
+URLS = {name: f"{name}.mar" for name in NAMES}
+
+
+def page(names=NAMES, **parameters):
+    document = list_page(names, URLS, parameters)
+    return [model["modelName"] for model in document["models"]], document.get("nextPageToken")
+
+
+def test_list_gives_a_hundred_at_a_time():
+    assert page() == (NAMES[:100], "100")
+    assert page(next_page_token="100") == (NAMES[100:200], "200")
+    assert page(next_page_token="200") == (NAMES[200:], None)
+
+
+def test_list_has_a_token_when_the_page_ends_at_the_last_name():
+    assert page(NAMES[:2], limit="2") == (NAMES[:2], "2")
+    assert page(NAMES[:2], limit="2", next_page_token="2") == ([], None)
+
+
+@pytest.mark.parametrize("limit", ["-1", "101", "many"])
+def test_list_takes_a_wrong_limit_for_a_hundred(limit):
+    assert page(limit=limit) == (NAMES[:100], "100")
+
+
+def test_list_puts_the_token_first():
+    assert list(list_page(NAMES, URLS, {})) == ["nextPageToken", "models"]
+
+
+def test_describe_has_torchserves_keys_in_order():
+    # Given
+    spec = ModelSpec("m", "1.0", "m.mar", "h.py", batch_size=8, min_worker=1, max_worker=1)
+    worker = WorkerStatus(
+        "9000", "node-a", 0, WorkerState.READY, 42, "cpu", "2026-01-01T00:00:00.000Z", 1024
+    )
+    # When
+    document = describe_version(spec, [worker], QueueStatus(3, 100, 3, {}))
+    # Then
+    assert list(document) == [
+        "modelName",
+        "modelVersion",
+        "modelUrl",
+        "runtime",
+        "minWorkers",
+        "maxWorkers",
+        "batchSize",
+        "maxBatchDelay",
+        "responseTimeout",
+        "startupTimeout",
+        "maxRetryTimeoutInSec",
+        "clientTimeoutInMills",
+        "parallelType",
+        "parallelLevel",
+        "deviceType",
+        "continuousBatching",
+        "useJobTicket",
+        "useVenv",
+        "stateful",
+        "sequenceMaxIdleMSec",
+        "sequenceTimeoutMSec",
+        "maxNumSequence",
+        "maxSequenceJobQueueSize",
+        "loadedAtStartup",
+        "workers",
+        "jobQueueStatus",
+    ]
+    assert document["workers"] == [
+        {
+            "id": "9000",
+            "startTime": "2026-01-01T00:00:00.000Z",
+            "status": "READY",
+            "memoryUsage": 1024,
+            "pid": 42,
+            "gpu": False,
+            "gpuUsage": "N/A",
+            "node": "node-a",
+        }
+    ]
+    assert document["jobQueueStatus"] == {"remainingCapacity": 97, "pendingRequests": 3}

@@ -1,0 +1,71 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from batching.settings import Settings, SettingsError
+from ingress.listeners import Address, listener_table, parse_address
+from ingress.openapi import Role
+
+
+def test_listeners_are_on_loopback_by_default():
+    table = listener_table(Settings())
+    assert {str(address): set(roles) for address, roles in table.items()} == {
+        "http://127.0.0.1:8080": {Role.INFERENCE},
+        "http://127.0.0.1:8081": {Role.MANAGEMENT},
+        "http://127.0.0.1:8082": {Role.METRICS},
+    }
+
+
+def test_roles_with_one_address_share_a_listener():
+    settings = replace(
+        Settings(),
+        management_address="http://127.0.0.1:8080",
+        metrics_address="http://127.0.0.1:8080/",
+    )
+    assert listener_table(settings) == {Address("127.0.0.1", 8080): frozenset(Role)}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "192.0.2.1"])
+def test_management_refuses_the_network(host):
+    settings = replace(Settings(), management_address=f"http://{host}:8081")
+    with pytest.raises(SettingsError, match="allow_open_management"):
+        listener_table(settings)
+
+
+def test_management_opens_when_told_to():
+    settings = replace(
+        Settings(), management_address="http://0.0.0.0:8081", allow_open_management=True
+    )
+    assert Address("0.0.0.0", 8081) in listener_table(settings)
+
+
+def test_management_is_not_smuggled_onto_the_open_inference_port():
+    settings = replace(
+        Settings(),
+        inference_address="http://0.0.0.0:8080",
+        management_address="http://0.0.0.0:8080",
+    )
+    with pytest.raises(SettingsError, match="allow_open_management"):
+        listener_table(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("http://127.0.0.1", Address("127.0.0.1", 80)),
+        ("http://localhost:1234", Address("127.0.0.1", 1234)),
+        ("http://[::1]:1234", Address("::1", 1234)),
+        ("unix:/run/ferry.sock", Address("", 0, Path("/run/ferry.sock"))),
+    ],
+)
+def test_address_is_read(text, address):
+    assert parse_address(text, Role.INFERENCE) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8080", "127.0.0.1:8080", "https://127.0.0.1:1", "http://:1", "http://127.0.0.1:x"]
+)
+def test_address_is_refused_with_its_setting_named(text):
+    with pytest.raises(SettingsError, match="inference_address"):
+        parse_address(text, Role.INFERENCE)

@@ -1,0 +1,39 @@
+import re
+
+import pytest
+
+from ingress.openapi import (
+    Role,
+    api_document,
+    model_management_document,
+    model_prediction_document,
+)
+
+DOCUMENTS = [
+    *(api_document([role]) for role in Role),
+    api_document(list(Role)),
+    model_prediction_document("m"),
+    model_management_document("m"),
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_document_declares_the_parameters_of_its_paths(document):
+    assert document["openapi"] == "3.0.1"
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            declared = {p["name"] for p in operation["parameters"] if p["in"] == "path"}
+            assert declared == set(re.findall(r"{(\w+)}", path))
+            assert all("description" in answer for answer in operation["responses"].values())
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_operations_of_a_document_have_their_own_ids(document):
+    operations = [op for methods in document["paths"].values() for op in methods.values()]
+    assert len({op["operationId"] for op in operations}) == len(operations)
+
+
+def test_model_documents_carry_torchserves_titles():
+    assert model_prediction_document("m")["info"]["title"] == "RESTful API for: m"
+    assert model_management_document("m")["info"]["title"] == "RESTful Management API for: m"
+    assert "/prediction/m" in model_prediction_document("m")["paths"]

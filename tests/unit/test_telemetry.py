@@ -1,0 +1,69 @@
+from batching.model_spec import VersionKey
+from batching.protocol import BatchTiming
+from batching.telemetry import Metrics
+from ingress.metrics_text import write_text
+
+KEY = VersionKey("m", "1.0")
+
+
+def lines(metrics, *names):
+    return write_text(metrics.registry.collect(), names).decode().splitlines()
+
+
+def sample(metrics, start):
+    [line] = [line for line in lines(metrics) if line.startswith(start)]
+    return float(line.rpartition(" ")[2])
+
+
+def test_text_has_torchserves_trailing_comma_and_floats():
+    # Given
+    metrics = Metrics()
+    metrics.version(KEY, None).count_answer(200, 0.01, None)
+    # When / Then
+    assert 'ferry_requests_total{model="m",version="1.0",code="200",} 1.0' in lines(metrics)
+
+
+def test_text_keeps_only_the_asked_families():
+    metrics = Metrics()
+    names = [line.split()[2] for line in lines(metrics, "ferry_open_requests") if "HELP" in line]
+    assert names == ["ferry_open_requests"]
+
+
+def test_text_escapes_labels():
+    metrics = Metrics()
+    metrics.requests.labels('a"\\\n', "1", "200").inc()
+    assert any(r'model="a\"\\\n",' in line for line in lines(metrics))
+
+
+def test_torchserve_counters_keep_their_names_and_version_label():
+    # Given
+    metrics = Metrics()
+    by_default, by_version = metrics.version(KEY, None), metrics.version(KEY, "1.0")
+    timing = BatchTiming(batch_size=4, queue_us=500, handler_us=900, is_first=False)
+    # When
+    for measured in (by_default, by_version):
+        measured.count_arrival()
+    by_default.count_answer(200, 0.002, timing)
+    by_version.count_answer(503, 0.002, timing)
+    # Then
+    where = '{model_name="m",model_version="default"'
+    assert sample(metrics, f"ts_inference_requests_total{where}") == 1
+    assert sample(metrics, f"ts_inference_latency_microseconds{where}") == 2000
+    assert sample(metrics, f"ts_queue_latency_microseconds{where}") == 500
+    where = '{model_name="m",model_version="1.0"'
+    assert sample(metrics, f"ts_inference_requests_total{where}") == 1
+    assert sample(metrics, f"ts_inference_latency_microseconds{where}") == 0
+
+
+def test_batch_is_counted_once_however_many_requests_it_holds():
+    # Given
+    metrics = Metrics()
+    measured = metrics.version(KEY, None)
+    # When
+    for position in range(4):
+        measured.count_answer(200, 0.01, BatchTiming(4, 100, 9000, is_first=position == 0))
+    # Then
+    assert sample(metrics, "ferry_batch_size_count") == 1
+    assert sample(metrics, "ferry_handler_seconds_sum") == 0.009
+    assert sample(metrics, "ferry_request_seconds_count") == 4
+    assert sample(metrics, "ferry_queue_wait_seconds_count") == 4
