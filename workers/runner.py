@@ -92,12 +92,8 @@ class Runner:
                 )
             status, phrase = self._model.context.get_response_status(index)
             headers = self._model.context.get_response_headers(index)
-            return Reply(
-                int(status),
-                body,
-                {str(name): str(value) for name, value in headers.items()},
-                str(phrase),
-            )
+            texts = {_header_text(name): _header_text(value) for name, value in headers.items()}
+            return Reply(int(status), body, texts, _header_text(phrase))
         except Exception as error:
             # What it returned may do anything when it is encoded; its neighbours are answered.
             logger.exception("answer refused model=%s row=%d", self._name, index)
@@ -131,6 +127,14 @@ def _misshapen(outputs: Any) -> ServeError:
     if isinstance(outputs, list):
         return PredictionFailed("number of batch response mismatched")
     return PredictionFailed("Invalid model predict output")
+
+
+def _header_text(value: Any) -> str:
+    """Text that fits into a header line and cannot begin another one."""
+    text = str(value)
+    if not text.isprintable():
+        raise ValueError(f"not a response header or reason phrase: {text!r}")
+    return text
 
 
 def _shape(outputs: Any) -> str:

@@ -169,6 +169,21 @@ def test_status_phrase_and_headers_are_set_per_row():
     assert (second.body, second.error_type) == (b"b", "")
 
 
+@pytest.mark.parametrize("value", ["a\r\nset-cookie: b", "a\0", "\ud800"])
+def test_header_that_would_break_the_response_fails_its_row(value):
+    # Given
+    def answer(rows, context):
+        context.set_response_header(0, "x-echo", value)
+        return ["a", "b"]
+
+    # When
+    first, second = runner(Handler(answer)).run(batch(body(), body()))
+
+    # Then
+    assert error_of(first) == (503, "InternalServerException", "Prediction failed")
+    assert (second.status, second.body) == (200, b"b")
+
+
 def test_status_of_one_batch_does_not_leak_into_the_next():
     # Given
     def answer(rows, context):
