@@ -1,0 +1,65 @@
+"""Small model archives around the scripted handler, and the ledger that it writes."""
+
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+HANDLER = Path(__file__).with_name("scripted_handler.py")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the handler. `started_at` is on the clock of `time.monotonic`."""
+
+    bodies: list[str]
+    request_ids: list[str]
+    started_at: float
+    pid: int
+
+
+class Ledger:
+    """What the handler's calls were, in order, over all worker processes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def calls(self) -> list[Call]:
+        # A line still being written has no newline yet.
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [Call(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+    def clear(self) -> None:
+        self.path.write_text("")
+
+    def executions(self, body: str) -> int:
+        """How many calls had this body in them."""
+        return sum(call.bodies.count(body) for call in self.calls())
+
+
+def manifest(model_name: str, version: str, handler: str, **more: str) -> str:
+    model = {"modelName": model_name, "modelVersion": version, "handler": handler, **more}
+    return json.dumps({"runtime": "python", "model": model, "archiverVersion": "0.12.0"})
+
+
+def make_archive(
+    store: Path, model_name: str, files: Mapping[str, bytes | str], *, version: str = "1.0"
+) -> str:
+    """`NAME-VERSION.mar` of these files, with a manifest for handler.py; returns its name."""
+    file_name = f"{model_name}-{version}.mar"
+    with zipfile.ZipFile(store / file_name, "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", manifest(model_name, version, "handler.py"))
+        for path, content in files.items():
+            archive.writestr(path, content)
+    return file_name
+
+
+def make_scripted(
+    store: Path, model_name: str, *, version: str = "1.0", **extra_files: str
+) -> tuple[str, Ledger]:
+    """An archive around the scripted handler, and its ledger."""
+    ledger = Ledger(store / f"{model_name}-{version}.ledger")
+    files = {"handler.py": HANDLER.read_text(encoding="utf-8"), "ledger": str(ledger.path)}
+    return make_archive(store, model_name, {**files, **extra_files}, version=version), ledger

@@ -1,0 +1,56 @@
+"""The server under test: one `ferry up` for the whole run, on ports and in folders of its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.archives import Ledger, make_scripted
+from tests.e2e.ferry_process import FerryProcess, FerryServer
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FerryServer]:
+    """Started; after the last test Ctrl-C must end it cleanly, with nothing left behind."""
+    running = FerryServer(tmp_path_factory.mktemp("server"))
+    running.wait_started()
+    try:
+        yield running
+        running.process.stop_cleanly()
+    finally:
+        running.process.kill()
+
+
+@pytest.fixture(scope="session")
+def scripted(server: FerryServer) -> str:
+    """An archive of the scripted handler in the server's store; registered by nobody."""
+    return make_scripted(server.store, "scripted")[0]
+
+
+@pytest.fixture(scope="session")
+def innocent(server: FerryServer) -> str:
+    """An echo model that is served all the time, for requests that nothing may harm."""
+    archive, _ = make_scripted(server.store, "innocent")
+    server.register(archive, batch_size=4, max_batch_delay=5)
+    return "innocent"
+
+
+@pytest.fixture
+def ledger(server: FerryServer, scripted: str) -> Ledger:
+    """What the scripted handler writes down, empty at the start of the test."""
+    found = Ledger(server.store / f"{Path(scripted).stem}.ledger")
+    found.clear()
+    return found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """A failure shows the end of the server's log."""
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            process = getattr(value, "process", value)
+            if isinstance(process, FerryProcess):
+                report.sections.append((f"log of {name}", process.log()))
+    return report

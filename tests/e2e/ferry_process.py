@@ -1,0 +1,215 @@
+"""Runs `ferry up` and `ferry node` as a user does, and sees that nothing of them stays behind."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psutil
+import requests
+
+FERRY = Path(sys.executable).parent / "ferry"
+MARK = "FERRY_E2E_MARK"
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 8.0
+HTTP_TIMEOUT_S = 60.0
+LOG_TAIL_BYTES = 8000
+
+
+def eventually(predicate: Callable[[], Any], timeout_s: float) -> Any:
+    """What the predicate returned last: something true, or something false after the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := predicate()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def free_port_base() -> int:
+    """A port that is free now together with the next two."""
+    while True:
+        with contextlib.ExitStack() as held:
+            first = held.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            base = first.getsockname()[1]
+            if base > 65_000:
+                continue
+            try:
+                for port in (base + 1, base + 2):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return base
+
+
+@dataclass(frozen=True)
+class Stopped:
+    exit_code: int
+    seconds: float
+    left_behind: list[str]
+
+
+class FerryProcess:
+    """One `ferry` command in the foreground of a session of its own, as in a terminal."""
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        *,
+        program: str | Path = FERRY,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.log_path = folder / f"{arguments[0]}-{uuid.uuid4().hex[:6]}.log"
+        self.mark = uuid.uuid4().hex
+        temporary = folder / "tmp"
+        temporary.mkdir(exist_ok=True)
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("FERRY_") and name != "REDIS_URL"
+        }
+        own = {"FERRY_WORK_DIR": str(folder / "work"), "TMPDIR": str(temporary), MARK: self.mark}
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(program), *arguments],
+                env={**inherited, **own, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def log(self) -> str:
+        return self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+
+    def wait_for_line(self, text: str, timeout_s: float = START_TIMEOUT_S) -> None:
+        """The text is in the output; the process is killed if it does not come."""
+        eventually(lambda: self._has_ended() or text in self._whole_log(), timeout_s)
+        if text not in self._whole_log():
+            self.kill()
+            raise AssertionError(f"{text!r} did not come within {timeout_s} s:\n{self.log()}")
+
+    def stop(self, number: int = signal.SIGINT, *, whole_group: bool = False) -> Stopped:
+        """The process has ended on the signal, or was killed after some time over the limit."""
+        started = time.monotonic()
+        if whole_group:  # what a terminal does on Ctrl-C
+            os.killpg(self.pid, number)
+        else:
+            os.kill(self.pid, number)
+        try:
+            code = self._process.wait(STOP_TIMEOUT_S + 4)
+        except subprocess.TimeoutExpired:
+            code = -signal.SIGKILL
+        seconds = time.monotonic() - started
+        left_behind = self.family()
+        self.kill()
+        return Stopped(code, seconds, left_behind)
+
+    def stop_cleanly(self) -> None:
+        """Asserts that Ctrl-C ends it with exit code 0, in time, and nothing stays behind."""
+        stopped = self.stop()
+        assert stopped.exit_code == 0, f"exit code {stopped.exit_code}:\n{self.log()}"
+        assert stopped.seconds <= STOP_TIMEOUT_S, f"took {stopped.seconds:.1f} s:\n{self.log()}"
+        assert stopped.left_behind == [], f"left behind:\n{self.log()}"
+
+    def family(self) -> list[str]:
+        """Every living process that descends from this one, however it was detached."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                is_alive = process.status() != psutil.STATUS_ZOMBIE
+                if is_alive and process.environ().get(MARK) == self.mark:
+                    found.append(f"{process.pid} {' '.join(process.cmdline())}")
+        return found
+
+    def kill(self) -> None:
+        """The process and all that descends from it are gone."""
+        for line in self.family():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line.split()[0]), signal.SIGKILL)
+        self._process.wait(10)
+
+    def _has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def _whole_log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+
+class FerryServer:
+    """`ferry up` on ports of its own, and its management API as methods."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        port_base: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.port = port_base or free_port_base()
+        self.store = folder / "store"
+        self.store.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.inference = f"http://127.0.0.1:{self.port}"
+        self.management = f"http://127.0.0.1:{self.port + 1}"
+        self.metrics = f"http://127.0.0.1:{self.port + 2}"
+        options = ["up", "--port-base", str(self.port), "--model-store", str(self.store)]
+        self.process = FerryProcess(folder, [*options, *arguments], environment=environment)
+        self.http = requests.Session()
+        self.http.trust_env = False
+
+    def wait_started(self) -> None:
+        self.process.wait_for_line("Model server started.")
+
+    def predict(self, path: str, body: bytes = b"", **options: Any) -> requests.Response:
+        """The answer to `POST /predictions/{path}` over a connection of its own."""
+        url = f"{self.inference}/predictions/{path}"
+        with requests.Session() as session:
+            session.trust_env = False
+            return session.post(url, data=body, timeout=HTTP_TIMEOUT_S, **options)
+
+    def manage(self, method: str, path: str, **parameters: Any) -> requests.Response:
+        """The answer of the management API."""
+        url = f"{self.management}/{path}"
+        return self.http.request(method, url, params=parameters, timeout=HTTP_TIMEOUT_S * 2)
+
+    def register(self, archive: str, **parameters: Any) -> requests.Response:
+        """Registered, with one worker and waiting for it unless said otherwise; asserts 200."""
+        query = {"url": archive, "initial_workers": 1, "synchronous": "true", **parameters}
+        response = self.manage("POST", "models", **query)
+        assert response.status_code == 200, response.text
+        return response
+
+    @contextlib.contextmanager
+    def model(self, archive: str, model_name: str, **parameters: Any) -> Iterator[str]:
+        """Registered for the length of a with block."""
+        self.register(archive, model_name=model_name, **parameters)
+        try:
+            yield model_name
+        finally:
+            self.manage("DELETE", f"models/{quote(model_name)}")
+
+    def describe(self, model_name: str) -> dict[str, Any]:
+        """The default version's description."""
+        response = self.manage("GET", f"models/{model_name}")
+        assert response.status_code == 200, response.text
+        document: dict[str, Any] = response.json()[0]
+        return document
+
+    def worker_pids(self, model_name: str) -> list[int]:
+        """The ready workers' process ids, as describe tells them."""
+        workers = self.describe(model_name)["workers"]
+        return [worker["pid"] for worker in workers if worker["status"] == "READY"]
