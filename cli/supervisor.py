@@ -139,12 +139,11 @@ class Supervisor:
         """
         deadline = time.monotonic()
         is_clean = True
-        asked = len(self._signals)
         for part in reversed(self._parts):
             deadline += part.stop_share * self._stop_timeout_s
             if part.process is not None and not has_exited(part.process):
                 part.process.terminate()
-            while part.is_running and time.monotonic() < deadline and len(self._signals) == asked:
+            while part.is_running and time.monotonic() < deadline and len(self._signals) <= 1:
                 self._wait(deadline - time.monotonic())
             if part.is_running:
                 is_clean = False

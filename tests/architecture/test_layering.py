@@ -6,6 +6,8 @@ ingress or flask into a worker.
 """
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,3 +180,22 @@ def test_an_import_that_keeps_the_rules_is_not_named(tmp_path, place, source):
     path.write_text(source + "\n", encoding="utf-8")
     # When / Then
     assert find_violations(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("ingress.server", {"torch", "workers", "cli"}),
+        ("workers.node", {"torch", "flask", "granian", "ingress", "cli"}),
+        ("cli.main", {"torch", "flask", "redis", "ingress", "workers"}),
+    ],
+)
+def test_a_process_does_not_load_what_belongs_to_another(module, unwanted):
+    # Given a fresh interpreter
+    script = f"import sys, {module}; print(*sorted(sys.modules))"
+    # When
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    # Then
+    assert not unwanted & set(done.stdout.split())

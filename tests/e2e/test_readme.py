@@ -1,0 +1,194 @@
+"""README.md, run as it stands: its commands work, on scratch ports and without the network.
+
+A comment above a block says what it is: `run` is executed, `server` is started and stays up,
+`redis` needs one, `make` names targets, `setup` is for people.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision.models import resnet152
+
+from batching.child_process import kill_group, spawn
+from cli.embedded_redis import find_server
+from tests.e2e.ferry_process import FerryProcess, eventually, free_port_base
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(
+    r"^<!-- (?P<words>[a-z ]+) -->\n```sh\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
+)
+ANY_SHELL = re.compile(r"^```sh$", re.MULTILINE)
+# What torchvision would fetch; random weights of the same shape stand in for it.
+CHECKPOINT = "resnet152-f82ba261.pth"
+REDIS_IN_README = "redis://redis-host:6379"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@dataclass(frozen=True)
+class Block:
+    kinds: frozenset[str]
+    text: str
+
+
+def blocks() -> list[Block]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return [Block(frozenset(m["words"].split()), m["text"]) for m in BLOCK.finditer(text)]
+
+
+class Reader:
+    """Somebody who follows the README in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port_base()
+        self.servers: list[FerryProcess] = []
+        self.redis_url = ""
+        shutil.copytree(ROOT / "examples", folder / "examples")
+        checkpoints = folder / "torch" / "hub" / "checkpoints"
+        checkpoints.mkdir(parents=True)
+        torch.save(resnet152(weights=None).state_dict(), checkpoints / CHECKPOINT)
+        self.environment = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "TORCH_HOME": str(folder / "torch"),
+            "FERRY_INFERENCE_ADDRESS": f"http://127.0.0.1:{self.port}",
+            "FERRY_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{self.port + 1}",
+            "FERRY_METRICS_ADDRESS": f"http://127.0.0.1:{self.port + 2}",
+            "FERRY_INFERENCE_URL": f"http://127.0.0.1:{self.port}",
+            "FERRY_MANAGEMENT_URL": f"http://127.0.0.1:{self.port + 1}",
+        }
+
+    def adapted(self, text: str) -> str:
+        for offset in range(3):
+            text = text.replace(f"localhost:{8080 + offset}", f"127.0.0.1:{self.port + offset}")
+        return text.replace(REDIS_IN_README, self.redis_url or REDIS_IN_README)
+
+    def run(self, text: str) -> str:
+        """What the commands print; a failing one fails the test."""
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", self.adapted(text)],
+            cwd=self.folder,
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        # curl calls any answer a success.
+        assert '"code":' not in done.stdout, f"{text}\n{done.stdout}"
+        return done.stdout
+
+    def serve(self, text: str) -> None:
+        command = f"cd {shlex.quote(str(self.folder))} && exec {self.adapted(text)}"
+        server = FerryProcess(
+            self.folder, ["-c", command], program="bash", environment=self.environment
+        )
+        self.servers.append(server)
+        server.wait_for_line("Model server started." if " up " in text else "started")
+
+    def stop(self) -> None:
+        """Ctrl-C in each terminal, the last one first."""
+        while self.servers:
+            self.servers.pop().stop_cleanly()
+
+    def kill(self) -> None:
+        for server in self.servers:
+            server.kill()
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    person = Reader(tmp_path)
+    yield person
+    person.kill()
+
+
+@pytest.fixture
+def redis_url(tmp_path: Path) -> Iterator[str]:
+    """A Redis that other machines could reach."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
+    process = spawn([str(find_server().path), *flags], os.environ, stdout=subprocess.DEVNULL)
+
+    def answers() -> bool:
+        try:
+            return bool(socket.create_connection(("127.0.0.1", port), 1).close() is None)
+        except OSError:
+            return False
+
+    assert eventually(answers, 10)
+    yield f"redis://127.0.0.1:{port}"
+    kill_group(process)
+
+
+def test_readme_marks_every_shell_block():
+    # Given
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    # When / Then: a block that nobody runs rots
+    assert len(blocks()) == len(ANY_SHELL.findall(text)) > 5
+
+
+def test_readme_names_only_make_targets_that_exist():
+    # Given
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = set(re.findall(r"\bmake ([a-z-]+)", text))
+    # When
+    done = subprocess.run(
+        ["make", "--dry-run", *sorted(targets)], cwd=ROOT, capture_output=True, check=False
+    )
+    # Then
+    assert {"demo", "test", "install"} <= targets
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_readme_quick_start_works_as_pasted(reader):
+    # Given every block up to the one that needs a Redis of its own
+    printed = ""
+    # When
+    for block in blocks():
+        if "redis" in block.kinds:
+            break
+        if "server" in block.kinds:
+            reader.serve(block.text)
+        elif "run" in block.kinds:
+            printed += reader.run(block.text)
+    # Then
+    assert 'Model \\"resnet-152\\" Version: 1.0 registered with 0 initial workers' in printed
+    assert 'resnet-152-batch_v2\\" Version: 1.0 registered with 1 initial workers' in printed
+    assert '"status": "Healthy"' in printed
+    assert "2 READY" in reader.run("ferry status")
+    answer = json.loads(reader.run("ferry predict --json resnet-152-batch_v2 examples/kitten.jpg"))
+    assert len(answer[0]["answer"]) == 5
+    reader.stop()
+
+
+def test_readme_second_machine_takes_part_when_it_starts(reader, redis_url):
+    # Given a server with a model
+    reader.redis_url = redis_url
+    reader.run("mkdir -p model_store; python -m examples.digits.build --model-store model_store")
+    first, second = (block.text for block in blocks() if "redis" in block.kinds)
+    reader.serve(first)
+    reader.run("ferry models register digits.mar --initial-workers 1")
+    # When
+    reader.serve(second)
+
+    def nodes() -> int:
+        return len(json.loads(reader.run("ferry status --json"))["nodes"])
+
+    # Then
+    assert eventually(lambda: nodes() == 2, 30)
+    reader.stop()
