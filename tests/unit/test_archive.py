@@ -1,19 +1,14 @@
-"""Archives: what is read from good ones, and that bad ones leave nothing behind."""
+"""Archives: what is read from good ones, and where they are unpacked."""
 
-import io
-import json
 import os
-import stat
 import subprocess
 import sys
-import tarfile
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from batching.errors import InternalError, InvalidModel
-from workers import archive_entries
+from batching.errors import InvalidModel
+from tests.unit.archives import FILES, MANIFEST, everything_in, write_folder, write_tar, write_zip
 from workers.archive import (
     find_unpacked,
     hash_archive,
@@ -21,71 +16,6 @@ from workers.archive import (
     read_model_config,
     unpack_archive,
 )
-
-MANIFEST = {
-    "createdOn": "20/11/2026 10:00:00",
-    "runtime": "python",
-    "model": {
-        "modelName": "echo",
-        "modelVersion": "2.1",
-        "handler": "echo.py:handle",
-        "configFile": "model-config.yaml",
-    },
-}
-FILES = {
-    "echo.py": b"def handle(data, context): return data\n",
-    "model-config.yaml": b"batchSize: 4",
-}
-
-
-def write_zip(path, files=FILES, manifest=MANIFEST):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
-        for name, content in files.items():
-            bundle.writestr(name, content)
-        if manifest is not None:
-            text = manifest if isinstance(manifest, str) else json.dumps(manifest)
-            bundle.writestr("MAR-INF/MANIFEST.json", text)
-    return path
-
-
-def write_tar(path, files=FILES, manifest=MANIFEST, top="", mode="w:gz"):
-    with tarfile.open(path, mode) as bundle:
-        for name, content in {**files, "MAR-INF/MANIFEST.json": json.dumps(manifest)}.items():
-            octets = content.encode() if isinstance(content, str) else content
-            entry = tarfile.TarInfo(top + name)
-            entry.size = len(octets)
-            bundle.addfile(entry, io.BytesIO(octets))
-    return path
-
-
-def write_folder(path, files=FILES, manifest=MANIFEST):
-    for name, content in {**files, "MAR-INF/MANIFEST.json": json.dumps(manifest)}.items():
-        place = path / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
-def write_linked_zip(path, target):
-    with zipfile.ZipFile(path, "w") as bundle:
-        entry = zipfile.ZipInfo("link")
-        entry.external_attr = (stat.S_IFLNK | 0o777) << 16
-        bundle.writestr(entry, target)
-    return path
-
-
-def write_special_tar(path, kind):
-    with tarfile.open(path, "w:gz") as bundle:
-        entry = tarfile.TarInfo("special")
-        entry.type = kind
-        entry.linkname = "/etc/passwd"
-        bundle.addfile(entry)
-    return path
-
-
-def everything_in(folder):
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
-
 
 ARCHIVES = {
     "mar": lambda folder: write_zip(folder / "echo.mar"),
@@ -225,128 +155,6 @@ def test_model_config_keeps_yaml_values_for_the_worker_and_json_for_the_registry
     assert info.config == {"day": "2026-11-20", "1": "a"}
     assert config["day"].year == 2026
     assert config[1] == "a"
-
-
-ESCAPES = ["../evil", "a/../../evil", "/tmp/evil", "C:evil", "..\\evil", "../work-evil/x"]
-
-
-@pytest.mark.parametrize("name", ESCAPES)
-@pytest.mark.parametrize("write", [write_zip, write_tar])
-def test_entry_that_escapes_is_refused_and_leaves_nothing(name, write, tmp_path):
-    # Given
-    path = write(tmp_path / ("bad.mar" if write is write_zip else "bad.tgz"), {name: b"evil"})
-
-    # When / Then
-    with pytest.raises(InternalError) as caught:
-        inspect_archive(path, "the-url")
-    assert caught.value.message == "Failed to save model: the-url"
-    with pytest.raises(InternalError, match="Failed to save model"):
-        unpack_archive(path, hash_archive(path), tmp_path / "work")
-    assert everything_in(tmp_path) == [path.name, "work"]
-
-
-def write_duplicate(path):
-    with zipfile.ZipFile(path, "w") as bundle:
-        bundle.writestr("a.py", b"1")
-        with pytest.warns(UserWarning, match="Duplicate"):
-            bundle.writestr("a.py", b"2")
-    return path
-
-
-def write_lying_zip(path):
-    """A zip whose header says 10 bytes where 1000 are."""
-    write_zip(path, {"a.txt": os.urandom(1000)}, manifest=None)
-    content = path.read_bytes()
-    assert content.count((1000).to_bytes(4, "little")) >= 2
-    path.write_bytes(content.replace((1000).to_bytes(4, "little"), (10).to_bytes(4, "little")))
-    return path
-
-
-def write_pax_bomb(path):
-    """A tar.gz whose extended header is 64 MiB of zeros, read in one piece by tarfile."""
-    with tarfile.open(path, "w:gz") as bundle:
-        entry = tarfile.TarInfo("header")
-        entry.type = tarfile.XHDTYPE
-        entry.size = 64 * 1024**2
-        bundle.fileobj.write(entry.tobuf(tarfile.USTAR_FORMAT))
-        for _ in range(64):
-            bundle.fileobj.write(bytes(1024**2))
-    return path
-
-
-def write_sparse_tar(path):
-    with tarfile.open(path, "w:gz") as bundle:
-        entry = tarfile.TarInfo("sparse")
-        entry.type = tarfile.GNUTYPE_SPARSE
-        bundle.addfile(entry)
-    return path
-
-
-many = {f"{number}.txt": b"" for number in range(archive_entries.MAX_ENTRIES + 1)}
-BAD_ARCHIVES = {
-    "zip link": (lambda f: write_linked_zip(f / "x.mar", "/etc/passwd"), "a link"),
-    "tar link": (lambda f: write_special_tar(f / "x.tgz", tarfile.SYMTYPE), "a link"),
-    "tar hard link": (lambda f: write_special_tar(f / "x.tgz", tarfile.LNKTYPE), "a link"),
-    "tar device": (lambda f: write_special_tar(f / "x.tgz", tarfile.CHRTYPE), "a link"),
-    "tar fifo": (lambda f: write_special_tar(f / "x.tgz", tarfile.FIFOTYPE), "a link"),
-    "tar sparse": (lambda f: write_sparse_tar(f / "x.tgz"), "a link|damaged"),
-    "many in zip": (lambda f: write_zip(f / "x.mar", many), "more than 2000 entries"),
-    "many in tar": (lambda f: write_tar(f / "x.tgz", many), "more than 2000 entries"),
-    "zip ratio": (lambda f: write_zip(f / "x.mar", {"a": bytes(3_000_000)}), "100 times"),
-    "tar ratio": (lambda f: write_tar(f / "x.tgz", {"a": bytes(9_000_000)}), "100 times"),
-    "pax bomb": (lambda f: write_pax_bomb(f / "x.tgz"), "oversized|100 times"),
-    "twice": (lambda f: write_duplicate(f / "x.mar"), "there twice"),
-    "case": (lambda f: write_zip(f / "x.mar", {"A.py": b"", "a.py": b""}), "clashes"),
-    "folder case": (lambda f: write_zip(f / "x.mar", {"A/x": b"", "a/y": b""}), "clashes"),
-    "file is folder": (lambda f: write_zip(f / "x.mar", {"a": b"", "a/b": b""}), "clashes"),
-    "lying size": (lambda f: write_lying_zip(f / "x.mar"), "larger|damaged|cut short"),
-    "no zip": (lambda f: write_tar(f / "x.mar"), "not a zip"),
-    "no tar": (lambda f: write_zip(f / "x.tgz"), "not a tar"),
-}
-
-
-@pytest.mark.parametrize(("write", "text"), BAD_ARCHIVES.values(), ids=BAD_ARCHIVES)
-def test_bad_archive_is_refused_and_leaves_nothing(write, text, tmp_path):
-    # Given
-    path = write(tmp_path)
-
-    # When / Then
-    with pytest.raises(InvalidModel, match=text):
-        inspect_archive(path, "x")
-    with pytest.raises(InvalidModel, match=text):
-        unpack_archive(path, hash_archive(path), tmp_path / "work")
-    assert everything_in(tmp_path) == ["work", path.name]
-
-
-def test_zip_with_a_huge_directory_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    # Given
-    path = write_zip(tmp_path / "x.mar")
-    monkeypatch.setattr(archive_entries, "MAX_ZIP_DIRECTORY_BYTES", 10)
-    monkeypatch.setattr(zipfile.ZipFile, "_RealGetContents", None)  # would fail if called
-
-    # When / Then
-    with pytest.raises(InvalidModel, match="more than 2000 entries"):
-        inspect_archive(path, "x.mar")
-
-
-def test_archive_over_the_total_size_is_refused(tmp_path, monkeypatch):
-    # Given
-    monkeypatch.setattr(archive_entries, "MAX_UNPACKED_BYTES", 1000)
-    path = write_zip(tmp_path / "x.mar", {"a": b"a" * 600, "b": b"b" * 600})
-
-    # When / Then
-    with pytest.raises(InvalidModel, match="unpacks to more than"):
-        inspect_archive(path, "x.mar")
-
-
-def test_truncated_archive_is_refused(tmp_path):
-    # Given
-    path = write_tar(tmp_path / "x.tgz", {"a": os.urandom(100_000)})
-    path.write_bytes(path.read_bytes()[:50_000])
-
-    # When / Then
-    with pytest.raises(InvalidModel, match="damaged"):
-        inspect_archive(path, "x.tgz")
 
 
 def test_archive_is_refused_when_it_changed_since_registration(tmp_path):

@@ -1,107 +1,13 @@
-"""Batches through a handler: rows in, replies out, and whose fault a failure is."""
+"""Batches through a handler: replies, and whose fault a failure is."""
 
-import io
 import json
-import math
 import time
 
 import pytest
 import torch
-from ts.context import Context
 from ts.service import PredictionException
 
-from batching.protocol import Batch, Claimed, Part, Request
-from batching.settings import Settings
-from workers.handlers import LoadedModel
-from workers.runner import Runner
-
-
-class Handler:
-    """Remembers the batches that it was given; `answer(rows, context)` is what it does."""
-
-    def __init__(self, answer):
-        self.answer = answer
-        self.batches = []
-
-    def __call__(self, rows, context):
-        self.batches.append(rows)
-        return self.answer(rows, context)
-
-
-def runner(handler, **settings):
-    context = Context("echo", "/", None, 8, None, "0.12.0")
-    return Runner(LoadedModel(handler, context), Settings(**settings))
-
-
-def body(content=b"", content_type="", **headers):
-    return Request(headers, [Part("body", content_type, content)])
-
-
-def batch(*requests):
-    return Batch(
-        [Claimed(f"id-{index}", 1, 100 + index, request) for index, request in enumerate(requests)]
-    )
-
-
-def run_one(answer, request=None, **settings):
-    (reply,) = runner(Handler(answer), **settings).run(batch(request or body()))
-    return reply
-
-
-def error_of(reply):
-    return reply.status, reply.error_type, reply.body.decode()
-
-
-DECODED = {
-    "json": ("application/json", b'{"a": [1]}', {"a": [1]}),
-    "json with charset": ("Application/JSON; charset=utf-8", b"[]", []),
-    "json NaN": ("application/json", b"Infinity", math.inf),
-    "broken json": ("application/json", b"{", bytearray(b"{")),
-    "deep json": ("application/json", b"[" * 100_000, bytearray(b"[" * 100_000)),
-    "other json": ("application/vnd.x+json", b"{}", bytearray(b"{}")),
-    "text": ("text/plain; charset=utf-8", "é".encode(), "é"),
-    "csv": ("text/csv", b"1,2", "1,2"),
-    "broken text": ("text/plain", b"\xff", bytearray(b"\xff")),
-    "image": ("image/jpeg", b"\xff\xd8", bytearray(b"\xff\xd8")),
-    "none": ("", b"raw", bytearray(b"raw")),
-    "empty": ("", b"", bytearray()),
-}
-
-
-@pytest.mark.parametrize(("kind", "content", "value"), DECODED.values(), ids=DECODED)
-def test_row_is_decoded_by_content_type(kind, content, value):
-    # Given
-    handler = Handler(lambda rows, context: ["ok"])
-
-    # When
-    runner(handler).run(batch(body(content, kind)))
-
-    # Then
-    assert handler.batches == [[{"body": value}]]
-    assert type(handler.batches[0][0]["body"]) is type(value)
-
-
-def test_row_stays_raw_when_decoding_is_off():
-    # Given
-    handler = Handler(lambda rows, context: ["ok"])
-
-    # When
-    runner(handler, decode_input_request=False).run(batch(body(b"{}", "application/json")))
-
-    # Then
-    assert handler.batches == [[{"body": bytearray(b"{}")}]]
-
-
-def test_row_has_one_value_per_part_and_the_last_of_equal_names():
-    # Given
-    handler = Handler(lambda rows, context: ["ok"])
-    parts = [Part("data", "", b"1"), Part("data", "", b"2"), Part("n", "application/json", b"3")]
-
-    # When
-    runner(handler).run(batch(Request({}, parts)))
-
-    # Then
-    assert handler.batches == [[{"data": bytearray(b"2"), "n": 3}]]
+from tests.unit.batches import Handler, batch, body, error_of, run_one, runner
 
 
 def test_handler_sees_ids_and_headers_of_each_request():
@@ -120,36 +26,6 @@ def test_handler_sees_ids_and_headers_of_each_request():
 
     # Then
     assert [reply.body for reply in replies] == [b"ann", b"bob"]
-
-
-ENCODED = {
-    "bytes": (b"\x00\xff", b"\x00\xff"),
-    "bytearray": (bytearray(b"x"), b"x"),
-    "text": ("é", "é".encode()),
-    "dict": ({"a": 1, "b": [True]}, b'{\n  "a": 1,\n  "b": [\n    true\n  ]\n}'),
-    "none": (None, b"null"),
-    "number": (1.5, b"1.5"),
-    "not a number": (math.nan, b"NaN"),
-}
-
-
-@pytest.mark.parametrize(("output", "expected"), ENCODED.values(), ids=ENCODED)
-def test_output_is_encoded_by_its_type(output, expected):
-    # When
-    reply = run_one(lambda rows, context: [output])
-
-    # Then
-    assert (reply.status, reply.phrase, reply.error_type) == (200, "", "")
-    assert reply.body == expected
-    assert reply.headers == {}
-
-
-def test_tensor_output_can_be_loaded_again():
-    # When
-    reply = run_one(lambda rows, context: [torch.arange(3)])
-
-    # Then
-    assert torch.load(io.BytesIO(reply.body), weights_only=True).tolist() == [0, 1, 2]
 
 
 def test_status_phrase_and_headers_are_set_per_row():

@@ -1,0 +1,44 @@
+"""Batches for handlers in tests."""
+
+from ts.context import Context
+
+from batching.protocol import Batch, Claimed, Part, Request
+from batching.settings import Settings
+from workers.handlers import LoadedModel
+from workers.runner import Runner
+
+
+class Handler:
+    """Remembers the batches that it was given; `answer(rows, context)` is what it does."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.batches = []
+
+    def __call__(self, rows, context):
+        self.batches.append(rows)
+        return self.answer(rows, context)
+
+
+def runner(handler, **settings):
+    context = Context("echo", "/", None, 8, None, "0.12.0")
+    return Runner(LoadedModel(handler, context), Settings(**settings))
+
+
+def body(content=b"", content_type="", **headers):
+    return Request(headers, [Part("body", content_type, content)])
+
+
+def batch(*requests):
+    return Batch(
+        [Claimed(f"id-{index}", 1, 100 + index, request) for index, request in enumerate(requests)]
+    )
+
+
+def run_one(answer, request=None, **settings):
+    (reply,) = runner(Handler(answer), **settings).run(batch(request or body()))
+    return reply
+
+
+def error_of(reply):
+    return reply.status, reply.error_type, reply.body.decode()

@@ -1,0 +1,54 @@
+"""Small models and images for tests of the default handlers."""
+
+import io
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+NAMES = json.dumps({str(number): ["n0", f"label{number}"] for number in range(8)})
+MODEL_SOURCE = """
+import torch
+class Pooled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weigh = torch.nn.Linear(3, {classes})
+    def forward(self, images):
+        return self.weigh(images.mean(dim=(2, 3)))
+"""
+
+
+class Pooled(torch.nn.Module):
+    def __init__(self, classes=8):
+        super().__init__()
+        self.weigh = torch.nn.Linear(3, classes)
+
+    def forward(self, images):
+        return self.weigh(images.mean(dim=(2, 3)))
+
+
+def saved(value):
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def scripted(model):
+    buffer = io.BytesIO()
+    with pytest.warns(FutureWarning, match="deprecated"):
+        torch.jit.save(torch.jit.script(model), buffer)
+    return buffer.getvalue()
+
+
+def manifest(**model):
+    return {"model": {"modelName": "m", "modelVersion": "1.0", **model}}
+
+
+def picture(mode="RGB", size=(300, 200), image_format="PNG", **options):
+    gradient = Image.linear_gradient("L").resize(size)
+    channels = [gradient, gradient.rotate(90), gradient.rotate(180)]
+    image = Image.merge("RGB", channels).convert(mode)
+    buffer = io.BytesIO()
+    image.save(buffer, image_format, **options)
+    return buffer.getvalue()

@@ -1,0 +1,143 @@
+"""Archives that nobody should unpack: refused, and nothing left behind."""
+
+import os
+import tarfile
+import zipfile
+
+import pytest
+
+from batching.errors import InternalError, InvalidModel
+from tests.unit.archives import (
+    everything_in,
+    write_linked_zip,
+    write_special_tar,
+    write_tar,
+    write_zip,
+)
+from workers import archive_entries
+from workers.archive import (
+    hash_archive,
+    inspect_archive,
+    unpack_archive,
+)
+
+ESCAPES = ["../evil", "a/../../evil", "/tmp/evil", "C:evil", "..\\evil", "../work-evil/x"]
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+@pytest.mark.parametrize("write", [write_zip, write_tar])
+def test_entry_that_escapes_is_refused_and_leaves_nothing(name, write, tmp_path):
+    # Given
+    path = write(tmp_path / ("bad.mar" if write is write_zip else "bad.tgz"), {name: b"evil"})
+
+    # When / Then
+    with pytest.raises(InternalError) as caught:
+        inspect_archive(path, "the-url")
+    assert caught.value.message == "Failed to save model: the-url"
+    with pytest.raises(InternalError, match="Failed to save model"):
+        unpack_archive(path, hash_archive(path), tmp_path / "work")
+    assert everything_in(tmp_path) == [path.name, "work"]
+
+
+def write_duplicate(path):
+    with zipfile.ZipFile(path, "w") as bundle:
+        bundle.writestr("a.py", b"1")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            bundle.writestr("a.py", b"2")
+    return path
+
+
+def write_lying_zip(path):
+    """A zip whose header says 10 bytes where 1000 are."""
+    write_zip(path, {"a.txt": os.urandom(1000)}, manifest=None)
+    content = path.read_bytes()
+    assert content.count((1000).to_bytes(4, "little")) >= 2
+    path.write_bytes(content.replace((1000).to_bytes(4, "little"), (10).to_bytes(4, "little")))
+    return path
+
+
+def write_pax_bomb(path):
+    """A tar.gz whose extended header is 64 MiB of zeros, read in one piece by tarfile."""
+    with tarfile.open(path, "w:gz") as bundle:
+        entry = tarfile.TarInfo("header")
+        entry.type = tarfile.XHDTYPE
+        entry.size = 64 * 1024**2
+        bundle.fileobj.write(entry.tobuf(tarfile.USTAR_FORMAT))
+        for _ in range(64):
+            bundle.fileobj.write(bytes(1024**2))
+    return path
+
+
+def write_sparse_tar(path):
+    with tarfile.open(path, "w:gz") as bundle:
+        entry = tarfile.TarInfo("sparse")
+        entry.type = tarfile.GNUTYPE_SPARSE
+        bundle.addfile(entry)
+    return path
+
+
+many = {f"{number}.txt": b"" for number in range(archive_entries.MAX_ENTRIES + 1)}
+BAD_ARCHIVES = {
+    "zip link": (lambda f: write_linked_zip(f / "x.mar", "/etc/passwd"), "a link"),
+    "tar link": (lambda f: write_special_tar(f / "x.tgz", tarfile.SYMTYPE), "a link"),
+    "tar hard link": (lambda f: write_special_tar(f / "x.tgz", tarfile.LNKTYPE), "a link"),
+    "tar device": (lambda f: write_special_tar(f / "x.tgz", tarfile.CHRTYPE), "a link"),
+    "tar fifo": (lambda f: write_special_tar(f / "x.tgz", tarfile.FIFOTYPE), "a link"),
+    "tar sparse": (lambda f: write_sparse_tar(f / "x.tgz"), "a link|damaged"),
+    "many in zip": (lambda f: write_zip(f / "x.mar", many), "more than 2000 entries"),
+    "many in tar": (lambda f: write_tar(f / "x.tgz", many), "more than 2000 entries"),
+    "zip ratio": (lambda f: write_zip(f / "x.mar", {"a": bytes(3_000_000)}), "100 times"),
+    "tar ratio": (lambda f: write_tar(f / "x.tgz", {"a": bytes(9_000_000)}), "100 times"),
+    "pax bomb": (lambda f: write_pax_bomb(f / "x.tgz"), "oversized|100 times"),
+    "twice": (lambda f: write_duplicate(f / "x.mar"), "there twice"),
+    "case": (lambda f: write_zip(f / "x.mar", {"A.py": b"", "a.py": b""}), "clashes"),
+    "folder case": (lambda f: write_zip(f / "x.mar", {"A/x": b"", "a/y": b""}), "clashes"),
+    "file is folder": (lambda f: write_zip(f / "x.mar", {"a": b"", "a/b": b""}), "clashes"),
+    "lying size": (lambda f: write_lying_zip(f / "x.mar"), "larger|damaged|cut short"),
+    "no zip": (lambda f: write_tar(f / "x.mar"), "not a zip"),
+    "no tar": (lambda f: write_zip(f / "x.tgz"), "not a tar"),
+}
+
+
+@pytest.mark.parametrize(("write", "text"), BAD_ARCHIVES.values(), ids=BAD_ARCHIVES)
+def test_bad_archive_is_refused_and_leaves_nothing(write, text, tmp_path):
+    # Given
+    path = write(tmp_path)
+
+    # When / Then
+    with pytest.raises(InvalidModel, match=text):
+        inspect_archive(path, "x")
+    with pytest.raises(InvalidModel, match=text):
+        unpack_archive(path, hash_archive(path), tmp_path / "work")
+    assert everything_in(tmp_path) == ["work", path.name]
+
+
+def test_zip_with_a_huge_directory_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    # Given
+    path = write_zip(tmp_path / "x.mar")
+    monkeypatch.setattr(archive_entries, "MAX_ZIP_DIRECTORY_BYTES", 10)
+    monkeypatch.setattr(zipfile.ZipFile, "_RealGetContents", None)  # would fail if called
+
+    # When / Then
+    with pytest.raises(InvalidModel, match="more than 2000 entries"):
+        inspect_archive(path, "x.mar")
+
+
+def test_archive_over_the_total_size_is_refused(tmp_path, monkeypatch):
+    # Given
+    monkeypatch.setattr(archive_entries, "MAX_UNPACKED_BYTES", 1000)
+    path = write_zip(tmp_path / "x.mar", {"a": b"a" * 600, "b": b"b" * 600})
+
+    # When / Then
+    with pytest.raises(InvalidModel, match="unpacks to more than"):
+        inspect_archive(path, "x.mar")
+
+
+def test_truncated_archive_is_refused(tmp_path):
+    # Given
+    path = write_tar(tmp_path / "x.tgz", {"a": os.urandom(100_000)})
+    path.write_bytes(path.read_bytes()[:50_000])
+
+    # When / Then
+    with pytest.raises(InvalidModel, match="damaged"):
+        inspect_archive(path, "x.tgz")

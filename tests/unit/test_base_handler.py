@@ -1,0 +1,179 @@
+"""Loading weights, explaining, and the built-in handler for text."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+from ts.context import RequestProcessor
+from ts.metrics.metric_type_enum import MetricTypes
+from ts.service import PredictionException
+from ts.torch_handler.base_handler import BaseHandler
+from ts.torch_handler.image_classifier import ImageClassifier
+from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
+
+from tests.unit.models import MODEL_SOURCE, Pooled, manifest, saved, scripted
+
+
+def test_eager_model_gets_its_state_dict(load_handler):
+    # Given
+    model = Pooled(2).eval()
+    files = {"eager_net.py": MODEL_SOURCE.format(classes=2), "w.pth": saved(model.state_dict())}
+    section = manifest(modelFile="eager_net.py", serializedFile="w.pth")
+
+    # When
+    loaded = load_handler(files, handler="base_handler", manifest=section)
+    loaded.context.request_processor = [RequestProcessor({})]
+    images = torch.rand(2, 3, 4, 4)
+    output = loaded.entry(images.tolist(), loaded.context)
+
+    # Then
+    assert torch.allclose(torch.tensor(output), model(images))
+    assert ("HandlerTime", MetricTypes.GAUGE) in loaded.context.metrics.cache
+
+
+def test_eager_model_file_with_two_classes_is_refused(load_handler):
+    # Given
+    section = manifest(modelFile="two_nets.py", serializedFile="w.pth")
+
+    # When / Then
+    with pytest.raises(ValueError, match="Expected only one class"):
+        load_handler(
+            {"two_nets.py": "class A: pass\nclass B: pass", "w.pth": b""},
+            handler="base_handler",
+            manifest=section,
+        )
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        (manifest(modelFile="gone.py", serializedFile="w.pth"), r"Missing the model\.py file"),
+        (manifest(serializedFile="gone.pt"), "Missing the model weights file"),
+        (manifest(serializedFile="x"), "No model weights could be loaded"),
+    ],
+)
+def test_missing_part_of_a_model_is_a_load_error(section, text, load_handler):
+    # When / Then
+    with pytest.raises(RuntimeError, match=text):
+        load_handler({"x": ""}, handler="base_handler", manifest=section)
+
+
+class Touch:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_checkpoint_that_runs_code_is_refused(is_eager, load_handler, tmp_path):
+    # Given
+    section = manifest(serializedFile="w.pt", **({"modelFile": "evil_net.py"} if is_eager else {}))
+    evil = tmp_path / "evil"
+    files = {"evil_net.py": MODEL_SOURCE.format(classes=2), "w.pt": saved(Touch(str(evil)))}
+
+    # When / Then
+    with pytest.raises(Exception, match=r"Weights only load failed|constants"):
+        load_handler(files, handler="base_handler", manifest=section)
+    assert not evil.exists()
+
+
+@pytest.mark.parametrize(
+    ("pt2", "options"),
+    [
+        (None, None),
+        ("eager", {"backend": "eager"}),
+        ("no_such_backend", None),
+        ({"backend": "inductor", "mode": "x"}, {"backend": "inductor", "mode": "x"}),
+        ({"compile": {"enable": True, "backend": "eager"}}, {"backend": "eager"}),
+        ({"compile": {"enable": False, "backend": "eager"}}, None),
+        ({"export": {"aot_compile": True}}, None),
+    ],
+)
+def test_pt2_in_the_config_asks_for_torch_compile(pt2, options):
+    # Given
+    handler = BaseHandler()
+    handler.model_yaml_config = {"pt2": pt2}
+
+    # When / Then
+    assert handler._compile_options() == options
+
+
+def test_explanation_without_captum_is_told_to_the_client(monkeypatch):
+    # Given
+    monkeypatch.setitem(sys.modules, "captum.attr", None)
+    handler = ImageClassifier()
+
+    # When / Then
+    with pytest.raises(PredictionException, match="captum") as caught:
+        handler.get_insights(torch.zeros(1, 3, 2, 2), None)
+    assert caught.value.error_code == 501
+
+
+def test_explain_header_asks_for_insights():
+    # Given
+    class Explaining(BaseHandler):
+        def get_insights(self, tensor_data, raw, target=0):
+            return [(tensor_data.tolist(), raw, target)]
+
+    handler, context = Explaining(), MockContext()
+    handler.device = torch.device("cpu")
+    context.explain = "True"
+    handler.preprocess = lambda rows: torch.zeros(1)
+
+    # When
+    output = handler.handle([{"data": "x", "target": bytearray(b"3")}], context)
+
+    # Then
+    assert output == [([0.0], "x", 3)]
+    assert handler.explain is True
+
+
+class BagOfWords(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag = torch.nn.EmbeddingBag(5, 2, mode="sum")
+        with torch.no_grad():
+            self.bag.weight.copy_(torch.tensor([[0, 0], [5, 0], [0, 5], [0, 9], [2, 0]]))
+
+    def forward(self, tokens: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return self.bag(tokens, offsets)
+
+
+def test_text_classifier_answers_every_row_of_a_batch(load_handler):
+    # Given
+    vocabulary = {"<unk>": 0, "good": 1, "bad": 2, "not good": 3, "cafe": 4}
+    files = {
+        "m.pt": scripted(BagOfWords()),
+        "source_vocab.pt": saved(vocabulary),
+        "index_to_name.json": '{"0": "up", "1": "down"}',
+    }
+    loaded = load_handler(
+        files, handler="text_classifier", manifest=manifest(serializedFile="m.pt")
+    )
+    loaded.context.request_processor = [RequestProcessor({})] * 4
+    rows = [
+        {"data": "<b>GOOD!</b>"},
+        {"body": bytearray(b"bad")},
+        {"data": "isn't good"},
+        {"data": "CAF\N{LATIN CAPITAL LETTER E WITH ACUTE}"},
+    ]
+
+    # When
+    output = loaded.entry(rows, loaded.context)
+
+    # Then
+    assert [max(row, key=row.get) for row in output] == ["up", "down", "down", "up"]
+    assert all(sum(row.values()) == pytest.approx(1) for row in output)
+
+
+def test_text_classifier_refuses_what_is_no_text():
+    # Given
+    from_module = importlib.import_module("ts.torch_handler.text_classifier")
+
+    # When / Then
+    with pytest.raises(PredictionException, match="not text") as caught:
+        from_module.TextClassifier().preprocess([{"data": {"a": 1}}])
+    assert caught.value.error_code == 400

@@ -1,0 +1,292 @@
+"""Downloads, under the rules against SSRF."""
+
+import httpx
+import pytest
+
+from batching.errors import DownloadFailed, InternalError, InvalidModel, ModelNotFound
+from tests.unit.web import (
+    ALLOWED,
+    PUBLIC,
+    URL,
+    Web,
+    archive_bytes,
+    redirect,
+    served,
+    web_with_archive,
+)
+from workers.download import Downloader, is_public
+from workers.fetch import locate_archive
+
+
+@pytest.fixture
+def store(tmp_path):
+    folder = tmp_path / "store"
+    folder.mkdir()
+    (folder / "local.mar").write_bytes(archive_bytes())
+    return folder
+
+
+def test_download_is_verified_and_lands_in_the_store(store):
+    # Given
+    web = web_with_archive()
+    progress = []
+
+    # When
+    path = locate_archive(
+        URL, store, downloader=web.downloader(), on_progress=lambda *args: progress.append(args)
+    )
+
+    # Then
+    assert path == store / "echo.mar"
+    assert path.read_bytes() == archive_bytes()
+    assert progress[-1] == (len(archive_bytes()), len(archive_bytes()))
+    assert not list(store.glob(".*"))
+
+
+def test_download_connects_to_the_address_that_was_checked(store):
+    # Given
+    web = web_with_archive()
+
+    # When
+    locate_archive(URL, store, downloader=web.downloader())
+
+    # Then
+    (request,) = web.requests
+    assert web.resolved == [("models.example", 443)]
+    assert request.url.host == PUBLIC
+    assert request.headers["host"] == "models.example"
+    assert request.extensions["sni_hostname"] == "models.example"
+
+
+def test_download_tries_the_next_address_when_one_is_dead(store):
+    # Given
+    web = web_with_archive()
+    web.addresses["models.example"] = ["2606:2800:220:1::1", PUBLIC]
+    live = web.answers["models.example/store/echo.mar"]
+
+    def handle(request):
+        web.requests.append(request)
+        if request.url.host != PUBLIC:
+            raise httpx.ConnectError("unreachable")
+        return live
+
+    # When
+    downloader = Downloader(ALLOWED, web.resolve, httpx.MockTransport(handle))
+    locate_archive(URL, store, downloader=downloader)
+
+    # Then
+    assert [request.url.host for request in web.requests] == ["2606:2800:220:1::1", PUBLIC]
+
+
+FORBIDDEN = [
+    "http://models.example/echo.mar",
+    "ftp://models.example/echo.mar",
+    "s3://models.example/echo.mar",
+    "https://other.example/echo.mar",
+    "https://models.example@evil.example/echo.mar",
+    "https://user@models.example/echo.mar",
+    "https://models.example\\@evil.example/echo.mar",
+    "https://models.example/ echo.mar",
+    "https://models.example/echo.mar\nx",
+    "https://models.example.evil.example/echo.mar",
+    "gopher:models.example",
+]
+
+
+@pytest.mark.parametrize("url", FORBIDDEN)
+def test_url_that_is_not_allowed_is_never_resolved(url, store):
+    # Given
+    web = web_with_archive()
+
+    # When / Then
+    with pytest.raises(ModelNotFound) as caught:
+        locate_archive(url, store, downloader=web.downloader(ALLOWED + r", https://user.*"))
+    assert caught.value.message == f"Given URL {url} does not match any allowed URL(s)"
+    assert not web.resolved
+    assert not web.requests
+
+
+PRIVATE = [
+    "127.0.0.1",
+    "10.0.0.1",
+    "192.168.1.1",
+    "169.254.169.254",
+    "100.64.0.1",
+    "0.0.0.0",
+    "224.0.0.1",
+    "::1",
+    "::",
+    "fe80::1",
+    "fc00::1",
+    "ff02::1",
+    "::ffff:127.0.0.1",
+    "::ffff:10.0.0.1",
+    "64:ff9b::7f00:1",
+    "2002:7f00:1::",
+]
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_private_address_is_refused_even_next_to_a_public_one(address, store):
+    # Given
+    web = web_with_archive()
+    web.addresses["models.example"] = [PUBLIC, address]
+
+    # When / Then
+    with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
+        locate_archive(URL, store, downloader=web.downloader())
+    assert not web.requests
+
+
+@pytest.mark.parametrize("address", [PUBLIC, "2606:2800:220:1::1", "64:ff9b::5db8:d822"])
+def test_public_address_is_public(address):
+    # When / Then
+    assert is_public(address)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "0x7f.1", "2130706433", "localhost"])
+def test_loopback_in_any_spelling_is_refused(host, store):
+    # Given: the real resolver, and no network at all behind it
+    def refuse(request):
+        raise AssertionError(request.url)
+
+    downloader = Downloader("https://.*", transport=httpx.MockTransport(refuse))
+
+    # When / Then
+    with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
+        locate_archive(f"https://{host}/echo.mar", store, downloader=downloader)
+
+
+def test_redirect_is_followed_when_its_target_is_allowed(store):
+    # Given
+    web = web_with_archive()
+    web.answers["models.example/a.mar"] = redirect("/store/echo.mar")
+
+    # When
+    path = locate_archive("https://models.example/a.mar", store, downloader=web.downloader())
+
+    # Then
+    assert path == store / "a.mar"
+    assert len(web.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["https://evil.example/x.mar", "http://models.example/x.mar", "file:///etc/hosts", "//evil/x"],
+)
+def test_redirect_is_refused_when_its_target_is_not_allowed(location, store):
+    # Given
+    web = Web({"models.example/a.mar": redirect(location)})
+
+    # When / Then
+    with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
+        locate_archive("https://models.example/a.mar", store, downloader=web.downloader())
+    assert len(web.requests) == 1
+
+
+def test_redirect_is_refused_when_its_host_is_private(store):
+    # Given
+    web = Web({"models.example/a.mar": redirect("https://in.example/b.mar")}, {})
+    web.addresses["in.example"] = ["127.0.0.1"]
+
+    # When / Then
+    with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
+        locate_archive(
+            "https://models.example/a.mar", store, downloader=web.downloader("https://.*")
+        )
+    assert len(web.requests) == 1
+
+
+FAILURES = {
+    "404": httpx.Response(404),
+    "204": httpx.Response(204),
+    "redirect loop": redirect("/store/echo.mar"),
+    "refused": httpx.ConnectError("refused"),
+    "timeout": httpx.ReadTimeout("slow"),
+    "redirect nowhere": httpx.Response(302),
+    "bad length": httpx.Response(
+        200, headers={"content-length": "many"}, stream=httpx.ByteStream(b"")
+    ),
+}
+
+
+@pytest.mark.parametrize("answer", FAILURES.values(), ids=FAILURES)
+def test_failed_download_leaves_nothing(answer, store):
+    # Given
+    before = sorted(store.iterdir())
+    web = Web({"models.example/store/echo.mar": answer})
+
+    # When / Then
+    with pytest.raises(DownloadFailed) as caught:
+        locate_archive(URL, store, downloader=web.downloader())
+    assert caught.value.message == f"Failed to download archive from: {URL}"
+    assert sorted(store.iterdir()) == before
+    assert len(web.requests) <= 4
+
+
+def test_host_that_does_not_resolve_is_a_failed_download(store):
+    # Given
+    def resolve(host, port):
+        raise OSError("no such host")
+
+    # When / Then
+    with pytest.raises(DownloadFailed):
+        locate_archive(URL, store, downloader=Downloader(ALLOWED, resolve))
+
+
+def test_oversized_download_is_stopped(store, monkeypatch):
+    # Given
+    monkeypatch.setattr("workers.download.MAX_UNPACKED_BYTES", 10)
+
+    # When / Then
+    with pytest.raises(DownloadFailed):
+        locate_archive(URL, store, downloader=web_with_archive().downloader())
+    assert not (store / "echo.mar").exists()
+
+
+def test_download_that_is_no_archive_leaves_nothing(store):
+    # Given
+    before = sorted(store.iterdir())
+    web = Web({"models.example/store/echo.mar": served(b"<html>")})
+
+    # When / Then
+    with pytest.raises(InvalidModel):
+        locate_archive(URL, store, downloader=web.downloader())
+    assert sorted(store.iterdir()) == before
+
+
+def test_download_is_refused_when_the_file_is_there_already(store):
+    # Given
+    (store / "echo.mar").write_bytes(b"mine")
+    web = web_with_archive()
+
+    # When / Then
+    with pytest.raises(InternalError) as caught:
+        locate_archive(URL, store, downloader=web.downloader())
+    assert caught.value.message == "Model file already exists echo.mar"
+    assert not web.resolved
+    assert (store / "echo.mar").read_bytes() == b"mine"
+
+
+def test_registered_download_is_used_from_the_store(store):
+    # Given
+    (store / "echo.mar").write_bytes(b"mine")
+    web = web_with_archive()
+
+    # When
+    path = locate_archive(URL, store, is_registered=True, downloader=web.downloader())
+
+    # Then
+    assert path == store / "echo.mar"
+    assert not web.requests
+
+
+@pytest.mark.parametrize("path", ["", "x/", "%2e%2e%2fevil.mar", ".hidden"])
+def test_download_needs_a_plain_file_name(path, store):
+    # Given
+    web = web_with_archive()
+
+    # When / Then
+    with pytest.raises(DownloadFailed):
+        locate_archive(f"https://models.example/{path}", store, downloader=web.downloader())
+    assert not web.requests

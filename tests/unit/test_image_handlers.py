@@ -1,0 +1,256 @@
+"""The built-in handlers for images, and what clients may call an image."""
+
+import base64
+import io
+import json
+import zlib
+
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms
+from ts.torch_handler.image_classifier import ImageClassifier
+from ts.torch_handler.image_segmenter import ImageSegmenter
+from ts.torch_handler.object_detector import ObjectDetector
+
+from batching.protocol import Batch, Claimed, Part, Request
+from batching.settings import Settings
+from tests.unit.models import NAMES, Pooled, manifest, picture, scripted
+from workers.runner import Runner
+
+
+@pytest.fixture
+def classify(load_handler):
+    """Sends bodies through the built-in image classifier as one batch."""
+    torch.manual_seed(1)
+    model = Pooled().eval()
+    with torch.no_grad():
+        model.weigh.weight *= 5  # answers that differ visibly between images
+    files = {"model.pt": scripted(model), "index_to_name.json": NAMES}
+    loaded = load_handler(
+        files, handler="image_classifier", manifest=manifest(serializedFile="model.pt")
+    )
+    runner = Runner(loaded, Settings())
+
+    def run(*bodies, name="data", content_type="image/jpeg"):
+        requests = [Request({}, [Part(name, content_type, content)]) for content in bodies]
+        items = [Claimed(str(index), 1, 0, request) for index, request in enumerate(requests)]
+        return runner.run(Batch(items))
+
+    run.model = model
+    return run
+
+
+@pytest.mark.parametrize("name", ["data", "body"])
+def test_image_classifier_equals_torchvisions_own_transforms(name, classify):
+    # Given
+    content = picture(image_format="JPEG")
+    transform = transforms.Compose(
+        [
+            transforms.Resize(256),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+            transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ]
+    )
+    with torch.inference_mode():
+        logits = classify.model(transform(Image.open(io.BytesIO(content))).unsqueeze(0))
+    expected = torch.softmax(logits, 1)[0].sort(descending=True)
+
+    # When
+    (reply,) = classify(content, name=name)
+    answer = json.loads(reply.body)
+
+    # Then
+    assert reply.status == 200
+    assert list(answer) == [f"label{index}" for index in expected.indices[:5].tolist()]
+    assert list(answer.values()) == pytest.approx(expected.values[:5].tolist(), abs=1e-4)
+
+
+def test_batch_of_images_gives_each_its_own_answer(classify):
+    # Given
+    red = Image.new("RGB", (400, 300), "red")
+    red.save(file := io.BytesIO(), "BMP")
+    contents = [picture(), picture("L"), file.getvalue()]
+
+    # When
+    together = [json.loads(reply.body) for reply in classify(*contents)]
+    alone = [json.loads(classify(content)[0].body) for content in contents]
+
+    # Then
+    for one, other in zip(together, alone, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+    assert together[0] != pytest.approx(together[2], abs=1e-2)
+
+
+def palette_with_alpha():
+    image = Image.linear_gradient("L").convert("P")
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", transparency=bytes(range(256)))
+    return buffer.getvalue()
+
+
+def animation():
+    buffer = io.BytesIO()
+    frames = [Image.new("RGB", (40, 40), color) for color in ("red", "blue")]
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
+    return buffer.getvalue()
+
+
+READABLE = {
+    "grey": picture("L"),
+    "cmyk": picture("CMYK", image_format="JPEG"),
+    "alpha": picture("RGBA"),
+    "palette": picture("P"),
+    "palette with alpha": palette_with_alpha(),
+    "bilevel": picture("1"),
+    "webp": picture(image_format="WEBP"),
+    "animation": animation(),
+    "one pixel": picture(size=(1, 1)),
+}
+
+
+@pytest.mark.parametrize("content", READABLE.values(), ids=READABLE)
+def test_unusual_image_is_classified(content, classify):
+    # When
+    (reply,) = classify(content)
+
+    # Then
+    assert reply.status == 200, reply.body
+    assert len(json.loads(reply.body)) == 5
+
+
+def test_16_bit_grey_keeps_its_brightness(classify):
+    # Given
+    deep, flat = io.BytesIO(), io.BytesIO()
+    Image.new("I;16", (30, 30), 100 * 256).save(deep, "PNG")
+    Image.new("L", (30, 30), 100).save(flat, "PNG")
+
+    # When
+    first, second = classify(deep.getvalue(), flat.getvalue())
+
+    # Then
+    assert json.loads(first.body) == pytest.approx(json.loads(second.body), abs=1e-6)
+
+
+def png_that_claims(width, height):
+    """A valid header over the data of a single pixel."""
+    content = bytearray(picture(size=(1, 1)))
+    header = b"IHDR" + width.to_bytes(4, "big") + height.to_bytes(4, "big") + content[24:29]
+    content[12:29] = header
+    content[29:33] = zlib.crc32(header).to_bytes(4, "big")
+    return bytes(content)
+
+
+def broken_png():
+    content = bytearray(picture())
+    content[60:90] = b"\0" * 30
+    return bytes(content)
+
+
+UNREADABLE = {
+    "truncated jpeg": picture(image_format="JPEG")[:-500],
+    "truncated png": picture()[:200],
+    "broken png": broken_png(),
+    "bomb": png_that_claims(50_000, 50_000),
+    "just over the limit": png_that_claims(6000, 6000),
+    "tiff": picture(image_format="TIFF"),
+    "eps": picture(image_format="EPS"),
+    "svg": b'<svg xmlns="http://www.w3.org/2000/svg"/>',
+    "text": b"hello",
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
+def test_unreadable_image_is_a_bad_request(content, classify):
+    # When
+    (reply,) = classify(content)
+
+    # Then
+    assert reply.status == 400
+    assert reply.body.startswith(b"Input is not a readable image: ")
+    assert b"/" not in reply.body
+    assert b"object at" not in reply.body
+
+
+def test_unreadable_image_fails_alone_in_its_batch(classify):
+    # When
+    replies = classify(picture(), b"hello", picture("L"))
+
+    # Then
+    assert [reply.status for reply in replies] == [200, 400, 200]
+
+
+def test_image_may_come_as_base64_or_as_numbers(classify):
+    # Given
+    encoded = base64.b64encode(picture())
+    numbers = json.dumps(torch.zeros(3, 224, 224).tolist()).encode()
+
+    # When
+    (text,) = classify(encoded, content_type="text/plain")
+    (listed,) = classify(numbers, content_type="application/json")
+
+    # Then
+    assert json.loads(text.body) == json.loads(classify(picture())[0].body)
+    assert listed.status == 200
+
+
+@pytest.mark.parametrize("content", [b'{"a": 1}', b'"no base64!"', b"null", b'["x"]', b"7e"])
+def test_json_that_is_no_image_is_a_bad_request(content, classify):
+    # When
+    (reply,) = classify(content, content_type="application/json")
+
+    # Then
+    assert reply.status == 400
+
+
+def test_fewer_classes_than_topk_are_all_named():
+    # Given
+    handler = ImageClassifier()
+    handler.set_max_result_classes(5)
+
+    # When
+    (row,) = handler.postprocess(torch.tensor([[1.0, 3.0]]))
+
+    # Then
+    assert list(row) == ["1", "0"]
+    assert handler.get_max_result_classes() == 5
+
+
+def test_object_detector_takes_images_of_different_sizes():
+    # Given
+    handler = ObjectDetector()
+    handler.device, handler.mapping = torch.device("cpu"), {"1": "cat", "2": "dog"}
+    box = torch.tensor([[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]])
+    found = {"boxes": box, "labels": torch.tensor([1, 2]), "scores": torch.tensor([0.9, 0.4])}
+    handler.model = lambda images: ({}, [found for _ in images])
+
+    # When
+    images = handler.preprocess([{"data": picture()}, {"body": picture(size=(10, 20))}])
+    output = handler.postprocess(handler.inference(images))
+
+    # Then
+    assert [tuple(image.shape) for image in images] == [(3, 200, 300), (3, 20, 10)]
+    assert output == [[{"cat": [0.0, 1.0, 2.0, 3.0], "score": pytest.approx(0.9)}]] * 2
+
+
+def test_object_detector_stacks_images_of_one_size():
+    # Given
+    handler = ObjectDetector()
+    handler.device = torch.device("cpu")
+
+    # When / Then
+    assert handler.preprocess([{"data": picture()}] * 2).shape == (2, 3, 200, 300)
+
+
+def test_image_segmenter_names_class_and_probability_of_each_pixel():
+    # Given
+    scores = torch.zeros(1, 2, 1, 2)
+    scores[0, 1, 0, 1] = 100
+
+    # When
+    output = ImageSegmenter().postprocess({"out": scores})
+
+    # Then
+    assert output == [[[[0.0, 0.5], [1.0, 1.0]]]]
