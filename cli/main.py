@@ -4,9 +4,11 @@ import importlib.metadata
 
 import click
 
+from cli.archive import archive
 from cli.models import models
 from cli.predict import predict
 from cli.roles import ingress, node
+from cli.status import status
 from cli.up import up
 
 
@@ -16,7 +18,7 @@ def main() -> None:
     """Serve PyTorch models in batches from a Redis queue."""
 
 
-for command in (up, ingress, node, models, predict):
+for command in (up, ingress, node, status, models, predict, archive):
     main.add_command(command)
 
 

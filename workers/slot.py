@@ -197,7 +197,9 @@ class Slot:
             "PYTHONPATH": _python_path(self._context.compat_dir),
             "PYTHONUNBUFFERED": "1",
         }
-        return spawn([sys.executable, "-m", "workers.worker"], environment, pass_fds=(status_fd,))
+        return spawn(
+            [sys.executable, "-P", "-m", "workers.worker"], environment, pass_fds=(status_fd,)
+        )
 
     async def _on_report(self, report: dict[str, Any]) -> None:
         state = WorkerState(report.pop("state"))
