@@ -51,6 +51,7 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         ValueError: the module has neither the function nor exactly one class.
         Exception: whatever the handler itself raises.
     """
+    model_dir = model_dir.absolute()
     _enter_folder(model_dir, spec.handler)
     _limit_images(settings.max_image_pixels)
     context = Context(
