@@ -1,0 +1,371 @@
+"""The `ferry` command's client side: what it sends, prints and exits with.
+
+A small HTTP server stands in for the real one and answers with TorchServe's documents.
+"""
+
+import json
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from click.testing import CliRunner
+
+from cli.addresses import check_free
+from cli.main import main
+
+DESCRIPTION = {
+    "modelName": "m",
+    "modelVersion": "1.0",
+    "modelUrl": "m.mar",
+    "minWorkers": 2,
+    "maxWorkers": 2,
+    "batchSize": 8,
+    "maxBatchDelay": 50,
+    "responseTimeout": 120,
+    "workers": [
+        {"id": "n1-1", "status": "READY", "pid": 7, "memoryUsage": 1048576, "node": "n1"},
+        {"id": "n2-1", "status": "UNLOADING", "pid": 8, "memoryUsage": 0, "node": "n2"},
+    ],
+    "jobQueueStatus": {"remainingCapacity": 97, "pendingRequests": 3},
+}
+
+
+class Server:
+    """Answers what it was told to, and keeps what it was asked."""
+
+    def __init__(self):
+        self.answers = {}
+        self.asked = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self):
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                outer.asked.append((self.command, self.path, self.headers, body))
+                path = self.path.partition("?")[0]
+                status, content = outer.answers.get((self.command, path), (404, NOT_FOUND))
+                raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815
+
+            def log_message(self, *_):
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+
+NOT_FOUND = {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: x"}
+
+
+@pytest.fixture
+def server():
+    with Server() as running:
+        yield running
+
+
+@pytest.fixture
+def ferry(server):
+    def run(*arguments, **options):
+        environment = {"FERRY_MANAGEMENT_URL": server.url, "FERRY_INFERENCE_URL": server.url}
+        return CliRunner().invoke(main, arguments, env=environment, **options)
+
+    return run
+
+
+def closed_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("models", "list"), ("models", "unregister", "m"), ("models", "register", "m.mar")],
+)
+def test_command_says_that_nothing_answers_when_no_server_runs(arguments):
+    # Given
+    url = f"http://127.0.0.1:{closed_port()}"
+    # When
+    result = CliRunner().invoke(main, [*arguments, "--management-url", url])
+    # Then
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: nothing answers at {url}: is `ferry up` running?\n"
+
+
+def test_command_says_so_when_the_url_is_none():
+    # Given / When
+    result = CliRunner().invoke(main, ["models", "list", "--management-url", "localhost:8081"])
+    # Then
+    assert result.exit_code == 1
+    assert "not a URL like http://host:port: localhost:8081" in result.stderr
+
+
+def test_command_says_so_when_something_else_answers(server, ferry):
+    # Given
+    server.answers["GET", "/models"] = (200, b"<html>")
+    # When
+    result = ferry("models", "list")
+    # Then
+    assert result.exit_code == 1
+    assert "other than JSON" in result.stderr
+
+
+def test_command_repeats_the_servers_words_when_it_refuses(ferry):
+    # Given a server that knows no model / When
+    result = ferry("models", "describe", "x")
+    # Then
+    assert result.exit_code == 1
+    assert result.stderr == "Error: Model not found: x (HTTP 404)\n"
+
+
+def test_register_sends_torchserves_parameters(server, ferry):
+    # Given
+    server.answers["POST", "/models"] = (200, {"status": "registered"})
+    # When
+    result = ferry("models", "register", "m.mar", "--batch-size", "8", "--initial-workers", "0")
+    # Then
+    assert result.stdout == "registered\n"
+    assert server.asked[0][:2] == (
+        "POST",
+        "/models?url=m.mar&synchronous=true&batch_size=8&initial_workers=0",
+    )
+
+
+def test_register_does_not_wait_when_told_so(server, ferry):
+    # Given
+    server.answers["POST", "/models"] = (202, {"status": "Processing worker updates..."})
+    # When
+    result = ferry("models", "register", "m.mar", "--no-wait", "--json")
+    # Then
+    assert json.loads(result.stdout) == {"status": "Processing worker updates..."}
+    assert "synchronous=false" in server.asked[0][1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("scale", "m", "--min-worker", "0"), "PUT /models/m?synchronous=true&min_worker=0"),
+        (
+            ("scale", "m", "--min-worker", "1", "--max-worker", "2", "--version", "2.0"),
+            "PUT /models/m/2.0?synchronous=true&min_worker=1&max_worker=2",
+        ),
+        (("unregister", "m"), "DELETE /models/m"),
+        (("unregister", "m", "--version", "2.0"), "DELETE /models/m/2.0"),
+        (("set-default", "m", "2.0"), "PUT /models/m/2.0/set-default"),
+        (("unregister", "a/b ?"), "DELETE /models/a%2Fb%20%3F"),
+    ],
+)
+def test_models_commands_ask_the_management_api(server, ferry, arguments, expected):
+    # Given
+    method, _, path = expected.partition(" ")
+    server.answers[method, path.partition("?")[0]] = (200, {"status": "done"})
+    # When
+    result = ferry("models", *arguments)
+    # Then
+    assert result.stdout == "done\n"
+    assert " ".join(server.asked[0][:2]) == expected
+
+
+def test_list_follows_the_pages(server, ferry):
+    # Given a server that always says there is more, until a page is empty
+    pages = iter([["a", "b"], ["c"], []])
+
+    class Pages(dict):
+        def get(self, key, default):
+            names = next(pages)
+            models = [{"modelName": name, "modelUrl": f"{name}.mar"} for name in names]
+            return 200, {"nextPageToken": "7", "models": models}
+
+    server.answers = Pages()
+    # When
+    result = ferry("models", "list", "--json")
+    # Then
+    assert [record["modelName"] for record in json.loads(result.stdout)] == ["a", "b", "c"]
+    assert [path for _, path, *_ in server.asked] == [
+        "/models?limit=100&next_page_token=0",
+        "/models?limit=100&next_page_token=7",
+        "/models?limit=100&next_page_token=7",
+    ]
+
+
+def test_list_says_so_when_there_are_no_models(server, ferry):
+    # Given
+    server.answers["GET", "/models"] = (200, {"models": []})
+    # When / Then
+    assert "No models." in ferry("models", "list").stdout
+
+
+def test_describe_shows_settings_queue_and_workers(server, ferry):
+    # Given
+    server.answers["GET", "/models/m/all"] = (200, [DESCRIPTION])
+    # When
+    words = " ".join(ferry("models", "describe", "m").stdout.split())
+    # Then
+    assert "m version 1.0" in words
+    assert "8, at most 50 ms" in words
+    assert "3, room for 97" in words
+    assert "n1-1 READY 7 cpu 1 MiB" in words
+    assert "n2-1 UNLOADING 8" in words
+
+
+def test_status_counts_workers_by_node_and_state(server, ferry):
+    # Given
+    server.answers["GET", "/readyz"] = (503, {"status": "No ready worker: m"})
+    server.answers["GET", "/models"] = (200, {"models": [{"modelName": "m", "modelUrl": "m.mar"}]})
+    server.answers["GET", "/models/m/all"] = (200, [DESCRIPTION])
+    # When
+    record = json.loads(ferry("status", "--json").stdout)
+    words = " ".join(ferry("status").stdout.split())
+    # Then
+    assert (record["ready"], record["reason"]) == (False, "No ready worker: m")
+    assert record["nodes"] == {"n1": 1, "n2": 1}
+    assert record["models"][0]["workers"] == {"READY": 1, "UNLOADING": 1}
+    assert record["models"][0]["waiting"] == 3
+    assert words.startswith("No ready worker: m Nodes with workers: n1 (1 worker), n2 (1 worker)")
+    assert "m 1.0 1 READY, 1 UNLOADING 2 3 97" in words
+
+
+def test_predict_prints_a_table_when_the_answer_is_classes(server, ferry, tmp_path):
+    # Given
+    server.answers["POST", "/predictions/m"] = (200, {"cat [tabby]": 0.75, "dog": 0.25})
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).write_bytes(b"\xff\xd8" + name.encode())
+    # When
+    result = ferry("predict", "m", str(tmp_path / "a.jpg"), str(tmp_path / "b.jpg"))
+    # Then
+    assert result.exit_code == 0
+    assert result.stdout.count("cat [tabby]") == 2
+    assert "0.7500" in result.stdout
+    bodies = {body for *_, body in server.asked}
+    assert bodies == {b"\xff\xd8a.jpg", b"\xff\xd8b.jpg"}
+
+
+def test_predict_sends_no_content_type_for_an_image_and_json_for_json(server, ferry, tmp_path):
+    # Given
+    server.answers["POST", "/predictions/m/2.0"] = (200, [1])
+    for name in ("a.png", "b.json"):
+        (tmp_path / name).write_bytes(b"{}")
+    # When
+    ferry("predict", "m", "--version", "2.0", str(tmp_path / "a.png"))
+    ferry("predict", "m", "--version", "2.0", str(tmp_path / "b.json"))
+    # Then
+    kinds = [headers["content-type"] for *_, headers, _ in server.asked]
+    assert kinds == [None, "application/json"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"plain words", "plain words\n"),
+        (b"\xff\xfe\x00", "3 bytes of data\n"),
+        ({"digit": 3, "parts": [1]}, '{\n  "digit": 3,\n  "parts": [\n    1\n  ]\n}\n'),
+        ({}, "{}\n"),
+        ({"ok": True}, '{\n  "ok": true\n}\n'),
+    ],
+)
+def test_predict_prints_any_answer_as_it_is(server, ferry, answer, expected):
+    # Given
+    server.answers["POST", "/predictions/m"] = (200, answer)
+    # When
+    result = ferry("predict", "m", "-", input=b"body")
+    # Then
+    assert result.stdout == expected
+    assert server.asked[0][3] == b"body"
+
+
+def test_predict_fails_when_one_of_several_files_does(server, ferry, tmp_path):
+    # Given
+    (tmp_path / "a").write_bytes(b"a")
+    # When
+    result = ferry("predict", "x", "--json", str(tmp_path / "a"))
+    # Then
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == [
+        {"file": str(tmp_path / "a"), "status": 404, "error": "Model not found: x"}
+    ]
+
+
+def test_predict_names_the_file_when_it_cannot_be_read(server, ferry):
+    # Given / When
+    result = ferry("predict", "m", "missing.jpg")
+    # Then
+    assert result.stderr == "Error: cannot read missing.jpg: No such file or directory\n"
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("role", ["ingress", "node"])
+def test_role_asks_for_a_redis_when_it_has_none(role):
+    # Given / When
+    result = CliRunner().invoke(main, [role], env={"REDIS_URL": None, "FERRY_REDIS_URL": None})
+    # Then
+    assert result.exit_code == 2
+    assert "which Redis?" in result.stderr
+
+
+def test_check_free_names_the_address_when_it_is_in_use():
+    # Given
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        # When / Then
+        with pytest.raises(Exception, match=f"{address} is in use"):
+            check_free([address])
+
+
+def test_check_free_accepts_one_address_for_several_listeners():
+    # Given
+    address = f"http://127.0.0.1:{closed_port()}"
+    # When / Then
+    check_free([address, address, "unix:/tmp/socket"])
+
+
+def test_check_free_says_so_when_the_port_is_no_number():
+    # Given / When / Then
+    with pytest.raises(Exception, match="not an address like http://host:port"):
+        check_free(["http://127.0.0.1:many"])
+
+
+def test_up_refuses_a_model_store_that_is_no_folder(tmp_path):
+    # Given / When
+    result = CliRunner().invoke(main, ["up", "--model-store", str(tmp_path / "missing")])
+    # Then
+    assert result.exit_code == 1
+    assert "the model store is not a folder" in result.stderr
+
+
+def test_up_warns_of_unknown_keys_in_one_line(tmp_path):
+    # Given a config that is good but for two keys, and a model store that stops the command
+    config = tmp_path / "config.properties"
+    config.write_text("vmargs=-Xmx4g\nnumber_of_netty_threads=32\nmodel_store=/missing\n")
+    # When
+    result = CliRunner().invoke(main, ["up", "--config", str(config)])
+    # Then
+    first, second = result.stderr.splitlines()
+    assert first == f"warning: {config}: keys without effect here: number_of_netty_threads, vmargs"
+    assert second == "Error: the model store is not a folder: /missing"
+
+
+def test_up_names_the_setting_when_its_value_is_wrong(tmp_path):
+    # Given
+    config = tmp_path / "config.properties"
+    config.write_text("job_queue_size=many\n")
+    # When
+    result = CliRunner().invoke(main, ["up", "--config", str(config)])
+    # Then
+    assert result.exit_code == 1
+    assert "job_queue_size='many' is not a int" in result.stderr
