@@ -7,6 +7,7 @@ waits is refused, not left hanging) → connections to Redis close.
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -41,6 +42,8 @@ _BRIDGE_THREADS = 32
 
 # After the broker has refused who still waits, their answers have this long to leave.
 _REFUSAL_S = 0.5
+
+_GC_THRESHOLD = 20_000
 
 _EXIT_FORCED = 1
 _EXIT_UNUSABLE = 2
@@ -96,6 +99,7 @@ class _Ingress:
                 await listener.start()
                 roles = ",".join(sorted(table[listener.address]))
                 log.info("listening address=%s roles=%s", listener.address, roles)
+            _calm_collector()
             startup = asyncio.create_task(self._load_models(services))
             await self._stop.wait()
             return await self._drain(listeners)
@@ -163,6 +167,14 @@ class _Ingress:
         self._stop.set()
         if self._signals > 1:
             self._force.set()
+
+
+def _calm_collector() -> None:
+    # What is there now stays for good; looking through it again for each few hundred requests took
+    # 3 % of the time. Requests make hardly any cycles.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
 
 
 async def _wait_closed(listeners: list[Listener]) -> None:

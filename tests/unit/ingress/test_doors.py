@@ -1,0 +1,91 @@
+"""The front (asyncio) and the Flask application give equal answers to equal requests."""
+
+import pytest
+import requests
+
+from ingress.openapi import Role
+
+JSON = {"content-type": "application/json"}
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+MULTIPART = {"content-type": "multipart/form-data; boundary=B"}
+PARTS = (
+    b'--B\r\nContent-Disposition: form-data; name="data"; filename="f"\r\n'
+    b"Content-Type: image/png\r\n\r\nPNG\r\n--B--\r\n"
+)
+# Written by the server below, not by either door.
+SERVERS_OWN = {"connection", "server", "date", "content-length", "x-request-id"}
+
+REQUESTS = [
+    ("GET", "/predictions/echo", {}, b""),
+    ("PUT", "/predictions/echo", {}, b"\x00\xff raw"),
+    ("POST", "/predictions/echo/1.0", JSON, b'{"a": 1}'),
+    ("POST", "/predictions/echo/1.0/v1/chat%20x/", JSON, b"{}"),
+    ("DELETE", "/predictions/echo/", {}, b""),
+    ("POST", "/explanations/echo", {}, b"x"),
+    ("POST", "/v1/models/echo:predict", JSON, b"{}"),
+    ("POST", "/v2/models/echo/infer", JSON, b"{}"),
+    ("POST", "/predictions/echo", FORM, b"a=1&b=2&a=%FF"),
+    ("POST", "/predictions/echo", MULTIPART, PARTS),
+    ("POST", "/predictions/echo", MULTIPART, b"--B\r\nbroken"),
+    ("POST", "/predictions/echo", {"x-status": "507"}, b"x"),
+    ("POST", "/predictions/echo", {"x-status": "204"}, b""),
+    ("POST", "/predictions/echo", {"x-status": "99"}, b"x"),
+    ("POST", "/predictions/echo", {"x-fail": "1"}, b"x"),
+    ("POST", "/predictions/echo", {"x-reply-type": "text/plain"}, b"x"),
+    ("POST", "/predictions/echo", {"x-request-timeout-ms": "soon"}, b"x"),
+    ("POST", "/predictions/echo", {}, b"x" * 100_001),
+    ("POST", "/predictions/idle", {}, b"x"),
+    ("POST", "/predictions/idle/1.0", {}, b"x"),
+    ("POST", "/predictions/nobody", {}, b"x"),
+    ("POST", "/predictions/echo/9", {}, b"x"),
+    ("POST", "/predictions/%2e%2e", {}, b"x"),
+    ("POST", "/predictions/%7Bm%3Aother%7D", {}, b"x"),
+    ("POST", "/predictions/" + "a" * 300, {}, b"x"),
+    ("POST", "/predictions/ech%D0%BE", {}, b"x"),
+    ("POST", "/predictions/a%00b", {}, b"x"),
+    ("POST", "/predictions", {}, b"x"),
+    ("POST", "/v2/models/echo/versions/1/infer", {}, b"x"),
+    ("OPTIONS", "/predictions/echo", {}, b""),
+    ("OPTIONS", "/predictions/nobody", {}, b""),
+    ("OPTIONS", "/", {}, b""),
+    ("GET", "/", {}, b""),
+    ("GET", "/api-description", {}, b""),
+    ("GET", "/ping", {}, b""),
+    ("POST", "/ping/", {}, b""),
+    ("GET", "/livez", {}, b""),
+    ("GET", "/readyz", {}, b""),
+    ("POST", "/readyz", {}, b""),
+    ("GET", "/nowhere", {}, b""),
+]
+
+
+@pytest.mark.usefixtures("node")
+def test_doors_agree(ingress):
+    # Given
+    ingress.register("echo")
+    ingress.register("idle", min_worker=0, max_worker=0)
+    for method, path, headers, body in REQUESTS:
+        # When
+        front = through_front(ingress, method, path, headers, body)
+        flask = through_flask(ingress, method, path, headers, body)
+        # Then
+        assert front == flask, (method, path, headers)
+
+
+def through_front(ingress, method, path, headers, body):
+    # requests would add a content type and an accept header of its own making; plain it must be.
+    request = requests.Request(method, ingress.inference_url, data=body, headers=headers).prepare()
+    request.url = ingress.inference_url + path
+    with requests.Session() as session:
+        answer = session.send(request, timeout=20)
+    return answer.status_code, kept(answer.headers.items()), answer.content
+
+
+def through_flask(ingress, method, path, headers, body):
+    client = ingress.apps[Role.INFERENCE].test_client()
+    answer = client.open(path, method=method, headers=headers, data=body)
+    return answer.status_code, kept(answer.headers.items()), answer.data
+
+
+def kept(headers):
+    return sorted((k.lower(), v) for k, v in headers if k.lower() not in SERVERS_OWN)

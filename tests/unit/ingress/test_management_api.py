@@ -1,0 +1,343 @@
+import threading
+
+import pytest
+
+ECHO_TEXT = 'Model "echo" Version: 1.0 registered with'
+
+
+@pytest.fixture
+def manager(ingress, node):
+    ingress.archives.add("echo.mar", "echo")
+    return ingress
+
+
+def status_of(answer):
+    return answer.status_code, answer.json()["status"]
+
+
+def error_of(answer):
+    document = answer.json()
+    assert list(document) == ["code", "type", "message"]
+    assert document["code"] == answer.status_code
+    return answer.status_code, document["type"], document["message"]
+
+
+def test_register_waits_for_the_workers_by_default(manager):
+    # When
+    answer = manager.manage("POST", "/models?url=echo.mar&initial_workers=2&batch_size=8")
+    # Then
+    assert status_of(answer) == (200, f"{ECHO_TEXT} 2 initial workers")
+    [document] = manager.manage("GET", "/models/echo").json()
+    assert document["batchSize"] == 8
+    assert [worker["status"] for worker in document["workers"]] == ["READY", "READY"]
+
+
+def test_register_without_workers_says_how_to_add_some(manager):
+    answer = manager.manage("POST", "/models?url=echo.mar&synchronous=false")
+    assert status_of(answer) == (
+        200,
+        f"{ECHO_TEXT} 0 initial workers. Use scale workers API to add workers for the model.",
+    )
+
+
+def test_register_does_not_wait_when_asked_not_to(manager, node):
+    node.behaviour = "loading"
+    answer = manager.manage("POST", "/models?url=echo.mar&initial_workers=1&synchronous=false")
+    assert status_of(answer) == (202, "Processing worker updates...")
+
+
+def test_register_takes_only_the_body_when_it_is_json(manager):
+    # When
+    answer = manager.manage(
+        "POST", "/models?url=other.mar&batch_size=3", json={"url": "echo.mar", "batch_size": 5}
+    )
+    # Then
+    assert answer.status_code == 200
+    assert manager.registry.resolve("echo", None).batch_size == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("/models", (400, "BadRequestException", "Parameter url is required.")),
+        ("/models?url=", (404, "ModelNotFoundException", "empty url")),
+        ("/models?url=no.mar", (404, "ModelNotFoundException", "Model not found at: no.mar")),
+        (
+            "/models?url=echo.mar&runtime=LISP",
+            (400, "BadRequestException", "Invalid RuntimeType value: LISP"),
+        ),
+    ],
+)
+def test_register_is_refused(manager, path, error):
+    assert error_of(manager.manage("POST", path)) == error
+    assert manager.registry.names() == []
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_register_is_refused_when_its_json_is_no_object(manager, body):
+    answer = manager.manage(
+        "POST", "/models", data=body, headers={"content-type": "application/json"}
+    )
+    assert error_of(answer)[:2] == (400, "BadRequestException")
+
+
+def test_register_is_refused_when_the_version_is_there(manager):
+    # Given
+    manager.manage("POST", "/models?url=echo.mar")
+    # When
+    answer = manager.manage("POST", "/models?url=echo.mar")
+    # Then
+    assert error_of(answer) == (
+        409,
+        "ConflictStatusException",
+        "Model version 1.0 is already registered for model echo",
+    )
+
+
+def test_register_says_what_to_do_when_no_node_runs(ingress):
+    answer = ingress.manage("POST", "/models?url=echo.mar")
+    assert error_of(answer)[:2] == (503, "ServiceUnavailableException")
+    assert "ferry node" in answer.json()["message"]
+
+
+@pytest.mark.parametrize(("behaviour", "status"), [("failed", 500), ("out of memory", 507)])
+def test_register_leaves_nothing_when_the_workers_fail(manager, node, behaviour, status):
+    # Given
+    node.behaviour = behaviour
+    # When
+    answer = manager.manage("POST", "/models?url=echo.mar&initial_workers=1")
+    # Then
+    assert error_of(answer) == (
+        status,
+        "InternalServerException",
+        "Failed to start workers for model echo version: 1.0",
+    )
+    assert manager.registry.names() == []
+
+
+def test_register_ends_when_the_server_drains(manager, node):
+    # Given
+    node.behaviour = "loading"
+    answers = []
+
+    def register():
+        answers.append(manager.manage("POST", "/models?url=echo.mar&initial_workers=1"))
+
+    thread = threading.Thread(target=register)
+    thread.start()
+    # When
+    manager.services.lifecycle.is_draining = True
+    thread.join(10)
+    # Then
+    assert error_of(answers[0])[0] == 503
+
+
+def test_scale_does_not_wait_by_default(manager):
+    manager.register("echo")
+    answer = manager.manage("PUT", "/models/echo?min_worker=2")
+    assert status_of(answer) == (202, "Processing worker updates...")
+
+
+def test_scale_waits_for_more_and_for_fewer_workers(manager):
+    # Given
+    spec = manager.register("echo")
+    # When
+    more = manager.manage("PUT", "/models/echo?min_worker=3&synchronous=TRUE")
+    # Then
+    assert status_of(more) == (200, "Workers scaled to 3 for model: echo")
+    assert len(manager.registry.workers(spec.key)) == 3
+    # When
+    fewer = manager.manage("PUT", "/models/echo/1.0/?min_worker=1&synchronous=true")
+    # Then
+    assert status_of(fewer) == (200, "Workers scaled to 1 for model: echo, version: 1.0")
+    assert len(manager.registry.workers(spec.key)) == 1
+
+
+def test_scale_fails_at_the_first_worker_that_fails_and_keeps_the_model(manager, node):
+    # Given
+    manager.register("echo")
+    node.behaviour = "failed"
+    # When
+    answer = manager.manage("PUT", "/models/echo?min_worker=2&synchronous=true")
+    # Then
+    assert error_of(answer) == (
+        500,
+        "InternalServerException",
+        "Failed to start workers for model echo version: null",
+    )
+    assert manager.registry.names() == ["echo"]
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        (
+            "/models/echo?min_worker=2&max_worker=1",
+            (400, "BadRequestException", "max_worker cannot be less than min_worker."),
+        ),
+        (
+            "/models/echo?max_worker=-1",
+            (400, "BadRequestException", "max_worker cannot be less than min_worker."),
+        ),
+        (
+            "/models/echo?min_worker=-1",
+            (400, "BadRequestException", "min_worker cannot be negative."),
+        ),
+        ("/models/none", (404, "ModelNotFoundException", "Model not found: none")),
+        (
+            "/models/echo/7",
+            (
+                404,
+                "ModelVersionNotFoundException",
+                "Model version: 7 does not exist for model: echo",
+            ),
+        ),
+        (
+            "/models/echo?model_version=7",
+            (
+                404,
+                "ModelVersionNotFoundException",
+                "Model version: 7 does not exist for model: echo",
+            ),
+        ),
+        ("/models/%7Becho", (404, "ModelNotFoundException", "Model not found: {echo")),
+        (
+            "/models/echo/7/set-default",
+            (
+                404,
+                "ModelVersionNotFoundException",
+                "Model version 7 does not exist for model echo",
+            ),
+        ),
+        ("/models/none/1/set-default", (404, "ModelNotFoundException", "Model not found: none")),
+    ],
+)
+def test_put_is_refused(manager, path, error):
+    manager.register("echo")
+    assert error_of(manager.manage("PUT", path)) == error
+
+
+def test_default_version_moves_and_predictions_follow(manager):
+    # Given
+    manager.register("echo", "1.0")
+    manager.register("echo", "2.0", min_worker=0, max_worker=0)
+    assert manager.predict("/predictions/echo").status_code == 200
+    # When
+    answer = manager.manage("PUT", "/models/echo/2.0/set-default")
+    # Then
+    assert status_of(answer) == (
+        200,
+        'Default version successfully updated for model "echo" to "2.0"',
+    )
+    assert manager.manage("GET", "/models/echo").json()[0]["modelVersion"] == "2.0"
+    assert manager.predict("/predictions/echo").status_code == 503
+
+
+def test_describe_shows_one_version_or_all(manager):
+    # Given
+    manager.register("echo", "1.0")
+    manager.register("echo", "2.0", min_worker=0, max_worker=0)
+    # When
+    found = {
+        path: [document["modelVersion"] for document in manager.manage("GET", path).json()]
+        for path in ("/models/echo", "/models/echo/2.0", "/models/echo/all")
+    }
+    # Then
+    assert found == {
+        "/models/echo": ["1.0"],
+        "/models/echo/2.0": ["2.0"],
+        "/models/echo/all": ["1.0", "2.0"],
+    }
+
+
+def test_describe_asks_the_handler_when_customized(manager):
+    manager.register("echo")
+    [document] = manager.manage("GET", "/models/echo?customized=true").json()
+    assert document["customizedMetadata"] == {"labels": 2}
+    assert list(document)[-1] == "customizedMetadata"
+
+
+def test_describe_cannot_ask_a_handler_that_has_no_worker(manager):
+    # Given
+    manager.register("echo", min_worker=0, max_worker=0)
+    # When
+    answer = manager.manage("GET", "/models/echo?customized=true")
+    # Then
+    assert error_of(answer) == (
+        503,
+        "ServiceUnavailableException",
+        'Model "echo" has no worker to serve describe request. Please use scale workers API to '
+        "add workers.",
+    )
+
+
+def test_list_shows_the_default_version_of_each_model(manager):
+    # Given
+    for name in ("b", "a"):
+        manager.register(name, min_worker=0, max_worker=0)
+    # When
+    answer = manager.manage("GET", "/models?limit=many")
+    # Then
+    assert answer.json() == {
+        "models": [
+            {"modelName": "a", "modelUrl": "a.mar"},
+            {"modelName": "b", "modelUrl": "b.mar"},
+        ]
+    }
+
+
+def test_unregister_ends_the_workers_and_the_predictions(manager):
+    # Given
+    spec = manager.register("echo")
+    assert manager.predict("/predictions/echo").status_code == 200
+    # When
+    answer = manager.manage("DELETE", "/models/echo")
+    # Then
+    assert status_of(answer) == (200, 'Model "echo" unregistered')
+    assert manager.registry.workers(spec.key) == []
+    assert error_of(manager.predict("/predictions/echo"))[1] == "ModelNotFoundException"
+
+
+def test_unregister_keeps_the_default_version_while_others_remain(manager):
+    # Given
+    manager.register("echo", "1.0", min_worker=0, max_worker=0)
+    manager.register("echo", "2.0", min_worker=0, max_worker=0)
+    # When
+    refused = manager.manage("DELETE", "/models/echo")
+    # Then
+    assert error_of(refused) == (
+        403,
+        "InvalidModelVersionException",
+        "Cannot remove default version for model echo",
+    )
+    assert manager.manage("DELETE", "/models/echo/2.0").status_code == 200
+    assert manager.manage("DELETE", "/models/echo").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("DELETE", "/models", 405),
+        ("PUT", "/models", 405),
+        ("POST", "/models/echo", 405),
+        ("POST", "/v1/models/echo", 405),
+        ("GET", "/", 405),
+        ("POST", "/predictions/echo", 404),
+        ("GET", "/models/echo/1.0/set-default/x", 404),
+        ("GET", "/models//echo", 404),
+        ("OPTIONS", "/", 200),
+        ("OPTIONS", "/models/echo", 200),
+        ("GET", "/models///", 200),
+        ("GET", "/v1/models/echo", 200),
+    ],
+)
+def test_paths_and_methods_are_torchserves(manager, method, path, status):
+    manager.register("echo", min_worker=0, max_worker=0)
+    assert manager.manage(method, path).status_code == status
+
+
+def test_kserve_is_ready_while_there_are_workers(manager):
+    manager.register("echo")
+    manager.register("idle", min_worker=0, max_worker=0)
+    answers = [manager.manage("GET", f"/v1/models/{name}").json() for name in ("echo", "idle")]
+    assert answers == [{"name": "echo", "ready": True}, {"name": "idle", "ready": False}]

@@ -1,0 +1,246 @@
+"""The ingress as a process: readiness, signals, exit codes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import requests
+
+from batching.model_spec import ModelSpec
+from batching.store.connection import connect
+from batching.store.registry import Registry
+from tests.unit.ingress.conftest import DEAD_AFTER_S, free_port
+
+ROOT = Path(__file__).parents[3]
+
+
+class Server:
+    """`python -m ingress` on ports of its own."""
+
+    def __init__(self, redis_url, **settings):
+        self.ports = {role: free_port() for role in ("inference", "management", "metrics")}
+        self.read_fd, write_fd = os.pipe()
+        environment = {
+            **os.environ,
+            "REDIS_URL": redis_url,
+            "FERRY_READY_FD": str(write_fd),
+            "FERRY_DEAD_AFTER_S": str(DEAD_AFTER_S),
+            **{
+                f"FERRY_{role.upper()}_ADDRESS": f"http://127.0.0.1:{port}"
+                for role, port in self.ports.items()
+            },
+            **{f"FERRY_{name.upper()}": value for name, value in settings.items()},
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ingress"],
+            cwd=ROOT,
+            env=environment,
+            pass_fds=[write_fd],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        os.close(write_fd)
+
+    def ready_lines(self):
+        """Blocks until the server is ready or has ended."""
+        with os.fdopen(self.read_fd) as pipe:
+            return pipe.read().splitlines()
+
+    def url(self, role, path=""):
+        return f"http://127.0.0.1:{self.ports[role]}{path}"
+
+    def end(self):
+        """Exit code and log."""
+        _, log = self.process.communicate(timeout=20)
+        return self.process.returncode, log
+
+
+@pytest.fixture
+def start(redis_url):
+    servers = []
+
+    def start_server(**settings):
+        servers.append(Server(redis_url, **settings))
+        return servers[-1]
+
+    yield start_server
+    for server in servers:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.process.communicate()
+
+
+@pytest.fixture
+def echo_model(redis_url, node):
+    registry = Registry(connect(redis_url), dead_after_s=DEAD_AFTER_S)
+    spec = ModelSpec("echo", "1.0", "echo.mar", "h.py", min_worker=1, max_worker=1)
+    registry.create(spec)
+    with registry.changes() as wait:
+        while not registry.workers(spec.key):
+            wait(5.0)
+    return registry, spec
+
+
+def test_server_says_that_it_is_ready_and_stops_at_sigterm(start):
+    # Given
+    server = start()
+    # When / Then
+    assert server.ready_lines() == ["ready"]
+    assert requests.get(server.url("inference", "/ping"), timeout=5).status_code == 200
+    assert requests.get(server.url("management", "/models"), timeout=5).json() == {"models": []}
+    assert "ferry_open_requests" in requests.get(server.url("metrics", "/metrics"), timeout=5).text
+    # When
+    server.process.send_signal(signal.SIGTERM)
+    # Then
+    code, log = server.end()
+    assert code == 0
+    assert "xperimental" not in log
+    assert "Traceback" not in log
+
+
+def test_server_stops_while_it_waits_for_a_node(start):
+    # Given: a startup model, and no node to load it
+    server = start(load_models="a.mar")
+    for role in server.ports:
+        wait_for_port(server.ports[role])
+    # When
+    server.process.send_signal(signal.SIGTERM)
+    # Then
+    assert server.end()[0] == 0
+
+
+def test_server_answers_what_it_accepted_before_it_stops(start, node, echo_model):
+    # Given: a request that waits for its worker
+    registry, spec = echo_model
+    server = start()
+    server.ready_lines()
+    node.is_serving = False
+    answers = []
+
+    def predict():
+        answers.append(
+            requests.post(server.url("inference", "/predictions/echo"), b"x", timeout=20)
+        )
+
+    client = threading.Thread(target=predict)
+    client.start()
+    wait_until(lambda: registry.queue(spec).open_requests == 1)
+    # When
+    server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: not accepts(server.ports["inference"]))
+    node.is_serving = True
+    client.join(20)
+    # Then
+    assert answers[0].content == b"body:|x"
+    assert server.end()[0] == 0
+
+
+def test_server_refuses_what_is_still_open_when_the_drain_ends(start, node, echo_model):
+    # Given
+    registry, spec = echo_model
+    server = start(drain_timeout_s="0.3")
+    server.ready_lines()
+    node.is_serving = False
+    answers = []
+
+    def predict():
+        answers.append(
+            requests.post(server.url("inference", "/predictions/echo"), b"x", timeout=20)
+        )
+
+    client = threading.Thread(target=predict)
+    client.start()
+    wait_until(lambda: registry.queue(spec).open_requests == 1)
+    # When
+    server.process.send_signal(signal.SIGTERM)
+    client.join(20)
+    # Then
+    assert answers[0].status_code == 503
+    assert answers[0].headers["x-ferry-reason"] == "draining"
+    assert server.end()[0] == 0
+
+
+def test_second_signal_ends_the_server_at_once(start, node, echo_model):
+    # Given
+    registry, spec = echo_model
+    server = start(drain_timeout_s="60")
+    server.ready_lines()
+    node.is_serving = False
+
+    def predict():
+        requests.post(server.url("inference", "/predictions/echo"), b"x", timeout=20)
+
+    client = threading.Thread(target=predict)
+    client.start()
+    wait_until(lambda: registry.queue(spec).open_requests == 1)
+    # When
+    server.process.send_signal(signal.SIGINT)
+    wait_until(lambda: not accepts(server.ports["inference"]))
+    server.process.send_signal(signal.SIGINT)
+    # Then
+    assert server.end()[0] == 1
+    client.join(20)
+
+
+def test_server_serves_everything_on_one_address_and_on_a_unix_socket(start, tmp_path):
+    # Given
+    port = free_port()
+    one = f"http://127.0.0.1:{port}"
+    server = start(
+        inference_address=one,
+        management_address=one,
+        metrics_address=f"unix:{tmp_path / 'metrics.sock'}",
+    )
+    # When
+    server.ready_lines()
+    # Then
+    assert requests.get(f"{one}/ping", timeout=5).json() == {"status": "Healthy"}
+    assert requests.get(f"{one}/models", timeout=5).json() == {"models": []}
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / "metrics.sock"))
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.1 200"
+
+
+def test_server_refuses_an_address_in_use(start):
+    # Given
+    first = start()
+    first.ready_lines()
+    # When
+    second = start(inference_address=first.url("inference"))
+    # Then
+    code, log = second.end()
+    assert code == 2
+    assert f"cannot listen on {first.url('inference')}" in log
+
+
+def test_server_refuses_to_open_management_to_the_network(start):
+    code, log = start(management_address="http://0.0.0.0:8081").end()
+    assert code == 2
+    assert "allow_open_management" in log
+
+
+def accepts(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def wait_for_port(port):
+    wait_until(lambda: accepts(port))
+
+
+def wait_until(predicate, timeout_s=10.0):
+    pause = threading.Event()
+    for _ in range(int(timeout_s / 0.02)):
+        if predicate():
+            return
+        pause.wait(0.02)
+    pytest.fail("never became true")
