@@ -1,0 +1,113 @@
+"""A second node joins through Redis alone, and two idle nodes still make one batch of eight."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.embedded_redis import EmbeddedRedis, find_server
+from tests.e2e.archives import make_scripted
+from tests.e2e.clients import Clients
+from tests.e2e.ferry_process import FerryProcess, FerryServer, eventually
+
+TRIES = 25
+JOIN_TIMEOUT_S = 15.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def redis_url() -> Iterator[str]:
+    with EmbeddedRedis(find_server()) as redis:
+        yield redis.url
+
+
+@pytest.fixture
+def shared_server(redis_url: str, tmp_path: Path) -> Iterator[FerryServer]:
+    """`ferry up` with one node, on a Redis that others may use."""
+    server = FerryServer(tmp_path, "--redis-url", redis_url)
+    server.wait_started()
+    try:
+        yield server
+        server.process.stop_cleanly()
+    finally:
+        server.process.kill()
+
+
+def start_node(server: FerryServer, redis_url: str) -> FerryProcess:
+    options = ["--redis-url", redis_url, "--model-store", str(server.store)]
+    return FerryProcess(server.folder, ["node", *options])
+
+
+def test_second_node_serves_registered_models_and_shares_their_batches(
+    shared_server: FerryServer, redis_url: str
+) -> None:
+    # Given a registered model on one node
+    archive, ledger = make_scripted(shared_server.store, "shared")
+    shared_server.register(archive, batch_size=8, max_batch_delay=50)
+    assert len(shared_server.worker_pids("shared")) == 1
+
+    # When a second node is started, with no other command
+    node = start_node(shared_server, redis_url)
+    try:
+        eventually(lambda: len(shared_server.worker_pids("shared")) == 2, JOIN_TIMEOUT_S)
+
+        # Then describe lists the workers of both
+        workers = shared_server.describe("shared")["workers"]
+        assert [worker["status"] for worker in workers] == ["READY", "READY"]
+        assert len({worker["node"] for worker in workers}) == 2
+
+        # And eight simultaneous requests are one batch of eight, whoever takes it
+        sizes = []
+        with Clients(shared_server.inference, 16) as clients:
+            for number in range(TRIES):
+                ledger.clear()
+                bodies = [f"try {number} item {item}" for item in range(8)]
+                assert clients.ask("/predictions/shared", bodies).bodies == bodies
+                sizes.append([len(call.bodies) for call in ledger.calls()])
+            assert sizes == [[8]] * TRIES
+
+            # And both nodes work when there is work for two
+            ledger.clear()
+            naps = ["sleep 0.3|"] * 16
+            assert clients.ask("/predictions/shared", naps).statuses == [200] * 16
+        pids = {worker["pid"] for worker in workers}
+        assert {call.pid for call in ledger.calls()} == pids
+
+        # When the second node is stopped
+        node.stop_cleanly()
+
+        # Then its worker leaves the description, and the first node goes on
+        eventually(lambda: len(shared_server.worker_pids("shared")) == 1, JOIN_TIMEOUT_S)
+        assert len(shared_server.worker_pids("shared")) == 1
+        assert shared_server.predict("shared", b"still here").text == "still here"
+    finally:
+        node.kill()
+
+
+def test_second_node_takes_over_when_the_first_is_killed(
+    shared_server: FerryServer, redis_url: str
+) -> None:
+    # Given two nodes, and a batch that one of them is at
+    archive, ledger = make_scripted(shared_server.store, "survivor")
+    shared_server.register(archive, batch_size=8, max_batch_delay=20)
+    node = start_node(shared_server, redis_url)
+    try:
+        eventually(lambda: len(shared_server.worker_pids("survivor")) == 2, JOIN_TIMEOUT_S)
+        node_workers = {line.split()[0] for line in node.family() if "workers.worker" in line}
+        with Clients(shared_server.inference, 16) as clients:
+            bodies = [f"sleep 0.3|{item}" for item in range(16)]
+            clients.send("/predictions/survivor", bodies)
+            assert eventually(lambda: len(ledger.calls()) == 2, JOIN_TIMEOUT_S)
+            assert {str(call.pid) for call in ledger.calls()} & node_workers
+
+            # When the whole second node dies without a word
+            node.kill()
+            answers = clients.receive(16)
+
+        # Then the other one answers everything, nothing was run more than twice
+        assert [answer.status for answer in answers] == [200] * 16
+        assert [answer.body.decode() for answer in answers] == bodies
+        assert max(ledger.executions(body) for body in bodies) == 2
+    finally:
+        node.kill()
