@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -106,9 +106,10 @@ class Metrics:
         self.registry.register(self.torchserve)
         self._versions: dict[tuple[VersionKey, str | None], VersionMetrics] = {}
 
-    def watch(self, registry: Registry) -> None:
+    def watch(self, registry: Registry, count_open: Callable[[], int]) -> None:
         """Queue depths and workers are read from this model registry at each scrape."""
         self.registry.register(RegistryCollector(registry))
+        self.open_requests.set_function(count_open)
 
     def version(self, key: VersionKey, asked_version: str | None) -> VersionMetrics:
         """The children for this version; `asked_version` is what the URL said, or None."""

@@ -6,12 +6,12 @@ An answer carries no `connection` header: that one belongs to the server in fron
 
 import json
 import re
-import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from batching.errors import InternalError, NotFound, PayloadTooLarge, ServeError
 from batching.protocol import Reply
+from batching.request_ids import next_uuid4
 
 JSON_CONTENT_TYPE = ("content-type", "application/json")
 NO_CACHE_HEADERS = (
@@ -58,7 +58,7 @@ class Answer(NamedTuple):
 
 def fresh_request_id() -> str:
     """A UUID4; what the client sent as x-request-id is never used."""
-    return str(uuid.uuid4())
+    return next_uuid4()
 
 
 def json_bytes(document: Any) -> bytes:

@@ -45,7 +45,7 @@ class _InferenceView:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._health = Health(services.registry, services.lifecycle)
+        self._health = Health(services.probe_registry, services.lifecycle)
 
     def predict(self, _: str) -> Response:
         target = parse_prediction_path(request.path)

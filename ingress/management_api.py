@@ -9,7 +9,7 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from batching.errors import BadRequest, ModelNotFound, NoWorker
+from batching.errors import BadRequest, ModelNotFound, NoWorker, ServeError
 from batching.model_spec import ModelSpec, bool_parameter
 from batching.protocol import Reply
 from ingress.answers import fresh_request_id, reply_answer
@@ -21,10 +21,21 @@ from ingress.services import Services
 
 ALL_VERSIONS = "all"
 
+_HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class CrossOrigin(ServeError):
+    """A web page wants to change something here."""
+
+    status = 403
+    type = "IllegalArgumentException"
+    reason = "cross_origin"
+
 
 def management_blueprint(services: Services) -> Blueprint:
     """Register, scale, describe, list, set-default, unregister."""
     blueprint = Blueprint("management", __name__)
+    blueprint.before_request(_refuse_web_pages)
     registrar = Registrar(services)
     view = _ManagementView(services, registrar)
     one, versioned = "/models/<model_name>", "/models/<model_name>/<model_version>"
@@ -113,6 +124,14 @@ class _ManagementView:
                 f'Model "{spec.model_name}" has no worker to serve describe request. Please use '
                 "scale workers API to add workers."
             ) from error
+
+
+def _refuse_web_pages() -> None:
+    # Loopback needs no token, but any page in a browser on this machine can post to it (and, with
+    # a name that resolves to 127.0.0.1, look like this server's own). Registering a model runs its
+    # code. Browsers announce themselves with `Origin`; curl, SDKs and our own commands do not.
+    if request.method not in _HARMLESS_METHODS and "Origin" in request.headers:
+        raise CrossOrigin("Web pages may not change models.")
 
 
 def _metadata(reply: Reply) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import uuid
 
 from batching.errors import ModelNotFound, NoWorker, ServeError, VersionNotFound
 from batching.model_spec import NAME_PATTERN, ModelSpec
@@ -11,7 +10,7 @@ from batching.store.broker import Broker
 from batching.store.catalog import Catalog
 from batching.store.lane import ClientGone
 from batching.telemetry import Metrics, VersionMetrics
-from ingress.answers import Answer, error_answer, reply_answer
+from ingress.answers import Answer, error_answer, fresh_request_id, reply_answer
 from ingress.payload import read_request, read_timeout_s
 from ingress.prediction_paths import Target
 
@@ -46,10 +45,8 @@ class Predictor:
         Raises:
             ClientLeft: there is nobody to answer.
         """
-        request_id = str(uuid.uuid4())
+        request_id = fresh_request_id()
         started_s = time.perf_counter()
-        open_requests = self._metrics.open_requests
-        open_requests.inc()
         measured: VersionMetrics | None = None
         reply: Reply | None = None
         try:
@@ -70,8 +67,6 @@ class Predictor:
             answer = error_answer(error, request_id)
         except ServeError as error:
             answer = error_answer(error, request_id)
-        finally:
-            open_requests.dec()
         if measured is None:
             self._metrics.count_unknown(answer.status)
         else:
@@ -104,7 +99,7 @@ class Predictor:
             ServeError: no worker, or no answer.
         """
         request = read_request(Target(*spec.key, "False", ""), {"describe": "True"}, b"")
-        return await self._broker.predict(spec, request, request_id=str(uuid.uuid4()))
+        return await self._broker.predict(spec, request, request_id=fresh_request_id())
 
     def forget(self, model_name: str) -> None:
         """The next prediction of this model asks the registry, without waiting for its channel."""

@@ -40,6 +40,9 @@ READY_VARIABLE = "FERRY_READY_FD"
 # Per listener: registrations that wait for workers must not keep a probe from its thread.
 _BRIDGE_THREADS = 32
 
+# Orchestrators give a probe one second.
+_PROBE_TIMEOUT_S = 0.5
+
 # After the broker has refused who still waits, their answers have this long to leave.
 _REFUSAL_S = 0.5
 
@@ -74,7 +77,9 @@ class _Ingress:
         self._control = ControlQueue(client)
         self._catalog = Catalog(self._registry, settings.redis_url)
         self._broker = Broker(settings.redis_url, dead_after_s=settings.dead_after_s)
-        self._metrics.watch(self._registry)
+        probe_client = connect(settings.redis_url, socket_timeout_s=_PROBE_TIMEOUT_S)
+        self._probe_registry = Registry(probe_client, dead_after_s=settings.dead_after_s)
+        self._metrics.watch(self._probe_registry, lambda: self._broker.waiting)
         self._signals = 0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -113,6 +118,7 @@ class _Ingress:
         return Services(
             settings=self._settings,
             registry=self._registry,
+            probe_registry=self._probe_registry,
             control=self._control,
             predictor=Predictor(self._catalog, self._broker, self._metrics),
             metrics=self._metrics,

@@ -23,10 +23,15 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts behind the HTTP layer. `loop` is the one that the predictor lives on."""
+    """The parts behind the HTTP layer.
+
+    `probe_registry` is the same registry over connections that give up soon: a probe is worth
+    nothing late. `loop` is the one that the predictor lives on.
+    """
 
     settings: Settings
     registry: Registry
+    probe_registry: Registry
     control: ControlQueue
     predictor: Predictor
     metrics: Metrics

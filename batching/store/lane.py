@@ -11,7 +11,6 @@ The waiting ingress is the durability: it still holds the body, and submits agai
 import asyncio
 import contextlib
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from redis.exceptions import OutOfMemoryError, RedisError
 from batching import errors
 from batching.model_spec import VersionKey
 from batching.protocol import ProtocolError, Reply
+from batching.request_ids import next_uuid4
 from batching.store.ingress_verbs import (
     AuditCode,
     CancelCode,
@@ -50,7 +50,9 @@ class ClientLeft(Exception):
 class Ticket:
     """A waiting client's place: the request and the future of its reply."""
 
-    __slots__ = ("deadline", "is_queued", "reply", "request_id", "timeout_s", "wire")
+    __slots__ = ("deadline", "is_queued", "reply", "request_id", "timeout_s", "timer", "wire")
+
+    timer: asyncio.TimerHandle
 
     def __init__(
         self,
@@ -106,17 +108,15 @@ class Lane:
         """
         loop = self._loop
         ticket = Ticket(request_id, wire, timeout_s, loop.time() + timeout_s, loop.create_future())
+        # One timer per request: most are answered before it fires the first time.
+        first_s = min(timeout_s, WATCH_AFTER_S)
+        ticket.timer = loop.call_later(first_s, self._on_timer, ticket, client_left)
         self._enter(ticket)
-        late = errors.DeadlineExceeded("The request's deadline passed before its answer was there.")
-        timers = [loop.call_later(timeout_s, self._give_up, ticket, late)]
-        if client_left is not None:
-            timers.append(loop.call_later(WATCH_AFTER_S, self._watch, ticket, client_left))
         try:
             return await ticket.reply
         finally:
             self._waiting.pop(ticket.request_id, None)
-            for timer in timers:
-                timer.cancel()
+            ticket.timer.cancel()
 
     async def close(self) -> None:
         """The loops have ended; whoever still waits is refused."""
@@ -148,6 +148,7 @@ class Lane:
 
     async def _flush(self) -> None:
         while self._pending:
+            await asyncio.sleep(0)  # requests that arrive in the same turn of the loop go along
             tickets = [t for t in self._pending[:SUBMIT_AT_ONCE] if not t.reply.done()]
             del self._pending[:SUBMIT_AT_ONCE]
             if not tickets:
@@ -290,13 +291,23 @@ class Lane:
             return
         del self._waiting[ticket.request_id]
         # A new id: whoever still works on the old one can answer nobody.
-        new_id = str(uuid.uuid4())
+        new_id = next_uuid4()
         log.warning("resubmitted model=%s request=%s as=%s", self._key, ticket.request_id, new_id)
         ticket.request_id = new_id
         ticket.is_queued = False
         self._enter(ticket)
 
     # --- give up
+
+    def _on_timer(self, ticket: Ticket, client_left: ClientGone | None) -> None:
+        left_s = ticket.deadline - self._loop.time()
+        if left_s > 0:
+            ticket.timer = self._loop.call_later(left_s, self._on_timer, ticket, None)
+            if client_left is not None:
+                self._watch(ticket, client_left)
+        else:
+            text = "The request's deadline passed before its answer was there."
+            self._give_up(ticket, errors.DeadlineExceeded(text))
 
     def _watch(self, ticket: Ticket, client_left: ClientGone) -> None:
         async def watch() -> None:
