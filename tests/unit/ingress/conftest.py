@@ -231,12 +231,15 @@ def ingress(redis_url):
     )
     client = connect(redis_url)
     registry = Registry(client, dead_after_s=DEAD_AFTER_S)
+    probe_client = connect(redis_url, socket_timeout_s=0.5)
+    probe_registry = Registry(probe_client, dead_after_s=DEAD_AFTER_S)
     metrics, archives = Metrics(), KnownArchives()
     catalog = Catalog(registry, redis_url)
     broker = call(_started(catalog, redis_url))
     services = Services(
         settings=settings,
         registry=registry,
+        probe_registry=probe_registry,
         control=archives,
         predictor=Predictor(catalog, broker, metrics),
         metrics=metrics,
@@ -248,6 +251,7 @@ def ingress(redis_url):
     yield Ingress(services, archives, *(str(item.address) for item in listeners), apps)
     call(_close(listeners, broker, catalog))
     client.close()
+    probe_client.close()
     loop.call_soon_threadsafe(loop.stop)
     thread.join(10)
     loop.close()

@@ -183,14 +183,21 @@ def test_invalid_names_make_no_keys(ingress, redis_server):
     assert set(client.keys()) == before
 
 
-def test_live_answers_while_the_store_is_silent(ingress, redis_server):
+@pytest.mark.parametrize(
+    ("probe", "status", "text"),
+    [
+        ("livez", 200, "Live"),
+        ("ping", 200, "Healthy"),
+        ("readyz", 503, "Request store unavailable"),
+    ],
+)
+def test_probe_answers_while_the_store_is_silent(ingress, probe, status, text):
     # Given: Redis takes connections and commands but answers nothing
-    client = ingress.registry._client
-    client.execute_command("CLIENT", "PAUSE", "1000", "ALL")
+    ingress.registry._client.execute_command("CLIENT", "PAUSE", "1000", "ALL")
     # When
-    answer = requests.get(f"{ingress.inference_url}/livez", timeout=0.9)
+    answer = requests.get(f"{ingress.inference_url}/{probe}", timeout=0.95)
     # Then
-    assert answer.json() == {"status": "Live"}
+    assert (answer.status_code, answer.json()) == (status, {"status": text})
 
 
 def test_ping_is_healthy_while_workers_load_and_unhealthy_when_they_failed(ingress, node):

@@ -132,6 +132,20 @@ def test_register_ends_when_the_server_drains(manager, node):
     assert error_of(answers[0])[0] == 503
 
 
+@pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1:8081", "null"])
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/models?url=echo.mar"), ("DELETE", "/models/kept")]
+)
+def test_web_pages_change_nothing(manager, method, path, origin):
+    # Given
+    manager.register("kept", min_worker=0, max_worker=0)
+    # When
+    answer = manager.manage(method, path, headers={"Origin": origin})
+    # Then
+    assert answer.status_code == 403
+    assert manager.registry.names() == ["kept"]
+
+
 def test_scale_does_not_wait_by_default(manager):
     manager.register("echo")
     answer = manager.manage("PUT", "/models/echo?min_worker=2")
