@@ -1,14 +1,10 @@
-"""How a freshly started ingress tells `ferry up` that it listens.
-
-The child finds the number of an open descriptor in `FERRY_READY_FD` and writes lines to it: one
-JSON object for each startup model that failed, then `ready`.
-"""
+"""The reading side of `batching.readiness`: when a child of `ferry up` has joined in."""
 
 import json
 import os
 from typing import Any
 
-READY_VARIABLE = "FERRY_READY_FD"
+from batching.readiness import READY_LINE
 
 
 class ReadyPipe:
@@ -46,7 +42,7 @@ class ReadyPipe:
             return self.is_ready
         *lines, self._pending = self._pending.split(b"\n")
         for line in lines:
-            if line == b"ready":
+            if line == READY_LINE.encode():
                 self.is_ready = True
             elif line:
                 self.failures.append(json.loads(line))

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 import click
@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from batching.child_process import spawn
+from batching.readiness import READY_VARIABLE
 from batching.settings import Settings
 from cli.addresses import check_free
 from cli.embedded_redis import (
@@ -22,7 +23,7 @@ from cli.embedded_redis import (
     find_server,
 )
 from cli.options import err, out, settings_options
-from cli.ready_pipe import READY_VARIABLE, ReadyPipe
+from cli.ready_pipe import ReadyPipe
 from cli.supervisor import Interrupted, Part, StartFailed, Supervisor
 
 # How the time for a clean stop is divided: the ingress waits for answers in flight, the node then
@@ -30,6 +31,19 @@ from cli.supervisor import Interrupted, Part, StartFailed, Supervisor
 INGRESS_SHARE, NODE_SHARE, REDIS_SHARE = 0.6, 0.25, 0.05
 # A child begins to give up a little before its supervisor gives it up.
 _CHILD_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What the children say of themselves."""
+
+    node: ReadyPipe
+    ingress: ReadyPipe
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        self.node.close()
+        self.ingress.close()
 
 
 @click.command()
@@ -61,7 +75,7 @@ def up(settings: Settings, port_base: int | None, redis_memory: str) -> None:
         if redis is not None:
             cleanup.callback(redis.remove_folder)
             settings = replace(settings, redis_url=redis.url)
-        ready = ReadyPipe()
+        ready = Readiness(ReadyPipe(), ReadyPipe())
         cleanup.callback(ready.close)
         supervisor = Supervisor(
             _parts(settings, redis, ready),
@@ -73,7 +87,7 @@ def up(settings: Settings, port_base: int | None, redis_memory: str) -> None:
 
 
 def _serve(
-    supervisor: Supervisor, settings: Settings, redis: EmbeddedRedis | None, ready: ReadyPipe
+    supervisor: Supervisor, settings: Settings, redis: EmbeddedRedis | None, ready: Readiness
 ) -> None:
     try:
         _start(supervisor, settings, redis, ready)
@@ -92,7 +106,7 @@ def _serve(
 
 
 def _start(
-    supervisor: Supervisor, settings: Settings, redis: EmbeddedRedis | None, ready: ReadyPipe
+    supervisor: Supervisor, settings: Settings, redis: EmbeddedRedis | None, ready: Readiness
 ) -> None:
     if redis is not None:
         supervisor.start("redis")
@@ -100,7 +114,9 @@ def _start(
     supervisor.start("node", "ingress")
     models = f" and loading {settings.load_models}" if settings.load_models else ""
     with _spinner(f"Starting{models}"):
-        supervisor.wait_until(ready.poll, ready.read_fd)
+        # Registering a model takes a node, so the server has started only when there is one.
+        for pipe in (ready.node, ready.ingress):
+            supervisor.wait_until(pipe.poll, pipe.read_fd)
 
 
 @contextlib.contextmanager
@@ -111,8 +127,8 @@ def _spinner(text: str) -> Iterator[None]:
         yield
 
 
-def _announce(settings: Settings, redis: EmbeddedRedis | None, ready: ReadyPipe) -> None:
-    for failure in ready.failures:
+def _announce(settings: Settings, redis: EmbeddedRedis | None, ready: Readiness) -> None:
+    for failure in ready.ingress.failures:
         words = ": ".join(str(value) for value in failure.values())
         err().print(f"[red]not loaded:[/] {escape(words)}", soft_wrap=True)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -142,17 +158,16 @@ def _embedded_redis(maxmemory: str) -> EmbeddedRedis:
         raise click.ClickException(str(error)) from error
 
 
-def _parts(settings: Settings, redis: EmbeddedRedis | None, ready: ReadyPipe) -> list[Part]:
+def _parts(settings: Settings, redis: EmbeddedRedis | None, ready: Readiness) -> list[Part]:
     drain_s = settings.drain_timeout_s * _CHILD_SHARE
 
     def launch_node() -> subprocess.Popen[bytes]:
-        return _launch("workers", replace(settings, drain_timeout_s=drain_s * NODE_SHARE))
+        own = replace(settings, drain_timeout_s=drain_s * NODE_SHARE)
+        return _launch("workers", own, ready.node)
 
     def launch_ingress() -> subprocess.Popen[bytes]:
         own = replace(settings, drain_timeout_s=drain_s * INGRESS_SHARE)
-        process = _launch("ingress", own, ready.writer())
-        ready.hand_over()
-        return process
+        return _launch("ingress", own, ready.ingress)
 
     parts = [
         Part("node", launch_node, NODE_SHARE),
@@ -161,15 +176,16 @@ def _parts(settings: Settings, redis: EmbeddedRedis | None, ready: ReadyPipe) ->
     return parts if redis is None else [Part("redis", redis.launch, REDIS_SHARE), *parts]
 
 
-def _launch(
-    package: str, settings: Settings, ready_fds: tuple[int, ...] = ()
-) -> subprocess.Popen[bytes]:
+def _launch(package: str, settings: Settings, ready: ReadyPipe) -> subprocess.Popen[bytes]:
     env = {**os.environ, **settings.to_environment()}
     env.pop(READY_VARIABLE, None)
-    for fd in ready_fds:
+    fds = ready.writer()
+    for fd in fds:
         env[READY_VARIABLE] = str(fd)
     # -P: a folder `workers` in the user's current directory must not be run instead of ours.
-    return spawn([sys.executable, "-P", "-m", package], env, ready_fds)
+    process = spawn([sys.executable, "-P", "-m", package], env, fds)
+    ready.hand_over()
+    return process
 
 
 def _with_ports(settings: Settings, base: int) -> Settings:

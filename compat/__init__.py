@@ -1,1 +1,1 @@
-"""Packages that old handlers import. A worker puts this folder on its own path; nothing else does."""
+"""Packages that old handlers import. A worker alone puts this folder on its own path."""

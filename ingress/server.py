@@ -8,13 +8,12 @@ waits is refused, not left hanging) → connections to Redis close.
 import asyncio
 import contextlib
 import gc
-import json
 import logging
-import os
 import signal
 
 import uvloop
 
+from batching.readiness import notify_ready
 from batching.settings import Settings, SettingsError
 from batching.store.broker import Broker
 from batching.store.catalog import Catalog
@@ -34,8 +33,6 @@ from ingress.startup_models import load_models
 from ingress.wsgi_bridge import WsgiBridge, in_daemon_thread
 
 log = logging.getLogger(__name__)
-
-READY_VARIABLE = "FERRY_READY_FD"
 
 # Per listener: registrations that wait for workers must not keep a probe from its thread.
 _BRIDGE_THREADS = 32
@@ -185,14 +182,3 @@ def _calm_collector() -> None:
 
 async def _wait_closed(listeners: list[Listener]) -> None:
     await asyncio.gather(*(listener.wait_closed() for listener in listeners))
-
-
-def notify_ready(failures: list[dict[str, str]]) -> None:
-    """Whoever started this process with a descriptor in FERRY_READY_FD knows that it serves."""
-    number = os.environ.pop(READY_VARIABLE, "")
-    if not number.isdigit():
-        return
-    lines = [*(json.dumps(failure) for failure in failures), "ready"]
-    # The reader may have given up; serving does not depend on it.
-    with contextlib.suppress(OSError), os.fdopen(int(number), "wb") as pipe:
-        pipe.write("".join(f"{line}\n" for line in lines).encode())

@@ -26,6 +26,7 @@ import compat
 from batching.child_process import exited, has_exited, kill_group, spawn
 from batching.errors import StoreUnavailable
 from batching.model_spec import ModelSpec, VersionKey
+from batching.readiness import notify_ready
 from batching.settings import Settings
 from batching.status import NodeStatus
 from batching.store import keys
@@ -86,7 +87,7 @@ class Node:
         """Serves until a signal, then drains."""
         self._handle_signals()
         heartbeat = Heartbeat(
-            self._verbs, self._node, lambda: list(self._slots.values()), self._must_look.set
+            self._verbs, self._node, lambda: list(self._slots.values()), self._on_joined
         )
         reaper = Reaper(self._verbs, self._node.node_id, self._versions)
         self._reconciler = asyncio.create_task(self._reconcile_forever(), name="reconciler")
@@ -123,6 +124,11 @@ class Node:
         if self._should_exit.is_set():
             self._must_exit_now.set()
         self._should_exit.set()
+
+    def _on_joined(self) -> None:
+        """Redis knows this node: for the first time, or again after it forgot."""
+        notify_ready()
+        self._must_look.set()
 
     def _versions(self) -> list[VersionKey]:
         return [spec.key for entry in self._wanted.values() for spec in entry.versions.values()]

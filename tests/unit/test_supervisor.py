@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from batching.child_process import spawn
+from batching.readiness import READY_VARIABLE, notify_ready
 from cli.ready_pipe import ReadyPipe
 from cli.supervisor import Interrupted, Part, StartFailed, Supervisor
 
@@ -224,6 +225,32 @@ def test_ready_pipe_tells_failures_and_readiness_however_the_bytes_come():
         assert pipe.failures == [{"model": "m", "error": "no"}]
     finally:
         pipe.close()
+
+
+def test_ready_pipe_hears_what_notify_ready_says(monkeypatch):
+    # Given
+    pipe = ReadyPipe()
+    (fd,) = pipe.writer()
+    monkeypatch.setenv(READY_VARIABLE, str(os.dup(fd)))
+    try:
+        # When
+        notify_ready([{"model": "m", "error": "no such archive"}])
+        # Then
+        assert pipe.poll()
+        assert pipe.failures == [{"model": "m", "error": "no such archive"}]
+        assert READY_VARIABLE not in os.environ
+    finally:
+        pipe.close()
+
+
+@pytest.mark.parametrize("number", ["", "none", "9999"])
+def test_notify_ready_does_nothing_when_nobody_listens(monkeypatch, number):
+    # Given
+    monkeypatch.setenv(READY_VARIABLE, number)
+    # When
+    notify_ready()
+    # Then
+    assert READY_VARIABLE not in os.environ
 
 
 def test_ready_pipe_has_no_writer_when_a_child_has_taken_it():
