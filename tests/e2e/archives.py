@@ -45,21 +45,31 @@ def manifest(model_name: str, version: str, handler: str, **more: str) -> str:
 
 
 def make_archive(
-    store: Path, model_name: str, files: Mapping[str, bytes | str], *, version: str = "1.0"
+    store: Path,
+    model_name: str,
+    files: Mapping[str, bytes | str],
+    *,
+    version: str = "1.0",
+    config: str = "",
 ) -> str:
     """`NAME-VERSION.mar` of these files, with a manifest for handler.py; returns its name."""
     file_name = f"{model_name}-{version}.mar"
+    config_file = {"configFile": "model-config.yaml"} if config else {}
+    text = manifest(model_name, version, "handler.py", **config_file)
     with zipfile.ZipFile(store / file_name, "w") as archive:
-        archive.writestr("MAR-INF/MANIFEST.json", manifest(model_name, version, "handler.py"))
+        archive.writestr("MAR-INF/MANIFEST.json", text)
         for path, content in files.items():
             archive.writestr(path, content)
+        if config:
+            archive.writestr("model-config.yaml", config)
     return file_name
 
 
 def make_scripted(
-    store: Path, model_name: str, *, version: str = "1.0", **extra_files: str
+    store: Path, model_name: str, *, version: str = "1.0", config: str = "", **extra_files: str
 ) -> tuple[str, Ledger]:
     """An archive around the scripted handler, and its ledger."""
     ledger = Ledger(store / f"{model_name}-{version}.ledger")
     files = {"handler.py": HANDLER.read_text(encoding="utf-8"), "ledger": str(ledger.path)}
-    return make_archive(store, model_name, {**files, **extra_files}, version=version), ledger
+    files |= extra_files
+    return make_archive(store, model_name, files, version=version, config=config), ledger

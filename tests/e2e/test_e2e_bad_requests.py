@@ -1,0 +1,232 @@
+"""Requests that go wrong get TorchServe's status, type and text, and harm no other request.
+
+Source of the texts: TorchServe 0.12, inference API.
+"""
+
+import http.client
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.archives import Ledger, make_scripted
+from tests.e2e.clients import Clients, innocent_traffic
+from tests.e2e.ferry_process import FerryServer
+from tests.e2e.refusals import assert_error
+
+MAX_REQUEST_BYTES = 6_553_500
+BATCH_SIZE = 8
+NO_WORKER = (
+    "has no worker to serve inference request. Please use scale workers API to add workers. If this"
+    " is a sequence inference, please check if it is closed, or expired; or exceeds"
+    " maxSequenceJobQueueSize"
+)
+
+
+@pytest.fixture(scope="module")
+def batched(server: FerryServer, scripted: str) -> Iterator[str]:
+    """The scripted handler with batches of eight and time for eight to come."""
+    with server.model(scripted, "batched", batch_size=BATCH_SIZE, max_batch_delay=150) as model:
+        yield model
+
+
+# --- requests that the handler makes something of
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("raise value", (503, "InternalServerException", "Prediction failed")),
+        ("raise memory", (507, "InternalServerException", "Out of resources")),
+        ("refuse 599", (599, "InternalServerException", "the handler refuses")),
+        ("refuse 400", (400, "InternalServerException", "the handler refuses")),
+        ("short", (503, "InternalServerException", "number of batch response mismatched")),
+        ("scalar", (503, "InternalServerException", "Invalid model predict output")),
+        ("object", (503, "InternalServerException", "Unsupported model output data type.")),
+    ],
+)
+def test_handler_fault_fails_its_own_request_only(
+    server: FerryServer,
+    batched: str,
+    ledger: Ledger,
+    command: str,
+    expected: tuple[int, str, str],
+) -> None:
+    # When seven good requests share a batch with one that the handler fails at
+    bodies = [f"good {number}" for number in range(BATCH_SIZE)]
+    bodies[5] = f"{command}|culprit"
+    with Clients(server.inference, BATCH_SIZE) as clients:
+        exchange = clients.ask(f"/predictions/{batched}", bodies)
+
+    # Then the culprit gets the fault's answer and the others get theirs
+    assert sorted(ledger.calls()[0].bodies) == sorted(bodies)
+    culprit = exchange.answers.pop(5)
+    assert_error(culprit.status, culprit.body, expected)
+    assert culprit.headers["connection"] == "close"
+    assert exchange.statuses == [200] * (BATCH_SIZE - 1)
+    assert exchange.bodies == bodies[:5] + bodies[6:]
+
+
+# --- requests that never reach a worker
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("nobody", (404, "ModelNotFoundException", "Model not found: nobody")),
+        ("nobody/1.0", (404, "ModelNotFoundException", "Model not found: nobody")),
+        (
+            "innocent/9.9",
+            (
+                404,
+                "ModelVersionNotFoundException",
+                "Model version: 9.9 does not exist for model: innocent",
+            ),
+        ),
+    ],
+)
+def test_unknown_model_is_not_found(
+    server: FerryServer, innocent: str, path: str, expected: tuple[int, str, str]
+) -> None:
+    # When a model or version is asked that is not registered, beside other traffic
+    with innocent_traffic(server, innocent):
+        response = server.predict(path, b"body")
+
+    # Then the answer says so
+    assert_error(response.status_code, response.content, expected)
+    assert response.headers["x-ferry-reason"] in ("model_not_found", "version_not_found")
+
+
+@pytest.mark.parametrize("path", ["", "..%2f..%2fetc", "%00", "{m:other}", "a" * 300, "m%C3%B6del"])
+def test_impossible_model_name_is_not_found(server: FerryServer, innocent: str, path: str) -> None:
+    # When the path names something that no model can be called
+    with innocent_traffic(server, innocent):
+        response = server.predict(path, b"body")
+
+    # Then it is not found, or no path at all
+    assert response.status_code in (400, 404)
+    assert "secret" not in response.text
+
+
+@pytest.mark.parametrize("framing", ["content-length", "chunked"])
+def test_body_over_max_request_size_is_refused_with_bare_413(
+    server: FerryServer, innocent: str, tmp_path: Path, framing: str
+) -> None:
+    # Given a file of one byte more than allowed
+    large = tmp_path / "large"
+    large.write_bytes(b"x" * (MAX_REQUEST_BYTES + 1))
+    headers = ["-H", "Transfer-Encoding: chunked"] if framing == "chunked" else []
+
+    # When curl sends it beside other traffic
+    with innocent_traffic(server, innocent):
+        command = ["curl", "-sS", "-i", "-H", "Expect:", *headers, "-T", str(large)]
+        url = f"{server.inference}/predictions/{innocent}"
+        done = subprocess.run([*command, url], capture_output=True, timeout=30, check=False)
+
+    # Then the answer is 413 without a body, and closes the connection
+    head, _, body = done.stdout.partition(b"\r\n\r\n")
+    assert head.split(b"\r\n")[0].split()[1] == b"413", done
+    assert body == b""
+    assert b"connection: close" in head.lower()
+
+
+def test_body_of_exactly_max_request_size_is_served(server: FerryServer, innocent: str) -> None:
+    # When a body is as large as allowed
+    body = b"x" * MAX_REQUEST_BYTES
+    response = server.predict(innocent, body)
+
+    # Then it is echoed
+    assert response.status_code == 200
+    assert response.content == body
+
+
+def test_incomplete_body_is_nobodys_batch(server: FerryServer, innocent: str) -> None:
+    # When a client announces more than it sends, and leaves
+    with innocent_traffic(server, innocent):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection.putrequest("POST", f"/predictions/{innocent}")
+        connection.putheader("Content-Length", "100")
+        connection.endheaders(b"only this")
+        connection.close()
+
+    # Then the server still answers
+    assert server.predict(innocent, b"next").text == "next"
+
+
+@pytest.mark.parametrize(
+    ("port", "request_line", "expected"),
+    [
+        (0, "GET /nowhere", 404),
+        (0, "GET /models", 404),
+        (0, "POST /", 405),
+        (0, "GET /predictions", 404),
+        (1, "GET /nowhere", 404),
+        (1, "GET /predictions/innocent", 404),
+        (1, "PUT /models", 405),
+        (1, "DELETE /models", 405),
+        (1, "POST /models/innocent", 405),
+        (2, "GET /nowhere", 404),
+        (2, "POST /metrics", 405),
+    ],
+)
+def test_unknown_path_or_wrong_method_is_refused(
+    server: FerryServer, innocent: str, port: int, request_line: str, expected: int
+) -> None:
+    # When a path is asked that a listener does not serve, or not that way
+    with innocent_traffic(server, innocent):
+        method, path = request_line.split()
+        url = f"http://127.0.0.1:{server.port + port}{path}"
+        response = server.http.request(method, url, timeout=10)
+
+    # Then the answer is TorchServe's
+    kind, text = {
+        404: ("ResourceNotFoundException", "Requested resource is not found"),
+        405: ("MethodNotAllowedException", "Requested method is not allowed"),
+    }[expected]
+    message = f"{text}, please refer to API document."
+    assert_error(response.status_code, response.content, (expected, kind, message))
+
+
+@pytest.mark.parametrize(
+    ("path", "subject"),
+    [("unstaffed", '"unstaffed"'), ("unstaffed/1.0", '"unstaffed" Version 1.0"')],
+)
+def test_model_without_workers_is_refused_at_once(
+    server: FerryServer, scripted: str, path: str, subject: str
+) -> None:
+    # Given a model without a worker
+    with server.model(scripted, "unstaffed", initial_workers=0):
+        # When it is asked
+        response = server.predict(path, b"body")
+
+    # Then TorchServe's sentence comes, and not after a timeout
+    expected = (503, "ServiceUnavailableException", f"Model {subject} {NO_WORKER}")
+    assert_error(response.status_code, response.content, expected)
+    assert response.elapsed.total_seconds() < 1
+    assert response.headers["x-ferry-reason"] == "no_worker"
+
+
+def test_full_queue_refuses_what_is_over_and_serves_the_rest(
+    server: FerryServer, scripted: str
+) -> None:
+    # Given a busy worker and a queue for two, as the archive's configuration says
+    name, _ = make_scripted(server.store, "narrow", config="jobQueueSize: 2")
+    with (
+        server.model(name, "narrow", batch_size=1, max_batch_delay=0) as model,
+        Clients(server.inference, 8) as clients,
+    ):
+        # When eight come at once
+        exchange = clients.ask(f"/predictions/{model}", ["sleep 0.2|"] * 8)
+
+    # Then who fits is served; the others are told the truth and when to come again
+    refused = [answer for answer in exchange.answers if answer.status != 200]
+    assert 2 <= exchange.statuses.count(200) <= 4
+    assert refused
+    for answer in refused:
+        document = json.loads(answer.body)
+        assert (answer.status, document["type"]) == (503, "ServiceUnavailableException")
+        assert "queue" in document["message"]
+        assert answer.headers["x-ferry-reason"] == "queue_full"
+        assert int(answer.headers["retry-after"]) >= 1

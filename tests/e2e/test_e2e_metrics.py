@@ -1,0 +1,105 @@
+"""/metrics tells what the traffic was, per model."""
+
+import pytest
+
+from tests.e2e.clients import Clients
+from tests.e2e.ferry_process import FerryServer, eventually
+from tests.e2e.metrics_text import Scrape
+
+NAP_S = 0.2
+
+
+def test_metrics_show_the_traffic_of_a_model(server: FerryServer, scripted: str) -> None:
+    labels = {"model": "measured", "version": "1.0"}
+    with (
+        server.model(scripted, "measured", batch_size=4, max_batch_delay=40),
+        Clients(server.inference, 4) as clients,
+    ):
+        # Given two batches of four that sleep, one request by itself, and one that fails
+        for _ in range(2):
+            naps = [f"sleep {NAP_S}|{number}" for number in range(4)]
+            assert clients.ask("/predictions/measured", naps).statuses == [200] * 4
+        assert server.predict("measured", b"alone").status_code == 200
+        assert server.predict("measured", b"raise value|").status_code == 503
+
+        # When a scraper comes
+        scrape = Scrape(server)
+
+    # Then requests are counted by code
+    assert scrape.value("ferry_requests_total", **labels, code="200") == 9
+    assert scrape.value("ferry_requests_total", **labels, code="503") == 1
+    assert scrape.value("ferry_requests_total", **labels) == 10
+
+    # And batches by size
+    assert scrape.value("ferry_batch_size_count", **labels) == 4
+    assert scrape.value("ferry_batch_size_sum", **labels) == 10
+    assert scrape.value("ferry_batch_size_bucket", **labels, le="2.0") == 2
+    assert scrape.value("ferry_batch_size_bucket", **labels, le="4.0") == 4
+
+    # And the time in the handler per batch, the wait for it per request
+    assert scrape.value("ferry_handler_seconds_count", **labels) == 4
+    assert 2 * NAP_S <= scrape.value("ferry_handler_seconds_sum", **labels) < 3 * NAP_S
+    assert scrape.value("ferry_queue_wait_seconds_count", **labels) == 10
+    waited_s = scrape.value("ferry_queue_wait_seconds_sum", **labels)
+    assert 2 * 0.035 <= waited_s < 1.0  # the two that were alone waited for the whole delay
+
+    # And the workers and the queue
+    assert scrape.value("ferry_workers", **labels, state="READY") == 1
+    assert scrape.has("ferry_queue_depth", **labels)
+    assert scrape.value("ferry_queue_depth", **labels) == 0
+
+    # And TorchServe's own counters, for the dashboards that read them
+    theirs = {"model_name": "measured", "model_version": "default"}
+    assert scrape.value("ts_inference_requests_total", **theirs) == 10
+    # Their names have no `_total`; the parser adds it to every counter.
+    assert scrape.value("ts_inference_latency_microseconds_total", **theirs) > 2 * NAP_S * 1e6
+    assert scrape.value("ts_queue_latency_microseconds_total", **theirs) > 0
+
+
+def test_metrics_show_who_waits_and_who_is_served(server: FerryServer, scripted: str) -> None:
+    labels = {"model": "queueing", "version": "1.0"}
+    with (
+        server.model(scripted, "queueing", batch_size=1, max_batch_delay=0),
+        Clients(server.inference, 4) as clients,
+    ):
+        # Given a busy worker and three requests that wait
+        clients.send("/predictions/queueing", [f"sleep {NAP_S}|"] * 4)
+        assert eventually(
+            lambda: server.describe("queueing")["jobQueueStatus"]["pendingRequests"] == 3, 5
+        )
+
+        # When a scraper comes
+        scrape = Scrape(server)
+        clients.receive(4)
+
+    # Then it sees them
+    assert scrape.value("ferry_queue_depth", **labels) == 3
+    assert scrape.value("ferry_open_requests") == 4
+
+
+def test_metrics_count_unknown_models_under_no_name(server: FerryServer) -> None:
+    # Given how often unknown models were asked
+    before = Scrape(server).value("ferry_requests_total", model="", code="404")
+
+    # When another one is asked
+    server.predict("made-up-by-a-client", b"")
+
+    # Then it is counted, but the client's invention is no label
+    scrape = Scrape(server)
+    assert scrape.value("ferry_requests_total", model="", code="404") == before + 1
+    assert not scrape.has("ferry_requests_total", model="made-up-by-a-client")
+
+
+@pytest.mark.slow
+def test_metrics_show_workers_that_come_and_go(server: FerryServer, scripted: str) -> None:
+    labels = {"model": "staffed", "version": "1.0", "state": "READY"}
+    with server.model(scripted, "staffed", initial_workers=2):
+        # Given two workers
+        assert Scrape(server).value("ferry_workers", **labels) == 2
+
+        # When one of them is let go
+        server.manage("PUT", "models/staffed", min_worker=1, synchronous="true")
+
+        # Then there is one
+        assert eventually(lambda: Scrape(server).value("ferry_workers", **labels) == 1, 5)
+    assert not Scrape(server).has("ferry_workers", **labels)
