@@ -50,12 +50,11 @@ class Request:
             ProtocolError: foreign version or shape.
         """
         headers, parts = _unpack(wire, length=3)
-        if not isinstance(headers, dict) or not isinstance(parts, list):
+        if not _is_text_map(headers) or not isinstance(parts, list):
             raise ProtocolError("request is not (headers, parts)")
-        try:
-            return cls(headers, [Part(name, kind, content) for name, kind, content in parts])
-        except (TypeError, ValueError) as error:
-            raise ProtocolError("request part is not (name, type, content)") from error
+        if not all(_has_types(part, (str, str, bytes)) for part in parts):
+            raise ProtocolError("request part is not (name, type, content)")
+        return cls(headers, [Part(name, kind, content) for name, kind, content in parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +114,17 @@ class Reply:
         Raises:
             ProtocolError: foreign version or shape.
         """
-        status, body, headers, phrase, error_type, reason, timing = _unpack(wire, length=8)
-        if not isinstance(status, int) or not isinstance(body, bytes):
+        fields = _unpack(wire, length=8)
+        status, body, headers, phrase, error_type, reason, timing = fields
+        if not _has_types(fields[:2] + fields[3:6], (int, bytes, str, str, str)):
             raise ProtocolError("reply is not (status, body, ...)")
-        if not isinstance(headers, dict):
-            raise ProtocolError("reply headers are not a map")
-        try:
-            batch_timing = timing and BatchTiming(*timing)
-        except TypeError as error:
-            raise ProtocolError("reply timing has the wrong shape") from error
-        return cls(status, body, headers, phrase, error_type, reason, batch_timing)
+        if not _is_text_map(headers):
+            raise ProtocolError("reply headers are not a map of text")
+        if timing is None:
+            return cls(status, body, headers, phrase, error_type, reason)
+        if not _has_types(timing, (int, int, int, bool)):
+            raise ProtocolError("reply timing has the wrong shape")
+        return cls(status, body, headers, phrase, error_type, reason, BatchTiming(*timing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,19 @@ def _unpack(wire: bytes, *, length: int) -> list[Any]:
         fields = msgpack.unpackb(wire, raw=False, strict_map_key=True, use_list=True)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise ProtocolError("not msgpack") from error
-    if not isinstance(fields, list) or len(fields) != length or fields[0] != WIRE_VERSION:
+    if not isinstance(fields, list) or len(fields) != length:
+        raise ProtocolError(f"not {length} fields")
+    if type(fields[0]) is not int or fields[0] != WIRE_VERSION:
         raise ProtocolError(f"not wire version {WIRE_VERSION}")
     return fields[1:]
+
+
+def _has_types(values: Any, types: Sequence[type]) -> bool:
+    # Exact types: to isinstance, True is a number.
+    return isinstance(values, list) and [type(value) for value in values] == list(types)
+
+
+def _is_text_map(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        type(name) is str and type(text) is str for name, text in value.items()
+    )

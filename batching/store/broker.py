@@ -7,7 +7,8 @@ from batching.model_spec import ModelSpec, VersionKey
 from batching.protocol import Reply, Request
 from batching.store.connection import AsyncClient, connect_async
 from batching.store.ingress_verbs import IngressVerbs
-from batching.store.lane import ClientGone, ClientLeft, Lane
+from batching.store.lane import Lane
+from batching.store.ticket import ClientGone, ClientLeft
 
 __all__ = ["Broker", "ClientLeft"]
 

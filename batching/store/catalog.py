@@ -7,7 +7,8 @@ from batching.errors import StoreUnavailable
 from batching.model_spec import ModelSpec
 from batching.store import keys
 from batching.store.connection import RedisError, connect_async
-from batching.store.registry import ModelEntry, Registry, pick_version
+from batching.store.model_entry import ModelEntry, pick_version
+from batching.store.registry import Registry
 
 RECONNECT_S = 0.2
 
@@ -23,6 +24,7 @@ class Catalog:
         self._registry = registry
         self._redis_url = redis_url
         self._entries: dict[str, ModelEntry] = {}
+        self._changes_seen = 0
         self._is_listening = False
         self._listener: asyncio.Task[None] | None = None
 
@@ -50,13 +52,17 @@ class Catalog:
         """
         entry = self._entries.get(model_name)
         if entry is None:
+            changes_seen = self._changes_seen
             entry = await asyncio.to_thread(self._registry.get, model_name)
-            if entry is not None and self._is_listening:
+            # What was read may be older than a change that has been announced meanwhile.
+            is_current = self._is_listening and changes_seen == self._changes_seen
+            if entry is not None and is_current:
                 self._entries[model_name] = entry
         return pick_version(entry, model_name, model_version)
 
     def forget(self, model_name: str) -> None:
         """The next request for this model asks the registry."""
+        self._changes_seen += 1
         self._entries.pop(model_name, None)
 
     async def _listen(self) -> None:
@@ -81,6 +87,7 @@ class Catalog:
     async def _refresh(self) -> None:
         # While the channel was deaf, anything may have changed. If Redis lost everything, what is
         # known is kept: a node is about to restore it, and requests are being resubmitted.
+        self._changes_seen += 1
         known = await asyncio.to_thread(self._registry.snapshot)
         if known:
             self._entries = {name: known[name] for name in self._entries if name in known}

@@ -38,10 +38,16 @@ local function is_alive(ingress_id)
   return ingress_is_alive[ingress_id]
 end
 
+-- An id without a request was replied to or cancelled, or has outlived even its TTL unanswered.
+local function forget(id)
+  if redis.call('SREM', KEYS[5], id) == 1 then redis.call('HINCRBY', KEYS[6], 'orphaned', 1) end
+end
+
 -- Takes the request if it can still be answered in time by somebody who listens.
 local function take(id)
   local request_key = KEYS[10] .. id
   local fields = redis.call('HMGET', request_key, 'state', 'attempt', 'submitted_us', 'deadline_ms', 'ingress', 'wire')
+  if not fields[1] then return forget(id) end
   if fields[1] ~= 'Q' then return end
   if not is_alive(fields[5]) then
     discard(id, request_key)
@@ -69,6 +75,7 @@ local function oldest_age_us()
     local submitted_us = redis.call('HGET', KEYS[10] .. id, 'submitted_us')
     if submitted_us then return now_us - tonumber(submitted_us) end
     redis.call('LPOP', KEYS[1])
+    forget(id)
   end
 end
 
@@ -111,7 +118,10 @@ if expired > 0 then redis.call('HINCRBY', KEYS[6], 'expired', expired) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[6], 'orphaned', orphaned) end
 if #owned == 0 then return {'EMPTY'} end
 
-redis.call('RPUSH', KEYS[9], unpack(owned))
+-- In pieces: Lua cannot pass more than some 8,000 arguments.
+for first = 1, #owned, 1000 do
+  redis.call('RPUSH', KEYS[9], unpack(owned, first, math.min(first + 999, #owned)))
+end
 redis.call('PEXPIRE', KEYS[9], ARGV[5])
 redis.call('ZADD', KEYS[7], now_ms, worker_id)
 redis.call('PEXPIRE', KEYS[7], ARGV[5])

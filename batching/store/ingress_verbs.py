@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+from redis.exceptions import OutOfMemoryError
+
 from batching.model_spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.connection import BLOCK_S, AsyncClient
@@ -89,35 +91,49 @@ class IngressVerbs:
     async def submit(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
         """Each request waits in the queue, or is refused with a code."""
         large = [item for item in submissions if len(item.wire) > INLINE_LIMIT_BYTES]
-        if large:
-            async with self._client.pipeline(transaction=False) as pipe:
-                for item in large:
-                    pipe.set(
-                        self._keys.body_prefix + item.request_id,
-                        item.wire,
-                        px=item.ttl_ms + 60_000,
-                    )
-                await pipe.execute()
+        try:
+            await self._write_bodies(large)
+            return await self._submit_script(submissions, large)
+        except OutOfMemoryError:
+            # Nothing was queued: bodies that nobody will read must not fill the memory further.
+            await self._drop_bodies(large)
+            raise
+
+    async def _submit_script(
+        self, submissions: Sequence[Submission], large: Sequence[Submission]
+    ) -> list[SubmitCode]:
         arguments: list[str | int | bytes] = [self._ingress_id, self._dead_after_ms]
         for request_id, ttl_ms, wire in submissions:
             inline = wire if len(wire) <= INLINE_LIMIT_BYTES else b""
             arguments += (request_id, ttl_ms, inline)
         codes = [SubmitCode(code) for code in await self._submit(self._submit_keys, arguments)]
-        refused = [
-            self._keys.body_prefix + item.request_id
-            for item, code in zip(submissions, codes, strict=True)
-            if code <= 0 and len(item.wire) > INLINE_LIMIT_BYTES
-        ]
-        if refused:
-            await self._client.unlink(*refused)
+        outcomes = zip(submissions, codes, strict=True)
+        refused = {item.request_id for item, code in outcomes if code <= 0}
+        await self._drop_bodies([item for item in large if item.request_id in refused])
         return codes
+
+    async def _write_bodies(self, large: Sequence[Submission]) -> None:
+        if not large:
+            return
+        async with self._client.pipeline(transaction=False) as pipe:
+            for item in large:
+                name = self._keys.body_prefix + item.request_id
+                pipe.set(name, item.wire, px=item.ttl_ms + 60_000)
+            await pipe.execute()
+
+    async def _drop_bodies(self, large: Sequence[Submission]) -> None:
+        names = [self._keys.body_prefix + item.request_id for item in large]
+        if names:
+            await self._client.unlink(*names)
 
     async def wait_done(self) -> list[str]:
         """Ids whose replies are there. Blocks up to `BLOCK_S`; empty when nothing came."""
         answer = await self._client.blmpop(
             BLOCK_S, 1, self._done, direction="LEFT", count=COLLECT_AT_ONCE
         )
-        return [request_id.decode() for request_id in answer[1]] if answer else []
+        ids = answer[1] if answer else []
+        # Garbage names no request of ours, and is then ignored.
+        return [request_id.decode(errors="replace") for request_id in ids]
 
     async def fetch(
         self, request_ids: Sequence[str], collected: Sequence[str] = ()
@@ -132,9 +148,13 @@ class IngressVerbs:
             return (await pipe.execute())[1]  # type: ignore[no-any-return]
 
     async def fetch_large(self, request_id: str, attempt: str) -> bytes | None:
-        """The value of a large reply's own key, which is deleted."""
-        name = f"{self._keys.large_reply_prefix}{request_id}:{attempt}"
-        return await self._client.getdel(name)  # type: ignore[no-any-return]
+        """The value of a large reply's own key; reading it again is safe."""
+        name = self._large_reply(request_id, attempt)
+        return await self._client.get(name)  # type: ignore[no-any-return]
+
+    async def discard_large(self, request_id: str, attempt: str) -> None:
+        """The large reply has reached its waiter and is deleted."""
+        await self._client.unlink(self._large_reply(request_id, attempt))
 
     async def discard(self, collected: Sequence[str]) -> None:
         """These replies have reached their waiters and are deleted."""
@@ -149,6 +169,9 @@ class IngressVerbs:
         """This ingress is alive, and knows where these requests are."""
         arguments = [self._ingress_id, LEASE_TTL_MS, *request_ids]
         return [AuditCode(code) for code in await self._audit(self._audit_keys, arguments)]
+
+    def _large_reply(self, request_id: str, attempt: str) -> str:
+        return f"{self._keys.large_reply_prefix}{request_id}:{attempt}"
 
     def _collected_keys(self, request_ids: Sequence[str]) -> list[str]:
         return [self._keys.reply_prefix + request_id for request_id in request_ids]

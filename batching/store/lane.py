@@ -2,7 +2,7 @@
 
 A lane has three small loops that run only while somebody waits: `_flush` submits what has gathered
 since its last round trip in one script call; `_read` blocks on this ingress's doorbell and fetches
-the replies it names; `_audit` beats and looks, once a second, for requests whose doorbell or whose
+the replies it names; `_audit` beats and looks, twice a second, for requests whose doorbell or whose
 whole queue was lost. A lane without waiting requests costs nothing.
 
 The waiting ingress is the durability: it still holds the body, and submits again what Redis lost.
@@ -11,7 +11,7 @@ The waiting ingress is the durability: it still holds the body, and submits agai
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from redis.exceptions import OutOfMemoryError, RedisError
@@ -28,6 +28,9 @@ from batching.store.ingress_verbs import (
     SubmitCode,
 )
 from batching.store.replies import LargeReply, decode_reply, error_reply
+from batching.store.ticket import ClientGone, ClientLeft, Ticket
+
+__all__ = ["ClientGone", "ClientLeft", "Lane"]
 
 log = logging.getLogger(__name__)
 
@@ -36,48 +39,9 @@ SUBMIT_PATIENCE_S = 0.8  # Redis down at submit is answered within a second
 VERSION_PATIENCE_S = 1.5  # after Redis was emptied, a node restores the registry within a beat
 CANCEL_PATIENCE_S = 0.1  # an answer is due at the deadline, whether or not Redis answers
 RETRY_S = 0.05
-AUDIT_S = 1.0
+AUDIT_S = 0.5  # what Redis lost is noticed within twice this
 WATCH_AFTER_S = 0.1  # fast requests do not pay for watching their client
 RESUBMIT_SHARE = 0.25  # of the deadline must be left
-
-ClientGone = Callable[[], Awaitable[object]]
-
-
-class ClientLeft(Exception):
-    """The client closed its connection; the request was cancelled."""
-
-
-class Ticket:
-    """A waiting client's place: the request and the future of its reply."""
-
-    __slots__ = ("deadline", "is_queued", "reply", "request_id", "timeout_s", "timer", "wire")
-
-    timer: asyncio.TimerHandle
-
-    def __init__(
-        self,
-        request_id: str,
-        wire: bytes,
-        timeout_s: float,
-        deadline: float,
-        reply: "asyncio.Future[Reply]",
-    ) -> None:
-        self.request_id = request_id
-        self.wire = wire
-        self.timeout_s = timeout_s
-        self.deadline = deadline
-        self.reply = reply
-        self.is_queued = False
-
-    def resolve(self, reply: Reply) -> None:
-        """The waiter gets this reply, unless it has an outcome already."""
-        if not self.reply.done():
-            self.reply.set_result(reply)
-
-    def fail(self, error: Exception) -> None:
-        """The waiter gets this error, unless it has an outcome already."""
-        if not self.reply.done():
-            self.reply.set_exception(error)
 
 
 class Lane:
@@ -107,7 +71,7 @@ class Lane:
             ClientLeft: `client_left` finished first.
         """
         loop = self._loop
-        ticket = Ticket(request_id, wire, timeout_s, loop.time() + timeout_s, loop.create_future())
+        ticket = Ticket(request_id, wire, timeout_s, loop.time(), loop.create_future())
         # One timer per request: most are answered before it fires the first time.
         first_s = min(timeout_s, WATCH_AFTER_S)
         ticket.timer = loop.call_later(first_s, self._on_timer, ticket, client_left)
@@ -117,15 +81,19 @@ class Lane:
         finally:
             self._waiting.pop(ticket.request_id, None)
             ticket.timer.cancel()
+            if ticket.reply.cancelled():
+                self._stray(self._cancel(ticket, ClientLeft()))
 
     async def close(self) -> None:
         """The loops have ended; whoever still waits is refused."""
         for ticket in list(self._waiting.values()):
             ticket.fail(errors.Draining("The server is shutting down.", retry_after_s=1.0))
-        tasks = [*self._tasks.values(), *self._strays]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        pending = {*self._tasks.values(), *self._strays}
+        while pending:
+            for task in pending:
+                task.cancel()
+            # Not once: on Python 3.11, `wait_for` inside redis-py may swallow a cancellation.
+            _, pending = await asyncio.wait(pending, timeout=RETRY_S)
 
     def _enter(self, ticket: Ticket) -> None:
         self._waiting[ticket.request_id] = ticket
@@ -165,7 +133,7 @@ class Lane:
     async def _submit(self, tickets: Sequence[Ticket]) -> list[SubmitCode]:
         """One script call, repeated under the same ids while Redis is briefly away."""
         try:
-            async with asyncio.timeout(SUBMIT_PATIENCE_S):
+            async with asyncio.timeout(self._patience_s(tickets)):
                 while True:
                     now = self._loop.time()
                     submissions = [
@@ -185,10 +153,20 @@ class Lane:
                 "The request store does not answer. Try again shortly.", retry_after_s=1.0
             ) from None
 
+    def _patience_s(self, tickets: Sequence[Ticket]) -> float:
+        """Seconds for this submit; whoever waited behind one that failed has less left."""
+        oldest_age_s = max(self._age_s(ticket) for ticket in tickets)
+        return max(2 * RETRY_S, SUBMIT_PATIENCE_S - oldest_age_s)
+
     def _admit(self, ticket: Ticket, code: SubmitCode) -> None:
         name, version = self._key
         if code in (SubmitCode.QUEUED, SubmitCode.KNOWN):
             ticket.is_queued = True
+            if ticket.is_given_up:
+                # While this submit was on its way, so that there was nothing to cancel yet.
+                self._stray(self._cancel(ticket, ClientLeft()))
+        elif self._may_be_restored(ticket, code):
+            self._loop.call_later(2 * RETRY_S, self._again, ticket)
         elif code is SubmitCode.FULL:
             ticket.fail(
                 errors.QueueFull(
@@ -205,15 +183,20 @@ class Lane:
                     retry_after_s=1.0,
                 )
             )
-        elif self._age_s(ticket) < VERSION_PATIENCE_S:
-            self._loop.call_later(2 * RETRY_S, self._again, ticket)
         else:
             ticket.fail(
                 errors.VersionNotFound(f"Model version: {version} does not exist for model: {name}")
             )
 
+    def _may_be_restored(self, ticket: Ticket, code: SubmitCode) -> bool:
+        """Whether Redis was perhaps emptied just now, and a node is about to refill it."""
+        may_be_missing = code is SubmitCode.NO_VERSION or (
+            code is SubmitCode.NO_WORKER and ticket.is_resubmitted
+        )
+        return may_be_missing and self._age_s(ticket) < VERSION_PATIENCE_S
+
     def _age_s(self, ticket: Ticket) -> float:
-        return self._loop.time() - (ticket.deadline - ticket.timeout_s)
+        return self._loop.time() - ticket.entered_at
 
     def _again(self, ticket: Ticket) -> None:
         if not ticket.reply.done():
@@ -223,18 +206,26 @@ class Lane:
 
     async def _read(self) -> None:
         collected: list[str] = []
-        while self._waiting:
+        # Somebody may come while the last replies are being discarded.
+        while self._waiting or collected:
             try:
-                ids = await self._verbs.wait_done()
-                if ids:
-                    self._deliver(ids, await self._verbs.fetch(ids, collected))
-                    collected = ids
+                if self._waiting:
+                    collected = await self._collect(collected)
+                else:
+                    discarded, collected = collected, []
+                    await self._verbs.discard(discarded)
             except (RedisError, OSError):
                 # A doorbell may have been popped into the broken connection; the audit finds out.
                 collected = []
                 await asyncio.sleep(RETRY_S)
-        with contextlib.suppress(RedisError, OSError):
-            await self._verbs.discard(collected)
+
+    async def _collect(self, collected: list[str]) -> list[str]:
+        """Replies that came have reached their waiters; the ids that are now to be discarded."""
+        ids = await self._verbs.wait_done()
+        if not ids:
+            return collected
+        self._deliver(ids, await self._verbs.fetch(ids, collected))
+        return ids
 
     def _deliver(self, ids: Sequence[str], values: Sequence[bytes | None]) -> None:
         for request_id, value in zip(ids, values, strict=True):
@@ -244,20 +235,18 @@ class Lane:
             try:
                 ticket.resolve(decode_reply(request_id, value))
             except LargeReply as large:
-                self._stray(self._deliver_large(ticket, large.attempt))
+                self._stray(self._deliver_large(request_id, large.attempt))
             except ProtocolError as error:
                 log.error("unreadable reply request=%s: %s", request_id, error)
                 ticket.resolve(
                     error_reply(errors.InternalError("The worker's answer cannot be read."))
                 )
 
-    async def _deliver_large(self, ticket: Ticket, attempt: str) -> None:
-        value: bytes | None = None
+    async def _deliver_large(self, request_id: str, attempt: str) -> None:
+        # What fails here, or is gone with its Redis, is left to the audit.
         with contextlib.suppress(RedisError, OSError):
-            value = await self._verbs.fetch_large(ticket.request_id, attempt)
-        # A value that is gone with its Redis is left to the audit.
-        if value is not None:
-            self._deliver([ticket.request_id], [value])
+            self._deliver([request_id], [await self._verbs.fetch_large(request_id, attempt)])
+            await self._verbs.discard_large(request_id, attempt)
 
     # --- audit
 
@@ -293,8 +282,7 @@ class Lane:
         # A new id: whoever still works on the old one can answer nobody.
         new_id = next_uuid4()
         log.warning("resubmitted model=%s request=%s as=%s", self._key, ticket.request_id, new_id)
-        ticket.request_id = new_id
-        ticket.is_queued = False
+        ticket.enter_anew(new_id, self._loop.time())
         self._enter(ticket)
 
     # --- give up
@@ -313,11 +301,11 @@ class Lane:
         async def watch() -> None:
             gone = asyncio.ensure_future(client_left())
             outcomes: set[asyncio.Future[Any]] = {gone, ticket.reply}
-            await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
-            if ticket.reply.done():
+            try:
+                await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
+            finally:
                 gone.cancel()
-            else:
-                self._give_up(ticket, ClientLeft())
+            self._give_up(ticket, ClientLeft())
 
         if not ticket.reply.done():
             self._stray(watch())

@@ -5,15 +5,13 @@ each other. The configuration that `submit` reads lives with the queue of the ve
 """
 
 import contextlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import redis
 
 from batching.errors import (
     Conflict,
-    ModelNotFound,
     StoreUnavailable,
     VersionInUse,
     VersionNotFound,
@@ -23,38 +21,12 @@ from batching.status import NodeStatus, QueueStatus, WorkerStatus
 from batching.store import keys
 from batching.store.connection import Client
 from batching.store.keys import VersionKeys
+from batching.store.model_entry import ModelEntry, existing, pick_version
 from batching.store.scripts import script
 
+__all__ = ["ModelEntry", "Registry", "pick_version"]
 
-@dataclass(frozen=True, slots=True)
-class ModelEntry:
-    """All versions of one model."""
-
-    default_version: str
-    versions: Mapping[str, ModelSpec]
-
-    def to_json(self) -> str:
-        """One line of JSON for the registry."""
-        versions = {name: json.loads(spec.to_json()) for name, spec in self.versions.items()}
-        return json.dumps({"default": self.default_version, "versions": versions})
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> "ModelEntry":
-        """The entry that `to_json` wrote."""
-        record = json.loads(text)
-        versions = {
-            name: ModelSpec.from_json(json.dumps(spec)) for name, spec in record["versions"].items()
-        }
-        return cls(record["default"], versions)
-
-    def with_spec(self, spec: ModelSpec) -> "ModelEntry":
-        """The entry with this version added or replaced."""
-        return replace(self, versions={**self.versions, spec.model_version: spec})
-
-    def without(self, model_version: str) -> "ModelEntry | None":
-        """The entry without this version; None when it was the last one."""
-        rest = {name: spec for name, spec in self.versions.items() if name != model_version}
-        return replace(self, versions=rest) if rest else None
+CONFIRMATION_S = 5.0
 
 
 class Registry:
@@ -108,18 +80,19 @@ class Registry:
                 )
             return entry.with_spec(spec)
 
-        self._write_config(spec)
+        # Before, so that a version without a configuration never stays; afterwards, because the
+        # removal of an earlier version of that name may have been under way.
+        self._write_config(spec, is_new=False)
         self._change(spec.model_name, change)
+        self._write_config(spec, is_new=True)
 
     def restore(self, entries: Iterable[ModelEntry]) -> None:
         """Versions that Redis has lost are registered again; those it knows stay as they are."""
         for entry in entries:
-            for spec in entry.versions.values():
-                with contextlib.suppress(Conflict):
-                    self.create(spec)
-            name = next(iter(entry.versions.values())).model_name
-            with contextlib.suppress(VersionNotFound, ModelNotFound):
-                self.set_default(name, entry.default_version)
+            specs = list(entry.versions.values())
+            for spec in specs:
+                self._write_config(spec, is_new=False)
+            self._change(specs[0].model_name, entry.completed_by)
 
     def is_lost(self) -> bool:
         """Whether Redis was emptied since `mark`."""
@@ -143,7 +116,7 @@ class Registry:
         def change(entry: ModelEntry | None) -> ModelEntry:
             spec = pick_version(entry, key.model_name, key.model_version)
             scaled[:] = [spec.scaled(min_worker, max_worker)]
-            return _existing(entry, key.model_name).with_spec(scaled[0])
+            return existing(entry, key.model_name).with_spec(scaled[0])
 
         self._change(key.model_name, change)
         return scaled[0]
@@ -157,7 +130,7 @@ class Registry:
         """
 
         def change(entry: ModelEntry | None) -> ModelEntry:
-            known = _existing(entry, model_name)
+            known = existing(entry, model_name)
             if model_version not in known.versions:
                 raise VersionNotFound(
                     f"Model version {model_version} does not exist for model {model_name}"
@@ -176,7 +149,7 @@ class Registry:
         """
 
         def change(entry: ModelEntry | None) -> ModelEntry | None:
-            known = _existing(entry, key.model_name)
+            known = existing(entry, key.model_name)
             pick_version(known, key.model_name, key.model_version)
             if key.model_version == known.default_version and len(known.versions) > 1:
                 raise VersionInUse(f"Cannot remove default version for model {key.model_name}")
@@ -186,6 +159,10 @@ class Registry:
         with _unavailable():
             # Without it submit refuses; nodes then answer what still waits.
             self._client.delete(VersionKeys.of(key).config)
+        entry = self.get(key.model_name)
+        if entry is not None and key.model_version in entry.versions:
+            # Somebody has registered it again before its configuration was deleted.
+            self._write_config(entry.versions[key.model_version], is_new=True)
 
     def workers(self, key: VersionKey) -> list[WorkerStatus]:
         """The workers of live nodes, by node and slot."""
@@ -231,6 +208,8 @@ class Registry:
         """Yields `wait(timeout_s)`: true once the registry or a worker's state has changed."""
         with _unavailable(), self._client.pubsub(ignore_subscribe_messages=True) as listener:
             listener.subscribe(keys.CHANGES)
+            # The confirmation; without it a change could be missed, and `wait` would end with it.
+            listener.get_message(timeout=CONFIRMATION_S)
 
             def wait(timeout_s: float) -> bool:
                 with _unavailable():
@@ -256,10 +235,11 @@ class Registry:
         members = self._living(keys=[keys.NODES], args=[self._dead_after_ms, "alive"])
         return {member.decode() for member in members}
 
-    def _write_config(self, spec: ModelSpec) -> None:
+    def _write_config(self, spec: ModelSpec, *, is_new: bool) -> None:
+        # Unless it is known to be new, its registration may still be refused.
+        write = self._client.hset if is_new else self._client.hsetnx
         with _unavailable():
-            # NX: a second registration of the same version is about to be refused.
-            self._client.hsetnx(VersionKeys.of(spec.key).config, "max_queue", spec.job_queue_size)
+            write(VersionKeys.of(spec.key).config, "max_queue", spec.job_queue_size)
 
     def _change(
         self, model_name: str, change: Callable[[ModelEntry | None], ModelEntry | None]
@@ -276,26 +256,6 @@ class Registry:
 
         with _unavailable():
             self._client.transaction(transaction, keys.MODELS)
-
-
-def pick_version(entry: ModelEntry | None, model_name: str, model_version: str | None) -> ModelSpec:
-    """The asked version of this entry, or its default.
-
-    Raises:
-        ModelNotFound: there is no entry.
-        VersionNotFound: it has no such version.
-    """
-    known = _existing(entry, model_name)
-    version = known.default_version if model_version is None else model_version
-    if version not in known.versions:
-        raise VersionNotFound(f"Model version: {version} does not exist for model: {model_name}")
-    return known.versions[version]
-
-
-def _existing(entry: ModelEntry | None, model_name: str) -> ModelEntry:
-    if entry is None:
-        raise ModelNotFound(f"Model not found: {model_name}")
-    return entry
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ def decode_reply(request_id: str, value: bytes) -> Reply:
         raise ProtocolError("reply belongs to another request")
     content = value[len(prefix) :]
     if content[:1] == b"@":
-        raise LargeReply(content[1:].decode())
+        raise LargeReply(content[1:].decode(errors="replace"))
     if content[:1] == b"!":
         return _queue_answer(content[1:].decode(errors="replace"))
     return Reply.decode(content)

@@ -12,7 +12,7 @@
 -- works at maxmemory. A reply whose acknowledgement was lost may be sent again.
 
 local worker_id, ttl_ms = ARGV[1], ARGV[2]
-local codes, stored, stale = {}, 0, 0
+local codes, stored, stale, orphaned = {}, 0, 0, 0
 local bells = {}
 
 for i = 3, #ARGV, 3 do
@@ -22,6 +22,8 @@ for i = 3, #ARGV, 3 do
   local code
   if not fields[1] then
     code = redis.call('EXISTS', reply_key) == 1 and 2 or 0
+    -- In `open` still only if it has outlived its TTL unanswered.
+    orphaned = orphaned + redis.call('SREM', KEYS[2], id)
   elseif fields[1] ~= attempt or fields[2] ~= worker_id then
     code = 3
     stale = stale + 1
@@ -44,5 +46,6 @@ for i = 3, #ARGV, 3 do
 end
 for bell in pairs(bells) do redis.call('PEXPIRE', bell, ttl_ms) end
 if stored > 0 then redis.call('HINCRBY', KEYS[3], 'replied', stored) end
+if orphaned > 0 then redis.call('HINCRBY', KEYS[3], 'orphaned', orphaned) end
 if stale > 0 then redis.call('HINCRBY', KEYS[3], 'stale', stale) end
 return codes

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
+from redis.exceptions import OutOfMemoryError
+
 from batching.batcher import Nothing, Partial
 from batching.model_spec import VersionKey
 from batching.protocol import (
@@ -98,8 +100,7 @@ class WorkerVerbs:
         arguments: list[str | int | bytes] = [self._worker_id, REPLY_TTL_MS]
         for (request_id, attempt), reply in zip(items, replies, strict=True):
             wire = reply.encode()
-            if len(wire) > INLINE_LIMIT_BYTES:
-                self._store_large(request_id, attempt, wire)
+            if len(wire) > INLINE_LIMIT_BYTES and self._store_large(request_id, attempt, wire):
                 wire = b"@"
             arguments += (request_id, attempt, wire)
         return [ReplyCode(code) for code in self._reply(self._reply_keys, arguments)]
@@ -119,10 +120,15 @@ class WorkerVerbs:
             pipe.expire(self._keys.bell, 60)
             pipe.execute()
 
-    def _store_large(self, request_id: str, attempt: int, wire: bytes) -> None:
+    def _store_large(self, request_id: str, attempt: int, wire: bytes) -> bool:
         # The attempt is part of the name, so a stale worker cannot overwrite a newer answer.
         name = f"{self._keys.large_reply_prefix}{request_id}:{attempt}"
-        self._client.set(name, request_id.encode() + wire, px=REPLY_TTL_MS)
+        try:
+            self._client.set(name, request_id.encode() + wire, px=REPLY_TTL_MS)
+        except OutOfMemoryError:
+            # The script frees the request first and may then store what a plain SET may not.
+            return False
+        return True
 
     def _batch(self, fields: Sequence[Any]) -> Batch | Nothing:
         ids = [request_id.decode() for request_id in fields[0::4]]

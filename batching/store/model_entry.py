@@ -1,0 +1,70 @@
+"""The registry's record of one model: its versions and which of them is the default."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from batching.errors import ModelNotFound, VersionNotFound
+from batching.model_spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """All versions of one model."""
+
+    default_version: str
+    versions: Mapping[str, ModelSpec]
+
+    def to_json(self) -> str:
+        """One line of JSON for the registry."""
+        versions = {name: json.loads(spec.to_json()) for name, spec in self.versions.items()}
+        return json.dumps({"default": self.default_version, "versions": versions})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "ModelEntry":
+        """The entry that `to_json` wrote."""
+        record = json.loads(text)
+        versions = {
+            name: ModelSpec.from_json(json.dumps(spec)) for name, spec in record["versions"].items()
+        }
+        return cls(record["default"], versions)
+
+    def with_spec(self, spec: ModelSpec) -> "ModelEntry":
+        """The entry with this version added or replaced."""
+        return replace(self, versions={**self.versions, spec.model_version: spec})
+
+    def completed_by(self, newer: "ModelEntry | None") -> "ModelEntry":
+        """The newer entry with the versions that only this one has; this one if there is none."""
+        if newer is None:
+            return self
+        return replace(newer, versions={**self.versions, **newer.versions})
+
+    def without(self, model_version: str) -> "ModelEntry | None":
+        """The entry without this version; None when it was the last one."""
+        rest = {name: spec for name, spec in self.versions.items() if name != model_version}
+        return replace(self, versions=rest) if rest else None
+
+
+def pick_version(entry: ModelEntry | None, model_name: str, model_version: str | None) -> ModelSpec:
+    """The asked version of this entry, or its default.
+
+    Raises:
+        ModelNotFound: there is no entry.
+        VersionNotFound: it has no such version.
+    """
+    known = existing(entry, model_name)
+    version = known.default_version if model_version is None else model_version
+    if version not in known.versions:
+        raise VersionNotFound(f"Model version: {version} does not exist for model: {model_name}")
+    return known.versions[version]
+
+
+def existing(entry: ModelEntry | None, model_name: str) -> ModelEntry:
+    """The entry.
+
+    Raises:
+        ModelNotFound: there is none.
+    """
+    if entry is None:
+        raise ModelNotFound(f"Model not found: {model_name}")
+    return entry

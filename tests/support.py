@@ -1,0 +1,254 @@
+"""What many tests share and no fixture carries: waiting, backends, and a desk at the queue."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import fakeredis
+import fakeredis.aioredis
+
+from batching.model_spec import ModelSpec, VersionKey
+from batching.protocol import Batch, Part, Reply, Request
+from batching.store import keys
+from batching.store.connection import connect, connect_async
+from batching.store.ingress_verbs import IngressVerbs, Submission
+from batching.store.keys import VersionKeys
+from batching.store.node_verbs import NodeVerbs
+from batching.store.worker_verbs import WorkerVerbs
+
+POLL_S = 0.005
+DEAD_AFTER_MS = 3000
+KEY = VersionKey("digits", "1.0")
+
+
+def eventually(predicate: Callable[[], Any], timeout_s: float = 5.0) -> Any:
+    """The predicate's first true value; fails once `timeout_s` has passed without one."""
+    end = time.monotonic() + timeout_s
+    while not (value := predicate()):
+        assert time.monotonic() < end, f"not true within {timeout_s} s"
+        time.sleep(POLL_S)
+    return value
+
+
+async def eventually_async(predicate: Callable[[], Any], timeout_s: float = 5.0) -> Any:
+    """As `eventually`, on an event loop that goes on running."""
+    end = time.monotonic() + timeout_s
+    while not (value := predicate()):
+        assert time.monotonic() < end, f"not true within {timeout_s} s"
+        await asyncio.sleep(POLL_S)
+    return value
+
+
+def make_spec(**changes: Any) -> ModelSpec:
+    """A spec of the version that the tests talk about."""
+    fields = {
+        "model_name": KEY.model_name,
+        "model_version": KEY.model_version,
+        "model_url": "digits.mar",
+        "handler": "handler.py",
+    }
+    return ModelSpec(**{**fields, **changes})
+
+
+def make_request(text: str = "", *, size: int = 0) -> Request:
+    """A request whose body is `text`, filled up to `size` bytes."""
+    body = text.encode().ljust(size, b".")
+    return Request({"content-type": "text/plain"}, [Part("body", "text/plain", body)])
+
+
+def wire_of(text: str, *, size: int = 0) -> bytes:
+    return make_request(text, size=size).encode()
+
+
+def body_of(request: Request) -> str:
+    return request.parts[0].content.decode().rstrip(".")
+
+
+def make_reply(text: str, *, size: int = 0) -> Reply:
+    return Reply(status=200, body=text.encode().ljust(size, b"."))
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """An empty Redis, and ways to reach it."""
+
+    client: Any
+    connect_async: Callable[[], Any]
+    connect: Callable[[], Any]
+    url: str = ""
+
+    def leaks(self) -> list[str]:
+        """Keys that would stay for ever although nothing in keys.py says so."""
+        names = [name.decode() for name in self.client.scan_iter(count=1000)]
+        return sorted(
+            name for name in names if not is_permanent(name) and self.client.ttl(name) == -1
+        )
+
+
+def is_permanent(name: str) -> bool:
+    if name in keys.PERMANENT:
+        return True
+    if not name.startswith("{m:"):
+        return False
+    return name in VersionKeys(name[: name.index("}") + 1]).permanent()
+
+
+def fake_backend() -> Backend:
+    """An in-process Redis that nobody else sees."""
+    server = fakeredis.FakeServer()
+    return Backend(
+        client=fakeredis.FakeRedis(server=server),
+        connect=lambda: fakeredis.FakeRedis(server=server),
+        connect_async=lambda: fakeredis.aioredis.FakeRedis(server=server),
+    )
+
+
+def server_backend(url: str) -> Backend:
+    """The real server, emptied and with its default settings."""
+    client = connect(url)
+    client.config_set("maxmemory", 0)
+    client.flushall()
+    return Backend(
+        client=client,
+        connect=lambda: connect(url),
+        connect_async=lambda: connect_async(url),
+        url=url,
+    )
+
+
+class Blocking:
+    """Async verbs, called one at a time from a test that is not async."""
+
+    def __init__(self, runner: asyncio.Runner, verbs: Any) -> None:
+        self._runner = runner
+        self._verbs = verbs
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        verb = getattr(self._verbs, name)
+        return lambda *arguments, **options: self._runner.run(verb(*arguments, **options))
+
+
+class Desk:
+    """Everybody who works at the queue of one version: ingresses, workers, a node.
+
+    Redis owns the clock, so a test that needs time to have passed makes its subject older.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.client = backend.client
+        self.keys = VersionKeys.of(KEY)
+        self._runner = asyncio.Runner()
+        self._async_client = backend.connect_async()
+        self._clients: list[Any] = []
+
+    def close(self) -> None:
+        self._runner.run(self._async_client.aclose())
+        self._runner.close()
+        for client in self._clients:
+            client.connection_pool.disconnect()
+
+    def ingress(self, ingress_id: str = "ingress-a", dead_after_ms: int = DEAD_AFTER_MS) -> Any:
+        return Blocking(
+            self._runner, IngressVerbs(self._async_client, KEY, ingress_id, dead_after_ms)
+        )
+
+    def node(self, max_attempts: int = 2) -> Any:
+        return Blocking(self._runner, NodeVerbs(self._async_client, DEAD_AFTER_MS, max_attempts))
+
+    def worker(self, worker_id: str = "worker-a") -> WorkerVerbs:
+        client = self.backend.connect()
+        self._clients.append(client)
+        return WorkerVerbs(client, KEY, worker_id, DEAD_AFTER_MS)
+
+    def open(self, max_queue: int = 100) -> None:
+        """The version is registered and a worker is alive."""
+        self.client.hset(self.keys.config, "max_queue", max_queue)
+        seconds, microseconds = self.client.time()
+        now_ms = seconds * 1000 + microseconds // 1000
+        self.client.zadd(self.keys.worker_beats, {"worker-a": now_ms})
+        self.client.pexpire(self.keys.worker_beats, keys.LEASE_TTL_MS)
+
+    def submit(self, *request_ids: str, ttl_ms: int = 60_000, ingress_id: str = "ingress-a") -> Any:
+        submissions = [Submission(name, ttl_ms, wire_of(name)) for name in request_ids]
+        return self.ingress(ingress_id).submit(submissions)
+
+    # --- what is where
+
+    def queued(self) -> list[str]:
+        return _texts(self.client.lrange(self.keys.queue, 0, -1))
+
+    def solo(self) -> list[str]:
+        return _texts(self.client.lrange(self.keys.solo, 0, -1))
+
+    def leased(self, worker_id: str = "worker-a") -> list[str]:
+        return _texts(self.client.lrange(self.keys.lease_prefix + worker_id, 0, -1))
+
+    def open_ids(self) -> set[str]:
+        return set(_texts(self.client.smembers(self.keys.open)))
+
+    def bells(self) -> int:
+        return int(self.client.llen(self.keys.bell))
+
+    def more_tokens(self, worker_id: str = "worker-a") -> int:
+        return int(self.client.llen(self.keys.more_prefix + worker_id))
+
+    def done(self, ingress_id: str = "ingress-a") -> list[str]:
+        return _texts(self.client.lrange(self.keys.done_prefix + ingress_id, 0, -1))
+
+    def reply_value(self, request_id: str) -> bytes | None:
+        value: bytes | None = self.client.get(self.keys.reply_prefix + request_id)
+        return value
+
+    def request(self, request_id: str) -> dict[str, str]:
+        record = self.client.hgetall(self.keys.request_prefix + request_id)
+        return {name.decode(): value.decode(errors="replace") for name, value in record.items()}
+
+    def has_body(self, request_id: str) -> bool:
+        return bool(self.client.exists(self.keys.body_prefix + request_id))
+
+    def counters(self) -> dict[str, int]:
+        record = self.client.hgetall(self.keys.counters)
+        return {name.decode(): int(value) for name, value in record.items()}
+
+    def unaccounted(self) -> int:
+        """Accepted requests that are neither in the system nor counted under an outcome: I9."""
+        counters = self.counters()
+        outcomes = ("replied", "cancelled", "expired", "orphaned", "failed", "refused")
+        settled = sum(counters.get(name, 0) for name in outcomes)
+        return counters.get("accepted", 0) - settled - len(self.open_ids())
+
+    # --- time passes
+
+    def age_request(self, request_id: str, ms: int) -> None:
+        name = self.keys.request_prefix + request_id
+        self.client.hincrby(name, "submitted_us", -1000 * ms)
+        self.client.hincrby(name, "deadline_ms", -ms)
+
+    def silence_worker(self, worker_id: str = "worker-a", ms: int = 2 * DEAD_AFTER_MS) -> None:
+        self.client.zincrby(self.keys.worker_beats, -ms, worker_id)
+
+    def silence_ingress(self, ingress_id: str = "ingress-a", ms: int = 2 * DEAD_AFTER_MS) -> None:
+        self.client.zincrby(self.keys.ingress_beats, -ms, ingress_id)
+
+    def lose_request(self, request_id: str) -> None:
+        """Its deadline passed so long ago that Redis has dropped it."""
+        self.client.delete(self.keys.request_prefix + request_id)
+
+
+def _texts(values: Any) -> list[str]:
+    return [value.decode() for value in values]
+
+
+def ids_of(claimed: Any) -> list[str]:
+    """The ids of a claimed batch, in its order."""
+    assert isinstance(claimed, Batch), claimed
+    return [item.request_id for item in claimed.items]
+
+
+def items_of(claimed: Any) -> list[tuple[str, int]]:
+    """What `reply` needs of a claimed batch."""
+    assert isinstance(claimed, Batch), claimed
+    return [(item.request_id, item.attempt) for item in claimed.items]

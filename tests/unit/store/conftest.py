@@ -1,0 +1,43 @@
+import pytest
+
+from tests.support import Desk
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_eternal_key(request):
+    """Whatever a test of the store does, every key it leaves has a TTL or is declared permanent."""
+    names = [name for name in ("store_backend", "real_backend") if name in request.fixturenames]
+    backends = [request.getfixturevalue(name) for name in names]
+    yield
+    for backend in backends:
+        assert backend.leaks() == []
+
+
+@pytest.fixture
+def desk(store_backend):
+    """The queue of one version, registered and with a live worker, on both backends."""
+    desk = Desk(store_backend)
+    desk.open()
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def real_desk(real_backend):
+    """The queue of one version, registered and with a live worker, on the real server."""
+    desk = Desk(real_backend)
+    desk.open()
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def full_memory(real_desk):
+    """The desk once more, with Redis at its `maxmemory` when the test calls what it gets."""
+    client = real_desk.client
+
+    def fill():
+        client.config_set("maxmemory", 1_000_000)
+
+    yield fill
+    client.config_set("maxmemory", 0)

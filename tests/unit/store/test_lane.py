@@ -1,0 +1,669 @@
+"""One ingress's traffic: each reply reaches its own waiter, whatever happens to Redis."""
+
+import asyncio
+import contextlib
+import time
+import uuid
+
+import pytest
+import redis.asyncio
+
+from batching import errors
+from batching.protocol import INLINE_LIMIT_BYTES
+from batching.store import lane as lane_module
+from batching.store.connection import connect_async
+from batching.store.ingress_verbs import IngressVerbs
+from batching.store.lane import ClientLeft, Lane
+from tests.support import (
+    DEAD_AFTER_MS,
+    KEY,
+    body_of,
+    eventually_async,
+    ids_of,
+    items_of,
+    make_reply,
+    wire_of,
+)
+
+TIMEOUT_S = 10.0
+LARGE = 4 * INLINE_LIMIT_BYTES
+
+
+@contextlib.asynccontextmanager
+async def open_lane(client, ingress_id="ingress-a"):
+    lane = Lane(KEY, IngressVerbs(client, KEY, ingress_id, DEAD_AFTER_MS))
+    try:
+        yield lane
+    finally:
+        await lane.close()
+        await client.aclose()
+
+
+def ask(lane, name, *, timeout_s=TIMEOUT_S, client_left=None):
+    """A waiting client; the request is named after its text, as nothing else asks here."""
+    return asyncio.create_task(lane.ask(name, wire_of(name), timeout_s, client_left))
+
+
+def answer(worker, limit=8, *, size=0):
+    """A worker's turn: every request is answered with its own text in capitals."""
+    claimed = worker.claim(limit, 0.0)
+    replies = [make_reply(body_of(item.request).upper(), size=size) for item in claimed.items]
+    worker.reply(items_of(claimed), replies)
+    return ids_of(claimed)
+
+
+async def queued(desk, count):
+    await eventually_async(lambda: len(desk.queued()) == count)
+
+
+class HaltingRedis(redis.asyncio.Redis):
+    """A client whose next call of one command waits until the test lets it go."""
+
+    def halt(self, command):
+        self.halted = command
+        self.has_arrived = asyncio.Event()
+        self.may_go = asyncio.Event()
+
+    async def execute_command(self, *arguments, **options):
+        if arguments[0] == getattr(self, "halted", None):
+            self.halted = None
+            self.has_arrived.set()
+            await self.may_go.wait()
+        return await super().execute_command(*arguments, **options)
+
+
+class DeafRedis(redis.asyncio.Redis):
+    """A client that loses the answers to its next commands of one kind."""
+
+    lost = ()
+
+    async def execute_command(self, *arguments, **options):
+        answer = await super().execute_command(*arguments, **options)
+        if arguments[0] in self.lost:
+            self.lost = ()
+            raise redis.ConnectionError("the answer is lost")
+        return answer
+
+
+def special(kind, url):
+    retry = redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0)
+    return kind.from_url(url, retry=retry)
+
+
+# --- replies
+
+
+def test_lane_returns_each_reply_to_its_own_waiter(desk):
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given
+            names = [f"r{number}" for number in range(40)]
+            asked = [ask(lane, name) for name in names]
+            await queued(desk, 40)
+
+            # When: they are answered in pieces, by two workers
+            workers = [desk.worker("worker-a"), desk.worker("worker-b")]
+            for turn in range(5):
+                answer(workers[turn % 2])
+
+            # Then
+            replies = await asyncio.gather(*asked)
+            assert [reply.body.decode() for reply in replies] == [name.upper() for name in names]
+            assert lane.waiting == 0
+
+    asyncio.run(run())
+    assert desk.unaccounted() == 0
+
+
+def test_lane_of_each_ingress_gets_its_own_replies(desk):
+    async def run():
+        async with (
+            open_lane(desk.backend.connect_async(), "ingress-a") as first,
+            open_lane(desk.backend.connect_async(), "ingress-b") as second,
+        ):
+            # Given
+            asked = [ask(first, "a1"), ask(second, "b1"), ask(first, "a2")]
+            await queued(desk, 3)
+
+            # When
+            answer(desk.worker())
+
+            # Then
+            assert [reply.body for reply in await asyncio.gather(*asked)] == [b"A1", b"B1", b"A2"]
+
+    asyncio.run(run())
+
+
+def test_lane_fetches_a_large_reply_and_leaves_nothing_of_it(real_desk):
+    async def run():
+        async with open_lane(real_desk.backend.connect_async()) as lane:
+            # Given
+            asked = ask(lane, "a")
+            await queued(real_desk, 1)
+
+            # When
+            answer(real_desk.worker(), size=LARGE)
+            reply = await asked
+
+            # Then
+            assert reply.body == b"A".ljust(LARGE, b".")
+            name = real_desk.keys.large_reply_prefix + "a:1"
+            await eventually_async(lambda: not real_desk.client.exists(name))
+
+    asyncio.run(run())
+
+
+def test_lane_fetches_a_large_reply_again_when_the_connection_broke_under_it(
+    real_desk, monkeypatch
+):
+    monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
+
+    async def run():
+        client = special(DeafRedis, real_desk.backend.url)
+        async with open_lane(client) as lane:
+            # Given
+            asked = ask(lane, "a")
+            await queued(real_desk, 1)
+            client.lost = ("GET", "GETDEL")
+
+            # When
+            answer(real_desk.worker(), size=LARGE)
+
+            # Then
+            assert (await asyncio.wait_for(asked, 2.0)).body.startswith(b"A.")
+
+    asyncio.run(run())
+
+
+def test_lane_deletes_collected_replies(real_desk):
+    async def run():
+        async with open_lane(real_desk.backend.connect_async()) as lane:
+            # Given
+            asked = ask(lane, "a")
+            await queued(real_desk, 1)
+
+            # When
+            answer(real_desk.worker())
+            await asked
+
+            # Then: the reader's last act, when its blocking pop has returned
+            await eventually_async(lambda: real_desk.reply_value("a") is None)
+
+    asyncio.run(run())
+
+
+def test_lane_passes_the_queues_own_answer_on(desk):
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given
+            asked = ask(lane, "a")
+            await queued(desk, 1)
+            desk.age_request("a", 60_000)
+
+            # When
+            desk.worker().claim(1, 0.0)
+
+            # Then
+            reply = await asked
+            assert (reply.status, reply.reason) == (504, "deadline_exceeded")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"garbage", b"a", b"a\xc1", b"a\x80\x04\x95K.", b"b@1", b"a@\xff\xfe", b"a!nonsense"],
+    ids=repr,
+)
+def test_lane_answers_500_for_a_reply_that_cannot_be_read_and_nobody_else_is_hit(
+    real_desk, monkeypatch, garbage
+):
+    monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
+
+    async def run():
+        async with open_lane(real_desk.backend.connect_async()) as lane:
+            # Given
+            hit, neighbour = ask(lane, "a", timeout_s=1.0), ask(lane, "b")
+            await queued(real_desk, 2)
+            worker = real_desk.worker()
+            items = items_of(worker.claim(2, 0.0))
+
+            # When
+            real_desk.client.set(real_desk.keys.reply_prefix + "a", garbage, px=5000)
+            real_desk.client.rpush(real_desk.keys.done_prefix + "ingress-a", b"a", b"\xff\xfe")
+            real_desk.client.pexpire(real_desk.keys.done_prefix + "ingress-a", 60_000)
+            outcome = (await asyncio.gather(hit, return_exceptions=True))[0]
+            worker.reply(items[1:], [make_reply("B")])
+
+            # Then
+            if garbage.startswith(b"a@"):  # a large reply that is not there is waited for
+                assert isinstance(outcome, errors.DeadlineExceeded)
+            else:
+                assert outcome.status == 500
+                assert outcome.error_type == "InternalServerException"
+                assert b"garbage" not in outcome.body
+            assert (await asyncio.wait_for(neighbour, 2.0)).body == b"B"
+
+    asyncio.run(run())
+
+
+def test_lane_reads_for_a_client_that_comes_while_the_last_replies_are_discarded(real_desk):
+    async def run():
+        client = special(HaltingRedis, real_desk.backend.url)
+        async with open_lane(client) as lane:
+            # Given
+            client.halt("UNLINK")
+            worker = real_desk.worker()
+            first = ask(lane, "a")
+            await queued(real_desk, 1)
+            answer(worker)
+            await first
+            await asyncio.wait_for(client.has_arrived.wait(), 5.0)
+
+            # When
+            second = ask(lane, "b")
+            await queued(real_desk, 1)
+            client.may_go.set()
+            answer(worker)
+
+            # Then: without its audit's help, which would take longer
+            assert (await asyncio.wait_for(second, 0.3)).body == b"B"
+
+    asyncio.run(run())
+
+
+# --- deadline and departure
+
+
+def test_lane_gives_up_at_the_deadline_and_takes_the_request_back(desk):
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given
+            started = time.monotonic()
+            asked = ask(lane, "a", timeout_s=0.3)
+            await queued(desk, 1)
+
+            # When
+            with pytest.raises(errors.DeadlineExceeded):
+                await asked
+
+            # Then
+            assert time.monotonic() - started == pytest.approx(0.3, abs=0.1)
+            assert desk.queued() == []
+            assert desk.open_ids() == set()
+            assert lane.waiting == 0
+
+    asyncio.run(run())
+    assert desk.unaccounted() == 0
+
+
+def test_lane_gives_up_at_the_deadline_when_redis_hangs(real_desk):
+    async def run():
+        async with open_lane(real_desk.backend.connect_async()) as lane:
+            # Given
+            started = time.monotonic()
+            asked = ask(lane, "a", timeout_s=0.3)
+            await queued(real_desk, 1)
+            real_desk.client.client_pause(600, all=True)
+
+            # When
+            with pytest.raises(errors.DeadlineExceeded):
+                await asked
+
+            # Then
+            assert 0.3 <= time.monotonic() - started < 0.5
+
+    asyncio.run(run())
+
+
+def test_lane_cancels_a_request_when_its_client_left(desk):
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given
+            left = asyncio.Event()
+            asked = ask(lane, "a", client_left=left.wait)
+            neighbour = ask(lane, "b")
+            await queued(desk, 2)
+
+            # When
+            left.set()
+            with pytest.raises(ClientLeft):
+                await asked
+
+            # Then
+            assert desk.queued() == ["b"]
+            answer(desk.worker())
+            assert (await neighbour).body == b"B"
+
+    asyncio.run(run())
+    assert desk.counters()["cancelled"] == 1
+
+
+def test_lane_stops_watching_a_client_that_got_its_reply(desk, monkeypatch):
+    monkeypatch.setattr(lane_module, "WATCH_AFTER_S", 0.0)
+
+    async def run():
+        watched, ended = asyncio.Event(), asyncio.Event()
+
+        async def client_left():
+            watched.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given
+            asked = ask(lane, "a", client_left=client_left)
+            await queued(desk, 1)
+            await watched.wait()
+
+            # When
+            answer(desk.worker())
+            await asked
+
+            # Then
+            await asyncio.wait_for(ended.wait(), 1.0)
+
+    asyncio.run(run())
+
+
+def test_lane_cancels_a_request_when_its_task_was_cancelled(desk):
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given
+            asked = ask(lane, "a")
+            await queued(desk, 1)
+
+            # When
+            asked.cancel()
+
+            # Then
+            await queued(desk, 0)
+            assert desk.counters()["cancelled"] == 1
+
+    asyncio.run(run())
+
+
+def test_lane_withdraws_a_request_whose_client_left_while_it_was_submitted(real_desk, monkeypatch):
+    monkeypatch.setattr(lane_module, "WATCH_AFTER_S", 0.0)
+
+    async def run():
+        client = special(HaltingRedis, real_desk.backend.url)
+        async with open_lane(client) as lane:
+            # Given
+            left = asyncio.Event()
+            client.halt("EVALSHA")
+            asked = ask(lane, "a", client_left=left.wait)
+            await client.has_arrived.wait()
+
+            # When
+            left.set()
+            with pytest.raises(ClientLeft):
+                await asked
+            client.may_go.set()
+
+            # Then
+            await eventually_async(lambda: real_desk.counters().get("cancelled") == 1)
+            assert real_desk.queued() == []
+
+    asyncio.run(run())
+
+
+def test_lane_refuses_who_still_waits_when_it_is_closed(desk):
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given
+            asked = ask(lane, "a")
+            await queued(desk, 1)
+
+            # When
+            await lane.close()
+
+            # Then
+            with pytest.raises(errors.Draining):
+                await asked
+
+    asyncio.run(run())
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("break_it", "error", "text"),
+    [
+        (
+            lambda desk: desk.client.hset(desk.keys.config, "max_queue", 0),
+            errors.QueueFull,
+            'The queue of model "digits" is full.',
+        ),
+        (
+            lambda desk: desk.silence_worker(),
+            errors.NoWorker,
+            'Model "digits" has no worker to serve inference request. Please use scale workers '
+            "API to add workers.",
+        ),
+        (
+            lambda desk: desk.client.delete(desk.keys.config),
+            errors.VersionNotFound,
+            "Model version: 1.0 does not exist for model: digits",
+        ),
+    ],
+    ids=["full", "no worker", "no version"],
+)
+def test_lane_refuses_with_the_reason(desk, monkeypatch, break_it, error, text):
+    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 0.2)
+
+    async def run():
+        # Given
+        break_it(desk)
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # When
+            with pytest.raises(error) as caught:
+                await ask(lane, "a")
+
+            # Then
+            assert caught.value.message.startswith(text)
+            assert lane.waiting == 0
+
+    asyncio.run(run())
+
+
+def test_lane_refuses_when_memory_is_full(real_desk, full_memory):
+    async def run():
+        full_memory()
+        async with open_lane(real_desk.backend.connect_async()) as lane:
+            with pytest.raises(errors.QueueMemoryFull) as caught:
+                await ask(lane, "a")
+            assert caught.value.retry_after_s == 1.0
+
+    asyncio.run(run())
+
+
+def test_lane_says_within_a_second_that_redis_is_down(tmp_path):
+    async def run():
+        client = connect_async(f"unix://{tmp_path}/nobody.sock")
+        async with open_lane(client) as lane:
+            # Given: the second client comes while the first one's submit is being repeated
+            started = time.monotonic()
+            waits = []
+
+            async def refused(name):
+                asked_at = time.monotonic()
+                with pytest.raises(errors.StoreUnavailable):
+                    await ask(lane, name)
+                waits.append(time.monotonic() - asked_at)
+
+            first = asyncio.create_task(refused("a"))
+            await eventually_async(lambda: time.monotonic() - started > 0.1)
+
+            # When
+            await asyncio.gather(first, refused("b"))
+
+            # Then
+            assert len(waits) == 2
+            assert max(waits) < 1.0
+
+    asyncio.run(run())
+
+
+# --- losses
+
+
+def test_lane_submits_again_what_redis_lost(real_desk, monkeypatch):
+    monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
+
+    async def run():
+        async with open_lane(real_desk.backend.connect_async()) as lane:
+            # Given
+            asked = [ask(lane, "a"), ask(lane, "b")]
+            await queued(real_desk, 2)
+
+            # When
+            real_desk.client.flushall()
+            real_desk.open()
+            await queued(real_desk, 2)
+
+            # Then: under new ids, so that a worker with the old ones answers nobody
+            assert not {"a", "b"} & set(real_desk.queued())
+            answer(real_desk.worker())
+            assert [reply.body for reply in await asyncio.gather(*asked)] == [b"A", b"B"]
+
+    asyncio.run(run())
+
+
+def test_lane_waits_for_the_registry_when_it_submits_again(real_desk, monkeypatch):
+    monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
+    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 0.5)
+
+    async def run():
+        async with open_lane(real_desk.backend.connect_async()) as lane:
+            # Given: a request older than the patience with an unknown version
+            asked = ask(lane, "a")
+            await queued(real_desk, 1)
+            await asyncio.wait({asked}, timeout=0.6)
+
+            # When: nodes bring the registry back, then their workers
+            real_desk.client.flushall()
+            await eventually_async(lambda: real_desk.client.exists(real_desk.keys.ingress_beats))
+            await asyncio.wait({asked}, timeout=0.15)
+            real_desk.client.hset(real_desk.keys.config, "max_queue", 100)
+            await asyncio.wait({asked}, timeout=0.15)
+            real_desk.open()
+
+            # Then
+            await queued(real_desk, 1)
+            answer(real_desk.worker())
+            assert (await asked).body == b"A"
+
+    asyncio.run(run())
+
+
+def test_lane_refuses_a_lost_request_when_too_little_time_is_left(real_desk, monkeypatch):
+    monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
+    monkeypatch.setattr(lane_module, "RESUBMIT_SHARE", 1.0)
+
+    async def run():
+        async with open_lane(real_desk.backend.connect_async()) as lane:
+            # Given
+            asked = ask(lane, "a")
+            await queued(real_desk, 1)
+
+            # When
+            real_desk.client.flushall()
+
+            # Then
+            with pytest.raises(errors.QueueLost):
+                await asyncio.wait_for(asked, 1.0)
+
+    asyncio.run(run())
+
+
+def test_lane_finds_a_reply_whose_doorbell_was_lost(real_desk):
+    async def run():
+        async with open_lane(real_desk.backend.connect_async()) as lane:
+            # Given
+            asked = ask(lane, "a")
+            await queued(real_desk, 1)
+            worker = real_desk.worker()
+            items = items_of(worker.claim(1, 0.0))
+
+            # When: the doorbell is popped as part of the reply, before anybody can hear it
+            with real_desk.client.pipeline(transaction=True) as pipe:
+                wire = make_reply("A").encode()
+                pipe.delete(real_desk.keys.request_prefix + "a", real_desk.keys.lease_prefix)
+                pipe.srem(real_desk.keys.open, "a")
+                pipe.set(real_desk.keys.reply_prefix + items[0][0], b"a" + wire, px=60_000)
+                pipe.execute()
+            started = time.monotonic()
+
+            # Then
+            assert (await asked).body == b"A"
+            assert time.monotonic() - started < 1.2
+
+    asyncio.run(run())
+
+
+def test_lane_goes_on_reading_when_its_connections_were_killed(real_desk):
+    async def run():
+        async with open_lane(real_desk.backend.connect_async()) as lane:
+            # Given
+            asked = ask(lane, "a")
+            await queued(real_desk, 1)
+
+            # When
+            real_desk.client.client_kill_filter(_type="normal", skipme=True)
+            answer(real_desk.worker())
+
+            # Then
+            assert (await asyncio.wait_for(asked, 3.0)).body == b"A"
+
+    asyncio.run(run())
+
+
+def test_lane_submits_again_when_the_answer_to_a_submit_was_lost(real_desk):
+    async def run():
+        client = special(DeafRedis, real_desk.backend.url)
+        async with open_lane(client) as lane:
+            # Given
+            client.lost = ("EVALSHA",)
+
+            # When
+            asked = ask(lane, "a")
+            await queued(real_desk, 1)
+            await eventually_async(lambda: client.lost == ())
+            answer(real_desk.worker())
+
+            # Then
+            assert (await asked).body == b"A"
+            assert real_desk.counters()["accepted"] == 1
+
+    asyncio.run(run())
+
+
+def test_lane_never_mixes_replies_up_when_clients_come_and_go(real_desk):
+    async def run():
+        async with open_lane(real_desk.backend.connect_async()) as lane:
+            # Given: a third of the clients give up at once, a third soon
+            names = [uuid.uuid4().hex for _ in range(90)]
+            asked = {
+                name: ask(lane, name, timeout_s=(TIMEOUT_S, 0.02, 0.1)[number % 3])
+                for number, name in enumerate(names)
+            }
+            worker = real_desk.worker()
+
+            # When
+            while any(not asked[name].done() for name in names[::3]):
+                if real_desk.queued():
+                    answer(worker, limit=3)
+                await asyncio.sleep(0)
+            outcomes = await asyncio.gather(*asked.values(), return_exceptions=True)
+
+            # Then
+            assert lane.waiting == 0
+            for name, outcome in zip(names, outcomes, strict=True):
+                if not isinstance(outcome, errors.DeadlineExceeded):
+                    assert outcome.body.decode() == name.upper()
+
+    asyncio.run(run())

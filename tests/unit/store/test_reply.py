@@ -1,0 +1,249 @@
+import pytest
+
+from batching.protocol import INLINE_LIMIT_BYTES
+from batching.store.ingress_verbs import Submission
+from batching.store.node_verbs import ReclaimMode
+from batching.store.replies import LargeReply, decode_reply
+from batching.store.worker_verbs import ReplyCode
+from tests.support import KEY, items_of, make_reply, wire_of
+
+LARGE = 4 * INLINE_LIMIT_BYTES
+
+
+def claim(desk, worker, *request_ids):
+    desk.submit(*request_ids)
+    return items_of(worker.claim(len(request_ids), 0.0))
+
+
+def test_reply_stores_each_answer_and_ends_the_ownership(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a", "b")
+
+    # When
+    codes = worker.reply(items, [make_reply("A"), make_reply("B")])
+
+    # Then
+    assert codes == [ReplyCode.STORED, ReplyCode.STORED]
+    assert decode_reply("a", desk.reply_value("a")) == make_reply("A")
+    assert decode_reply("b", desk.reply_value("b")) == make_reply("B")
+    assert desk.done() == ["a", "b"]
+    assert desk.leased() == []
+    assert desk.open_ids() == set()
+    assert desk.counters() == {"accepted": 2, "replied": 2}
+
+
+def test_reply_rings_each_ingress_for_its_own_requests(desk):
+    # Given
+    worker = desk.worker()
+    desk.submit("a1", ingress_id="ingress-a")
+    desk.submit("b1", ingress_id="ingress-b")
+    desk.submit("a2", ingress_id="ingress-a")
+    items = items_of(worker.claim(3, 0.0))
+
+    # When
+    worker.reply(items, [make_reply("x")] * 3)
+
+    # Then
+    assert desk.done("ingress-a") == ["a1", "a2"]
+    assert desk.done("ingress-b") == ["b1"]
+
+
+def test_reply_again_changes_nothing_when_its_acknowledgement_was_lost(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+    worker.reply(items, [make_reply("first")])
+
+    # When
+    codes = worker.reply(items, [make_reply("second")])
+
+    # Then
+    assert codes == [ReplyCode.STORED_BEFORE]
+    assert decode_reply("a", desk.reply_value("a")) == make_reply("first")
+    assert desk.done() == ["a"]
+    assert desk.counters()["replied"] == 1
+
+
+def test_reply_is_unwanted_when_the_request_was_cancelled(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+    desk.ingress().cancel(["a"])
+
+    # When
+    codes = worker.reply(items, [make_reply("A")])
+
+    # Then
+    assert codes == [ReplyCode.UNWANTED]
+    assert desk.reply_value("a") is None
+    assert desk.done() == []
+
+
+def test_reply_of_an_earlier_attempt_is_stale_when_the_same_worker_has_the_next(desk):
+    # Given
+    worker = desk.worker()
+    first = claim(desk, worker, "a")
+    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    second = items_of(worker.claim(1, 0.0))
+
+    # When
+    codes = worker.reply(first, [make_reply("old")])
+
+    # Then
+    assert second == [("a", 2)]
+    assert codes == [ReplyCode.STALE]
+    assert desk.reply_value("a") is None
+    assert desk.counters()["stale"] == 1
+
+
+def test_reply_of_another_worker_is_stale_and_the_owner_still_answers(desk):
+    # Given
+    zombie, owner = desk.worker("worker-z"), desk.worker("worker-b")
+    old = claim(desk, zombie, "a")
+    desk.node().reclaim(KEY, "worker-z", ReclaimMode.CRASHED)
+    new = items_of(owner.claim(1, 0.0))
+
+    # When
+    codes = [*zombie.reply(old, [make_reply("old")]), *owner.reply(new, [make_reply("new")])]
+
+    # Then
+    assert codes == [ReplyCode.STALE, ReplyCode.STORED]
+    assert decode_reply("a", desk.reply_value("a")) == make_reply("new")
+    assert desk.unaccounted() == 0
+
+
+def test_reply_is_stale_when_only_the_worker_differs(desk):
+    # Given
+    items = claim(desk, desk.worker("worker-a"), "a")
+
+    # When
+    codes = desk.worker("worker-b").reply(items, [make_reply("forged")])
+
+    # Then
+    assert codes == [ReplyCode.STALE]
+    assert desk.leased("worker-a") == ["a"]
+
+
+def test_reply_after_reclaim_is_accepted_when_nobody_has_claimed_again(desk):
+    # Given
+    slow = desk.worker("worker-slow")
+    items = claim(desk, slow, "a")
+    desk.node().reclaim(KEY, "worker-slow", ReclaimMode.CRASHED)
+
+    # When
+    codes = slow.reply(items, [make_reply("late")])
+
+    # Then
+    assert codes == [ReplyCode.STORED]
+    assert decode_reply("a", desk.reply_value("a")) == make_reply("late")
+    assert desk.open_ids() == set()
+
+
+def test_reply_too_large_for_a_script_gets_a_key_of_its_own(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+    answer = make_reply("A", size=LARGE)
+
+    # When
+    worker.reply(items, [answer])
+
+    # Then
+    assert desk.reply_value("a") == b"a@1"
+    with pytest.raises(LargeReply):
+        decode_reply("a", desk.reply_value("a"))
+    value = desk.ingress().fetch_large("a", "1")
+    assert decode_reply("a", value) == answer
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "stale"])
+def test_reply_leaves_no_large_answer_behind_when_nobody_wants_it(desk, reason):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+    if reason == "cancelled":
+        desk.ingress().cancel(["a"])
+    else:
+        desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+        desk.worker("worker-b").claim(1, 0.0)
+
+    # When
+    worker.reply(items, [make_reply("A", size=LARGE)])
+
+    # Then
+    assert not desk.client.exists(desk.keys.large_reply_prefix + "a:1")
+
+
+def test_reply_of_a_stale_attempt_cannot_overwrite_the_new_ones_large_answer(desk):
+    # Given
+    zombie, owner = desk.worker("worker-z"), desk.worker("worker-b")
+    old = claim(desk, zombie, "a")
+    desk.node().reclaim(KEY, "worker-z", ReclaimMode.CRASHED)
+    new = items_of(owner.claim(1, 0.0))
+    owner.reply(new, [make_reply("new", size=LARGE)])
+
+    # When
+    zombie.reply(old, [make_reply("old", size=LARGE)])
+
+    # Then
+    assert desk.reply_value("a") == b"a@2"
+    assert decode_reply("a", desk.ingress().fetch_large("a", "2")).body.startswith(b"new")
+
+
+def test_reply_drops_the_requests_large_body(desk):
+    # Given
+    worker = desk.worker()
+    desk.ingress().submit([Submission("a", 60_000, wire_of("a", size=LARGE))])
+    items = items_of(worker.claim(1, 0.0))
+
+    # When
+    worker.reply(items, [make_reply("A")])
+
+    # Then
+    assert not desk.has_body("a")
+
+
+def test_reply_forgets_a_request_that_outlived_its_time_to_live(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+    desk.lose_request("a")
+
+    # When
+    codes = worker.reply(items, [make_reply("A")])
+
+    # Then
+    assert codes == [ReplyCode.UNWANTED]
+    assert desk.leased() == []
+    assert desk.open_ids() == set()
+    assert desk.unaccounted() == 0
+
+
+def test_reply_goes_on_when_memory_is_full(real_desk, full_memory):
+    # Given
+    worker = real_desk.worker()
+    items = claim(real_desk, worker, "a", "b")
+    full_memory()
+
+    # When
+    codes = worker.reply(items, [make_reply("A"), make_reply("B")])
+
+    # Then
+    assert codes == [ReplyCode.STORED, ReplyCode.STORED]
+    assert real_desk.done() == ["a", "b"]
+
+
+def test_reply_too_large_for_a_script_is_stored_when_memory_is_full(real_desk, full_memory):
+    # Given
+    worker = real_desk.worker()
+    items = claim(real_desk, worker, "a")
+    answer = make_reply("A", size=LARGE)
+    full_memory()
+
+    # When
+    codes = worker.reply(items, [answer])
+
+    # Then
+    assert codes == [ReplyCode.STORED]
+    assert decode_reply("a", real_desk.reply_value("a")) == answer

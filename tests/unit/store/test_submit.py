@@ -1,0 +1,258 @@
+import pytest
+from redis.exceptions import OutOfMemoryError
+
+from batching.protocol import INLINE_LIMIT_BYTES
+from batching.store.ingress_verbs import Submission, SubmitCode
+from tests.support import body_of, items_of, make_reply, wire_of
+
+LARGE = 4 * INLINE_LIMIT_BYTES
+
+
+def large(request_id):
+    return Submission(request_id, 60_000, wire_of(request_id, size=LARGE))
+
+
+def test_submit_queues_in_the_order_of_arrival(desk):
+    # When
+    codes = desk.submit("a", "b") + desk.submit("c")
+
+    # Then
+    assert codes == [SubmitCode.QUEUED] * 3
+    assert desk.queued() == ["a", "b", "c"]
+    assert desk.open_ids() == {"a", "b", "c"}
+    assert desk.counters() == {"accepted": 3}
+
+
+def test_submit_again_queues_nothing_twice_when_its_answer_was_lost(desk):
+    # Given
+    desk.submit("a", "b")
+
+    # When
+    codes = desk.submit("a", "b", "c")
+
+    # Then
+    assert codes == [SubmitCode.KNOWN, SubmitCode.KNOWN, SubmitCode.QUEUED]
+    assert desk.queued() == ["a", "b", "c"]
+    assert desk.counters() == {"accepted": 3}
+
+
+def test_submit_again_queues_nothing_when_the_request_was_replied_to(desk):
+    # Given
+    worker = desk.worker()
+    desk.submit("a")
+    worker.reply(items_of(worker.claim(1, 0.0)), [make_reply("A")])
+
+    # When
+    codes = desk.submit("a")
+
+    # Then
+    assert codes == [SubmitCode.KNOWN]
+    assert desk.queued() == []
+
+
+def test_submit_keeps_exactly_to_the_capacity(desk):
+    # Given
+    desk.client.hset(desk.keys.config, "max_queue", 3)
+    desk.submit("a", "b")
+
+    # When
+    codes = desk.submit("c", "d") + desk.submit("e")
+
+    # Then
+    assert codes == [SubmitCode.QUEUED, SubmitCode.FULL, SubmitCode.FULL]
+    assert desk.queued() == ["a", "b", "c"]
+    assert desk.unaccounted() == 0
+
+
+def test_submit_finds_room_again_when_a_request_was_claimed(desk):
+    # Given
+    desk.client.hset(desk.keys.config, "max_queue", 1)
+    desk.submit("a")
+    desk.worker().claim(1, 0.0)
+
+    # When
+    codes = desk.submit("b")
+
+    # Then
+    assert codes == [SubmitCode.QUEUED]
+
+
+def test_submit_refuses_when_the_version_is_not_registered(desk):
+    # Given
+    desk.client.delete(desk.keys.config)
+
+    # When
+    codes = desk.submit("a", "b")
+
+    # Then
+    assert codes == [SubmitCode.NO_VERSION, SubmitCode.NO_VERSION]
+    assert desk.open_ids() == set()
+
+
+def test_submit_refuses_when_every_worker_is_silent(desk):
+    # Given
+    desk.silence_worker()
+
+    # When
+    codes = desk.submit("a")
+
+    # Then
+    assert codes == [SubmitCode.NO_WORKER]
+    assert desk.queued() == []
+
+
+def test_submit_still_knows_a_queued_request_when_the_workers_have_gone(desk):
+    # Given
+    desk.submit("a")
+    desk.silence_worker()
+
+    # When
+    codes = desk.submit("a", "b")
+
+    # Then
+    assert codes == [SubmitCode.KNOWN, SubmitCode.NO_WORKER]
+
+
+@pytest.mark.parametrize(
+    ("size", "has_own_key"),
+    [(INLINE_LIMIT_BYTES // 2, False), (LARGE, True)],
+)
+def test_submit_carries_bodies_of_any_size_to_the_worker(desk, size, has_own_key):
+    # Given
+    wire = wire_of("hello", size=size)
+
+    # When
+    desk.ingress().submit([Submission("a", 60_000, wire)])
+
+    # Then
+    assert desk.has_body("a") == has_own_key
+    assert bool(desk.request("a")["wire"]) != has_own_key
+    claimed = desk.worker().claim(1, 0.0)
+    assert claimed.items[0].request.encode() == wire
+    assert body_of(claimed.items[0].request) == "hello"
+
+
+@pytest.mark.parametrize("size", [INLINE_LIMIT_BYTES, INLINE_LIMIT_BYTES + 1])
+def test_submit_moves_bodies_to_their_own_key_exactly_above_the_limit(desk, size):
+    # Given
+    padding = len(wire_of("x", size=size)) - size
+    wire = wire_of("x", size=size - padding)
+    assert len(wire) == size
+
+    # When
+    desk.ingress().submit([Submission("a", 60_000, wire)])
+
+    # Then
+    assert desk.has_body("a") == (size > INLINE_LIMIT_BYTES)
+
+
+@pytest.mark.parametrize("refusal", ["full", "no version", "no worker"])
+def test_submit_leaves_no_body_behind_when_the_request_is_refused(desk, refusal):
+    # Given
+    if refusal == "full":
+        desk.client.hset(desk.keys.config, "max_queue", 1)
+        desk.submit("first")
+    elif refusal == "no version":
+        desk.client.delete(desk.keys.config)
+    else:
+        desk.silence_worker()
+
+    # When
+    codes = desk.ingress().submit([large("a"), large("b")])
+
+    # Then
+    assert max(codes) <= 0
+    assert not desk.has_body("a")
+    assert not desk.has_body("b")
+
+
+def test_submit_keeps_the_bodies_of_the_accepted_when_others_are_refused(desk):
+    # Given
+    desk.client.hset(desk.keys.config, "max_queue", 1)
+
+    # When
+    codes = desk.ingress().submit([large("a"), large("b")])
+
+    # Then
+    assert codes == [SubmitCode.QUEUED, SubmitCode.FULL]
+    assert desk.has_body("a")
+    assert not desk.has_body("b")
+
+
+def test_submit_gives_request_and_body_the_same_time_to_live(desk):
+    # When
+    desk.ingress().submit([Submission("a", 10_000, wire_of("a", size=LARGE))])
+
+    # Then
+    for prefix in (desk.keys.request_prefix, desk.keys.body_prefix):
+        assert 69_000 < desk.client.pttl(prefix + "a") <= 70_000
+
+
+def test_submit_counts_the_deadline_from_redis_time(desk):
+    # When
+    desk.submit("a", ttl_ms=10_000)
+
+    # Then
+    record = desk.request("a")
+    assert int(record["deadline_ms"]) - int(record["submitted_us"]) // 1000 == 10_000
+
+
+def test_submit_rings_once_when_the_queue_stops_being_empty(desk):
+    # When
+    desk.submit("a")
+    desk.submit("b", "c")
+
+    # Then
+    assert desk.bells() == 1
+
+
+def test_submit_tells_the_collector_when_its_batch_is_full_and_nobody_else(desk):
+    # Given
+    desk.submit("a")
+    desk.worker().claim(3, 60.0)
+    desk.client.delete(desk.keys.bell)
+
+    # When
+    desk.submit("b")
+    tokens_when_partial = desk.more_tokens()
+    desk.submit("c")
+    desk.submit("d")
+
+    # Then
+    assert tokens_when_partial == 0
+    assert desk.more_tokens() == 1
+    assert desk.bells() == 0
+
+
+@pytest.mark.parametrize("size", [0, LARGE])
+def test_submit_is_refused_whole_when_memory_is_full(real_desk, full_memory, size):
+    # Given
+    real_desk.submit("before")
+    full_memory()
+
+    # When
+    with pytest.raises(OutOfMemoryError):
+        real_desk.ingress().submit(
+            [Submission(name, 60_000, wire_of(name, size=size)) for name in ("a", "b")]
+        )
+
+    # Then
+    assert real_desk.queued() == ["before"]
+    assert real_desk.open_ids() == {"before"}
+    assert real_desk.counters() == {"accepted": 1}
+    assert real_desk.request("a") == {}
+
+
+def test_submit_leaves_no_body_behind_when_memory_runs_out_between_the_bodies(real_desk):
+    # Given: room for the first body and not for the second
+    client = real_desk.client
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 3_000_000)
+    bodies = [Submission(name, 60_000, wire_of(name, size=2_000_000)) for name in ("a", "b", "c")]
+
+    # When
+    with pytest.raises(OutOfMemoryError):
+        real_desk.ingress().submit(bodies)
+
+    # Then
+    client.config_set("maxmemory", 0)
+    assert [name for name in ("a", "b", "c") if real_desk.has_body(name)] == []

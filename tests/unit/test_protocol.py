@@ -1,0 +1,186 @@
+import datetime
+import pickle  # noqa: TID251 - what an attacker would send
+
+import msgpack
+import pytest
+
+from batching.protocol import BatchTiming, Part, ProtocolError, Reply, Request
+
+REQUEST = Request(
+    {"content-type": "image/jpeg", "x-note": "schön"},
+    [Part("body", "image/jpeg", bytes(range(256))), Part("data", "", b"")],
+)
+REPLY = Reply(
+    status=200,
+    body=b'{"digit": 3}',
+    headers={"content-type": "application/json"},
+    phrase="OK",
+    error_type="",
+    reason="",
+    timing=BatchTiming(batch_size=8, queue_us=1200, handler_us=40_000, is_first=True),
+)
+
+
+class Trap:
+    """Unpickled, it makes itself known."""
+
+    was_sprung = False
+
+    def __reduce__(self):
+        return (setattr, (Trap, "was_sprung", True))
+
+
+@pytest.mark.parametrize("request_", [REQUEST, Request({}, [])])
+def test_request_survives_the_wire(request_):
+    assert Request.decode(request_.encode()) == request_
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        REPLY,
+        Reply(status=204, body=b""),
+        Reply(status=599, body=b"no", error_type="InternalServerException", reason="odd"),
+    ],
+)
+def test_reply_survives_the_wire(reply):
+    assert Reply.decode(reply.encode()) == reply
+
+
+@pytest.mark.parametrize("message", [REQUEST, REPLY], ids=["request", "reply"])
+def test_decode_refuses_every_truncation(message):
+    # Given
+    wire = message.encode()
+
+    # When
+    accepted = []
+    for length in range(len(wire)):
+        try:
+            type(message).decode(wire[:length])
+        except ProtocolError:
+            continue
+        accepted.append(length)
+
+    # Then
+    assert accepted == []
+
+
+@pytest.mark.parametrize("kind", [Request, Reply])
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_decode_refuses_a_pickle_and_never_runs_it(kind, protocol):
+    # Given
+    wire = pickle.dumps(Trap(), protocol=protocol)
+
+    # When
+    with pytest.raises(ProtocolError):
+        kind.decode(wire)
+
+    # Then
+    assert not Trap.was_sprung
+
+
+@pytest.mark.parametrize("version", [0, 2, -1, "1", None, [1]])
+def test_decode_refuses_a_foreign_version(version):
+    # Given
+    request_wire = msgpack.packb((version, {}, []))
+    reply_wire = msgpack.packb((version, 200, b"", {}, "", "", "", None))
+
+    # When / Then
+    with pytest.raises(ProtocolError):
+        Request.decode(request_wire)
+    with pytest.raises(ProtocolError):
+        Reply.decode(reply_wire)
+
+
+@pytest.mark.parametrize("kind", [Request, Reply])
+@pytest.mark.parametrize(
+    "wire",
+    [
+        b"\x91" * 100_000 + b"\x00",
+        b"\x81\xa1a" * 100_000 + b"\x00",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xffabc",
+        b"\xc1",
+        b"",
+        b"\xa3\xff\xfe\xfd",
+        REQUEST.encode() + b"\x00",
+        msgpack.packb({"a": 1}),
+        msgpack.packb(datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), datetime=True),
+        msgpack.packb(msgpack.ExtType(42, b"x")),
+    ],
+    ids=[
+        "deep arrays",
+        "deep maps",
+        "array of 2**32",
+        "bytes of 2**32",
+        "never used byte",
+        "empty",
+        "not utf-8",
+        "trailing byte",
+        "map",
+        "timestamp",
+        "extension",
+    ],
+)
+def test_decode_refuses_bytes_that_are_no_message(kind, wire):
+    with pytest.raises(ProtocolError):
+        kind.decode(wire)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ({},),
+        ({}, [], "more"),
+        ([], []),
+        ({}, {}),
+        ({1: "a"}, []),
+        ({"a": 1}, []),
+        ({"a": b"b"}, []),
+        ({}, [("a", "b")]),
+        ({}, [("a", "b", "c")]),
+        ({}, [("a", b"b", b"c")]),
+        ({}, [(1, "b", b"c")]),
+        ({}, ["abc"]),
+        ({}, [3]),
+        ({}, [None]),
+    ],
+)
+def test_request_of_the_wrong_shape_is_refused(fields):
+    with pytest.raises(ProtocolError):
+        Request.decode(msgpack.packb((1, *fields)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {0: "200"},
+        {0: True},
+        {0: None},
+        {1: "text"},
+        {1: None},
+        {2: []},
+        {2: {"a": 1}},
+        {2: {"a": b"b"}},
+        {3: 7},
+        {4: b"x"},
+        {5: None},
+        {6: 5},
+        {6: [1, 2, 3]},
+        {6: "abcd"},
+        {6: []},
+        {6: {"a": 1}},
+        {6: [1, "2", 3, True]},
+        {6: [1, 2, 3, 4]},
+    ],
+    ids=str,
+)
+def test_reply_of_the_wrong_shape_is_refused(changes):
+    # Given
+    fields = [200, b"", {}, "", "", "", None]
+    for position, value in changes.items():
+        fields[position] = value
+
+    # When / Then
+    with pytest.raises(ProtocolError):
+        Reply.decode(msgpack.packb((1, *fields)))
