@@ -151,7 +151,7 @@ class NodeVerbs:
         while True:
             refused, left = await self._refuse(keys=names, args=arguments)
             total += refused
-            if left == 0 or refused == 0:
+            if left == 0:
                 return total
 
     async def bury(self, key: VersionKey) -> None:

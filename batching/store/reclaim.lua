@@ -22,7 +22,7 @@ if mode == 'dead' then
   if beat_ms and tonumber(beat_ms) >= now_ms - tonumber(ARGV[3]) then return {-1} end
 end
 
-local reclaimed, answered = 0, 0
+local reclaimed, answered, orphaned = 0, 0, 0
 
 local function answer(id, ingress_id, reply)
   redis.call('DEL', KEYS[9] .. id, KEYS[10] .. id)
@@ -52,6 +52,9 @@ for _ = 1, limit do
       redis.call('RPUSH', KEYS[5], id)
       reclaimed = reclaimed + 1
     end
+  elseif not fields[1] then
+    -- It has outlived its TTL unanswered.
+    orphaned = orphaned + redis.call('SREM', KEYS[7], id)
   end
 end
 
@@ -62,6 +65,7 @@ if reclaimed > 0 then
   redis.call('PEXPIRE', KEYS[6], 60000)
 end
 if answered > 0 then redis.call('HINCRBY', KEYS[8], 'failed', answered) end
+if orphaned > 0 then redis.call('HINCRBY', KEYS[8], 'orphaned', orphaned) end
 if left == 0 then
   redis.call('ZREM', KEYS[2], worker_id)
   redis.call('HDEL', KEYS[3], worker_id)

@@ -1,0 +1,69 @@
+from batching.store.keys import LEASE_TTL_MS
+from tests.support import DEAD_AFTER_MS, KEY
+
+
+def test_beat_brings_a_silent_worker_back_to_life(desk):
+    # Given
+    desk.silence_worker()
+    assert desk.node().dead_workers(KEY) == ["worker-a"]
+
+    # When
+    desk.node().beat_workers(KEY, ["worker-a"])
+
+    # Then
+    assert desk.node().dead_workers(KEY) == []
+
+
+def test_beat_speaks_for_all_its_workers_at_once(desk):
+    # When
+    desk.node().beat_workers(KEY, ["worker-b", "worker-c"])
+
+    # Then
+    members = desk.client.zrange(desk.keys.worker_beats, 0, -1)
+    assert set(members) == {b"worker-a", b"worker-b", b"worker-c"}
+
+
+def test_beat_uses_redis_time(desk):
+    # When
+    desk.node().beat_workers(KEY, ["worker-b"])
+
+    # Then
+    seconds, microseconds = desk.client.time()
+    now_ms = seconds * 1000 + microseconds // 1000
+    assert now_ms - 1000 <= desk.client.zscore(desk.keys.worker_beats, "worker-b") <= now_ms
+
+
+def test_beat_keeps_the_leases_alive(desk):
+    # Given
+    desk.submit("a")
+    desk.worker().claim(1, 0.0)
+    lease = desk.keys.lease_prefix + "worker-a"
+    desk.client.pexpire(lease, 1000)
+
+    # When
+    desk.node().beat_workers(KEY, ["worker-a"])
+
+    # Then
+    assert desk.client.pttl(lease) > LEASE_TTL_MS - 10_000
+
+
+def test_worker_is_dead_only_when_silent_for_longer_than_the_limit(desk):
+    # Given
+    desk.node().beat_workers(KEY, ["worker-b"])
+    desk.silence_worker("worker-a", ms=DEAD_AFTER_MS - 1000)
+    desk.silence_worker("worker-b", ms=DEAD_AFTER_MS + 100)
+
+    # When / Then
+    assert desk.node().dead_workers(KEY) == ["worker-b"]
+
+
+def test_beat_goes_on_when_memory_is_full(real_desk, full_memory):
+    # Given
+    real_desk.silence_worker()
+    full_memory()
+
+    # When
+    real_desk.node().beat_workers(KEY, ["worker-a"])
+
+    # Then
+    assert real_desk.node().dead_workers(KEY) == []
