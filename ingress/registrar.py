@@ -23,7 +23,13 @@ from batching.model_spec import (
     spec_from_registration,
 )
 from ingress.services import Services
-from ingress.worker_wait import Progress, failures_by_slot, wait_for_workers, wait_until_gone
+from ingress.worker_wait import (
+    Progress,
+    failures_by_slot,
+    wait_for_workers,
+    wait_until_gone,
+    wait_until_listed,
+)
 
 # For the download too: the largest archives are tens of gigabytes.
 INSPECT_TIMEOUT_S = 900.0
@@ -87,6 +93,7 @@ class Registrar:
         spec = replace(spec, is_loaded_at_startup=at_startup)
         self._registry.create(spec)
         self._forget(spec.model_name)
+        self._take_on(spec)
         return spec
 
     def scale(
@@ -108,6 +115,7 @@ class Registrar:
         failures_before = failures_by_slot(self._registry.workers(key))
         spec = self._registry.scale(key, min_worker, max_worker)
         self._forget(model_name)
+        self._take_on(spec)
         if not bool_parameter(parameters, "synchronous", default=False):
             return 202, PROCESSING
         progress = wait_for_workers(
@@ -181,6 +189,12 @@ class Registrar:
             self._forget(spec.model_name)
             raise
         return progress
+
+    def _take_on(self, spec: ModelSpec) -> None:
+        # TorchServe's workers are listed when it answers, so a request that follows at once waits
+        # for them to load instead of being refused.
+        if spec.min_worker > 0:
+            wait_until_listed(self._registry, spec.key, self._should_stop)
 
     def _forget(self, model_name: str) -> None:
         self._loop.call_soon_threadsafe(self._predictor.forget, model_name)

@@ -15,6 +15,9 @@ _SLICE_S = 1.0
 # A node measures the same start-up time-out; it is given the time to say so.
 STARTUP_GRACE_S = 5.0
 
+# A node learns of a change within milliseconds; one that does not is busy or about to die.
+LISTED_WITHIN_S = 2.0
+
 ShouldStop = Callable[[], bool]
 Slot = tuple[str, int]
 
@@ -63,6 +66,20 @@ def wait_for_workers(
             if progress is Progress.DONE or left_s <= 0:
                 return progress
             _raise_if_stopping(should_stop)
+            wait(min(left_s, _SLICE_S))
+
+
+def wait_until_listed(registry: Registry, key: VersionKey, should_stop: ShouldStop) -> None:
+    """A node has taken the version on, so that requests may queue for its workers.
+
+    Returns without one after LISTED_WITHIN_S: nodes that are slow to react are no error.
+    """
+    deadline_s = time.monotonic() + LISTED_WITHIN_S
+    with registry.changes() as wait:
+        while not registry.workers(key) and not should_stop():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
             wait(min(left_s, _SLICE_S))
 
 

@@ -67,6 +67,7 @@ class Slot:
         self._ready_at: float | None = None
         self._failing_since: float | None = None
         self._failures = 0
+        self._successor_id: str | None = None
         self._should_stop = asyncio.Event()
 
     @property
@@ -116,14 +117,22 @@ class Slot:
             delay_s = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._should_stop.wait(), timeout=delay_s or 0.001)
-        if self._status is not None:
-            await self._retry(self._context.verbs.forget, self.spec.key, self._status.worker_id)
+        for worker_id in (self.worker_id, self._successor_id):
+            if worker_id is not None:
+                await self._retry(self._context.verbs.forget, self.spec.key, worker_id)
+
+    def _new_id(self) -> str:
+        return f"{self._context.node_id}-{next(self._context.sequence)}"
+
+    async def _beat(self, worker_id: str) -> None:
+        if self.is_expected:
+            await self._retry(self._context.verbs.beat_workers, self.spec.key, [worker_id])
 
     def _is_running(self) -> bool:
         return self._process is not None and not has_exited(self._process)
 
     async def _live_once(self) -> None:
-        worker_id = f"{self._context.node_id}-{next(self._context.sequence)}"
+        worker_id, self._successor_id = self._successor_id or self._new_id(), None
         previous = self._status
         self._ready_at = None
         self._status = WorkerStatus(
@@ -138,6 +147,9 @@ class Slot:
             error=previous.error if previous else "",
             is_out_of_memory=previous.is_out_of_memory if previous else False,
         )
+        # Before the archive is unpacked: requests may queue for a worker that has yet to load.
+        await self._beat(worker_id)
+        await self._set_state(WorkerState.STARTING)
         if previous is not None:
             await self._retry(self._context.verbs.forget, self.spec.key, previous.worker_id)
         try:
@@ -149,6 +161,7 @@ class Slot:
         if self._should_stop.is_set():
             return
         returncode = await self._watch(worker_id, model_dir)
+        await self._announce_successor()
         await self._take_back(worker_id, returncode)
         if not self._should_stop.is_set():
             await self._judge(returncode)
@@ -167,8 +180,6 @@ class Slot:
         )
         deadline = loop.call_later(self.spec.startup_timeout_s, self._kill_if_loading)
         await self._set_state(WorkerState.STARTING, pid=self._process.pid)
-        if self.is_expected:
-            await self._retry(self._context.verbs.beat_workers, self.spec.key, [worker_id])
         reports = asyncio.create_task(self._read_reports(reader))
         try:
             await exited(self._process)
@@ -214,12 +225,24 @@ class Slot:
             log.info("ready model=%s version=%s worker=%s", *self.spec.key, self.worker_id)
         await self._set_state(state, **report)
         if state is WorkerState.READY and self.worker_id:
-            await self._retry(self._context.verbs.beat_workers, self.spec.key, [self.worker_id])
+            await self._beat(self.worker_id)
 
     def _kill_if_loading(self) -> None:
         if self._ready_at is None and self._is_running():
             log.error("model=%s version=%s did not load within startup_timeout", *self.spec.key)
             self._process.kill()
+
+    async def _announce_successor(self) -> None:
+        """Somebody is expected before the dead worker is forgotten, so nobody is refused between.
+
+        Not after a second death in a row: then nobody knows whether the next one will serve.
+        """
+        if not self._should_stop.is_set() and (self._is_proven() or self._failures == 0):
+            self._successor_id = self._new_id()
+            await self._beat(self._successor_id)
+
+    def _is_proven(self) -> bool:
+        return self._ready_at is not None and time.monotonic() - self._ready_at >= PROVEN_AFTER_S
 
     async def _take_back(self, worker_id: str, returncode: int) -> None:
         mode = ReclaimMode.RELEASED if returncode == 0 else ReclaimMode.CRASHED
@@ -240,7 +263,7 @@ class Slot:
 
     async def _judge(self, returncode: int) -> None:
         was_ready_s = time.monotonic() - self._ready_at if self._ready_at else 0.0
-        if was_ready_s >= PROVEN_AFTER_S:
+        if self._is_proven():
             self._failures, self._failing_since = 0, None
         log.warning(
             "worker died model=%s version=%s worker=%s exit=%d after_ready_s=%.1f",
