@@ -6,12 +6,13 @@ Exit code 0 when it was stopped by Ctrl-C or SIGTERM; the server is gone by then
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -32,6 +33,29 @@ def interrupt(*_: object) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     raise Interrupted
+
+
+@contextlib.contextmanager
+def foreground() -> Iterator[None]:
+    """In a terminal, Ctrl-C goes to this process and no longer to the `make` that started it.
+
+    make would end by the signal itself and report an orderly stop as a failure.
+    """
+    group = os.getpgrp()
+    if group == os.getpid() or not os.isatty(0) or os.tcgetpgrp(0) != group:
+        yield
+        return
+    # SIGTTOU: who is not in front may not change who is. SIGTSTP: only make could be resumed.
+    for number in (signal.SIGTTOU, signal.SIGTSTP):
+        signal.signal(number, signal.SIG_IGN)
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpgrp())
+    try:
+        yield
+    finally:
+        # The terminal may be gone, and that may be why this ends.
+        with contextlib.suppress(OSError):
+            os.tcsetpgrp(0, group)
 
 
 class Demo:
@@ -125,14 +149,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, interrupt)
     console = Console(highlight=False)
     demo = Demo(options.folder, options.port_base, console)
-    try:
-        demo.show()
-        return demo.wait()
-    except Interrupted:
-        console.print("\nStopping.")
-        return 0
-    finally:
-        demo.stop()
+    with foreground():
+        try:
+            demo.show()
+            return demo.wait()
+        except Interrupted:
+            console.print("\nStopping.")
+            return 0
+        finally:
+            demo.stop()
 
 
 if __name__ == "__main__":
