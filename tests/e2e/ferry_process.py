@@ -1,11 +1,13 @@
 """Runs `ferry up` and `ferry node` as a user does, and sees that nothing of them stays behind."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,6 +52,10 @@ def free_port_base() -> int:
             return base
 
 
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 @dataclass(frozen=True)
 class Stopped:
     exit_code: int
@@ -67,8 +73,9 @@ class FerryProcess:
         *,
         program: str | Path = FERRY,
         environment: Mapping[str, str] | None = None,
+        terminal: int | None = None,
     ) -> None:
-        self.log_path = folder / f"{arguments[0]}-{uuid.uuid4().hex[:6]}.log"
+        self.log_path = folder / f"{Path(program).name}-{uuid.uuid4().hex[:6]}.log"
         self.mark = uuid.uuid4().hex
         temporary = folder / "tmp"
         temporary.mkdir(exist_ok=True)
@@ -82,10 +89,11 @@ class FerryProcess:
             self._process = subprocess.Popen(
                 [str(program), *arguments],
                 env={**inherited, **own, **(environment or {})},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if terminal is None else terminal,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=None if terminal is None else _take_terminal,  # noqa: PLW1509
             )
 
     @property
@@ -103,12 +111,14 @@ class FerryProcess:
             raise AssertionError(f"{text!r} did not come within {timeout_s} s:\n{self.log()}")
 
     def stop(self, number: int = signal.SIGINT, *, whole_group: bool = False) -> Stopped:
-        """The process has ended on the signal, or was killed after some time over the limit."""
+        """What became of the process after this signal, to it alone or to its whole group."""
+        send = os.killpg if whole_group else os.kill
+        return self.stop_by(lambda: send(self.pid, number))
+
+    def stop_by(self, act: Callable[[], object]) -> Stopped:
+        """What became of the process after this; it is killed some time after the limit."""
         started = time.monotonic()
-        if whole_group:  # what a terminal does on Ctrl-C
-            os.killpg(self.pid, number)
-        else:
-            os.kill(self.pid, number)
+        act()
         try:
             code = self._process.wait(STOP_TIMEOUT_S + 4)
         except subprocess.TimeoutExpired:

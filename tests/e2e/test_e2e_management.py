@@ -187,7 +187,7 @@ def test_list_is_paged_and_sorted_by_name(server: FerryServer, scripted: str) ->
         assert listed == sorted(listed)
         assert len(set(listed)) == len(listed)
         assert set(names) <= set(listed)
-        assert [page["nextPageToken"] for page in pages[:2]] == ["2", "4"][: len(pages)]
+        assert pages[0]["nextPageToken"] == "2"
         assert {"modelName": "page-a", "modelUrl": scripted} in [
             model for page in pages for model in page["models"]
         ]

@@ -1,0 +1,155 @@
+"""`ferry`'s own commands against a running server."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.ferry_process import FERRY, FerryServer, free_port_base
+
+pytestmark = pytest.mark.slow
+
+
+class Command:
+    """Runs `ferry` against this server."""
+
+    def __init__(self, server: FerryServer) -> None:
+        self._addresses = {
+            "FERRY_MANAGEMENT_URL": server.management,
+            "FERRY_INFERENCE_URL": server.inference,
+        }
+
+    def run(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [str(FERRY), *words],
+            env={"PATH": "/usr/bin:/bin", "COLUMNS": "120", **self._addresses},
+            input=stdin,
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
+
+    def json(self, *words: str) -> Any:
+        done = self.run(*words, "--json")
+        assert done.returncode == 0, done.stderr.decode()
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def ferry(server: FerryServer) -> Command:
+    return Command(server)
+
+
+def test_models_are_registered_listed_described_scaled_and_unregistered(
+    server: FerryServer, ferry: Command, scripted: str
+) -> None:
+    # When a model is registered from the command line
+    words = ("--model-name", "typed", "--initial-workers", "1", "--batch-size", "4")
+    done = ferry.run("models", "register", scripted, *words)
+
+    # Then it is served, as the server says
+    assert done.returncode == 0, done.stderr.decode()
+    text = 'Model "typed" Version: 1.0 registered with 1 initial workers\n'
+    assert done.stdout.decode() == text
+    assert server.predict("typed", b"hello").text == "hello"
+
+    # And it is listed and described, for people and for machines
+    assert {"modelName": "typed", "modelUrl": scripted} in ferry.json("models", "list")
+    assert b"typed" in ferry.run("models", "list").stdout
+    [version] = ferry.json("models", "describe", "typed")
+    assert version == server.describe("typed")
+    described = ferry.run("models", "describe", "typed").stdout.decode()
+    assert "typed version 1.0" in described
+    assert str(version["workers"][0]["pid"]) in described
+
+    # When it is scaled
+    done = ferry.run("models", "scale", "typed", "--min-worker", "2")
+
+    # Then two workers are ready
+    assert done.stdout.decode() == "Workers scaled to 2 for model: typed\n"
+    assert len(server.worker_pids("typed")) == 2
+
+    # When it is unregistered
+    done = ferry.run("models", "unregister", "typed")
+
+    # Then it is gone
+    assert done.stdout.decode() == 'Model "typed" unregistered\n'
+    assert server.manage("GET", "models/typed").status_code == 404
+
+
+def test_predict_sends_files_and_standard_input(
+    ferry: Command, innocent: str, tmp_path: Path
+) -> None:
+    # Given two files
+    files = [tmp_path / "one", tmp_path / "two"]
+    for file in files:
+        file.write_text(f"content of {file.name}")
+
+    # When they are sent to the echo model
+    answers = ferry.json("predict", innocent, *map(str, files))
+
+    # Then each has its answer, in order
+    assert [answer["status"] for answer in answers] == [200, 200]
+    assert [answer["answer"] for answer in answers] == ["content of one", "content of two"]
+    assert [answer["file"] for answer in answers] == [str(file) for file in files]
+
+    # And standard input works as well
+    done = ferry.run("predict", innocent, "-", stdin=b"from a pipe")
+    assert done.stdout.decode() == "from a pipe\n"
+
+
+def test_predict_fails_with_the_servers_words(ferry: Command, tmp_path: Path) -> None:
+    # When a model is asked that does not exist
+    file = tmp_path / "file"
+    file.write_text("content")
+    done = ferry.run("predict", "nobody", str(file))
+
+    # Then the command fails and says why
+    assert done.returncode == 1
+    assert "Model not found: nobody (HTTP 404)" in done.stderr.decode()
+
+
+def test_status_shows_models_workers_and_queues(
+    server: FerryServer, ferry: Command, scripted: str
+) -> None:
+    # Given a model with two workers
+    with server.model(scripted, "seen", initial_workers=2):
+        # When the status is asked for
+        status = ferry.json("status")
+        for_people = ferry.run("status").stdout.decode()
+
+    # Then it shows them
+    assert status["ready"] is True
+    [model] = [model for model in status["models"] if model["model"] == "seen"]
+    assert model["version"] == "1.0"
+    assert model["workers"] == {"READY": 2}
+    assert model["waiting"] == 0
+    assert model["room"] == 100
+    assert sum(status["nodes"].values()) >= 2
+    assert "ready" in for_people
+    assert "seen" in for_people
+
+
+def test_commands_say_where_nothing_answers() -> None:
+    # When no server is there
+    url = f"http://127.0.0.1:{free_port_base()}"
+    words = ["models", "list", "--management-url", url]
+    done = subprocess.run([str(FERRY), *words], capture_output=True, timeout=30, check=False)
+
+    # Then the command says so in one line, without a traceback
+    assert done.returncode == 1
+    expected = f"Error: nothing answers at {url}: is `ferry up` running?\n"
+    assert done.stderr.decode() == expected
+
+
+def test_second_server_on_the_same_ports_is_refused(server: FerryServer, tmp_path: Path) -> None:
+    # When a second server is started on the first one's ports
+    words = ["up", "--port-base", str(server.port), "--model-store", str(tmp_path)]
+    done = subprocess.run([str(FERRY), *words], capture_output=True, timeout=30, check=False)
+
+    # Then it says so, and the first one goes on
+    assert done.returncode == 1
+    assert "is in use" in done.stderr.decode()
+    assert server.http.get(f"{server.inference}/ping", timeout=5).status_code == 200

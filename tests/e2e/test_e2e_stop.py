@@ -1,0 +1,153 @@
+"""Ctrl-C: exit code 0 within 8 s, everything accepted is answered, no process is left."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.e2e.archives import make_scripted
+from tests.e2e.clients import Clients
+from tests.e2e.ferry_process import (
+    STOP_TIMEOUT_S,
+    FerryProcess,
+    FerryServer,
+    eventually,
+)
+
+ROOT = Path(__file__).parents[2]
+DEMO_TIMEOUT_S = 60
+CTRL_C = b"\x03"
+DEMO_PORTS = (8080, 8081, 8082)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[FerryServer]:
+    """A server that the test stops itself, with a model loaded at start."""
+    store = tmp_path / "store"
+    store.mkdir()
+    archive, _ = make_scripted(store, "loaded", config="minWorkers: 2\nmaxWorkers: 2\n")
+    server = FerryServer(tmp_path, "--models", f"loaded={archive}")
+    try:
+        server.wait_started()
+        yield server
+    finally:
+        server.process.kill()
+
+
+def test_startup_model_is_served_when_the_server_says_started(own_server: FerryServer) -> None:
+    # Given a server that was told to load a model and has said that it started
+    # Then the model is served at once, by the workers that its archive asks for
+    assert own_server.predict("loaded", b"hello").text == "hello"
+    described = own_server.describe("loaded")
+    assert described["loadedAtStartup"] is True
+    assert eventually(lambda: len(own_server.worker_pids("loaded")) == 2, 10)
+    own_server.process.stop_cleanly()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_stop_answers_what_is_running_and_leaves_no_process(
+    own_server: FerryServer, number: signal.Signals
+) -> None:
+    # Given requests at work
+    with Clients(own_server.inference, 2) as clients:
+        clients.send("/predictions/loaded", ["sleep 1|a", "sleep 1|b"])
+        ledger = own_server.store / "loaded-1.0.ledger"
+        assert eventually(lambda: len(ledger.read_text().splitlines()) == 2, 10)
+        assert len(own_server.process.family()) >= 6
+
+        # When the server is told to stop, group and all, as a terminal does it
+        stopped = own_server.process.stop(number, whole_group=True)
+
+        # Then the requests have their answers
+        answers = clients.receive(2)
+    assert [answer.body for answer in answers] == [b"sleep 1|a", b"sleep 1|b"]
+
+    # And it ends with exit code 0, in time, without a process left
+    print(f"stopped in {stopped.seconds:.2f} s")  # noqa: T201
+    assert stopped.exit_code == 0, own_server.process.log()
+    assert stopped.seconds <= STOP_TIMEOUT_S
+    assert stopped.left_behind == []
+
+
+def test_stop_does_not_wait_for_a_handler_that_hangs(own_server: FerryServer) -> None:
+    # Given a request that would run for a minute
+    with Clients(own_server.inference, 1) as clients:
+        clients.send("/predictions/loaded", ["sleep 60|"])
+        ledger = own_server.store / "loaded-1.0.ledger"
+        assert eventually(ledger.read_text, 10)
+
+        # When the server is told to stop
+        stopped = own_server.process.stop()
+
+        # Then the client has an answer all the same
+        [answer] = clients.receive(1)
+    assert answer.status == 503
+
+    # And the server is gone in time
+    print(f"stopped in {stopped.seconds:.2f} s")  # noqa: T201
+    assert stopped.exit_code == 0, own_server.process.log()
+    assert stopped.seconds <= STOP_TIMEOUT_S
+    assert stopped.left_behind == []
+
+
+def test_killed_server_takes_its_processes_along(own_server: FerryServer) -> None:
+    # When the server is killed without a chance to clean up
+    os.kill(own_server.process.pid, signal.SIGKILL)
+
+    # Then none of its processes stays
+    eventually(lambda: not own_server.process.family(), 5)
+    assert own_server.process.family() == []
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.timeout(DEMO_TIMEOUT_S + 60)
+def test_make_demo_shows_the_digits_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    if not all(is_free(port) for port in DEMO_PORTS):
+        pytest.skip("the demo's ports 8080 to 8082 are in use")
+
+    # Given the demo in an environment that is installed already
+    installed = ("-o", ".venv/.installed")
+    words = ["--no-print-directory", "-C", str(ROOT), *installed, "demo"]
+    keyboard, terminal = os.openpty()
+    demo = FerryProcess(
+        tmp_path,
+        words,
+        program="make",
+        environment={"PYTHONUNBUFFERED": "1"},
+        terminal=terminal,
+    )
+    try:
+        demo.wait_for_line("Ctrl-C stops it.", DEMO_TIMEOUT_S)
+        shown = demo.log()
+        assert "Model server started." in shown
+        assert "right" in shown
+        assert "batches the server formed" in shown
+        assert requests.get("http://127.0.0.1:8080/ping", timeout=5).status_code == 200
+
+        # When somebody presses Ctrl-C
+        stopped = demo.stop_by(lambda: os.write(keyboard, CTRL_C))
+    finally:
+        demo.kill()
+        os.close(keyboard)
+        os.close(terminal)
+
+    # Then it ends with exit code 0, in time, without a process left
+    print(f"stopped in {stopped.seconds:.2f} s")  # noqa: T201
+    assert stopped.exit_code == 0, demo.log()
+    assert stopped.seconds <= STOP_TIMEOUT_S
+    assert stopped.left_behind == []
