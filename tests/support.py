@@ -82,8 +82,14 @@ class Backend:
     def leaks(self) -> list[str]:
         """Keys that would stay for ever although nothing in keys.py says so."""
         names = [name.decode() for name in self.client.scan_iter(count=1000)]
+        with self.client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.ttl(name)
+            lifetimes = pipe.execute()
         return sorted(
-            name for name in names if not is_permanent(name) and self.client.ttl(name) == -1
+            name
+            for name, lifetime in zip(names, lifetimes, strict=True)
+            if lifetime == -1 and not is_permanent(name)
         )
 
 

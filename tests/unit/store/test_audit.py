@@ -73,10 +73,9 @@ class Chaos:
         self.attempts = []
 
     def step(self):
-        self.random.choice(
-            [self.submit, self.submit, self.claim, self.claim, self.reply, self.reply]
-            + [self.cancel, self.reclaim, self.age, self.lose, self.refuse, self.kill_ingress]
-        )()
+        common = [self.submit, self.claim, self.reply]
+        rare = [self.cancel, self.reclaim, self.age, self.lose, self.refuse, self.kill_ingress]
+        self.random.choice([*common, *common, *rare])()
 
     def submit(self):
         names = [f"r{len(self.names) + number}" for number in range(self.random.randint(1, 6))]
@@ -130,7 +129,7 @@ class Chaos:
             self.desk.silence_ingress(self.random.choice(INGRESSES))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_counters_account_for_every_accepted_request_whatever_happens(desk, seed):
     # Given
     desk.open(max_queue=12)
@@ -149,7 +148,7 @@ def test_counters_account_for_every_accepted_request_whatever_happens(desk, seed
         assert len(places) == len(set(places))
     assert all(attempt <= 2 for _, attempt in chaos.attempts)
 
-    # When: everybody is answered
+    # When everybody has been answered
     for worker_id in WORKERS:
         desk.node().reclaim(KEY, worker_id, ReclaimMode.CRASHED)
     desk.open(max_queue=12)

@@ -350,19 +350,19 @@ def test_claim_hands_out_a_crash_suspect_although_another_collects(desk):
 # --- limits
 
 
-def test_claim_leases_every_request_of_a_batch_larger_than_lua_can_pass_at_once(desk):
+def test_claim_leases_every_request_of_a_batch_larger_than_lua_can_pass_at_once(real_desk):
     # Given
     names = [f"r{number}" for number in range(9000)]
-    desk.open(max_queue=10_000)
+    real_desk.open(max_queue=10_000)
     for start in range(0, len(names), 3000):
-        desk.submit(*names[start : start + 3000])
+        real_desk.submit(*names[start : start + 3000])
 
     # When
-    claimed = desk.worker().claim(9000, 0.0)
+    claimed = real_desk.worker().claim(9000, 0.0)
 
     # Then
     assert ids_of(claimed) == names
-    assert desk.leased() == names
+    assert real_desk.leased() == names
 
 
 def test_claim_goes_on_when_memory_is_full(real_desk, full_memory):

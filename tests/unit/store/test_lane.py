@@ -10,6 +10,7 @@ import redis.asyncio
 
 from batching import errors
 from batching.protocol import INLINE_LIMIT_BYTES
+from batching.store import ingress_verbs as verbs_module
 from batching.store import lane as lane_module
 from batching.store.connection import connect_async
 from batching.store.ingress_verbs import IngressVerbs
@@ -26,6 +27,7 @@ from tests.support import (
 )
 
 TIMEOUT_S = 10.0
+SHORT_BLOCK_S = 0.05
 LARGE = 4 * INLINE_LIMIT_BYTES
 
 
@@ -175,7 +177,9 @@ def test_lane_fetches_a_large_reply_again_when_the_connection_broke_under_it(
     asyncio.run(run())
 
 
-def test_lane_deletes_collected_replies(real_desk):
+def test_lane_deletes_collected_replies(real_desk, monkeypatch):
+    monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
+
     async def run():
         async with open_lane(real_desk.backend.connect_async()) as lane:
             # Given
@@ -223,7 +227,7 @@ def test_lane_answers_500_for_a_reply_that_cannot_be_read_and_nobody_else_is_hit
     async def run():
         async with open_lane(real_desk.backend.connect_async()) as lane:
             # Given
-            hit, neighbour = ask(lane, "a", timeout_s=1.0), ask(lane, "b")
+            hit, neighbour = ask(lane, "a", timeout_s=0.3), ask(lane, "b")
             await queued(real_desk, 2)
             worker = real_desk.worker()
             items = items_of(worker.claim(2, 0.0))
@@ -247,7 +251,11 @@ def test_lane_answers_500_for_a_reply_that_cannot_be_read_and_nobody_else_is_hit
     asyncio.run(run())
 
 
-def test_lane_reads_for_a_client_that_comes_while_the_last_replies_are_discarded(real_desk):
+def test_lane_reads_for_a_client_that_comes_while_the_last_replies_are_discarded(
+    real_desk, monkeypatch
+):
+    monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
+
     async def run():
         client = special(HaltingRedis, real_desk.backend.url)
         async with open_lane(client) as lane:
@@ -535,21 +543,21 @@ def test_lane_submits_again_what_redis_lost(real_desk, monkeypatch):
 
 def test_lane_waits_for_the_registry_when_it_submits_again(real_desk, monkeypatch):
     monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
-    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 0.5)
+    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 0.3)
 
     async def run():
         async with open_lane(real_desk.backend.connect_async()) as lane:
             # Given: a request older than the patience with an unknown version
             asked = ask(lane, "a")
             await queued(real_desk, 1)
-            await asyncio.wait({asked}, timeout=0.6)
+            await asyncio.wait({asked}, timeout=0.35)
 
             # When: nodes bring the registry back, then their workers
             real_desk.client.flushall()
             await eventually_async(lambda: real_desk.client.exists(real_desk.keys.ingress_beats))
-            await asyncio.wait({asked}, timeout=0.15)
+            await asyncio.wait({asked}, timeout=0.1)
             real_desk.client.hset(real_desk.keys.config, "max_queue", 100)
-            await asyncio.wait({asked}, timeout=0.15)
+            await asyncio.wait({asked}, timeout=0.1)
             real_desk.open()
 
             # Then

@@ -1,0 +1,263 @@
+"""The ingress's cached view of the registry, on the real server: it lives from announcements."""
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+import redis
+
+from batching import errors
+from batching.model_spec import VersionKey
+from batching.store.catalog import Catalog
+from batching.store.connection import connect
+from batching.store.registry import Registry
+from tests.support import eventually_async, make_spec
+
+V1 = make_spec(model_version="1.0")
+V2 = make_spec(model_version="2.0")
+
+
+class CountingRedis(redis.Redis):
+    """A client that counts its look-ups of models."""
+
+    looked_up = 0
+
+    def hget(self, name, key):
+        self.looked_up += 1
+        return super().hget(name, key)
+
+
+class SlowRedis(redis.Redis):
+    """A client whose next look-up has read its answer and hands it over late."""
+
+    has_read: threading.Event
+    may_go: threading.Event
+    is_slow = False
+
+    def hget(self, name, key):
+        value = super().hget(name, key)
+        if self.is_slow:
+            self.is_slow = False
+            self.has_read.set()
+            assert self.may_go.wait(5)
+        return value
+
+
+@pytest.fixture
+def registry(real_backend):
+    return Registry(real_backend.client)
+
+
+@contextlib.asynccontextmanager
+async def open_catalog(backend, kind=CountingRedis):
+    client = kind.from_url(backend.url)
+    catalog = Catalog(Registry(client), backend.url)
+    await catalog.start()
+    await listening(backend)
+    try:
+        yield catalog, client
+    finally:
+        await catalog.close()
+        client.close()
+
+
+async def listening(backend):
+    # Nothing is cached before; the first look-ups show when it has begun.
+    await eventually_async(lambda: backend.client.pubsub_numsub("{ferry}:changes")[0][1] == 1)
+
+
+async def cached(catalog, client, name="digits"):
+    """The catalog answers for this model from its memory."""
+
+    async def is_cached():
+        await catalog.resolve(name, None)
+        before = client.looked_up
+        await catalog.resolve(name, None)
+        return client.looked_up == before
+
+    for _ in range(200):
+        if await is_cached():
+            return
+    raise AssertionError("never cached")
+
+
+def test_catalog_resolves_what_is_registered(real_backend, registry):
+    registry.create(V1)
+    registry.create(V2)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, _):
+            assert await catalog.resolve("digits", None) == V1
+            assert await catalog.resolve("digits", "2.0") == V2
+            with pytest.raises(errors.VersionNotFound):
+                await catalog.resolve("digits", "9")
+            with pytest.raises(errors.ModelNotFound):
+                await catalog.resolve("nobody", None)
+
+    asyncio.run(run())
+
+
+def test_catalog_answers_from_memory_until_the_model_changes(real_backend, registry):
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            # Given
+            await cached(catalog, client)
+
+            # When
+            registry.create(V2)
+            registry.set_default("digits", "2.0")
+
+            # Then
+            async def resolves_to_the_new_default():
+                return await catalog.resolve("digits", None) == V2
+
+            for _ in range(1000):
+                if await resolves_to_the_new_default():
+                    break
+                await asyncio.sleep(0.001)
+            assert await resolves_to_the_new_default()
+
+    asyncio.run(run())
+
+
+def test_catalog_does_not_remember_unknown_names(real_backend, registry):
+    async def run():
+        async with open_catalog(real_backend) as (catalog, _):
+            # Given
+            with pytest.raises(errors.ModelNotFound):
+                await catalog.resolve("digits", None)
+
+            # When
+            registry.create(V1)
+
+            # Then
+            assert await catalog.resolve("digits", None) == V1
+
+    asyncio.run(run())
+
+
+def test_catalog_asks_again_for_a_model_that_it_was_told_to_forget(real_backend, registry):
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            # Given
+            await cached(catalog, client)
+            before = client.looked_up
+
+            # When
+            catalog.forget("digits")
+            await catalog.resolve("digits", None)
+
+            # Then
+            assert client.looked_up == before + 1
+
+    asyncio.run(run())
+
+
+def test_catalog_remembers_nothing_older_than_a_change_it_heard_of(real_backend, registry):
+    registry.create(V1)
+    registry.create(V2)
+
+    async def run():
+        async with open_catalog(real_backend, SlowRedis) as (catalog, client):
+            # Given: an answer that was read before the default changed and arrives afterwards
+            client.has_read, client.may_go = threading.Event(), threading.Event()
+            client.is_slow = True
+            slow = asyncio.create_task(catalog.resolve("digits", None))
+            await asyncio.to_thread(client.has_read.wait, 5)
+            registry.set_default("digits", "2.0")
+            catalog.forget("digits")
+
+            # When
+            client.may_go.set()
+            await slow
+
+            # Then
+            assert await catalog.resolve("digits", None) == V2
+
+    asyncio.run(run())
+
+
+def test_catalog_hears_what_changed_while_its_connection_was_broken(real_backend, registry):
+    registry.create(V1)
+    registry.create(V2)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            # Given
+            await cached(catalog, client)
+            real_backend.client.client_kill_filter(_type="pubsub")
+            await eventually_async(
+                lambda: real_backend.client.pubsub_numsub("{ferry}:changes")[0][1] == 0
+            )
+
+            # When
+            registry.set_default("digits", "2.0")
+            await listening(real_backend)
+
+            # Then
+            for _ in range(1000):
+                if await catalog.resolve("digits", None) == V2:
+                    return
+                await asyncio.sleep(0.001)
+            raise AssertionError("still the old default")
+
+    asyncio.run(run())
+
+
+def test_catalog_still_knows_its_models_when_redis_was_emptied(real_backend, registry):
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            # Given
+            await cached(catalog, client)
+
+            # When
+            real_backend.client.flushall()
+            real_backend.client.client_kill_filter(_type="pubsub")
+            await listening(real_backend)
+
+            # Then
+            assert await catalog.resolve("digits", None) == V1
+
+    asyncio.run(run())
+
+
+def test_catalog_says_that_redis_does_not_answer_for_an_unknown_name(tmp_path):
+    async def run():
+        url = f"unix://{tmp_path}/nobody.sock"
+        catalog = Catalog(Registry(connect(url)), url)
+        await catalog.start()
+        with pytest.raises(errors.StoreUnavailable):
+            await catalog.resolve("digits", None)
+        await catalog.close()
+
+    asyncio.run(run())
+
+
+def test_removed_model_is_unknown_to_the_catalog(real_backend, registry):
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            # Given
+            await cached(catalog, client)
+
+            # When
+            registry.remove(VersionKey("digits", "1.0"))
+
+            # Then
+            for _ in range(1000):
+                try:
+                    await catalog.resolve("digits", None)
+                except errors.ModelNotFound:
+                    return
+                await asyncio.sleep(0.001)
+            raise AssertionError("still known")
+
+    asyncio.run(run())

@@ -1,0 +1,450 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import fakeredis
+import pytest
+import redis
+
+from batching import errors
+from batching.model_spec import VersionKey
+from batching.status import NodeStatus, WorkerState, WorkerStatus
+from batching.store import keys
+from batching.store.connection import connect
+from batching.store.keys import VersionKeys
+from batching.store.registry import Registry
+from tests.support import KEY, eventually, items_of, make_reply, make_spec
+
+V1 = make_spec(model_version="1.0", job_queue_size=10, config={"handler": {"top": 3}})
+V2 = make_spec(model_version="2.0", device_ids=(0, 2))
+NOBODY = VersionKey("nobody", "1.0")
+
+
+@pytest.fixture
+def registry(store_backend):
+    client = store_backend.connect()
+    yield Registry(client)
+    client.close()
+
+
+def max_queue(backend, spec):
+    value = backend.client.hget(VersionKeys.of(spec.key).config, "max_queue")
+    return value and int(value)
+
+
+def test_registry_knows_nothing_at_first(registry):
+    assert registry.names() == []
+    assert registry.get("digits") is None
+    assert registry.snapshot() == {}
+
+
+def test_registry_returns_what_was_created(registry, store_backend):
+    # When
+    registry.create(V1)
+    registry.create(V2)
+
+    # Then
+    entry = registry.get("digits")
+    assert entry.default_version == "1.0"
+    assert entry.versions == {"1.0": V1, "2.0": V2}
+    assert registry.names() == ["digits"]
+    assert registry.snapshot() == {"digits": entry}
+    assert max_queue(store_backend, V1) == 10
+
+
+def test_registry_sorts_names(registry):
+    # When
+    for name in ("b", "a", "c"):
+        registry.create(make_spec(model_name=name))
+
+    # Then
+    assert registry.names() == ["a", "b", "c"]
+
+
+def test_create_refuses_a_version_that_is_there_and_leaves_it_as_it_is(registry, store_backend):
+    # Given
+    registry.create(V1)
+
+    # When
+    with pytest.raises(errors.Conflict) as caught:
+        registry.create(make_spec(model_version="1.0", job_queue_size=99, batch_size=64))
+
+    # Then
+    assert caught.value.message == "Model version 1.0 is already registered for model digits"
+    assert registry.get("digits").versions == {"1.0": V1}
+    assert max_queue(store_backend, V1) == 10
+
+
+def test_create_succeeds_for_exactly_one_of_many_at_the_same_time(store_backend):
+    # Given
+    start = threading.Barrier(4)
+
+    def create(delay_ms):
+        client = store_backend.connect()
+        start.wait(5)
+        try:
+            Registry(client).create(make_spec(max_batch_delay_ms=delay_ms))
+        except errors.Conflict:
+            return None
+        finally:
+            client.close()
+        return delay_ms
+
+    # When
+    with ThreadPoolExecutor(4) as pool:
+        winners = [delay_ms for delay_ms in pool.map(create, range(4)) if delay_ms is not None]
+
+    # Then
+    assert len(winners) == 1
+    spec = Registry(store_backend.client).resolve("digits", None)
+    assert spec.max_batch_delay_ms == winners[0]
+
+
+def test_create_loses_no_version_when_several_are_created_at_the_same_time(store_backend):
+    # Given
+    start = threading.Barrier(4)
+
+    def create(number):
+        client = store_backend.connect()
+        start.wait(5)
+        Registry(client).create(make_spec(model_version=f"{number}.0"))
+        client.close()
+
+    # When
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(create, range(4)))
+
+    # Then
+    entry = Registry(store_backend.client).get("digits")
+    assert sorted(entry.versions) == ["0.0", "1.0", "2.0", "3.0"]
+
+
+@pytest.mark.parametrize(("version", "expected"), [(None, V1), ("1.0", V1), ("2.0", V2)])
+def test_resolve_finds_the_version_that_is_meant(registry, version, expected):
+    # Given
+    registry.create(V1)
+    registry.create(V2)
+
+    # When / Then
+    assert registry.resolve("digits", version) == expected
+
+
+UNKNOWN_MODEL = (errors.ModelNotFound, "Model not found: nobody")
+UNKNOWN_VERSION = (errors.VersionNotFound, "Model version: 9 does not exist for model: digits")
+
+
+@pytest.mark.parametrize(
+    ("do", "error", "text"),
+    [
+        (lambda registry: registry.resolve("nobody", None), *UNKNOWN_MODEL),
+        (lambda registry: registry.resolve("nobody", "9"), *UNKNOWN_MODEL),
+        (lambda registry: registry.resolve("digits", "9"), *UNKNOWN_VERSION),
+        (lambda registry: registry.scale(NOBODY, 1, 1), *UNKNOWN_MODEL),
+        (lambda registry: registry.scale(VersionKey("digits", "9"), 1, 1), *UNKNOWN_VERSION),
+        (lambda registry: registry.remove(NOBODY), *UNKNOWN_MODEL),
+        (lambda registry: registry.remove(VersionKey("digits", "9")), *UNKNOWN_VERSION),
+        (lambda registry: registry.set_default("nobody", "1.0"), *UNKNOWN_MODEL),
+        (
+            lambda registry: registry.set_default("digits", "9"),
+            errors.VersionNotFound,
+            "Model version 9 does not exist for model digits",
+        ),
+        (
+            lambda registry: registry.remove(V1.key),
+            errors.VersionInUse,
+            "Cannot remove default version for model digits",
+        ),
+    ],
+)
+def test_registry_refuses_with_torchserves_text_and_changes_nothing(registry, do, error, text):
+    # Given
+    registry.create(V1)
+    registry.create(V2)
+    before = registry.snapshot()
+
+    # When
+    with pytest.raises(error) as caught:
+        do(registry)
+
+    # Then
+    assert type(caught.value) is error
+    assert caught.value.message == text
+    assert registry.snapshot() == before
+
+
+def test_scale_changes_the_worker_counts_of_one_version_only(registry):
+    # Given
+    registry.create(V1)
+    registry.create(V2)
+
+    # When
+    scaled = registry.scale(V2.key, 2, 4)
+
+    # Then
+    assert (scaled.min_worker, scaled.max_worker) == (2, 4)
+    assert registry.get("digits").versions == {"1.0": V1, "2.0": V2.scaled(2, 4)}
+    assert registry.get("digits").default_version == "1.0"
+
+
+def test_set_default_sends_requests_without_a_version_elsewhere(registry):
+    # Given
+    registry.create(V1)
+    registry.create(V2)
+
+    # When
+    registry.set_default("digits", "2.0")
+
+    # Then
+    assert registry.resolve("digits", None) == V2
+
+
+def test_remove_forgets_a_version_and_its_configuration(registry, store_backend):
+    # Given
+    registry.create(V1)
+    registry.create(V2)
+
+    # When
+    registry.remove(V2.key)
+
+    # Then
+    assert registry.get("digits").versions == {"1.0": V1}
+    assert max_queue(store_backend, V2) is None
+    assert max_queue(store_backend, V1) == 10
+
+
+def test_remove_forgets_the_model_with_its_last_version(registry):
+    # Given
+    registry.create(V1)
+
+    # When
+    registry.remove(V1.key)
+
+    # Then
+    assert registry.get("digits") is None
+    assert registry.names() == []
+
+
+def test_create_after_remove_takes_the_new_configuration(registry, store_backend):
+    # Given
+    registry.create(V1)
+    registry.remove(V1.key)
+
+    # When
+    registry.create(make_spec(model_version="1.0", job_queue_size=99))
+
+    # Then
+    assert max_queue(store_backend, V1) == 99
+
+
+class InterruptedRedis(fakeredis.FakeRedis):
+    """A client before whose next DEL somebody else gets a turn."""
+
+    interruption = None
+
+    def delete(self, *names):
+        if self.interruption is not None:
+            interruption, self.interruption = self.interruption, None
+            interruption()
+        return super().delete(*names)
+
+
+def test_remove_leaves_a_version_usable_that_was_registered_again_meanwhile():
+    # Given
+    server = fakeredis.FakeServer()
+    client = InterruptedRedis(server=server)
+    again = make_spec(model_version="1.0", job_queue_size=77)
+    Registry(client).create(V1)
+    client.interruption = lambda: Registry(fakeredis.FakeRedis(server=server)).create(again)
+
+    # When
+    Registry(client).remove(V1.key)
+
+    # Then
+    assert Registry(client).resolve("digits", None) == again
+    assert client.hget(VersionKeys.of(V1.key).config, "max_queue") == b"77"
+
+
+# --- after Redis was emptied
+
+
+def test_registry_tells_an_emptied_redis_from_an_empty_registry(registry, store_backend):
+    # Given
+    assert registry.is_lost()
+
+    # When
+    registry.mark()
+    registry.create(V1)
+    registry.remove(V1.key)
+
+    # Then
+    assert not registry.is_lost()
+    store_backend.client.flushall()
+    assert registry.is_lost()
+
+
+def test_restore_brings_everything_back(registry, store_backend):
+    # Given
+    registry.create(V1)
+    registry.create(V2)
+    registry.set_default("digits", "2.0")
+    registry.scale(V1.key, 3, 3)
+    known = registry.snapshot()
+    store_backend.client.flushall()
+
+    # When
+    registry.restore(known.values())
+
+    # Then
+    assert registry.snapshot() == known
+    assert max_queue(store_backend, V1) == 10
+    assert max_queue(store_backend, V2) == V2.job_queue_size
+
+
+def test_restore_leaves_what_redis_knows_as_it_is(registry, store_backend):
+    # Given: another node was faster, and an operator went on from there
+    registry.create(V1)
+    registry.create(V2)
+    known = registry.snapshot()
+    registry.scale(V1.key, 3, 3)
+    registry.set_default("digits", "2.0")
+    newer = registry.snapshot()
+
+    # When
+    registry.restore(known.values())
+
+    # Then
+    assert registry.snapshot() == newer
+
+
+def test_restore_adds_what_redis_has_lost_to_what_was_registered_since(registry, store_backend):
+    # Given
+    registry.create(V1)
+    known = registry.snapshot()
+    store_backend.client.flushall()
+    registry.create(V2)
+
+    # When
+    registry.restore(known.values())
+
+    # Then
+    entry = registry.get("digits")
+    assert entry.versions == {"1.0": V1, "2.0": V2}
+    assert entry.default_version == "2.0"
+
+
+# --- workers, nodes, queue
+
+
+def status_of(worker_id, node_id, slot):
+    return WorkerStatus(worker_id, node_id, slot, WorkerState.READY, 1, "cpu", "now")
+
+
+def test_workers_are_those_of_live_nodes_by_node_and_slot(desk):
+    # Given
+    node = desk.node()
+    for node_id in ("node-b", "node-a", "node-dead"):
+        node.join(NodeStatus(node_id, "host", 1, "now"))
+    statuses = [
+        status_of("w4", "node-b", 0),
+        status_of("w2", "node-a", 1),
+        status_of("w1", "node-a", 0),
+        status_of("w9", "node-dead", 0),
+    ]
+    for status in statuses:
+        node.report(KEY, status)
+    desk.client.zincrby(keys.NODES, -10_000, "node-dead")
+
+    # When
+    registry = Registry(desk.client)
+
+    # Then
+    assert [status.worker_id for status in registry.workers(KEY)] == ["w1", "w2", "w4"]
+    assert [node.node_id for node in registry.nodes()] == ["node-a", "node-b"]
+    assert registry.workers(VersionKey("digits", "9")) == []
+
+
+def test_queue_counts_what_waits_and_what_has_become_of_the_rest(desk):
+    # Given
+    worker = desk.worker()
+    desk.submit("a", "b", "c")
+    worker.reply(items_of(worker.claim(1, 0.0)), [make_reply("A")])
+    worker.claim(1, 0.0)
+
+    # When
+    queue = Registry(desk.client).queue(V1)
+
+    # Then
+    assert (queue.waiting, queue.open_requests, queue.capacity) == (1, 2, 10)
+    assert queue.counters == {"accepted": 3, "replied": 1}
+
+
+# --- changes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda registry: registry.create(V2),
+        lambda registry: registry.scale(V1.key, 1, 1),
+        lambda registry: registry.set_default("digits", "1.0"),
+        lambda registry: registry.remove(V1.key),
+        lambda registry: registry.announce("digits"),
+    ],
+    ids=["create", "scale", "set_default", "remove", "announce"],
+)
+def test_changes_are_heard(registry, store_backend, change):
+    # Given
+    registry.create(V1)
+
+    # When
+    with Registry(store_backend.client).changes() as wait:
+        change(registry)
+
+        # Then
+        assert wait(2.0)
+        assert not wait(0.01)
+
+
+def test_changes_of_a_workers_state_are_heard(desk):
+    with Registry(desk.client).changes() as wait:
+        desk.node().report(KEY, status_of("w1", "node-a", 0))
+        assert wait(2.0)
+
+
+def test_changes_wait_as_long_as_they_were_told(registry):
+    with registry.changes() as wait, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait, 5.0)
+        eventually(waiting.running)
+        registry.announce("digits")
+        assert waiting.result(5.0)
+
+
+# --- Redis is away
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda registry: registry.ping(),
+        lambda registry: registry.get("digits"),
+        lambda registry: registry.names(),
+        lambda registry: registry.create(V1),
+        lambda registry: registry.scale(V1.key, 1, 1),
+        lambda registry: registry.queue(V1),
+        lambda registry: registry.workers(V1.key),
+        lambda registry: registry.nodes(),
+        lambda registry: registry.changes().__enter__(),
+    ],
+)
+def test_registry_says_that_redis_does_not_answer(tmp_path, call):
+    # Given
+    registry = Registry(connect(f"unix://{tmp_path}/nobody.sock"))
+
+    # When / Then
+    with pytest.raises(errors.StoreUnavailable) as caught:
+        call(registry)
+    assert isinstance(caught.value.__cause__, redis.ConnectionError)
+    assert str(tmp_path) not in caught.value.message
+
+
+def test_registry_pings(registry):
+    registry.ping()

@@ -1,0 +1,254 @@
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+
+from batching.batcher import Nothing
+from batching.protocol import WIRE_VERSION
+from batching.store import worker_verbs as verbs_module
+from batching.store.connection import connect
+from batching.store.ingress_verbs import Submission
+from batching.store.replies import decode_reply
+from batching.store.worker_verbs import ParkedPop
+from tests.support import eventually, ids_of, items_of, make_reply, wire_of
+
+SHORT_BLOCK_S = 0.05
+
+
+@pytest.fixture
+def parked(real_backend):
+    """A parked pop on the list `tokens`, and the client that it works with."""
+    client = connect(real_backend.url)
+    yield ParkedPop(client, "tokens")
+    client.connection_pool.disconnect()
+
+
+def is_blocked(backend):
+    return backend.client.info("clients")["blocked_clients"] == 1
+
+
+# --- the parked pop
+
+
+def test_parked_pop_ends_by_the_local_clock_on_an_idle_server(parked):
+    # Given
+    waits_s = []
+
+    # When
+    for _ in range(9):
+        started = time.monotonic()
+        assert not parked.wait(0.020)
+        waits_s.append(time.monotonic() - started)
+
+    # Then: Redis by itself would look once per tick, every 100 ms
+    assert min(waits_s) >= 0.019
+    assert statistics.median(waits_s) < 0.025
+
+
+def test_parked_pop_wakes_at_once(parked, real_backend):
+    # Given
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(parked.wait, 5.0)
+        eventually(lambda: is_blocked(real_backend))
+
+        # When
+        started = time.monotonic()
+        real_backend.client.rpush("tokens", "1")
+
+        # Then
+        assert waiting.result(5.0)
+        assert time.monotonic() - started < 0.05
+    assert not real_backend.client.exists("tokens")
+
+
+def test_parked_pop_resumes_the_pop_that_it_left_parked(parked, real_backend):
+    # Given
+    assert not parked.wait(0.01)
+    assert is_blocked(real_backend)
+
+    # When: the element comes while nobody waits
+    real_backend.client.rpush("tokens", "1")
+    assert real_backend.client.llen("tokens") == 0
+
+    # Then
+    assert parked.wait(1.0)
+    assert not is_blocked(real_backend)
+
+
+def test_parked_pop_takes_one_element_per_wait(parked, real_backend):
+    # Given
+    real_backend.client.rpush("tokens", "1", "2")
+    real_backend.client.expire("tokens", 60)
+
+    # When / Then
+    assert parked.wait(1.0)
+    assert parked.wait(1.0)
+    assert not parked.wait(0.01)
+
+
+def test_parked_pop_goes_on_beyond_the_servers_own_timeout(parked, real_backend, monkeypatch):
+    monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
+
+    with ThreadPoolExecutor(1) as pool:
+        # Given
+        waiting = pool.submit(parked.wait, 10.0)
+        blpop = lambda: real_backend.client.info("commandstats").get("cmdstat_blpop", {})  # noqa: E731
+        first = eventually(lambda: blpop().get("calls"))
+
+        # When: the server has given up once and was asked again
+        eventually(lambda: blpop()["calls"] > first)
+        real_backend.client.rpush("tokens", "1")
+
+        # Then
+        assert waiting.result(5.0)
+
+
+def test_parked_pop_does_not_wait_when_there_is_no_time(parked, real_backend):
+    # Given
+    real_backend.client.rpush("tokens", "1")
+    real_backend.client.expire("tokens", 60)
+
+    # When / Then
+    assert not parked.wait(0.0)
+    assert real_backend.client.llen("tokens") == 1
+
+
+def test_parked_pop_works_again_after_its_connection_was_killed(parked, real_backend):
+    # Given
+    assert not parked.wait(0.01)
+    real_backend.client.client_kill_filter(_type="normal", skipme=True)
+
+    # When
+    with pytest.raises(redis.ConnectionError):
+        parked.wait(1.0)
+
+    # Then
+    real_backend.client.rpush("tokens", "1")
+    assert parked.wait(1.0)
+
+
+# --- bell and more tokens
+
+
+def test_wait_bell_hears_a_submit(real_desk):
+    # Given
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(real_desk.worker().wait_bell)
+        eventually(lambda: is_blocked(real_desk.backend))
+
+        # When
+        real_desk.submit("a")
+
+        # Then
+        assert waiting.result(5.0)
+
+
+def test_wait_bell_wakes_one_worker_of_two(real_desk, monkeypatch):
+    monkeypatch.setattr(verbs_module, "BLOCK_S", 10 * SHORT_BLOCK_S)
+
+    with ThreadPoolExecutor(2) as pool:
+        # Given
+        waiting = [pool.submit(real_desk.worker(f"worker-{n}").wait_bell) for n in range(2)]
+        client = real_desk.client
+        eventually(lambda: client.info("clients")["blocked_clients"] == 2)
+
+        # When
+        real_desk.submit("a", "b")
+
+        # Then: the other one looks by itself after a while
+        assert sorted(future.result(5.0) for future in waiting) == [False, True]
+
+
+def test_ring_wakes_another_worker(real_desk):
+    # When
+    real_desk.worker("worker-a").ring()
+
+    # Then
+    assert real_desk.worker("worker-b").wait_bell()
+
+
+def test_wait_more_is_for_the_collector_alone(real_desk):
+    # Given
+    collector, other = real_desk.worker("worker-a"), real_desk.worker("worker-b")
+    real_desk.submit("a")
+    collector.claim(2, 60.0)
+
+    # When
+    real_desk.submit("b")
+
+    # Then
+    assert not other.wait_more(0.02)
+    assert collector.wait_more(1.0)
+    assert ids_of(collector.claim(2, 60.0)) == ["a", "b"]
+
+
+# --- what cannot be read
+
+
+UNREADABLE = [b"garbage", b"\x80\x04\x95K\x00.", b"\x93\x02\x80\x90", b"\x91" * 5000]
+
+
+@pytest.mark.parametrize("wire", UNREADABLE, ids=lambda wire: repr(wire[:8]))
+def test_claim_answers_an_unreadable_request_and_keeps_its_neighbours(desk, wire):
+    # Given
+    assert UNREADABLE[2][1] != WIRE_VERSION
+    submissions = [("a", wire_of("a")), ("bad", wire), ("b", wire_of("b"))]
+    desk.ingress().submit([Submission(name, 60_000, content) for name, content in submissions])
+
+    # When
+    claimed = desk.worker().claim(3, 0.0)
+
+    # Then
+    assert ids_of(claimed) == ["a", "b"]
+    reply = decode_reply("bad", desk.reply_value("bad"))
+    assert (reply.status, reply.reason) == (500, "unreadable_request")
+    assert desk.leased() == ["a", "b"]
+    assert desk.unaccounted() == 0
+
+
+def test_claim_finds_nothing_when_no_request_of_the_batch_can_be_read(desk):
+    # Given
+    desk.ingress().submit([Submission("bad", 60_000, b"garbage")])
+
+    # When / Then
+    assert desk.worker().claim(1, 0.0) is Nothing.EMPTY
+    assert desk.leased() == []
+
+
+def test_claim_answers_a_request_whose_large_body_is_gone(desk):
+    # Given
+    large = [Submission(name, 60_000, wire_of(name, size=50_000)) for name in ("a", "b")]
+    desk.ingress().submit(large)
+    desk.client.delete(desk.keys.body_prefix + "a")
+
+    # When
+    claimed = desk.worker().claim(2, 0.0)
+
+    # Then
+    assert ids_of(claimed) == ["b"]
+    assert decode_reply("a", desk.reply_value("a")).status == 500
+
+
+def test_claim_never_gives_one_request_to_two_of_many_workers(real_desk):
+    # Given
+    names = [f"r{number}" for number in range(200)]
+    real_desk.open(max_queue=1000)
+    real_desk.submit(*names)
+
+    def drain(worker):
+        taken = []
+        while (claimed := worker.claim(3, 0.0)) is not Nothing.EMPTY:
+            worker.reply(items_of(claimed), [make_reply("x")] * len(claimed))
+            taken += ids_of(claimed)
+        return taken
+
+    # When
+    with ThreadPoolExecutor(3) as pool:
+        workers = [real_desk.worker(f"worker-{number}") for number in range(3)]
+        taken = [name for names_taken in pool.map(drain, workers) for name in names_taken]
+
+    # Then
+    assert sorted(taken) == sorted(names)
+    assert real_desk.unaccounted() == 0
