@@ -28,12 +28,14 @@ class CountingRedis(redis.Redis):
         return super().hget(name, key)
 
 
-class SlowRedis(redis.Redis):
+class SlowRedis(CountingRedis):
     """A client whose next look-up has read its answer and hands it over late."""
 
-    has_read: threading.Event
-    may_go: threading.Event
     is_slow = False
+
+    def slow_down(self):
+        self.has_read, self.may_go = threading.Event(), threading.Event()
+        self.is_slow = True
 
     def hget(self, name, key):
         value = super().hget(name, key)
@@ -80,6 +82,17 @@ async def cached(catalog, client, name="digits"):
         if await is_cached():
             return
     raise AssertionError("never cached")
+
+
+async def forgotten(catalog, client, name):
+    """The catalog has heard that this model changed."""
+    before = client.looked_up
+    for _ in range(1000):
+        await catalog.resolve(name, None)
+        if client.looked_up > before:
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("never forgotten")
 
 
 def test_catalog_resolves_what_is_registered(real_backend, registry):
@@ -161,16 +174,18 @@ def test_catalog_asks_again_for_a_model_that_it_was_told_to_forget(real_backend,
 def test_catalog_remembers_nothing_older_than_a_change_it_heard_of(real_backend, registry):
     registry.create(V1)
     registry.create(V2)
+    registry.create(make_spec(model_name="other"))
 
     async def run():
         async with open_catalog(real_backend, SlowRedis) as (catalog, client):
             # Given: an answer that was read before the default changed and arrives afterwards
-            client.has_read, client.may_go = threading.Event(), threading.Event()
-            client.is_slow = True
+            await cached(catalog, client, "other")
+            client.slow_down()
             slow = asyncio.create_task(catalog.resolve("digits", None))
             await asyncio.to_thread(client.has_read.wait, 5)
             registry.set_default("digits", "2.0")
-            catalog.forget("digits")
+            registry.announce("other")
+            await forgotten(catalog, client, "other")
 
             # When
             client.may_go.set()
