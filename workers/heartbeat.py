@@ -42,13 +42,13 @@ class Heartbeat:
 
     async def beat(self) -> None:
         """One beat. A Redis that was emptied, or a reaper that was wrong, knows us again."""
-        if await self._verbs.join(self._node):
-            for slot in self._slots():
-                await slot.report_again()
-            self._on_forgotten()
         worker_ids: dict[VersionKey, list[str]] = defaultdict(list)
         for slot in self._slots():
             if slot.worker_id and slot.is_expected:
                 worker_ids[slot.spec.key].append(slot.worker_id)
         for key, ids in worker_ids.items():
             await self._verbs.beat_workers(key, ids)
+        if await self._verbs.join(self._node):
+            for slot in self._slots():
+                await slot.report_again()
+            self._on_forgotten()

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 
 from batching.model_spec import VersionKey
 from batching.store.connection import RedisError
-from batching.store.node_verbs import NodeVerbs, ReclaimMode
+from batching.store.node_verbs import NodeVerbs
+from batching.store.reclaiming import ReclaimMode
 
 log = logging.getLogger("workers.reaper")
 

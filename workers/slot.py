@@ -26,7 +26,8 @@ from batching.model_spec import ModelSpec
 from batching.settings import Settings
 from batching.status import WorkerState, WorkerStatus
 from batching.store.connection import RedisError
-from batching.store.node_verbs import NodeVerbs, ReclaimMode
+from batching.store.node_verbs import NodeVerbs
+from batching.store.reclaiming import ReclaimMode
 from workers.assignment import Assignment
 from workers.devices import Device
 

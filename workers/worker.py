@@ -46,6 +46,7 @@ class Worker:
         self._verbs = verbs
         self._run = run
         self._should_stop = False
+        self._may_own_unknown = False
 
     def stop(self, _signum: int = 0, _frame: FrameType | None = None) -> None:
         """No batch is claimed any more; the running one is finished. Safe as a signal handler."""
@@ -55,10 +56,13 @@ class Worker:
         """Every claimed batch has been replied to when this returns."""
         while not self._should_stop:
             try:
+                if self._may_own_unknown:
+                    self._verbs.recover()
+                    self._may_own_unknown = False
                 batch = self._batcher.gather(lambda: self._should_stop)
             except (RedisError, OSError) as error:
-                # Whatever was claimed meanwhile is in our lease; the node gives it back if we die,
-                # and Redis that lost it is noticed by the waiting ingress.
+                # The claim may have been carried out and only its answer lost.
+                self._may_own_unknown = True
                 log.warning("claim failed: %s", error)
                 time.sleep(RETRY_S)
                 continue

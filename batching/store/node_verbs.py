@@ -1,25 +1,16 @@
 """The node's verbs: beat, report, reclaim, refuse, and who is dead."""
 
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 
 from batching.model_spec import VersionKey
 from batching.status import NodeStatus, WorkerStatus
 from batching.store import keys
 from batching.store.connection import AsyncClient
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
+from batching.store.reclaiming import AT_ONCE, ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.scripts import async_script
 
-AT_ONCE = 256
 REAP_LOCK_MS = 400
-
-
-class ReclaimMode(StrEnum):
-    """Why a worker's requests are taken back."""
-
-    DEAD = "dead"  # its node went silent
-    CRASHED = "crashed"  # its node saw it die
-    RELEASED = "released"  # it leaves in good order
 
 
 class NodeVerbs:
@@ -36,9 +27,11 @@ class NodeVerbs:
 
     async def join(self, node: NodeStatus) -> bool:
         """The node is alive and known; true when it was not known before."""
-        await self._beat(keys=[keys.NODES], args=[LEASE_TTL_MS, node.node_id])
-        is_new = await self._client.hset(keys.NODE_INFO, node.node_id, node.to_json())
-        return bool(is_new)
+        # The beat is a script that maxmemory does not stop; the record is written when needed.
+        added: int = await self._beat(keys=[keys.NODES], args=[LEASE_TTL_MS, node.node_id])
+        if added:
+            await self._client.hset(keys.NODE_INFO, node.node_id, node.to_json())
+        return added > 0
 
     async def leave(self, node_id: str) -> None:
         """The node is forgotten."""
@@ -98,30 +91,10 @@ class NodeVerbs:
 
         `reason` answers the requests that have no attempt left.
         """
-        version_keys = VersionKeys.of(key)
-        names = [
-            version_keys.lease_prefix + worker_id,
-            version_keys.worker_beats,
-            version_keys.workers,
-            version_keys.queue,
-            version_keys.solo,
-            version_keys.bell,
-            version_keys.open,
-            version_keys.counters,
-            version_keys.request_prefix,
-            version_keys.body_prefix,
-            version_keys.reply_prefix,
-            version_keys.done_prefix,
-        ]
-        arguments = [
-            worker_id,
-            str(mode),
-            self._dead_after_ms,
-            self._max_attempts,
-            reason,
-            AT_ONCE,
-            REPLY_TTL_MS,
-        ]
+        names = reclaim_keys(key, worker_id)
+        arguments = reclaim_arguments(
+            worker_id, mode, reason, self._dead_after_ms, self._max_attempts
+        )
         total: int = 0
         while True:
             answer = await self._reclaim(keys=names, args=arguments)

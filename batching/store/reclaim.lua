@@ -3,7 +3,8 @@
 -- KEYS  1 lease of the worker  2 worker beats  3 workers  4 queue  5 solo  6 bell  7 open
 --       8 counters  9 request prefix  10 body prefix  11 reply prefix  12 done prefix
 -- ARGV  1 worker id  2 mode: 'dead' = only if its last beat is older than dead_after_ms,
---         'crashed' = its node saw it die, 'released' = it leaves in good order
+--         'crashed' = its node saw it die, 'released' = it leaves in good order,
+--         'recovered' = it lives on, but the answer to its claim was lost
 --       3 dead_after_ms  4 max_attempts  5 reason when no attempt is left
 --       6 limit  7 reply_ttl_ms
 -- Returns {-1} when the worker is alive, else {reclaimed, answered, left}: left > 0 = call again.
@@ -12,11 +13,13 @@
 -- that this worker still owns are touched; the worker is forgotten last, so a reaper that dies on the
 -- way leaves the rest to the next one. A crash suspect is retried alone and keeps its owner and
 -- attempt, so that a late reply before the next claim still counts. A released request goes back to
--- the head of the queue in its old order, without having used an attempt.
+-- the head of the queue in its old order, without having used an attempt; so does a recovered one,
+-- whose worker never learnt that it owned it.
 
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local worker_id, mode, limit = ARGV[1], ARGV[2], tonumber(ARGV[6])
+local is_untried = mode == 'released' or mode == 'recovered'
 if mode == 'dead' then
   local beat_ms = redis.call('ZSCORE', KEYS[2], worker_id)
   if beat_ms and tonumber(beat_ms) >= now_ms - tonumber(ARGV[3]) then return {-1} end
@@ -35,13 +38,13 @@ end
 
 for _ = 1, limit do
   -- Released requests go to the head of the queue, so the newest is moved first.
-  local id = redis.call(mode == 'released' and 'RPOP' or 'LPOP', KEYS[1])
+  local id = redis.call(is_untried and 'RPOP' or 'LPOP', KEYS[1])
   if not id then break end
   local fields = redis.call('HMGET', KEYS[9] .. id, 'state', 'worker', 'attempt', 'deadline_ms', 'ingress')
   if fields[1] == 'C' and fields[2] == worker_id then
     if tonumber(fields[4]) <= now_ms then
       answer(id, fields[5], '!deadline_exceeded')
-    elseif mode == 'released' then
+    elseif is_untried then
       redis.call('HSET', KEYS[9] .. id, 'state', 'Q', 'attempt', fields[3] - 1, 'worker', '')
       redis.call('LPUSH', tonumber(fields[3]) > 1 and KEYS[5] or KEYS[4], id)
       reclaimed = reclaimed + 1
@@ -60,13 +63,13 @@ end
 
 local left = redis.call('LLEN', KEYS[1])
 if reclaimed > 0 then
-  redis.call('HINCRBY', KEYS[8], mode == 'released' and 'released' or 'reclaimed', reclaimed)
+  redis.call('HINCRBY', KEYS[8], is_untried and 'released' or 'reclaimed', reclaimed)
   redis.call('RPUSH', KEYS[6], '1')
   redis.call('PEXPIRE', KEYS[6], 60000)
 end
 if answered > 0 then redis.call('HINCRBY', KEYS[8], 'failed', answered) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[8], 'orphaned', orphaned) end
-if left == 0 then
+if left == 0 and mode ~= 'recovered' then
   redis.call('ZREM', KEYS[2], worker_id)
   redis.call('HDEL', KEYS[3], worker_id)
 end

@@ -20,6 +20,7 @@ from batching.protocol import (
 )
 from batching.store.connection import BLOCK_S, Client
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
+from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.scripts import script
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,9 @@ class WorkerVerbs:
         self._lease = keys.lease_prefix + worker_id
         self._claim = script(client, "claim")
         self._reply = script(client, "reply")
+        self._reclaim = script(client, "reclaim")
+        self._recover_keys = reclaim_keys(key, worker_id)
+        self._recover_arguments = reclaim_arguments(worker_id, ReclaimMode.RECOVERED)
         self._more = ParkedPop(client, keys.more_prefix + worker_id)
         self._claim_keys = [
             keys.queue,
@@ -83,23 +87,37 @@ class WorkerVerbs:
 
     def claim(self, limit: int, patience_s: float) -> Batch | Partial | Nothing:
         """Ownership of up to `limit` requests, unless a partial batch may wait for more."""
-        answer = self._claim(
-            self._claim_keys,
-            [
-                self._worker_id,
-                limit,
-                int(patience_s * 1e6),
-                self._dead_after_ms,
-                LEASE_TTL_MS,
-                REPLY_TTL_MS,
-            ],
-        )
+        try:
+            answer = self._run_claim(limit, patience_s)
+        except OutOfMemoryError:
+            # A window cannot be opened at maxmemory; taking what is there frees some.
+            answer = self._run_claim(limit, 0.0)
         kind = answer[0]
         if kind == b"BATCH":
             return self._batch(answer[1:])
         if kind == b"WAIT":
             return Partial(waiting=answer[1], oldest_age_s=int(answer[2]) / 1e6)
         return Nothing.BUSY if kind == b"BUSY" else Nothing.EMPTY
+
+    def _run_claim(self, limit: int, patience_s: float) -> Any:
+        arguments = [
+            self._worker_id,
+            limit,
+            int(patience_s * 1e6),
+            self._dead_after_ms,
+            LEASE_TTL_MS,
+            REPLY_TTL_MS,
+        ]
+        return self._claim(self._claim_keys, arguments)
+
+    def recover(self) -> int:
+        """Requests that a claim with a lost answer may have leased to us wait again; how many.
+
+        Only while this worker works on nothing. Without it they would wait in the lease of a worker
+        that lives and does not know of them.
+        """
+        recovered: int = self._reclaim(self._recover_keys, self._recover_arguments)[0]
+        return recovered
 
     def reply(self, items: Sequence[tuple[str, int]], replies: Sequence[Reply]) -> list[ReplyCode]:
         """Each (request id, attempt) has its reply, once, and is owned no more."""

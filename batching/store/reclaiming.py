@@ -1,0 +1,47 @@
+"""The arguments of `reclaim.lua`, which nodes and workers both call."""
+
+from enum import StrEnum
+
+from batching.model_spec import VersionKey
+from batching.store.keys import REPLY_TTL_MS, VersionKeys
+
+AT_ONCE = 256
+
+
+class ReclaimMode(StrEnum):
+    """Why a worker's requests are taken back."""
+
+    DEAD = "dead"  # its node went silent
+    CRASHED = "crashed"  # its node saw it die
+    RELEASED = "released"  # it leaves in good order
+    RECOVERED = "recovered"  # it lives on, but the answer to its claim was lost
+
+
+def reclaim_keys(key: VersionKey, worker_id: str) -> list[str]:
+    """KEYS of the script."""
+    keys = VersionKeys.of(key)
+    return [
+        keys.lease_prefix + worker_id,
+        keys.worker_beats,
+        keys.workers,
+        keys.queue,
+        keys.solo,
+        keys.bell,
+        keys.open,
+        keys.counters,
+        keys.request_prefix,
+        keys.body_prefix,
+        keys.reply_prefix,
+        keys.done_prefix,
+    ]
+
+
+def reclaim_arguments(
+    worker_id: str,
+    mode: ReclaimMode,
+    reason: str = "worker_crashed",
+    dead_after_ms: int = 0,
+    max_attempts: int = 0,
+) -> list[str | int]:
+    """ARGV of the script; the last three matter only where a worker is dead."""
+    return [worker_id, str(mode), dead_after_ms, max_attempts, reason, AT_ONCE, REPLY_TTL_MS]
