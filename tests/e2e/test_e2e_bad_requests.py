@@ -208,6 +208,7 @@ def test_model_without_workers_is_refused_at_once(
     assert response.headers["x-ferry-reason"] == "no_worker"
 
 
+@pytest.mark.slow
 def test_full_queue_refuses_what_is_over_and_serves_the_rest(
     server: FerryServer, scripted: str
 ) -> None:

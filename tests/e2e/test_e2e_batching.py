@@ -135,6 +135,7 @@ def test_partial_batch_runs_when_its_delay_is_over(
     assert percentile(found.from_first_ms, 0.99) == pytest.approx(delay_ms, abs=TOLERANCE_MS)
 
 
+@pytest.mark.slow
 def test_batch_keeps_arrival_order_and_is_never_larger_than_allowed(
     server: FerryServer, scripted: str, ledger: Ledger
 ) -> None:
@@ -152,6 +153,7 @@ def test_batch_keeps_arrival_order_and_is_never_larger_than_allowed(
     assert [call.bodies for call in ledger.calls()] == [bodies[:3], bodies[3:6], bodies[6:]]
 
 
+@pytest.mark.slow
 def test_batch_of_one_does_not_wait_for_more(
     server: FerryServer, scripted: str, ledger: Ledger
 ) -> None:

@@ -53,6 +53,7 @@ def cleaned_up(server: FerryServer, *paths: str) -> Iterator[None]:
             server.manage("DELETE", f"models/{path}")
 
 
+@pytest.mark.slow
 def test_synchronous_registration_answers_when_the_workers_are_ready(
     server: FerryServer, scripted: str
 ) -> None:
@@ -119,6 +120,7 @@ def test_registration_parameters_may_come_as_json(server: FerryServer, scripted:
         assert (described["batchSize"], described["maxBatchDelay"]) == (3, 7)
 
 
+@pytest.mark.slow
 def test_describe_has_torchserves_keys_in_its_order(server: FerryServer, scripted: str) -> None:
     # Given a model with one worker
     with server.model(scripted, "described", batch_size=4, max_batch_delay=25):
@@ -151,13 +153,14 @@ def test_describe_has_torchserves_keys_in_its_order(server: FerryServer, scripte
     assert worker["memoryUsage"] > 0
 
 
+@pytest.mark.slow
 def test_describe_shows_who_waits(server: FerryServer, scripted: str) -> None:
     # Given a worker that is busy with one of five requests
     with (
         server.model(scripted, "crowded", batch_size=1, max_batch_delay=0),
         Clients(server.inference, 5) as clients,
     ):
-        clients.send("/predictions/crowded", ["sleep 0.3|"] * 5)
+        clients.send("/predictions/crowded", ["sleep 0.15|"] * 5)
 
         # When the model is described, then four wait
         found = eventually(

@@ -9,6 +9,7 @@ from tests.e2e.metrics_text import Scrape
 NAP_S = 0.2
 
 
+@pytest.mark.slow
 def test_metrics_show_the_traffic_of_a_model(server: FerryServer, scripted: str) -> None:
     labels = {"model": "measured", "version": "1.0"}
     with (
@@ -56,6 +57,7 @@ def test_metrics_show_the_traffic_of_a_model(server: FerryServer, scripted: str)
     assert scrape.value("ts_queue_latency_microseconds_total", **theirs) > 0
 
 
+@pytest.mark.slow
 def test_metrics_show_who_waits_and_who_is_served(server: FerryServer, scripted: str) -> None:
     labels = {"model": "queueing", "version": "1.0"}
     with (
