@@ -17,6 +17,7 @@ from typing import Any
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from batching import errors
+from batching.drain_rate import DrainRate
 from batching.model_spec import VersionKey
 from batching.protocol import ProtocolError, Reply
 from batching.request_ids import next_uuid4
@@ -54,6 +55,7 @@ class Lane:
         self._pending: list[Ticket] = []
         self._waiting: dict[str, Ticket] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._drain_rate = DrainRate()
         self._strays: set[asyncio.Task[None]] = set()
 
     @property
@@ -77,7 +79,9 @@ class Lane:
         ticket.timer = loop.call_later(first_s, self._on_timer, ticket, client_left)
         self._enter(ticket)
         try:
-            return await ticket.reply
+            reply = await ticket.reply
+            self._drain_rate.count(loop.time())
+            return reply
         finally:
             self._waiting.pop(ticket.request_id, None)
             ticket.timer.cancel()
@@ -172,7 +176,9 @@ class Lane:
                 errors.QueueFull(
                     f'The queue of model "{name}" is full. Try again later, add workers, or '
                     "raise job_queue_size.",
-                    retry_after_s=1.0,
+                    retry_after_s=self._drain_rate.retry_after_s(
+                        len(self._waiting), self._loop.time()
+                    ),
                 )
             )
         elif code is SubmitCode.NO_WORKER:
