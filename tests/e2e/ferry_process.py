@@ -212,6 +212,15 @@ class FerryServer:
         finally:
             self.manage("DELETE", f"models/{quote(model_name)}")
 
+    @contextlib.contextmanager
+    def cleaned_up(self, *paths: str) -> Iterator[None]:
+        """These models are unregistered after the with block, whatever happened in it."""
+        try:
+            yield
+        finally:
+            for path in paths:
+                self.manage("DELETE", f"models/{path}")
+
     def describe(self, model_name: str) -> dict[str, Any]:
         """The default version's description."""
         response = self.manage("GET", f"models/{model_name}")

@@ -15,7 +15,7 @@ from tests.e2e.ferry_process import FerryServer
 BATCH_SIZE = 8
 TRIES = 50
 MAX_TRIES = 4 * TRIES
-ROUNDS = 5
+ROUNDS = 8
 TOLERANCE_MS = 3.0
 DELAYS_MS = (5, 10, 50)
 BETWEEN_TRIES_S = 0.01

@@ -1,13 +1,10 @@
-"""Register, describe, list, scale, set-default, unregister: TorchServe's shapes and life cycles."""
+"""Register, describe and list in TorchServe's shapes."""
 
-import contextlib
 import re
-import time
-from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.archives import Ledger, make_scripted
+from tests.e2e.archives import make_scripted
 from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import FerryServer, eventually
 
@@ -43,21 +40,11 @@ WORKER_KEYS = ["id", "startTime", "status", "memoryUsage", "pid", "gpu", "gpuUsa
 DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
-@contextlib.contextmanager
-def cleaned_up(server: FerryServer, *paths: str) -> Iterator[None]:
-    """These models are unregistered at the end, whatever happened."""
-    try:
-        yield
-    finally:
-        for path in paths:
-            server.manage("DELETE", f"models/{path}")
-
-
 @pytest.mark.slow
 def test_synchronous_registration_answers_when_the_workers_are_ready(
     server: FerryServer, scripted: str
 ) -> None:
-    with cleaned_up(server, "waited"):
+    with server.cleaned_up("waited"):
         # When a model is registered with two workers, waiting for them
         parameters = {"model_name": "waited", "initial_workers": 2, "synchronous": "true"}
         response = server.manage("POST", "models", url=scripted, **parameters)
@@ -73,7 +60,7 @@ def test_synchronous_registration_answers_when_the_workers_are_ready(
 def test_registration_without_workers_says_how_to_add_some(
     server: FerryServer, scripted: str
 ) -> None:
-    with cleaned_up(server, "empty"):
+    with server.cleaned_up("empty"):
         # When a model is registered without workers
         response = server.manage("POST", "models", url=scripted, model_name="empty")
 
@@ -92,7 +79,7 @@ def test_asynchronous_registration_answers_202_before_the_workers_are_ready(
 ) -> None:
     # Given a model that takes two seconds to load
     archive, _ = make_scripted(server.store, "sluggish", load_delay="2")
-    with cleaned_up(server, "sluggish"):
+    with server.cleaned_up("sluggish"):
         # When it is registered without waiting
         parameters = {"initial_workers": 1, "synchronous": "false"}
         response = server.manage("POST", "models", url=archive, **parameters)
@@ -108,7 +95,7 @@ def test_asynchronous_registration_answers_202_before_the_workers_are_ready(
 
 
 def test_registration_parameters_may_come_as_json(server: FerryServer, scripted: str) -> None:
-    with cleaned_up(server, "as-json"):
+    with server.cleaned_up("as-json"):
         # When the parameters are a JSON body, and the query says something else
         body = {"url": scripted, "model_name": "as-json", "batch_size": 3, "max_batch_delay": 7}
         url = f"{server.management}/models?model_name=ignored&batch_size=9"
@@ -174,7 +161,7 @@ def test_describe_shows_who_waits(server: FerryServer, scripted: str) -> None:
 
 def test_list_is_paged_and_sorted_by_name(server: FerryServer, scripted: str) -> None:
     names = ["page-c", "page-a", "page-b"]
-    with cleaned_up(server, *names):
+    with server.cleaned_up(*names):
         # Given some models
         for name in names:
             server.register(scripted, model_name=name, initial_workers=0)
@@ -198,140 +185,6 @@ def test_list_is_paged_and_sorted_by_name(server: FerryServer, scripted: str) ->
         # And a token beyond the end is an empty page
         beyond = server.manage("GET", "models", next_page_token=10_000)
         assert (beyond.status_code, beyond.json()) == (200, {"models": []})
-
-
-@pytest.mark.slow
-def test_scaling_up_and_down_to_none_changes_who_answers(
-    server: FerryServer, scripted: str, ledger: Ledger
-) -> None:
-    with server.model(scripted, "elastic", batch_size=1, max_batch_delay=0):
-        # When the model is scaled up, waiting
-        parameters = {"min_worker": 3, "synchronous": "true"}
-        response = server.manage("PUT", "models/elastic", **parameters)
-
-        # Then three workers are ready, and work at the same time
-        assert response.status_code == 200
-        assert response.json() == {"status": "Workers scaled to 3 for model: elastic"}
-        pids = server.worker_pids("elastic")
-        assert len(pids) == 3
-        with Clients(server.inference, 3) as clients:
-            exchange = clients.ask("/predictions/elastic", ["sleep 0.5|"] * 3)
-        assert exchange.statuses == [200] * 3
-        assert {call.pid for call in ledger.calls()} == set(pids)
-
-        # When it is scaled down without waiting
-        response = server.manage("PUT", "models/elastic/1.0", min_worker=1)
-
-        # Then that is said at once and comes true
-        assert response.status_code == 202
-        assert response.json() == {"status": "Processing worker updates..."}
-        assert eventually(lambda: len(server.describe("elastic")["workers"]) == 1, 10)
-
-        # When it is scaled to none
-        parameters = {"min_worker": 0, "synchronous": "true"}
-        response = server.manage("PUT", "models/elastic/1.0", **parameters)
-
-        # Then requests are refused at once
-        text = "Workers scaled to 0 for model: elastic, version: 1.0"
-        assert (response.status_code, response.json()) == (200, {"status": text})
-        refused = server.predict("elastic", b"late")
-        assert refused.status_code == 503
-        assert refused.elapsed.total_seconds() < 1
-
-        # And served again after it is scaled up again
-        server.manage("PUT", "models/elastic", min_worker=1, synchronous="true")
-        assert server.predict("elastic", b"back").text == "back"
-
-
-@pytest.mark.slow
-def test_scaling_to_none_answers_what_waits(server: FerryServer, scripted: str) -> None:
-    # Given a busy worker and a queue
-    with (
-        server.model(scripted, "abandoned", batch_size=1, max_batch_delay=0),
-        Clients(server.inference, 4) as clients,
-    ):
-        clients.send("/predictions/abandoned", ["sleep 0.5|"] * 4)
-        assert eventually(
-            lambda: server.describe("abandoned")["jobQueueStatus"]["pendingRequests"] == 3, 5
-        )
-
-        # When the model is scaled to none
-        started = time.monotonic()
-        server.manage("PUT", "models/abandoned", min_worker=0, synchronous="true")
-        statuses = [answer.status for answer in clients.receive(4)]
-
-    # Then the running request is answered and the waiting ones are refused; nobody hangs
-    assert sorted(statuses) == [200, 503, 503, 503]
-    assert time.monotonic() - started < 5
-
-
-@pytest.mark.slow
-def test_versions_are_served_side_by_side_and_the_default_can_move(server: FerryServer) -> None:
-    # Given two versions of a model that tell themselves apart
-    for version in ("1.0", "2.0"):
-        archive, _ = make_scripted(server.store, "twofold", version=version)
-        server.register(archive, response_timeout=int(float(version)) * 10)
-    with cleaned_up(server, "twofold/2.0", "twofold/1.0", "twofold/2.0"):
-        # Then both are served, and the first registered is the default
-        assert server.predict("twofold/1.0", b"one").text == "one"
-        assert server.predict("twofold/2.0", b"two").text == "two"
-        every = server.manage("GET", "models/twofold/all").json()
-        assert [version["modelVersion"] for version in every] == ["1.0", "2.0"]
-        assert server.describe("twofold")["modelVersion"] == "1.0"
-
-        # And the default cannot be removed while there is another one
-        response = server.manage("DELETE", "models/twofold")
-        assert response.status_code == 403
-        assert response.json()["type"] == "InvalidModelVersionException"
-        assert response.json()["message"] == "Cannot remove default version for model twofold"
-
-        # When the other one is made the default
-        response = server.manage("PUT", "models/twofold/2.0/set-default")
-
-        # Then requests without a version go to it, and the old one can be removed
-        text = 'Default version successfully updated for model "twofold" to "2.0"'
-        assert (response.status_code, response.json()) == (200, {"status": text})
-        assert server.describe("twofold")["modelVersion"] == "2.0"
-        ledger = server.store / "twofold-2.0.ledger"
-        ledger.write_text("")
-        assert server.predict("twofold", b"now two").text == "now two"
-        assert "now two" in ledger.read_text()
-        response = server.manage("DELETE", "models/twofold/1.0")
-        assert (response.status_code, response.json()) == (
-            200,
-            {"status": 'Model "twofold" unregistered'},
-        )
-        assert server.predict("twofold/1.0", b"gone").status_code == 404
-
-
-@pytest.mark.slow
-def test_unregistering_answers_what_is_queued_and_leaves_no_worker(
-    server: FerryServer, scripted: str
-) -> None:
-    # Given a model with a busy worker and requests that wait
-    server.register(scripted, model_name="leaving", batch_size=1, max_batch_delay=0)
-    [pid] = server.worker_pids("leaving")
-    with Clients(server.inference, 5) as clients:
-        clients.send("/predictions/leaving", ["sleep 0.4|"] * 5)
-        assert eventually(
-            lambda: server.describe("leaving")["jobQueueStatus"]["pendingRequests"] == 4, 5
-        )
-
-        # When it is unregistered
-        started = time.monotonic()
-        response = server.manage("DELETE", "models/leaving")
-        answers = clients.receive(5)
-        seconds = time.monotonic() - started
-
-    # Then everybody has an answer: the one at work its own, the others that it is gone
-    assert response.json() == {"status": 'Model "leaving" unregistered'}
-    assert sorted(answer.status for answer in answers) == [200, 404, 404, 404, 404]
-    assert seconds < 5
-
-    # And the model and its worker are gone
-    assert server.manage("GET", "models/leaving").status_code == 404
-    assert server.predict("leaving").status_code == 404
-    assert not [line for line in server.process.family() if line.startswith(f"{pid} ")]
 
 
 def test_ping_is_healthy_with_torchserves_headers(server: FerryServer, innocent: str) -> None:

@@ -1,0 +1,143 @@
+"""Scale, set-default and unregister: what becomes of workers, and of requests that wait."""
+
+import time
+
+import pytest
+
+from tests.e2e.archives import Ledger, make_scripted
+from tests.e2e.clients import Clients
+from tests.e2e.ferry_process import FerryServer, eventually
+
+
+@pytest.mark.slow
+def test_scaling_up_and_down_to_none_changes_who_answers(
+    server: FerryServer, scripted: str, ledger: Ledger
+) -> None:
+    with server.model(scripted, "elastic", batch_size=1, max_batch_delay=0):
+        # When the model is scaled up, waiting
+        parameters = {"min_worker": 3, "synchronous": "true"}
+        response = server.manage("PUT", "models/elastic", **parameters)
+
+        # Then three workers are ready, and work at the same time
+        assert response.status_code == 200
+        assert response.json() == {"status": "Workers scaled to 3 for model: elastic"}
+        pids = server.worker_pids("elastic")
+        assert len(pids) == 3
+        with Clients(server.inference, 3) as clients:
+            exchange = clients.ask("/predictions/elastic", ["sleep 0.5|"] * 3)
+        assert exchange.statuses == [200] * 3
+        assert {call.pid for call in ledger.calls()} == set(pids)
+
+        # When it is scaled down without waiting
+        response = server.manage("PUT", "models/elastic/1.0", min_worker=1)
+
+        # Then that is said at once and comes true
+        assert response.status_code == 202
+        assert response.json() == {"status": "Processing worker updates..."}
+        assert eventually(lambda: len(server.describe("elastic")["workers"]) == 1, 10)
+
+        # When it is scaled to none
+        parameters = {"min_worker": 0, "synchronous": "true"}
+        response = server.manage("PUT", "models/elastic/1.0", **parameters)
+
+        # Then requests are refused at once
+        text = "Workers scaled to 0 for model: elastic, version: 1.0"
+        assert (response.status_code, response.json()) == (200, {"status": text})
+        refused = server.predict("elastic", b"late")
+        assert refused.status_code == 503
+        assert refused.elapsed.total_seconds() < 1
+
+        # And served again after it is scaled up again
+        server.manage("PUT", "models/elastic", min_worker=1, synchronous="true")
+        assert server.predict("elastic", b"back").text == "back"
+
+
+@pytest.mark.slow
+def test_scaling_to_none_answers_what_waits(server: FerryServer, scripted: str) -> None:
+    # Given a busy worker and a queue
+    with (
+        server.model(scripted, "abandoned", batch_size=1, max_batch_delay=0),
+        Clients(server.inference, 4) as clients,
+    ):
+        clients.send("/predictions/abandoned", ["sleep 0.5|"] * 4)
+        assert eventually(
+            lambda: server.describe("abandoned")["jobQueueStatus"]["pendingRequests"] == 3, 5
+        )
+
+        # When the model is scaled to none
+        started = time.monotonic()
+        server.manage("PUT", "models/abandoned", min_worker=0, synchronous="true")
+        statuses = [answer.status for answer in clients.receive(4)]
+
+    # Then the running request is answered and the waiting ones are refused; nobody hangs
+    assert sorted(statuses) == [200, 503, 503, 503]
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.slow
+def test_versions_are_served_side_by_side_and_the_default_can_move(server: FerryServer) -> None:
+    # Given two versions of a model that tell themselves apart
+    for version in ("1.0", "2.0"):
+        archive, _ = make_scripted(server.store, "twofold", version=version)
+        server.register(archive, response_timeout=int(float(version)) * 10)
+    with server.cleaned_up("twofold/2.0", "twofold/1.0", "twofold/2.0"):
+        # Then both are served, and the first registered is the default
+        assert server.predict("twofold/1.0", b"one").text == "one"
+        assert server.predict("twofold/2.0", b"two").text == "two"
+        every = server.manage("GET", "models/twofold/all").json()
+        assert [version["modelVersion"] for version in every] == ["1.0", "2.0"]
+        assert server.describe("twofold")["modelVersion"] == "1.0"
+
+        # And the default cannot be removed while there is another one
+        response = server.manage("DELETE", "models/twofold")
+        assert response.status_code == 403
+        assert response.json()["type"] == "InvalidModelVersionException"
+        assert response.json()["message"] == "Cannot remove default version for model twofold"
+
+        # When the other one is made the default
+        response = server.manage("PUT", "models/twofold/2.0/set-default")
+
+        # Then requests without a version go to it, and the old one can be removed
+        text = 'Default version successfully updated for model "twofold" to "2.0"'
+        assert (response.status_code, response.json()) == (200, {"status": text})
+        assert server.describe("twofold")["modelVersion"] == "2.0"
+        ledger = server.store / "twofold-2.0.ledger"
+        ledger.write_text("")
+        assert server.predict("twofold", b"now two").text == "now two"
+        assert "now two" in ledger.read_text()
+        response = server.manage("DELETE", "models/twofold/1.0")
+        assert (response.status_code, response.json()) == (
+            200,
+            {"status": 'Model "twofold" unregistered'},
+        )
+        assert server.predict("twofold/1.0", b"gone").status_code == 404
+
+
+@pytest.mark.slow
+def test_unregistering_answers_what_is_queued_and_leaves_no_worker(
+    server: FerryServer, scripted: str
+) -> None:
+    # Given a model with a busy worker and requests that wait
+    server.register(scripted, model_name="leaving", batch_size=1, max_batch_delay=0)
+    [pid] = server.worker_pids("leaving")
+    with Clients(server.inference, 5) as clients:
+        clients.send("/predictions/leaving", ["sleep 0.4|"] * 5)
+        assert eventually(
+            lambda: server.describe("leaving")["jobQueueStatus"]["pendingRequests"] == 4, 5
+        )
+
+        # When it is unregistered
+        started = time.monotonic()
+        response = server.manage("DELETE", "models/leaving")
+        answers = clients.receive(5)
+        seconds = time.monotonic() - started
+
+    # Then everybody has an answer: the one at work its own, the others that it is gone
+    assert response.json() == {"status": 'Model "leaving" unregistered'}
+    assert sorted(answer.status for answer in answers) == [200, 404, 404, 404, 404]
+    assert seconds < 5
+
+    # And the model and its worker are gone
+    assert server.manage("GET", "models/leaving").status_code == 404
+    assert server.predict("leaving").status_code == 404
+    assert not [line for line in server.process.family() if line.startswith(f"{pid} ")]
