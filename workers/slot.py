@@ -9,18 +9,15 @@ import asyncio
 import contextlib
 import datetime
 import itertools
-import json
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from batching.child_process import exited, has_exited, kill_group, spawn
 from batching.errors import ServeError
 from batching.model_spec import ModelSpec
 from batching.settings import Settings
@@ -29,14 +26,14 @@ from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
 from batching.store.reclaiming import ReclaimMode
 from workers.assignment import Assignment
+from workers.backoff import Backoff
 from workers.devices import Device
+from workers.worker_process import WorkerProcess
 
 log = logging.getLogger("workers.slot")
 
-BACKOFF_S = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 PROVEN_AFTER_S = 2.0  # a worker that was READY for so long has not died of its start
 RECLAIM_RETRY_S = 0.1
-PIPE_PATIENCE_S = 0.2
 EXIT_OUT_OF_MEMORY = -signal.SIGKILL
 
 
@@ -64,10 +61,9 @@ class Slot:
         self._context = context
         self._threads = threads
         self._status: WorkerStatus | None = None
-        self._process: Any = None
+        self._process: WorkerProcess | None = None
         self._ready_at: float | None = None
-        self._failing_since: float | None = None
-        self._failures = 0
+        self._backoff = Backoff()
         self._successor_id: str | None = None
         self._should_stop = asyncio.Event()
 
@@ -86,13 +82,14 @@ class Slot:
         """Whether it serves now or can be counted on to serve soon, so that requests may queue."""
         if self.state in (WorkerState.READY, WorkerState.DRAINING):
             return True
-        return self.state in (WorkerState.STARTING, WorkerState.LOADING) and self._failures < 2  # noqa: PLR2004
+        is_coming = self.state in (WorkerState.STARTING, WorkerState.LOADING)
+        return is_coming and not self._backoff.is_doubtful
 
     def stop(self) -> None:
         """The process is asked to finish its batch and end; `run` returns after that."""
         self._should_stop.set()
-        if self._is_running():
-            self._process.send_signal(signal.SIGTERM)
+        if self._process is not None:
+            self._process.terminate()
 
     async def report_again(self) -> None:
         """Everybody sees the slot's state, also after Redis was emptied."""
@@ -102,7 +99,7 @@ class Slot:
     def kill(self) -> None:
         """The process ends now; what it held is released."""
         self._should_stop.set()
-        if self._is_running():
+        if self._process is not None:
             self._process.kill()
 
     async def run(self) -> None:
@@ -111,13 +108,12 @@ class Slot:
             await self._live_once()
             if self._should_stop.is_set():
                 break
-            if self._is_hopeless():
+            if self._backoff.has_failed_for(self.spec.max_retry_timeout_s, time.monotonic()):
                 await self._set_state(WorkerState.FAILED)
                 await self._should_stop.wait()
                 break
-            delay_s = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._should_stop.wait(), timeout=delay_s or 0.001)
+                await asyncio.wait_for(self._should_stop.wait(), self._backoff.delay_s or 0.001)
         for worker_id in (self.worker_id, self._successor_id):
             if worker_id is not None:
                 await self._retry(self._context.verbs.forget, self.spec.key, worker_id)
@@ -128,9 +124,6 @@ class Slot:
     async def _beat(self, worker_id: str) -> None:
         if self.is_expected:
             await self._retry(self._context.verbs.beat_workers, self.spec.key, [worker_id])
-
-    def _is_running(self) -> bool:
-        return self._process is not None and not has_exited(self._process)
 
     async def _live_once(self) -> None:
         worker_id, self._successor_id = self._successor_id or self._new_id(), None
@@ -144,7 +137,7 @@ class Slot:
             pid=0,
             device=str(self.device),
             started_at=utc_now(),
-            failures=self._failures,
+            failures=self._backoff.failures,
             error=previous.error if previous else "",
             is_out_of_memory=previous.is_out_of_memory if previous else False,
         )
@@ -169,38 +162,22 @@ class Slot:
 
     async def _watch(self, worker_id: str, model_dir: Path) -> int:
         """The exit status of a worker process that was started, watched and has ended."""
-        loop = asyncio.get_running_loop()
-        reader_fd, writer_fd = os.pipe()
-        try:
-            self._process = self._spawn(worker_id, model_dir, writer_fd)
-        finally:
-            os.close(writer_fd)
-        reader = asyncio.StreamReader()
-        transport, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reader_fd, "rb")
+        process = self._process = WorkerProcess.start(
+            lambda status_fd: self._environment(
+                Assignment(self.spec, worker_id, model_dir, self.device, status_fd)
+            )
         )
-        deadline = loop.call_later(self.spec.startup_timeout_s, self._kill_if_loading)
-        await self._set_state(WorkerState.STARTING, pid=self._process.pid)
-        reports = asyncio.create_task(self._read_reports(reader))
+        deadline = asyncio.get_running_loop().call_later(
+            self.spec.startup_timeout_s, self._kill_if_loading
+        )
         try:
-            await exited(self._process)
-            # Whatever the handler had started goes too; it may hold the device, and the pipe.
-            kill_group(self._process)
-            await asyncio.wait({reports}, timeout=PIPE_PATIENCE_S)
+            await self._set_state(WorkerState.STARTING, pid=process.pid)
+            return await process.watch(self._on_report)
         finally:
-            reports.cancel()
             deadline.cancel()
-            transport.close()
-        returncode: int = self._process.returncode
-        return returncode
 
-    async def _read_reports(self, reader: asyncio.StreamReader) -> None:
-        while line := await reader.readline():
-            await self._on_report(json.loads(line))
-
-    def _spawn(self, worker_id: str, model_dir: Path, status_fd: int) -> Any:
-        assignment = Assignment(self.spec, worker_id, model_dir, self.device, status_fd)
-        environment = {
+    def _environment(self, assignment: Assignment) -> dict[str, str]:
+        return {
             **os.environ,
             **self._context.settings.to_environment(),
             **assignment.to_environment(),
@@ -209,9 +186,6 @@ class Slot:
             "PYTHONPATH": _python_path(self._context.compat_dir),
             "PYTHONUNBUFFERED": "1",
         }
-        return spawn(
-            [sys.executable, "-P", "-m", "workers.worker"], environment, pass_fds=(status_fd,)
-        )
 
     async def _on_report(self, report: dict[str, Any]) -> None:
         state = WorkerState(report.pop("state"))
@@ -222,14 +196,14 @@ class Slot:
         if state is WorkerState.READY:
             self._ready_at = time.monotonic()
             report = {"error": "", "is_out_of_memory": False, "failures": 0}
-            report["memory_bytes"] = _resident_bytes(self._process.pid)
+            report["memory_bytes"] = self._process.resident_bytes if self._process else 0
             log.info("ready model=%s version=%s worker=%s", *self.spec.key, self.worker_id)
         await self._set_state(state, **report)
         if state is WorkerState.READY and self.worker_id:
             await self._beat(self.worker_id)
 
     def _kill_if_loading(self) -> None:
-        if self._ready_at is None and self._is_running():
+        if self._ready_at is None and self._process is not None:
             log.error("model=%s version=%s did not load within startup_timeout", *self.spec.key)
             self._process.kill()
 
@@ -238,7 +212,7 @@ class Slot:
 
         Not after a second death in a row: then nobody knows whether the next one will serve.
         """
-        if not self._should_stop.is_set() and (self._is_proven() or self._failures == 0):
+        if not self._should_stop.is_set() and (self._is_proven() or self._backoff.failures == 0):
             self._successor_id = self._new_id()
             await self._beat(self._successor_id)
 
@@ -265,7 +239,7 @@ class Slot:
     async def _judge(self, returncode: int) -> None:
         was_ready_s = time.monotonic() - self._ready_at if self._ready_at else 0.0
         if self._is_proven():
-            self._failures, self._failing_since = 0, None
+            self._backoff.succeed()
         log.warning(
             "worker died model=%s version=%s worker=%s exit=%d after_ready_s=%.1f",
             *self.spec.key,
@@ -282,21 +256,14 @@ class Slot:
         )
 
     async def _note_failure(self, *, error: str, is_out_of_memory: bool = False) -> None:
-        self._failures += 1
-        self._failing_since = self._failing_since or time.monotonic()
+        self._backoff.fail(time.monotonic())
         assert self._status is not None
         await self._set_state(
             WorkerState.STARTING,
             pid=0,
             error=error,
-            failures=self._failures if error else 0,
+            failures=self._backoff.failures if error else 0,
             is_out_of_memory=is_out_of_memory or self._status.is_out_of_memory,
-        )
-
-    def _is_hopeless(self) -> bool:
-        return (
-            self._failing_since is not None
-            and time.monotonic() - self._failing_since > self.spec.max_retry_timeout_s
         )
 
     async def _set_state(self, state: WorkerState, **changes: Any) -> None:
@@ -320,14 +287,6 @@ def _python_path(compat_dir: Path) -> str:
     root = str(Path(__file__).resolve().parent.parent)
     inherited = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join(part for part in (str(compat_dir), root, inherited) if part)
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def utc_now() -> str:

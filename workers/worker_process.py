@@ -1,0 +1,95 @@
+"""A worker's operating-system process, seen from its node: started, listened to, ended."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from batching.child_process import exited, has_exited, kill_group, spawn
+
+PIPE_PATIENCE_S = 0.2
+
+Report = dict[str, Any]
+
+
+class WorkerProcess:
+    """One run of `python -m workers.worker`."""
+
+    def __init__(self, child: "subprocess.Popen[bytes]", reader_fd: int) -> None:
+        self._child = child
+        self._reader_fd = reader_fd
+
+    @classmethod
+    def start(cls, environment: Callable[[int], Mapping[str, str]]) -> Self:
+        """The process runs.
+
+        Args:
+            environment: makes its environment, given the descriptor it shall report to.
+        """
+        reader_fd, writer_fd = os.pipe()
+        try:
+            # -P: a folder `workers` in the user's current directory must not be run instead.
+            child = spawn(
+                [sys.executable, "-P", "-m", "workers.worker"],
+                environment(writer_fd),
+                pass_fds=(writer_fd,),
+            )
+        except BaseException:
+            os.close(reader_fd)
+            raise
+        finally:
+            os.close(writer_fd)
+        return cls(child, reader_fd)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory it holds now; 0 where the system does not tell."""
+        try:
+            fields = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()
+            return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def terminate(self) -> None:
+        """It finishes its batch and ends."""
+        if not has_exited(self._child):
+            self._child.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """It ends now."""
+        if not has_exited(self._child):
+            self._child.kill()
+
+    async def watch(self, on_report: Callable[[Report], Awaitable[None]]) -> int:
+        """Its exit status, once it has ended and all it reported was handled."""
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._reader_fd, "rb")
+        )
+        reports = asyncio.create_task(_read_reports(reader, on_report))
+        try:
+            await exited(self._child)
+            # Whatever the handler had started goes too; it may hold the device, and the pipe.
+            kill_group(self._child)
+            await asyncio.wait({reports}, timeout=PIPE_PATIENCE_S)
+        finally:
+            reports.cancel()
+            transport.close()
+        return self._child.returncode
+
+
+async def _read_reports(
+    reader: asyncio.StreamReader, on_report: Callable[[Report], Awaitable[None]]
+) -> None:
+    while line := await reader.readline():
+        await on_report(json.loads(line))
