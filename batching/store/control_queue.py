@@ -14,6 +14,7 @@ from rq.serializers import JSONSerializer
 from batching import errors
 from batching.model_spec import ArchiveInfo
 from batching.store.connection import Client
+from batching.store.refusals import store_unavailable
 
 QUEUE_NAME = "ferry-control"
 INSPECT_ARCHIVE = "workers.control_jobs.inspect_archive"
@@ -48,9 +49,7 @@ class ControlQueue:
             )
             result = _latest_result(job, timeout_s)
         except redis.RedisError as error:
-            raise errors.StoreUnavailable(
-                "The request store does not answer. Try again shortly.", retry_after_s=1.0
-            ) from error
+            raise store_unavailable() from error
         if result is None:
             raise errors.RequestTimeout(f"No node finished the job within {timeout_s:.0f} s.")
         if result.type is not Result.Type.SUCCESSFUL:

@@ -28,6 +28,7 @@ from batching.store.ingress_verbs import (
     Submission,
     SubmitCode,
 )
+from batching.store.refusals import memory_full, refusal, store_unavailable
 from batching.store.replies import LargeReply, decode_reply, error_reply
 from batching.store.ticket import ClientGone, ClientLeft, Ticket
 
@@ -147,15 +148,11 @@ class Lane:
                     try:
                         return await self._verbs.submit(submissions)
                     except OutOfMemoryError as error:
-                        raise errors.QueueMemoryFull(
-                            "The queue's memory is full. Try again later.", retry_after_s=1.0
-                        ) from error
+                        raise memory_full() from error
                     except (RedisError, OSError):
                         await asyncio.sleep(RETRY_S)
         except TimeoutError:
-            raise errors.StoreUnavailable(
-                "The request store does not answer. Try again shortly.", retry_after_s=1.0
-            ) from None
+            raise store_unavailable() from None
 
     def _patience_s(self, tickets: Sequence[Ticket]) -> float:
         """Seconds for this submit; whoever waited behind one that failed has less left."""
@@ -163,7 +160,6 @@ class Lane:
         return max(2 * RETRY_S, SUBMIT_PATIENCE_S - oldest_age_s)
 
     def _admit(self, ticket: Ticket, code: SubmitCode) -> None:
-        name, version = self._key
         if code in (SubmitCode.QUEUED, SubmitCode.KNOWN):
             ticket.is_queued = True
             if ticket.is_given_up:
@@ -171,28 +167,10 @@ class Lane:
                 self._stray(self._cancel(ticket, ClientLeft()))
         elif self._may_be_restored(ticket, code):
             self._loop.call_later(2 * RETRY_S, self._again, ticket)
-        elif code is SubmitCode.FULL:
-            ticket.fail(
-                errors.QueueFull(
-                    f'The queue of model "{name}" is full. Try again later, add workers, or '
-                    "raise job_queue_size.",
-                    retry_after_s=self._drain_rate.retry_after_s(
-                        len(self._waiting), self._loop.time()
-                    ),
-                )
-            )
-        elif code is SubmitCode.NO_WORKER:
-            ticket.fail(
-                errors.NoWorker(
-                    f'Model "{name}" has no worker to serve inference request. Please use scale '
-                    "workers API to add workers.",
-                    retry_after_s=1.0,
-                )
-            )
         else:
-            ticket.fail(
-                errors.VersionNotFound(f"Model version: {version} does not exist for model: {name}")
-            )
+            now_s = self._loop.time()
+            retry_after_s = self._drain_rate.retry_after_s(len(self._waiting), now_s)
+            ticket.fail(refusal(code, self._key, retry_after_s))
 
     def _may_be_restored(self, ticket: Ticket, code: SubmitCode) -> bool:
         """Whether Redis was perhaps emptied just now, and a node is about to refill it."""

@@ -12,7 +12,6 @@ import redis
 
 from batching.errors import (
     Conflict,
-    StoreUnavailable,
     VersionInUse,
     VersionNotFound,
 )
@@ -22,6 +21,7 @@ from batching.store import keys
 from batching.store.connection import Client
 from batching.store.keys import VersionKeys
 from batching.store.model_entry import ModelEntry, existing, pick_version
+from batching.store.refusals import store_unavailable
 from batching.store.scripts import script
 
 __all__ = ["ModelEntry", "Registry", "pick_version"]
@@ -263,6 +263,4 @@ def _unavailable() -> Iterator[None]:
     try:
         yield
     except redis.RedisError as error:
-        raise StoreUnavailable(
-            "The request store does not answer. Try again shortly.", retry_after_s=1.0
-        ) from error
+        raise store_unavailable() from error

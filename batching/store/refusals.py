@@ -1,0 +1,38 @@
+"""Why a submit was refused, in words that say what to do."""
+
+from batching import errors
+from batching.model_spec import VersionKey
+from batching.store.ingress_verbs import SubmitCode
+
+
+def refusal(code: SubmitCode, key: VersionKey, retry_after_s: float) -> errors.ServeError:
+    """The error that a client gets for this code; `retry_after_s` is when a full queue has emptied.
+
+    A full queue gets a truthful text; TorchServe calls it "no worker".
+    """
+    name, version = key
+    if code is SubmitCode.FULL:
+        return errors.QueueFull(
+            f'The queue of model "{name}" is full. Try again later, add workers, or raise '
+            "job_queue_size.",
+            retry_after_s=retry_after_s,
+        )
+    if code is SubmitCode.NO_WORKER:
+        return errors.NoWorker(
+            f'Model "{name}" has no worker to serve inference request. Please use scale workers '
+            "API to add workers.",
+            retry_after_s=1.0,
+        )
+    return errors.VersionNotFound(f"Model version: {version} does not exist for model: {name}")
+
+
+def memory_full() -> errors.ServeError:
+    """Redis is at its maxmemory."""
+    return errors.QueueMemoryFull("The queue's memory is full. Try again later.", retry_after_s=1.0)
+
+
+def store_unavailable() -> errors.ServeError:
+    """Redis does not answer."""
+    return errors.StoreUnavailable(
+        "The request store does not answer. Try again shortly.", retry_after_s=1.0
+    )
