@@ -47,6 +47,7 @@ class Submission(NamedTuple):
     request_id: str
     ttl_ms: int
     wire: bytes
+    age_us: int = 0
 
 
 class IngressVerbs:
@@ -103,9 +104,9 @@ class IngressVerbs:
         self, submissions: Sequence[Submission], large: Sequence[Submission]
     ) -> list[SubmitCode]:
         arguments: list[str | int | bytes] = [self._ingress_id, self._dead_after_ms]
-        for request_id, ttl_ms, wire in submissions:
+        for request_id, ttl_ms, wire, age_us in submissions:
             inline = wire if len(wire) <= INLINE_LIMIT_BYTES else b""
-            arguments += (request_id, ttl_ms, inline)
+            arguments += (request_id, ttl_ms, age_us, inline)
         codes = [SubmitCode(code) for code in await self._submit(self._submit_keys, arguments)]
         outcomes = zip(submissions, codes, strict=True)
         refused = {item.request_id for item, code in outcomes if code <= 0}

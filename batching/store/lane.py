@@ -142,7 +142,12 @@ class Lane:
                 while True:
                     now = self._loop.time()
                     submissions = [
-                        Submission(t.request_id, max(1, int((t.deadline - now) * 1000)), t.wire)
+                        Submission(
+                            t.request_id,
+                            ttl_ms=max(1, int((t.deadline - now) * 1000)),
+                            wire=t.wire,
+                            age_us=int((now - t.entered_at) * 1e6),
+                        )
                         for t in tickets
                     ]
                     try:

@@ -2,7 +2,8 @@
 --
 -- KEYS  1 config  2 queue  3 bell  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
 --       9 request prefix  10 reply prefix  11 more prefix
--- ARGV  1 ingress id  2 dead_after_ms  then per request: id, ttl_ms, wire bytes ('' = in its own key)
+-- ARGV  1 ingress id  2 dead_after_ms  then per request: id, ttl_ms, age_us (since it
+--         arrived at the ingress), wire bytes ('' = in its own key)
 -- Returns an array, one code per request:
 --        1 queued   2 known already (a re-sent submit)   0 queue full
 --       -1 no such model version   -2 no live worker
@@ -18,7 +19,7 @@ local ingress_id, dead_after_ms = ARGV[1], tonumber(ARGV[2])
 local codes = {}
 
 local function refuse_all(code)
-  for i = 3, #ARGV, 3 do codes[#codes + 1] = code end
+  for i = 3, #ARGV, 4 do codes[#codes + 1] = code end
   return codes
 end
 
@@ -29,8 +30,8 @@ local has_worker = redis.call('ZCOUNT', KEYS[7], now_ms - dead_after_ms, '+inf')
 local waiting_before = redis.call('LLEN', KEYS[2])
 local waiting = waiting_before
 local ids = {}
-for i = 3, #ARGV, 3 do
-  local id, ttl_ms, wire = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2]
+for i = 3, #ARGV, 4 do
+  local id, ttl_ms, age_us, wire = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), ARGV[i + 3]
   local request_key = KEYS[9] .. id
   local code
   if redis.call('EXISTS', request_key, KEYS[10] .. id) > 0 then
@@ -40,7 +41,7 @@ for i = 3, #ARGV, 3 do
   elseif waiting >= max_queue then
     code = 0
   else
-    redis.call('HSET', request_key, 'state', 'Q', 'attempt', 0, 'submitted_us', string.format('%.0f', now_us),
+    redis.call('HSET', request_key, 'state', 'Q', 'attempt', 0, 'submitted_us', string.format('%.0f', now_us - age_us),
       'deadline_ms', now_ms + ttl_ms, 'ingress', ingress_id, 'worker', '', 'wire', wire)
     redis.call('PEXPIRE', request_key, ttl_ms + 60000)
     ids[#ids + 1] = id
