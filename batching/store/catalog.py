@@ -1,7 +1,6 @@
 """The ingress's cached view of the registry, so that a prediction costs no look-up."""
 
 import asyncio
-import contextlib
 
 from batching.errors import StoreUnavailable
 from batching.model_spec import ModelSpec
@@ -9,6 +8,7 @@ from batching.store import keys
 from batching.store.connection import RedisError, connect_async
 from batching.store.model_entry import ModelEntry, pick_version
 from batching.store.registry import Registry
+from batching.store.tasks import end_tasks
 
 RECONNECT_S = 0.2
 
@@ -35,9 +35,7 @@ class Catalog:
     async def close(self) -> None:
         """The listener's connection is closed."""
         if self._listener:
-            self._listener.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._listener
+            await end_tasks([self._listener])
 
     async def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
         """The version that a request for this name (and version) means.

@@ -30,6 +30,7 @@ from batching.store.ingress_verbs import (
 )
 from batching.store.refusals import memory_full, refusal, store_unavailable
 from batching.store.replies import LargeReply, decode_reply, error_reply
+from batching.store.tasks import end_tasks
 from batching.store.ticket import ClientGone, ClientLeft, Ticket
 
 __all__ = ["ClientGone", "ClientLeft", "Lane"]
@@ -93,12 +94,7 @@ class Lane:
         """The loops have ended; whoever still waits is refused."""
         for ticket in list(self._waiting.values()):
             ticket.fail(errors.Draining("The server is shutting down.", retry_after_s=1.0))
-        pending = {*self._tasks.values(), *self._strays}
-        while pending:
-            for task in pending:
-                task.cancel()
-            # Not once: on Python 3.11, `wait_for` inside redis-py may swallow a cancellation.
-            _, pending = await asyncio.wait(pending, timeout=RETRY_S)
+        await end_tasks([*self._tasks.values(), *self._strays])
 
     def _enter(self, ticket: Ticket) -> None:
         self._waiting[ticket.request_id] = ticket
