@@ -1,0 +1,105 @@
+"""One server in parts for the whole run; each test leaves it as it found it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.embedded_redis import EmbeddedRedis, find_server
+from tests.chaos import promises
+from tests.chaos.crowd import Crowd
+from tests.chaos.promises import Promise
+from tests.chaos.rig import Rig
+from tests.support import Desk
+
+WHOLE_RUN = 30  # promises; fewer are a part of the tests, and no result to be kept
+KEPT = pytest.StashKey[dict[Promise, bool]]()
+
+
+@pytest.fixture(scope="session")
+def chaos_redis() -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis(find_server()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def whole_rig(
+    chaos_redis: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Rig]:
+    rig = Rig(tmp_path_factory.mktemp("rig"), chaos_redis.url)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def rig(whole_rig: Rig) -> Iterator[Rig]:
+    """Redis, one ingress and one node."""
+    yield whole_rig
+    whole_rig.restore()
+
+
+@pytest.fixture
+def crowd(rig: Rig) -> Iterator[Crowd]:
+    """Clients of the rig."""
+    with Crowd(rig.port) as crowd:
+        yield crowd
+
+
+@pytest.fixture
+def desk(store_backend: Any) -> Iterator[Desk]:
+    """The queue of one version, registered and with a live worker, on both backends."""
+    desk = Desk(store_backend)
+    desk.open()
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def real_desk(real_backend: Any) -> Iterator[Desk]:
+    """The queue of one version, registered and with a live worker, on the real server."""
+    desk = Desk(real_backend)
+    desk.open()
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def record_promise(request: pytest.FixtureRequest) -> Callable[[str, str, str, str], None]:
+    """Takes (row, promise, bar, measured); whether it was kept is the outcome of the test."""
+
+    def record(row: str, promise: str, bar: str, measured: str) -> None:
+        request.node.user_properties.append(("promise", Promise(row, promise, bar, measured)))
+
+    return record
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Keeps the promises with their verdicts; a failure shows the ends of the servers' logs."""
+    report = yield
+    if report.when == "call":
+        kept = item.config.stash.setdefault(KEPT, {})
+        found = [value for name, value in item.user_properties if name == "promise"]
+        if report.failed and not found:
+            found = [Promise(_row(item.name), item.name, "", "failed before it was measured")]
+        kept.update(dict.fromkeys(found, report.passed))
+    if report.failed:
+        for rig in {value for value in item.funcargs.values() if isinstance(value, Rig)}:
+            for part in (rig.process, *rig.nodes):
+                report.sections.append((f"log of {Path(part.log_path).name}", part.log()))
+    return report
+
+
+def pytest_terminal_summary(config: pytest.Config) -> None:
+    kept = config.stash.get(KEPT, {})
+    if not kept or not promises.is_long():
+        return
+    promises.show(kept)
+    if len(kept) >= WHOLE_RUN:
+        promises.save(kept)
+
+
+def _row(name: str) -> str:
+    word = name.removeprefix("test_").partition("_")[0]
+    return word.upper().replace("F0", "F")

@@ -1,0 +1,205 @@
+"""The whole server in parts that can be killed one by one: Redis, an ingress, nodes."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import redis
+import requests
+
+from batching.model_spec import VersionKey
+from batching.store.keys import VersionKeys
+from tests.chaos import checker
+from tests.chaos.crowd import Crowd
+from tests.e2e.archives import Call, Ledger, make_archive
+from tests.e2e.ferry_process import FerryProcess, FerryServer, eventually, free_port_base
+
+HANDLER = Path(__file__).with_name("handler_under_fire.py")
+READY_S = 20.0
+QUIET_S = 20.0
+
+
+class Rig(FerryServer):
+    """An ingress and its nodes as processes of their own, on a Redis that the test owns."""
+
+    def __init__(self, folder: Path, redis_url: str, *, direct_url: str = "") -> None:
+        self.folder = folder
+        self.store = folder / "store"
+        self.store.mkdir(parents=True)
+        self.port = free_port_base()
+        self.inference = f"http://127.0.0.1:{self.port}"
+        self.management = f"http://127.0.0.1:{self.port + 1}"
+        self.metrics = f"http://127.0.0.1:{self.port + 2}"
+        self.http = requests.Session()
+        self.http.trust_env = False
+        self.redis_url = redis_url
+        self.redis = redis.Redis.from_url(direct_url or redis_url)
+        self.nodes: list[FerryProcess] = []
+        self.start_ingress()
+        self.add_node()
+
+    # --- parts
+
+    def start_ingress(self) -> None:
+        """An ingress answers; any former one must be gone."""
+        addresses = [
+            ("--inference-address", self.inference),
+            ("--management-address", self.management),
+            ("--metrics-address", self.metrics),
+        ]
+        words = [word for pair in addresses for word in pair]
+        self.process = FerryProcess(self.folder, ["ingress", *words, *self._options()])
+        self.process.wait_for_line(f"listening address={self.metrics}")
+
+    def add_node(self) -> FerryProcess:
+        """One more node has joined."""
+        known = self.redis.zcard("{ferry}:nodes")
+        node = self.launch_node()
+        assert eventually(lambda: self.redis.zcard("{ferry}:nodes") > known, READY_S), node.log()
+        return node
+
+    def launch_node(self) -> FerryProcess:
+        """One more node has been started and will join."""
+        node = FerryProcess(self.folder, ["node", *self._options()])
+        self.nodes.append(node)
+        return node
+
+    def remove_node(self, node: FerryProcess) -> None:
+        """The node and all its processes are dead."""
+        self.nodes.remove(node)
+        node.kill()
+
+    def restore(self) -> None:
+        """The ingress and one node, as at the start; everything else is gone."""
+        if not self._answers():
+            self.process.kill()
+            self.start_ingress()
+        for node in self.nodes[1:]:
+            node.stop(signal.SIGTERM)
+            self.remove_node(node)
+        if not self.nodes:
+            self.add_node()
+
+    def close(self) -> None:
+        for process in (self.process, *self.nodes):
+            process.kill()
+        self.redis.close()
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process of the server, Redis apart."""
+        lines = [line for part in (self.process, *self.nodes) for line in part.family()]
+        return [psutil.Process(int(line.split()[0])) for line in lines]
+
+    def _options(self) -> list[str]:
+        return ["--redis-url", self.redis_url, "--model-store", str(self.store)]
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(requests.RequestException):
+            return self.http.get(f"{self.inference}/livez", timeout=2).status_code == 200
+        return False
+
+    # --- models
+
+    def archive(
+        self,
+        name: str,
+        pace_s: float = 0.0,
+        queue_size: int = 1000,
+        files: Mapping[str, str] | None = None,
+        config: str = "",
+    ) -> tuple[str, Ledger]:
+        """An archive of the handler under fire in the model store, and its ledger."""
+        ledger = Ledger(self.store / f"{name}.ledger")
+        ledger.clear()
+        content = {
+            "handler.py": HANDLER.read_text(encoding="utf-8"),
+            "ledger": str(ledger.path),
+            "pace": str(pace_s),
+            **(files or {}),
+        }
+        config = f"jobQueueSize: {queue_size}\n{config}"
+        return make_archive(self.store, name, content, config=config), ledger
+
+    @contextlib.contextmanager
+    def serve(
+        self,
+        name: str,
+        *,
+        pace_s: float = 0.0,
+        queue_size: int = 1000,
+        files: Mapping[str, str] | None = None,
+        config: str = "",
+        workers: int = 1,
+        **parameters: Any,
+    ) -> Iterator["Served"]:
+        """The handler under fire, with `workers` per node that are ready."""
+        archive, ledger = self.archive(name, pace_s, queue_size, files, config)
+        query = {"batch_size": 1, "max_batch_delay": 5, "initial_workers": workers, **parameters}
+        try:
+            self.register(archive, **query)
+            yield Served(self, name, ledger)
+        finally:
+            with contextlib.suppress(requests.RequestException):
+                self.manage("DELETE", f"models/{name}")
+
+
+class Served:
+    """One model under fire, its ledger and its keys."""
+
+    def __init__(self, rig: Rig, name: str, ledger: Ledger) -> None:
+        self.rig = rig
+        self.name = name
+        self.ledger = ledger
+        self.keys = VersionKeys.of(VersionKey(name, "1.0"))
+
+    def calls(self) -> list[Call]:
+        return self.ledger.calls()
+
+    def bodies(self) -> list[str]:
+        """Every body that was run, in order, as often as it was."""
+        return [body for call in self.calls() for body in call.bodies]
+
+    def counters(self) -> dict[str, int]:
+        record = self.rig.redis.hgetall(self.keys.counters)
+        return {name.decode(): int(value) for name, value in record.items()}
+
+    def waiting(self) -> int:
+        return int(self.rig.redis.llen(self.keys.queue))
+
+    def open_requests(self) -> int:
+        return int(self.rig.redis.scard(self.keys.open))
+
+    def pids(self) -> list[int]:
+        return self.rig.worker_pids(self.name)
+
+    def wait_staffed(self, workers: int = 1, timeout_s: float = READY_S) -> None:
+        assert eventually(lambda: len(self.pids()) == workers, timeout_s)
+
+    def wait_calls(self, count: int, timeout_s: float = 10.0) -> list[Call]:
+        assert eventually(lambda: len(self.calls()) >= count, timeout_s), "no such call"
+        return self.calls()
+
+    def node_of(self, pid: int) -> FerryProcess:
+        """The node whose worker this is."""
+        [node] = [
+            node
+            for node in self.rig.nodes
+            if any(line.split()[0] == str(pid) for line in node.family())
+        ]
+        return node
+
+    def check(self, crowd: Crowd) -> None:
+        """Asserts that the verdict over log, ledger and counters is clean, once all is quiet."""
+        log = crowd.wait()
+        assert eventually(lambda: self.open_requests() == 0, QUIET_S), "requests stay open"
+        wrong = checker.answers(log) + checker.executions(log, self.calls())
+        wrong += checker.conservation(self.counters(), self.open_requests())
+        assert wrong == [], f"{len(wrong)} faults, the first: {wrong[:5]}"
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

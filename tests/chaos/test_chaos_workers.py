@@ -1,0 +1,264 @@
+"""F1 to F14: workers and nodes that die, hang, freeze or never start."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.chaos.checker import DEADLINE_SLACK_S
+from tests.chaos.crowd import Crowd
+from tests.chaos.promises import is_long
+from tests.chaos.rig import Rig, kill
+from tests.e2e.ferry_process import eventually
+
+RECLAIM_S = 0.3
+NODE_RECLAIM_S = 4.0
+DEAD_AFTER_S = 3.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+
+
+def test_f01_killed_child_costs_its_batch_only_time(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    with rig.serve("f01", batch_size=8, max_batch_delay=50, workers=2) as model:
+        # Given a batch of eight that a worker is at for 300 ms
+        sent = crowd.send("f01", [f"sleep 0.0375|{number}" for number in range(8)])
+        [call] = model.wait_calls(1)
+        assert len(call.bodies) == 8
+
+        # When that worker is killed
+        kill(call.pid)
+        killed_at = time.monotonic()
+        crowd.wait()
+
+        # Then everything runs again at once, alone and elsewhere, and is answered
+        again_s = model.calls()[1].started_at - killed_at
+        slowest_s = max(one.seconds for one in sent)
+        record_promise("F1", "child killed: its batch waits again", "<= 0.3 s", f"{again_s:.3f} s")
+        record_promise(
+            "F1",
+            "child killed: 8 x 200",
+            "<= 1.5 s, <= 2 runs each",
+            f"{slowest_s:.2f} s, {sum(one.status == 200 for one in sent)} x 200",
+        )
+        assert [one.status for one in sent] == [200] * 8
+        assert again_s <= RECLAIM_S
+        assert slowest_s <= 1.5
+        assert {len(other.bodies) for other in model.calls()[1:]} == {1}
+        model.check(crowd)
+
+
+def test_f02_killed_node_costs_its_batch_only_time(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    rig.add_node()
+    with rig.serve("f02", batch_size=8, max_batch_delay=50) as model:
+        # Given a batch of eight on one of two nodes
+        model.wait_staffed(2)
+        sent = crowd.send("f02", [f"sleep 0.1|{number}" for number in range(8)])
+        [call] = model.wait_calls(1)
+
+        # When the node and its worker are killed
+        victim = model.node_of(call.pid)
+        rig.remove_node(victim)
+        killed_at = time.monotonic()
+        crowd.wait()
+
+        # Then the other one runs everything again
+        again_s = model.calls()[1].started_at - killed_at
+        record_promise("F2", "node killed: its batch waits again", "<= 4 s", f"{again_s:.2f} s")
+        assert [one.status for one in sent] == [200] * 8
+        assert again_s <= NODE_RECLAIM_S
+        model.check(crowd)
+
+
+@pytest.mark.parametrize(("row", "size", "poisons"), [("F4", 32, 1), ("F5", 16, 2)])
+def test_f04_f05_poison_fails_alone(
+    rig: Rig, crowd: Crowd, record_promise, row: str, size: int, poisons: int
+) -> None:
+    with rig.serve(row.lower(), batch_size=size, max_batch_delay=100, workers=2) as model:
+        # When requests that crash their worker are in one batch with good ones
+        good = [f"good {number}" for number in range(size - poisons)]
+        bad = [f"segfault|{number}" for number in range(poisons)]
+        sent = crowd.ask(row.lower(), good[:3] + bad + good[3:])
+
+        # Then each poison is answered for itself, after its second crash, and nobody else is hit
+        statuses = {one.body: one.status for one in sent}
+        crashes = max(model.bodies().count(body) for body in bad)
+        ok = sum(statuses[body] == 200 for body in good)
+        record_promise(
+            row,
+            f"{poisons} crashing among {size}",
+            f"{size - poisons} x 200, {poisons} x 500, <= 2 runs",
+            f"{ok} x 200, {sum(statuses[body] == 500 for body in bad)} x 500, {crashes} runs",
+        )
+        assert len(model.calls()[0].bodies) == size
+        assert [statuses[body] for body in good] == [200] * len(good)
+        assert [statuses[body] for body in bad] == [500] * poisons
+        assert {one.reason for one in sent if one.status == 500} == {"worker_crashed"}
+        assert crashes == 2
+        model.check(crowd)
+
+
+@pytest.mark.parametrize("poison", ["hog|too much", "killed|as by the kernel"])
+def test_f06_request_that_runs_out_of_memory_fails_alone(
+    rig: Rig, crowd: Crowd, record_promise, poison: str
+) -> None:
+    with rig.serve("f06", batch_size=8, max_batch_delay=50) as model:
+        # When one request of a batch takes more memory than there is
+        good = [f"good {number}" for number in range(7)]
+        sent = crowd.ask("f06", [*good[:2], poison, *good[2:]])
+
+        # Then it alone is told so
+        answered = {one.body: (one.status, one.reason) for one in sent}
+        record_promise(
+            "F6", f"out of memory ({poison.split('|')[0]})", "that one 507", str(answered[poison])
+        )
+        assert answered.pop(poison) == (507, "out_of_resources")
+        assert set(answered.values()) == {(200, "")}
+        model.check(crowd)
+
+
+def test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    with rig.serve("f07", batch_size=4, max_batch_delay=50, response_timeout=1) as model:
+        # When one request of a batch never ends
+        good = [f"good {number}" for number in range(3)]
+        sent = crowd.ask("f07", [*good, "sleep 600|hangs"])
+
+        # Then its worker is killed in time, each time, and only it fails
+        runs = [call.started_at for call in model.calls() if "sleep 600|hangs" in call.bodies]
+        hangs = next(one for one in sent if one.body.startswith("sleep"))
+        killed_s = hangs.answered_at - runs[-1]
+        record_promise(
+            "F7", "hanging handler is killed", "<= timeout 1 s + 0.5 s", f"{killed_s:.2f} s"
+        )
+        assert [one.status for one in sent if one is not hangs] == [200] * 3
+        assert (hangs.status, hangs.reason) == (500, "worker_crashed")
+        assert len(runs) == 2
+        assert 1.0 <= killed_s <= 1.5
+        model.check(crowd)
+
+
+def test_f08_frozen_worker_that_wakes_up_cannot_answer_any_more(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    rig.add_node()
+    with rig.serve("f08") as model:
+        model.wait_staffed(2)
+
+        # Given a request that a worker is at
+        [sent] = crowd.send("f08", ["sign 1.5|who am I"])
+        [first] = model.wait_calls(1)
+        frozen = model.node_of(first.pid)
+
+        # When that node stands still for longer than it may, and wakes up while another one works
+        for pid in (frozen.pid, first.pid):
+            os.kill(pid, signal.SIGSTOP)
+        [_, second] = model.wait_calls(2)
+        for pid in (frozen.pid, first.pid):
+            os.kill(pid, signal.SIGCONT)
+        assert eventually(lambda: model.counters().get("stale", 0) >= 1, 5)
+        crowd.wait()
+
+        # Then the answer is that of the second, once
+        record_promise(
+            "F8",
+            "zombie's result is refused",
+            "1 reply, of the 2nd attempt; stale >= 1",
+            f"{model.counters()['replied']} reply, stale {model.counters()['stale']}",
+        )
+        assert second.pid != first.pid
+        assert sent.answer == f"sign 1.5|who am I by {second.pid}"
+        assert model.counters()["replied"] == 1
+        model.check(crowd)
+
+        # And the node that was taken for dead serves again
+        model.wait_staffed(2)
+
+
+def test_f13_worker_that_never_starts_backs_off_and_the_queue_refuses(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    loads = 5 if is_long() else 4
+    archive, ledger = rig.archive("f13", files={"dies_at_load": ""})
+    query = {"url": archive, "initial_workers": 1, "synchronous": "false"}
+    assert rig.manage("POST", "models", **query).status_code == 202
+    try:
+        # Given a worker that dies at each start
+        assert eventually(lambda: len(ledger.calls()) >= 3, 15)
+
+        # When somebody asks
+        [sent] = crowd.ask("f13", ["hello"])
+        ready = rig.http.get(f"{rig.inference}/readyz", timeout=5)
+
+        # Then it is refused at once, the server is not ready, and each start comes later
+        assert eventually(lambda: len(ledger.calls()) >= loads, 15)
+        starts = [call.started_at for call in ledger.calls()]
+        gaps_s = [later - sooner for sooner, later in zip(starts, starts[1:], strict=False)]
+        record_promise(
+            "F13",
+            "crash loop: back-off, 503 no_worker, not ready",
+            "gaps >= 0, 1, 2 .. s; <= 1 s",
+            f"gaps {', '.join(f'{gap:.1f}' for gap in gaps_s)} s; {sent.seconds:.3f} s",
+        )
+        assert (sent.status, sent.reason) == (503, "no_worker")
+        assert sent.seconds <= 1.0
+        assert ready.status_code == 503
+        assert gaps_s[1] >= 1.0
+        assert gaps_s[2] >= 2.0
+    finally:
+        rig.manage("DELETE", "models/f13")
+
+
+def test_f14_requests_wait_for_the_successor_of_the_last_worker(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    with rig.serve("f14", pace_s=0.01, batch_size=4) as model:
+        # Given a worker that has proven itself and fifty requests
+        crowd.ask("f14", ["first"])
+        sent = crowd.send("f14", [f"sleep 0.02|{number}" for number in range(50)])
+        model.wait_calls(3)
+
+        # When the last worker dies
+        kill(model.calls()[-1].pid)
+
+        # Then its successor answers everything
+        crowd.wait()
+        ok = sum(one.status == 200 for one in sent)
+        slowest_s = max(one.seconds for one in sent)
+        record_promise(
+            "F14", "last worker replaced, 50 queued", "50 x 200", f"{ok} x 200, {slowest_s:.1f} s"
+        )
+        assert ok == 50
+        model.check(crowd)
+
+
+def test_f14_requests_are_told_at_their_deadline_when_nobody_comes(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    with rig.serve("f14b", batch_size=1) as model:
+        # Given a request at work and fifty behind it, with two seconds each
+        crowd.send("f14b", ["sleep 10|first"], timeout_ms=2000)
+        model.wait_calls(1)
+        sent = crowd.send("f14b", [f"r{number}" for number in range(50)], timeout_ms=2000)
+        assert eventually(lambda: model.waiting() == 50, 5)
+
+        # When the last node dies and none comes
+        rig.remove_node(rig.nodes[0])
+        crowd.wait()
+
+        # Then everybody is told so at the deadline
+        late_s = max(abs(one.seconds - 2.0) for one in sent)
+        record_promise(
+            "F14", "last worker gone for good: 504", "deadline +-100 ms", f"+-{late_s * 1000:.0f} ms"
+        )
+        assert {one.status for one in sent} == {504}
+        assert late_s <= DEADLINE_SLACK_S
+        assert model.bodies() == ["sleep 10|first"]
+        rig.restore()
+        model.wait_staffed()
+        model.check(crowd)
