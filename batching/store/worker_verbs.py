@@ -116,8 +116,13 @@ class WorkerVerbs:
         Only while this worker works on nothing. Without it they would wait in the lease of a worker
         that lives and does not know of them.
         """
-        recovered: int = self._reclaim(self._recover_keys, self._recover_arguments)[0]
-        return recovered
+        recovered = 0
+        while True:
+            # A few hundred at once, so that no call holds Redis up for long.
+            again, _, left = self._reclaim(self._recover_keys, self._recover_arguments)
+            recovered += again
+            if left == 0:
+                return recovered
 
     def reply(self, items: Sequence[tuple[str, int]], replies: Sequence[Reply]) -> list[ReplyCode]:
         """Each (request id, attempt) has its reply, once, and is owned no more."""

@@ -184,6 +184,52 @@ def test_wait_more_is_for_the_collector_alone(real_desk):
     assert ids_of(collector.claim(2, 60.0)) == ["a", "b"]
 
 
+# --- a claim whose answer was lost
+
+
+@pytest.mark.parametrize("count", [2, 600])
+def test_recover_puts_what_was_claimed_unknowingly_back_in_its_old_place(desk, count):
+    # Given
+    names = [f"r{number}" for number in range(count)]
+    desk.open(max_queue=1000)
+    desk.submit(*names, "last")
+    worker = desk.worker()
+    worker.claim(count, 0.0)
+
+    # When
+    recovered = worker.recover()
+
+    # Then: no attempt was used, and the worker is not taken for dead
+    assert recovered == count
+    assert desk.queued() == [*names, "last"]
+    assert desk.leased() == []
+    assert items_of(worker.claim(2, 0.0)) == [("r0", 1), ("r1", 1)]
+    assert desk.client.zscore(desk.keys.worker_beats, "worker-a") is not None
+    assert desk.unaccounted() == 0
+
+
+def test_recover_wakes_another_worker(desk):
+    # Given
+    desk.submit("a")
+    worker = desk.worker()
+    worker.claim(1, 0.0)
+
+    # When
+    worker.recover()
+
+    # Then
+    assert desk.bells() == 1
+
+
+def test_recover_finds_nothing_when_nothing_was_claimed(desk):
+    # Given
+    desk.submit("a")
+
+    # When / Then
+    assert desk.worker().recover() == 0
+    assert desk.queued() == ["a"]
+
+
 # --- what cannot be read
 
 
