@@ -116,7 +116,7 @@ class WorkerVerbs:
         Only while this worker works on nothing. Without it they would wait in the lease of a worker
         that lives and does not know of them.
         """
-        recovered = 0
+        recovered: int = 0
         while True:
             # A few hundred at once, so that no call holds Redis up for long.
             again, _, left = self._reclaim(self._recover_keys, self._recover_arguments)
