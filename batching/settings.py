@@ -24,6 +24,9 @@ _VARIABLE = re.compile(r"\$\$(\w+)\$\$")
 # (CVE-2023-43654). Its public archives are what its documentation registers by URL.
 DEFAULT_ALLOWED_URLS = r"https://torchserve\.pytorch\.org/.*"
 
+# In the folder that the server was started in, as TorchServe's.
+DEFAULT_KEY_FILE = "key_file.json"
+
 
 class SettingsError(ValueError):
     """A setting that cannot be used; the message names it and says what would do."""
@@ -72,6 +75,16 @@ class Settings:
     )
     allow_open_management: bool = _setting(
         False, doc="let management listen beyond loopback without tokens"
+    )
+    token_auth: bool = _setting(
+        False, key="token_authorization", doc="ask for tokens; makes key_file if it is not there"
+    )
+    key_file: Path | None = _setting(
+        None, doc="the keys; naming one asks for tokens. Default of --token-auth: key_file.json"
+    )
+    token_expiration_min: int = _setting(60, doc="minutes for which a new key opens anything")
+    disable_token_authorization: bool = _setting(
+        False, doc="ask for no tokens, whatever else is set"
     )
     drain_timeout_s: float = _setting(8.0, key="drain_timeout", doc="seconds for a clean exit")
     dead_after_s: float = _setting(3.0, key="dead_after", doc="silence after which a node is dead")
@@ -132,6 +145,12 @@ class Settings:
             ENV_PREFIX + name.upper(): "" if value is None else str(value)
             for name, value in ((name, getattr(self, name)) for name in self._fields())
         }
+
+    def keys_path(self) -> Path | None:
+        """Where the keys are; None when no tokens are asked for."""
+        if self.disable_token_authorization or not (self.token_auth or self.key_file):
+            return None
+        return self.key_file or Path(DEFAULT_KEY_FILE)
 
     def model_defaults(self) -> ModelDefaults:
         """The part of the settings that registrations fall back to."""

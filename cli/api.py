@@ -1,6 +1,7 @@
 """Talks to a running server over its own HTTP API, as any other client does."""
 
 import json
+import os
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -10,6 +11,8 @@ import httpx
 CONNECT_TIMEOUT_S = 5.0
 # Longer than a synchronous registration may take: startup_timeout is 120 s unless set.
 ANSWER_TIMEOUT_S = 900.0
+# From the environment and not from an option: everybody on a machine can read its command lines.
+TOKEN_VARIABLE = "FERRY_TOKEN"  # noqa: S105 - its name
 
 
 class ApiError(click.ClickException):
@@ -28,7 +31,9 @@ class Api:
         timeout = httpx.Timeout(answer_timeout_s, connect=CONNECT_TIMEOUT_S)
         # A file per request and up to 64 at once: the pool must not be the bottleneck.
         limits = httpx.Limits(max_connections=64)
-        self._client = httpx.Client(timeout=timeout, limits=limits)
+        token = os.environ.get(TOKEN_VARIABLE)
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(timeout=timeout, limits=limits, headers=headers)
 
     def __enter__(self) -> Self:
         return self

@@ -20,7 +20,10 @@ from batching.settings import Settings, SettingsError
 Command = Callable[..., Any]
 
 # The spelling that torchserve users know; the field's own name works as well.
-_ALIASES = {"load_models": ("--models",)}
+_ALIASES = {
+    "load_models": ("--models",),
+    "disable_token_authorization": ("--disable-token-auth",),
+}
 
 
 def out() -> Console:
@@ -79,7 +82,7 @@ def _option(spec: "dataclasses.Field[Any]") -> Callable[[Command], Command]:
     doc: str = spec.metadata["doc"]
     help_text = f"{doc[0].upper()}{doc[1:]}.{default}"
     if spec.type is bool:
-        names = (f"{name}/--no-{name[2:]}", spec.name)
+        names = (*_ALIASES.get(spec.name, ()), f"{name}/--no-{name[2:]}", spec.name)
         return click.option(*names, default=None, help=help_text)
     if spec.name == "load_models":
         return click.option(*names, multiple=True, metavar="[NAME=]ARCHIVE", help=help_text)

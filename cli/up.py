@@ -69,6 +69,8 @@ def up(settings: Settings, port_base: int | None, redis_memory: str) -> None:
         if not settings.model_store.is_dir():
             raise click.ClickException(f"the model store is not a folder: {settings.model_store}")
         settings = replace(settings, model_store=settings.model_store.absolute())
+    if (keys_path := settings.keys_path()) is not None:
+        settings = replace(settings, key_file=keys_path.absolute())
     check_free((settings.inference_address, settings.management_address, settings.metrics_address))
     with contextlib.ExitStack() as cleanup:
         redis = None if settings.redis_url else _embedded_redis(redis_memory)

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from flask import Flask, Response
+from flask import Flask, Response, request
 
+from ingress.auth import Gate
+from ingress.body_reader import refuse_encoded
 from ingress.error_handlers import install_error_handlers
 from ingress.inference_api import inference_blueprint
 from ingress.management_api import management_blueprint
@@ -12,6 +14,7 @@ from ingress.metrics_api import metrics_blueprint
 from ingress.openapi import Role, api_document
 from ingress.responses import PlainResponse, json_response
 from ingress.services import Services
+from ingress.token_api import token_blueprint
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -34,6 +37,12 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
     app.url_map.merge_slashes = False
     app.url_map.strict_slashes = True
     document = api_document(roles)
+    gate = Gate(services.keys, roles)
+
+    @app.before_request
+    def admit() -> None:
+        gate.admit(request.method, request.path, request.headers.get("Authorization", ""))
+        refuse_encoded(request.headers.get("Content-Encoding", ""))
 
     @app.route("/", methods=["OPTIONS"])
     @app.route("/api-description", methods=["GET"])
@@ -43,6 +52,8 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
     for role in Role:
         if role in roles:
             app.register_blueprint(_BLUEPRINTS[role](services))
+    if services.keys is not None and Role.MANAGEMENT in roles:
+        app.register_blueprint(token_blueprint(services.keys))
     install_error_handlers(app)
     app.wsgi_app = _IgnoreTrailingSlashes(app.wsgi_app)  # type: ignore[method-assign]
     return app

@@ -20,7 +20,10 @@ def connection_headers(
 
     Source: TorchServe 0.12: errors close the connection, everything else keeps it (contract 0.3).
     """
-    if status >= _FIRST_ERROR_STATUS:
+    if status >= _FIRST_ERROR_STATUS or "transfer-encoding" in headers:
+        # granian drops a Content-Length beside the chunks before we can see it. A proxy that went
+        # by the length would take the rest of that body for the next request: there is none.
+        # Source: RFC 9112, 6.1.
         return _CLOSE
     # Where the client wants to close, or speaks HTTP/1.0, granian says what is true.
     wish = headers.get("connection")

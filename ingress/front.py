@@ -8,6 +8,7 @@ import logging
 from batching.errors import InternalError, ServeError
 from batching.store.broker import ClientLeft
 from ingress.answers import Answer, error_answer, fresh_request_id, status_answer
+from ingress.auth import OPEN_GATE, Gate
 from ingress.body_reader import read_body
 from ingress.door import connection_headers
 from ingress.prediction_paths import Target, parse_prediction_path
@@ -28,11 +29,17 @@ class Front:
     """The RSGI application of the inference port."""
 
     def __init__(
-        self, predictor: Predictor, bridge: WsgiBridge, *, max_request_size_bytes: int
+        self,
+        predictor: Predictor,
+        bridge: WsgiBridge,
+        *,
+        max_request_size_bytes: int,
+        gate: Gate = OPEN_GATE,
     ) -> None:
         self._predictor = predictor
         self._bridge = bridge
         self._max_request_size_bytes = max_request_size_bytes
+        self._gate = gate
 
     async def __call__(self, scope: HttpScope, proto: HttpProtocol) -> None:
         """The request is answered."""
@@ -50,6 +57,10 @@ class Front:
     async def _predict(self, target: Target, scope: HttpScope, proto: HttpProtocol) -> None:
         headers = dict(scope.headers.items())
         try:
+            self._gate.admit(scope.method, scope.path, headers.get("authorization", ""))
+            if self._gate.is_closed:
+                # Neither Redis nor a handler needs to know the key.
+                headers.pop("authorization", None)
             body = await read_body(proto, headers, self._max_request_size_bytes)
             answer = await self._predictor.answer(target, headers, body, proto.client_disconnect)
         except ServeError as error:

@@ -54,6 +54,8 @@ class _InferenceView:
         # As in the front: the body is read, and refused if too large, before anything else.
         body = request.get_data(cache=False)
         headers = lower_case_headers(request)
+        if self._services.keys is not None:
+            headers.pop("authorization", None)
         answer = self._services.predictor.answer(target, headers, body)
         return to_response(self._services.on_loop(answer))
 
@@ -73,4 +75,7 @@ class _InferenceView:
 
     def readyz(self) -> Response:
         reason = self._health.why_not_ready()
+        if self._services.keys is not None:
+            # A probe brings no key, so it is told no model names.
+            reason = reason.partition(":")[0]
         return status_response(reason, status=503) if reason else status_response("Ready")

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
 
@@ -17,6 +18,12 @@ from ingress.openapi import Role
 from ingress.rsgi import RsgiApp
 
 BACKLOG = 1024
+
+# For the head of a request, and for the pause between two of them: granian has one limit for both.
+# Longer than the 60 s for which nginx and cloud load balancers keep an idle connection, or they
+# would send requests into connections that this end is closing.
+SILENCE_TIMEOUT_S = 65.0
+
 _ACCEPT_TIMEOUT_S = 5.0
 _ACCEPT_POLL_S = 0.005
 
@@ -98,7 +105,9 @@ def parse_address(text: str, role: Role) -> Address:
 class Listener:
     """One granian server on the running loop."""
 
-    def __init__(self, address: Address, app: RsgiApp) -> None:
+    def __init__(
+        self, address: Address, app: RsgiApp, *, silence_timeout_s: float = SILENCE_TIMEOUT_S
+    ) -> None:
         self.address = address
         self._server = Server(
             app,
@@ -107,6 +116,7 @@ class Listener:
             uds=address.socket_path,
             interface=Interfaces.RSGI,
             http=HTTPModes.http1,
+            http1_settings=HTTP1Settings(header_read_timeout=int(silence_timeout_s * 1000)),
             websockets=False,
             backlog=BACKLOG,
             log_level=LogLevels.error,
@@ -166,9 +176,9 @@ class Listener:
 
 
 def _require_open_management(address: Address, settings: Settings) -> None:
-    if not settings.allow_open_management:
+    if not settings.allow_open_management and settings.keys_path() is None:
         raise SettingsError(
             f"management_address={address} is reachable from other machines, and whoever reaches "
-            "it can run code here. Use 127.0.0.1, or set allow_open_management=true if the network "
-            "itself keeps others out."
+            "it can run code here. Use 127.0.0.1, or ask for tokens with token_authorization=true, "
+            "or set allow_open_management=true if the network itself keeps others out."
         )

@@ -22,7 +22,9 @@ from batching.store.control_queue import ControlQueue
 from batching.store.registry import Registry
 from batching.telemetry import Metrics, configure_logging
 from ingress.app import create_app
+from ingress.auth import Gate
 from ingress.front import Front
+from ingress.key_file import KeyFile
 from ingress.listeners import Address, Listener, listener_table
 from ingress.openapi import Role
 from ingress.predictor import Predictor
@@ -56,7 +58,7 @@ def run(settings: Settings) -> int:
         table = listener_table(settings)
         if not settings.redis_url:
             raise SettingsError("redis_url is not set: which Redis? Set REDIS_URL.")
-        return uvloop.run(_Ingress(settings).serve(table))
+        return uvloop.run(_Ingress(settings, _open_keys(settings)).serve(table))
     except SettingsError as error:
         log.error("cannot start: %s", error)
         return _EXIT_UNUSABLE
@@ -65,8 +67,9 @@ def run(settings: Settings) -> int:
 class _Ingress:
     """One ingress on one event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, keys: KeyFile | None) -> None:
         self._settings = settings
+        self._keys = keys
         self._lifecycle = Lifecycle()
         self._metrics = Metrics()
         client = connect(settings.redis_url)
@@ -121,18 +124,21 @@ class _Ingress:
             metrics=self._metrics,
             lifecycle=self._lifecycle,
             loop=loop,
+            keys=self._keys,
         )
 
     def _application(self, services: Services, roles: frozenset[Role]) -> RsgiApp:
         limit = self._settings.max_request_size_bytes
+        gate = Gate(self._keys, roles)
         bridge = WsgiBridge(
             create_app(services, roles),
             max_request_size_bytes=limit,
             max_threads=_BRIDGE_THREADS,
+            gate=gate,
         )
         if Role.INFERENCE not in roles:
             return bridge
-        return Front(services.predictor, bridge, max_request_size_bytes=limit)
+        return Front(services.predictor, bridge, max_request_size_bytes=limit, gate=gate)
 
     async def _load_models(self, services: Services) -> None:
         failures: list[dict[str, str]] = []
@@ -170,6 +176,15 @@ class _Ingress:
         self._stop.set()
         if self._signals > 1:
             self._force.set()
+
+
+def _open_keys(settings: Settings) -> KeyFile | None:
+    path = settings.keys_path()
+    if path is None:
+        return None
+    keys = KeyFile(path.absolute(), lifetime_min=settings.token_expiration_min)
+    keys.open()
+    return keys
 
 
 def _calm_collector() -> None:

@@ -9,6 +9,7 @@ from batching.settings import Settings
 from batching.store.control_queue import ControlQueue
 from batching.store.registry import Registry
 from batching.telemetry import Metrics
+from ingress.key_file import KeyFile
 from ingress.predictor import Predictor
 
 T = TypeVar("T")
@@ -26,7 +27,8 @@ class Services:
     """The parts behind the HTTP layer.
 
     `probe_registry` is the same registry over connections that give up soon: a probe is worth
-    nothing late. `loop` is the one that the predictor lives on.
+    nothing late. `loop` is the one that the predictor lives on. `keys` is None where no tokens are
+    asked for.
     """
 
     settings: Settings
@@ -37,6 +39,7 @@ class Services:
     metrics: Metrics
     lifecycle: Lifecycle
     loop: asyncio.AbstractEventLoop
+    keys: KeyFile | None = None
 
     def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns or raises on the loop; blocks this thread, not the loop."""

@@ -10,6 +10,7 @@ from wsgiref.types import WSGIApplication
 
 from batching.errors import ServeError
 from ingress.answers import Answer, error_answer, fresh_request_id
+from ingress.auth import OPEN_GATE, Gate
 from ingress.body_reader import read_body
 from ingress.door import connection_headers
 from ingress.rsgi import HttpProtocol, HttpScope
@@ -24,11 +25,17 @@ class WsgiBridge:
     """An RSGI application around a WSGI one; at most `max_threads` requests at once."""
 
     def __init__(
-        self, app: WSGIApplication, *, max_request_size_bytes: int, max_threads: int
+        self,
+        app: WSGIApplication,
+        *,
+        max_request_size_bytes: int,
+        max_threads: int,
+        gate: Gate = OPEN_GATE,
     ) -> None:
         self._app = app
         self._max_request_size_bytes = max_request_size_bytes
         self._slots = asyncio.Semaphore(max_threads)
+        self._gate = gate
 
     async def __call__(self, scope: HttpScope, proto: HttpProtocol) -> None:
         """The request is answered."""
@@ -36,6 +43,8 @@ class WsgiBridge:
             return
         headers = dict(scope.headers.items())
         try:
+            # The application asks again; here it keeps strangers from having a body read.
+            self._gate.admit(scope.method, scope.path, headers.get("authorization", ""))
             body = await read_body(proto, headers, self._max_request_size_bytes)
             environ = make_environ(scope, body)
             async with self._slots:

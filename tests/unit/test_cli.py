@@ -147,6 +147,19 @@ def test_register_sends_torchserves_parameters(server, ferry):
     )
 
 
+def test_command_sends_the_token_of_the_environment(server, ferry, monkeypatch):
+    # Given
+    server.answers["GET", "/models"] = (200, {"models": []})
+    # When
+    ferry("models", "list")
+    monkeypatch.setenv("FERRY_TOKEN", "secret")
+    result = ferry("models", "list")
+    # Then
+    sent = [headers.get("authorization") for _, _, headers, _ in server.asked]
+    assert sent == [None, "Bearer secret"]
+    assert "secret" not in result.output
+
+
 def test_register_does_not_wait_when_told_so(server, ferry):
     # Given
     server.answers["POST", "/models"] = (202, {"status": "Processing worker updates..."})

@@ -40,6 +40,23 @@ def test_management_opens_when_told_to():
     assert Address("0.0.0.0", 8081) in listener_table(settings)
 
 
+@pytest.mark.parametrize("asked", [{"token_auth": True}, {"key_file": Path("keys.json")}])
+def test_management_opens_when_it_asks_for_tokens(asked):
+    settings = replace(Settings(), management_address="http://0.0.0.0:8081", **asked)
+    assert Address("0.0.0.0", 8081) in listener_table(settings)
+
+
+def test_management_stays_closed_when_tokens_are_switched_off_again():
+    settings = replace(
+        Settings(),
+        management_address="http://0.0.0.0:8081",
+        token_auth=True,
+        disable_token_authorization=True,
+    )
+    with pytest.raises(SettingsError, match="token_authorization"):
+        listener_table(settings)
+
+
 def test_management_is_not_smuggled_onto_the_open_inference_port():
     settings = replace(
         Settings(),

@@ -20,6 +20,7 @@ from batching.store.worker_verbs import WorkerVerbs
 from batching.telemetry import Metrics
 from cli.embedded_redis import EmbeddedRedis, find_server
 from ingress.app import create_app
+from ingress.auth import Gate
 from ingress.front import Front
 from ingress.listeners import Address, Listener
 from ingress.openapi import Role
@@ -63,6 +64,8 @@ def echo(request):
     header = {"X-Seen": f"{request.headers['explain']} {request.headers.get('url_path')}"}
     if kind := request.headers.get("x-reply-type"):
         header["Content-Type"] = kind
+    if "x-tell-names" in request.headers:
+        header["X-Names"] = ",".join(request.headers)
     names = ",".join(f"{part.name}:{part.content_type}" for part in request.parts)
     return Reply(status, names.encode() + b"|" + b"|".join(parts.values()), header)
 
@@ -215,7 +218,13 @@ def node(redis_url):
 
 
 @pytest.fixture
-def ingress(redis_url):
+def keys():
+    """No tokens are asked for; tests of tokens bring a key file."""
+    return
+
+
+@pytest.fixture
+def ingress(redis_url, keys):
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -245,6 +254,7 @@ def ingress(redis_url):
         metrics=metrics,
         lifecycle=Lifecycle(),
         loop=loop,
+        keys=keys,
     )
     apps = {role: create_app(services, [role]) for role in Role}
     listeners = call(_listen(services, apps))
@@ -267,10 +277,17 @@ async def _started(catalog, redis_url):
 async def _listen(services, apps):
     limit = services.settings.max_request_size_bytes
     bridges = {
-        role: WsgiBridge(app, max_request_size_bytes=limit, max_threads=8)
+        role: WsgiBridge(
+            app, max_request_size_bytes=limit, max_threads=8, gate=Gate(services.keys, [role])
+        )
         for role, app in apps.items()
     }
-    front = Front(services.predictor, bridges[Role.INFERENCE], max_request_size_bytes=limit)
+    front = Front(
+        services.predictor,
+        bridges[Role.INFERENCE],
+        max_request_size_bytes=limit,
+        gate=Gate(services.keys, [Role.INFERENCE]),
+    )
     listeners = [
         Listener(Address("127.0.0.1", free_port()), app)
         for app in (front, bridges[Role.MANAGEMENT])

@@ -1,5 +1,6 @@
 """The ingress as a process: readiness, signals, exit codes."""
 
+import json
 import os
 import signal
 import socket
@@ -223,6 +224,37 @@ def test_server_refuses_to_open_management_to_the_network(start):
     code, log = start(management_address="http://0.0.0.0:8081").end()
     assert code == 2
     assert "allow_open_management" in log
+
+
+def test_server_with_tokens_makes_its_key_file_and_may_be_reached_by_others(start, tmp_path):
+    # Given: without tokens this address is refused
+    path, port = tmp_path / "keys.json", free_port()
+    server = start(key_file=str(path), management_address=f"http://0.0.0.0:{port}")
+    # When
+    server.ready_lines()
+    # Then
+    keys = {scope: entry["key"] for scope, entry in json.loads(path.read_text()).items()}
+    url = f"http://127.0.0.1:{port}/models"
+    headers = {"authorization": f"Bearer {keys['management']}"}
+    assert requests.get(url, timeout=5).status_code == 400
+    assert requests.get(url, headers=headers, timeout=5).json() == {"models": []}
+    ping = server.url("inference", "/ping")
+    headers = {"authorization": f"Bearer {keys['inference']}"}
+    assert requests.get(ping, timeout=5).status_code == 400
+    assert requests.get(ping, headers=headers, timeout=5).json() == {"status": "Healthy"}
+    # Then no key is in the log
+    server.process.send_signal(signal.SIGTERM)
+    _, log = server.end()
+    assert all(key not in log for key in keys.values())
+
+
+def test_server_refuses_a_key_file_that_is_none(start, tmp_path):
+    # Given
+    (tmp_path / "keys.json").write_text("[]")
+    # When / Then
+    code, log = start(key_file=str(tmp_path / "keys.json")).end()
+    assert code == 2
+    assert "cannot start: key_file=" in log
 
 
 def accepts(port):

@@ -1,0 +1,42 @@
+"""`/token` on the management port: a new key for who has the API key.
+
+Source: TorchServe 0.12 `TokenAuthorization`; contract 2.8.
+"""
+
+import logging
+
+from flask import Blueprint, Response, request
+
+from batching.errors import InternalError
+from ingress.answers import NO_CACHE_HEADERS, Answer, fresh_request_id
+from ingress.auth import TOKEN_PATH, refused_renewal, require_api_key
+from ingress.key_file import RENEWABLE, KeyFile
+from ingress.responses import to_response
+
+log = logging.getLogger(__name__)
+
+# TorchServe does not look at the method.
+_ANY = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
+
+
+def token_blueprint(keys: KeyFile) -> Blueprint:
+    """`/token?type=inference` and `/token?type=management`."""
+    blueprint = Blueprint("token", __name__)
+
+    @blueprint.route(TOKEN_PATH, methods=_ANY)
+    def renew() -> Response:
+        require_api_key(keys, request.headers.get("Authorization", ""))
+        kind = request.args.get("type", "")
+        scope = next((scope for scope in RENEWABLE if scope == kind), None)
+        if scope is None:
+            raise refused_renewal()
+        try:
+            keys.renew(scope)
+        except (OSError, ValueError) as error:
+            log.exception("renewing a key failed")
+            raise InternalError("The key file cannot be written.") from error
+        headers = [("x-request-id", fresh_request_id()), *NO_CACHE_HEADERS]
+        # The new key is in the file only, as in TorchServe: who asks must be able to read that.
+        return to_response(Answer(200, headers, b"\n"))
+
+    return blueprint

@@ -1,0 +1,41 @@
+"""Bytes in, bytes out: for requests that no HTTP library would send."""
+
+import contextlib
+import socket
+
+TIMEOUT_S = 10
+
+
+def connect_to(url):
+    """A connection to a listener's address."""
+    port = int(url.rpartition(":")[2])
+    return socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+
+
+def read_to_end(connection):
+    """What comes until the other side closes, and whether it closed in order."""
+    chunks = []
+    with contextlib.suppress(ConnectionError):
+        while chunk := connection.recv(65536):
+            chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def exchange(url, data):
+    """What is answered to these bytes until the server closes; b"" when it did so at once."""
+    with connect_to(url) as connection:
+        # A server that has refused already need not take the rest.
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(data)
+        return read_to_end(connection)
+
+
+def statuses(answer):
+    """The status of each response in the bytes."""
+    return [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]]
+
+
+def post(path, *lines, body=b""):
+    """The bytes of a POST with these header lines."""
+    head = [f"POST {path} HTTP/1.1".encode(), b"Host: x", *lines]
+    return b"\r\n".join(head) + b"\r\n\r\n" + body

@@ -1,0 +1,314 @@
+"""B1, B2, B5, B15, F34 and F35: bytes that no HTTP library sends, on both doors.
+
+Each door is a granian listener: `/predictions` goes through the front, the rest through the bridge.
+"""
+
+import asyncio
+import gzip
+import itertools
+import os
+import threading
+import time
+
+import psutil
+import pytest
+import requests
+
+from ingress.body_reader import MAX_CHUNKS
+from ingress.listeners import Address, Listener
+from tests.unit.ingress.conftest import free_port
+from tests.unit.ingress.sockets import connect_to, exchange, post, read_to_end, statuses
+
+LIMIT = 100_000  # max_request_size of the ingress fixture
+CHUNKED = b"Transfer-Encoding: chunked"
+JSON = b"Content-Type: application/json"
+SECOND = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture(params=["/predictions/echo", "/models"])
+def door(request, ingress, node):
+    """Address and path of a route that reads a body: the front's, and one behind the bridge."""
+    ingress.register("echo")
+    is_front = request.param.startswith("/predictions")
+    return (ingress.inference_url if is_front else ingress.management_url), request.param
+
+
+def chunk(data):
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+# --- B1
+
+
+def test_b01_announced_body_over_the_limit_is_refused_unread(door):
+    url, path = door
+    answer = exchange(url, post(path, b"Content-Length: %d" % (LIMIT + 1)))
+    assert statuses(answer) == [413]
+
+
+def test_b01_chunked_body_over_the_limit_is_refused_while_it_is_read(door):
+    url, path = door
+    started_bytes = psutil.Process().memory_info().rss
+    # When: eighty times the limit, if the server takes it
+    answer = exchange(url, post(path, CHUNKED, body=chunk(b"x" * 0x8000) * 250))
+    # Then
+    assert statuses(answer) in ([413], [])  # it may have hung up on us while we were sending
+    assert psutil.Process().memory_info().rss - started_bytes < 80 * LIMIT
+
+
+def test_b01_chunked_body_just_over_the_limit_gets_413(door):
+    url, path = door
+    answer = exchange(url, post(path, CHUNKED, body=chunk(b"x" * (LIMIT + 1)) + b"0\r\n\r\n"))
+    assert statuses(answer) == [413]
+
+
+def test_b01_body_of_exactly_the_limit_is_read(door):
+    url, path = door
+    for data in (
+        post(path, b"Content-Length: %d" % LIMIT, b"Connection: close", body=b"x" * LIMIT),
+        post(path, CHUNKED, body=chunk(b"x" * LIMIT) + b"0\r\n\r\n"),
+    ):
+        # The management route wants JSON or a query, so it says 400; both have read it.
+        assert statuses(exchange(url, data)) in ([200], [400])
+
+
+# --- B2
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_b02_length_beside_chunks_ends_the_connection(door, order):
+    # Given: by its chunks the body ends at once, by its length the next request belongs to it
+    url, path = door
+    lines = [b"Content-Length: %d" % (5 + len(SECOND)), CHUNKED]
+    data = post(path, *(lines[place] for place in order), body=b"0\r\n\r\n" + SECOND)
+    # When
+    answer = exchange(url, data)
+    # Then there is one answer, and no keep-alive on which a proxy could be out of step
+    assert len(statuses(answer)) == 1
+    assert b"connection: close" in answer
+
+
+def test_b02_request_behind_a_chunked_one_is_never_served(door):
+    url, path = door
+    answer = exchange(url, post(path, CHUNKED, body=b"0\r\n\r\n" + SECOND * 3))
+    assert len(statuses(answer)) == 1
+
+
+def test_b02_pipelined_requests_without_chunks_are_all_served(ingress):
+    last = SECOND.replace(b"Host: x", b"Host: x\r\nConnection: close")
+    assert statuses(exchange(ingress.inference_url, SECOND * 2 + last)) == [200] * 3
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"zz\r\nabc\r\n0\r\n\r\n",
+        b"-1\r\nabc\r\n0\r\n\r\n",
+        b"ffffffffffffffffff\r\nabc\r\n0\r\n\r\n",
+        b"3\r\nabcdef\r\n0\r\n\r\n",
+        b"0x3\r\nabc\r\n0\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("first", [b"", chunk(b"tab")])
+def test_b02_broken_chunk_makes_a_bad_request_and_no_shorter_body(door, first, rest):
+    url, path = door
+    answer = exchange(url, post(path, CHUNKED, JSON, body=first + rest))
+    assert statuses(answer) == [400]
+
+
+@pytest.mark.parametrize("sent", [chunk(b"tabby"), chunk(b"tab") + b"5\r\nby"])
+def test_b02_body_that_breaks_off_is_a_bad_request(door, sent):
+    url, path = door
+    with connect_to(url) as connection:
+        connection.sendall(post(path, CHUNKED, JSON, body=sent))
+        connection.shutdown(1)
+        assert statuses(read_to_end(connection)) == [400]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Transfer-Encoding: gzip, chunked",
+        b"Transfer-Encoding: chunked, chunked",
+        b"Transfer-Encoding: identity",
+        b"Transfer-Encoding: xchunked",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+    ],
+)
+def test_b02_other_transfer_encodings_are_refused(door, line):
+    url, path = door
+    answer = exchange(url, post(path, line, b"Connection: close", body=b"0\r\n\r\n"))
+    assert statuses(answer) == [400]
+
+
+def test_b02_absurdly_many_chunks_are_refused(door):
+    url, path = door
+    answer = exchange(url, post(path, CHUNKED, body=b"1\r\nx\r\n" * (MAX_CHUNKS + 1)))
+    assert statuses(answer) in ([400], [])
+
+
+# --- B5
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"deflate", b"br", b"zstd", b"GZIP, gzip", b"x"])
+def test_b05_packed_body_is_refused_unread(door, encoding):
+    url, path = door
+    bomb = gzip.compress(b"0" * 1_000_000)
+    lines = (b"Content-Encoding: " + encoding, b"Content-Length: %d" % len(bomb))
+    answer = exchange(url, post(path, *lines, body=bomb))
+    assert statuses(answer) == [415]
+    assert b"x-ferry-reason: unsupported_encoding" in answer
+
+
+def test_b05_identity_is_no_encoding(ingress, node):
+    ingress.register("echo")
+    answer = ingress.predict(
+        "/predictions/echo", data=b"x", headers={"Content-Encoding": "identity"}
+    )
+    assert (answer.status_code, answer.content) == (200, b"body:|x")
+
+
+def test_b05_gzip_body_without_its_header_is_passed_on_as_it_is(ingress, node):
+    # Given
+    ingress.register("echo")
+    packed = gzip.compress(b"tabby")
+    # When / Then: bytes of an unknown kind are the handler's business
+    assert ingress.predict("/predictions/echo", data=packed).content == b"body:|" + packed
+
+
+# --- B15
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (b"X-Request-Id: a\r\n\r\nInjected: b",),
+        (b"X-Request-Id: a\rInjected: b",),
+        (b"X-Request-Id: a\nInjected: b",),
+        (b"X-Request-Id: a\x00b",),
+        (b"X-Request-Id : a",),
+        (b" X-Request-Id: folded",),
+        (b"X: " + b"a" * 1_000_000,),
+        tuple(b"H%d: x" % number for number in range(10_000)),
+    ],
+)
+def test_b15_header_tricks_are_refused_or_harmless_and_never_echoed(door, lines):
+    url, path = door
+    answer = exchange(url, post(path, *lines, b"Content-Length: 0", b"Connection: close"))
+    assert b"njected" not in answer
+    assert all(status in (200, 400, 431) for status in statuses(answer))
+    assert not statuses(answer) or statuses(answer)[0] in (200, 400, 431)
+
+
+def test_b15_request_id_of_the_client_is_not_echoed(door):
+    url, path = door
+    answer = exchange(
+        url, post(path, b"X-Request-Id: forged", b"Content-Length: 0", b"Connection: close")
+    )
+    assert b"x-request-id: " in answer
+    assert b"forged" not in answer
+
+
+def test_b15_percent_encoded_line_ends_in_the_path_are_not_echoed_as_header(door):
+    url, path = door
+    target = f"{path}%0d%0aInjected:%20b?x=%0d%0aInjected:%20c"
+    answer = exchange(url, post(target, b"Content-Length: 0", b"Connection: close"))
+    head = answer.partition(b"\r\n\r\n")[0]
+    assert b"njected" not in head
+
+
+# --- F34 and F35
+
+
+@pytest.fixture
+def impatient():
+    """A listener that gives a silent connection half a second, and its address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def answer(_, proto):
+        proto.response_bytes(200, [], b"ok")
+
+    async def make():
+        listener = Listener(Address("127.0.0.1", free_port()), answer, silence_timeout_s=0.5)
+        await listener.start()
+        return listener
+
+    async def close(listener):
+        listener.stop()
+        await listener.wait_closed()
+
+    def call(coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(20)
+
+    listener = call(make())
+    yield str(listener.address)
+    call(close(listener))
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHo", b"POST / HTTP/1.1\r\nHost: x\r\n"])
+def test_f35_silent_connections_are_closed_and_others_served(impatient, sent):
+    # Given
+    connections = [connect_to(impatient) for _ in range(50)]
+    for connection in connections:
+        connection.sendall(sent)
+    started_s = time.monotonic()
+    # When / Then
+    assert requests.get(impatient, timeout=0.4).text == "ok"
+    assert [read_to_end(connection) for connection in connections] == [b""] * 50
+    assert 0.3 < time.monotonic() - started_s < 3
+    for connection in connections:
+        connection.close()
+
+
+def test_f35_header_that_drips_is_closed_in_time(impatient):
+    # Given: a byte now and then does not buy more time
+    with connect_to(impatient) as connection:
+        connection.settimeout(0.1)
+        started_s = time.monotonic()
+        dripping = itertools.cycle(b"GET / HTTP/1.1")
+        is_open = True
+        # When
+        while is_open and time.monotonic() - started_s < 5:
+            try:
+                connection.sendall(bytes([next(dripping)]))
+                is_open = connection.recv(1) != b""
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                is_open = False
+    # Then
+    assert not is_open
+    assert time.monotonic() - started_s < 3
+
+
+def test_f35_body_that_does_not_come_is_answered_in_time(door, monkeypatch):
+    # Given
+    monkeypatch.setattr("ingress.body_reader.BODY_TIMEOUT_S", 0.2)
+    url, path = door
+    for line in (b"Content-Length: 10", b"Content-Length: 90000", CHUNKED):
+        # When / Then
+        assert statuses(exchange(url, post(path, line))) == [408]
+
+
+def test_f34_clients_that_do_not_read_slow_nobody_down(ingress, node):
+    # Given: twenty clients that ask for an answer of 99 kB and read nothing
+    ingress.register("echo")
+    body = os.urandom(LIMIT - 1000)
+    request = post("/predictions/echo", b"Content-Length: %d" % len(body), body=body)
+    idle = [connect_to(ingress.inference_url) for _ in range(20)]
+    for connection in idle:
+        connection.setsockopt(1, 8, 4096)  # SOL_SOCKET, SO_RCVBUF
+        connection.sendall(request)
+    # When
+    started_s = time.monotonic()
+    answers = [ingress.predict("/predictions/echo", data=b"x").status_code for _ in range(20)]
+    # Then
+    assert answers == [200] * 20
+    assert time.monotonic() - started_s < 5
+    for connection in idle:
+        connection.close()
