@@ -85,7 +85,8 @@ class Worker:
                 self._verbs.reply(items, replies)
             except (RedisError, OSError) as error:
                 if time.monotonic() > end:
-                    # The requests stay in our lease and are reclaimed or expire; nothing hangs.
+                    # They are given back before the next claim, if Redis still knows them.
+                    self._may_own_unknown = True
                     log.error("reply failed for %.0f s, giving up: %s", REPLY_PATIENCE_S, error)
                     return
                 time.sleep(RETRY_S)

@@ -24,6 +24,7 @@ class NodeVerbs:
         self._reclaim = async_script(client, "reclaim")
         self._refuse = async_script(client, "refuse")
         self._living = async_script(client, "living")
+        self._report = async_script(client, "report")
 
     async def join(self, node: NodeStatus) -> bool:
         """The node is alive and known; true when it was not known before."""
@@ -66,10 +67,10 @@ class NodeVerbs:
 
     async def report(self, key: VersionKey, status: WorkerStatus) -> None:
         """Everybody sees this worker's state."""
-        async with self._client.pipeline(transaction=False) as pipe:
-            pipe.hset(VersionKeys.of(key).workers, status.worker_id, status.to_json())
-            pipe.publish(keys.CHANGES, key.model_name)
-            await pipe.execute()
+        await self._report(
+            keys=[VersionKeys.of(key).workers],
+            args=[status.worker_id, status.to_json(), keys.CHANGES, key.model_name],
+        )
 
     async def forget(self, key: VersionKey, worker_id: str) -> None:
         """The worker is gone from the lists; it owned nothing any more."""

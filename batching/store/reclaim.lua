@@ -2,6 +2,7 @@
 --
 -- KEYS  1 lease of the worker  2 worker beats  3 workers  4 queue  5 solo  6 bell  7 open
 --       8 counters  9 request prefix  10 body prefix  11 reply prefix  12 done prefix
+--       13 gather
 -- ARGV  1 worker id  2 mode: 'dead' = only if its last beat is older than dead_after_ms,
 --         'crashed' = its node saw it die, 'released' = it leaves in good order,
 --         'recovered' = it lives on, but the answer to its claim was lost
@@ -70,6 +71,14 @@ end
 if answered > 0 then redis.call('HINCRBY', KEYS[8], 'failed', answered) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[8], 'orphaned', orphaned) end
 if left == 0 and mode ~= 'recovered' then
+  -- A batch that it was collecting is anybody's now.
+  if redis.call('HGET', KEYS[13], 'worker') == worker_id then
+    redis.call('DEL', KEYS[13])
+    if redis.call('LLEN', KEYS[4]) > 0 then
+      redis.call('RPUSH', KEYS[6], '1')
+      redis.call('PEXPIRE', KEYS[6], 60000)
+    end
+  end
   redis.call('ZREM', KEYS[2], worker_id)
   redis.call('HDEL', KEYS[3], worker_id)
 end

@@ -33,6 +33,7 @@ def reclaim_keys(key: VersionKey, worker_id: str) -> list[str]:
         keys.body_prefix,
         keys.reply_prefix,
         keys.done_prefix,
+        keys.gather,
     ]
 
 

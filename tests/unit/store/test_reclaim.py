@@ -297,3 +297,31 @@ def test_reclaim_goes_on_when_memory_is_full(real_desk, full_memory):
     assert count == 2
     assert real_desk.solo() == ["a"]
     assert real_desk.reply_value("late") == b"late!deadline_exceeded"
+
+
+def test_reclaim_of_a_collector_wakes_another_worker_for_its_partial_batch(desk):
+    # Given a worker that holds a window open, and whoever was rung for the request has looked
+    desk.submit("a")
+    desk.worker("worker-a").claim(8, 60.0)
+    desk.client.delete(desk.keys.bell)
+
+    # When it dies
+    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+
+    # Then another one is woken and may collect
+    assert desk.bells() == 1
+    assert desk.worker("worker-b").claim(8, 60.0).waiting == 1
+    assert desk.client.hget(desk.keys.gather, "worker") == b"worker-b"
+
+
+def test_reclaim_leaves_the_window_of_another_worker_open(desk):
+    # Given
+    leased(desk, "a", worker_id="worker-x")
+    desk.submit("b")
+    desk.worker("worker-y").claim(8, 60.0)
+
+    # When
+    desk.node().reclaim(KEY, "worker-x", ReclaimMode.RELEASED)
+
+    # Then
+    assert desk.client.hget(desk.keys.gather, "worker") == b"worker-y"
