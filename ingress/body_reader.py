@@ -1,6 +1,7 @@
 """Reads a request body from granian without ever holding more than the limit."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 
 from batching.errors import BadRequest, PayloadTooLarge, RequestTimeout, ServeError
@@ -13,6 +14,9 @@ BODY_TIMEOUT_S = 60.0
 MAX_CHUNKS = 16_384
 
 _SMALL_BYTES = 64 * 1024
+# What is read of a refused body, at most.
+_DISCARD_BYTES = 64 * 1024 * 1024
+_DISCARD_S = 5.0
 _TOO_SLOW = "body too slow"
 
 
@@ -35,7 +39,7 @@ def refuse_encoded(content_encoding: str) -> None:
 
 
 async def read_body(proto: HttpProtocol, headers: Mapping[str, str], limit_bytes: int) -> bytes:
-    """The whole body. Nothing is read when its announced length is over the limit.
+    """The whole body; nothing is kept of one that is over the limit.
 
     Raises:
         UnsupportedEncoding: the body is compressed.
@@ -49,20 +53,30 @@ async def read_body(proto: HttpProtocol, headers: Mapping[str, str], limit_bytes
         raise BadRequest("The only transfer encoding is chunked.")
     if length is None and transfer is None:
         return b""
-    # granian has refused lengths that are no numbers, and stops at the announced one.
-    if length is not None and int(length) > limit_bytes:
-        raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
     try:
-        if length is not None and int(length) <= _SMALL_BYTES:
-            return await _read_small(proto)
+        if length is not None:
+            # granian has refused lengths that are no numbers, and stops at the announced one.
+            return await _read_announced(proto, int(length), limit_bytes, "expect" in headers)
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            if length is None:
-                return await _read_chunked(proto, limit_bytes)
-            return await proto()
+            return await _read_chunked(proto, limit_bytes)
     except TimeoutError as error:
         raise RequestTimeout("The request body did not arrive in time.") from error
     except ProtocolClosed as error:
         raise BadRequest("The request body is incomplete.") from error
+
+
+async def _read_announced(
+    proto: HttpProtocol, length_bytes: int, limit_bytes: int, waits_for_continue: bool
+) -> bytes:
+    if length_bytes <= min(_SMALL_BYTES, limit_bytes):
+        return await _read_small(proto)
+    if length_bytes <= limit_bytes:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await proto()
+    # A client that waits for 100-continue has sent nothing yet.
+    if not waits_for_continue:
+        await _discard(proto)
+    raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
 
 
 async def _read_small(proto: HttpProtocol) -> bytes:
@@ -91,9 +105,26 @@ async def _read_chunked(proto: HttpProtocol, limit_bytes: int) -> bytes:
         chunks.append(chunk)
         size_bytes += len(chunk)
         if size_bytes > limit_bytes:
+            chunks.clear()
+            await _discard(proto)
             raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
         if len(chunks) > MAX_CHUNKS:
             raise BadRequest("The request body comes in too many chunks.")
     if ends > 1:
         raise BadRequest("The request body is incomplete.")
     return b"".join(chunks)
+
+
+async def _discard(proto: HttpProtocol) -> None:
+    """Reads on for a while without keeping anything.
+
+    A socket that is closed while the client still sends answers with a reset, and the client may
+    never see why it was refused. Bounded, so that nobody can keep the ingress reading.
+    """
+    size_bytes = 0
+    with contextlib.suppress(TimeoutError, ProtocolClosed):
+        async with asyncio.timeout(_DISCARD_S):
+            async for chunk in proto:
+                size_bytes += len(chunk)
+                if size_bytes > _DISCARD_BYTES:
+                    return
