@@ -94,11 +94,10 @@ class ChaosProxy:
 
     async def _close(self) -> None:
         self._server.close()
-        await self._drop()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._is_down = True
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await self._drop()
+            await asyncio.wait(tasks, timeout=0.1)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -133,7 +132,20 @@ class ChaosProxy:
         raise ConnectionResetError
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while chunk := await reader.read(CHUNK_BYTES):
+        # Late replies are on their way at the same time, as on a long line.
+        line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._deliver(line, writer))
+            while chunk := await reader.read(CHUNK_BYTES):
+                late_s = self._latency_s * self._random.uniform(0.5, 1.5)
+                line.put_nowait((self._loop.time() + late_s, chunk))
+            raise ConnectionResetError
+
+    async def _deliver(
+        self, line: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.StreamWriter
+    ) -> None:
+        while True:
+            due, chunk = await line.get()
             if self._cut_at is not None:
                 if self._skip == 0:
                     at, self._cut_at = self._cut_at(len(chunk)), None
@@ -142,8 +154,8 @@ class ChaosProxy:
                     await writer.drain()
                     raise ConnectionResetError
                 self._skip -= 1
-            if self._latency_s:
-                await asyncio.sleep(self._latency_s * self._random.uniform(0.5, 1.5))
+            if due > self._loop.time():
+                await asyncio.sleep(due - self._loop.time())
             if self._random.random() < self._reset_share:
                 self.cuts += 1
                 raise ConnectionResetError
@@ -151,7 +163,6 @@ class ChaosProxy:
             for start in range(0, len(chunk), size):
                 writer.write(chunk[start : start + size])
                 await writer.drain()
-        raise ConnectionResetError
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -1,0 +1,59 @@
+"""Redis servers on ports, for what unix sockets cannot do: replication."""
+
+import os
+import socket
+import subprocess
+import tempfile
+from typing import Self
+
+import redis
+
+from batching.child_process import kill_group, spawn
+from cli.embedded_redis import find_server
+from tests.support import eventually
+
+
+class TcpRedis:
+    """One server on a free port of this machine; writes nothing to disk of its own accord."""
+
+    def __init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self._folder = tempfile.TemporaryDirectory(prefix="ferry-chaos-")
+        options = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "dir": self._folder.name,
+            "save": "",
+            "loglevel": "warning",
+            "repl-diskless-sync-delay": "0",
+        }
+        flags = [word for name, value in options.items() for word in (f"--{name}", value)]
+        program = str(find_server().path)
+        self._process = spawn([program, *flags], dict(os.environ), stdout=subprocess.DEVNULL)
+        self.client = redis.Redis(port=self.port)
+        eventually(self._answers, 10)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        kill_group(self._process)
+        self._folder.cleanup()
+
+    def follow(self, primary: "TcpRedis") -> None:
+        """This server has all that the primary has, and goes on copying it."""
+        self.client.replicaof("127.0.0.1", str(primary.port))
+        eventually(lambda: self.client.info("replication")["master_link_status"] == "up", 10)
+
+    def stand_alone(self) -> None:
+        """It copies no more, and takes writes."""
+        self.client.replicaof("NO", "ONE")
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except redis.ConnectionError:
+            return False

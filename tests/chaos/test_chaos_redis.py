@@ -1,0 +1,297 @@
+"""F15 to F20 and F22 to F24: Redis dies, forgets, stands still, is full, is far away."""
+
+import contextlib
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.embedded_redis import EmbeddedRedis
+from tests.chaos import checker
+from tests.chaos.crowd import Crowd
+from tests.chaos.promises import is_long
+from tests.chaos.proxy import ChaosProxy
+from tests.chaos.rig import Rig, Served
+from tests.chaos.tcp_redis import TcpRedis
+from tests.e2e.ferry_process import eventually
+
+DETECTED_S = 1.0
+RECOVERED_S = 2.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+
+
+@contextlib.contextmanager
+def again_and_again(act: Callable[[], object], every_s: float) -> Iterator[None]:
+    """The act happens at this pace during the with block, from a thread."""
+    is_over = threading.Event()
+
+    def run() -> None:
+        while not is_over.wait(every_s):
+            act()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(10)
+
+
+def for_seconds(seconds: float) -> None:
+    """The load goes on for so long; nothing is waited for."""
+    threading.Event().wait(seconds)
+
+
+def seconds_until_served(model: Served, crowd: Crowd, limit_s: float) -> float:
+    """How long until a request is served again."""
+    start = time.monotonic()
+    tries = itertools.count()
+    again = lambda: crowd.ask(model.name, [f"back? {next(tries)}"])[0].status == 200  # noqa: E731
+    assert eventually(again, limit_s)
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("loss", ["restart", "flush"])
+def test_f15_f17_requests_survive_a_redis_that_lost_everything(
+    rig: Rig, crowd: Crowd, chaos_redis: EmbeddedRedis, record_promise, loss: str
+) -> None:
+    name = f"f15-{loss}"
+    with rig.serve(name, pace_s=0.05, batch_size=4, max_batch_delay=10) as model:
+        # Given thirty requests of which some are done, some at work, and the rest wait
+        bodies = [f"in flight {number}" for number in range(30)]
+        sent = crowd.send(name, bodies, timeout_ms=10_000)
+        model.wait_calls(3)
+
+        # When Redis is emptied, or dies and comes back empty after two seconds
+        if loss == "flush":
+            rig.redis.flushall()
+            lost_at = time.monotonic()
+        else:
+            os.kill(chaos_redis.pid, signal.SIGKILL)
+            for_seconds(2.0)
+            chaos_redis.launch()
+            lost_at = time.monotonic()
+        crowd.wait()
+
+        # Then all of them are answered, and so is who comes now
+        ok = sum(one.status == 200 for one in sent)
+        last_s = max(one.answered_at for one in sent) - lost_at
+        back_s = seconds_until_served(model, crowd, RECOVERED_S)
+        row = "F17" if loss == "flush" else "F15"
+        what = "FLUSHALL" if loss == "flush" else "Redis killed, back empty after 2 s"
+        record_promise(
+            row, f"{what}: 30 in flight", "30 x 200", f"{ok} x 200, {last_s:.1f} s after the loss"
+        )
+        assert ok == 30, checker.statuses(sent)
+        assert back_s <= RECOVERED_S
+        crowd.log[:] = sent
+        model.check(crowd)
+
+
+def test_f16_outage_is_told_and_ends_by_itself(
+    rig: Rig, crowd: Crowd, chaos_redis: EmbeddedRedis, record_promise
+) -> None:
+    outage_s, deadline_s = (20.0, 5.0) if is_long() else (4.0, 2.0)
+    with rig.serve("f16", pace_s=0.02, batch_size=4) as model:
+        # Given requests in flight
+        timeout_ms = int(deadline_s * 1000)
+        early = crowd.send("f16", [f"sleep 0.1|{n}" for n in range(40)], timeout_ms=timeout_ms)
+        model.wait_calls(2)
+
+        # When Redis is away for longer than they may take
+        os.kill(chaos_redis.pid, signal.SIGKILL)
+        for_seconds(0.5)
+        late = crowd.send("f16", [f"late {n}" for n in range(20)], timeout_ms=timeout_ms)
+        for_seconds(outage_s - 0.5)
+        chaos_redis.launch()
+        back_s = seconds_until_served(model, crowd, RECOVERED_S + 5)
+
+        # Then everybody was told by the deadline, who came meanwhile at once
+        over_s = max(one.seconds for one in early) - deadline_s
+        told_s = max(one.seconds for one in late)
+        record_promise("F16", "Redis down: in flight told", "by deadline +0.1 s", f"{over_s:+.2f} s")
+        record_promise("F16", "Redis down: new ones told", "503 <= 1 s", f"{told_s:.2f} s")
+        record_promise("F16", "recovers by itself", "<= 2 s", f"{back_s:.2f} s")
+        assert {one.status for one in early} <= {200, 503, 504}
+        assert {(one.status, one.reason) for one in late} == {(503, "redis_unavailable")}
+        assert over_s <= checker.DEADLINE_SLACK_S
+        assert told_s <= DETECTED_S
+        assert back_s <= RECOVERED_S
+        assert all(one.headers.get("retry-after") for one in late)
+        model.check(crowd)
+
+
+def test_f18_killed_connections_lose_nothing(rig: Rig, crowd: Crowd, record_promise) -> None:
+    seconds = 10.0 if is_long() else 3.0
+    with rig.serve("f18", pace_s=0.01, batch_size=4) as model:
+        # When every connection is killed five times a second under load
+        kill_all = lambda: rig.redis.client_kill_filter(_type="normal", skipme=True)  # noqa: E731
+        with crowd.flow("f18", 50, "r"), again_and_again(kill_all, 0.2):
+            for_seconds(seconds)
+
+        # Then every request is answered once, with its own answer
+        record_promise(
+            "F18",
+            f"CLIENT KILL every 200 ms, {seconds:.0f} s",
+            "0 lost, all 200",
+            f"{checker.statuses(crowd.log)}",
+        )
+        assert set(checker.statuses(crowd.log)) == {"200"}
+        model.check(crowd)
+
+
+@pytest.mark.parametrize("how", ["CLIENT PAUSE", "SIGSTOP"])
+def test_f19_redis_that_stands_still_makes_nobody_dead(
+    rig: Rig, crowd: Crowd, chaos_redis: EmbeddedRedis, record_promise, how: str
+) -> None:
+    name = "f19-pause" if how == "CLIENT PAUSE" else "f19-stop"
+    with rig.serve(name, pace_s=0.01, batch_size=4) as model, crowd.flow(name, 30, "r"):
+        # Given a load, and a request at work all the while
+        [long_one] = crowd.send(name, ["sleep 1|at work"])
+        assert eventually(lambda: "sleep 1|at work" in model.bodies(), 5)
+
+        # When Redis answers nobody for two seconds
+        if how == "CLIENT PAUSE":
+            rig.redis.client_pause(2000, all=True)
+            for_seconds(2.0)
+        else:
+            os.kill(chaos_redis.pid, signal.SIGSTOP)
+            for_seconds(2.0)
+            os.kill(chaos_redis.pid, signal.SIGCONT)
+        for_seconds(1.0)
+
+    # Then all were answered, and no living worker's requests were taken away
+    log = crowd.wait()
+    assert long_one.status == 200
+    assert model.bodies().count("sleep 1|at work") == 1
+    told = {status for status in checker.statuses(log) if not status.startswith("200")}
+    record_promise(
+        "F19", f"{how} 2 s", "all answered, 0 false reaps", f"{checker.statuses(log)}, 0 reaped"
+    )
+    assert told <= {"503 redis_unavailable"}
+    assert checker.answers(log) + checker.executions(log, model.calls()) == []
+
+
+def test_f20_forgotten_scripts_are_sent_again(rig: Rig, crowd: Crowd, record_promise) -> None:
+    with rig.serve("f20", pace_s=0.01, batch_size=4) as model:
+        # When the server forgets its scripts ten times a second
+        with crowd.flow("f20", 50, "r"), again_and_again(rig.redis.script_flush, 0.1):
+            for_seconds(2.0)
+
+        # Then nobody sees it
+        record_promise("F20", "SCRIPT FLUSH under load", "all 200", f"{checker.statuses(crowd.log)}")
+        assert set(checker.statuses(crowd.log)) == {"200"}
+        model.check(crowd)
+
+
+def test_f23_full_memory_stops_admission_only(rig: Rig, crowd: Crowd, record_promise) -> None:
+    with rig.serve("f23", pace_s=0.3, batch_size=2) as model:
+        # Given memory for some ten bodies of 150 kB
+        used = rig.redis.info("memory")["used_memory"]
+        rig.redis.config_set("maxmemory", used + 2_500_000)
+        try:
+            # When forty come
+            sent = crowd.ask("f23", [f"r{number:02}" for number in range(40)], padding=150_000)
+
+            # Then what fits is served, and the rest is refused at once
+            found = checker.statuses(sent)
+            refused = [one for one in sent if one.reason == "queue_memory"]
+            slowest_s = max(one.seconds for one in refused)
+            assert set(found) == {"200", "503 queue_memory"}
+            assert all(one.headers["retry-after"] for one in refused)
+
+            # And the server recovers by itself
+            [again] = crowd.ask("f23", ["again"], padding=150_000)
+            assert again.status == 200
+
+            # When memory stays full for longer than a silent worker may live
+            [held] = crowd.send("f23", ["sleep 0.5|held"])
+            assert eventually(lambda: "sleep 0.5|held" in [b.strip() for b in model.bodies()], 5)
+            workers = model.pids()
+            rig.redis.config_set("maxmemory", 1_000_000)
+            for_seconds(10.0 if is_long() else 4.0)
+            [over] = crowd.ask("f23", ["over"])
+
+            # Then beats and replies go on, and nobody is taken for dead
+            assert held.status == 200
+            assert (over.status, over.reason) == (503, "queue_memory")
+            assert model.pids() == workers
+            assert model.counters().get("reclaimed", 0) == 0
+        finally:
+            rig.redis.config_set("maxmemory", 0)
+        record_promise("F23", "maxmemory: refused at once", "503 queue_memory", f"{slowest_s:.2f} s")
+        record_promise("F23", "maxmemory: work goes on", "0 false reaps", f"0, {found}")
+        assert crowd.ask("f23", ["after"])[0].status == 200
+
+
+@pytest.fixture
+def far_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, ChaosProxy, TcpRedis]]:
+    """A rig whose parts reach their Redis only through the proxy."""
+    folder = Path(tmp_path_factory.mktemp("far"))
+    with TcpRedis() as primary:
+        path = Path(f"/tmp/ferry-chaos-{os.getpid()}.sock")
+        with ChaosProxy(path, primary.port, seed=1) as proxy:
+            rig = Rig(folder, proxy.url, direct_url=f"redis://127.0.0.1:{primary.port}")
+            try:
+                yield rig, proxy, primary
+            finally:
+                rig.close()
+        path.unlink(missing_ok=True)
+
+
+def test_f22_f24_far_and_failing_over_redis_loses_nothing(
+    far_rig: tuple[Rig, ChaosProxy, TcpRedis], record_promise
+) -> None:
+    rig, proxy, primary = far_rig
+    with (
+        TcpRedis() as replica,
+        Crowd(rig.port) as crowd,
+        rig.serve("far", pace_s=0.01, batch_size=4) as model,
+    ):
+        # When answers take 100 ms and one in twenty is lost with its connection
+        proxy.slow(0.1, reset_share=0.05, slice_bytes=7)
+        with crowd.flow("far", 20, "slow"):
+            for_seconds(30.0 if is_long() else 5.0)
+        proxy.heal()
+
+        # Then nobody is lost; who was refused was told so
+        found = checker.statuses(crowd.log)
+        record_promise(
+            "F22", f"100 ms latency, {proxy.cuts} resets", "0 lost, 0 doubled", f"{found}"
+        )
+        assert proxy.cuts > 5
+        assert set(found) <= {"200", "503 redis_unavailable"}
+        assert found.get("200", 0) > sum(found.values()) / 2
+        model.check(crowd)
+
+        # When Redis fails over to a replica that missed the last writes
+        replica.follow(primary)
+        with crowd.flow("far", 60, "over", timeout_ms=8000):
+            for_seconds(0.5)
+            replica.stand_alone()
+            for_seconds(0.2)
+            switched_at = time.monotonic()
+            proxy.retarget(replica.port)
+            rig.redis = replica.client
+            for_seconds(2.0)
+
+        # Then every request has an answer, its own one
+        log = [one for one in crowd.wait() if one.body.startswith("over")]
+        found = checker.statuses(log)
+        waited_s = max(one.seconds for one in log if one.sent_at < switched_at)
+        record_promise(
+            "F24", "fail-over, last 200 ms missing", "200 or 503; no mix-up, no hang", f"{found}"
+        )
+        assert checker.answers(log) == []
+        assert set(found) <= {"200", "503 redis_unavailable", "503 queue_lost"}
+        assert found["200"] >= 0.9 * sum(found.values())
+        assert waited_s < 5.0
+        assert checker.conservation(model.counters(), model.open_requests()) == []
+        assert eventually(lambda: model.open_requests() == 0, 10), "requests stay open"
