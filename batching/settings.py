@@ -41,6 +41,11 @@ class Settings:
     """What an ingress, a node or `ferry up` is told before it starts."""
 
     redis_url: str = _setting("", doc="redis://, rediss:// or unix:// URL; empty: embedded")
+    redis_ca_file: Path | None = _setting(
+        None, doc="PEM file of the authority behind a rediss:// server; default: the system's"
+    )
+    redis_cert_file: Path | None = _setting(None, doc="PEM file of our certificate for Redis")
+    redis_key_file: Path | None = _setting(None, doc="PEM file of that certificate's key")
     inference_address: str = _setting("http://127.0.0.1:8080", doc="predictions listener")
     management_address: str = _setting("http://127.0.0.1:8081", doc="management listener")
     metrics_address: str = _setting("http://127.0.0.1:8082", doc="metrics listener")
@@ -100,7 +105,7 @@ class Settings:
         """The settings from all sources, and the config keys that nobody knows.
 
         Raises:
-            SettingsError: an unreadable file or a value of the wrong type.
+            SettingsError: an unreadable file, a value of the wrong type or one that cannot work.
         """
         environment = os.environ if environment is None else environment
         values: dict[str, Any] = {}
@@ -116,7 +121,27 @@ class Settings:
         for name, value in (flags or {}).items():
             if value is not None:
                 values[name] = value
-        return cls(**values), unknown
+        settings = cls(**values)
+        settings.check()
+        return settings, unknown
+
+    def check(self) -> None:
+        """Nothing happens to settings that fit together.
+
+        Raises:
+            SettingsError: they do not; better now than at the first request.
+        """
+        for pattern in self.allowed_urls.split(","):
+            try:
+                re.compile(pattern.strip())
+            except re.error as error:
+                raise SettingsError(
+                    f"allowed_urls: {pattern.strip()!r} is not a regular expression ({error}); "
+                    "commas separate expressions"
+                ) from error
+        tls_files = (self.redis_ca_file, self.redis_cert_file, self.redis_key_file)
+        if any(tls_files) and self.redis_url and not self.redis_url.startswith("rediss:"):
+            raise SettingsError("redis_ca_file and the like need a redis_url with rediss://")
 
     @classmethod
     def _from_properties(

@@ -17,9 +17,10 @@ from batching.readiness import notify_ready
 from batching.settings import Settings, SettingsError
 from batching.store.broker import Broker
 from batching.store.catalog import Catalog
-from batching.store.connection import connect
+from batching.store.connection import connect, store_url
 from batching.store.control_queue import ControlQueue
 from batching.store.registry import Registry
+from batching.store.server_check import check_server
 from batching.telemetry import Metrics, configure_logging
 from ingress.app import create_app
 from ingress.auth import Gate
@@ -58,6 +59,7 @@ def run(settings: Settings) -> int:
         table = listener_table(settings)
         if not settings.redis_url:
             raise SettingsError("redis_url is not set: which Redis? Set REDIS_URL.")
+        check_server(settings)
         return uvloop.run(_Ingress(settings, _open_keys(settings)).serve(table))
     except SettingsError as error:
         log.error("cannot start: %s", error)
@@ -72,12 +74,13 @@ class _Ingress:
         self._keys = keys
         self._lifecycle = Lifecycle()
         self._metrics = Metrics()
-        client = connect(settings.redis_url)
+        url = store_url(settings)
+        client = connect(url)
         self._registry = Registry(client, dead_after_s=settings.dead_after_s)
         self._control = ControlQueue(client)
-        self._catalog = Catalog(self._registry, settings.redis_url)
-        self._broker = Broker(settings.redis_url, dead_after_s=settings.dead_after_s)
-        probe_client = connect(settings.redis_url, socket_timeout_s=_PROBE_TIMEOUT_S)
+        self._catalog = Catalog(self._registry, url)
+        self._broker = Broker(url, dead_after_s=settings.dead_after_s)
+        probe_client = connect(url, socket_timeout_s=_PROBE_TIMEOUT_S)
         self._probe_registry = Registry(probe_client, dead_after_s=settings.dead_after_s)
         self._metrics.watch(self._probe_registry, lambda: self._broker.waiting)
         self._signals = 0

@@ -19,6 +19,7 @@ import yaml
 from batching.errors import InternalError, InvalidModel
 from batching.model_spec import ArchiveInfo
 from workers.archive_entries import CHUNK_BYTES, MAX_ENTRIES, read_chunks, read_entries
+from workers.quarantine import UNPACK_PREFIX
 
 MANIFEST_PATH = PurePosixPath("MAR-INF/MANIFEST.json")
 DEFAULT_VERSION = "1.0"
@@ -87,7 +88,7 @@ def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
         raise InvalidModel(f"{path.name} has changed since it was registered: its SHA-256 differs.")
     try:
         work_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".unpack-", dir=work_dir) as quarantine:
+        with tempfile.TemporaryDirectory(prefix=UNPACK_PREFIX, dir=work_dir) as quarantine:
             content = Path(quarantine) / "content"
             if path.is_dir():
                 content.symlink_to(_without_wrapper(path.resolve()), target_is_directory=True)

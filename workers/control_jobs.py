@@ -14,7 +14,7 @@ from rq.timeouts import TimerDeathPenalty
 
 from batching.errors import InternalError, ServeError
 from batching.settings import Settings
-from batching.store.connection import connect
+from batching.store.connection import connect, store_url
 from batching.store.control_queue import QUEUE_NAME, wrap_error
 from batching.telemetry import configure_logging
 from workers import archive, fetch
@@ -48,7 +48,7 @@ def main() -> int:
     settings, _ = Settings.load()
     configure_logging(settings.log_level)
     logging.getLogger("rq").setLevel(logging.WARNING)
-    client = connect(settings.redis_url, socket_timeout_s=RQ_SOCKET_TIMEOUT_S)
+    client = connect(store_url(settings), socket_timeout_s=RQ_SOCKET_TIMEOUT_S)
     queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer)
     worker = ControlWorker([queue], connection=client, serializer=JSONSerializer)
     worker.work(logging_level="WARNING")

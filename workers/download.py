@@ -20,6 +20,7 @@ import httpx
 from batching.errors import DownloadFailed, InternalError, ModelNotFound
 from workers.archive import inspect_archive
 from workers.archive_entries import MAX_UNPACKED_BYTES
+from workers.quarantine import DOWNLOAD_PREFIX
 
 MAX_REDIRECTS = 3
 MAX_DOWNLOAD_S = 900
@@ -53,6 +54,27 @@ def is_public(address: str) -> bool:
         if inner is not None:
             return is_public(str(inner))
     return ip.is_global and not ip.is_multicast
+
+
+def remove_download(url: str, model_store: Path) -> bool:
+    """Whether the archive that was downloaded from this URL was there; it is gone now.
+
+    A file that nobody downloaded is never removed, whatever its name.
+    """
+    name = unquote(urlsplit(url).path.rpartition("/")[2])
+    if not _FILE_NAME.fullmatch(name):
+        return False
+    note = _note(model_store / name)
+    if not note.is_file() or note.read_text(encoding="utf-8") != url:
+        return False
+    (model_store / name).unlink(missing_ok=True)
+    note.unlink(missing_ok=True)
+    return True
+
+
+def _note(target: Path) -> Path:
+    """Where it is written down that this archive was downloaded, and from where."""
+    return target.with_name(f".{target.name}.url")
 
 
 class Downloader:
@@ -97,11 +119,12 @@ class Downloader:
         if target.exists():
             raise InternalError(f"Model file already exists {target.name}")
         try:
-            with tempfile.TemporaryDirectory(prefix=".download-", dir=model_store) as quarantine:
+            with tempfile.TemporaryDirectory(prefix=DOWNLOAD_PREFIX, dir=model_store) as quarantine:
                 file = Path(quarantine) / target.name
                 self._download(url, file, on_progress)
                 inspect_archive(file, url)
                 file.rename(target)
+                _note(target).write_text(url, encoding="utf-8")
         except OSError as error:
             raise InternalError(f"Failed to save model: {url}") from error
         return target

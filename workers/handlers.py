@@ -22,6 +22,7 @@ from batching.model_spec import ModelSpec
 from batching.settings import Settings
 from workers.archive import read_model_config
 from workers.devices import Device
+from workers.torch_version import require_safe_torch
 
 DEFAULT_FUNCTION = "handle"
 BUILT_IN_PACKAGE = "ts.torch_handler"
@@ -47,10 +48,12 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
     The current directory is the model's folder, which is importable too.
 
     Raises:
-        ImportError: no module of the handler's name, neither in the folder nor built in.
+        ImportError: no module of the handler's name, neither in the folder nor built in; or a torch
+            that is too old.
         ValueError: the module has neither the function nor exactly one class.
         Exception: whatever the handler itself raises.
     """
+    require_safe_torch()
     model_dir = model_dir.absolute()
     _enter_folder(model_dir, spec.handler)
     _limit_images(settings.max_image_pixels)

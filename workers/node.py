@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,17 @@ from batching.child_process import exited, has_exited, kill_group, spawn
 from batching.errors import StoreUnavailable
 from batching.model_spec import ModelSpec, VersionKey
 from batching.readiness import notify_ready
-from batching.settings import Settings
+from batching.settings import Settings, SettingsError
 from batching.status import NodeStatus
 from batching.store import keys
-from batching.store.connection import RedisError, connect, connect_async
+from batching.store.connection import RedisError, connect, connect_async, store_url
 from batching.store.node_verbs import NodeVerbs
 from batching.store.registry import ModelEntry, Registry
+from batching.store.server_check import check_server
 from batching.telemetry import configure_logging
-from workers import archive, fetch
 from workers.devices import Device, list_gpus
 from workers.heartbeat import Heartbeat
+from workers.model_files import ModelFiles
 from workers.reaper import Reaper
 from workers.slot import Slot, SlotContext, utc_now
 
@@ -47,6 +48,7 @@ RETRY_S = 0.5
 CONTROL_RESTART_S = 1.0
 CONTROL_STOP_S = 2.0
 KILL_MARGIN_S = 1.0
+EXIT_UNUSABLE = 2
 
 
 class Node:
@@ -60,16 +62,15 @@ class Node:
             pid=os.getpid(),
             started_at=utc_now(),
         )
-        self._registry = Registry(connect(settings.redis_url), dead_after_s=settings.dead_after_s)
-        self._client = connect_async(settings.redis_url)
+        self._registry = Registry(connect(store_url(settings)), dead_after_s=settings.dead_after_s)
+        self._client = connect_async(store_url(settings))
         self._verbs = NodeVerbs(self._client, int(settings.dead_after_s * 1000))
         self._slots: dict[tuple[VersionKey, int], Slot] = {}
         self._tasks: dict[tuple[VersionKey, int], asyncio.Task[None]] = {}
         self._wanted: dict[str, ModelEntry] = {}
         self._gpus = list_gpus(settings.number_of_gpu)
         self._gpu_turn = itertools.count()
-        self._work_dir = settings.work_dir or _default_work_dir()
-        self._unpacking = asyncio.Lock()
+        self._files = ModelFiles(settings)
         self._should_exit = asyncio.Event()
         self._must_exit_now = asyncio.Event()
         self._must_look = asyncio.Event()
@@ -79,13 +80,14 @@ class Node:
             settings=settings,
             verbs=self._verbs,
             sequence=itertools.count(1),
-            prepare=self._prepare,
+            prepare=self._files.prepare,
             compat_dir=Path(compat.__file__).parent,
         )
 
     async def run(self) -> None:
         """Serves until a signal, then drains."""
         self._handle_signals()
+        await asyncio.to_thread(self._files.sweep)
         heartbeat = Heartbeat(
             self._verbs, self._node, lambda: list(self._slots.values()), self._on_joined
         )
@@ -166,7 +168,8 @@ class Node:
             # The nodes remember what Redis forgot. Doing it twice at once is harmless.
             await asyncio.to_thread(self._registry.restore, self._wanted.values())
             await asyncio.to_thread(self._registry.mark)
-        self._wanted = await asyncio.to_thread(self._registry.snapshot)
+        before, self._wanted = self._wanted, await asyncio.to_thread(self._registry.snapshot)
+        await asyncio.to_thread(self._files.forget, _urls(before) - _urls(self._wanted))
         specs = {
             spec.key: spec for entry in self._wanted.values() for spec in entry.versions.values()
         }
@@ -221,23 +224,6 @@ class Node:
         turn = number if spec.device_ids else next(self._gpu_turn)
         return Device("cuda", gpus[turn % len(gpus)])
 
-    async def _prepare(self, spec: ModelSpec) -> Path:
-        """The folder of the unpacked archive; unpacked here when this host has not seen it yet."""
-        async with self._unpacking:
-            return await asyncio.to_thread(self._unpack, spec)
-
-    def _unpack(self, spec: ModelSpec) -> Path:
-        unpacked = archive.find_unpacked(spec.archive_sha256, self._work_dir)
-        if unpacked is not None:
-            return unpacked
-        path = fetch.locate_archive(
-            spec.model_url,
-            self._settings.model_store,
-            allowed_urls=self._settings.allowed_urls,
-            is_registered=True,
-        )
-        return archive.unpack_archive(path, spec.archive_sha256, self._work_dir)
-
     # --- control worker
 
     async def _keep_control_worker(self) -> None:
@@ -278,13 +264,17 @@ class Node:
             await asyncio.wait_for(ended, timeout=KILL_MARGIN_S)
 
 
-def _default_work_dir() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(cache) / "torchferry" / "models"
+def _urls(models: Mapping[str, ModelEntry]) -> set[str]:
+    return {spec.model_url for entry in models.values() for spec in entry.versions.values()}
 
 
 def run(settings: Settings) -> int:
     """Runs a node until it is told to stop; returns the exit status."""
     configure_logging(settings.log_level)
+    try:
+        check_server(settings)
+    except SettingsError as error:
+        log.error("cannot start: %s", error)
+        return EXIT_UNUSABLE
     asyncio.run(Node(settings).run())
     return 0

@@ -25,21 +25,32 @@ logger = logging.getLogger(__name__)
 _STATUSES = range(200, 600)
 
 
+class DeviceBroken(Exception):
+    """The device answers nothing in this process any more; another process may still use it."""
+
+
 class Runner:
     """One loaded model, one batch at a time."""
 
     def __init__(self, model: LoadedModel, settings: Settings) -> None:
         self._model = model
         self._settings = settings
+        self.is_device_broken = False
 
     def run(self, batch: Batch) -> list[Reply]:
         """One reply per item, in the same order; a handler's fault becomes an error reply.
 
         A handler that fails over a batch of n is called up to n more times, with one item each.
+
+        Raises:
+            DeviceBroken: over several items; here each would fail, in another process only the one
+                at fault.
         """
         started_ns = time.perf_counter_ns()
         replies = self._run_items(batch.items)
         if replies is None:
+            if self.is_device_broken:
+                raise DeviceBroken
             _free_gpu_memory()
             replies = [reply for item in batch.items for reply in self._run_alone(item)]
         handler_us = (time.perf_counter_ns() - started_ns) // 1000
@@ -62,6 +73,7 @@ class Runner:
         except Exception as error:
             # Anything may come out of a handler; the worker has to live on.
             logger.exception("handler failed model=%s batch=%d", self._name, len(items))
+            self.is_device_broken = self.is_device_broken or _has_broken_device(error)
             return [_error_reply(_as_answer(error))] if len(items) == 1 else None
         if not isinstance(outputs, list) or len(outputs) != len(items):
             logger.error("handler returned %s for a batch of %d", _shape(outputs), len(items))
@@ -121,6 +133,13 @@ def _is_out_of_memory(error: Exception) -> bool:
     # Other CUDA failures have no type of their own. Source: TorchServe 0.12 ts/service.py,
     # Service.predict answers 507 when the text of the exception has "CUDA" in it.
     return "CUDA" in str(error)
+
+
+def _has_broken_device(error: Exception) -> bool:
+    # A failed assertion or an illegal access in a kernel: every later call fails with the same
+    # text, until the process ends. Want of memory is not of that kind.
+    text = str(error)
+    return "CUDA error:" in text and "out of memory" not in text
 
 
 def _misshapen(outputs: Any) -> ServeError:

@@ -6,6 +6,7 @@ process is gone, so nothing it still holds is taken for lost; what it left is re
 The process never beats by itself: a handler that is busy in C++ could not, exactly when it matters.
 """
 
+import contextlib
 import faulthandler
 import json
 import logging
@@ -21,17 +22,18 @@ from batching.batcher import Batcher
 from batching.policy import FixedPolicy
 from batching.protocol import Batch, Reply
 from batching.settings import Settings
-from batching.store.connection import RedisError, connect
+from batching.store.connection import RedisError, connect, store_url
 from batching.store.worker_verbs import WorkerVerbs
 from batching.telemetry import configure_logging
 from workers.assignment import Assignment
 from workers.handlers import load_model
-from workers.runner import Runner
+from workers.runner import DeviceBroken, Runner
 
 log = logging.getLogger("workers.worker")
 
 EXIT_DRAINED = 0
 EXIT_LOAD_FAILED = 3
+EXIT_DEVICE_BROKEN = 4
 RETRY_S = 0.1
 REPLY_PATIENCE_S = 30.0
 
@@ -40,11 +42,16 @@ class Worker:
     """The loop. Everything it needs is passed in."""
 
     def __init__(
-        self, batcher: Batcher, verbs: WorkerVerbs, run: Callable[[Batch], list[Reply]]
+        self,
+        batcher: Batcher,
+        verbs: WorkerVerbs,
+        run: Callable[[Batch], list[Reply]],
+        is_broken: Callable[[], bool] = lambda: False,
     ) -> None:
         self._batcher = batcher
         self._verbs = verbs
         self._run = run
+        self._is_broken = is_broken
         self._should_stop = False
         self._may_own_unknown = False
 
@@ -53,8 +60,12 @@ class Worker:
         self._should_stop = True
 
     def serve(self) -> None:
-        """Every claimed batch has been replied to when this returns."""
-        while not self._should_stop:
+        """Every claimed batch has been replied to when this returns.
+
+        Raises:
+            DeviceBroken: the last one has not; its requests are tried again, each by itself.
+        """
+        while not self._should_stop and not self._is_broken():
             try:
                 if self._may_own_unknown:
                     self._verbs.recover()
@@ -133,14 +144,18 @@ def main() -> int:
             is_out_of_memory=is_out_of_memory(error),
         )
         return EXIT_LOAD_FAILED
-    client = connect(settings.redis_url)
+    client = connect(store_url(settings))
     verbs = WorkerVerbs(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
     policy = FixedPolicy(spec.batch_size, spec.max_batch_delay_ms / 1000)
     runner = Runner(model.with_entry(timed(model.entry, spec.response_timeout_s)), settings)
-    worker = Worker(Batcher(verbs, policy), verbs, runner.run)
+    worker = Worker(Batcher(verbs, policy), verbs, runner.run, lambda: runner.is_device_broken)
     signal.signal(signal.SIGTERM, worker.stop)
     _report(assignment, state="READY")
-    worker.serve()
+    with contextlib.suppress(DeviceBroken):
+        worker.serve()
+    if runner.is_device_broken:
+        log.error("model=%s version=%s: the device is broken in this process", *spec.key)
+        return EXIT_DEVICE_BROKEN
     return EXIT_DRAINED
 
 

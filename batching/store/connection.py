@@ -7,12 +7,15 @@ server does, so that a reply can never reach a socket that nobody reads any more
 """
 
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from batching.settings import Settings
 
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 5.0
@@ -24,6 +27,23 @@ RedisError = redis.RedisError
 # redis-py types every answer as "bytes or str" and some methods not at all; here it is bytes.
 Client = Any
 AsyncClient = Any
+
+
+def store_url(settings: Settings) -> str:
+    """`redis_url` with the files that its TLS connection needs.
+
+    The server's certificate and name are always verified, against the system's authorities where
+    `redis_ca_file` names no other.
+    """
+    files = {
+        "ssl_ca_certs": settings.redis_ca_file,
+        "ssl_certfile": settings.redis_cert_file,
+        "ssl_keyfile": settings.redis_key_file,
+    }
+    query = urlencode({name: path for name, path in files.items() if path}, quote_via=quote)
+    if not query:
+        return settings.redis_url
+    return f"{settings.redis_url}{'&' if '?' in settings.redis_url else '?'}{query}"
 
 
 def connect(url: str, *, socket_timeout_s: float = COMMAND_TIMEOUT_S) -> Client:

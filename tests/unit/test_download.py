@@ -40,7 +40,7 @@ def test_download_is_verified_and_lands_in_the_store(store):
     assert path == store / "echo.mar"
     assert path.read_bytes() == archive_bytes()
     assert progress[-1] == (len(archive_bytes()), len(archive_bytes()))
-    assert not list(store.glob(".*"))
+    assert [path.name for path in store.glob(".*")] == [".echo.mar.url"]
 
 
 def test_download_connects_to_the_address_that_was_checked(store):

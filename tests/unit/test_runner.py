@@ -8,6 +8,7 @@ import torch
 from ts.service import PredictionException
 
 from tests.unit.batches import Handler, batch, body, error_of, run_one, runner
+from workers.runner import DeviceBroken
 
 
 def test_handler_sees_ids_and_headers_of_each_request():
@@ -169,6 +170,46 @@ def test_bad_request_fails_alone_when_its_batch_fails():
     assert [reply.status for reply in replies] == [200, 400, 200]
     assert [reply.body for reply in replies] == [b"1 in id-0", b"Bad one", b"1 in id-2"]
     assert [len(rows) for rows in handler.batches] == [3, 1, 1, 1]
+
+
+BROKEN = raising(RuntimeError("CUDA error: device-side assert triggered"))
+
+
+def test_broken_device_fails_no_batch_mates():
+    # Given
+    handler = Handler(BROKEN)
+    broken = runner(handler)
+
+    # When / Then the batch is left to another process, which runs its items one by one
+    with pytest.raises(DeviceBroken):
+        broken.run(batch(body(), body()))
+    assert len(handler.batches) == 1
+    assert broken.is_device_broken
+
+
+def test_broken_device_is_answered_when_the_request_was_alone():
+    # Given
+    broken = runner(Handler(BROKEN))
+
+    # When
+    (reply,) = broken.run(batch(body()))
+
+    # Then
+    assert reply.status == 507
+    assert broken.is_device_broken
+
+
+@pytest.mark.parametrize("text", ["CUDA error: out of memory", "CUDA out of memory.", "x"])
+def test_device_is_not_broken_by_other_failures(text):
+    # Given
+    failing = runner(Handler(raising(RuntimeError(text))))
+
+    # When
+    replies = failing.run(batch(body(), body()))
+
+    # Then
+    assert len(replies) == 2
+    assert not failing.is_device_broken
 
 
 def test_batch_that_succeeds_runs_once():

@@ -178,3 +178,15 @@ def test_model_defaults_are_the_settings_of_the_same_name():
     assert defaults.default_startup_timeout_s == 3
     assert defaults.job_queue_size == 4
     assert defaults.queue_timeout_s == 5.0
+
+
+@pytest.mark.parametrize("pattern", ["https://(", "https://x/.*,[a", "*"])
+def test_settings_refuse_allowed_urls_that_are_no_expressions(pattern):
+    with pytest.raises(SettingsError, match=r"allowed_urls: .* commas separate"):
+        Settings.load(None, {"FERRY_ALLOWED_URLS": pattern}, {})
+
+
+def test_settings_refuse_tls_files_for_a_connection_without_tls():
+    environment = {"REDIS_URL": "redis://r:6379", "FERRY_REDIS_CA_FILE": "/ca.pem"}
+    with pytest.raises(SettingsError, match="rediss://"):
+        Settings.load(None, environment, {})

@@ -1,0 +1,54 @@
+"""Is this Redis one that the queue can be trusted to? Asked once, at the start of a process."""
+
+import logging
+import re
+
+from batching.settings import Settings, SettingsError
+from batching.store.connection import Client, RedisError, connect, store_url
+
+log = logging.getLogger(__name__)
+
+# BLMPOP, and scripts that may write at `maxmemory` when they say so (`allow-oom`), came with 7.0.
+MIN_VERSION = (7, 0)
+SAFE_POLICY = "noeviction"
+_TIMEOUT_S = 1.0
+
+
+def check_server(settings: Settings) -> None:
+    """The Redis that the settings name will do; what is doubtful about it has been logged.
+
+    A server that does not answer yet is not refused: containers start in any order.
+
+    Raises:
+        SettingsError: it is too old.
+    """
+    client = connect(store_url(settings), socket_timeout_s=_TIMEOUT_S)
+    try:
+        check_client(client)
+    except (RedisError, OSError) as error:
+        log.warning("Redis could not be checked: %s", type(error).__name__)
+    finally:
+        client.close()
+
+
+def check_client(client: Client) -> None:
+    """As `check_server`, for a server that answers.
+
+    Raises:
+        SettingsError: it is too old.
+        RedisError: it does not answer, or this user may not ask.
+    """
+    # Valkey names the Redis version that it is compatible with.
+    version = str(client.info("server").get("redis_version", ""))
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and (int(found[1]), int(found[2])) < MIN_VERSION:
+        raise SettingsError(
+            f"Redis {version} is too old: use Redis 7.0 or later, or Valkey (redis_url)"
+        )
+    policy = str(client.info("memory").get("maxmemory_policy", SAFE_POLICY))
+    if policy != SAFE_POLICY:
+        log.warning(
+            "Redis has maxmemory-policy %s and may drop requests that were accepted: set it to %s",
+            policy,
+            SAFE_POLICY,
+        )

@@ -1,0 +1,65 @@
+"""A node's disk: archives become folders, and what nobody needs any more goes."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from batching.model_spec import ModelSpec
+from batching.settings import Settings
+from workers import archive, fetch, quarantine
+from workers.download import remove_download
+
+log = logging.getLogger("workers.node")
+
+
+class ModelFiles:
+    """The model store and the work folder of one node."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._model_store = settings.model_store
+        self._allowed_urls = settings.allowed_urls
+        self._work_dir = settings.work_dir or _default_work_dir()
+        self._unpacking = asyncio.Lock()
+
+    async def prepare(self, spec: ModelSpec) -> Path:
+        """The folder of the unpacked archive; unpacked here when this host has not seen it yet.
+
+        Raises:
+            ServeError: the archive cannot be had, or is not the one that was registered.
+        """
+        async with self._unpacking:
+            return await asyncio.to_thread(self._unpack, spec)
+
+    def sweep(self) -> None:
+        """What killed processes left half done in either folder is gone, if it is old."""
+        for folder in (self._work_dir, self._model_store):
+            if folder is not None and folder.is_dir():
+                quarantine.sweep(folder)
+
+    def forget(self, urls: Iterable[str]) -> None:
+        """Archives that were downloaded from these URLs have left the store; all others stay."""
+        for url in urls:
+            try:
+                if self._model_store is not None and remove_download(url, self._model_store):
+                    log.info("removed download url=%s", url)
+            except OSError as error:
+                log.warning("download not removed url=%s: %s", url, error.strerror)
+
+    def _unpack(self, spec: ModelSpec) -> Path:
+        unpacked = archive.find_unpacked(spec.archive_sha256, self._work_dir)
+        if unpacked is not None:
+            return unpacked
+        path = fetch.locate_archive(
+            spec.model_url,
+            self._model_store,
+            allowed_urls=self._allowed_urls,
+            is_registered=True,
+        )
+        return archive.unpack_archive(path, spec.archive_sha256, self._work_dir)
+
+
+def _default_work_dir() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(cache) / "torchferry" / "models"
