@@ -39,7 +39,7 @@ def handle(data, context):
     bodies = [bytes(row["body"]).decode() for row in data]
     write_line(
         {
-            "bodies": [body[:200] for body in bodies],
+            "bodies": [body.rstrip()[:200] for body in bodies],
             "request_ids": [context.request_ids[index] for index in range(len(bodies))],
             "started_at": started_at,
             "pid": os.getpid(),

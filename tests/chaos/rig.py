@@ -196,7 +196,9 @@ class Served:
         """Asserts that the verdict over log, ledger and counters is clean, once all is quiet."""
         log = crowd.wait()
         assert eventually(lambda: self.open_requests() == 0, QUIET_S), "requests stay open"
-        wrong = checker.answers(log) + checker.executions(log, self.calls())
+        calls = self.calls()
+        wrong = checker.answers(log) + checker.executions(log, calls)
+        wrong += checker.departures(log, calls)
         wrong += checker.conservation(self.counters(), self.open_requests())
         assert wrong == [], f"{len(wrong)} faults, the first: {wrong[:5]}"
 

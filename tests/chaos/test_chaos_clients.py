@@ -1,0 +1,269 @@
+"""F26 to F29 and F33 to F36: clients that leave, are late, slow, hostile or too many."""
+
+import contextlib
+import socket
+import statistics
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chaos import checker
+from tests.chaos.crowd import Crowd
+from tests.chaos.promises import is_long
+from tests.chaos.rig import Rig
+from tests.chaos.test_chaos_redis import for_seconds
+from tests.e2e.ferry_process import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def test_f26_work_of_clients_that_left_the_queue_is_not_done(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    with rig.serve("f26", batch_size=8) as model:
+        # Given two hundred clients behind a worker that is busy for a second and a half
+        crowd.send("f26", ["sleep 1.5|first"])
+        model.wait_calls(1)
+        stay = crowd.send("f26", [f"stays {number}" for number in range(100)])
+        leave = crowd.send("f26", [f"leaves {n}" for n in range(100)], leave_after_s=0.6)
+
+        # When half of them leave
+        crowd.wait()
+
+        # Then only those who stayed are served, and the counters agree
+        ran = set(model.bodies()) & {one.body for one in leave}
+        cancelled = model.counters()["cancelled"]
+        record_promise(
+            "F26", "100 of 200 left the queue", ">= 95 not run", f"{100 - len(ran)} not run"
+        )
+        assert all(one.left_at for one in leave)
+        assert {one.status for one in stay} == {200}
+        assert len(ran) <= 5
+        assert cancelled == 100 - len(ran)
+        model.check(crowd)
+
+
+def test_f27_client_that_leaves_a_running_batch_harms_nobody(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    with rig.serve("f27", batch_size=4, max_batch_delay=100) as model:
+        # When one of a batch of four leaves while it runs
+        [gone] = crowd.send("f27", ["sleep 0.8|leaves"], leave_after_s=0.4)
+        stay = crowd.send("f27", [f"stays {number}" for number in range(3)])
+        crowd.wait()
+
+        # Then the others are answered, and nothing is published for it
+        counters = model.counters()
+        record_promise(
+            "F27",
+            "one of a running batch left",
+            "3 x 200, 1 cancelled",
+            f"{counters['replied']} x 200, {counters['cancelled']} cancelled",
+        )
+        assert gone.left_at
+        assert len(model.calls()[0].bodies) == 4
+        assert {one.status for one in stay} == {200}
+        assert (counters["replied"], counters["cancelled"]) == (3, 1)
+        replies = lambda: list(rig.redis.scan_iter(f"{model.keys.reply_prefix}*"))  # noqa: E731
+        assert eventually(lambda: not replies(), 2)
+        model.check(crowd)
+
+
+def test_f28_deadline_is_kept_to_the_tenth_of_a_second(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    with rig.serve("f28") as model:
+        # When requests have half a second behind a worker that is busy for longer
+        crowd.send("f28", ["sleep 1.2|first"])
+        model.wait_calls(1)
+        sent = crowd.send("f28", [f"late {number}" for number in range(20)], timeout_ms=500)
+        crowd.wait()
+
+        # Then they are told then, and not run
+        off_s = max(abs(one.seconds - 0.5) for one in sent)
+        record_promise(
+            "F28", "queued past the deadline: 504", "deadline +-100 ms", f"+-{off_s * 1000:.0f} ms"
+        )
+        assert {(one.status, one.reason) for one in sent} == {(504, "deadline_exceeded")}
+        assert off_s <= checker.DEADLINE_SLACK_S
+        assert model.bodies() == ["sleep 1.2|first"]
+        model.check(crowd)
+
+
+def test_f29_work_of_a_dead_ingress_is_not_done(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    with rig.serve("f29") as model:
+        # Given twenty requests behind a worker that is busy for longer than an ingress may be silent
+        crowd.send("f29", ["sleep 4.5|first"])
+        model.wait_calls(1)
+        crowd.send("f29", [f"r{number}" for number in range(20)])
+        assert eventually(lambda: model.waiting() == 20, 5)
+
+        # When the ingress is killed
+        rig.process.kill()
+        crowd.wait()
+
+        # Then none of them is run, and nothing of them stays
+        assert eventually(lambda: model.open_requests() == 0, 10)
+        orphaned = model.counters()["orphaned"]
+        record_promise("F29", "ingress killed, 20 waiting", "20 dropped", f"{orphaned} dropped")
+        assert model.bodies() == ["sleep 4.5|first"]
+        assert orphaned == 20
+        assert checker.conservation(model.counters(), 0) == []
+        rig.restore()
+
+
+def test_f33_overload_is_refused_at_once_and_costs_no_throughput(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    seconds = 30.0 if is_long() else 8.0
+    with rig.serve("f33", pace_s=0.05, batch_size=8, queue_size=64) as model:
+        # Given what the model can do: batches of eight, 50 ms each
+        crowd.ask("f33", [f"warm {number}" for number in range(32)])
+        began = time.monotonic()
+        crowd.ask("f33", [f"sample {number}" for number in range(64)])
+        measured = 64 / (time.monotonic() - began)
+        capacity = min(measured, 8 / 0.05)
+        seen = len(crowd.log)
+
+        # When three times as much comes
+        with crowd.flow("f33", 3 * capacity, "r"):
+            for_seconds(seconds)
+        log = crowd.log[seen:]
+
+        # Then it goes on doing what it can, and the rest is told at once when to come again
+        served = [one for one in log if one.status == 200]
+        refused = [one for one in log if one.status == 503]
+        span_s = max(one.answered_at for one in served) - log[0].sent_at
+        goodput = len(served) / span_s
+        slow_s = percentile([one.seconds for one in refused], 0.99)
+        record_promise(
+            "F33",
+            f"overload x3, {seconds:.0f} s: goodput",
+            ">= 90 % of capacity",
+            f"{goodput / capacity:.0%} of {capacity:.0f}/s",
+        )
+        record_promise(
+            "F33", "overload: refusals, p99", "< 50 ms, Retry-After", f"{slow_s * 1000:.0f} ms"
+        )
+        assert len(served) + len(refused) == len(log), checker.statuses(log)
+        assert goodput >= 0.9 * capacity
+        assert {one.reason for one in refused} == {"queue_full"}
+        assert all(int(one.headers["retry-after"]) >= 1 for one in refused)
+        assert slow_s < 0.05
+        model.check(crowd)
+
+
+@contextlib.contextmanager
+def raw_clients(port: int, count: int, start: bytes, receive_bytes: int) -> Iterator[list[socket.socket]]:
+    """Connections that have sent this and hardly take anything in."""
+    with contextlib.ExitStack() as held:
+        sockets = []
+        for _ in range(count):
+            one = held.enter_context(socket.socket())
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+            one.connect(("127.0.0.1", port))
+            one.sendall(start)
+            sockets.append(one)
+        yield sockets
+
+
+def latencies(crowd: Crowd, model: str, count: int, prefix: str) -> list[float]:
+    return [crowd.ask(model, [f"{prefix} {number}"])[0].seconds for number in range(count)]
+
+
+def test_f34_clients_that_hardly_read_slow_nobody_down(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    with rig.serve("f34", pace_s=0.002) as model:
+        # Given the usual latency
+        latencies(crowd, "f34", 20, "warm")
+        usual_s = percentile(latencies(crowd, "f34", 100, "usual"), 0.9)
+
+        # When twenty clients take in a byte per second of an answer of 2 MB
+        body = b"long 2000000|x"
+        head = f"POST /predictions/f34 HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nContent-Type: application/octet-stream\r\n\r\n"
+        with raw_clients(rig.port, 20, head.encode() + body, 2048) as readers:
+            assert eventually(lambda: model.bodies().count(body.decode()) == 20, 10)
+            for reader in readers:
+                reader.recv(1)
+
+            # Then nobody else waits longer
+            beside_s = percentile(latencies(crowd, "f34", 100, "beside"), 0.9)
+        record_promise(
+            "F34",
+            "20 clients that hardly read: others' p90",
+            "< 2 x",
+            f"{usual_s * 1000:.1f} -> {beside_s * 1000:.1f} ms",
+        )
+        assert beside_s < 2 * max(usual_s, 0.005)
+        model.check(crowd)
+
+
+def test_f35_half_sent_requests_take_nothing_from_others(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    heads = [
+        b"POST /predictions/f35 HTTP/1.1\r\nHost: x\r\nX-Slow: a",
+        b"POST /predictions/f35 HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nslow",
+    ]
+    with rig.serve("f35", pace_s=0.002) as model, contextlib.ExitStack() as held:
+        # When fifty connections stop in the middle of their headers or bodies
+        sockets = []
+        for head in heads:
+            sockets += held.enter_context(raw_clients(rig.port, 25, head, 65_536))
+
+        # Then the service goes on
+        ok = crowd.ask("f35", [f"r{number}" for number in range(50)])
+        assert {one.status for one in ok} == {200}
+        assert len(model.bodies()) == 50
+        slow_s = max(one.seconds for one in ok)
+        record_promise("F35", "50 half-sent requests: service", "unaffected", f"{slow_s:.2f} s at most")
+        assert slow_s < 2.0
+        model.check(crowd)
+
+        # And, in the long form: they are closed by a time-out
+        if is_long():
+            began = time.monotonic()
+            for one in sockets:
+                one.settimeout(max(0.1, began + 75 - time.monotonic()))
+                while one.recv(4096):
+                    pass
+            took_s = time.monotonic() - began
+            record_promise("F35", "half-sent requests are closed", "<= 75 s", f"{took_s:.0f} s")
+
+
+def test_f36_idle_request_waits_no_longer_than_the_delay(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    count = 40 if is_long() else 16
+    with (
+        rig.serve("f36-window", batch_size=8, max_batch_delay=5),
+        rig.serve("f36-single", batch_size=1),
+    ):
+        # When single requests come, one after the other, with and without a batch window
+        latencies(crowd, "f36-window", 3, "warm")
+        latencies(crowd, "f36-single", 3, "warm")
+        window, single = [], []
+        for number in range(count):
+            for name, seconds in (("f36-window", window), ("f36-single", single)):
+                for_seconds(0.05)
+                seconds += latencies(crowd, name, 1, f"r{number}")
+
+        # Then the window costs its delay, and Redis' clock nothing
+        added_s = statistics.median(window) - statistics.median(single)
+        worst_s = percentile(window, 0.99) - statistics.median(single)
+        record_promise(
+            "F36",
+            "idle: wait added by a window of 5 ms",
+            "<= 5 + 3 ms",
+            f"{added_s * 1000:.1f} ms, worst of {count} {worst_s * 1000:.1f} ms",
+        )
+        assert 0.001 <= added_s <= 0.008
+        assert percentile(window, 0.75) - statistics.median(single) <= 0.012
