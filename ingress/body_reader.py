@@ -1,7 +1,6 @@
 """Reads a request body from granian without ever holding more than the limit."""
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 
 from batching.errors import BadRequest, PayloadTooLarge, RequestTimeout, ServeError
@@ -16,7 +15,7 @@ MAX_CHUNKS = 16_384
 _SMALL_BYTES = 64 * 1024
 # What is read of a refused body, at most.
 _DISCARD_BYTES = 64 * 1024 * 1024
-_DISCARD_S = 5.0
+_DISCARD_PAUSE_S = 0.25
 _TOO_SLOW = "body too slow"
 
 
@@ -57,8 +56,7 @@ async def read_body(proto: HttpProtocol, headers: Mapping[str, str], limit_bytes
         if length is not None:
             # granian has refused lengths that are no numbers, and stops at the announced one.
             return await _read_announced(proto, int(length), limit_bytes, "expect" in headers)
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await _read_chunked(proto, limit_bytes)
+        return await _read_pieces(proto, limit_bytes)
     except TimeoutError as error:
         raise RequestTimeout("The request body did not arrive in time.") from error
     except ProtocolClosed as error:
@@ -75,7 +73,7 @@ async def _read_announced(
             return await proto()
     # A client that waits for 100-continue has sent nothing yet.
     if not waits_for_continue:
-        await _discard(proto)
+        return await _read_pieces(proto, limit_bytes, is_too_large=True)
     raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
 
 
@@ -95,36 +93,64 @@ async def _read_small(proto: HttpProtocol) -> bytes:
         timer.cancel()
 
 
-async def _read_chunked(proto: HttpProtocol, limit_bytes: int) -> bytes:
-    chunks: list[bytes] = []
-    size_bytes = ends = 0
-    async for chunk in proto:
+class _Pieces:
+    """A body as it comes in pieces; nothing is kept of one that is too large."""
+
+    def __init__(self, limit_bytes: int, *, is_too_large: bool) -> None:
+        self._limit_bytes = limit_bytes
+        self._kept: list[bytes] = []
+        self._count = self._size_bytes = self._ends = 0
+        self.is_too_large = is_too_large
+
+    def add(self, chunk: bytes) -> bool:
+        """Whether to read on."""
         # A broken chunk and a lost connection end the iteration as quietly as the last chunk does,
         # only with one empty element more; so do trailers, which nobody sends.
-        ends += not chunk
-        chunks.append(chunk)
-        size_bytes += len(chunk)
-        if size_bytes > limit_bytes:
-            chunks.clear()
-            await _discard(proto)
-            raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
-        if len(chunks) > MAX_CHUNKS:
+        self._ends += not chunk
+        self._count += 1
+        self._size_bytes += len(chunk)
+        self.is_too_large = self.is_too_large or self._size_bytes > self._limit_bytes
+        if self.is_too_large:
+            self._kept.clear()
+        else:
+            self._kept.append(chunk)
+        return self._count <= MAX_CHUNKS and self._size_bytes <= _DISCARD_BYTES + self._limit_bytes
+
+    def whole(self) -> bytes:
+        """The body.
+
+        Raises:
+            PayloadTooLarge, BadRequest: it is not one that can be served.
+        """
+        if self.is_too_large:
+            raise PayloadTooLarge(f"More than {self._limit_bytes} bytes.")
+        if self._count > MAX_CHUNKS:
             raise BadRequest("The request body comes in too many chunks.")
-    if ends > 1:
-        raise BadRequest("The request body is incomplete.")
-    return b"".join(chunks)
+        if self._ends > 1:
+            raise BadRequest("The request body is incomplete.")
+        return b"".join(self._kept)
 
 
-async def _discard(proto: HttpProtocol) -> None:
-    """Reads on for a while without keeping anything.
+async def _read_pieces(
+    proto: HttpProtocol, limit_bytes: int, *, is_too_large: bool = False
+) -> bytes:
+    """A body whose length is not known, or known to be too large.
 
-    A socket that is closed while the client still sends answers with a reset, and the client may
-    never see why it was refused. Bounded, so that nobody can keep the ingress reading.
+    One that is over the limit is read on for a while without being kept. A socket that is closed
+    while the client still sends answers with a reset, and the client may never see why it was
+    refused. Bounded, and a client that pauses is taken to wait for the answer.
     """
-    size_bytes = 0
-    with contextlib.suppress(TimeoutError, ProtocolClosed):
-        async with asyncio.timeout(_DISCARD_S):
+    pieces = _Pieces(limit_bytes, is_too_large=is_too_large)
+    now = asyncio.get_running_loop().time
+    end = now() + BODY_TIMEOUT_S
+    try:
+        async with asyncio.timeout_at(now() + _DISCARD_PAUSE_S if is_too_large else end) as timer:
             async for chunk in proto:
-                size_bytes += len(chunk)
-                if size_bytes > _DISCARD_BYTES:
-                    return
+                if not pieces.add(chunk):
+                    break
+                if pieces.is_too_large:
+                    timer.reschedule(min(end, now() + _DISCARD_PAUSE_S))
+    except (TimeoutError, ProtocolClosed):
+        if not pieces.is_too_large:
+            raise
+    return pieces.whole()
