@@ -30,6 +30,7 @@ class Heartbeat:
         self._node = node
         self._slots = slots
         self._on_forgotten = on_forgotten
+        self._is_unsure = False
 
     async def run(self) -> None:
         """Beats until cancelled; a beat that fails is made up for by the next one."""
@@ -37,18 +38,23 @@ class Heartbeat:
             try:
                 await self.beat()
             except (RedisError, OSError) as error:
+                self._is_unsure = True
                 log.warning("beat failed: %s", error)
             await asyncio.sleep(BEAT_S)
 
     async def beat(self) -> None:
-        """One beat. A Redis that was emptied, or a reaper that was wrong, knows us again."""
+        """One beat. A Redis that was emptied, or a reaper that was wrong, knows us again.
+
+        So does one that carried out a beat whose answer was lost.
+        """
         worker_ids: dict[VersionKey, list[str]] = defaultdict(list)
         for slot in self._slots():
             if slot.worker_id and slot.is_expected:
                 worker_ids[slot.spec.key].append(slot.worker_id)
         for key, ids in worker_ids.items():
             await self._verbs.beat_workers(key, ids)
-        if await self._verbs.join(self._node):
+        if await self._verbs.join(self._node, is_unsure=self._is_unsure):
             for slot in self._slots():
                 await slot.report_again()
             self._on_forgotten()
+        self._is_unsure = False

@@ -34,6 +34,7 @@ from batching.store.connection import RedisError, connect, connect_async, store_
 from batching.store.node_verbs import NodeVerbs
 from batching.store.registry import ModelEntry, Registry
 from batching.store.server_check import check_server
+from batching.store.tasks import end_tasks
 from batching.telemetry import configure_logging
 from workers.devices import Device, list_gpus
 from workers.heartbeat import Heartbeat
@@ -104,15 +105,13 @@ class Node:
         exiting = asyncio.create_task(self._wait_for_exit())
         await asyncio.wait({exiting, *roles}, return_when=asyncio.FIRST_COMPLETED)
         await self._drain()
-        for role in (*roles, exiting):
-            role.cancel()
-        results = await asyncio.gather(*roles, return_exceptions=True)
+        await end_tasks([*roles, exiting])
         with contextlib.suppress(RedisError, OSError):
             await self._verbs.leave(self._node.node_id)
         await self._client.aclose()
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
+        for role in roles:
+            if not role.cancelled() and (error := role.exception()):
+                raise error
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()

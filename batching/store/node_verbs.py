@@ -26,13 +26,19 @@ class NodeVerbs:
         self._living = async_script(client, "living")
         self._report = async_script(client, "report")
 
-    async def join(self, node: NodeStatus) -> bool:
-        """The node is alive and known; true when it was not known before."""
+    async def join(self, node: NodeStatus, *, is_unsure: bool = False) -> bool:
+        """The node is alive and known; true when it was, or may have been, unknown before.
+
+        Args:
+            node: this node.
+            is_unsure: the answer to an earlier beat was lost; it may have made the node known
+                without its record.
+        """
         # The beat is a script that maxmemory does not stop; the record is written when needed.
         added: int = await self._beat(keys=[keys.NODES], args=[LEASE_TTL_MS, node.node_id])
-        if added:
+        if added or is_unsure:
             await self._client.hset(keys.NODE_INFO, node.node_id, node.to_json())
-        return added > 0
+        return added > 0 or is_unsure
 
     async def leave(self, node_id: str) -> None:
         """The node is forgotten."""

@@ -53,7 +53,7 @@ class ChaosProxy:
     def cut_next(self, at: int, *, after: int = 0) -> None:
         """The next reply but `after` is cut before byte `at` (-1: the last one), then reset."""
         self._skip = after
-        self._cut_at = lambda length: max(0, length + at) if at < 0 else min(at, length)
+        self._cut_at = lambda length: max(0, length + at if at < 0 else min(at, length - 1))
 
     def heal(self) -> None:
         """Everything is forwarded again."""

@@ -95,9 +95,7 @@ def test_f28_deadline_is_kept_to_the_tenth_of_a_second(
         model.check(crowd)
 
 
-def test_f29_work_of_a_dead_ingress_is_not_done(
-    rig: Rig, crowd: Crowd, record_promise
-) -> None:
+def test_f29_work_of_a_dead_ingress_is_not_done(rig: Rig, crowd: Crowd, record_promise) -> None:
     with rig.serve("f29") as model:
         # Given twenty requests behind a worker that is busy for longer than an ingress may be silent
         crowd.send("f29", ["sleep 4.5|first"])
@@ -161,7 +159,9 @@ def test_f33_overload_is_refused_at_once_and_costs_no_throughput(
 
 
 @contextlib.contextmanager
-def raw_clients(port: int, count: int, start: bytes, receive_bytes: int) -> Iterator[list[socket.socket]]:
+def raw_clients(
+    port: int, count: int, start: bytes, receive_bytes: int
+) -> Iterator[list[socket.socket]]:
     """Connections that have sent this and hardly take anything in."""
     with contextlib.ExitStack() as held:
         sockets = []
@@ -224,7 +224,9 @@ def test_f35_half_sent_requests_take_nothing_from_others(
         assert {one.status for one in ok} == {200}
         assert len(model.bodies()) == 50
         slow_s = max(one.seconds for one in ok)
-        record_promise("F35", "50 half-sent requests: service", "unaffected", f"{slow_s:.2f} s at most")
+        record_promise(
+            "F35", "50 half-sent requests: service", "unaffected", f"{slow_s:.2f} s at most"
+        )
         assert slow_s < 2.0
         model.check(crowd)
 

@@ -19,9 +19,7 @@ DEAD_AFTER_S = 3.0
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
-def test_f01_killed_child_costs_its_batch_only_time(
-    rig: Rig, crowd: Crowd, record_promise
-) -> None:
+def test_f01_killed_child_costs_its_batch_only_time(rig: Rig, crowd: Crowd, record_promise) -> None:
     with rig.serve("f01", batch_size=8, max_batch_delay=50, workers=2) as model:
         # Given a batch of eight that a worker is at for 300 ms
         sent = crowd.send("f01", [f"sleep 0.0375|{number}" for number in range(8)])
@@ -50,9 +48,7 @@ def test_f01_killed_child_costs_its_batch_only_time(
         model.check(crowd)
 
 
-def test_f02_killed_node_costs_its_batch_only_time(
-    rig: Rig, crowd: Crowd, record_promise
-) -> None:
+def test_f02_killed_node_costs_its_batch_only_time(rig: Rig, crowd: Crowd, record_promise) -> None:
     rig.add_node()
     with rig.serve("f02", batch_size=8, max_batch_delay=50) as model:
         # Given a batch of eight on one of two nodes
@@ -114,7 +110,10 @@ def test_f06_request_that_runs_out_of_memory_fails_alone(
         # Then it alone is told so
         answered = {one.body: (one.status, one.reason) for one in sent}
         record_promise(
-            "F6", f"out of memory ({poison.split('|')[0]})", "that one 507", str(answered[poison])
+            "F6",
+            f"out of memory ({poison.split('|', maxsplit=1)[0]})",
+            "that one 507",
+            str(answered[poison]),
         )
         assert answered.pop(poison) == (507, "out_of_resources")
         assert set(answered.values()) == {(200, "")}
@@ -254,7 +253,10 @@ def test_f14_requests_are_told_at_their_deadline_when_nobody_comes(
         # Then everybody is told so at the deadline
         late_s = max(abs(one.seconds - 2.0) for one in sent)
         record_promise(
-            "F14", "last worker gone for good: 504", "deadline +-100 ms", f"+-{late_s * 1000:.0f} ms"
+            "F14",
+            "last worker gone for good: 504",
+            "deadline +-100 ms",
+            f"+-{late_s * 1000:.0f} ms",
         )
         assert {one.status for one in sent} == {504}
         assert late_s <= DEADLINE_SLACK_S

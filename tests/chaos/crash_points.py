@@ -1,0 +1,36 @@
+"""A worker's turn in a process of its own that ends at a named point, as by SIGKILL.
+
+Usage: python -m tests.chaos.crash_points REDIS_URL WORKER_ID POINT
+"""
+
+import os
+import sys
+
+from batching.protocol import Batch
+from batching.store.connection import connect
+from batching.store.worker_verbs import WorkerVerbs
+from tests.support import DEAD_AFTER_MS, KEY, make_reply
+
+POINTS = ("before claim", "after claim", "after reply")
+EXIT_CRASHED = 9
+
+
+def run(url: str, worker_id: str, point: str) -> None:
+    """Claims and replies, and does not live past the point."""
+
+    def reach(here: str) -> None:
+        if here == point:
+            os._exit(EXIT_CRASHED)
+
+    verbs = WorkerVerbs(connect(url), KEY, worker_id, DEAD_AFTER_MS)
+    reach("before claim")
+    batch = verbs.claim(8, 0.0)
+    assert isinstance(batch, Batch)
+    reach("after claim")
+    items = [(item.request_id, item.attempt) for item in batch.items]
+    verbs.reply(items, [make_reply(f"first {name}") for name, _ in items])
+    reach("after reply")
+
+
+if __name__ == "__main__":
+    run(*sys.argv[1:])

@@ -1,0 +1,384 @@
+"""F21 and F37: the reply to any command is cut at any byte; nothing is lost, nothing done twice.
+
+Each case sends one command through a proxy that cuts its reply and resets the connection, does what
+the caller of that verb does then, and looks at the queue from outside.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batching.batcher import Batcher
+from batching.policy import FixedPolicy
+from batching.protocol import INLINE_LIMIT_BYTES, Batch
+from batching.status import NodeStatus
+from batching.store import scripts
+from batching.store.connection import RedisError, connect, connect_async
+from batching.store.ingress_verbs import IngressVerbs, Submission
+from batching.store.node_verbs import NodeVerbs, ReclaimMode
+from batching.store.tasks import end_tasks
+from batching.store.worker_verbs import WorkerVerbs
+from tests.chaos.proxy import ChaosProxy
+from tests.support import (
+    DEAD_AFTER_MS,
+    KEY,
+    Blocking,
+    Desk,
+    eventually,
+    ids_of,
+    items_of,
+    make_reply,
+    wire_of,
+)
+from workers import heartbeat
+from workers import worker as worker_module
+from workers.heartbeat import Heartbeat
+from workers.worker import Worker
+
+CUTS = (0, 1, 7, -1)
+NODE = NodeStatus("node-a", "host", 1, "now")
+LARGE = 2 * INLINE_LIMIT_BYTES
+
+pytestmark = pytest.mark.chaos
+
+
+class Line:
+    """The three parts' verbs over connections that the proxy can cut."""
+
+    def __init__(self, desk: Desk, proxy: ChaosProxy) -> None:
+        self.desk = desk
+        self.proxy = proxy
+        self._runner = asyncio.Runner()
+        self._async_client = connect_async(proxy.url)
+        self._client = connect(proxy.url)
+        self.ingress: Any = Blocking(
+            self._runner, IngressVerbs(self._async_client, KEY, "ingress-a", DEAD_AFTER_MS)
+        )
+        self.node: Any = Blocking(self._runner, NodeVerbs(self._async_client, DEAD_AFTER_MS, 2))
+        self.worker = WorkerVerbs(self._client, KEY, "worker-a", DEAD_AFTER_MS)
+        for path in Path(scripts.__file__).parent.glob("*.lua"):
+            desk.client.script_load(path.read_text(encoding="utf-8"))
+        self.warm_up()
+
+    def warm_up(self) -> None:
+        """The connections are made, so that the next reply is that of the next command."""
+        self._client.ping()
+        self._runner.run(self._async_client.ping())
+
+    def cut(self, verb: Callable[[], Any], at: int, *, after: int = 0) -> None:
+        """The verb's command is carried out by Redis; its caller does not get the reply."""
+        before, connections = self.proxy.cuts, self.proxy.connections
+        self.proxy.cut_next(at, after=after)
+        with pytest.raises((RedisError, OSError)):
+            verb()
+        assert self.proxy.cuts == before + 1
+        self.warm_up()
+        # A connection that may hold the rest of a reply is not used again.
+        assert self.proxy.connections > connections
+
+    def close(self) -> None:
+        self._client.close()
+        self._runner.run(self._async_client.aclose())
+        self._runner.close()
+
+
+@pytest.fixture(scope="module")
+def proxy(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosProxy]:
+    path = redis_server.socket_path.with_name("proxy.sock")
+    with ChaosProxy(path, redis_server.socket_path) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def line(real_desk: Desk, proxy: ChaosProxy) -> Iterator[Line]:
+    line = Line(real_desk, proxy)
+    yield line
+    proxy.heal()
+    line.close()
+
+
+def leased(desk: Desk, *names: str) -> list[tuple[str, int]]:
+    desk.submit(*names)
+    return items_of(desk.worker().claim(len(names), 0.0))
+
+
+def settle(desk: Desk) -> None:
+    """Everything that waits is answered, and the books are right."""
+    worker = desk.worker("last")
+    while isinstance(claimed := worker.claim(8, 0.0), Batch):
+        worker.reply(items_of(claimed), [make_reply("x")] * len(claimed))
+    assert desk.open_ids() == set()
+    assert desk.unaccounted() == 0
+
+
+@pytest.mark.parametrize("at", CUTS)
+@pytest.mark.parametrize("size", [0, LARGE], ids=["small", "large"])
+def test_f21_f37_submit_again_queues_once(line: Line, at: int, size: int) -> None:
+    # Given: a large body is written before the script
+    names = "a" if size else "ab"
+    submissions = [Submission(name, 60_000, wire_of(name, size=size)) for name in names]
+
+    # When
+    line.cut(lambda: line.ingress.submit(submissions), at, after=1 if size else 0)
+    codes = line.ingress.submit(submissions)
+
+    # Then
+    assert codes == [2] * len(names)
+    assert line.desk.queued() == list(names)
+    assert line.desk.counters()["accepted"] == len(names)
+    settle(line.desk)
+    assert sorted(line.desk.done()) == list(names)
+
+
+@pytest.mark.parametrize("at", CUTS)
+def test_f21_body_write_that_was_cut_is_repeated(line: Line, at: int) -> None:
+    submissions = [Submission("a", 60_000, wire_of("a", size=LARGE))]
+
+    # When
+    line.cut(lambda: line.ingress.submit(submissions), at)
+    codes = line.ingress.submit(submissions)
+
+    # Then
+    assert codes == [1]
+    claimed = line.desk.worker().claim(1, 0.0)
+    assert len(claimed.items[0].request.parts[0].content) == LARGE
+
+
+@pytest.mark.parametrize("at", CUTS)
+@pytest.mark.parametrize("size", [0, LARGE], ids=["small", "large"])
+def test_f21_claim_whose_answer_was_cut_is_given_back(line: Line, at: int, size: int) -> None:
+    names = [f"r{number}" for number in range(4)]
+    line.desk.ingress().submit([Submission(n, 60_000, wire_of(n, size=size)) for n in names])
+
+    # When: with large bodies, the cut is in the bodies and not in the claim
+    line.cut(lambda: line.worker.claim(4, 0.0), at, after=1 if size else 0)
+    assert line.desk.leased() == names
+    recovered = line.worker.recover()
+    claimed = line.worker.claim(4, 0.0)
+
+    # Then everything is there again, in order, as if it had never been taken
+    assert recovered == 4
+    assert items_of(claimed) == [(name, 1) for name in names]
+    assert line.worker.reply(items_of(claimed), [make_reply("x")] * 4) == [1] * 4
+    assert line.desk.unaccounted() == 0
+
+
+@pytest.mark.parametrize("at", CUTS)
+def test_f21_recover_may_be_cut_itself(line: Line, at: int) -> None:
+    names = ["a", "b", "c"]
+    line.desk.submit(*names)
+    line.cut(lambda: line.worker.claim(3, 0.0), at)
+
+    # When
+    line.cut(line.worker.recover, at)
+    again = line.worker.recover()
+
+    # Then
+    assert again == 0
+    assert line.desk.queued() == names
+    assert {line.desk.request(name)["attempt"] for name in names} == {"0"}
+    assert line.desk.client.zscore(line.desk.keys.worker_beats, "worker-a") is not None
+    settle(line.desk)
+
+
+def test_f21_recover_keeps_a_crash_suspect_alone_and_its_attempts(line: Line) -> None:
+    # Given a request that a worker died with, claimed again with an answer that was lost
+    leased(line.desk, "suspect")
+    line.desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    line.desk.open()
+    line.desk.submit("innocent")
+    line.cut(lambda: line.worker.claim(8, 0.0), 0)
+
+    # When
+    assert line.worker.recover() == 1
+
+    # Then it still runs alone and before others, for the second time and not the third
+    assert items_of(line.worker.claim(8, 0.0)) == [("suspect", 2)]
+    assert line.desk.queued() == ["innocent"]
+
+
+@pytest.mark.parametrize("at", CUTS)
+@pytest.mark.parametrize("size", [0, LARGE], ids=["small", "large"])
+def test_f21_reply_again_is_stored_once(line: Line, at: int, size: int) -> None:
+    items = leased(line.desk, "a", "b")
+    replies = [make_reply(name, size=size) for name, _ in items]
+
+    # When: a large reply is written before the script, one SET each
+    line.cut(lambda: line.worker.reply(items, replies), at, after=2 if size else 0)
+    codes = line.worker.reply(items, replies)
+
+    # Then
+    assert codes == [2, 2]
+    assert line.desk.done() == ["a", "b"]
+    assert line.desk.counters()["replied"] == 2
+    assert line.desk.unaccounted() == 0
+
+
+@pytest.mark.parametrize("at", CUTS)
+def test_f21_large_reply_whose_write_was_cut_is_sent_again(line: Line, at: int) -> None:
+    items = leased(line.desk, "a")
+
+    # When
+    line.cut(lambda: line.worker.reply(items, [make_reply("x", size=LARGE)]), at)
+    codes = line.worker.reply(items, [make_reply("x", size=LARGE)])
+
+    # Then
+    assert codes == [1]
+    [value] = line.ingress.fetch(["a"])
+    assert value == b"a@1"
+    assert line.ingress.fetch_large("a", "1").startswith(b"a")
+
+
+@pytest.mark.parametrize("at", CUTS)
+def test_f21_doorbell_that_was_cut_is_found_by_the_audit(line: Line, at: int) -> None:
+    items = leased(line.desk, "a")
+    line.desk.worker().reply(items, [make_reply("x")])
+
+    # When the ids are popped, and nobody hears them
+    line.cut(line.ingress.wait_done, at)
+    assert line.desk.done() == []
+
+    # Then the audit tells
+    line.cut(lambda: line.ingress.audit(["a"]), at)
+    assert line.ingress.audit(["a"]) == [2]
+    line.cut(lambda: line.ingress.fetch(["a"]), at)
+    assert line.ingress.fetch(["a"])[0].startswith(b"a")
+    line.cut(lambda: line.ingress.discard(["a"]), at)
+    line.ingress.discard(["a"])
+    assert line.desk.reply_value("a") is None
+
+
+@pytest.mark.parametrize("at", CUTS)
+def test_f21_cancel_again_is_harmless(line: Line, at: int) -> None:
+    line.desk.submit("a", "b")
+
+    # When
+    line.cut(lambda: line.ingress.cancel(["a"]), at)
+    codes = line.ingress.cancel(["a"])
+
+    # Then
+    assert codes == [0]
+    assert line.desk.counters()["cancelled"] == 1
+    assert ids_of(line.desk.worker().claim(8, 0.0)) == ["b"]
+    assert line.desk.unaccounted() == 1 - 1
+
+
+@pytest.mark.parametrize("at", CUTS)
+def test_f21_bell_and_window_that_were_cut_only_wake(line: Line, at: int) -> None:
+    # Given a bell that is popped into the broken connection
+    line.desk.submit("a")
+    line.cut(line.worker.wait_bell, at)
+
+    # When the worker looks by itself
+    claimed = line.worker.claim(8, 10.0)
+
+    # Then it may open a window, whose end may be cut as well
+    assert claimed.waiting == 1
+    assert not line.worker.wait_more(0.005)
+    line.proxy.cut_next(at)
+    line.desk.submit(*"bcdefgh")
+    with pytest.raises((RedisError, OSError)):
+        line.worker.wait_more(2.0)
+    assert ids_of(line.worker.claim(8, 10.0)) == list("abcdefgh")
+
+
+@pytest.mark.parametrize("at", CUTS)
+def test_f21_node_verbs_may_be_repeated(line: Line, at: int, record_promise: Any) -> None:
+    desk, node = line.desk, line.node
+    leased(desk, "a", "b")
+
+    # Beats
+    desk.silence_worker()
+    line.cut(lambda: node.beat_workers(KEY, ["worker-a"]), at)
+    assert node.dead_workers(KEY) == []
+
+    # Reclaim: what was taken back stays taken back, and nothing twice
+    line.cut(lambda: node.reclaim(KEY, "worker-a", ReclaimMode.CRASHED), at)
+    assert node.reclaim(KEY, "worker-a", ReclaimMode.CRASHED) == 0
+    assert desk.solo() == ["a", "b"]
+    assert desk.counters()["reclaimed"] == 2
+
+    # Refuse: everybody has one answer
+    desk.client.delete(desk.keys.worker_beats)
+    line.cut(lambda: node.refuse_waiting(KEY, "no_worker"), at)
+    assert node.refuse_waiting(KEY, "no_worker") == 0
+    assert sorted(desk.done()) == ["a", "b"]
+    assert desk.unaccounted() == 0
+    record_promise("F21", "any reply cut", "0 lost, 0 doubled, no reuse", "11 verbs x 4 cuts clean")
+
+
+class Beats:
+    """A node's heartbeat over the line that can be cut, at a fast pace."""
+
+    def __init__(self, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
+        self.introductions = 0
+        self._line = line
+        self._heart = Heartbeat(line.node._verbs, NODE, list, self._count)
+
+    def run(self, seconds: float) -> None:
+        async def run() -> None:
+            beating = asyncio.create_task(self._heart.run())
+            await asyncio.wait({beating}, timeout=seconds)
+            await end_tasks([beating])
+
+        self._line.node._runner.run(run())
+
+    def _count(self) -> None:
+        self.introductions += 1
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["beat", "record"])
+@pytest.mark.parametrize("at", CUTS)
+def test_f21_node_whose_first_beat_was_cut_introduces_itself_again(
+    line: Line, at: int, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a node that joins while the answer to its beat, or to its record, is lost
+    beats = Beats(line, monkeypatch)
+    line.proxy.cut_next(at, after=after)
+
+    # When it goes on beating
+    beats.run(0.3)
+
+    # Then it is known with its record, and has been told so, once for the join
+    assert line.desk.client.hexists("{ferry}:node_info", NODE.node_id)
+    assert line.node.dead_nodes() == []
+    assert beats.introductions == 1
+
+
+def test_f16_worker_whose_replies_were_never_taken_gives_the_requests_back(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a worker whose line goes down under its batch for longer than it keeps replies
+    known = line.proxy.connections
+    monkeypatch.setattr(worker_module, "REPLY_PATIENCE_S", 0.1)
+    runs: list[list[str]] = []
+
+    def run(batch: Batch) -> list[Any]:
+        runs.append([item.request_id for item in batch.items])
+        if len(runs) == 1:
+            line.proxy.go_down()
+        return [make_reply("x")] * len(batch)
+
+    worker = Worker(Batcher(line.worker, FixedPolicy(8, 0.0)), line.worker, run)
+    line.desk.submit("a", "b")
+    thread = threading.Thread(target=worker.serve)
+    thread.start()
+    try:
+        eventually(lambda: len(runs) == 1)
+        eventually(lambda: line.proxy.connections > known + 4)
+
+        # When the line is back
+        line.proxy.heal()
+
+        # Then the requests run again, and are answered
+        eventually(lambda: sorted(line.desk.done()) == ["a", "b"])
+    finally:
+        worker.stop()
+        thread.join(10)
+    assert runs == [["a", "b"], ["a", "b"]]
+    assert line.desk.unaccounted() == 0

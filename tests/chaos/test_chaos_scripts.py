@@ -1,0 +1,177 @@
+"""F9 to F12, F25 and F37 to F39: crash points, clocks, lost bells and cancel storms at the queue."""
+
+import datetime
+import subprocess
+import sys
+import time
+
+import pytest
+
+from batching.batcher import Batcher, Nothing
+from batching.policy import FixedPolicy
+from batching.protocol import Batch
+from batching.store.node_verbs import ReclaimMode
+from batching.store.worker_verbs import WorkerVerbs
+from tests.chaos.crash_points import EXIT_CRASHED, POINTS
+from tests.support import DEAD_AFTER_MS, KEY, Desk, ids_of, items_of, make_reply
+
+NAMES = [f"r{number}" for number in range(8)]
+STORM = 10_000
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+
+
+def serve_all(desk: Desk, worker_id: str) -> dict[str, int]:
+    """Another worker answers what it finds; each id with its attempt."""
+    worker = desk.worker(worker_id)
+    found: dict[str, int] = {}
+    while isinstance(claimed := worker.claim(8, 0.0), Batch):
+        found |= dict(items_of(claimed))
+        worker.reply(items_of(claimed), [make_reply("second")] * len(claimed))
+    return found
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_f09_f10_f11_crash_at_any_point_of_a_turn_loses_and_doubles_nothing(
+    real_desk: Desk, record_promise, point: str
+) -> None:
+    # Given eight requests, and a worker that crashes at this point of its turn
+    real_desk.submit(*NAMES)
+    url = real_desk.backend.url
+    words = [sys.executable, "-m", "tests.chaos.crash_points", url, "victim", point]
+    crashed = subprocess.run(words, timeout=20, capture_output=True, text=True)
+    assert crashed.returncode == EXIT_CRASHED, crashed.stderr
+
+    # When its node takes back what it held, and another worker goes on
+    real_desk.node().reclaim(KEY, "victim", ReclaimMode.CRASHED)
+    again = serve_all(real_desk, "other")
+
+    # Then the replies that were given stand, all of them or none: they are one script
+    attempts = {"before claim": 1, "after claim": 2}
+    expected = {} if point == "after reply" else dict.fromkeys(NAMES, attempts[point])
+    row = {"before claim": "F9", "after claim": "F9", "after reply": "F10"}[point]
+    record_promise(row, f"crash {point}", "each answered once", f"{len(again)} of 8 run again")
+    assert again == expected
+    assert sorted(real_desk.done()) == NAMES
+    assert real_desk.counters()["replied"] == len(NAMES)
+    assert real_desk.unaccounted() == 0
+    assert real_desk.open_ids() == set()
+
+
+def test_f12_late_reply_counts_once_and_nobody_runs_the_request_again(
+    desk: Desk, record_promise
+) -> None:
+    # Given a worker that was taken for dead while it worked
+    desk.submit("a", "b")
+    first = desk.worker("first")
+    claimed = first.claim(2, 0.0)
+    desk.silence_worker("first")
+    desk.node().reclaim(KEY, "first", ReclaimMode.DEAD)
+    assert desk.solo() == ["a", "b"]
+
+    # When its replies come before anybody has claimed again, and once more
+    codes = first.reply(items_of(claimed), [make_reply("late")] * 2)
+    codes_again = first.reply(items_of(claimed), [make_reply("later")] * 2)
+
+    # Then they count, once
+    assert (codes, codes_again) == ([1, 1], [2, 2])
+    assert desk.worker("second").claim(2, 0.0) is Nothing.EMPTY
+    assert desk.done() == ["a", "b"]
+    record_promise("F12", "late reply before re-claim", "accepted once, not run", "1, 0 runs")
+    assert desk.unaccounted() == 0
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_f25_clock_steps_of_parts_mean_nothing(
+    real_desk: Desk, record_promise, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    # Given a waiting and a claimed request
+    real_desk.submit("claimed", "waiting", ttl_ms=60_000)
+    worker = real_desk.worker()
+    claimed = worker.claim(1, 0.0)
+
+    # When every clock of the ingress, the worker and the node steps by an hour
+    real_s, real_ns, real_mono = time.time, time.time_ns, time.monotonic
+    monkeypatch.setattr(time, "time", lambda: real_s() + hours * 3600)
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + hours * 3600 * 10**9)
+    monkeypatch.setattr(time, "monotonic", lambda: real_mono() + hours * 3600)
+    assert abs(datetime.datetime.now(datetime.UTC).timestamp() - time.time()) > 3000
+
+    # Then nobody is dead, nothing expires, and what is submitted now lives as long as it should
+    assert real_desk.node().dead_workers(KEY) == []
+    assert real_desk.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD) is None
+    assert real_desk.submit("new", ttl_ms=5_000) == [1]
+    assert 0 < real_desk.client.pttl(real_desk.keys.request_prefix + "new") <= 65_000
+    assert worker.reply(items_of(claimed), [make_reply("x")]) == [1]
+    assert ids_of(worker.claim(8, 0.0)) == ["waiting", "new"]
+    record_promise("F25", "clocks step by +-1 h", "no effect", "none")
+    assert real_desk.counters().get("expired", 0) == 0
+
+
+class BellThief(WorkerVerbs):
+    """A worker whose bell is always stolen between the ring and the wait for it."""
+
+    on_empty = staticmethod(lambda: None)
+
+    def claim(self, limit: int, patience_s: float):
+        claimed = super().claim(limit, patience_s)
+        if claimed is Nothing.EMPTY:
+            self.on_empty()
+        return claimed
+
+    def wait_bell(self) -> bool:
+        self._client.delete(self._keys.bell)
+        return super().wait_bell()
+
+
+def test_f38_lost_bell_costs_a_second_at_most(real_desk: Desk, record_promise) -> None:
+    # Given a worker about to wait, and a request that comes in just then
+    client = real_desk.backend.connect()
+    worker = BellThief(client, KEY, "worker-a", DEAD_AFTER_MS)
+    submitted = []
+    worker.on_empty = lambda: submitted or submitted.extend(real_desk.submit("a"))
+
+    # When its bell is lost
+    began = time.monotonic()
+    batch = Batcher(worker, FixedPolicy(8, 0.005)).gather(lambda: False)
+
+    # Then the request is found all the same
+    took_s = time.monotonic() - began
+    record_promise("F38", "bell lost", "progress <= 1 s", f"{took_s:.2f} s")
+    assert ids_of(batch) == ["a"]
+    assert took_s <= 1.3
+    client.connection_pool.disconnect()
+
+
+def test_f39_cancel_storm_leaves_nothing_to_wade_through(real_desk: Desk, record_promise) -> None:
+    # Given ten thousand requests before eight others
+    storm = [f"storm-{number}" for number in range(STORM)]
+    real_desk.open(max_queue=2 * STORM)
+    for start in range(0, STORM, 2000):
+        real_desk.submit(*storm[start : start + 2000])
+    real_desk.submit(*NAMES)
+
+    # When all of the ten thousand leave, the last one first
+    slowest_s = 0.0
+    backwards = storm[::-1]
+    for start in range(0, STORM, 500):
+        began = time.perf_counter()
+        real_desk.ingress().cancel(backwards[start : start + 500])
+        slowest_s = max(slowest_s, time.perf_counter() - began)
+
+    # Then a claim finds the living at once
+    worker = real_desk.worker()
+    began = time.perf_counter()
+    claimed = worker.claim(8, 0.0)
+    claim_s = time.perf_counter() - began
+    each_us = slowest_s / 500 * 1e6
+    record_promise(
+        "F39",
+        "10,000 cancelled at the head: claim",
+        "<= 20 ms",
+        f"{claim_s * 1000:.1f} ms; {each_us:.0f} us per cancel",
+    )
+    assert ids_of(claimed) == NAMES
+    assert claim_s <= 0.02
+    assert real_desk.counters()["cancelled"] == STORM
+    assert real_desk.unaccounted() == 0
