@@ -1,0 +1,147 @@
+"""rediss:// verifies the server. The embedded server has no TLS, so a proxy here brings it."""
+
+import contextlib
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import redis
+
+from batching.settings import Settings
+from batching.store.connection import connect, store_url
+
+OPENSSL = shutil.which("openssl")
+pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+
+
+def make_certificate(folder, name, subject_names, signed_by=None):
+    """A key and a certificate, signed by itself or by another one of the folder."""
+    base = [OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    options = ["-nodes", "-days", "2", "-subj", f"/CN={name}", "-keyout", f"{name}.key"]
+    options += ["-out", f"{name}.pem", "-addext", f"subjectAltName={subject_names}"]
+    if signed_by is not None:
+        options += ["-CA", f"{signed_by}.pem", "-CAkey", f"{signed_by}.key"]
+        options += ["-addext", "basicConstraints=critical,CA:FALSE"]
+    subprocess.run([*base, *options], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificates")
+    make_certificate(folder, "authority", "DNS:authority")
+    make_certificate(folder, "stranger", "DNS:localhost,IP:127.0.0.1")
+    make_certificate(folder, "here", "DNS:localhost,IP:127.0.0.1", "authority")
+    make_certificate(folder, "elsewhere", "DNS:redis.example", "authority")
+    make_certificate(folder, "client", "DNS:client", "authority")
+    return folder
+
+
+class TlsProxy:
+    """TLS on a port, the real server's unix socket behind it."""
+
+    def __init__(self, context, socket_path):
+        self._context = context
+        self._socket_path = str(socket_path)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+    def _serve(self):
+        with contextlib.suppress(OSError):
+            while True:
+                plain, _ = self._listener.accept()
+                with contextlib.suppress(OSError), plain:
+                    plain.settimeout(5)
+                    with self._context.wrap_socket(plain, server_side=True) as client:
+                        self._pass_on(client)
+
+    def _pass_on(self, client):
+        # Question and answer in turns, which is all that a PING takes.
+        with socket.socket(socket.AF_UNIX) as redis_socket:
+            redis_socket.connect(self._socket_path)
+            redis_socket.settimeout(5)
+            while question := client.recv(65536):
+                redis_socket.sendall(question)
+                client.sendall(redis_socket.recv(65536))
+
+
+@pytest.fixture
+def proxy(certificates, redis_server):
+    with contextlib.ExitStack() as cleanup:
+
+        def start(name, *, wants_client=False):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
+            if wants_client:
+                context.verify_mode = ssl.CERT_REQUIRED
+                context.load_verify_locations(certificates / "authority.pem")
+            return cleanup.enter_context(TlsProxy(context, redis_server.socket_path))
+
+        yield start
+
+
+def ping(port, **files):
+    settings = Settings(redis_url=f"rediss://localhost:{port}/0", **files)
+    client = connect(store_url(settings), socket_timeout_s=5)
+    try:
+        return client.ping()
+    finally:
+        client.close()
+
+
+def test_tls_connection_works_when_the_authority_is_the_named_one(proxy, certificates):
+    assert ping(proxy("here").port, redis_ca_file=certificates / "authority.pem") is True
+
+
+@pytest.mark.parametrize("name", ["stranger", "elsewhere"])
+def test_tls_connection_is_refused_when_the_server_is_another(proxy, certificates, name):
+    with pytest.raises(redis.ConnectionError, match="certificate verify failed"):
+        ping(proxy(name).port, redis_ca_file=certificates / "authority.pem")
+
+
+def test_tls_connection_is_refused_when_only_the_system_vouches(proxy):
+    with pytest.raises(redis.ConnectionError, match="certificate verify failed"):
+        ping(proxy("here").port)
+
+
+def test_tls_connection_shows_our_certificate(proxy, certificates):
+    # Given
+    port = proxy("here", wants_client=True).port
+    authority = certificates / "authority.pem"
+    # When / Then
+    with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
+        ping(port, redis_ca_file=authority)
+    assert ping(
+        port,
+        redis_ca_file=authority,
+        redis_cert_file=certificates / "client.pem",
+        redis_key_file=certificates / "client.key",
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("rediss://u:p@r:6379/0", "rediss://u:p@r:6379/0?ssl_ca_certs=%2Fa%20b.pem"),
+        ("rediss://r?protocol=3", "rediss://r?protocol=3&ssl_ca_certs=%2Fa%20b.pem"),
+    ],
+)
+def test_tls_files_travel_in_the_url(url, expected):
+    assert store_url(Settings(redis_url=url, redis_ca_file=Path("/a b.pem"))) == expected
+
+
+def test_url_without_tls_files_stays_as_it_is():
+    assert store_url(Settings(redis_url="unix:///tmp/redis.sock")) == "unix:///tmp/redis.sock"
