@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 #   make install TORCH_INDEX=<the URL that pytorch.org's install page shows for CPU>
 TORCH_INDEX ?=
 
-.PHONY: install demo test test-fast check bench clean
+.PHONY: install demo test test-fast chaos chaos-mutants check bench clean
 
 install: $(STAMP)
 
@@ -35,6 +35,15 @@ test: install
 # Without what takes longer than a second or two.
 test-fast: install
 	$(BIN)/pytest -q -m "not slow"
+
+# Every promise under every fault, at length: some 12 minutes. Ends with a table of what was
+# measured, which is also written to benchmarks/results/chaos.json. `make test` has the short form.
+chaos: install
+	CHAOS_LONG=1 $(BIN)/pytest tests/chaos
+
+# Switches each safety mechanism off, one at a time, and shows that a test notices.
+chaos-mutants: install
+	$(BIN)/python -m tests.chaos.mutants
 
 check: install
 	$(BIN)/ruff check

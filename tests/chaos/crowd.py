@@ -144,7 +144,8 @@ class Crowd:
 def _request(model: str, body: bytes, timeout_ms: int | None) -> bytes:
     deadline = f"X-Request-Timeout-Ms: {timeout_ms}\r\n" if timeout_ms else ""
     head = (
-        f"POST /predictions/{model} HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
+        f"POST /predictions/{model} HTTP/1.1\r\nHost: x\r\n"
+        "Content-Type: application/octet-stream\r\n"
         f"Content-Length: {len(body)}\r\n{deadline}\r\n"
     )
     return head.encode() + body

@@ -58,7 +58,12 @@ def save(kept: dict[Promise, bool]) -> None:
 
 
 def _git(*words: str) -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), *words],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.strip()
 
 

@@ -1,5 +1,6 @@
 """F1 to F14: workers and nodes that die, hang, freeze or never start."""
 
+import itertools
 import os
 import signal
 import time
@@ -70,10 +71,11 @@ def test_f02_killed_node_costs_its_batch_only_time(rig: Rig, crowd: Crowd, recor
         model.check(crowd)
 
 
-@pytest.mark.parametrize(("row", "size", "poisons"), [("F4", 32, 1), ("F5", 16, 2)])
+@pytest.mark.parametrize("case", [("F4", 32, 1), ("F5", 16, 2)], ids=["f04", "f05"])
 def test_f04_f05_poison_fails_alone(
-    rig: Rig, crowd: Crowd, record_promise, row: str, size: int, poisons: int
+    rig: Rig, crowd: Crowd, record_promise, case: tuple[str, int, int]
 ) -> None:
+    row, size, poisons = case
     with rig.serve(row.lower(), batch_size=size, max_batch_delay=100, workers=2) as model:
         # When requests that crash their worker are in one batch with good ones
         good = [f"good {number}" for number in range(size - poisons)]
@@ -197,7 +199,7 @@ def test_f13_worker_that_never_starts_backs_off_and_the_queue_refuses(
         # Then it is refused at once, the server is not ready, and each start comes later
         assert eventually(lambda: len(ledger.calls()) >= loads, 15)
         starts = [call.started_at for call in ledger.calls()]
-        gaps_s = [later - sooner for sooner, later in zip(starts, starts[1:], strict=False)]
+        gaps_s = [later - sooner for sooner, later in itertools.pairwise(starts)]
         record_promise(
             "F13",
             "crash loop: back-off, 503 no_worker, not ready",

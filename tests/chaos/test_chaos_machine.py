@@ -1,0 +1,299 @@
+"""F40: random verbs against a small model in Python, the same ones on fakeredis and a real server.
+
+Hypothesis picks submits, claims, replies, cancels, deaths and the passing of time. After each step
+the queue must look as the model says. The same seed drives both backends, so they agree with each
+other when they agree with the model.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from batching.protocol import Batch
+from batching.store.node_verbs import ReclaimMode
+from tests.chaos.promises import is_long
+from tests.support import (
+    KEY,
+    Backend,
+    Desk,
+    fake_backend,
+    ids_of,
+    items_of,
+    make_reply,
+    server_backend,
+)
+
+WORKERS = ("worker-a", "worker-b", "worker-c")
+INGRESSES = ("ingress-a", "ingress-b")
+MAX_QUEUE = 10
+MAX_ATTEMPTS = 2
+EXAMPLES, STEPS = (150, 40) if is_long() else (20, 20)
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+
+
+@dataclass
+class Known:
+    """What the model knows of one request. `owner` may still answer while it waits alone."""
+
+    ingress: str
+    attempt: int = 0
+    owner: str = ""
+    is_claimed: bool = False
+    is_late: bool = False
+    outcome: str = ""
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """One model version's queue and everybody at it."""
+
+    backend: ClassVar[Backend]
+    held = Bundle("held")  # (worker, request id, attempt) that somebody may reply to
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backend.client.flushall()
+        self.desk = Desk(self.backend)
+        self.desk.open(MAX_QUEUE)
+        self.known: dict[str, Known] = {}
+        self.queue: list[str] = []
+        self.solo: list[str] = []
+        self.leases: dict[str, list[str]] = {name: [] for name in WORKERS}
+        self.counts = dict.fromkeys(
+            ("accepted", "replied", "cancelled", "expired", "orphaned", "failed", "stale"), 0
+        )
+        self.silent: set[str] = set()
+
+    def teardown(self) -> None:
+        self.desk.close()
+
+    @initialize(count=st.integers(1, 4))
+    def begin(self, count: int) -> None:
+        for _ in range(count):
+            self.submit(INGRESSES[0])
+
+    # --- what the model does
+
+    def settle(self, request_id: str, outcome: str) -> None:
+        self.known[request_id].outcome = outcome
+        self.counts[outcome] += 1
+
+    def take(self, request_id: str, worker: str) -> bool:
+        """Whether a claim hands this waiting request out."""
+        one = self.known[request_id]
+        if one.outcome:
+            return False
+        if one.ingress in self.silent:
+            self.settle(request_id, "orphaned")
+            return False
+        if one.is_late:
+            self.settle(request_id, "expired")
+            return False
+        one.attempt, one.owner, one.is_claimed = one.attempt + 1, worker, True
+        return True
+
+    def hand_out(self, worker: str, limit: int) -> list[str]:
+        """What a claim without patience brings."""
+        while self.solo:
+            request_id = self.solo.pop(0)
+            if self.take(request_id, worker):
+                return [request_id]
+        owned: list[str] = []
+        looked = 0
+        while self.queue and len(owned) < limit and looked < 8 * limit:
+            ids, self.queue = self.queue[: limit - len(owned)], self.queue[limit - len(owned) :]
+            looked += len(ids)
+            owned += [request_id for request_id in ids if self.take(request_id, worker)]
+        return owned
+
+    # --- rules
+
+    @rule(ingress=st.sampled_from(INGRESSES))
+    def submit(self, ingress: str) -> None:
+        request_id = f"r{len(self.known)}"
+        is_full = len(self.queue) >= MAX_QUEUE
+        [code] = self.desk.submit(request_id, ingress_id=ingress)
+        assert code == (0 if is_full else 1)
+        if is_full:
+            return
+        self.silent.discard(ingress)
+        self.known[request_id] = Known(ingress)
+        self.queue.append(request_id)
+        self.counts["accepted"] += 1
+
+    @precondition(lambda self: self.known)
+    @rule(pick=st.randoms(use_true_random=False))
+    def submit_again(self, pick: Any) -> None:
+        """The answer to a submit was lost."""
+        open_ids = [name for name, one in self.known.items() if not one.outcome]
+        if open_ids:
+            name = pick.choice(open_ids)
+            assert self.desk.submit(name, ingress_id=self.known[name].ingress) == [2]
+
+    @rule(target=held, worker=st.sampled_from(WORKERS), limit=st.integers(1, 5))
+    def claim(self, worker: str, limit: int) -> Any:
+        claimed = self.desk.worker(worker).claim(limit, 0.0)
+        expected = self.hand_out(worker, limit)
+        assert (ids_of(claimed) if isinstance(claimed, Batch) else []) == expected
+        if not expected:
+            return multiple()
+        self.leases[worker] += expected
+        assert items_of(claimed) == [(name, self.known[name].attempt) for name in expected]
+        return multiple(*((worker, *item) for item in items_of(claimed)))
+
+    @rule(one=held)
+    def reply(self, one: tuple[str, str, int]) -> None:
+        """In time, late, or again: the same worker with the same attempt."""
+        worker, request_id, attempt = one
+        [code] = self.desk.worker(worker).reply([(request_id, attempt)], [make_reply("x")])
+        known = self.known[request_id]
+        if known.outcome:
+            has_reply = known.outcome in {"replied", "expired", "failed"}
+            assert code == (2 if has_reply else 0)
+        elif (known.attempt, known.owner) == (attempt, worker):
+            assert code == 1
+            self.settle(request_id, "replied")
+        else:
+            assert code == 3
+            self.counts["stale"] += 1
+        if request_id in self.leases[worker]:
+            self.leases[worker].remove(request_id)
+
+    @precondition(lambda self: self.known)
+    @rule(pick=st.randoms(use_true_random=False))
+    def cancel(self, pick: Any) -> None:
+        request_id = pick.choice(sorted(self.known))
+        one = self.known[request_id]
+        [code] = self.desk.ingress(one.ingress).cancel([request_id])
+        if one.outcome:
+            has_reply = one.outcome in {"replied", "expired", "failed"}
+            assert code == (2 if has_reply else 0)
+            return
+        assert code == 1
+        self.settle(request_id, "cancelled")
+        for place in (self.queue, self.solo):
+            if not one.is_claimed and request_id in place:
+                place.remove(request_id)
+        if one.is_claimed:
+            self.leases[one.owner].remove(request_id)
+
+    @rule(worker=st.sampled_from(WORKERS), mode=st.sampled_from(list(ReclaimMode)))
+    def reclaim(self, worker: str, mode: ReclaimMode) -> None:
+        """It dies, is silent, leaves, or never heard what it claimed."""
+        if mode is ReclaimMode.DEAD:
+            self.desk.silence_worker(worker)
+        self.desk.node(MAX_ATTEMPTS).reclaim(KEY, worker, mode)
+        self.desk.open(MAX_QUEUE)
+        held, self.leases[worker] = self.leases[worker], []
+        is_untried = mode in (ReclaimMode.RELEASED, ReclaimMode.RECOVERED)
+        for request_id in reversed(held) if is_untried else held:
+            self._take_back(request_id, worker, is_untried=is_untried)
+
+    def _take_back(self, request_id: str, worker: str, *, is_untried: bool) -> None:
+        one = self.known[request_id]
+        if one.outcome or not one.is_claimed or one.owner != worker:
+            return
+        one.is_claimed = False
+        if one.is_late or (one.attempt >= MAX_ATTEMPTS and not is_untried):
+            self.settle(request_id, "failed")
+        elif is_untried:
+            one.attempt, one.owner = one.attempt - 1, ""
+            (self.solo if one.attempt else self.queue).insert(0, request_id)
+        else:
+            self.solo.append(request_id)
+
+    @precondition(lambda self: self.known)
+    @rule(pick=st.randoms(use_true_random=False))
+    def expire(self, pick: Any) -> None:
+        open_ids = [name for name, one in self.known.items() if not one.outcome]
+        if open_ids:
+            name = pick.choice(open_ids)
+            self.desk.age_request(name, 120_000)
+            self.known[name].is_late = True
+
+    @rule(ingress=st.sampled_from(INGRESSES))
+    def kill_ingress(self, ingress: str) -> None:
+        if self.desk.client.zscore(self.desk.keys.ingress_beats, ingress) is not None:
+            self.desk.silence_ingress(ingress, ms=10_000_000)
+            self.silent.add(ingress)
+
+    @rule(ingress=st.sampled_from(INGRESSES))
+    def audit(self, ingress: str) -> None:
+        names = sorted(self.known)
+        codes = [int(code) for code in self.desk.ingress(ingress).audit(names)]
+        self.silent.discard(ingress)
+        replied = {"replied", "expired", "failed"}
+        assert codes == [
+            1 if not one.outcome else 2 if one.outcome in replied else 0
+            for one in (self.known[name] for name in names)
+        ]
+
+    # --- what must hold after each step
+
+    @invariant()
+    def places_are_as_the_model_says(self) -> None:
+        waiting = {name for name, one in self.known.items() if not one.outcome}
+        assert self.desk.open_ids() == waiting
+        assert [name for name in self.desk.queued() if name in waiting] == [
+            name for name in self.queue if name in waiting
+        ]
+        assert [name for name in self.desk.solo() if name in waiting] == [
+            name for name in self.solo if name in waiting
+        ]
+        for worker in WORKERS:
+            assert self.desk.leased(worker) == self.leases[worker]
+
+    @invariant()
+    def every_accepted_request_has_one_outcome_at_most(self) -> None:
+        counters = self.desk.counters()
+        assert {name: counters.get(name, 0) for name in self.counts} == self.counts
+        assert self.desk.unaccounted() == 0
+        assert all(one.attempt <= MAX_ATTEMPTS for one in self.known.values())
+        replied = [name for name, one in self.known.items() if self.desk.reply_value(name)]
+        assert set(replied) == {
+            name
+            for name, one in self.known.items()
+            if one.outcome in {"replied", "expired", "failed"}
+        }
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", ["fakeredis", "server"])
+def test_f40_queue_does_what_its_model_says(
+    request: pytest.FixtureRequest, record_promise, backend: str
+) -> None:
+    # Given
+    machine = type("Machine", (QueueMachine,), {})
+    if backend == "server":
+        machine.backend = server_backend(request.getfixturevalue("redis_server").url)
+    else:
+        machine.backend = fake_backend()
+
+    # When, then
+    run_state_machine_as_test(
+        seed(40)(machine),
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    record_promise(
+        "F40", f"state machine on {backend}", "no counter-example", f"{EXAMPLES} x {STEPS} steps"
+    )
