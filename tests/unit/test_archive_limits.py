@@ -26,7 +26,7 @@ ESCAPES = ["../evil", "a/../../evil", "/tmp/evil", "C:evil", "..\\evil", "../wor
 
 @pytest.mark.parametrize("name", ESCAPES)
 @pytest.mark.parametrize("write", [write_zip, write_tar])
-def test_entry_that_escapes_is_refused_and_leaves_nothing(name, write, tmp_path):
+def test_b09_entry_that_escapes_is_refused_and_leaves_nothing(name, write, tmp_path):
     # Given
     path = write(tmp_path / ("bad.mar" if write is write_zip else "bad.tgz"), {name: b"evil"})
 
@@ -100,7 +100,7 @@ BAD_ARCHIVES = {
 
 
 @pytest.mark.parametrize(("write", "text"), BAD_ARCHIVES.values(), ids=BAD_ARCHIVES)
-def test_bad_archive_is_refused_and_leaves_nothing(write, text, tmp_path):
+def test_b09_bad_archive_is_refused_and_leaves_nothing(write, text, tmp_path):
     # Given
     path = write(tmp_path)
 
@@ -112,7 +112,7 @@ def test_bad_archive_is_refused_and_leaves_nothing(write, text, tmp_path):
     assert everything_in(tmp_path) == ["work", path.name]
 
 
-def test_zip_with_a_huge_directory_is_refused_before_it_is_read(tmp_path, monkeypatch):
+def test_b09_zip_with_a_huge_directory_is_refused_before_it_is_read(tmp_path, monkeypatch):
     # Given
     path = write_zip(tmp_path / "x.mar")
     monkeypatch.setattr(archive_entries, "MAX_ZIP_DIRECTORY_BYTES", 10)
@@ -123,7 +123,7 @@ def test_zip_with_a_huge_directory_is_refused_before_it_is_read(tmp_path, monkey
         inspect_archive(path, "x.mar")
 
 
-def test_archive_over_the_total_size_is_refused(tmp_path, monkeypatch):
+def test_b09_archive_over_the_total_size_is_refused(tmp_path, monkeypatch):
     # Given
     monkeypatch.setattr(archive_entries, "MAX_UNPACKED_BYTES", 1000)
     path = write_zip(tmp_path / "x.mar", {"a": b"a" * 600, "b": b"b" * 600})
@@ -133,7 +133,7 @@ def test_archive_over_the_total_size_is_refused(tmp_path, monkeypatch):
         inspect_archive(path, "x.mar")
 
 
-def test_truncated_archive_is_refused(tmp_path):
+def test_b09_truncated_archive_is_refused(tmp_path):
     # Given
     path = write_tar(tmp_path / "x.tgz", {"a": os.urandom(100_000)})
     path.write_bytes(path.read_bytes()[:50_000])

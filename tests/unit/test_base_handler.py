@@ -68,7 +68,7 @@ class Touch:
 
 
 @pytest.mark.parametrize("is_eager", [True, False])
-def test_checkpoint_that_runs_code_is_refused(is_eager, load_handler, tmp_path):
+def test_b13_checkpoint_that_runs_code_is_refused(is_eager, load_handler, tmp_path):
     # Given
     section = manifest(serializedFile="w.pt", **({"modelFile": "evil_net.py"} if is_eager else {}))
     evil = tmp_path / "evil"

@@ -43,7 +43,7 @@ def test_download_is_verified_and_lands_in_the_store(store):
     assert [path.name for path in store.glob(".*")] == [".echo.mar.url"]
 
 
-def test_download_connects_to_the_address_that_was_checked(store):
+def test_b10_download_connects_to_the_address_that_was_checked(store):
     # Given
     web = web_with_archive()
 
@@ -94,7 +94,7 @@ FORBIDDEN = [
 
 
 @pytest.mark.parametrize("url", FORBIDDEN)
-def test_url_that_is_not_allowed_is_never_resolved(url, store):
+def test_b10_url_that_is_not_allowed_is_never_resolved(url, store):
     # Given
     web = web_with_archive()
 
@@ -127,7 +127,7 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_private_address_is_refused_even_next_to_a_public_one(address, store):
+def test_b10_private_address_is_refused_even_next_to_a_public_one(address, store):
     # Given
     web = web_with_archive()
     web.addresses["models.example"] = [PUBLIC, address]
@@ -145,7 +145,7 @@ def test_public_address_is_public(address):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "0x7f.1", "2130706433", "localhost"])
-def test_loopback_in_any_spelling_is_refused(host, store):
+def test_b10_loopback_in_any_spelling_is_refused(host, store):
     # Given: the real resolver, and no network at all behind it
     def refuse(request):
         raise AssertionError(request.url)
@@ -174,7 +174,7 @@ def test_redirect_is_followed_when_its_target_is_allowed(store):
     "location",
     ["https://evil.example/x.mar", "http://models.example/x.mar", "file:///etc/hosts", "//evil/x"],
 )
-def test_redirect_is_refused_when_its_target_is_not_allowed(location, store):
+def test_b10_redirect_is_refused_when_its_target_is_not_allowed(location, store):
     # Given
     web = Web({"models.example/a.mar": redirect(location)})
 
@@ -184,7 +184,7 @@ def test_redirect_is_refused_when_its_target_is_not_allowed(location, store):
     assert len(web.requests) == 1
 
 
-def test_redirect_is_refused_when_its_host_is_private(store):
+def test_b10_redirect_is_refused_when_its_host_is_private(store):
     # Given
     web = Web({"models.example/a.mar": redirect("https://in.example/b.mar")}, {})
     web.addresses["in.example"] = ["127.0.0.1"]

@@ -97,6 +97,20 @@ def animation():
     return buffer.getvalue()
 
 
+def apng():
+    buffer = io.BytesIO()
+    frames = [Image.new("RGB", (40, 40), color) for color in ("red", "blue")]
+    frames[0].save(buffer, "PNG", save_all=True, append_images=frames[1:])
+    return buffer.getvalue()
+
+
+def photo_with_exif(size_bytes):
+    exif = Image.Exif()
+    exif[0x9286] = "x" * size_bytes  # UserComment
+    exif[0x0112] = 9  # an orientation that there is none of
+    return picture(image_format="JPEG", exif=exif)
+
+
 READABLE = {
     "grey": picture("L"),
     "cmyk": picture("CMYK", image_format="JPEG"),
@@ -106,12 +120,14 @@ READABLE = {
     "bilevel": picture("1"),
     "webp": picture(image_format="WEBP"),
     "animation": animation(),
+    "animated png": apng(),
+    "exif": photo_with_exif(60_000),
     "one pixel": picture(size=(1, 1)),
 }
 
 
 @pytest.mark.parametrize("content", READABLE.values(), ids=READABLE)
-def test_unusual_image_is_classified(content, classify):
+def test_b04_unusual_image_is_classified(content, classify):
     # When
     (reply,) = classify(content)
 
@@ -120,7 +136,7 @@ def test_unusual_image_is_classified(content, classify):
     assert len(json.loads(reply.body)) == 5
 
 
-def test_16_bit_grey_keeps_its_brightness(classify):
+def test_b04_16_bit_grey_keeps_its_brightness(classify):
     # Given
     deep, flat = io.BytesIO(), io.BytesIO()
     Image.new("I;16", (30, 30), 100 * 256).save(deep, "PNG")
@@ -154,6 +170,8 @@ UNREADABLE = {
     "broken png": broken_png(),
     "bomb": png_that_claims(50_000, 50_000),
     "just over the limit": png_that_claims(6000, 6000),
+    "claims to be empty": png_that_claims(0, 0),
+    "exif only": photo_with_exif(60_000)[:50_000],
     "tiff": picture(image_format="TIFF"),
     "eps": picture(image_format="EPS"),
     "svg": b'<svg xmlns="http://www.w3.org/2000/svg"/>',
@@ -163,7 +181,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
-def test_unreadable_image_is_a_bad_request(content, classify):
+def test_b04_unreadable_image_is_a_bad_request(content, classify):
     # When
     (reply,) = classify(content)
 
@@ -174,7 +192,7 @@ def test_unreadable_image_is_a_bad_request(content, classify):
     assert b"object at" not in reply.body
 
 
-def test_unreadable_image_fails_alone_in_its_batch(classify):
+def test_b04_unreadable_image_fails_alone_in_its_batch(classify):
     # When
     replies = classify(picture(), b"hello", picture("L"))
 

@@ -104,7 +104,7 @@ def test_multipart_without_parts_is_an_empty_row():
         (FORM, b"&".join(b"a%d=1" % n for n in range(1001))),
     ],
 )
-def test_form_is_refused_when_it_cannot_be_read(content_type, body):
+def test_b06_form_is_refused_when_it_cannot_be_read(content_type, body):
     with pytest.raises(BadRequest):
         read_parts(content_type, body)
 
@@ -125,7 +125,7 @@ def test_multipart_takes_32_parts():
         b"\r\n" * 3_000_000,
     ],
 )
-def test_multipart_costs_little_when_it_is_hostile(body):
+def test_b06_multipart_costs_little_when_it_is_hostile(body):
     # Given
     started = time.process_time()
     # When

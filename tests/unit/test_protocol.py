@@ -67,7 +67,7 @@ def test_decode_refuses_every_truncation(message):
 
 @pytest.mark.parametrize("kind", [Request, Reply])
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_decode_refuses_a_pickle_and_never_runs_it(kind, protocol):
+def test_b08_decode_refuses_a_pickle_and_never_runs_it(kind, protocol):
     # Given
     wire = pickle.dumps(Trap(), protocol=protocol)
 

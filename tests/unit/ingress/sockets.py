@@ -3,6 +3,8 @@
 import contextlib
 import socket
 
+from tests.unit.ingress.leaks import assert_tells_nothing
+
 TIMEOUT_S = 10
 
 
@@ -27,7 +29,11 @@ def exchange(url, data):
         # A server that has refused already need not take the rest.
         with contextlib.suppress(ConnectionError):
             connection.sendall(data)
-        return read_to_end(connection)
+        answer = read_to_end(connection)
+    for part in answer.split(b"HTTP/1.1 ")[1:]:
+        if part[:1] in b"45":
+            assert_tells_nothing(part.decode("latin-1"))
+    return answer
 
 
 def statuses(answer):

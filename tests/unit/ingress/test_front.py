@@ -171,7 +171,7 @@ def test_error_says_nothing_of_this_machine(ingress):
             assert secret not in text
 
 
-def test_invalid_names_make_no_keys(ingress, redis_server):
+def test_b07_invalid_names_make_no_keys(ingress, redis_server):
     # Given
     client = ingress.registry._client
     before = set(client.keys())

@@ -1,0 +1,127 @@
+"""A node without processes: workers are reported, and one of them echoes."""
+
+import asyncio
+import threading
+from dataclasses import replace
+
+from batching.protocol import Batch, BatchTiming, Reply
+from batching.status import NodeStatus, WorkerState, WorkerStatus
+from batching.store.connection import connect, connect_async
+from batching.store.node_verbs import NodeVerbs
+from batching.store.registry import Registry
+from batching.store.worker_verbs import WorkerVerbs
+
+DEAD_AFTER_S = 30.0
+
+
+def echo(request):
+    """The reply that a model named `echo` gives: what it was asked."""
+    parts = {part.name: part.content for part in request.parts}
+    if request.headers.get("describe") == "True":
+        return Reply(200, b'{"labels": 2}')
+    if "x-fail" in request.headers:
+        return Reply(
+            503, b"Prediction failed", {}, "", "InternalServerException", "prediction_failed"
+        )
+    status = int(request.headers.get("x-status", 200))
+    header = {"X-Seen": f"{request.headers['explain']} {request.headers.get('url_path')}"}
+    if kind := request.headers.get("x-reply-type"):
+        header["Content-Type"] = kind
+    if "x-tell-names" in request.headers:
+        header["X-Names"] = ",".join(request.headers)
+    names = ",".join(f"{part.name}:{part.content_type}" for part in request.parts)
+    return Reply(status, names.encode() + b"|" + b"|".join(parts.values()), header)
+
+
+class SimulatedNode:
+    """Beats as a node does and keeps as many workers as the registry wants; the first one echoes.
+
+    `behaviour`: what becomes of a worker: "ready", "loading" for ever, "failed" or "out of memory".
+    """
+
+    def __init__(self, redis_url):
+        self.behaviour = "ready"
+        self.is_serving = True
+        self._url = redis_url
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._joined = threading.Event()
+        self._echoes = {}
+        self._known = {}
+        self._client = connect(redis_url)
+
+    def start(self):
+        self._thread.start()
+        assert self._joined.wait(10)
+
+    def close(self):
+        self._stop.set()
+        self._thread.join(10)
+        for key, thread in self._echoes.items():
+            # Or it would notice only at the end of its blocking call.
+            WorkerVerbs(self._client, key, "9000", 1).ring()
+            thread.join(10)
+        self._client.close()
+
+    async def _run(self):
+        registry, client = (
+            Registry(self._client, dead_after_s=DEAD_AFTER_S),
+            connect_async(self._url),
+        )
+        verbs = NodeVerbs(client, int(DEAD_AFTER_S * 1000))
+        while not self._stop.is_set():
+            await verbs.join(NodeStatus("node-a", "host", 1, "2026-01-01T00:00:00.000Z"))
+            self._joined.set()
+            specs = [
+                spec for entry in registry.snapshot().values() for spec in entry.versions.values()
+            ]
+            for spec in specs:
+                await self._reconcile(registry, verbs, spec)
+            await self._remove_strangers(registry, verbs, specs)
+            await asyncio.sleep(0.02)
+        await client.aclose()
+
+    async def _reconcile(self, registry, verbs, spec):
+        self._known[spec.key] = spec
+        reported = {worker.slot: worker for worker in registry.workers(spec.key)}
+        for slot in range(max(spec.min_worker, len(reported))):
+            worker_id = str(9000 + slot)
+            if slot >= spec.max_worker:
+                await verbs.forget(spec.key, worker_id)
+            elif slot not in reported:
+                await verbs.report(spec.key, self._status(worker_id, slot))
+            if slot < spec.max_worker and self.behaviour == "ready":
+                await verbs.beat_workers(spec.key, [worker_id])
+        if spec.min_worker and self.behaviour == "ready" and spec.key not in self._echoes:
+            thread = threading.Thread(target=self._echo, args=(spec,))
+            self._echoes[spec.key] = thread
+            thread.start()
+
+    async def _remove_strangers(self, registry, verbs, specs):
+        wanted = {spec.key for spec in specs}
+        for key in set(self._known) - wanted:
+            for worker in registry.workers(key):
+                await verbs.forget(key, worker.worker_id)
+
+    def _status(self, worker_id, slot):
+        state = {"ready": WorkerState.READY, "loading": WorkerState.LOADING}.get(
+            self.behaviour, WorkerState.FAILED
+        )
+        status = WorkerStatus(
+            worker_id, "node-a", slot, state, 42, "cpu", "2026-01-01T00:00:00.000Z"
+        )
+        return replace(status, is_out_of_memory=self.behaviour == "out of memory")
+
+    def _echo(self, spec):
+        client = connect(self._url, socket_timeout_s=10)
+        verbs = WorkerVerbs(client, spec.key, "9000", int(DEAD_AFTER_S * 1000))
+        while not self._stop.is_set():
+            batch = verbs.claim(spec.batch_size, 0.0) if self.is_serving else None
+            if not isinstance(batch, Batch):
+                verbs.wait_bell()
+                continue
+            items = [(item.request_id, item.attempt) for item in batch.items]
+            timing = BatchTiming(len(items), 10, 10, is_first=True)
+            replies = [replace(echo(item.request), timing=timing) for item in batch.items]
+            verbs.reply(items, replies)
+        client.close()

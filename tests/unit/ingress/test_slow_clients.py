@@ -1,0 +1,113 @@
+"""F34 and F35: clients that send or read too slowly, or not at all."""
+
+import asyncio
+import itertools
+import os
+import threading
+import time
+
+import pytest
+import requests
+
+from ingress.listeners import Address, Listener
+from tests.unit.ingress.conftest import free_port
+from tests.unit.ingress.sockets import connect_to, exchange, post, read_to_end, statuses
+
+
+@pytest.fixture
+def impatient():
+    """A listener that gives a silent connection half a second, and its address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def answer(_, proto):
+        proto.response_bytes(200, [], b"ok")
+
+    async def make():
+        listener = Listener(Address("127.0.0.1", free_port()), answer, silence_timeout_s=0.5)
+        await listener.start()
+        return listener
+
+    async def close(listener):
+        listener.stop()
+        await listener.wait_closed()
+
+    def call(coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(20)
+
+    listener = call(make())
+    yield str(listener.address)
+    call(close(listener))
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHo", b"POST / HTTP/1.1\r\nHost: x\r\n"])
+def test_f35_silent_connections_are_closed_and_others_served(impatient, sent):
+    # Given
+    connections = [connect_to(impatient) for _ in range(50)]
+    for connection in connections:
+        connection.sendall(sent)
+    started_s = time.monotonic()
+    # When / Then
+    assert requests.get(impatient, timeout=0.4).text == "ok"
+    assert [read_to_end(connection) for connection in connections] == [b""] * 50
+    assert 0.3 < time.monotonic() - started_s < 3
+    for connection in connections:
+        connection.close()
+
+
+def test_f35_header_that_drips_is_closed_in_time(impatient):
+    # Given: a byte now and then does not buy more time
+    with connect_to(impatient) as connection:
+        connection.settimeout(0.1)
+        started_s = time.monotonic()
+        dripping = itertools.cycle(b"GET / HTTP/1.1")
+        is_open = True
+        # When
+        while is_open and time.monotonic() - started_s < 5:
+            try:
+                connection.sendall(bytes([next(dripping)]))
+                is_open = connection.recv(1) != b""
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                is_open = False
+    # Then
+    assert not is_open
+    assert time.monotonic() - started_s < 3
+
+
+@pytest.mark.parametrize(
+    "line", [b"Content-Length: 10", b"Content-Length: 90000", b"Transfer-Encoding: chunked"]
+)
+def test_f35_body_that_does_not_come_is_answered_in_time(ingress, monkeypatch, line):
+    # Given
+    monkeypatch.setattr("ingress.body_reader.BODY_TIMEOUT_S", 0.2)
+    for url, path in (
+        (ingress.inference_url, "/predictions/echo"),
+        (ingress.management_url, "/models"),
+    ):
+        # When / Then
+        assert statuses(exchange(url, post(path, line))) == [408]
+
+
+def test_f34_clients_that_do_not_read_slow_nobody_down(ingress, node):
+    # Given: twenty clients that ask for an answer of 99 kB and read nothing
+    ingress.register("echo")
+    body = os.urandom(99_000)
+    request = post("/predictions/echo", b"Content-Length: %d" % len(body), body=body)
+    idle = [connect_to(ingress.inference_url) for _ in range(20)]
+    for connection in idle:
+        connection.setsockopt(1, 8, 4096)  # SOL_SOCKET, SO_RCVBUF
+        connection.sendall(request)
+    # When
+    started_s = time.monotonic()
+    answers = [ingress.predict("/predictions/echo", data=b"x").status_code for _ in range(20)]
+    # Then
+    assert answers == [200] * 20
+    assert time.monotonic() - started_s < 5
+    for connection in idle:
+        connection.close()
