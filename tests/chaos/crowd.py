@@ -4,13 +4,14 @@ import asyncio
 import concurrent.futures
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-PATIENCE_S = 30.0
+PATIENCE_S = float(os.environ.get("CHAOS_PATIENCE_S", "30"))
 
 
 @dataclass

@@ -350,6 +350,33 @@ def test_f21_node_whose_first_beat_was_cut_introduces_itself_again(
     assert beats.introductions == 1
 
 
+@pytest.mark.parametrize("at", CUTS)
+def test_f21_worker_whose_claim_was_cut_serves_it_all_the_same(line: Line, at: int) -> None:
+    # Given requests, and a worker that will not hear what its first claim brought
+    line.desk.submit("a", "b")
+    runs: list[list[str]] = []
+
+    def run(batch: Batch) -> list[Any]:
+        runs.append([item.request_id for item in batch.items])
+        return [make_reply("x")] * len(batch)
+
+    worker = Worker(Batcher(line.worker, FixedPolicy(8, 0.0)), line.worker, run)
+    line.proxy.cut_next(at)
+
+    # When it goes on
+    thread = threading.Thread(target=worker.serve)
+    thread.start()
+    try:
+        eventually(lambda: sorted(line.desk.done()) == ["a", "b"])
+    finally:
+        worker.stop()
+        thread.join(10)
+
+    # Then they were run once
+    assert runs == [["a", "b"]]
+    assert line.desk.unaccounted() == 0
+
+
 def test_f16_worker_whose_replies_were_never_taken_gives_the_requests_back(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:

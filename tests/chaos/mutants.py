@@ -1,0 +1,271 @@
+"""Switches each safety mechanism off, one line at a time, and shows that a test notices.
+
+Usage: python -m tests.chaos.mutants [WORD ...]   only mechanisms with one of these words in them
+
+Works on a copy of the tree. A mechanism whose test still passes without it is a mechanism that
+nobody would miss: then this command fails.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("batching", "ingress", "workers", "cli", "compat", "tests", "pyproject.toml")
+CHAOS = "tests/chaos/test_chaos_"
+MACHINE = f"{CHAOS}machine.py::test_f40_queue_does_what_its_model_says[server]"
+TEST_TIMEOUT_S = 150
+PATIENCE_S = 8  # of a client; without its mechanism, a request often has no answer at all
+TESTS_FAILED = 1  # pytest's exit code
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Without `line` in `path` the mechanism is off, and `test` must fail."""
+
+    mechanism: str
+    path: str
+    line: str
+    instead: str
+    test: str
+
+
+MUTANTS = (
+    Mutant(
+        "stale attempts are fenced off",
+        "batching/store/reply.lua",
+        "elseif fields[1] ~= attempt or fields[2] ~= worker_id then",
+        "elseif false then",
+        f"{CHAOS}workers.py::test_f08_frozen_worker_that_wakes_up_cannot_answer_any_more",
+    ),
+    Mutant(
+        "crash suspects are retried alone",
+        "batching/store/reclaim.lua",
+        "redis.call('RPUSH', KEYS[5], id)",
+        "redis.call('RPUSH', KEYS[4], id)",
+        f"{CHAOS}workers.py::test_f04_f05_poison_fails_alone[f04]",
+    ),
+    Mutant(
+        "attempts are limited",
+        "batching/store/reclaim.lua",
+        "elseif tonumber(fields[3]) >= tonumber(ARGV[4]) then",
+        "elseif false then",
+        MACHINE,
+    ),
+    Mutant(
+        "released requests have not used an attempt",
+        "batching/store/reclaim.lua",
+        "'attempt', fields[3] - 1,",
+        "'attempt', fields[3],",
+        MACHINE,
+    ),
+    Mutant(
+        "a node takes back what its dead child held",
+        "workers/slot.py",
+        "        await self._take_back(worker_id, returncode)\n",
+        "        await asyncio.sleep(0)\n",
+        f"{CHAOS}workers.py::test_f01_killed_child_costs_its_batch_only_time",
+    ),
+    Mutant(
+        "nodes take back what a dead node held",
+        "workers/reaper.py",
+        "                await self.reap()\n",
+        "                await asyncio.sleep(0)\n",
+        f"{CHAOS}workers.py::test_f02_killed_node_costs_its_batch_only_time",
+    ),
+    Mutant(
+        "a handler that hangs is ended",
+        "workers/worker.py",
+        "signal.setitimer(signal.ITIMER_REAL, timeout_s)",
+        "signal.setitimer(signal.ITIMER_REAL, 0)",
+        f"{CHAOS}workers.py::test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served",
+    ),
+    Mutant(
+        "a crash loop backs off",
+        "workers/slot.py",
+        "BACKOFF_S = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)",
+        "BACKOFF_S = (0.0, 0.0)",
+        f"{CHAOS}workers.py::test_f13_worker_that_never_starts_backs_off_and_the_queue_refuses",
+    ),
+    Mutant(
+        "what Redis lost is submitted again",
+        "batching/store/lane.py",
+        "                self._resubmit(ticket)\n",
+        "                pass\n",
+        f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
+    ),
+    Mutant(
+        "nodes restore the registry",
+        "workers/node.py",
+        "await asyncio.to_thread(self._registry.restore, self._wanted.values())",
+        "pass",
+        f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
+    ),
+    Mutant(
+        "beats go on at maxmemory",
+        "batching/store/beat.lua",
+        "for i = 1, #KEYS do redis.call('PEXPIRE', KEYS[i], ARGV[1]) end",
+        "",
+        f"{CHAOS}redis.py::test_f23_full_memory_stops_admission_only",
+    ),
+    Mutant(
+        "a submit may be repeated",
+        "batching/store/submit.lua",
+        "if redis.call('EXISTS', request_key, KEYS[10] .. id) > 0 then",
+        "if false then",
+        f"{CHAOS}cuts.py::test_f21_f37_submit_again_queues_once",
+    ),
+    Mutant(
+        "a worker gives back what a lost claim may have brought",
+        "workers/worker.py",
+        "                # The claim may have been carried out and only its answer lost.\n"
+        "                self._may_own_unknown = True\n",
+        "",
+        f"{CHAOS}cuts.py::test_f21_worker_whose_claim_was_cut_serves_it_all_the_same",
+    ),
+    Mutant(
+        "a node introduces itself again",
+        "workers/heartbeat.py",
+        "self._is_unsure = True",
+        "self._is_unsure = False",
+        f"{CHAOS}cuts.py::test_f21_node_whose_first_beat_was_cut_introduces_itself_again",
+    ),
+    Mutant(
+        "a bell is not waited for for ever",
+        "batching/store/connection.py",
+        "BLOCK_S = 1.0",
+        "BLOCK_S = 4.0",
+        f"{CHAOS}scripts.py::test_f38_lost_bell_costs_a_second_at_most",
+    ),
+    Mutant(
+        "a cancelled request leaves the queue",
+        "batching/store/cancel.lua",
+        "elseif redis.call('LREM', KEYS[1], 1, id) == 0 then",
+        "else",
+        f"{CHAOS}scripts.py::test_f39_cancel_storm_leaves_nothing_to_wade_through",
+    ),
+    Mutant(
+        "expired requests are not handed out",
+        "batching/store/claim.lua",
+        "elseif tonumber(fields[4]) <= now_ms then",
+        "elseif false then",
+        MACHINE,
+    ),
+    Mutant(
+        "the queue is bounded",
+        "batching/store/submit.lua",
+        "elseif waiting >= max_queue then",
+        "elseif false then",
+        MACHINE,
+    ),
+    Mutant(
+        "work of a dead ingress is dropped",
+        "batching/store/claim.lua",
+        "if not is_alive(fields[5]) then",
+        "if false then",
+        f"{CHAOS}clients.py::test_f29_work_of_a_dead_ingress_is_not_done",
+    ),
+    Mutant(
+        "a client that left is noticed",
+        "batching/store/lane.py",
+        "                self._watch(ticket, client_left)\n",
+        "                pass\n",
+        f"{CHAOS}clients.py::test_f26_work_of_clients_that_left_the_queue_is_not_done",
+    ),
+    Mutant(
+        "a leaving node gives back its requests",
+        "workers/slot.py",
+        "            mode = ReclaimMode.RELEASED\n        reason",
+        "            return\n        reason",
+        f"{CHAOS}stop.py::test_f32_second_signal_gives_back_at_once",
+    ),
+)
+
+
+def main() -> int:
+    """Runs all mutants; 0 when every one was caught."""
+    words = sys.argv[1:]
+    chosen = [m for m in MUTANTS if not words or any(word in m.mechanism for word in words)]
+    console = Console(width=130)
+    table = Table("mechanism switched off", "test that must fail", "", "s", title="Mutants")
+    with tempfile.TemporaryDirectory(prefix="ferry-mutants-") as folder:
+        tree = Path(folder)
+        copy_tree(tree)
+        intact = run_tests(tree, sorted({mutant.test for mutant in chosen}))
+        if intact != 0:
+            console.print("[bold red]The tests fail without any mutation; nothing is shown.")
+            return 1
+        missed = 0
+        for mutant in chosen:
+            began = time.monotonic()
+            is_caught = catches(tree, mutant)
+            missed += not is_caught
+            verdict = "[green]caught" if is_caught else "[bold red]MISSED"
+            seconds = f"{time.monotonic() - began:.0f}"
+            test = mutant.test.rpartition("::")[2]
+            table.add_row(mutant.mechanism, test, verdict, seconds)
+            console.print(f"{verdict}[/] {mutant.mechanism} ({seconds} s)")
+    console.print(table)
+    console.print(f"{len(chosen) - missed} of {len(chosen)} caught")
+    return 1 if missed else 0
+
+
+def copy_tree(target: Path) -> None:
+    """The working tree's packages and tests."""
+    for name in PACKAGES:
+        source = ROOT / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, target / name, ignore=ignored)
+        else:
+            shutil.copy(source, target / name)
+
+
+def catches(tree: Path, mutant: Mutant) -> bool:
+    """Whether the test fails without the mechanism; the tree is whole again afterwards."""
+    path = tree / mutant.path
+    whole = path.read_text(encoding="utf-8")
+    if whole.count(mutant.line) != 1:
+        raise SystemExit(f"{mutant.path} has not exactly one {mutant.line!r}")
+    path.write_text(whole.replace(mutant.line, mutant.instead), encoding="utf-8")
+    try:
+        return run_tests(tree, [mutant.test]) == TESTS_FAILED
+    finally:
+        path.write_text(whole, encoding="utf-8")
+
+
+def run_tests(tree: Path, tests: list[str]) -> int:
+    """pytest's exit code; a run that does not end counts as failed tests."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "CHAOS_PATIENCE_S": str(PATIENCE_S),
+    }
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    try:
+        done = subprocess.run(
+            words,
+            cwd=tree,
+            env=environment,
+            capture_output=True,
+            timeout=TEST_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return TESTS_FAILED
+    if done.returncode not in {0, TESTS_FAILED}:
+        raise SystemExit(done.stdout.decode()[-4000:])
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
