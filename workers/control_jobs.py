@@ -5,17 +5,19 @@ python -m workers.control_jobs
 
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from rq import Queue, SimpleWorker
+from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.timeouts import TimerDeathPenalty
 
 from batching.errors import InternalError, ServeError
 from batching.settings import Settings
-from batching.store.connection import connect, store_url
-from batching.store.control_queue import QUEUE_NAME, wrap_error
+from batching.store.connection import Client, connect, store_url
+from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, wrap_error
 from batching.telemetry import configure_logging
 from workers import archive, fetch
 
@@ -24,10 +26,38 @@ log = logging.getLogger("workers.control_jobs")
 RQ_SOCKET_TIMEOUT_S = 480.0  # RQ blocks for up to 405 s
 
 
+class ControlJob(Job):
+    """A job of ours, or one that fails.
+
+    RQ imports and calls whatever function a job's record names, `os.system` too, and its callbacks
+    likewise. Who can write to Redis must not be able to run code here.
+    """
+
+    @property
+    def func(self) -> Callable[..., Any]:
+        """The one function that control jobs have."""
+        if self.func_name != INSPECT_ARCHIVE:
+            raise PermissionError(f"no control job: {self.func_name!r}")
+        return inspect_archive
+
+    @property
+    def success_callback(self) -> None:
+        """None, whatever the record names."""
+
+    @property
+    def failure_callback(self) -> None:
+        """None, whatever the record names."""
+
+    @property
+    def stopped_callback(self) -> None:
+        """None, whatever the record names."""
+
+
 class ControlWorker(SimpleWorker):
     """Runs jobs in this process: they are ours, few, and need no fork."""
 
     death_penalty_class = TimerDeathPenalty
+    job_class = ControlJob
 
 
 def inspect_archive(url: str) -> dict[str, Any]:
@@ -43,15 +73,21 @@ def inspect_archive(url: str) -> dict[str, Any]:
         return wrap_error(InternalError(f"Failed to save model: {url}"))
 
 
+def make_worker(client: Client) -> ControlWorker:
+    """A worker of the control queue."""
+    queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer, job_class=ControlJob)
+    return ControlWorker(
+        [queue], connection=client, serializer=JSONSerializer, job_class=ControlJob
+    )
+
+
 def main() -> int:
     """Works until SIGTERM; a job that runs is finished first."""
     settings, _ = Settings.load()
     configure_logging(settings.log_level)
     logging.getLogger("rq").setLevel(logging.WARNING)
     client = connect(store_url(settings), socket_timeout_s=RQ_SOCKET_TIMEOUT_S)
-    queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer)
-    worker = ControlWorker([queue], connection=client, serializer=JSONSerializer)
-    worker.work(logging_level="WARNING")
+    make_worker(client).work(logging_level="WARNING")
     return 0
 
 

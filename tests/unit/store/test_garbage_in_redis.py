@@ -1,0 +1,183 @@
+"""B8: whoever writes to Redis by hand breaks nothing and has nothing run.
+
+Everything here goes in by RPUSH, SET and HSET, past our own verbs.
+"""
+
+import contextlib
+import pickle  # noqa: TID251 - what an attacker would write
+import sys
+
+import msgpack
+import pytest
+from rq import Queue
+from rq.exceptions import DeserializationError
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from batching.errors import ServeError
+from batching.protocol import Batch
+from batching.store import keys
+from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME
+from batching.store.registry import Registry
+from tests.support import KEY, ids_of, items_of, make_reply
+from workers.control_jobs import make_worker
+
+
+class Bomb:
+    """Unpickled, it would look up a class, which the audit hook hears."""
+
+    def __reduce__(self):
+        return exec, ("import os; os._exit(66)",)
+
+
+GARBAGE = {
+    "pickle": pickle.dumps(Bomb()),
+    "old pickle": pickle.dumps(Bomb(), protocol=0),
+    "json": b'{"a": 1}',
+    "deep": b"\x91" * 50_000,
+    "foreign version": msgpack.packb((99, {}, [])),
+    "wrong shape": msgpack.packb((1, "x", 5)),
+    "text": b"hello",
+    "nothing": b"",
+    "bytes": bytes(range(256)),
+}
+
+
+class _Audit:
+    """Hears every class that the pickle module looks up, in this process, for ever."""
+
+    def __init__(self):
+        self.found = []
+        self.is_listening = False
+        sys.addaudithook(self)
+
+    def __call__(self, event, arguments):
+        if self.is_listening and event == "pickle.find_class":
+            self.found.append(arguments)
+
+
+_AUDIT = _Audit()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_unpickled():
+    _AUDIT.found.clear()
+    _AUDIT.is_listening = True
+    yield
+    _AUDIT.is_listening = False
+    assert _AUDIT.found == []
+
+
+def test_b08_audit_hook_hears_an_unpickling():
+    # Given: so that the silence of the other tests means something
+    pickle.loads(pickle.dumps(Queue))
+    # Then
+    assert _AUDIT.found
+    _AUDIT.found.clear()
+
+
+@pytest.mark.parametrize("wire", GARBAGE.values(), ids=GARBAGE)
+def test_b08_unreadable_request_fails_alone(real_desk, wire):
+    # Given an honest request, and one whose content was overwritten
+    desk = real_desk
+    desk.submit("bad", "good")
+    desk.client.hset(desk.keys.request_prefix + "bad", "wire", wire)
+    worker = desk.worker()
+    # When
+    batch = worker.claim(2, 0.0)
+    # Then
+    assert ids_of(batch) == ["good"]
+    worker.reply(items_of(batch), [make_reply("ok")])
+    assert sorted(desk.done()) == ["bad", "good"]
+    assert desk.unaccounted() == 0
+
+
+@pytest.mark.parametrize("element", GARBAGE.values(), ids=GARBAGE)
+def test_b08_garbage_in_the_queue_is_ignored(real_desk, element):
+    # Given
+    desk = real_desk
+    for name in (desk.keys.queue, desk.keys.solo):
+        desk.client.rpush(name, element)
+    desk.submit("good")
+    worker = desk.worker()
+    # When
+    claimed = [worker.claim(4, 0.0) for _ in range(3)]
+    # Then
+    assert [ids_of(batch) for batch in claimed if isinstance(batch, Batch)] == [["good"]]
+
+
+@pytest.mark.parametrize("value", GARBAGE.values(), ids=GARBAGE)
+def test_b08_garbage_in_a_lease_harms_nobody(real_desk, value):
+    # Given
+    desk = real_desk
+    desk.submit("good")
+    worker = desk.worker()
+    batch = worker.claim(1, 0.0)
+    desk.client.rpush(desk.keys.lease_prefix + "worker-a", value)
+    # When
+    desk.silence_worker()
+    with contextlib.suppress(ServeError):
+        desk.node().reclaim(KEY, "worker-a", "crashed")
+    # Then the honest one comes back, or its late reply is taken
+    worker.reply(items_of(batch), [make_reply("ok")])
+    assert desk.done() == ["good"]
+
+
+@pytest.mark.parametrize("value", GARBAGE.values(), ids=GARBAGE)
+def test_b08_garbage_in_the_registry_is_an_error_and_never_run(real_backend, value):
+    # Given
+    client = real_backend.client
+    client.hset(keys.MODELS, "bad", value)
+    registry = Registry(client)
+    # When / Then
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+        assert registry.get("bad") is None
+    assert registry.get("unknown") is None
+    client.delete(keys.MODELS)
+
+
+@pytest.fixture
+def control(real_backend):
+    """A client, and a function that lets a control worker do all that waits."""
+    client = real_backend.connect()
+
+    def work():
+        worker = make_worker(client)
+        with contextlib.suppress(DeserializationError, ValueError, TypeError):
+            worker.work(burst=True, logging_level="CRITICAL")
+
+    yield client, work
+    client.flushall()
+    client.close()
+
+
+@pytest.mark.parametrize("data", [pickle.dumps(("os.mkdir", None, ("x",), {})), b"x", b"[]"])
+def test_b08_control_job_that_is_no_json_is_never_run(control, data):
+    # Given a job as RQ would write it with its own, pickling default
+    client, work = control
+    job = Job.create("os.getcwd", connection=client, serializer=JSONSerializer)
+    job.save()
+    client.hset(job.key, "data", data)
+    client.rpush(f"rq:queue:{QUEUE_NAME}", job.id)
+    # When
+    work()
+    # Then
+    assert client.llen(f"rq:queue:{QUEUE_NAME}") == 0
+    assert not [result for result in job.results() if result.return_value is not None]
+
+
+def test_b08_control_job_runs_our_function_and_no_other(control, tmp_path):
+    # Given: well-formed jobs that name other functions, also as callbacks
+    client, work = control
+    queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer)
+    folder = str(tmp_path / "made")
+    queue.enqueue("os.mkdir", args=(folder,))
+    ours = queue.enqueue(INSPECT_ARCHIVE, args=("../nothing.mar",))
+    client.hset(ours.key, "success_callback_name", "os.abort")
+    client.hset(ours.key, "failure_callback_name", "os.abort")
+    # When
+    work()
+    # Then
+    assert not (tmp_path / "made").exists()
+    assert ours.latest_result().return_value["error"] == "ModelNotFound"
+    assert queue.count == 0
