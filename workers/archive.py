@@ -26,6 +26,7 @@ DEFAULT_VERSION = "1.0"
 RUNTIMES = ("python", "python3", "LSP")
 # The manifest and model-config.yaml are read into memory.
 MAX_TEXT_BYTES = 1024**2
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _ARCHIVE_SUFFIXES = re.compile(r"(\.mar|\.tar\.gz|\.tgz|\.tar|\.model)$")
 
 
@@ -66,7 +67,13 @@ def inspect_archive(path: Path, url: str) -> ArchiveInfo:
 
 
 def find_unpacked(sha256: str, work_dir: Path) -> Path | None:
-    """The folder that `unpack_archive` made for this archive earlier, if it is there."""
+    """The folder that `unpack_archive` made for this archive earlier, if it is there.
+
+    Raises:
+        InvalidModel: no SHA-256.
+    """
+    if not _SHA256.fullmatch(sha256):  # it comes from Redis, and becomes a path
+        raise InvalidModel("The archive's SHA-256 is none.")
     target = work_dir / sha256
     return target if target.is_dir() else None
 

@@ -232,3 +232,9 @@ def test_folder_hash_changes_with_any_content(tmp_path):
 
     # Then
     assert hash_archive(path) != before
+
+
+@pytest.mark.parametrize("sha256", ["", "..", "../../etc", "/etc", "x" * 64, "A" * 64, "0" * 63])
+def test_b08_folder_of_an_archive_is_found_by_a_hash_only(sha256, tmp_path):
+    with pytest.raises(InvalidModel):
+        find_unpacked(sha256, tmp_path)

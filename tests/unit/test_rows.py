@@ -2,6 +2,7 @@
 
 import io
 import math
+import time
 
 import pytest
 import torch
@@ -89,3 +90,32 @@ def test_tensor_output_can_be_loaded_again():
 
     # Then
     assert torch.load(io.BytesIO(reply.body), weights_only=True).tolist() == [0, 1, 2]
+
+
+HOSTILE_JSON = {
+    "deep": (b"[" * 10_000 + b"]" * 10_000, bytearray),
+    "nan": (b'{"a": NaN, "b": -Infinity}', dict),
+    "huge number": (b"1e999", float),
+    "long number": (b"9" * 10_000, bytearray),
+    "twice": (b'{"a": 1, "a": 2}', dict),
+    "lone surrogate": (b'"\\ud800"', str),
+    "long text": (b'"' + b"x" * 10_000_000 + b'"', str),
+}
+
+
+@pytest.mark.parametrize(("content", "kind"), HOSTILE_JSON.values(), ids=HOSTILE_JSON)
+def test_b03_hostile_json_costs_little_and_harms_nobody(content, kind):
+    # Given a handler that gives back what it got
+    handler = Handler(lambda rows, context: [row["body"] for row in rows])
+    started_s = time.process_time()
+
+    # When
+    first, second = runner(handler, max_response_size_bytes=20_000_000).run(
+        batch(body(content, "application/json"), body(b"fine"))
+    )
+
+    # Then: what cannot be decoded arrives as bytes, as in TorchServe
+    assert type(handler.batches[0][0]["body"]) is kind
+    assert time.process_time() - started_s < 0.5
+    assert first.status in (200, 503)  # 503: a lone surrogate has no UTF-8
+    assert (second.status, second.body) == (200, b"fine")
