@@ -55,6 +55,7 @@ class Lane:
         self._verbs = verbs
         self._loop = asyncio.get_running_loop()
         self._pending: list[Ticket] = []
+        self._leaving: list[tuple[Ticket, Exception]] = []
         self._waiting: dict[str, Ticket] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._drain_rate = DrainRate()
@@ -88,7 +89,7 @@ class Lane:
             self._waiting.pop(ticket.request_id, None)
             ticket.timer.cancel()
             if ticket.reply.cancelled():
-                self._stray(self._cancel(ticket, ClientLeft()))
+                self._withdraw(ticket, ClientLeft())
 
     async def close(self) -> None:
         """The loops have ended; whoever still waits is refused."""
@@ -165,7 +166,7 @@ class Lane:
             ticket.is_queued = True
             if ticket.is_given_up:
                 # While this submit was on its way, so that there was nothing to cancel yet.
-                self._stray(self._cancel(ticket, ClientLeft()))
+                self._withdraw(ticket, ClientLeft())
         elif self._may_be_restored(ticket, code):
             self._loop.call_later(2 * RETRY_S, self._again, ticket)
         else:
@@ -297,13 +298,29 @@ class Lane:
 
     def _give_up(self, ticket: Ticket, error: Exception) -> None:
         if not ticket.reply.done():
-            self._stray(self._cancel(ticket, error))
+            self._withdraw(ticket, error)
 
-    async def _cancel(self, ticket: Ticket, error: Exception) -> None:
-        code = CancelCode.UNKNOWN
+    def _withdraw(self, ticket: Ticket, error: Exception) -> None:
+        self._leaving.append((ticket, error))
+        self._run("cancel", self._cancel)
+
+    async def _cancel(self) -> None:
+        # Together, like submits: when hundreds leave at once, a call for each would be too slow.
+        while self._leaving:
+            await asyncio.sleep(0)
+            leaving = self._leaving[:SUBMIT_AT_ONCE]
+            del self._leaving[:SUBMIT_AT_ONCE]
+            self._stray(self._let_go(leaving))
+
+    async def _let_go(self, leaving: Sequence[tuple[Ticket, Exception]]) -> None:
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(CANCEL_PATIENCE_S):
-                code = (await self._verbs.cancel([ticket.request_id]))[0]
-                if code is CancelCode.REPLIED:
-                    self._deliver([ticket.request_id], await self._verbs.fetch([ticket.request_id]))
-        ticket.fail(error)
+                await self._cancel_together([ticket.request_id for ticket, _ in leaving])
+        for ticket, error in leaving:
+            ticket.fail(error)
+
+    async def _cancel_together(self, request_ids: Sequence[str]) -> None:
+        codes = zip(request_ids, await self._verbs.cancel(request_ids), strict=True)
+        replied = [request_id for request_id, code in codes if code is CancelCode.REPLIED]
+        if replied:
+            self._deliver(replied, await self._verbs.fetch(replied))

@@ -38,9 +38,10 @@ from tests.support import (
 
 WORKERS = ("worker-a", "worker-b", "worker-c")
 INGRESSES = ("ingress-a", "ingress-b")
+MOSTLY_A = st.sampled_from(["ingress-a", "ingress-a", "ingress-a", "ingress-b"])
 MAX_QUEUE = 10
 MAX_ATTEMPTS = 2
-EXAMPLES, STEPS = (150, 40) if is_long() else (20, 20)
+EXAMPLES, STEPS = (150, 40) if is_long() else (40, 30)
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
@@ -82,8 +83,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @initialize(count=st.integers(1, 4))
     def begin(self, count: int) -> None:
-        for _ in range(count):
-            self.submit(INGRESSES[0])
+        self.submit(INGRESSES[0], count)
 
     # --- what the model does
 
@@ -121,18 +121,17 @@ class QueueMachine(RuleBasedStateMachine):
 
     # --- rules
 
-    @rule(ingress=st.sampled_from(INGRESSES))
-    def submit(self, ingress: str) -> None:
-        request_id = f"r{len(self.known)}"
-        is_full = len(self.queue) >= MAX_QUEUE
-        [code] = self.desk.submit(request_id, ingress_id=ingress)
-        assert code == (0 if is_full else 1)
-        if is_full:
-            return
-        self.silent.discard(ingress)
-        self.known[request_id] = Known(ingress)
-        self.queue.append(request_id)
-        self.counts["accepted"] += 1
+    @rule(ingress=MOSTLY_A, count=st.integers(1, 4))
+    def submit(self, ingress: str, count: int) -> None:
+        names = [f"r{len(self.known) + number}" for number in range(count)]
+        room = max(0, MAX_QUEUE - len(self.queue))
+        codes = self.desk.submit(*names, ingress_id=ingress)
+        assert codes == [1] * min(count, room) + [0] * max(0, count - room)
+        for request_id in names[:room]:
+            self.silent.discard(ingress)
+            self.known[request_id] = Known(ingress)
+            self.queue.append(request_id)
+            self.counts["accepted"] += 1
 
     @precondition(lambda self: self.known)
     @rule(pick=st.randoms(use_true_random=False))
@@ -143,8 +142,17 @@ class QueueMachine(RuleBasedStateMachine):
             name = pick.choice(open_ids)
             assert self.desk.submit(name, ingress_id=self.known[name].ingress) == [2]
 
+    @precondition(lambda self: self.queue or self.solo)
+    @rule(target=held, worker=st.sampled_from(WORKERS), limit=st.integers(1, 5))
+    def claim_again(self, worker: str, limit: int) -> Any:
+        """The same once more, so that hypothesis picks it more often."""
+        return self.claim_once(worker, limit)
+
     @rule(target=held, worker=st.sampled_from(WORKERS), limit=st.integers(1, 5))
     def claim(self, worker: str, limit: int) -> Any:
+        return self.claim_once(worker, limit)
+
+    def claim_once(self, worker: str, limit: int) -> Any:
         claimed = self.desk.worker(worker).claim(limit, 0.0)
         expected = self.hand_out(worker, limit)
         assert (ids_of(claimed) if isinstance(claimed, Batch) else []) == expected
@@ -190,9 +198,24 @@ class QueueMachine(RuleBasedStateMachine):
         if one.is_claimed:
             self.leases[one.owner].remove(request_id)
 
-    @rule(worker=st.sampled_from(WORKERS), mode=st.sampled_from(list(ReclaimMode)))
-    def reclaim(self, worker: str, mode: ReclaimMode) -> None:
+    @precondition(lambda self: any(self.leases.values()))
+    @rule(pick=st.randoms(use_true_random=False), mode=st.sampled_from(list(ReclaimMode)))
+    def reclaim_one_that_holds(self, pick: Any, mode: ReclaimMode) -> None:
         """It dies, is silent, leaves, or never heard what it claimed."""
+        self.reclaim(pick.choice([name for name in WORKERS if self.leases[name]]), mode)
+
+    @precondition(lambda self: any(self.leases.values()))
+    @rule(pick=st.randoms(use_true_random=False))
+    def crash_one_that_holds(self, pick: Any) -> None:
+        self.reclaim(
+            pick.choice([name for name in WORKERS if self.leases[name]]), ReclaimMode.CRASHED
+        )
+
+    @rule(worker=st.sampled_from(WORKERS), mode=st.sampled_from(list(ReclaimMode)))
+    def reclaim_any(self, worker: str, mode: ReclaimMode) -> None:
+        self.reclaim(worker, mode)
+
+    def reclaim(self, worker: str, mode: ReclaimMode) -> None:
         if mode is ReclaimMode.DEAD:
             self.desk.silence_worker(worker)
         self.desk.node(MAX_ATTEMPTS).reclaim(KEY, worker, mode)
@@ -224,7 +247,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.desk.age_request(name, 120_000)
             self.known[name].is_late = True
 
-    @rule(ingress=st.sampled_from(INGRESSES))
+    @rule(ingress=st.just("ingress-b"))
     def kill_ingress(self, ingress: str) -> None:
         if self.desk.client.zscore(self.desk.keys.ingress_beats, ingress) is not None:
             self.desk.silence_ingress(ingress, ms=10_000_000)
