@@ -137,6 +137,8 @@ def _announce(settings: Settings, redis: EmbeddedRedis | None, ready: Readiness)
     table.add_row("Inference", settings.inference_address)
     table.add_row("Management", settings.management_address)
     table.add_row("Metrics", settings.metrics_address)
+    if (keys_path := settings.keys_path()) is not None:
+        table.add_row("Tokens", f"in {escape(str(keys_path))}")
     table.add_row("Models", escape(settings.load_models) or "none yet: `ferry models register`")
     table.add_row("Redis", _redis_words(settings, redis))
     out().print(table)

@@ -57,7 +57,6 @@ class ControlWorker(SimpleWorker):
     """Runs jobs in this process: they are ours, few, and need no fork."""
 
     death_penalty_class = TimerDeathPenalty
-    job_class = ControlJob
 
 
 def inspect_archive(url: str) -> dict[str, Any]:
