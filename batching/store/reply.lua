@@ -41,7 +41,8 @@ for i = 3, #ARGV, 3 do
   if (code == 0 or code == 3) and reply == '@' then
     redis.call('DEL', KEYS[7] .. id .. ':' .. attempt)
   end
-  redis.call('LREM', KEYS[1], 1, id)
+  -- A stale reply must not end the lease of this worker's own later attempt.
+  if code ~= 3 or fields[2] ~= worker_id then redis.call('LREM', KEYS[1], 1, id) end
   codes[#codes + 1] = code
 end
 for bell in pairs(bells) do redis.call('PEXPIRE', bell, ttl_ms) end

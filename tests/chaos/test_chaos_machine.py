@@ -177,7 +177,8 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             assert code == 3
             self.counts["stale"] += 1
-        if request_id in self.leases[worker]:
+        is_own_later_attempt = not known.outcome and known.owner == worker
+        if request_id in self.leases[worker] and not is_own_later_attempt:
             self.leases[worker].remove(request_id)
 
     @precondition(lambda self: self.known)
