@@ -4,6 +4,7 @@ import random
 import time
 from collections import defaultdict
 
+import psutil
 import pytest
 
 from batching.store.keys import REPLY_TTL_MS
@@ -40,7 +41,8 @@ class Killer:
             self.kills["nodes"] += 1
             for_seconds(0.5)
             self._rig.launch_node()
-        elif pids := self._model.pids():
+        # A worker of a node that was just killed is listed for a while.
+        elif pids := [pid for pid in self._model.pids() if psutil.pid_exists(pid)]:
             kill(self._random.choice(pids))
             self.kills["workers"] += 1
         for_seconds(max(0.0, end - time.monotonic()))
@@ -101,7 +103,7 @@ class Faults:
             for_seconds(min(3.0, left_s))
 
     def _kill(self) -> None:
-        pids = self._model.pids()
+        pids = [pid for pid in self._model.pids() if psutil.pid_exists(pid)]
         if len(pids) > 1:
             kill(pids[0])
 
