@@ -209,6 +209,7 @@ def test_f34_clients_that_hardly_read_slow_nobody_down(
         model.check(crowd)
 
 
+@pytest.mark.timeout(150)
 def test_f35_half_sent_requests_take_nothing_from_others(
     rig: Rig, crowd: Crowd, record_promise
 ) -> None:
