@@ -149,17 +149,20 @@ class Desk:
         self._runner = asyncio.Runner()
         self._async_client = backend.connect_async()
         self._clients: list[Any] = []
+        self._ingresses: list[IngressVerbs] = []
 
     def close(self) -> None:
+        for verbs in self._ingresses:
+            self._runner.run(verbs.close())
         self._runner.run(self._async_client.aclose())
         self._runner.close()
         for client in self._clients:
             client.connection_pool.disconnect()
 
     def ingress(self, ingress_id: str = "ingress-a", dead_after_ms: int = DEAD_AFTER_MS) -> Any:
-        return Blocking(
-            self._runner, IngressVerbs(self._async_client, KEY, ingress_id, dead_after_ms)
-        )
+        verbs = IngressVerbs(self._async_client, KEY, ingress_id, dead_after_ms)
+        self._ingresses.append(verbs)
+        return Blocking(self._runner, verbs)
 
     def node(self, max_attempts: int = 2) -> Any:
         return Blocking(self._runner, NodeVerbs(self._async_client, DEAD_AFTER_MS, max_attempts))

@@ -61,7 +61,10 @@ class IngressVerbs:
         self._dead_after_ms = dead_after_ms
         self._keys = keys = VersionKeys.of(key)
         self._done = keys.done_prefix + ingress_id
-        self._submit = async_script(client, "submit")
+        # The hot calls keep a connection each: taking one from the pool costs more than the call.
+        self._listener = client.client()
+        self._submitter = client.client()
+        self._submit = async_script(self._submitter, "submit")
         self._cancel = async_script(client, "cancel")
         self._audit = async_script(client, "audit")
         self._submit_keys = [
@@ -88,6 +91,11 @@ class IngressVerbs:
             keys.lease_prefix,
         ]
         self._audit_keys = [keys.ingress_beats, keys.request_prefix, keys.reply_prefix]
+
+    async def close(self) -> None:
+        """The connections of its own are given back; nothing may be under way."""
+        await self._listener.aclose()
+        await self._submitter.aclose()
 
     async def submit(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
         """Each request waits in the queue, or is refused with a code."""
@@ -127,26 +135,28 @@ class IngressVerbs:
         if names:
             await self._client.unlink(*names)
 
-    async def wait_done(self) -> list[str]:
-        """Ids whose replies are there. Blocks up to `BLOCK_S`; empty when nothing came."""
-        answer = await self._client.blmpop(
+    async def collect(self, collected: Sequence[str]) -> dict[str, bytes | None]:
+        """The values of the reply keys that have come; those of `collected` are deleted first.
+
+        Blocks up to `BLOCK_S`; empty when nothing came. One caller at a time.
+        """
+        listener = self._listener
+        if collected:
+            await listener.unlink(*self._reply_keys(collected))
+        answer = await listener.blmpop(
             BLOCK_S, 1, self._done, direction="LEFT", count=COLLECT_AT_ONCE
         )
-        ids = answer[1] if answer else []
+        if not answer:
+            return {}
         # Garbage names no request of ours, and is then ignored.
-        return [request_id.decode(errors="replace") for request_id in ids]
+        ids = [request_id.decode(errors="replace") for request_id in answer[1]]
+        values = await listener.mget(self._reply_keys(ids))
+        return dict(zip(ids, values, strict=True))
 
-    async def fetch(
-        self, request_ids: Sequence[str], collected: Sequence[str] = ()
-    ) -> list[bytes | None]:
-        """The values of these reply keys; those of `collected` are deleted on the way."""
-        names = [self._keys.reply_prefix + request_id for request_id in request_ids]
-        if not collected:
-            return await self._client.mget(names)  # type: ignore[no-any-return]
-        async with self._client.pipeline(transaction=False) as pipe:
-            pipe.unlink(*self._collected_keys(collected))
-            pipe.mget(names)
-            return (await pipe.execute())[1]  # type: ignore[no-any-return]
+    async def fetch(self, request_ids: Sequence[str]) -> dict[str, bytes | None]:
+        """The values of these reply keys; reading them again is safe."""
+        values = await self._client.mget(self._reply_keys(request_ids))
+        return dict(zip(request_ids, values, strict=True))
 
     async def fetch_large(self, request_id: str, attempt: str) -> bytes | None:
         """The value of a large reply's own key; reading it again is safe."""
@@ -160,7 +170,7 @@ class IngressVerbs:
     async def discard(self, collected: Sequence[str]) -> None:
         """These replies have reached their waiters and are deleted."""
         if collected:
-            await self._client.unlink(*self._collected_keys(collected))
+            await self._client.unlink(*self._reply_keys(collected))
 
     async def cancel(self, request_ids: Sequence[str]) -> list[CancelCode]:
         """These requests will not be run, or have been answered already."""
@@ -174,5 +184,5 @@ class IngressVerbs:
     def _large_reply(self, request_id: str, attempt: str) -> str:
         return f"{self._keys.large_reply_prefix}{request_id}:{attempt}"
 
-    def _collected_keys(self, request_ids: Sequence[str]) -> list[str]:
+    def _reply_keys(self, request_ids: Sequence[str]) -> list[str]:
         return [self._keys.reply_prefix + request_id for request_id in request_ids]

@@ -11,7 +11,7 @@ The waiting ingress is the durability: it still holds the body, and submits agai
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import OutOfMemoryError, RedisError
@@ -96,6 +96,7 @@ class Lane:
         for ticket in list(self._waiting.values()):
             ticket.fail(errors.Draining("The server is shutting down.", retry_after_s=1.0))
         await end_tasks([*self._tasks.values(), *self._strays])
+        await self._verbs.close()
 
     def _enter(self, ticket: Ticket) -> None:
         self._waiting[ticket.request_id] = ticket
@@ -196,7 +197,7 @@ class Lane:
         while self._waiting or collected:
             try:
                 if self._waiting:
-                    collected = await self._collect(collected)
+                    collected = self._deliver(await self._verbs.collect(collected))
                 else:
                     discarded, collected = collected, []
                     await self._verbs.discard(discarded)
@@ -205,34 +206,33 @@ class Lane:
                 collected = []
                 await asyncio.sleep(RETRY_S)
 
-    async def _collect(self, collected: list[str]) -> list[str]:
-        """Replies that came have reached their waiters; the ids that are now to be discarded."""
-        ids = await self._verbs.wait_done()
-        if not ids:
-            return collected
-        self._deliver(ids, await self._verbs.fetch(ids, collected))
-        return ids
-
-    def _deliver(self, ids: Sequence[str], values: Sequence[bytes | None]) -> None:
-        for request_id, value in zip(ids, values, strict=True):
+    def _deliver(self, values: Mapping[str, bytes | None]) -> list[str]:
+        """The waiters have their replies; the ids whose reply keys are needed no more."""
+        collected: list[str] = []
+        for request_id, value in values.items():
             ticket = self._waiting.get(request_id)
             if ticket is None or value is None:
+                collected.append(request_id)
                 continue
             try:
                 ticket.resolve(decode_reply(request_id, value))
+                collected.append(request_id)
             except LargeReply as large:
+                # Its reply key stays until it has been read: to the audit it is not lost.
                 self._stray(self._deliver_large(request_id, large.attempt))
             except ProtocolError as error:
                 log.error("unreadable reply request=%s: %s", request_id, error)
                 ticket.resolve(
                     error_reply(errors.InternalError("The worker's answer cannot be read."))
                 )
+        return collected
 
     async def _deliver_large(self, request_id: str, attempt: str) -> None:
         # What fails here, or is gone with its Redis, is left to the audit.
         with contextlib.suppress(RedisError, OSError):
-            self._deliver([request_id], [await self._verbs.fetch_large(request_id, attempt)])
+            self._deliver({request_id: await self._verbs.fetch_large(request_id, attempt)})
             await self._verbs.discard_large(request_id, attempt)
+            await self._verbs.discard([request_id])
 
     # --- audit
 
@@ -252,7 +252,7 @@ class Lane:
     async def _heal(self, codes: dict[str, AuditCode]) -> None:
         replied = [request_id for request_id, code in codes.items() if code is AuditCode.REPLIED]
         if replied:
-            self._deliver(replied, await self._verbs.fetch(replied))
+            self._deliver(await self._verbs.fetch(replied))
         for request_id, code in codes.items():
             ticket = self._waiting.get(request_id)
             if code is AuditCode.LOST and ticket is not None and not ticket.reply.done():
@@ -323,4 +323,4 @@ class Lane:
         codes = zip(request_ids, await self._verbs.cancel(request_ids), strict=True)
         replied = [request_id for request_id, code in codes if code is CancelCode.REPLIED]
         if replied:
-            self._deliver(replied, await self._verbs.fetch(replied))
+            self._deliver(await self._verbs.fetch(replied))

@@ -32,9 +32,8 @@ for i = 3, #ARGV, 3 do
     if reply == '@' then reply = '@' .. attempt end
     redis.call('SET', reply_key, id .. reply, 'PX', ttl_ms)
     local bell = KEYS[8] .. fields[3]
-    redis.call('RPUSH', bell, id)
-    bells[bell] = true
-    redis.call('SREM', KEYS[2], id)
+    bells[bell] = bells[bell] or {}
+    table.insert(bells[bell], id)
     stored = stored + 1
     code = 1
   end
@@ -45,7 +44,13 @@ for i = 3, #ARGV, 3 do
   if code ~= 3 or fields[2] ~= worker_id then redis.call('LREM', KEYS[1], 1, id) end
   codes[#codes + 1] = code
 end
-for bell in pairs(bells) do redis.call('PEXPIRE', bell, ttl_ms) end
+for bell, ids in pairs(bells) do
+  for i = 1, #ids, 1000 do
+    redis.call('RPUSH', bell, unpack(ids, i, math.min(i + 999, #ids)))
+    redis.call('SREM', KEYS[2], unpack(ids, i, math.min(i + 999, #ids)))
+  end
+  redis.call('PEXPIRE', bell, ttl_ms)
+end
 if stored > 0 then redis.call('HINCRBY', KEYS[3], 'replied', stored) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[3], 'orphaned', orphaned) end
 if stale > 0 then redis.call('HINCRBY', KEYS[3], 'stale', stale) end

@@ -58,7 +58,14 @@ async def queued(desk, count):
     await eventually_async(lambda: len(desk.queued()) == count)
 
 
-class HaltingRedis(redis.asyncio.Redis):
+class WatchedRedis(redis.asyncio.Redis):
+    """A client whose calls a test steps into, those of the lane's own connections too."""
+
+    def client(self):
+        return self
+
+
+class HaltingRedis(WatchedRedis):
     """A client whose next call of one command waits until the test lets it go."""
 
     def halt(self, command):
@@ -74,7 +81,7 @@ class HaltingRedis(redis.asyncio.Redis):
         return await super().execute_command(*arguments, **options)
 
 
-class DeafRedis(redis.asyncio.Redis):
+class DeafRedis(WatchedRedis):
     """A client that loses the answers to its next commands of one kind."""
 
     lost = ()

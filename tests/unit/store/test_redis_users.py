@@ -83,8 +83,10 @@ def test_users_may_pass_a_request_through_its_whole_life(desks):
     assert isinstance(batch, Batch)
     # Then: replied to, small and large, and collected
     hands.reply(items_of(batch), [make_reply("ok"), make_reply("ok", size=LARGE)])
-    assert sorted(verbs.wait_done()) == ["large", "small"]
-    assert None not in verbs.fetch(["small", "large"], [])
+    replies = verbs.collect([])
+    assert sorted(replies) == ["large", "small"]
+    assert None not in replies.values()
+    assert verbs.fetch(["small", "large"]) == replies
     assert verbs.fetch_large("large", "1") is not None
     verbs.discard_large("large", "1")
     verbs.discard(["small", "large"])
