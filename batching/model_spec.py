@@ -11,6 +11,7 @@ from batching.errors import BadRequest, InvalidModel
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _INTEGER_PATTERN = re.compile(r"[+-]?[0-9]{1,20}")
 RUNTIMES = ("python", "python3")
+MAX_WORKERS_PER_NODE = 1024
 
 
 class VersionKey(NamedTuple):
@@ -136,6 +137,7 @@ def spec_from_registration(
     batch_size, delay_ms = _batching(parameters, config)
     asked = int_parameter(parameters, "initial_workers", defaults.default_workers_per_model)
     min_worker, max_worker = config.workers(default=max(0, asked))
+    check_worker_count(min_worker)
     response_s, startup_s = _timeouts(parameters, config, defaults)
     job_queue_size, queue_timeout_s = _queue_limits(parameters, config, defaults)
     return ModelSpec(
@@ -200,6 +202,16 @@ def _timeouts(
     if response_s < 1 or startup_s < 1:
         raise BadRequest("response_timeout and startup_timeout must be 1 second or more.")
     return response_s, startup_s
+
+
+def check_worker_count(min_worker: int) -> None:
+    """Nothing, unless no node could ever run that many workers.
+
+    Raises:
+        BadRequest: it is a slip of the hand that would fill every node with processes.
+    """
+    if min_worker > MAX_WORKERS_PER_NODE:
+        raise BadRequest(f"A node runs at most {MAX_WORKERS_PER_NODE} workers of a model.")
 
 
 def _checked_name(name: str, what: str = "name") -> str:

@@ -92,6 +92,11 @@ class Settings:
         False, doc="ask for no tokens, whatever else is set"
     )
     drain_timeout_s: float = _setting(8.0, key="drain_timeout", doc="seconds for a clean exit")
+    drain_delay_s: float = _setting(
+        0.0,
+        key="drain_delay",
+        doc="seconds an ingress goes on accepting after readiness is false; 5 behind a balancer",
+    )
     dead_after_s: float = _setting(3.0, key="dead_after", doc="silence after which a node is dead")
     log_level: str = _setting("info", doc="debug, info, warning or error")
 

@@ -19,6 +19,7 @@ from batching.model_spec import (
     ModelSpec,
     VersionKey,
     bool_parameter,
+    check_worker_count,
     int_parameter,
     spec_from_registration,
 )
@@ -110,6 +111,7 @@ class Registrar:
             raise BadRequest("max_worker cannot be less than min_worker.")
         if min_worker < 0:
             raise BadRequest("min_worker cannot be negative.")
+        check_worker_count(min_worker)
         asked = model_version or parameters.get("model_version") or None
         key = self.resolve(model_name, asked).key
         failures_before = failures_by_slot(self._registry.workers(key))

@@ -153,10 +153,12 @@ class _Ingress:
     async def _drain(self, listeners: list[Listener]) -> int:
         log.info("draining open=%d", self._broker.waiting)
         self._lifecycle.is_draining = True
+        forced = asyncio.create_task(self._force.wait())
+        # Load balancers look elsewhere once readiness is false, but not at once.
+        await asyncio.wait({forced}, timeout=self._settings.drain_delay_s)
         for listener in listeners:
             listener.stop()
         closed = asyncio.create_task(_wait_closed(listeners))
-        forced = asyncio.create_task(self._force.wait())
         try:
             await asyncio.wait(
                 {closed, forced},

@@ -126,6 +126,7 @@ def test_version_is_one_dot_zero_when_the_archive_has_none():
         {"model_name": "a\n"},
         {"model_name": "m" * 129},
         {"model_name": "ⅿodel"},
+        {"initial_workers": "2000000000"},
     ],
 )
 def test_registration_is_refused_when_nobody_could_serve_it(parameters):

@@ -194,6 +194,10 @@ def test_scale_fails_at_the_first_worker_that_fails_and_keeps_the_model(manager,
             (400, "BadRequestException", "max_worker cannot be less than min_worker."),
         ),
         (
+            "/models/echo?min_worker=2000000000",
+            (400, "BadRequestException", "A node runs at most 1024 workers of a model."),
+        ),
+        (
             "/models/echo?min_worker=-1",
             (400, "BadRequestException", "min_worker cannot be negative."),
         ),

@@ -276,3 +276,19 @@ def wait_until(predicate, timeout_s=10.0):
             return
         pause.wait(0.02)
     pytest.fail("never became true")
+
+
+def test_server_goes_on_accepting_for_the_drain_delay_after_it_is_not_ready(
+    start, node, echo_model
+):
+    # Given
+    server = start(drain_delay_s="1.0")
+    server.ready_lines()
+    # When
+    server.process.send_signal(signal.SIGTERM)
+    ready = server.url("inference", "/readyz")
+    wait_until(lambda: requests.get(ready, timeout=5).status_code == 503)
+    # Then whoever has not noticed yet is served
+    answer = requests.post(server.url("inference", "/predictions/echo"), b"x", timeout=5)
+    assert answer.content == b"body:|x"
+    assert server.end()[0] == 0
