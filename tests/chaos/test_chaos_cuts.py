@@ -43,7 +43,7 @@ CUTS = (0, 1, 7, -1)
 NODE = NodeStatus("node-a", "host", 1, "now")
 LARGE = 2 * INLINE_LIMIT_BYTES
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
 class Line:

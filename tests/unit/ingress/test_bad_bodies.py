@@ -7,6 +7,8 @@ import pytest
 from batching.store.keys import PERMANENT
 from tests.unit.ingress.leaks import SECRET, assert_tells_nothing
 
+pytestmark = pytest.mark.slow  # whole servers on real sockets
+
 JSON = {"Content-Type": "application/json"}
 
 BAD_JSON = {

@@ -5,6 +5,8 @@ import uuid
 import pytest
 import requests
 
+pytestmark = pytest.mark.slow  # whole servers on real sockets
+
 
 @pytest.fixture
 def echo(ingress, node):

@@ -12,6 +12,8 @@ import pytest
 from ingress.body_reader import MAX_CHUNKS
 from tests.unit.ingress.sockets import connect_to, exchange, post, read_to_end, statuses
 
+pytestmark = pytest.mark.slow  # whole servers on real sockets
+
 LIMIT = 100_000  # max_request_size of the ingress fixture
 CHUNKED = b"Transfer-Encoding: chunked"
 JSON = b"Content-Type: application/json"

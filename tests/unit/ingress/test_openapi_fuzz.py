@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from ingress.key_file import KeyFile
 from ingress.openapi import Role, api_document
 
+pytestmark = pytest.mark.slow  # whole servers on real sockets
+
 FREE = {("options", "/"), ("get", "/api-description"), ("get", "/livez"), ("get", "/readyz")}
 CALM = settings(
     max_examples=150,

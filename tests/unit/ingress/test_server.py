@@ -17,6 +17,8 @@ from batching.store.connection import connect
 from batching.store.registry import Registry
 from tests.unit.ingress.conftest import DEAD_AFTER_S, free_port
 
+pytestmark = pytest.mark.slow  # whole servers on real sockets
+
 ROOT = Path(__file__).parents[3]
 
 

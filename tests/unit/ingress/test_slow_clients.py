@@ -13,6 +13,8 @@ from ingress.listeners import Address, Listener
 from tests.unit.ingress.conftest import free_port
 from tests.unit.ingress.sockets import connect_to, exchange, post, read_to_end, statuses
 
+pytestmark = pytest.mark.slow  # whole servers on real sockets
+
 
 @pytest.fixture
 def impatient():
