@@ -64,14 +64,17 @@ def one_round(
 
 
 def best_round(measure: Callable[[], Round], is_good: Callable[[Round], bool]) -> Round:
-    """The first good round, or the last one.
+    """The first round with good times, or the last one.
 
-    The promise is about an idle machine. Whatever else runs on this one can only make a round
-    worse, so one good round shows what the server does, and none of several is no accident.
+    Times are promised for an idle machine. Whatever else runs on this one can only make a round
+    worse, so one good round shows what the server does, and none of several is no accident. How the
+    requests are batched does not depend on that: it has to be right in every round.
     """
-    for _ in range(ROUNDS):
+    for number in range(1, ROUNDS + 1):
         found = measure()
+        assert found.batches == [1] * TRIES, f"round {number}"
         if is_good(found):
+            print(f"round {number} of at most {ROUNDS}")  # noqa: T201 - as in report()
             break
     return found
 
@@ -99,14 +102,11 @@ def test_full_batch_leaves_at_once(
             lambda: one_round(
                 server, ledger, f"/predictions/{name}", (BATCH_SIZE, gap_s), delay_ms / 1000
             ),
-            lambda tried: (
-                tried.batches == [1] * TRIES and percentile(tried.from_last_ms, 0.99) <= latest_ms
-            ),
+            lambda tried: percentile(tried.from_last_ms, 0.99) <= latest_ms,
         )
 
     # Then each eight are one batch, which runs as soon as the eighth is there
     report(f"delay {delay_ms} ms, 8 requests: eighth sent to run", found.from_last_ms)
-    assert found.batches == [1] * TRIES
     assert statistics.median(found.from_last_ms) <= TOLERANCE_MS
     assert percentile(found.from_last_ms, 0.99) <= latest_ms
 
@@ -122,15 +122,11 @@ def test_partial_batch_runs_when_its_delay_is_over(
     with server.model(scripted, name, batch_size=BATCH_SIZE, max_batch_delay=delay_ms):
         found = best_round(
             lambda: one_round(server, ledger, f"/predictions/{name}", (3, 0.0), delay_ms / 1000),
-            lambda tried: (
-                tried.batches == [1] * TRIES
-                and abs(percentile(tried.from_first_ms, 0.99) - delay_ms) <= TOLERANCE_MS
-            ),
+            lambda tried: abs(percentile(tried.from_first_ms, 0.99) - delay_ms) <= TOLERANCE_MS,
         )
 
     # Then each three are one batch, which runs when the first of them has waited for the delay
     report(f"delay {delay_ms} ms, 3 requests: first sent to run", found.from_first_ms)
-    assert found.batches == [1] * TRIES
     assert statistics.median(found.from_first_ms) == pytest.approx(delay_ms, abs=TOLERANCE_MS)
     assert percentile(found.from_first_ms, 0.99) == pytest.approx(delay_ms, abs=TOLERANCE_MS)
 
