@@ -21,13 +21,8 @@ from batching.drain_rate import DrainRate
 from batching.model_spec import VersionKey
 from batching.protocol import ProtocolError, Reply
 from batching.request_ids import next_uuid4
-from batching.store.ingress_verbs import (
-    AuditCode,
-    CancelCode,
-    IngressVerbs,
-    Submission,
-    SubmitCode,
-)
+from batching.store.departures import Departures
+from batching.store.ingress_verbs import AuditCode, IngressVerbs, Submission, SubmitCode
 from batching.store.refusals import memory_full, refusal, store_unavailable
 from batching.store.replies import LargeReply, decode_reply, error_reply
 from batching.store.tasks import end_tasks
@@ -40,7 +35,6 @@ log = logging.getLogger(__name__)
 SUBMIT_AT_ONCE = 256
 SUBMIT_PATIENCE_S = 0.8  # Redis down at submit is answered within a second
 VERSION_PATIENCE_S = 1.5  # after Redis was emptied, a node restores the registry within a beat
-CANCEL_PATIENCE_S = 0.1  # an answer is due at the deadline, whether or not Redis answers
 RETRY_S = 0.05
 AUDIT_S = 0.5  # what Redis lost is noticed within twice this
 WATCH_AFTER_S = 0.1  # fast requests do not pay for watching their client
@@ -55,11 +49,11 @@ class Lane:
         self._verbs = verbs
         self._loop = asyncio.get_running_loop()
         self._pending: list[Ticket] = []
-        self._leaving: list[tuple[Ticket, Exception]] = []
         self._waiting: dict[str, Ticket] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._drain_rate = DrainRate()
         self._strays: set[asyncio.Task[None]] = set()
+        self._departures = Departures(verbs, self._deliver)
 
     @property
     def waiting(self) -> int:
@@ -89,13 +83,14 @@ class Lane:
             self._waiting.pop(ticket.request_id, None)
             ticket.timer.cancel()
             if ticket.reply.cancelled():
-                self._withdraw(ticket, ClientLeft())
+                self._departures.add(ticket, ClientLeft())
 
     async def close(self) -> None:
         """The loops have ended; whoever still waits is refused."""
         for ticket in list(self._waiting.values()):
             ticket.fail(errors.Draining("The server is shutting down.", retry_after_s=1.0))
         await end_tasks([*self._tasks.values(), *self._strays])
+        await self._departures.close()
         await self._verbs.close()
 
     def _enter(self, ticket: Ticket) -> None:
@@ -167,7 +162,7 @@ class Lane:
             ticket.is_queued = True
             if ticket.is_given_up:
                 # While this submit was on its way, so that there was nothing to cancel yet.
-                self._withdraw(ticket, ClientLeft())
+                self._departures.add(ticket, ClientLeft())
         elif self._may_be_restored(ticket, code):
             self._loop.call_later(2 * RETRY_S, self._again, ticket)
         else:
@@ -298,29 +293,4 @@ class Lane:
 
     def _give_up(self, ticket: Ticket, error: Exception) -> None:
         if not ticket.reply.done():
-            self._withdraw(ticket, error)
-
-    def _withdraw(self, ticket: Ticket, error: Exception) -> None:
-        self._leaving.append((ticket, error))
-        self._run("cancel", self._cancel)
-
-    async def _cancel(self) -> None:
-        # Together, like submits: when hundreds leave at once, a call for each would be too slow.
-        while self._leaving:
-            await asyncio.sleep(0)
-            leaving = self._leaving[:SUBMIT_AT_ONCE]
-            del self._leaving[:SUBMIT_AT_ONCE]
-            self._stray(self._let_go(leaving))
-
-    async def _let_go(self, leaving: Sequence[tuple[Ticket, Exception]]) -> None:
-        with contextlib.suppress(RedisError, OSError, TimeoutError):
-            async with asyncio.timeout(CANCEL_PATIENCE_S):
-                await self._cancel_together([ticket.request_id for ticket, _ in leaving])
-        for ticket, error in leaving:
-            ticket.fail(error)
-
-    async def _cancel_together(self, request_ids: Sequence[str]) -> None:
-        codes = zip(request_ids, await self._verbs.cancel(request_ids), strict=True)
-        replied = [request_id for request_id, code in codes if code is CancelCode.REPLIED]
-        if replied:
-            self._deliver(await self._verbs.fetch(replied))
+            self._departures.add(ticket, error)
