@@ -6,12 +6,15 @@ import platform
 import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "chaos.json"
+DOCUMENT = ROOT / "docs" / "reliability.md"
+BEGIN, END = "<!-- measured: written by make chaos -->\n", "<!-- end of measured -->\n"
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ def show(kept: dict[Promise, bool]) -> None:
 
 
 def save(kept: dict[Promise, bool]) -> None:
-    """The same as JSON, with commit and machine."""
+    """The same as JSON, with commit and machine, and as a table in docs/reliability.md."""
     RESULTS.parent.mkdir(exist_ok=True)
     document = {
         "commit": _git("rev-parse", "--short=12", "HEAD"),
@@ -55,6 +58,31 @@ def save(kept: dict[Promise, bool]) -> None:
         ],
     }
     RESULTS.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    DOCUMENT.write_text(with_table(DOCUMENT.read_text(encoding="utf-8"), document), "utf-8")
+
+
+def with_table(text: str, document: dict[str, Any]) -> str:
+    """The text with what was measured between its two marks."""
+    head, _, rest = text.partition(BEGIN)
+    return head + BEGIN + _markdown(document) + END + rest.partition(END)[2]
+
+
+def _markdown(document: dict[str, Any]) -> str:
+    machine = document["machine"]
+    rows = sorted(document["promises"], key=lambda one: (len(one["row"]), one["row"]))
+    lines = [
+        f"`make chaos` at {document['commit']} on {machine['cpus']} cores "
+        f"({machine['processor']}), Python {machine['python']}:",
+        "",
+        "| | Promise | Bar | Measured | |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['row']} | {row['promise']} | {row['bar']} | {row['measured']} "
+        f"| {'kept' if row['kept'] else '**broken**'} |"
+        for row in rows
+    ]
+    return "\n".join([*lines, "", ""])
 
 
 def _git(*words: str) -> str:
