@@ -19,10 +19,11 @@ from batching.settings import Settings
 
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 5.0
-BLOCK_S = 1.0
+BLOCK_S = 0.7  # a lost bell, and a stop, are noticed within a second, the ticks of Redis included
 BLOCK_MARGIN_S = 5.0
 
 RedisError = redis.RedisError
+ResponseError = redis.ResponseError
 
 # redis-py types every answer as "bytes or str" and some methods not at all; here it is bytes.
 Client = Any
