@@ -98,6 +98,8 @@ class ModelDefaults:
     default_startup_timeout_s: int = 120
     job_queue_size: int = 100
     queue_timeout_s: float = 120.0
+    handler: str = ""
+    model_settings: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
 
 def int_parameter(parameters: Mapping[str, Any], name: str, default: int) -> int:
@@ -125,15 +127,19 @@ def spec_from_registration(
 ) -> ModelSpec:
     """The spec that `POST /models` with these parameters registers for this archive.
 
-    `batch_size` and `max_batch_delay`: parameter over model-config.yaml over default. Timeouts and
-    workers: model-config.yaml over parameter over default.
+    `batch_size` and `max_batch_delay`: parameter over model-config.yaml over `models` of
+    config.properties over default. Timeouts and workers: model-config.yaml over `models` over
+    parameter over default.
     Source: torchserve 0.12 ModelManager.registerModel, documented under "Register a model".
 
     Raises:
         BadRequest: a runtime, batch size or name that nobody can serve.
         InvalidModel: the archive does not say how the model is called.
     """
-    config = _ConfigReader(archive.config)
+    model_name = _checked_name(str(parameters.get("model_name") or archive.model_name))
+    model_version = _checked_name(archive.model_version or "1.0", what="version")
+    configured = defaults.model_settings.get(model_name, {}).get(model_version, {})
+    config = _ConfigReader({**configured, **archive.config})
     batch_size, delay_ms = _batching(parameters, config)
     asked = int_parameter(parameters, "initial_workers", defaults.default_workers_per_model)
     min_worker, max_worker = config.workers(default=max(0, asked))
@@ -141,10 +147,10 @@ def spec_from_registration(
     response_s, startup_s = _timeouts(parameters, config, defaults)
     job_queue_size, queue_timeout_s = _queue_limits(parameters, config, defaults)
     return ModelSpec(
-        model_name=_checked_name(str(parameters.get("model_name") or archive.model_name)),
-        model_version=_checked_name(archive.model_version or "1.0", what="version"),
+        model_name=model_name,
+        model_version=model_version,
         model_url=archive.url,
-        handler=str(parameters.get("handler") or archive.handler),
+        handler=str(parameters.get("handler") or archive.handler or defaults.handler),
         runtime=_checked_runtime(parameters, archive),
         archive_sha256=archive.sha256,
         batch_size=batch_size,

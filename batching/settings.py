@@ -1,25 +1,31 @@
-"""Settings: one frozen dataclass; defaults < config.properties < environment < flags.
+"""Settings: one frozen dataclass; defaults < file < environment < flags < TorchServe's variables.
 
 A field's TorchServe name is its own name unless `key` in its metadata says otherwise; its
-environment variable is `FERRY_` and the upper-cased field name.
+environment variable is `FERRY_` and the upper-cased field name. TorchServe's own `TS_*` variables
+count only where the file says `enable_envvars_config=true`, and then before everything else.
 """
 
 import dataclasses
 import os
-import re
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import javaproperties
-
 from batching.model_spec import ModelDefaults
+from batching.settings_checks import check_settings, model_settings
+from batching.settings_sources import (
+    SNAPSHOT,
+    SettingsError,
+    file_values,
+    parse,
+    read_properties,
+    torchserve_environment,
+)
+
+__all__ = ["DEFAULT_ALLOWED_URLS", "DEFAULT_KEY_FILE", "ENV_PREFIX", "Settings", "SettingsError"]
 
 ENV_PREFIX = "FERRY_"
-_VARIABLE = re.compile(r"\$\$(\w+)\$\$")
 # TorchServe allows any address, which is how others got it to fetch from inside of networks
 # (CVE-2023-43654). Its public archives are what its documentation registers by URL.
 DEFAULT_ALLOWED_URLS = r"https://torchserve\.pytorch\.org/.*"
@@ -27,9 +33,11 @@ DEFAULT_ALLOWED_URLS = r"https://torchserve\.pytorch\.org/.*"
 # In the folder that the server was started in, as TorchServe's.
 DEFAULT_KEY_FILE = "key_file.json"
 
+# Variables that are not ours, and the fields they set; a FERRY_ variable is more specific.
+_FOREIGN_VARIABLES = {"REDIS_URL": "redis_url", "LOG_LOCATION": "log_location"}
 
-class SettingsError(ValueError):
-    """A setting that cannot be used; the message names it and says what would do."""
+# Prefixes of fields that `ferry up` fills in; the URL of Redis may hold a password, too.
+_FOUND_AT_START = ("redis_", "snapshot_", "drain_timeout_s")
 
 
 def _setting(default: Any, *, key: str = "", doc: str) -> Any:
@@ -55,6 +63,10 @@ class Settings:
         DEFAULT_ALLOWED_URLS, doc="comma list of regular expressions for remote archives"
     )
     load_models: str = _setting("", doc="'all' or a comma list of [name=]archive")
+    model_settings: str = _setting(
+        "", key="models", doc="JSON of per-model settings: {model: {version: {batchSize: ...}}}"
+    )
+    default_service_handler: str = _setting("", doc="handler of archives that name none")
     job_queue_size: int = _setting(100, doc="requests that may wait per model version")
     default_workers_per_model: int = _setting(0, doc="workers per node of a model at registration")
     default_response_timeout_s: int = _setting(
@@ -74,10 +86,32 @@ class Settings:
     )
     number_of_gpu: int = _setting(-1, doc="GPUs a node may use; -1: all")
     decode_input_request: bool = _setting(True, doc="decode JSON and text for the handler")
+    service_envelope: str = _setting(
+        "", doc="body, json, kserve or kservev2: what requests and answers are wrapped in"
+    )
+    open_inference_protocol: bool = _setting(
+        False,
+        key="ts_open_inference_protocol",
+        doc="take JSON on /v2/models/NAME/infer apart for handlers, as binary tensors always are",
+    )
     max_image_pixels: int = _setting(25_000_000, doc="larger images are refused; 0: no limit")
+    limit_max_image_pixels: bool = _setting(True, doc="false: images of any size are decoded")
+    blacklist_env_vars: str = _setting(
+        "", doc="regular expression of environment variables that workers do not get"
+    )
+    install_py_dep_per_model: bool = _setting(
+        False, doc="install the requirements.txt of archives, in an environment per model"
+    )
+    metrics_config: Path | None = _setting(
+        None, doc="YAML file of the metrics that handlers may emit; default: TorchServe's two"
+    )
+    model_metrics_auto_detect: bool = _setting(
+        False, doc="show metrics of handlers that metrics_config does not list"
+    )
     unregister_model_timeout_s: int = _setting(
         120, key="unregister_model_timeout", doc="seconds for a model's workers to go"
     )
+    enable_model_api: bool = _setting(True, doc="register and unregister models over HTTP")
     allow_open_management: bool = _setting(
         False, doc="let management listen beyond loopback without tokens"
     )
@@ -91,6 +125,27 @@ class Settings:
     disable_token_authorization: bool = _setting(
         False, doc="ask for no tokens, whatever else is set"
     )
+    cors_allowed_origin: str = _setting("", doc="web pages of this origin may ask; *: any")
+    cors_allowed_methods: str = _setting("", doc="with these methods")
+    cors_allowed_headers: str = _setting("", doc="and these headers")
+    enable_metrics_api: bool = _setting(True, doc="serve /metrics")
+    metrics_mode: str = _setting(
+        "prometheus", doc="prometheus: all in /metrics; legacy: three; log: none, but log lines"
+    )
+    disable_system_metrics: bool = _setting(False, doc="do not measure CPU, memory, disk and GPUs")
+    metric_time_interval_s: int = _setting(
+        60, key="metric_time_interval", doc="seconds between two looks at CPU, memory, disk, GPUs"
+    )
+    access_log: bool = _setting(False, doc="log one line per HTTP request")
+    log_files: bool = _setting(False, doc="write log files into log_location, too")
+    log_location: Path = _setting(Path("logs"), doc="folder of log files and snapshots")
+    config_snapshots: bool = _setting(
+        True, doc="save what is registered, and restore it when the embedded Redis starts again"
+    )
+    snapshot_dir: Path | None = _setting(
+        None, doc="folder of snapshots; default with an embedded Redis: config in log_location"
+    )
+    snapshot_file: Path | None = _setting(None, doc="snapshot whose models are registered at start")
     drain_timeout_s: float = _setting(8.0, key="drain_timeout", doc="seconds for a clean exit")
     drain_delay_s: float = _setting(
         0.0,
@@ -98,6 +153,9 @@ class Settings:
         doc="seconds an ingress goes on accepting after readiness is false; 5 behind a balancer",
     )
     dead_after_s: float = _setting(3.0, key="dead_after", doc="silence after which a node is dead")
+    probe_dir: Path | None = _setting(
+        None, doc="folder where a node keeps the files alive and ready, for probes"
+    )
     log_level: str = _setting("info", doc="debug, info, warning or error")
 
     @classmethod
@@ -106,74 +164,76 @@ class Settings:
         config_file: Path | None = None,
         environment: Mapping[str, str] | None = None,
         flags: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
     ) -> tuple[Self, list[str]]:
-        """The settings from all sources, and the config keys that nobody knows.
+        """The settings from all sources, and the file's keys without effect.
+
+        Args:
+            config_file: properties, TorchServe's keys included.
+            environment: instead of this process' own.
+            flags: field values from a command line; None is not given.
+            defaults: field values for where nobody says anything.
 
         Raises:
             SettingsError: an unreadable file, a value of the wrong type or one that cannot work.
         """
         environment = os.environ if environment is None else environment
-        values: dict[str, Any] = {}
-        unknown: list[str] = []
-        if config_file is not None:
-            values, unknown = cls._from_properties(config_file, environment)
-        # Before FERRY_REDIS_URL, which is more specific, and over the file, as every variable.
-        if "REDIS_URL" in environment:
-            values["redis_url"] = environment["REDIS_URL"]
-        for name, spec in cls._fields().items():
-            if (text := environment.get(ENV_PREFIX + name.upper())) is not None:
-                values[name] = _parse(name, spec, text)
-        for name, value in (flags or {}).items():
-            if value is not None:
-                values[name] = value
+        values = dict(defaults or {})
+        without_effect: list[str] = []
+        properties = read_properties(config_file) if config_file is not None else {}
+        by_key = cls.fields_by_key()
+        from_file, without_effect = file_values(properties, by_key, environment)
+        values |= from_file
+        if SNAPSHOT in properties:
+            values["snapshot_file"] = config_file
+        values |= cls._from_environment(environment)
+        values |= {name: value for name, value in (flags or {}).items() if value is not None}
+        values |= torchserve_environment(properties, by_key, environment)
+        if values.get("limit_max_image_pixels") is False:
+            values["max_image_pixels"] = 0
         settings = cls(**values)
-        settings.check()
-        return settings, unknown
-
-    def check(self) -> None:
-        """Nothing happens to settings that fit together.
-
-        Raises:
-            SettingsError: they do not; better now than at the first request.
-        """
-        for pattern in self.allowed_urls.split(","):
-            try:
-                re.compile(pattern.strip())
-            except re.error as error:
-                raise SettingsError(
-                    f"allowed_urls: {pattern.strip()!r} is not a regular expression ({error}); "
-                    "commas separate expressions"
-                ) from error
-        tls_files = (self.redis_ca_file, self.redis_cert_file, self.redis_key_file)
-        if any(tls_files) and self.redis_url and not self.redis_url.startswith("rediss:"):
-            raise SettingsError("redis_ca_file and the like need a redis_url with rediss://")
+        check_settings(settings)
+        return settings, without_effect
 
     @classmethod
-    def _from_properties(
-        cls, path: Path, environment: Mapping[str, str]
-    ) -> tuple[dict[str, Any], list[str]]:
-        try:
-            with path.open(encoding="utf-8") as stream:
-                properties = javaproperties.load(stream)
-        except (OSError, ValueError) as error:
-            raise SettingsError(f"cannot read {path}: {error}") from error
-        by_key = {spec.metadata["key"] or name: spec for name, spec in cls._fields().items()}
-        values = {
-            by_key[key].name: _parse(key, by_key[key], _substitute(text, environment))
-            for key, text in properties.items()
-            if key in by_key
-        }
-        return values, sorted(set(properties) - set(by_key))
+    def _from_environment(cls, environment: Mapping[str, str]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        fields = cls._fields()
+        for variable, name in _FOREIGN_VARIABLES.items():
+            if variable in environment:
+                values[name] = parse(variable, fields[name], environment[variable])
+        for name, spec in fields.items():
+            if (text := environment.get(ENV_PREFIX + name.upper())) is not None:
+                values[name] = parse(name, spec, text)
+        return values
 
     @classmethod
     def _fields(cls) -> dict[str, "dataclasses.Field[Any]"]:
         return {spec.name: spec for spec in dataclasses.fields(cls)}
+
+    @classmethod
+    def fields_by_key(cls) -> dict[str, "dataclasses.Field[Any]"]:
+        """The fields, by the keys that config.properties has for them."""
+        return {spec.metadata["key"] or name: spec for name, spec in cls._fields().items()}
 
     def to_environment(self) -> dict[str, str]:
         """Environment variables from which `load` makes the same settings in a child process."""
         return {
             ENV_PREFIX + name.upper(): "" if value is None else str(value)
             for name, value in ((name, getattr(self, name)) for name in self._fields())
+        }
+
+    def to_properties(self) -> dict[str, str]:
+        """The settings as config.properties has them, but for what each start finds by itself."""
+        values = {
+            key: getattr(self, spec.name)
+            for key, spec in self.fields_by_key().items()
+            if not spec.name.startswith(_FOUND_AT_START)
+        }
+        return {
+            key: str(value).lower() if isinstance(value, bool) else str(value)
+            for key, value in values.items()
+            if value not in (None, "")
         }
 
     def keys_path(self) -> Path | None:
@@ -190,34 +250,6 @@ class Settings:
             default_startup_timeout_s=self.default_startup_timeout_s,
             job_queue_size=self.job_queue_size,
             queue_timeout_s=self.queue_timeout_s,
+            handler=self.default_service_handler,
+            model_settings=model_settings(self.model_settings),
         )
-
-
-def _substitute(text: str, environment: Mapping[str, str]) -> str:
-    """The text with each `$$NAME$$` replaced by the variable NAME.
-
-    Source: torchserve 0.12 ConfigManager.resolveEnvVarVals.
-    """
-
-    def value(match: re.Match[str]) -> str:
-        if match[1] not in environment:
-            raise SettingsError(f"{match[0]} in the configuration: {match[1]} is not set")
-        return environment[match[1]]
-
-    return _VARIABLE.sub(value, text)
-
-
-def _parse(name: str, spec: "dataclasses.Field[Any]", text: str) -> Any:
-    kind: Any = spec.type
-    if isinstance(kind, types.UnionType):
-        if text == "":
-            return None
-        kind = next(option for option in typing.get_args(kind) if option is not type(None))
-    if kind is bool:
-        return text.strip().lower() == "true"
-    try:
-        return kind(text.strip())
-    except ValueError as error:
-        raise SettingsError(
-            f"{name}={text!r} is not a {kind.__name__}: {spec.metadata['doc']}"
-        ) from error

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -247,3 +248,25 @@ def test_scaled_changes_nothing_but_the_workers():
     # Then
     assert (scaled.min_worker, scaled.max_worker) == (2, 3)
     assert scaled.scaled(spec.min_worker, spec.max_worker) == spec
+
+
+def test_models_of_the_configuration_stand_between_archive_and_default():
+    # Given
+    configured = {
+        "echo": {"1.0": {"batchSize": 4, "responseTimeout": 3, "minWorkers": 2, "maxWorkers": 5}}
+    }
+    defaults = ModelDefaults(model_settings=configured, handler="fallback")
+    plain = ArchiveInfo("u", "", "echo", "1.0", "", "python", None, {})
+    own = replace(plain, config={"batchSize": 6}, handler="own.py")
+    # When
+    by_configuration = spec_from_registration({"initial_workers": 1}, plain, defaults)
+    by_archive = spec_from_registration({}, own, defaults)
+    by_parameter = spec_from_registration({"batch_size": 9}, own, defaults)
+    other_version = spec_from_registration({}, replace(plain, model_version="2.0"), defaults)
+    # Then
+    assert (by_configuration.batch_size, by_configuration.response_timeout_s) == (4, 3)
+    assert (by_configuration.min_worker, by_configuration.max_worker) == (2, 5)
+    assert (by_archive.batch_size, by_archive.response_timeout_s) == (6, 3)
+    assert by_parameter.batch_size == 9
+    assert other_version.batch_size == 1
+    assert (by_configuration.handler, by_archive.handler) == ("fallback", "own.py")

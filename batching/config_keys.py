@@ -1,0 +1,59 @@
+"""TorchServe 0.12's configuration keys as plain data: understood, or without effect and why.
+
+A key that is in neither list is unknown; it costs a warning, never an error.
+Source: TorchServe 0.12 docs/configuration.md and `ConfigManager`.
+"""
+
+from collections.abc import Mapping
+
+from batching.settings import Settings
+from batching.settings_sources import KEY_ALIASES, STEERING_KEYS
+
+# Our own keys are here as well as TorchServe's.
+UNDERSTOOD: frozenset[str] = (
+    frozenset(Settings.fields_by_key()) | frozenset(KEY_ALIASES) | STEERING_KEYS
+)
+
+_NO_JVM = "there is no Java virtual machine"
+_NO_GRPC = "there is no gRPC"
+_NO_TLS = "a proxy in front speaks TLS"
+_NO_SEQUENCES = "there is no sequence batching"
+
+IGNORED: Mapping[str, str] = {
+    "async_logging": "log lines never wait for a disk",
+    "certificate_file": _NO_TLS,
+    "cpp_log_config": "there is no C++ backend",
+    "cpu_launcher_args": "workers share the cores by their number of threads",
+    "cpu_launcher_enable": "workers share the cores by their number of threads",
+    "debug": "a worker is always a child of its node",
+    "enable_grpc_ssl": _NO_GRPC,
+    "grpc_inference_address": _NO_GRPC,
+    "grpc_inference_max_connection_age_grace_ms": _NO_GRPC,
+    "grpc_inference_max_connection_age_ms": _NO_GRPC,
+    "grpc_inference_port": _NO_GRPC,
+    "grpc_management_address": _NO_GRPC,
+    "grpc_management_max_connection_age_grace_ms": _NO_GRPC,
+    "grpc_management_max_connection_age_ms": _NO_GRPC,
+    "grpc_management_port": _NO_GRPC,
+    "initial_distribution_port": "there is no torchrun",
+    "initial_worker_port": "workers have no ports",
+    "io_ratio": _NO_JVM,
+    "ipex_enable": "handlers may import it themselves",
+    "ipex_gpu_enable": "handlers may import it themselves",
+    "keystore": _NO_TLS,
+    "keystore_pass": _NO_TLS,
+    "keystore_type": _NO_TLS,
+    "model_server_home": "there is no Java server to find",
+    "netty_client_threads": _NO_JVM,
+    "number_of_netty_threads": _NO_JVM,
+    "plugins_path": _NO_JVM,
+    "prefer_direct_buffer": _NO_JVM,
+    "private_key_file": _NO_TLS,
+    "system_metrics_cmd": "a node measures by itself",
+    "ts_header_key_sequence_end": _NO_SEQUENCES,
+    "ts_header_key_sequence_id": _NO_SEQUENCES,
+    "ts_header_key_sequence_start": _NO_SEQUENCES,
+    "use_native_io": _NO_JVM,
+    "vmargs": _NO_JVM,
+    "workflow_store": "there are no workflows",
+}

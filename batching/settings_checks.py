@@ -1,0 +1,74 @@
+"""Settings that do not fit together are refused at start, not at the first request."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from batching.settings_sources import SettingsError
+
+if TYPE_CHECKING:
+    from batching.settings import Settings
+
+METRICS_MODES = ("log", "prometheus", "legacy")
+ENVELOPES = ("", "body", "json", "kserve", "kservev2")
+
+# {model: {version: {batchSize: 8, ...}}}; the words are those of model-config.yaml.
+ModelSettings = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+def check_settings(settings: "Settings") -> None:
+    """Nothing happens to settings that fit together.
+
+    Raises:
+        SettingsError: they do not.
+    """
+    for pattern in settings.allowed_urls.split(","):
+        _check_pattern("allowed_urls", pattern.strip(), "; commas separate expressions")
+    _check_pattern("blacklist_env_vars", settings.blacklist_env_vars)
+    if settings.metrics_mode not in METRICS_MODES:
+        raise SettingsError(
+            f"metrics_mode={settings.metrics_mode!r} is none of: {', '.join(METRICS_MODES)}"
+        )
+    if settings.service_envelope not in ENVELOPES:
+        raise SettingsError(
+            f"service_envelope={settings.service_envelope!r} is none of: {', '.join(ENVELOPES[1:])}"
+        )
+    if settings.metric_time_interval_s < 1:
+        raise SettingsError("metric_time_interval must be 1 second or more")
+    tls_files = (settings.redis_ca_file, settings.redis_cert_file, settings.redis_key_file)
+    if any(tls_files) and settings.redis_url and not settings.redis_url.startswith("rediss:"):
+        raise SettingsError("redis_ca_file and the like need a redis_url with rediss://")
+    model_settings(settings.model_settings)
+
+
+def model_settings(text: str) -> ModelSettings:
+    """The `models` of config.properties: model → version → settings.
+
+    Raises:
+        SettingsError: it is something else.
+    """
+    if not text.strip():
+        return {}
+    try:
+        models = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"models: this is not JSON ({error})") from error
+    versions = models.values() if isinstance(models, dict) else [None]
+    if not all(isinstance(one, dict) and all(map(_is_object, one.values())) for one in versions):
+        raise SettingsError('models: write {"model": {"version": {"batchSize": 8}}}')
+    found: ModelSettings = models
+    return found
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _check_pattern(name: str, pattern: str, advice: str = "") -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise SettingsError(
+            f"{name}: {pattern!r} is not a regular expression ({error}){advice}"
+        ) from error

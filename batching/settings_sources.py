@@ -1,0 +1,149 @@
+"""Where settings come from: a properties file, TorchServe's environment variables, and our own.
+
+Source: TorchServe 0.12 `ConfigManager`, as documented under "Advanced configuration".
+"""
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import javaproperties
+
+Field = dataclasses.Field[Any]
+
+_VARIABLE = re.compile(r"\$\$(\w+)\$\$")
+
+# TorchServe's variables are `TS_` and the upper-cased key, but for these.
+TS_PREFIX = "TS_"
+TS_NAMES = {"token_expiration_min": "TS_TOKEN_EXPIRATION_TIME_MIN"}
+TS_NONE = frozenset(
+    {"io_ratio", "metric_time_interval", "model_snapshot", "models", "system_metrics_cmd"}
+) | {"use_native_io"}
+
+# Keys of the file that steer how the rest is read.
+ENABLE_ENVIRONMENT = "enable_envvars_config"
+ENABLE_ENVIRONMENT_URLS = "use_env_allowed_urls"
+SNAPSHOT = "model_snapshot"
+STEERING_KEYS = frozenset({ENABLE_ENVIRONMENT, ENABLE_ENVIRONMENT_URLS, SNAPSHOT})
+
+# Other spellings of a key, and what their values mean. `model_api_enabled` is TorchServe 0.11.1's.
+KEY_ALIASES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "model_api_enabled": ("enable_model_api", {}),
+    "model_control_mode": ("enable_model_api", {"explicit": "true", "none": "false"}),
+}
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message names it and says what would do."""
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """The file's keys and values, as they are written.
+
+    Raises:
+        SettingsError: there is no such file, or it is something else.
+    """
+    try:
+        with path.open(encoding="utf-8") as stream:
+            return dict(javaproperties.load(stream))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"cannot read {path}: {error}") from error
+
+
+def file_values(
+    properties: Mapping[str, str], by_key: Mapping[str, Field], environment: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Field values that a file's properties are, and the keys without effect, sorted.
+
+    Raises:
+        SettingsError: a value of the wrong type, or a `$$NAME$$` whose variable is not set.
+    """
+    values: dict[str, Any] = {}
+    without_effect = []
+    for key, text in properties.items():
+        name, meanings = KEY_ALIASES.get(key, (key, {}))
+        if name in by_key:
+            value = _substitute(text, environment)
+            value = _meaning(key, value, meanings) if meanings else value
+            values[by_key[name].name] = parse(key, by_key[name], value)
+        elif key not in STEERING_KEYS:
+            without_effect.append(key)
+    return values, sorted(without_effect)
+
+
+def torchserve_environment(
+    properties: Mapping[str, str], by_key: Mapping[str, Field], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Field values from TorchServe's `TS_*` variables; none unless the file switches them on.
+
+    Raises:
+        SettingsError: a value of the wrong type.
+    """
+    if not _is_true(properties.get(ENABLE_ENVIRONMENT, "")):
+        return {}
+    return {
+        spec.name: parse(variable, spec, environment[variable])
+        for key, spec, variable in _torchserve_variables(properties, by_key)
+        if variable in environment
+    }
+
+
+def _torchserve_variables(
+    properties: Mapping[str, str], by_key: Mapping[str, Field]
+) -> Iterator[tuple[str, Field, str]]:
+    for key, spec in by_key.items():
+        if key in TS_NONE:
+            continue
+        # Whoever sets a process' environment cannot yet choose where code is fetched from.
+        if key == "allowed_urls" and not _is_true(properties.get(ENABLE_ENVIRONMENT_URLS, "")):
+            continue
+        yield key, spec, TS_NAMES.get(key, TS_PREFIX + key.upper())
+
+
+def parse(name: str, spec: Field, text: str) -> Any:
+    """The value of this field that the text is.
+
+    Raises:
+        SettingsError: it is none; `name` says where it was found.
+    """
+    kind: Any = spec.type
+    if isinstance(kind, types.UnionType):
+        if text == "":
+            return None
+        kind = next(option for option in typing.get_args(kind) if option is not type(None))
+    if kind is bool:
+        return _is_true(text)
+    try:
+        return kind(text.strip())
+    except ValueError as error:
+        raise SettingsError(
+            f"{name}={text!r} is not a {kind.__name__}: {spec.metadata['doc']}"
+        ) from error
+
+
+def _meaning(key: str, value: str, meanings: Mapping[str, str]) -> str:
+    if value.strip().lower() not in meanings:
+        raise SettingsError(f"{key}={value!r} is none of: {', '.join(meanings)}")
+    return meanings[value.strip().lower()]
+
+
+def _is_true(text: str) -> bool:
+    return text.strip().lower() == "true"
+
+
+def _substitute(text: str, environment: Mapping[str, str]) -> str:
+    """The text with each `$$NAME$$` replaced by the variable NAME.
+
+    Source: TorchServe 0.12 ConfigManager.resolveEnvVarVals.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in environment:
+            raise SettingsError(f"{match[0]} in the configuration: {match[1]} is not set")
+        return environment[match[1]]
+
+    return _VARIABLE.sub(value, text)

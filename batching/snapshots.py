@@ -1,0 +1,161 @@
+"""Snapshots: what is registered, as files that the next start reads.
+
+A snapshot is a config.properties with one more key, `model_snapshot`, so TorchServe's own snapshots
+can be read as well. Source: TorchServe 0.12 `SnapshotManager`, `FSSnapshotSerializer`.
+"""
+
+import contextlib
+import datetime
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import javaproperties
+
+from batching.model_spec import ModelSpec
+from batching.settings_sources import SNAPSHOT, SettingsError, read_properties
+from batching.store.model_entry import ModelEntry
+
+STARTUP, CHANGE, SHUTDOWN = "startup", "snapshot", "shutdown"
+
+# TorchServe keeps all of them; an autoscaler would fill the disk.
+MAX_FILES = 100
+
+_FILE_NAME = re.compile(r"[0-9]{17}-(startup|snapshot|shutdown)\.cfg")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedVersion:
+    """One model version as a snapshot has it; `parameters` are those of `POST /models`."""
+
+    model_name: str
+    model_version: str
+    is_default: bool
+    min_worker: int
+    max_worker: int
+    parameters: Mapping[str, Any]
+
+
+def newest_snapshot(folder: Path) -> Path | None:
+    """The youngest snapshot in the folder, by its name; None when there is none."""
+    return max(_snapshots(folder), key=lambda path: path.name, default=None)
+
+
+def write_snapshot(
+    folder: Path, kind: str, properties: Mapping[str, str], models: Mapping[str, ModelEntry]
+) -> Path:
+    """The new snapshot; it appears whole, and the oldest beyond MAX_FILES are gone.
+
+    Args:
+        folder: made if need be.
+        kind: STARTUP, CHANGE or SHUTDOWN.
+        properties: the configuration that goes with it.
+        models: the whole registry.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    now = datetime.datetime.now(datetime.UTC)
+    stamp = now.strftime("%Y%m%d%H%M%S") + f"{now.microsecond // 1000:03d}"
+    path = folder / f"{stamp}-{kind}.cfg"
+    record = {
+        "name": path.name,
+        "modelCount": sum(len(entry.versions) for entry in models.values()),
+        "created": int(now.timestamp() * 1000),
+        "models": saved_models(models),
+    }
+    text = javaproperties.dumps({**properties, SNAPSHOT: json.dumps(record, indent=2)})
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="ascii", dir=folder, prefix=".", delete=False
+    ) as unfinished:
+        unfinished.write(text)
+    Path(unfinished.name).replace(path)
+    for old in sorted(_snapshots(folder), key=lambda one: one.name)[:-MAX_FILES]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def saved_models(models: Mapping[str, ModelEntry]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Model → version → what brings it back, in TorchServe's words."""
+    return {
+        name: {
+            version: _saved(spec, is_default=version == entry.default_version)
+            for version, spec in entry.versions.items()
+        }
+        for name, entry in sorted(models.items())
+    }
+
+
+def read_snapshot(path: Path) -> list[SavedVersion]:
+    """The versions that the snapshot holds; [] when it holds none.
+
+    Raises:
+        SettingsError: the file cannot be read, or is no snapshot.
+    """
+    text = read_properties(path).get(SNAPSHOT, "{}")
+    try:
+        models = json.loads(text).get("models") or {}
+        return [
+            _restored(name, version, record)
+            for name, versions in models.items()
+            for version, record in versions.items()
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SettingsError(f"{path}: its {SNAPSHOT} cannot be understood: {error!r}") from error
+
+
+def _saved(spec: ModelSpec, *, is_default: bool) -> dict[str, Any]:
+    return {
+        "defaultVersion": is_default,
+        "marName": _archive_name(spec.model_url),
+        "minWorkers": spec.min_worker,
+        "maxWorkers": spec.max_worker,
+        "batchSize": spec.batch_size,
+        "maxBatchDelay": spec.max_batch_delay_ms,
+        "responseTimeout": spec.response_timeout_s,
+        "startupTimeout": spec.startup_timeout_s,
+        "runtimeType": spec.runtime,
+        # Beyond TorchServe: a handler that the registration chose is not in the archive, and what
+        # was downloaded shall be known to have been.
+        "handler": spec.handler,
+        "modelUrl": spec.model_url,
+    }
+
+
+def _restored(name: str, version: str, record: Mapping[str, Any]) -> SavedVersion:
+    words = {
+        "batch_size": "batchSize",
+        "max_batch_delay": "maxBatchDelay",
+        "response_timeout": "responseTimeout",
+        "startup_timeout": "startupTimeout",
+        "handler": "handler",
+        "initial_workers": "minWorkers",
+    }
+    parameters = {key: record[word] for key, word in words.items() if word in record}
+    url = str(record.get("modelUrl") or record["marName"])
+    min_worker = int(record.get("minWorkers", 0))
+    return SavedVersion(
+        model_name=name,
+        model_version=version,
+        is_default=record.get("defaultVersion") is True,
+        min_worker=min_worker,
+        max_worker=int(record.get("maxWorkers", min_worker)),
+        parameters={"url": url, "model_name": name, **parameters},
+    )
+
+
+def _archive_name(url: str) -> str:
+    """The name in the model store; what was downloaded lies there under its last segment."""
+    parts = urlsplit(url)
+    return unquote(parts.path.rpartition("/")[2]) if parts.scheme else url
+
+
+def _snapshots(folder: Path) -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        yield from (path for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name))
