@@ -89,7 +89,9 @@ class Registrar:
             raise Unavailable(
                 "No node is running to load models. Start one: ferry node", retry_after_s=5.0
             )
-        archive = self._control.inspect_archive(str(url), timeout_s=INSPECT_TIMEOUT_S)
+        archive = self._control.inspect_archive(
+            str(url), timeout_s=INSPECT_TIMEOUT_S, may_be_downloaded=at_startup
+        )
         spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
         spec = replace(spec, is_loaded_at_startup=at_startup)
         self._registry.create(spec)

@@ -1,17 +1,19 @@
-"""Registers the models that `load_models` names, once a node is there to load them.
+"""Registers the models of `load_models` and of a snapshot, once a node is there to load them.
 
-Source: TorchServe 0.12 `ModelServer.initModelStore`; contract 4.4.
+Source: TorchServe 0.12 `ModelServer.initModelStore`, `SnapshotManager.restore`; contract 4.4, 4.6.
 """
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from batching.errors import Conflict, ServeError, StoreUnavailable
-from batching.model_spec import NAME_PATTERN
-from batching.settings import Settings
+from batching.model_spec import NAME_PATTERN, ModelSpec
+from batching.settings import Settings, SettingsError
+from batching.snapshots import SavedVersion, read_snapshot
 from ingress.registrar import Registrar
 from ingress.services import Services
 
@@ -21,23 +23,25 @@ NODE_TIMEOUT_S = 120.0
 _RETRY_S = 0.5
 _ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz")
 
+Failure = dict[str, str]
 
-def load_models(services: Services, registrar: Registrar) -> list[dict[str, str]]:
+
+def load_models(services: Services, registrar: Registrar) -> list[Failure]:
     """Each startup model is registered; `{"model", "error"}` for each that is not. Blocks.
 
-    Workers load in the background: a registered model is not a ready one.
+    What a snapshot holds comes first, so that `load_models` can only add to it. Workers load in the
+    background: a registered model is not a ready one.
     """
-    failures: list[dict[str, str]] = []
-    for parameters in startup_parameters(services.settings):
-        model = str(parameters.get("model_name") or parameters["url"])
+    failures: list[Failure] = []
+    for model, register in _registrations(services, registrar, failures):
         if services.lifecycle.is_draining:
             break
         try:
             _wait_for_node(services)
-            spec = registrar.create(parameters, at_startup=True)
-            log.info("registered model=%s version=%s", spec.model_name, spec.model_version)
+            spec = register()
+            log.info("registered model=%s version=%s", *spec.key)
         except Conflict as error:
-            # Another ingress was faster, or Redis remembers it from before.
+            # Another ingress was faster, a snapshot has it, or Redis remembers it from before.
             log.info("kept model=%s: %s", model, error.message)
         except ServeError as error:
             log.error("not loaded model=%s: %s", model, error.message)
@@ -60,6 +64,52 @@ def startup_parameters(settings: Settings) -> list[dict[str, Any]]:
         {"url": url, "initial_workers": workers, **({"model_name": name} if name else {})}
         for name, url in entries
     ]
+
+
+def _registrations(
+    services: Services, registrar: Registrar, failures: list[Failure]
+) -> Iterator[tuple[str, Callable[[], ModelSpec]]]:
+    """Each model's name for a log, and what registers it."""
+    for saved in _saved_versions(services.settings, failures):
+        name = f"{saved.model_name} {saved.model_version}"
+        yield name, partial(_restore, services, registrar, saved)
+    for parameters in startup_parameters(services.settings):
+        name = str(parameters.get("model_name") or parameters["url"])
+        yield name, partial(_load, services, registrar, parameters)
+
+
+def _saved_versions(settings: Settings, failures: list[Failure]) -> list[SavedVersion]:
+    if settings.snapshot_file is None:
+        return []
+    try:
+        saved = read_snapshot(settings.snapshot_file)
+    except SettingsError as error:
+        log.error("not restored: %s", error)
+        failures.append({"snapshot": str(settings.snapshot_file), "error": str(error)})
+        return []
+    log.info("restoring snapshot=%s versions=%d", settings.snapshot_file, len(saved))
+    return saved
+
+
+def _restore(services: Services, registrar: Registrar, saved: SavedVersion) -> ModelSpec:
+    spec = registrar.create(saved.parameters, at_startup=True)
+    if spec.model_version != saved.model_version:
+        log.warning("model=%s: its archive has version %s now", spec.model_name, spec.model_version)
+    # A model-config.yaml wins over parameters, but not over what an operator has scaled since.
+    if (spec.min_worker, spec.max_worker) != (saved.min_worker, saved.max_worker):
+        services.registry.scale(spec.key, saved.min_worker, saved.max_worker)
+    if saved.is_default:
+        registrar.set_default(*spec.key)
+    return spec
+
+
+def _load(services: Services, registrar: Registrar, parameters: dict[str, Any]) -> ModelSpec:
+    spec = registrar.create(parameters, at_startup=True)
+    models = services.settings.model_defaults().model_settings
+    configured = models.get(spec.model_name, {}).get(spec.model_version, {})
+    if configured.get("defaultVersion") is True:
+        registrar.set_default(*spec.key)
+    return spec
 
 
 def _named_archive(entry: str) -> tuple[str, str]:

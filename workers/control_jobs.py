@@ -20,6 +20,7 @@ from batching.store.connection import Client, connect, store_url
 from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, wrap_error
 from batching.telemetry import configure_logging
 from workers import archive, fetch
+from workers.download import was_downloaded
 
 log = logging.getLogger("workers.control_jobs")
 
@@ -59,11 +60,16 @@ class ControlWorker(SimpleWorker):
     death_penalty_class = TimerDeathPenalty
 
 
-def inspect_archive(url: str) -> dict[str, Any]:
+def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]:
     """The verified archive's description, or the error that a client should see."""
     settings, _ = Settings.load()
     try:
-        path = fetch.locate_archive(url, settings.model_store, allowed_urls=settings.allowed_urls)
+        path = fetch.locate_archive(
+            url,
+            settings.model_store,
+            allowed_urls=settings.allowed_urls,
+            is_registered=may_be_downloaded and was_downloaded(url, settings.model_store),
+        )
         return {"value": asdict(archive.inspect_archive(path, url))}
     except ServeError as error:
         return wrap_error(error)

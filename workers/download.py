@@ -56,19 +56,25 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast
 
 
+def was_downloaded(url: str, model_store: Path | None) -> bool:
+    """Whether the archive in the store under this URL's file name was downloaded from it."""
+    name = unquote(urlsplit(url).path.rpartition("/")[2])
+    if model_store is None or not _FILE_NAME.fullmatch(name):
+        return False
+    note = _note(model_store / name)
+    return note.is_file() and note.read_text(encoding="utf-8") == url
+
+
 def remove_download(url: str, model_store: Path) -> bool:
     """Whether the archive that was downloaded from this URL was there; it is gone now.
 
     A file that nobody downloaded is never removed, whatever its name.
     """
-    name = unquote(urlsplit(url).path.rpartition("/")[2])
-    if not _FILE_NAME.fullmatch(name):
+    if not was_downloaded(url, model_store):
         return False
-    note = _note(model_store / name)
-    if not note.is_file() or note.read_text(encoding="utf-8") != url:
-        return False
-    (model_store / name).unlink(missing_ok=True)
-    note.unlink(missing_ok=True)
+    target = model_store / unquote(urlsplit(url).path.rpartition("/")[2])
+    target.unlink(missing_ok=True)
+    _note(target).unlink(missing_ok=True)
     return True
 
 

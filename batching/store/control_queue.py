@@ -13,7 +13,7 @@ from rq.serializers import JSONSerializer
 
 from batching import errors
 from batching.model_spec import ArchiveInfo
-from batching.store.connection import Client
+from batching.store.connection import Client, for_rq
 from batching.store.refusals import store_unavailable
 
 QUEUE_NAME = "ferry-control"
@@ -25,16 +25,24 @@ class ControlQueue:
     """Enqueues control jobs and waits for what they return."""
 
     def __init__(self, client: Client) -> None:
-        self._queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer)
+        self._queue = Queue(QUEUE_NAME, connection=for_rq(client), serializer=JSONSerializer)
 
-    def inspect_archive(self, url: str, *, timeout_s: float) -> ArchiveInfo:
+    def inspect_archive(
+        self, url: str, *, timeout_s: float, may_be_downloaded: bool = False
+    ) -> ArchiveInfo:
         """A node has fetched the archive and verified it. Blocks up to `timeout_s`.
+
+        Args:
+            url: as registered.
+            timeout_s: for the download, too.
+            may_be_downloaded: an archive that was downloaded from this URL before is taken as it
+                is; otherwise its being there is an error.
 
         Raises:
             ServeError: what the node found wrong, word for word.
             RequestTimeout: no node took the job, or it took too long.
         """
-        record = self._run(INSPECT_ARCHIVE, url, timeout_s=timeout_s)
+        record = self._run(INSPECT_ARCHIVE, url, may_be_downloaded, timeout_s=timeout_s)
         return ArchiveInfo.from_json(record)
 
     def _run(self, function: str, *arguments: Any, timeout_s: float) -> Any:

@@ -57,7 +57,7 @@ class KnownArchives:
     def add(self, url, name, version="1.0", **config):
         self.archives[url] = ArchiveInfo(url, "0" * 64, name, version, "h.py", "python", {}, config)
 
-    def inspect_archive(self, url, *, timeout_s):
+    def inspect_archive(self, url, *, timeout_s, may_be_downloaded=False):
         if url not in self.archives:
             raise ModelNotFound(f"Model not found at: {url}")
         return self.archives[url]
