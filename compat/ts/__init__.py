@@ -3,5 +3,9 @@
 Worker processes find it on their own path; it is never installed as a top-level `ts`.
 """
 
-# The TorchServe release whose handler API this is.
-__version__ = "0.12.0"
+from ts import left_out
+from ts.version import __version__
+
+__all__ = ["__version__"]
+
+left_out.install()

@@ -5,14 +5,17 @@ import os
 import pkgutil
 import sys
 import threading
+import types
 
 import pytest
 import torch
 import ts
 from ts.context import Context, RequestProcessor
+from ts.handler_utils.hf_batch_streamer import TextIteratorStreamerBatch
 from ts.handler_utils.micro_batching import MicroBatching
 from ts.handler_utils.timer import timed
 from ts.handler_utils.utils import import_class, send_intermediate_predict_response
+from ts.left_out import LEFT_OUT
 from ts.metrics.dimension import Dimension
 from ts.metrics.metric import Metric
 from ts.metrics.metric_type_enum import MetricTypes
@@ -120,26 +123,131 @@ def test_metrics_add_up_by_dimension():
     metrics.add_error("oops")
 
     # Then
-    calls = metrics.get_metric("calls")
-    assert calls.values == {("m", "Model"): 3, ("x", "y"): 5}
-    assert metrics.get_metric("took", MetricTypes.GAUGE).values == {("m", "Model"): 2.5}
-    assert metrics.get_metric("took", MetricTypes.GAUGE).unit == "Milliseconds"
-    assert metrics.get_metric("oops").values == {("m", "Error"): 1}
+    mine = (("ModelName", "m"), ("Level", "Model"))
+    calls = metrics.get_metric("calls").take()
+    assert calls[mine].value == 3
+    assert calls[("ModelName", "x"), ("Level", "y")].value == 5
+    took = metrics.get_metric("took", MetricTypes.GAUGE)
+    assert took.unit == "Milliseconds"
+    assert took.take()[mine].value == 2.5
+    (oops,) = metrics.get_metric("oops").take()
+    assert oops == (("ModelName", "m"), ("Level", "Error"))
 
 
-def test_metric_with_wrong_unit_or_dimensions_is_refused():
+def test_metric_that_was_taken_starts_anew():
+    # Given
+    metrics = MetricsStore("m")
+    metrics.add_counter("calls", 2)
+
+    # When
+    first, second = metrics.get_metric("calls").take(), metrics.get_metric("calls").take()
+
+    # Then
+    assert [change.value for change in first.values()] == [2]
+    assert second == {}
+
+
+def test_histogram_counts_by_bucket():
     # Given
     metrics = MetricsStore("m")
     histogram = metrics.add_metric_to_cache("h", "ms", ["A"], MetricTypes.HISTOGRAM)
 
+    # When
+    for value in (0.005, 0.3, 0.4, 99):
+        histogram.add_or_update(value, ["a"])
+
+    # Then
+    (change,) = histogram.take().values()
+    assert change.value == pytest.approx(99.705)
+    assert change.counts == [1, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1]
+
+
+def test_measurement_that_cannot_count_is_dropped_and_logged(caplog):
+    # Given: a prediction must not fail for what it measures
+    metrics = MetricsStore("m")
+    metric = metrics.add_metric_to_cache("h", "ms", ["A"], MetricTypes.HISTOGRAM)
+
+    # When
+    metric.add_or_update(1, [])
+    metric.add_or_update(float("nan"), ["a"])
+    metric.add_or_update("many", ["a"])
+    metrics.add_counter("calls", -1)
+
+    # Then
+    assert metric.take() == {}
+    assert metrics.get_metric("calls").take() == {}
+    assert len(caplog.records) == 4
+
+
+def test_metric_of_unknown_unit_type_or_name_is_refused():
+    # Given
+    metrics = MetricsStore("m")
+
     # When / Then
-    histogram.add_or_update(1, ["a"])
-    with pytest.raises(ValueError, match="dimensions"):
-        histogram.add_or_update(1, [])
     with pytest.raises(ValueError, match="unit must be one of"):
         metrics.add_size("s", 1, unit="ms")
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="summary"):
+        metrics.add_metric_to_cache("s", "ms", [], "summary")
+    with pytest.raises(KeyError, match="metrics_config"):
         metrics.get_metric("absent")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "ts.torch_handler.dali_handler",
+        "ts.torch_handler.vllm_handler",
+        "ts.torch_handler.distributed.base_pippy_handler",
+        "ts.handler_utils.distributed.deepspeed",
+    ],
+)
+def test_what_is_left_out_says_why(module):
+    # When / Then
+    with pytest.raises(ImportError, match=r"is not part of torchferry, which leaves out .{20}"):
+        importlib.import_module(module)
+
+
+def test_left_out_modules_are_none_that_are_there():
+    # Given / When
+    there = {module.name for module in pkgutil.walk_packages(ts.__path__, "ts.")}
+
+    # Then
+    assert not there & set(LEFT_OUT)
+
+
+class Streamer:
+    """As much of transformers' TextIteratorStreamer as a batch of them needs."""
+
+    def __init__(self, tokenizer, skip_prompt, timeout, **options):
+        self.tokenizer = tokenizer
+        self.texts = []
+
+    def put(self, tokens):
+        self.texts.append("".join(self.tokenizer[token] for token in tokens.tolist()))
+
+    def end(self):
+        pass
+
+    def __iter__(self):
+        yield from self.texts
+
+
+def test_batch_streamer_gives_the_text_of_all_rows_step_by_step(monkeypatch):
+    # Given
+    monkeypatch.setitem(
+        sys.modules, "transformers", types.SimpleNamespace(TextIteratorStreamer=Streamer)
+    )
+    streamer = TextIteratorStreamerBatch(dict(enumerate("abcd")), 2)
+
+    # When
+    streamer.put(torch.tensor([[0, 1], [2, 3]]))
+    streamer.put(torch.tensor([1, 2]))
+    streamer.end()
+
+    # Then
+    assert list(streamer) == [["ab", "cd"], ["b", "c"]]
+    with pytest.raises(ValueError, match="shorter"):
+        streamer.put(torch.tensor([1]))
 
 
 def test_metric_is_written_as_torchserve_writes_it():

@@ -13,7 +13,8 @@ def timed(method: Callable[..., Any]) -> Callable[..., Any]:
     def measure(self: Any, *args: Any, **kwargs: Any) -> Any:
         started_s = time.perf_counter()
         result = method(self, *args, **kwargs)
-        config = getattr(self.context, "model_yaml_config", None) or {}
+        # A handler that does not call BaseHandler's constructor may have no context yet.
+        config = getattr(getattr(self, "context", None), "model_yaml_config", None) or {}
         if (config.get("handler") or {}).get("profile", False):
             elapsed_ms = (time.perf_counter() - started_s) * 1000
             self.context.metrics.add_time(f"ts_handler_{method.__name__}", elapsed_ms)

@@ -1,54 +1,99 @@
-"""A metric and its current value for each set of labels."""
+"""A metric and its values for each set of labels, until somebody takes them away."""
 
+import bisect
 import logging
-from collections.abc import Sequence
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from ts.metrics.dimension import Dimension
-from ts.metrics.metric import UNITS
 from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics.unit import full_name
 
 logger = logging.getLogger(__name__)
 
+# Those of the Prometheus client that TorchServe uses.
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+
+# Label names and their values, in the order in which the handler gave them.
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True)
+class Change:
+    """What was measured under one set of labels since the last `take`.
+
+    `value` is the sum for a counter and a histogram, the last value for a gauge; `counts` has a
+    histogram's observations by bucket, those above the last bound at the end.
+    """
+
+    value: float = 0.0
+    counts: list[int] = field(default_factory=list)
+
 
 class CachingMetric:
-    """Keeps one number per set of dimension values, so that memory does not grow with requests.
-
-    That is the sum for a counter, the last value for a gauge or a histogram.
-    """
+    """Keeps one number per set of labels, so that memory does not grow with requests."""
 
     def __init__(
         self,
         metric_name: str,
         unit: str,
-        dimension_names: Sequence[str],
-        metric_type: MetricTypes,
+        dimension_names: Sequence[str] = (),
+        metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> None:
         self.metric_name = metric_name
-        self.unit = UNITS.get(unit, unit)
+        self.unit = full_name(unit)
         self.dimension_names = list(dimension_names)
         self.metric_type = metric_type
-        self.values: dict[tuple[str, ...], float] = {}
+        self._changes: dict[Labels, Change] = {}
+        # Handlers measure in threads of their own, and another thread takes.
+        self._lock = threading.Lock()
 
     def add_or_update(
         self, value: float, dimension_values: Sequence[str] = (), request_id: str = ""
     ) -> None:
         """The value counts for these dimension values, given in the order of the names.
 
-        Raises:
-            ValueError: more or fewer dimension values than names.
+        What cannot count is logged and dropped: a prediction does not fail for it.
         """
         if len(dimension_values) != len(self.dimension_names):
-            raise ValueError(
-                f"{self.metric_name} has the dimensions {self.dimension_names}, "
-                f"but was given {len(dimension_values)} values"
+            logger.error(
+                "metric %s has the dimensions %s, but was given the values %s",
+                self.metric_name,
+                self.dimension_names,
+                list(dimension_values),
             )
-        key = tuple(str(item) for item in dimension_values)
-        is_counter = self.metric_type is MetricTypes.COUNTER
-        self.values[key] = self.values.get(key, 0) + value if is_counter else value
-        logger.debug("%s.%s:%s %s %s", self.metric_name, self.unit, value, key, request_id)
+            return
+        self._count(value, zip(self.dimension_names, dimension_values, strict=True))
 
     def update(
         self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()
     ) -> None:
-        """The same with dimensions as objects."""
-        self.add_or_update(value, [dimension.value for dimension in dimensions], request_id)
+        """The same with dimensions as objects, which may be other ones than last time."""
+        self._count(value, ((dimension.name, dimension.value) for dimension in dimensions))
+
+    def take(self) -> dict[Labels, Change]:
+        """What was measured since the last call."""
+        with self._lock:
+            changes, self._changes = self._changes, {}
+        return changes
+
+    def _count(self, value: float, labels: Iterable[tuple[str, str]]) -> None:
+        key = tuple((str(name), str(item)) for name, item in labels)
+        try:
+            value = float(value)
+        except (TypeError, ValueError, OverflowError):
+            value = math.nan
+        if not math.isfinite(value) or (value < 0 and self.metric_type is MetricTypes.COUNTER):
+            logger.error("%s is no value of the %s %s", value, self.metric_type, self.metric_name)
+            return
+        with self._lock:
+            change = self._changes.setdefault(key, Change())
+            if self.metric_type is MetricTypes.GAUGE:
+                change.value = value
+                return
+            change.value += value
+            if self.metric_type is MetricTypes.HISTOGRAM:
+                change.counts = change.counts or [0] * (len(BUCKETS) + 1)
+                change.counts[bisect.bisect_left(BUCKETS, value)] += 1

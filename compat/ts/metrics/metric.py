@@ -3,18 +3,7 @@
 from typing import Any
 
 from ts.metrics.dimension import Dimension
-
-UNITS = {
-    "ms": "Milliseconds",
-    "s": "Seconds",
-    "percent": "Percent",
-    "count": "Count",
-    "MB": "Megabytes",
-    "GB": "Gigabytes",
-    "kB": "Kilobytes",
-    "B": "Bytes",
-    "": "unit",
-}
+from ts.metrics.unit import full_name
 
 
 class Metric:
@@ -31,7 +20,7 @@ class Metric:
     ) -> None:
         self.name = name
         self.value = value
-        self.unit = UNITS.get(unit, unit)
+        self.unit = full_name(unit)
         self.dimensions = dimensions
         self.request_id = request_id
         self.metric_method = metric_method

@@ -22,7 +22,14 @@ class MetricsStore:
         dimension_names: Sequence[str] = (),
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> CachingMetric:
-        """A new metric, or the one of this name and type that is there already."""
+        """A new metric, or the one of this name and type that is there already.
+
+        Raises:
+            ValueError: a name or unit that is no text, or another type than MetricTypes has.
+        """
+        if not isinstance(metric_name, str) or not isinstance(unit, str):
+            raise ValueError(f"name and unit of a metric are text, not {metric_name!r}, {unit!r}")
+        metric_type = MetricTypes(metric_type)
         key = (metric_name, metric_type)
         if key not in self.cache:
             self.cache[key] = CachingMetric(metric_name, unit, dimension_names, metric_type)
@@ -36,7 +43,13 @@ class MetricsStore:
         Raises:
             KeyError: there is none.
         """
-        return self.cache[metric_name, metric_type]
+        try:
+            return self.cache[metric_name, metric_type]
+        except KeyError:
+            raise KeyError(
+                f"no {metric_type} called {metric_name}: list it in the metrics_config file or "
+                "call add_metric_to_cache first"
+            ) from None
 
     def add_metric(  # noqa: PLR0917 - TorchServe's order
         self,

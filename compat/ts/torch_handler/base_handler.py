@@ -7,11 +7,18 @@ import importlib
 import logging
 import os
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+from ts.handler_utils.timer import timed
+from ts.torch_handler.weights import (
+    load_aot_library,
+    load_onnx,
+    load_pt2,
+    load_torchscript,
+    run_onnx,
+)
 from ts.utils.util import check_valid_pt2_backend, list_classes_from_module, load_label_mapping
 
 logger = logging.getLogger(__name__)
@@ -47,7 +54,7 @@ class BaseHandler:
         self.manifest = context.manifest
         self.model_yaml_config = getattr(context, "model_yaml_config", None) or {}
         properties = context.system_properties
-        self.device = self.get_device(properties.get("gpu_id"))
+        self.device = _pick_device(properties.get("gpu_id"))
         self.map_location = self.device.type
         model_dir = properties["model_dir"]
         model_section = self.manifest["model"]
@@ -58,15 +65,9 @@ class BaseHandler:
         self.mapping = load_label_mapping(Path(model_dir) / "index_to_name.json")
         self.initialized = True
 
-    def get_device(self, gpu_id: Any) -> torch.device:
-        """The device to run on: the GPU of this worker if there is one, else the CPU."""
-        if gpu_id is None:
-            return torch.device("cpu")
-        if torch.cuda.is_available():
-            return torch.device(f"cuda:{gpu_id}")
-        if os.environ.get("TS_IPEX_GPU_ENABLE", "false").lower() == "true":
-            return torch.device(f"xpu:{gpu_id}")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    def get_device(self) -> Any:
+        """The device that `initialize` has chosen."""
+        return self.device
 
     def _load_model(self, model_dir: str, model_file: str) -> Any:
         if model_file:
@@ -82,23 +83,18 @@ class BaseHandler:
             model.eval()
             return model
         if weights.endswith(".onnx"):
-            return self._load_onnx_model(weights)
+            return load_onnx(weights, self.device)
+        if weights.endswith((".pt2", ".so")):
+            return self._load_torch_export_aot_compile(weights)
         raise RuntimeError("No model weights could be loaded")
 
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
-        with warnings.catch_warnings():
-            # Existing archives hold TorchScript, whatever new models should be exported with.
-            warnings.filterwarnings("ignore", r".*torch\.jit\.load", FutureWarning)
-            return torch.jit.load(model_pt_path, map_location=self.device)  # type: ignore[no-untyped-call]
+        return load_torchscript(model_pt_path, self.device)
 
-    def _load_onnx_model(self, model_path: str) -> Any:
-        try:
-            onnxruntime = importlib.import_module("onnxruntime")
-        except ImportError as error:
-            raise RuntimeError("onnxruntime is needed for .onnx weights") from error
-        is_gpu = self.device.type == "cuda"
-        providers = ["CUDAExecutionProvider"] if is_gpu else ["CPUExecutionProvider"]
-        return onnxruntime.InferenceSession(model_path, providers=providers)
+    def _load_torch_export_aot_compile(self, model_so_path: str) -> Any:
+        if model_so_path.endswith(".so"):
+            return load_aot_library(model_so_path, self.device)
+        return load_pt2(model_so_path, self.device)
 
     def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: Any) -> Any:
         """The one class of the model file, with the state dict in the weights file if any.
@@ -142,15 +138,23 @@ class BaseHandler:
         backend = options.get("backend")
         return None if backend and not check_valid_pt2_backend(backend) else options
 
+    @timed
     def preprocess(self, data: Any) -> Any:
         """Rows as one tensor on the device."""
         return torch.as_tensor(data, device=self.device)
 
+    @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the model says of the batch; no gradients are kept."""
+        """What the model says of the batch; no gradients are kept.
+
+        TorchServe leaves calling an onnxruntime session to the handler; this calls it.
+        """
+        if not callable(self.model):
+            return run_onnx(self.model, data)
         with torch.inference_mode():
             return self.model(data.to(self.device), *args, **kwargs)
 
+    @timed
     def postprocess(self, data: Any) -> list[Any]:
         """One plain Python value per row."""
         return data.tolist()  # type: ignore[no-any-return]
@@ -176,12 +180,12 @@ class BaseHandler:
         return self.postprocess(self.inference(preprocessed))
 
     def _infer_with_profiler(self, data: Any) -> tuple[list[Any], Any]:
-        folder = Path(PROFILE_FOLDER) / self.manifest["model"]["modelName"]
-        arguments = self.profiler_args or {
-            "record_shapes": True,
-            "on_trace_ready": torch.profiler.tensorboard_trace_handler(str(folder)),
-        }
-        with torch.profiler.profile(**arguments) as profiler:
+        self.profiler_args.setdefault("record_shapes", True)
+        if "on_trace_ready" not in self.profiler_args:
+            folder = Path(PROFILE_FOLDER) / self.context.model_name
+            write = torch.profiler.tensorboard_trace_handler(str(folder))
+            self.profiler_args["on_trace_ready"] = write
+        with torch.profiler.profile(**self.profiler_args) as profiler:
             output = self._run_steps(data)
         logger.info("%s", profiler.key_averages().table(sort_by="cpu_time_total", row_limit=10))
         return output, profiler
@@ -218,3 +222,14 @@ class BaseHandler:
 
     def _is_describe(self) -> bool:
         return bool(self.context) and self.context.get_request_header(0, "describe") == "True"
+
+
+def _pick_device(gpu_id: Any) -> torch.device:
+    """The GPU of this worker if there is one, else the CPU."""
+    if gpu_id is None:
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device(f"cuda:{gpu_id}")
+    if os.environ.get("TS_IPEX_GPU_ENABLE", "false").lower() == "true":
+        return torch.device(f"xpu:{gpu_id}")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

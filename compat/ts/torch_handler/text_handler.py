@@ -28,9 +28,19 @@ class TextHandler(BaseHandler):
 
         Raises:
             FileNotFoundError: no source_vocab.pt in the model's folder.
+            RuntimeError: it is not a dict of token and number, such as a pickled torchtext object.
         """
         super().initialize(context)
-        self.source_vocab = torch.load(self.get_source_vocab_path(context), weights_only=True)
+        path = self.get_source_vocab_path(context)
+        try:
+            self.source_vocab = torch.load(path, weights_only=True)
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise RuntimeError(
+                f"{Path(path).name} must hold a dict of token and number. Of a torchtext "
+                "vocabulary, save `vocab.get_stoi()` with torch.save."
+            ) from error
 
     def get_source_vocab_path(self, context: Any) -> str:
         """Where the vocabulary is: `sourceVocab` of the manifest, else source_vocab.pt."""

@@ -1,0 +1,52 @@
+"""Streams what `generate` of a transformers model writes, all rows of a batch at once."""
+
+import importlib
+from typing import Any
+
+
+class TextIteratorStreamerBatch:
+    """Iterates over steps; each is a list with the new text of every row.
+
+    Goes to `model.generate(streamer=…)` in one thread and is iterated over in another.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        batch_size: int,
+        skip_prompt: bool = False,
+        timeout: float | None = None,
+        **decode_kwargs: Any,
+    ) -> None:
+        """Made for one call of `generate`.
+
+        Raises:
+            ImportError: the package transformers is not installed.
+        """
+        transformers = importlib.import_module("transformers")
+        self.batch_size = batch_size
+        self._rows = [
+            transformers.TextIteratorStreamer(tokenizer, skip_prompt, timeout, **decode_kwargs)
+            for _ in range(batch_size)
+        ]
+        self._steps = zip(*self._rows, strict=False)
+
+    def put(self, value: Any) -> None:
+        """Tokens of the prompt, int [batch_size, n], or of one step, int [batch_size].
+
+        Raises:
+            ValueError: another number of rows.
+        """
+        for row, tokens in zip(self._rows, value, strict=True):
+            row.put(tokens.reshape(-1))
+
+    def end(self) -> None:
+        """The iteration ends after what was put so far."""
+        for row in self._rows:
+            row.end()
+
+    def __iter__(self) -> "TextIteratorStreamerBatch":
+        return self
+
+    def __next__(self) -> list[str]:
+        return list(next(self._steps))

@@ -1,0 +1,53 @@
+"""What TorchServe has under `ts` and this package leaves out, and why.
+
+Importing it says so, instead of that there is no such module.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_DALI = "NVIDIA DALI pipelines; decode images in `preprocess` instead"
+_SPREAD = (
+    "models that are spread over several processes by torchrun; a handler can put the parts of a "
+    "model on several devices of its own process"
+)
+_ASYNCHRONOUS = "handlers that answer out of order; run the engine inside of a handler of your own"
+
+# Module or package -> what it is for; everything below a package is left out with it.
+LEFT_OUT = {
+    "ts.handler_utils.distributed": _SPREAD,
+    "ts.handler_utils.preprocess": _DALI,
+    "ts.torch_handler.dali_handler": _DALI,
+    "ts.torch_handler.dali_image_classifier": _DALI,
+    "ts.torch_handler.dali_image_segmenter": _DALI,
+    "ts.torch_handler.distributed": _SPREAD,
+    "ts.torch_handler.trt_llm_handler": _ASYNCHRONOUS,
+    "ts.torch_handler.vllm_handler": _ASYNCHRONOUS,
+}
+
+
+class LeftOutFinder(MetaPathFinder):
+    """Refuses the modules in LEFT_OUT before Python looks for files."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """None, so that Python goes on looking.
+
+        Raises:
+            ImportError: the module is one that is left out.
+        """
+        if fullname in LEFT_OUT:
+            raise ImportError(
+                f"{fullname} is not part of torchferry, which leaves out {LEFT_OUT[fullname]}.",
+                name=fullname,
+            )
+        return None
+
+
+def install() -> None:
+    """From now on an import of what is left out says why."""
+    sys.meta_path.insert(0, LeftOutFinder())

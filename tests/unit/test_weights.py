@@ -1,0 +1,199 @@
+"""Weights without Python source: ONNX, torch.export, AOTInductor."""
+
+import io
+import os
+import shutil
+import sys
+import warnings
+import zipfile
+
+import pytest
+import torch
+from ts.context import RequestProcessor
+from ts.torch_handler.base_handler import BaseHandler
+from ts.torch_handler.weights import load_pt2, run_onnx
+
+from tests.unit.models import Pooled, manifest
+from tests.unit.onnx_bytes import doubling_model
+
+CPU = torch.device("cpu")
+
+
+def answer(loaded, rows):
+    loaded.context.request_processor = [RequestProcessor({}) for _ in rows]
+    return loaded.entry(rows, loaded.context)
+
+
+def exported(model, example):
+    batch = torch.export.Dim("batch", min=1, max=64)
+    return torch.export.export(model.eval(), (example,), dynamic_shapes=({0: batch},))
+
+
+def test_onnx_model_is_run_by_the_base_handler(load_handler):
+    # Given
+    pytest.importorskip("onnxruntime")
+    section = manifest(serializedFile="model.onnx")
+
+    # When
+    loaded = load_handler(
+        {"model.onnx": doubling_model()}, handler="base_handler", manifest=section
+    )
+
+    # Then
+    assert answer(loaded, [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]) == [[2, 4, 6], [8, 10, 12]]
+
+
+def test_onnx_weights_without_onnxruntime_say_what_is_missing(load_handler, monkeypatch):
+    # Given
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    section = manifest(serializedFile="model.onnx")
+
+    # When / Then
+    with pytest.raises(RuntimeError, match="onnxruntime is needed"):
+        load_handler({"model.onnx": b""}, handler="base_handler", manifest=section)
+
+
+class Session:
+    """As much of an onnxruntime session as a model of two inputs and outputs has."""
+
+    class Named:
+        def __init__(self, name):
+            self.name = name
+
+    def get_inputs(self):
+        return [self.Named("a"), self.Named("b")]
+
+    def get_outputs(self):
+        return [self.Named("sum"), self.Named("difference")]
+
+    def run(self, names, feeds):
+        return [feeds["a"] + feeds["b"], feeds["a"] - feeds["b"]]
+
+
+def test_onnx_model_of_several_outputs_answers_by_name():
+    # When
+    output = run_onnx(Session(), {"a": torch.tensor([3.0]), "b": torch.tensor([1.0])})
+
+    # Then
+    assert {name: value.tolist() for name, value in output.items()} == {
+        "sum": [4.0],
+        "difference": [2.0],
+    }
+
+
+@pytest.mark.slow
+def test_exported_program_is_run_on_any_batch(load_handler):
+    # Given
+    model, images = Pooled(2), torch.rand(3, 3, 4, 4)
+    torch.export.save(exported(model, images), buffer := io.BytesIO())
+    section = manifest(serializedFile="model.pt2")
+
+    # When
+    loaded = load_handler(
+        {"model.pt2": buffer.getvalue()}, handler="base_handler", manifest=section
+    )
+
+    # Then
+    for count in (1, 3):
+        output = torch.tensor(answer(loaded, images[:count].tolist()))
+        assert torch.allclose(output, model(images[:count]), atol=1e-6)
+
+
+class Doubling(torch.nn.Module):
+    def forward(self, values):
+        return values * 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # a C++ compiler at work: 20 s alone, more beside other tests
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
+def test_compiled_package_is_run(tmp_path):
+    # Given
+    path = str(tmp_path / "model.pt2")
+    program = torch.export.export(Doubling(), (torch.ones(2, 3),))
+    level = "aot_inductor.compile_wrapper_opt_level"
+    options = {level: "O0"} if level in torch._inductor.config.get_config_copy() else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=path, inductor_configs=options
+        )
+
+    # When
+    loaded = load_pt2(path, CPU)
+
+    # Then
+    assert loaded(torch.ones(2, 3)).tolist() == [[2, 2, 2], [2, 2, 2]]
+
+
+class Touch:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.mark.slow
+def test_b13_exported_program_that_runs_code_is_refused(tmp_path):
+    # Given: every pickle in the file is one that makes another file
+    evil = tmp_path / "evil"
+    model, images = Pooled(2), torch.rand(2, 3, 4, 4)
+    torch.export.save(exported(model, images), tmp_path / "model.pt2")
+    torch.save(Touch(str(evil)), payload := io.BytesIO())
+    with (
+        zipfile.ZipFile(tmp_path / "model.pt2") as good,
+        zipfile.ZipFile(tmp_path / "bad.pt2", "w") as bad,
+    ):
+        for entry in good.infolist():
+            is_pickle = entry.filename.endswith(".pt")
+            bad.writestr(entry, payload.getvalue() if is_pickle else good.read(entry))
+        assert any(entry.filename.endswith(".pt") for entry in good.infolist())
+
+    # When / Then
+    with pytest.raises(Exception, match=r"(?i)weights.only"):
+        load_pt2(str(tmp_path / "bad.pt2"), CPU)
+    assert not evil.exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+def test_file_that_is_no_pt2_is_refused(tmp_path):
+    # Given
+    path = tmp_path / "model.pt2"
+    path.write_bytes(b"none")
+
+    # When / Then
+    with pytest.raises(RuntimeError, match=r"model\.pt2 is not a \.pt2 file"):
+        load_pt2(str(path), CPU)
+
+
+def test_profiler_may_be_on_for_a_handler_with_arguments_of_its_own(
+    tmp_path, monkeypatch, load_handler
+):
+    # Given
+    monkeypatch.setenv("ENABLE_TORCH_PROFILER", "TRUE")
+    monkeypatch.setattr("ts.torch_handler.base_handler.PROFILE_FOLDER", str(tmp_path / "traces"))
+    source = """
+from ts.torch_handler.base_handler import BaseHandler
+class Own(BaseHandler):
+    def initialize(self, context):
+        self.profiler_args = {"with_stack": False}
+    def preprocess(self, data): return data
+    def inference(self, data): return data
+    def postprocess(self, data): return data
+"""
+    # When
+    loaded = load_handler({"profiled.py": source}, handler="profiled", model_name="m")
+
+    # Then
+    assert answer(loaded, [1, 2]) == [1, 2]
+    assert list((tmp_path / "traces" / "m").iterdir())
+
+
+def test_device_is_the_one_that_initialize_has_chosen():
+    # Given
+    handler = BaseHandler()
+    handler.device = CPU
+
+    # When / Then
+    assert handler.get_device() == CPU
