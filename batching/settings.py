@@ -156,6 +156,9 @@ class Settings:
     probe_dir: Path | None = _setting(
         None, doc="folder where a node keeps the files alive and ready, for probes"
     )
+    probe_dir: Path | None = _setting(
+        None, doc="folder where a node keeps the files alive and ready, for probes"
+    )
     log_level: str = _setting("info", doc="debug, info, warning or error")
 
     @classmethod

@@ -71,9 +71,26 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """The waiting line of one model version."""
+    """The line of one model version.
+
+    `open_requests` are those that wait and those that workers own; `oldest_age_s` is that of the
+    oldest one that waits, 0 when none does.
+    """
 
     waiting: int
     capacity: int
     open_requests: int
+    oldest_age_s: float
     counters: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """What Redis says of itself; `memory_limit_bytes` is 0 where it has no `maxmemory`."""
+
+    round_trip_s: float
+    memory_used_bytes: int
+    memory_limit_bytes: int
+    clients: int
+    commands: int
+    evicted_keys: int

@@ -9,24 +9,26 @@ import logging
 import socket
 import sys
 import time
-from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from batching.errors import StoreUnavailable
-from batching.model_spec import ModelSpec, VersionKey
+from batching.model_spec import VersionKey
 from batching.protocol import BatchTiming
+from batching.queue_metrics import VERSION_LABELS, QueueCollector, ResubmissionCollector
 from batching.store.registry import Registry
 
 LOG_FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_VERSION_LABELS = ("model", "version")
 _NO_MODEL = VersionKey("", "")
+
+# Why a batch left: it was full, or its oldest request was old enough. A request that is tried again
+# runs alone and counts as late.
+FULL, LATE = "full", "late"
 
 
 def configure_logging(level: str) -> None:
@@ -43,12 +45,14 @@ class VersionMetrics:
 
     def __init__(self, metrics: "Metrics", key: VersionKey, asked_version: str | None) -> None:
         self._codes: dict[int, Counter] = {}
-        self._requests = metrics.requests
+        self._metrics = metrics
         self._key = key
         self._request_seconds = metrics.request_seconds.labels(*key)
         self._queue_seconds = metrics.queue_seconds.labels(*key)
         self._handler_seconds = metrics.handler_seconds.labels(*key)
         self._batch_size = metrics.batch_size.labels(*key)
+        self._full = metrics.batches.labels(*key, FULL)
+        self._late = metrics.batches.labels(*key, LATE)
         # TorchServe labels by what the URL said (contract 3.3).
         self._totals = metrics.torchserve.totals(key.model_name, asked_version or "default")
 
@@ -56,12 +60,30 @@ class VersionMetrics:
         """The request is counted before it is queued, refused ones too."""
         self._totals.requests += 1
 
-    def count_answer(self, status: int, seconds: float, timing: BatchTiming | None) -> None:
-        """The request was answered; `timing` is the worker's, if a worker ran it."""
+    def count_answer(
+        self,
+        status: int,
+        seconds: float,
+        timing: BatchTiming | None,
+        *,
+        reason: str = "",
+        full_size: int = 1,
+    ) -> None:
+        """The request was answered.
+
+        Args:
+            status: of the answer.
+            seconds: from the read body to the answer.
+            timing: the worker's, if a worker ran it.
+            reason: the word for what went wrong; empty when nothing did.
+            full_size: how many requests fill a batch of this version.
+        """
         counter = self._codes.get(status)
         if counter is None:
-            counter = self._codes[status] = self._requests.labels(*self._key, str(status))
+            counter = self._codes[status] = self._metrics.requests.labels(*self._key, str(status))
         counter.inc()
+        if reason:
+            self._metrics.errors.labels(*self._key, reason).inc()
         self._request_seconds.observe(seconds)
         if timing is None:
             return
@@ -72,6 +94,7 @@ class VersionMetrics:
         if timing.is_first:
             self._handler_seconds.observe(timing.handler_us / 1e6)
             self._batch_size.observe(timing.batch_size)
+            (self._full if timing.batch_size >= full_size else self._late).inc()
 
 
 class Metrics:
@@ -82,7 +105,19 @@ class Metrics:
         self.requests = Counter(
             "ferry_requests",
             "Predictions answered, by HTTP status.",
-            (*_VERSION_LABELS, "code"),
+            (*VERSION_LABELS, "code"),
+            registry=self.registry,
+        )
+        self.errors = Counter(
+            "ferry_errors",
+            "Predictions answered with an error, by the word in x-ferry-reason.",
+            (*VERSION_LABELS, "reason"),
+            registry=self.registry,
+        )
+        self.batches = Counter(
+            "ferry_batches",
+            "Batches run, by why they left: full, or late.",
+            (*VERSION_LABELS, "release"),
             registry=self.registry,
         )
         self.open_requests = Gauge(
@@ -106,9 +141,15 @@ class Metrics:
         self.registry.register(self.torchserve)
         self._versions: dict[tuple[VersionKey, str | None], VersionMetrics] = {}
 
-    def watch(self, registry: Registry, count_open: Callable[[], int]) -> None:
-        """Queue depths and workers are read from this model registry at each scrape."""
-        self.registry.register(RegistryCollector(registry))
+    def watch(
+        self,
+        registry: Registry,
+        count_open: Callable[[], int],
+        count_resubmitted: Callable[[], Mapping[VersionKey, int]],
+    ) -> None:
+        """Queues, workers and Redis itself are read from this model registry at each scrape."""
+        self.registry.register(QueueCollector(registry))
+        self.registry.register(ResubmissionCollector(count_resubmitted))
         self.open_requests.set_function(count_open)
 
     def version(self, key: VersionKey, asked_version: str | None) -> VersionMetrics:
@@ -118,14 +159,13 @@ class Metrics:
             found = self._versions[key, asked_version] = VersionMetrics(self, key, asked_version)
         return found
 
-    def count_unknown(self, status: int) -> None:
+    def count_unknown(self, status: int, reason: str) -> None:
         """A request was answered whose model is not known; no label, names are the client's."""
         self.requests.labels(*_NO_MODEL, str(status)).inc()
+        self.errors.labels(*_NO_MODEL, reason).inc()
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
-        return Histogram(
-            name, text, _VERSION_LABELS, buckets=tuple(buckets), registry=self.registry
-        )
+        return Histogram(name, text, VERSION_LABELS, buckets=tuple(buckets), registry=self.registry)
 
 
 class _Totals:
@@ -173,37 +213,3 @@ class TorchServeCounters(Collector):
                 }
                 family.add_sample(name, labels, value)
             yield family
-
-
-class RegistryCollector(Collector):
-    """Queue depths and workers, asked of Redis at each scrape; nothing while Redis is away."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering this collector does not ask Redis."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """Two families."""
-        depth = GaugeMetricFamily(
-            "ferry_queue_depth", "Requests waiting for a worker.", labels=_VERSION_LABELS
-        )
-        workers = GaugeMetricFamily(
-            "ferry_workers", "Worker processes of live nodes.", labels=(*_VERSION_LABELS, "state")
-        )
-        try:
-            for entry in self._registry.snapshot().values():
-                for spec in entry.versions.values():
-                    self._add(spec, depth, workers)
-        except StoreUnavailable:
-            return
-        yield depth
-        yield workers
-
-    def _add(self, spec: ModelSpec, depth: GaugeMetricFamily, workers: GaugeMetricFamily) -> None:
-        depth.add_metric(spec.key, self._registry.queue(spec).waiting)
-        states = Tally(worker.state.value for worker in self._registry.workers(spec.key))
-        for state, count in sorted(states.items()):
-            workers.add_metric((*spec.key, state), count)

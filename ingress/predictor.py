@@ -48,7 +48,9 @@ class Predictor:
         request_id = fresh_request_id()
         started_s = time.perf_counter()
         measured: VersionMetrics | None = None
+        spec: ModelSpec | None = None
         reply: Reply | None = None
+        reason = ""
         try:
             spec = await self.resolve(target.model_name, target.model_version)
             measured = self._metrics.version(spec.key, target.model_version)
@@ -62,16 +64,22 @@ class Predictor:
                 client_left=client_left,
             )
             answer = reply_answer(reply, request_id)
-        except NoWorker as error:
-            error.message = _no_worker_text(target)
-            answer = error_answer(error, request_id)
+            reason = reply.reason
         except ServeError as error:
+            if isinstance(error, NoWorker):
+                error.message = _no_worker_text(target)
             answer = error_answer(error, request_id)
-        if measured is None:
-            self._metrics.count_unknown(answer.status)
+            reason = error.reason
+        if measured is None or spec is None:
+            self._metrics.count_unknown(answer.status, reason)
         else:
-            seconds = time.perf_counter() - started_s
-            measured.count_answer(answer.status, seconds, reply.timing if reply else None)
+            measured.count_answer(
+                answer.status,
+                time.perf_counter() - started_s,
+                reply.timing if reply else None,
+                reason=reason,
+                full_size=spec.batch_size,
+            )
         return answer
 
     async def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:

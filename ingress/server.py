@@ -82,7 +82,9 @@ class _Ingress:
         self._broker = Broker(url, dead_after_s=settings.dead_after_s)
         probe_client = connect(url, socket_timeout_s=_PROBE_TIMEOUT_S)
         self._probe_registry = Registry(probe_client, dead_after_s=settings.dead_after_s)
-        self._metrics.watch(self._probe_registry, lambda: self._broker.waiting)
+        self._metrics.watch(
+            self._probe_registry, lambda: self._broker.waiting, self._broker.resubmitted
+        )
         self._signals = 0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()

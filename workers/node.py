@@ -28,7 +28,7 @@ from batching.errors import StoreUnavailable
 from batching.model_spec import ModelSpec, VersionKey
 from batching.readiness import notify_ready
 from batching.settings import Settings, SettingsError
-from batching.status import NodeStatus
+from batching.status import NodeStatus, WorkerState
 from batching.store import keys
 from batching.store.connection import RedisError, connect, connect_async, store_url
 from batching.store.node_verbs import NodeVerbs
@@ -38,7 +38,9 @@ from batching.store.tasks import end_tasks
 from batching.telemetry import configure_logging
 from workers.devices import Device, list_gpus
 from workers.heartbeat import Heartbeat
+from workers.host_meter import HostMeter
 from workers.model_files import ModelFiles
+from workers.probe_files import ProbeFiles
 from workers.reaper import Reaper
 from workers.slot import Slot, SlotContext, utc_now
 
@@ -71,6 +73,7 @@ class Node:
         self._wanted: dict[str, ModelEntry] = {}
         self._gpus = list_gpus(settings.number_of_gpu)
         self._gpu_turn = itertools.count()
+        self._has_reconciled = False
         self._files = ModelFiles(settings)
         self._should_exit = asyncio.Event()
         self._must_exit_now = asyncio.Event()
@@ -101,6 +104,11 @@ class Node:
             asyncio.create_task(self._follow_changes(), name="changes"),
             asyncio.create_task(self._keep_control_worker(), name="control worker"),
         ]
+        if not self._settings.disable_system_metrics:
+            roles.append(asyncio.create_task(self._host_meter().run(), name="host meter"))
+        if self._settings.probe_dir is not None:
+            probes = ProbeFiles(self._settings.probe_dir, self._is_ready)
+            roles.append(asyncio.create_task(probes.run(), name="probes"))
         log.info("node=%s pid=%d started", self._node.node_id, self._node.pid)
         exiting = asyncio.create_task(self._wait_for_exit())
         await asyncio.wait({exiting, *roles}, return_when=asyncio.FIRST_COMPLETED)
@@ -112,6 +120,15 @@ class Node:
         for role in roles:
             if not role.cancelled() and (error := role.exception()):
                 raise error
+
+    def _host_meter(self) -> HostMeter:
+        return HostMeter(
+            self._verbs,
+            self._node,
+            self._slots.values,
+            interval_s=self._settings.metric_time_interval_s,
+            is_logging=self._settings.metrics_mode == "log",
+        )
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -130,6 +147,13 @@ class Node:
         """Redis knows this node: for the first time, or again after it forgot."""
         notify_ready()
         self._must_look.set()
+
+    def _is_ready(self) -> bool:
+        """Whether every worker that can be counted on serves."""
+        if self._should_exit.is_set() or not self._has_reconciled:
+            return False
+        slots = self._slots.values()
+        return all(s.state is WorkerState.READY or not s.is_expected for s in slots)
 
     def _versions(self) -> list[VersionKey]:
         return [spec.key for entry in self._wanted.values() for spec in entry.versions.values()]
@@ -179,6 +203,7 @@ class Node:
             for number in range(spec.min_worker):
                 if (spec.key, number) not in self._slots:
                     self._open_slot(spec, number, list(specs.values()))
+        self._has_reconciled = True
 
     def _open_slot(self, spec: ModelSpec, number: int, specs: Sequence[ModelSpec]) -> None:
         device = self._pick_device(spec, number)

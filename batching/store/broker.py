@@ -29,6 +29,10 @@ class Broker:
         """How many clients wait for a reply."""
         return sum(lane.waiting for lane in self._lanes.values())
 
+    def resubmitted(self) -> dict[VersionKey, int]:
+        """How many requests Redis had lost and got again; from any thread."""
+        return {key: lane.resubmitted for key, lane in list(self._lanes.items())}
+
     async def start(self) -> None:
         """Requests can be sent; connections are made on demand."""
         self._client = connect_async(self._redis_url)

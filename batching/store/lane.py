@@ -45,6 +45,7 @@ class Lane:
     """Submits for one version and waits for the replies."""
 
     def __init__(self, key: VersionKey, verbs: IngressVerbs) -> None:
+        self.resubmitted = 0
         self._key = key
         self._verbs = verbs
         self._loop = asyncio.get_running_loop()
@@ -263,6 +264,7 @@ class Lane:
         # A new id: whoever still works on the old one can answer nobody.
         new_id = next_uuid4()
         log.warning("resubmitted model=%s request=%s as=%s", self._key, ticket.request_id, new_id)
+        self.resubmitted += 1
         ticket.enter_anew(new_id, self._loop.time())
         self._enter(ticket)
 

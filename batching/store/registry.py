@@ -5,6 +5,7 @@ each other. The configuration that `submit` reads lives with the queue of the ve
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from batching.errors import (
     VersionNotFound,
 )
 from batching.model_spec import ModelSpec, VersionKey
-from batching.status import NodeStatus, QueueStatus, WorkerStatus
+from batching.status import NodeStatus, QueueStatus, StoreStatus, WorkerStatus
 from batching.store import keys
 from batching.store.connection import Client
 from batching.store.keys import VersionKeys
@@ -36,6 +37,7 @@ class Registry:
         self._client = client
         self._dead_after_ms = int(dead_after_s * 1000)
         self._living = script(client, "living")
+        self._measure = script(client, "measure")
 
     def get(self, model_name: str) -> ModelEntry | None:
         """The model's entry, or None."""
@@ -189,18 +191,18 @@ class Registry:
 
     def queue(self, spec: ModelSpec) -> QueueStatus:
         """How many requests wait now, and what has become of the others since registration."""
-        version_keys = VersionKeys.of(spec.key)
-        with _unavailable(), self._client.pipeline(transaction=False) as pipe:
-            pipe.llen(version_keys.queue)
-            pipe.llen(version_keys.solo)
-            pipe.scard(version_keys.open)
-            pipe.hgetall(version_keys.counters)
-            waiting, solo, open_requests, counters = pipe.execute()
+        names = VersionKeys.of(spec.key)
+        with _unavailable():
+            waiting, open_requests, oldest_age_us, *counters = self._measure(
+                keys=[names.queue, names.solo, names.open, names.counters, names.request_prefix]
+            )
+        pairs = zip(counters[::2], counters[1::2], strict=True)
         return QueueStatus(
-            waiting=waiting + solo,
+            waiting=waiting,
             capacity=spec.job_queue_size,
             open_requests=open_requests,
-            counters={name.decode(): int(count) for name, count in counters.items()},
+            oldest_age_s=int(oldest_age_us) / 1e6,
+            counters={name.decode(): int(count) for name, count in pairs},
         )
 
     @contextlib.contextmanager
@@ -230,6 +232,22 @@ class Registry:
         """
         with _unavailable():
             self._client.ping()
+
+    def store(self) -> StoreStatus:
+        """How Redis is; of a cluster, the node that answers."""
+        started_s = time.perf_counter()
+        with _unavailable():
+            self._client.ping()
+            round_trip_s = time.perf_counter() - started_s
+            info = self._client.info("memory", "clients", "stats")
+        return StoreStatus(
+            round_trip_s=round_trip_s,
+            memory_used_bytes=int(info.get("used_memory", 0)),
+            memory_limit_bytes=int(info.get("maxmemory", 0)),
+            clients=int(info.get("connected_clients", 0)),
+            commands=int(info.get("total_commands_processed", 0)),
+            evicted_keys=int(info.get("evicted_keys", 0)),
+        )
 
     def _alive_nodes(self) -> set[str]:
         members = self._living(keys=[keys.NODES], args=[self._dead_after_ms, "alive"])

@@ -25,7 +25,7 @@ USERS = {
 PASSWORD = "only-for-this-test"
 LARGE = 300_000  # has a key of its own
 SCRIPTS_OF = {
-    "ingress": {"submit", "cancel", "audit", "living"},
+    "ingress": {"submit", "cancel", "audit", "living", "measure"},
     "worker": {"claim", "reply", "reclaim", "beat", "refuse", "report", "living"},
 }
 
@@ -155,6 +155,7 @@ def test_users_may_work_with_the_registry(server, user):
     assert registry.get(spec.model_name).default_version == "2.0"
     assert (registry.nodes(), registry.workers(spec.key)) == ([], [])
     registry.queue(spec)
+    registry.store()
     registry.ping()
     check_client(client)
     client.close()

@@ -1,0 +1,24 @@
+-- measure: the line of one version at this moment. Reads only.
+--
+-- KEYS  1 queue  2 solo  3 open  4 counters  5 request prefix
+-- Returns {waiting, open, oldest_age_us, counter, count, counter, count, ...}
+--         oldest_age_us: since the oldest waiting request arrived; 0 = nothing waits
+--
+-- One step, so that the counters and what is open add up in what is returned, too.
+
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+local oldest_age_us = 0
+for i = 1, 2 do
+  local id = redis.call('LINDEX', KEYS[i], 0)
+  local submitted_us = id and redis.call('HGET', KEYS[5] .. id, 'submitted_us')
+  if submitted_us then oldest_age_us = math.max(oldest_age_us, now_us - tonumber(submitted_us)) end
+end
+local answer = {
+  redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]),
+  redis.call('SCARD', KEYS[3]),
+  string.format('%.0f', oldest_age_us),
+}
+local counters = redis.call('HGETALL', KEYS[4])
+for i = 1, #counters do answer[#answer + 1] = counters[i] end
+return answer

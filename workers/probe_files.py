@@ -1,0 +1,55 @@
+"""Files that tell an orchestrator how a node is: `alive` and `ready` in one folder.
+
+A node listens on no port, so its probes are commands that look at these. `alive` is touched every
+second for as long as the node's loop turns, whether or not Redis answers: restarting nodes does not
+bring Redis back, and costs their loaded models. `ready` is there while every worker that can be
+counted on serves, so that a rolling update waits for the models of the new node. A worker that
+keeps failing is not waited for: one broken model must not stop the update of all others.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+log = logging.getLogger("workers.probe_files")
+
+TOUCH_S = 1.0
+ALIVE, READY = "alive", "ready"
+
+
+class ProbeFiles:
+    """Keeps the two files up to date."""
+
+    def __init__(self, folder: Path, is_ready: Callable[[], bool]) -> None:
+        self._folder = folder
+        self._is_ready = is_ready
+
+    async def run(self) -> None:
+        """Until cancelled; neither file of an earlier node, nor of this one, stays behind."""
+        self._remove()
+        try:
+            while True:
+                self._write()
+                await asyncio.sleep(TOUCH_S)
+        finally:
+            self._remove()
+
+    def _write(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / ALIVE).touch()
+            if self._is_ready():
+                (self._folder / READY).touch()
+            else:
+                (self._folder / READY).unlink(missing_ok=True)
+        except OSError as error:
+            # Work goes on; whoever probes will see an old file.
+            log.warning("probe_dir=%s: %s", self._folder, error.strerror)
+
+    def _remove(self) -> None:
+        for name in (ALIVE, READY):
+            try:
+                (self._folder / name).unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("probe_dir=%s: %s", self._folder, error.strerror)
