@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 
 class WorkerState(StrEnum):
@@ -37,6 +37,7 @@ class WorkerStatus:
     failures: int = 0
     error: str = ""
     is_out_of_memory: bool = False
+    load_ms: int = 0
 
     def to_json(self) -> str:
         """One line of JSON for the registry."""
@@ -50,14 +51,23 @@ class WorkerStatus:
         return cls(**{name: record[name] for name in cls.__dataclass_fields__ if name in record})
 
 
+class HostSample(NamedTuple):
+    """One measurement of a host, or of its GPU `device_id`, under TorchServe's name and unit."""
+
+    name: str
+    value: float
+    device_id: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One live node."""
+    """One live node. `samples` are what it last measured of its host."""
 
     node_id: str
     hostname: str
     pid: int
     started_at: str
+    samples: tuple[HostSample, ...] = ()
 
     def to_json(self) -> str:
         """One line of JSON for the registry."""
@@ -66,7 +76,9 @@ class NodeStatus:
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         """The status that `to_json` wrote."""
-        return cls(**json.loads(text))
+        record = json.loads(text)
+        record["samples"] = tuple(HostSample(*row) for row in record.get("samples", ()))
+        return cls(**{name: record[name] for name in cls.__dataclass_fields__ if name in record})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,16 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from batching.model_spec import VersionKey
 from batching.protocol import BatchTiming
 from batching.queue_metrics import VERSION_LABELS, QueueCollector, ResubmissionCollector
 from batching.store.registry import Registry
+from batching.torchserve_metrics import NodeMetrics, TorchServeMetrics
 
 LOG_FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"
 
@@ -31,11 +31,11 @@ _NO_MODEL = VersionKey("", "")
 FULL, LATE = "full", "late"
 
 
-def configure_logging(level: str) -> None:
-    """Every logger writes one line per event to standard error, times in UTC."""
+def configure_logging(level: str, stream: TextIO | None = None) -> None:
+    """Every logger writes one line per event to standard error, or `stream`; times in UTC."""
     formatter = logging.Formatter(LOG_FORMAT, "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
@@ -58,7 +58,7 @@ class VersionMetrics:
 
     def count_arrival(self) -> None:
         """The request is counted before it is queued, refused ones too."""
-        self._totals.requests += 1
+        self._totals.count_arrival()
 
     def count_answer(
         self,
@@ -89,8 +89,7 @@ class VersionMetrics:
             return
         self._queue_seconds.observe(timing.queue_us / 1e6)
         if status < 300:  # noqa: PLR2004  (TorchServe sums over successful requests only)
-            self._totals.latency_us += seconds * 1e6
-            self._totals.queue_us += timing.queue_us
+            self._totals.count_success(seconds, timing)
         if timing.is_first:
             self._handler_seconds.observe(timing.handler_us / 1e6)
             self._batch_size.observe(timing.batch_size)
@@ -100,7 +99,7 @@ class VersionMetrics:
 class Metrics:
     """Everything an ingress measures. Updated on the event loop only, read by any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_logging: bool = False) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "ferry_requests",
@@ -137,7 +136,7 @@ class Metrics:
         self.batch_size = self._histogram(
             "ferry_batch_size", "Requests in a batch, per batch.", _BATCH_SIZES
         )
-        self.torchserve = TorchServeCounters(socket.gethostname())
+        self.torchserve = TorchServeMetrics(socket.gethostname(), is_logging=is_logging)
         self.registry.register(self.torchserve)
         self._versions: dict[tuple[VersionKey, str | None], VersionMetrics] = {}
 
@@ -148,6 +147,7 @@ class Metrics:
         count_resubmitted: Callable[[], Mapping[VersionKey, int]],
     ) -> None:
         """Queues, workers and Redis itself are read from this model registry at each scrape."""
+        self.registry.register(NodeMetrics(registry))
         self.registry.register(QueueCollector(registry))
         self.registry.register(ResubmissionCollector(count_resubmitted))
         self.open_requests.set_function(count_open)
@@ -166,50 +166,3 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
         return Histogram(name, text, VERSION_LABELS, buckets=tuple(buckets), registry=self.registry)
-
-
-class _Totals:
-    __slots__ = ("latency_us", "queue_us", "requests")
-
-    def __init__(self) -> None:
-        self.requests = 0.0
-        self.latency_us = 0.0
-        self.queue_us = 0.0
-
-
-class TorchServeCounters(Collector):
-    """The three counters that TorchServe's dashboards read, under their old names.
-
-    prometheus_client would append `_total` to two of them, so they are plain sums here.
-    """
-
-    def __init__(self, hostname: str) -> None:
-        self._hostname = hostname
-        self._totals: dict[tuple[str, str], _Totals] = {}
-
-    def totals(self, model_name: str, version_label: str) -> _Totals:
-        """The sums of one model version."""
-        return self._totals.setdefault((model_name, version_label), _Totals())
-
-    def collect(self) -> Iterator[Metric]:
-        """The three families."""
-        totals = list(self._totals.items())
-        for name, unit, values in (
-            ("ts_inference_requests_total", "Count", [t.requests for _, t in totals]),
-            (
-                "ts_inference_latency_microseconds",
-                "Microseconds",
-                [t.latency_us for _, t in totals],
-            ),
-            ("ts_queue_latency_microseconds", "Microseconds", [t.queue_us for _, t in totals]),
-        ):
-            text = f"Torchserve prometheus counter metric with unit: {unit}"
-            family = Metric(name, text, "counter")
-            for ((model_name, version), _), value in zip(totals, values, strict=True):
-                labels = {
-                    "model_name": model_name,
-                    "model_version": version,
-                    "hostname": self._hostname,
-                }
-                family.add_sample(name, labels, value)
-            yield family

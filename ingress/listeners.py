@@ -68,6 +68,8 @@ def listener_table(settings: Settings) -> dict[Address, frozenset[Role]]:
         Role.MANAGEMENT: settings.management_address,
         Role.METRICS: settings.metrics_address,
     }
+    if not settings.enable_metrics_api:
+        del texts[Role.METRICS]
     table: dict[Address, frozenset[Role]] = {}
     for role, text in texts.items():
         address = parse_address(text, role)

@@ -5,11 +5,12 @@ Source: TorchServe 0.12 management API; contract section 2.
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from flask import Blueprint, Response, request
 
-from batching.errors import BadRequest, ModelNotFound, NoWorker, ServeError
+from batching.errors import BadRequest, MethodNotAllowed, ModelNotFound, NoWorker, ServeError
 from batching.model_spec import ModelSpec, bool_parameter
 from batching.protocol import Reply
 from ingress.answers import fresh_request_id, reply_answer
@@ -35,7 +36,7 @@ class CrossOrigin(ServeError):
 def management_blueprint(services: Services) -> Blueprint:
     """Register, scale, describe, list, set-default, unregister."""
     blueprint = Blueprint("management", __name__)
-    blueprint.before_request(_refuse_web_pages)
+    blueprint.before_request(partial(_refuse_web_pages, services.settings.cors_allowed_origin))
     registrar = Registrar(services)
     view = _ManagementView(services, registrar)
     one, versioned = "/models/<model_name>", "/models/<model_name>/<model_version>"
@@ -67,6 +68,7 @@ class _ManagementView:
         self._registrar = registrar
 
     def register(self) -> Response:
+        self._require_model_api()
         status, text = self._registrar.register(_registration_parameters())
         return status_response(text, status)
 
@@ -78,6 +80,7 @@ class _ManagementView:
         return status_response(self._registrar.set_default(model_name, model_version))
 
     def unregister(self, model_name: str, model_version: str | None = None) -> Response:
+        self._require_model_api()
         return status_response(self._registrar.unregister(model_name, model_version))
 
     def describe(self, model_name: str, model_version: str | None = None) -> Response:
@@ -112,6 +115,11 @@ class _ManagementView:
         is_ready = bool(self._registry.workers(spec.key))
         return json_response({"name": model_name, "ready": is_ready})
 
+    def _require_model_api(self) -> None:
+        # Source: TorchServe 0.12 docs/model_api_control.md.
+        if not self._services.settings.enable_model_api:
+            raise MethodNotAllowed("Requested method is not allowed, please refer to API document.")
+
     def _describe(self, spec: ModelSpec) -> dict[str, Any]:
         workers = self._registry.workers(spec.key)
         return describe_version(spec, workers, self._registry.queue(spec))
@@ -126,11 +134,14 @@ class _ManagementView:
             ) from error
 
 
-def _refuse_web_pages() -> None:
+def _refuse_web_pages(allowed_origin: str) -> None:
     # Loopback needs no token, but any page in a browser on this machine can post to it (and, with
     # a name that resolves to 127.0.0.1, look like this server's own). Registering a model runs its
     # code. Browsers announce themselves with `Origin`; curl, SDKs and our own commands do not.
-    if request.method not in _HARMLESS_METHODS and "Origin" in request.headers:
+    # What an operator allows by name is that operator's own page; `*` names nobody.
+    origin = request.headers.get("Origin")
+    is_known = origin is None or origin == allowed_origin
+    if request.method not in _HARMLESS_METHODS and not is_known:
         raise CrossOrigin("Web pages may not change models.")
 
 

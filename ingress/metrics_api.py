@@ -1,7 +1,12 @@
 """The metrics port's route."""
 
-from flask import Blueprint, Response, request
+from collections.abc import Iterable
 
+from flask import Blueprint, Response, request
+from prometheus_client.core import Metric
+
+from batching.telemetry import Metrics
+from batching.torchserve_metrics import LEGACY
 from ingress.answers import NO_CACHE_HEADERS, Answer, fresh_request_id
 from ingress.metrics_text import CONTENT_TYPE, write_text
 from ingress.responses import to_response
@@ -14,7 +19,8 @@ def metrics_blueprint(services: Services) -> Blueprint:
 
     @blueprint.route("/metrics", methods=["GET"])
     def metrics() -> Response:
-        body = write_text(services.metrics.registry.collect(), request.args.getlist("name[]"))
+        families = _visible(services.settings.metrics_mode, services.metrics)
+        body = write_text(families, request.args.getlist("name[]"))
         headers = [
             ("x-request-id", fresh_request_id()),
             ("content-type", CONTENT_TYPE),
@@ -23,3 +29,12 @@ def metrics_blueprint(services: Services) -> Blueprint:
         return to_response(Answer(200, headers, body))
 
     return blueprint
+
+
+def _visible(mode: str, metrics: Metrics) -> Iterable[Metric]:
+    # Source: TorchServe 0.12 docs/metrics.md, "Metrics mode".
+    if mode == "log":
+        return []
+    if mode == "legacy":
+        return [one for one in metrics.torchserve.collect() if one.name in LEGACY]
+    return metrics.registry.collect()

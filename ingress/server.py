@@ -24,6 +24,7 @@ from batching.store.server_check import check_server
 from batching.telemetry import Metrics, configure_logging
 from ingress.app import create_app
 from ingress.auth import Gate
+from ingress.edge import Edge, cors_headers
 from ingress.front import Front
 from ingress.key_file import KeyFile
 from ingress.listeners import Address, Listener, listener_table
@@ -32,6 +33,7 @@ from ingress.predictor import Predictor
 from ingress.registrar import Registrar
 from ingress.rsgi import RsgiApp
 from ingress.services import Lifecycle, Services
+from ingress.snapshot_writer import SnapshotWriter
 from ingress.startup_models import load_models
 from ingress.wsgi_bridge import WsgiBridge, in_daemon_thread
 
@@ -42,6 +44,9 @@ _BRIDGE_THREADS = 32
 
 # Orchestrators give a probe one second.
 _PROBE_TIMEOUT_S = 0.5
+
+# A Redis that has gone must not keep the last snapshot waiting.
+_SNAPSHOT_S = 1.0
 
 # After the broker has refused who still waits, their answers have this long to leave.
 _REFUSAL_S = 0.5
@@ -73,7 +78,7 @@ class _Ingress:
         self._settings = settings
         self._keys = keys
         self._lifecycle = Lifecycle()
-        self._metrics = Metrics()
+        self._metrics = Metrics(is_logging=settings.metrics_mode == "log")
         url = store_url(settings)
         client = connect(url)
         self._registry = Registry(client, dead_after_s=settings.dead_after_s)
@@ -85,6 +90,9 @@ class _Ingress:
         self._metrics.watch(
             self._probe_registry, lambda: self._broker.waiting, self._broker.resubmitted
         )
+        self._snapshots: SnapshotWriter | None = None
+        if settings.snapshot_dir is not None:
+            self._snapshots = SnapshotWriter(self._registry, settings, settings.snapshot_dir)
         self._signals = 0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -98,7 +106,7 @@ class _Ingress:
         await self._catalog.start()
         await self._broker.start()
         listeners = [
-            Listener(address, self._application(services, roles))
+            Listener(address, self._edge(self._application(services, roles)))
             for address, roles in table.items()
         ]
         # Building a listener resets the logging configuration of the process.
@@ -132,6 +140,14 @@ class _Ingress:
             keys=self._keys,
         )
 
+    def _edge(self, app: RsgiApp) -> Edge:
+        return Edge(
+            app,
+            self._metrics.torchserve.count_answer,
+            added_headers=cors_headers(self._settings),
+            is_logging=self._settings.access_log,
+        )
+
     def _application(self, services: Services, roles: frozenset[Role]) -> RsgiApp:
         limit = self._settings.max_request_size_bytes
         gate = Gate(self._keys, roles)
@@ -147,9 +163,11 @@ class _Ingress:
 
     async def _load_models(self, services: Services) -> None:
         failures: list[dict[str, str]] = []
-        if self._settings.load_models:
+        if self._settings.load_models or self._settings.snapshot_file:
             registrar = Registrar(services)
             failures = await in_daemon_thread(lambda: load_models(services, registrar))
+        if self._snapshots is not None:
+            await in_daemon_thread(self._snapshots.start)
         notify_ready(failures)
 
     async def _drain(self, listeners: list[Listener]) -> int:
@@ -175,6 +193,9 @@ class _Ingress:
         finally:
             forced.cancel()
             closed.cancel()
+        if self._snapshots is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(in_daemon_thread(self._snapshots.close), _SNAPSHOT_S)
         log.info("stopped")
         return _EXIT_FORCED if self._signals > 1 else 0
 

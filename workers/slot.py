@@ -10,8 +10,8 @@ import contextlib
 import datetime
 import itertools
 import logging
-import os
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -25,9 +25,11 @@ from batching.status import WorkerState, WorkerStatus
 from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
 from batching.store.reclaiming import ReclaimMode
+from batching.torchserve_metrics import metric_line, metric_log, worker_dimensions
 from workers.assignment import Assignment
 from workers.backoff import Backoff
 from workers.devices import Device
+from workers.worker_environment import worker_environment
 from workers.worker_process import WorkerProcess
 
 log = logging.getLogger("workers.slot")
@@ -62,6 +64,7 @@ class Slot:
         self._threads = threads
         self._status: WorkerStatus | None = None
         self._process: WorkerProcess | None = None
+        self._started_at = 0.0
         self._ready_at: float | None = None
         self._backoff = Backoff()
         self._successor_id: str | None = None
@@ -95,6 +98,11 @@ class Slot:
         """Everybody sees the slot's state, also after Redis was emptied."""
         if self._status is not None:
             await self._context.verbs.report(self.spec.key, self._status)
+
+    async def measure(self) -> None:
+        """Everybody sees how much memory the process holds now."""
+        if self.state is WorkerState.READY and self._process is not None:
+            await self._set_state(self.state, memory_bytes=self._process.resident_bytes)
 
     def kill(self) -> None:
         """The process ends now; what it held is released."""
@@ -167,6 +175,7 @@ class Slot:
                 Assignment(self.spec, worker_id, model_dir, self.device, status_fd)
             )
         )
+        self._started_at = time.monotonic()
         deadline = asyncio.get_running_loop().call_later(
             self.spec.startup_timeout_s, self._kill_if_loading
         )
@@ -177,15 +186,8 @@ class Slot:
             deadline.cancel()
 
     def _environment(self, assignment: Assignment) -> dict[str, str]:
-        return {
-            **os.environ,
-            **self._context.settings.to_environment(),
-            **assignment.to_environment(),
-            "OMP_NUM_THREADS": str(self._threads),
-            "MKL_NUM_THREADS": str(self._threads),
-            "PYTHONPATH": _python_path(self._context.compat_dir),
-            "PYTHONUNBUFFERED": "1",
-        }
+        context = self._context
+        return worker_environment(assignment, context.settings, context.compat_dir, self._threads)
 
     async def _on_report(self, report: dict[str, Any]) -> None:
         state = WorkerState(report.pop("state"))
@@ -197,10 +199,19 @@ class Slot:
             self._ready_at = time.monotonic()
             report = {"error": "", "is_out_of_memory": False, "failures": 0}
             report["memory_bytes"] = self._process.resident_bytes if self._process else 0
+            report["load_ms"] = int((self._ready_at - self._started_at) * 1000)
+            self._log_load_time(report["load_ms"])
             log.info("ready model=%s version=%s worker=%s", *self.spec.key, self.worker_id)
         await self._set_state(state, **report)
         if state is WorkerState.READY and self.worker_id:
             await self._beat(self.worker_id)
+
+    def _log_load_time(self, load_ms: int) -> None:
+        if self.worker_id and self._context.settings.metrics_mode == "log":
+            dimensions = worker_dimensions(self.worker_id, self.spec.key)
+            metric_log.info(
+                metric_line("WorkerLoadTime", load_ms, dimensions, socket.gethostname())
+            )
 
     def _kill_if_loading(self) -> None:
         if self._ready_at is None and self._process is not None:
@@ -281,12 +292,6 @@ class Slot:
             except (RedisError, OSError) as error:
                 log.warning("%s failed: %s", getattr(verb, "__name__", verb), error)
                 await asyncio.sleep(RECLAIM_RETRY_S)
-
-
-def _python_path(compat_dir: Path) -> str:
-    root = str(Path(__file__).resolve().parent.parent)
-    inherited = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join(part for part in (str(compat_dir), root, inherited) if part)
 
 
 def utc_now() -> str:

@@ -126,7 +126,8 @@ def main() -> int:
     """Runs the worker described by the environment; returns the exit status."""
     settings, _ = Settings.load()
     assignment = Assignment.from_environment()
-    configure_logging(settings.log_level)
+    # Beside the handler's own prints, as TorchServe's model_log has them.
+    configure_logging(settings.log_level, sys.stdout if settings.log_files else None)
     faulthandler.enable()
     # The handler's stacks are written before the default action ends the process.
     faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)

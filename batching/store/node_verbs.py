@@ -40,6 +40,10 @@ class NodeVerbs:
             await self._client.hset(keys.NODE_INFO, node.node_id, node.to_json())
         return added > 0 or is_unsure
 
+    async def describe(self, node: NodeStatus) -> None:
+        """Everybody sees this record of a node that has joined."""
+        await self._client.hset(keys.NODE_INFO, node.node_id, node.to_json())
+
     async def leave(self, node_id: str) -> None:
         """The node is forgotten."""
         async with self._client.pipeline(transaction=False) as pipe:

@@ -1,0 +1,76 @@
+"""Saves what is registered as a file at start, after each change, and at the end.
+
+Only with a Redis that ends with the server: with any other, the registry is the truth.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from batching.errors import StoreUnavailable
+from batching.settings import Settings
+from batching.snapshots import CHANGE, SHUTDOWN, STARTUP, saved_models, write_snapshot
+from batching.store.registry import Registry
+
+log = logging.getLogger(__name__)
+
+_SLICE_S = 1.0
+
+
+class SnapshotWriter:
+    """Watches the registry in a thread of its own, from `start` to `close`."""
+
+    def __init__(self, registry: Registry, settings: Settings, folder: Path) -> None:
+        self._registry = registry
+        self._settings = settings
+        self._folder = folder
+        self._saved: Mapping[str, Any] | None = None
+        self._is_over = threading.Event()
+        # A daemon: a Redis that does not answer must not keep a stopped server alive.
+        self._thread = threading.Thread(target=self._watch, name="snapshots", daemon=True)
+        self._is_writing = threading.Lock()
+
+    def start(self) -> None:
+        """The registry as it is now is saved, and so will be each change of it. Blocks."""
+        self._save(STARTUP)
+        self._thread.start()
+
+    def close(self) -> None:
+        """The registry as it is now is saved; nothing is any more. Blocks. Needs no `start`."""
+        self._is_over.set()
+        if self._saved is not None:
+            self._save(SHUTDOWN)
+
+    def _watch(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                with self._registry.changes() as wait:
+                    self._save(CHANGE)
+                    while not self._is_over.is_set():
+                        # Workers' states come over the same channel; those change nothing here.
+                        if wait(_SLICE_S):
+                            self._save(CHANGE)
+            except StoreUnavailable:
+                self._is_over.wait(_SLICE_S)
+
+    def _save(self, kind: str) -> None:
+        with self._is_writing:
+            try:
+                models = self._registry.snapshot()
+                state = saved_models(models)
+                if kind == CHANGE and state == self._saved:
+                    return
+                if kind != STARTUP and self._is_lost(state):
+                    return
+                properties = self._settings.to_properties()
+                path = write_snapshot(self._folder, kind, properties, models)
+                self._saved = state
+                log.info("saved snapshot=%s", path)
+            except (StoreUnavailable, OSError) as error:
+                log.error("snapshot not saved: %s", error)
+
+    def _is_lost(self, state: Mapping[str, Any]) -> bool:
+        # A Redis that was emptied is filled again by the nodes; that is no operator's wish.
+        return not state and self._registry.is_lost()

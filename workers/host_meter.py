@@ -1,0 +1,122 @@
+"""Measures the host and the workers' memory now and then, under TorchServe's names and units.
+
+Source: TorchServe 0.12 ts/metrics/system_metrics.py, `MetricCollector`.
+"""
+
+import asyncio
+import logging
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import psutil
+
+from batching.status import HostSample, NodeStatus
+from batching.store.connection import RedisError
+from batching.store.node_verbs import NodeVerbs
+from batching.torchserve_metrics import host_dimensions, metric_line, metric_log
+from workers.slot import Slot
+
+log = logging.getLogger("workers.host_meter")
+
+# The node has joined by then, and its workers have begun to start.
+FIRST_S = 2.0
+
+_MEGABYTE, _GIGABYTE = 2**20, 2**30
+_CPU_WINDOW_S = 0.1
+_QUERY_TIMEOUT_S = 20
+_GPU_QUERY = ("index", "memory.used", "memory.total", "utilization.gpu")
+
+
+class HostMeter:
+    """Reports every `interval_s` what `measure` finds, and lets each slot look at its memory."""
+
+    def __init__(
+        self,
+        verbs: NodeVerbs,
+        node: NodeStatus,
+        slots: Callable[[], Iterable[Slot]],
+        *,
+        interval_s: float,
+        is_logging: bool,
+    ) -> None:
+        self._verbs = verbs
+        self._node = node
+        self._slots = slots
+        self._interval_s = interval_s
+        self._is_logging = is_logging
+
+    async def run(self) -> None:
+        """Measures until cancelled."""
+        await asyncio.sleep(FIRST_S)
+        while True:
+            try:
+                await self._report(await asyncio.to_thread(measure))
+            except (RedisError, OSError, psutil.Error) as error:
+                log.warning("not measured: %s", error)
+            await asyncio.sleep(self._interval_s)
+
+    async def _report(self, samples: tuple[HostSample, ...]) -> None:
+        await self._verbs.describe(replace(self._node, samples=samples))
+        for slot in list(self._slots()):
+            await slot.measure()
+        if self._is_logging:
+            for one in samples:
+                dimensions = host_dimensions(one)
+                metric_log.info(metric_line(one.name, one.value, dimensions, self._node.hostname))
+
+
+def measure() -> tuple[HostSample, ...]:
+    """What the host and its GPUs are used for now. Blocks for a tenth of a second, GPUs aside."""
+    memory, disk = psutil.virtual_memory(), psutil.disk_usage("/")
+    host = {
+        "CPUUtilization": psutil.cpu_percent(_CPU_WINDOW_S),
+        "DiskAvailable": disk.free / _GIGABYTE,
+        "DiskUsage": disk.used / _GIGABYTE,
+        "DiskUtilization": disk.percent,
+        "MemoryAvailable": memory.available / _MEGABYTE,
+        "MemoryUsed": memory.used / _MEGABYTE,
+        "MemoryUtilization": memory.percent,
+    }
+    return (*(HostSample(name, value) for name, value in host.items()), *_gpu_samples())
+
+
+def _gpu_samples() -> Iterator[HostSample]:
+    if (nvidia_smi := shutil.which("nvidia-smi")) is None:
+        return
+    try:
+        answer = subprocess.run(  # noqa: S603 - a fixed argument list
+            [nvidia_smi, f"--query-gpu={','.join(_GPU_QUERY)}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=_QUERY_TIMEOUT_S,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("GPUs not measured: %s", error)
+        return
+    for line in answer.splitlines():
+        yield from gpu_samples(line)
+
+
+def gpu_samples(line: str) -> Iterator[HostSample]:
+    """The samples of one GPU, from a line `index, MiB used, MiB in all, percent busy`.
+
+    A value that a card does not tell (`[N/A]`) is left out.
+    """
+    index, *texts = (text.strip() for text in line.split(","))
+    used, total, busy = (_number(text) for text in texts)
+    if used is not None:
+        yield HostSample("GPUMemoryUsed", used, index)
+    if used is not None and total:
+        yield HostSample("GPUMemoryUtilization", 100 * used / total, index)
+    if busy is not None:
+        yield HostSample("GPUUtilization", busy, index)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

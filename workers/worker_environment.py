@@ -1,0 +1,41 @@
+"""The environment of a worker process."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from batching.settings import Settings
+from workers.assignment import Assignment
+
+
+def worker_environment(
+    assignment: Assignment, settings: Settings, compat_dir: Path, threads: int
+) -> dict[str, str]:
+    """All that a worker needs to know, and what this process knows, but for what is forbidden."""
+    return {
+        **allowed_environment(os.environ, settings.blacklist_env_vars),
+        **settings.to_environment(),
+        **assignment.to_environment(),
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "PYTHONPATH": _python_path(compat_dir),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def allowed_environment(environment: Mapping[str, str], pattern: str) -> dict[str, str]:
+    """The variables whose names do not match the pattern as a whole; all when it is empty.
+
+    Source: TorchServe 0.12 `EnvironmentUtils`, blacklist_env_vars.
+    """
+    if not pattern:
+        return dict(environment)
+    expression = re.compile(pattern)
+    return {name: text for name, text in environment.items() if not expression.fullmatch(name)}
+
+
+def _python_path(compat_dir: Path) -> str:
+    root = str(Path(__file__).resolve().parent.parent)
+    inherited = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(part for part in (str(compat_dir), root, inherited) if part)
