@@ -24,8 +24,12 @@ class Catalog:
         self._registry = registry
         self._redis_url = redis_url
         self._entries: dict[str, ModelEntry] = {}
+        # What was forgotten, until the registry has said what has become of it.
+        self._former: dict[str, ModelEntry] = {}
+        self._was_whole = False
         self._changes_seen = 0
         self._is_listening = False
+        self._startup_models: tuple[int, list[str]] | None = None
         self._listener: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -51,17 +55,48 @@ class Catalog:
         entry = self._entries.get(model_name)
         if entry is None:
             changes_seen = self._changes_seen
-            entry = await asyncio.to_thread(self._registry.get, model_name)
+            entry = await asyncio.to_thread(self._look_up, model_name)
             # What was read may be older than a change that has been announced meanwhile.
             is_current = self._is_listening and changes_seen == self._changes_seen
             if entry is not None and is_current:
                 self._entries[model_name] = entry
         return pick_version(entry, model_name, model_version)
 
+    async def startup_models(self) -> list[str]:
+        """The names of the models that were loaded when a server started.
+
+        Raises:
+            StoreUnavailable: Redis cannot be asked.
+        """
+        changes_seen = self._changes_seen
+        if self._startup_models is not None and self._startup_models[0] == changes_seen:
+            return self._startup_models[1]
+        entries = await asyncio.to_thread(self._registry.snapshot)
+        names = [
+            name
+            for name, entry in entries.items()
+            if any(spec.is_loaded_at_startup for spec in entry.versions.values())
+        ]
+        self._startup_models = (changes_seen, names) if self._is_listening else None
+        return names
+
     def forget(self, model_name: str) -> None:
         """The next request for this model asks the registry."""
         self._changes_seen += 1
-        self._entries.pop(model_name, None)
+        entry = self._entries.pop(model_name, None)
+        if entry is not None:
+            self._former[model_name] = entry
+
+    def _look_up(self, model_name: str) -> ModelEntry | None:
+        # Asked first: after Redis was emptied, a node reports its workers, which makes us forget,
+        # then restores the models, and only then sets the mark.
+        is_lost = self._registry.is_lost()
+        self._was_whole = self._was_whole or not is_lost
+        entry = self._registry.get(model_name)
+        if entry is None and is_lost and self._was_whole:
+            return self._former.get(model_name)
+        self._former.pop(model_name, None)
+        return entry
 
     async def _listen(self) -> None:
         while True:
@@ -88,4 +123,5 @@ class Catalog:
         self._changes_seen += 1
         known = await asyncio.to_thread(self._registry.snapshot)
         if known:
+            self._former |= self._entries
             self._entries = {name: known[name] for name in self._entries if name in known}

@@ -243,6 +243,38 @@ def test_catalog_still_knows_its_models_when_redis_was_emptied(real_backend, reg
     asyncio.run(run())
 
 
+def test_catalog_still_knows_its_models_when_a_node_reports_before_it_restores(
+    real_backend, registry
+):
+    registry.mark()
+    registry.create(V1)
+    registry.create(make_spec(model_name="other"))
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            # Given
+            await cached(catalog, client)
+            await cached(catalog, client, "other")
+
+            # When
+            real_backend.client.flushall()
+            registry.announce("digits")
+            await forgotten(catalog, client, "digits")
+
+            # Then
+            assert await catalog.resolve("digits", None) == V1
+
+            # When the registry is whole again and the model is not in it
+            registry.mark()
+            registry.announce("digits")
+
+            # Then
+            with pytest.raises(errors.ModelNotFound):
+                await forgotten(catalog, client, "digits")
+
+    asyncio.run(run())
+
+
 def test_catalog_says_that_redis_does_not_answer_for_an_unknown_name(tmp_path):
     async def run():
         url = f"unix://{tmp_path}/nobody.sock"
