@@ -1,0 +1,350 @@
+"""The Helm chart: what it makes is valid, safe, and fits the commands and settings that exist."""
+
+import dataclasses
+import json
+import re
+import tarfile
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from batching.settings import Settings
+from cli.main import main
+from tests.deploy.chart import (
+    CHART,
+    EVERYTHING,
+    NAME,
+    ROOT,
+    Refused,
+    container,
+    environment,
+    find,
+    lint,
+    needs_helm,
+    package,
+    render,
+)
+
+SETTINGS = {spec.name for spec in dataclasses.fields(Settings)}
+PARTS = ("ingress", "worker")
+TEMPLATES = {path.name: path.read_text() for path in (CHART / "templates").iterdir()}
+
+
+@pytest.fixture(scope="module", params=["defaults", "everything"])
+def manifests(request):
+    return render({} if request.param == "defaults" else EVERYTHING)
+
+
+@pytest.fixture(scope="module")
+def everything():
+    return render(EVERYTHING)
+
+
+def pod(manifests, part):
+    return find(manifests, "Deployment", f"{NAME}-{part}")["spec"]["template"]["spec"]
+
+
+# --- without Helm
+
+
+def test_chart_sets_only_settings_that_exist():
+    # Given every variable that a template writes down
+    written = {name for text in TEMPLATES.values() for name in re.findall(r"FERRY_([A-Z_]+)", text)}
+    # Then
+    assert written
+    assert {name.lower() for name in written} <= SETTINGS
+
+
+def test_chart_refuses_settings_that_it_sets_by_itself():
+    # Given
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    refused = set(schema["properties"]["config"]["propertyNames"]["not"]["enum"])
+    written = {name for text in TEMPLATES.values() for name in re.findall(r"FERRY_([A-Z_]+)", text)}
+    # Then: in `config` they would be set twice
+    assert {name.lower() for name in written} | {"redis_url"} == refused
+
+
+def test_chart_has_the_version_of_the_package():
+    # Given
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    # Then
+    assert f'version = "{chart["appVersion"]}"' in pyproject
+
+
+def test_chart_brings_the_rules_and_the_dashboard_themselves():
+    # Links, so that there is one source; a checkout without links would install their paths
+    for name, source in (
+        ("torchferry.rules.yml", "dashboards/prometheus/torchferry.rules.yml"),
+        ("torchferry.json", "dashboards/grafana/torchferry.json"),
+    ):
+        assert (CHART / "files" / name).read_bytes() == (ROOT / source).read_bytes()
+
+
+def test_chart_explains_each_value():
+    # Given the values by their first two levels
+    text = (CHART / "values.yaml").read_text()
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def names(values, schema, path=""):
+        for name, value in values.items():
+            assert name in schema["properties"], f"{path}{name} is not in the schema"
+            inner = schema["properties"][name]
+            if isinstance(value, dict) and "properties" in inner:
+                names(value, inner, f"{path}{name}.")
+
+    # Then the schema knows them all
+    names(yaml.safe_load(text), schema)
+    assert text.count("#") > 40
+
+
+# --- with Helm
+
+
+@needs_helm
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_chart_passes_lint(values):
+    assert lint(values) == []
+
+
+@needs_helm
+@pytest.mark.parametrize("part", PARTS)
+def test_chart_runs_commands_that_the_cli_has(manifests, part):
+    # Given
+    program, command, *options = container(manifests, part)["command"]
+    # Then
+    assert program == "ferry"
+    assert options == []
+    assert CliRunner().invoke(main, [command, "--help"]).exit_code == 0
+
+
+@needs_helm
+@pytest.mark.parametrize("part", PARTS)
+def test_chart_sets_settings_that_load(manifests, part):
+    # Given the variables, and the URL that a Secret brings
+    variables = environment(manifests, part)
+    # When
+    settings, _ = Settings.load(environment={**variables, "REDIS_URL": "rediss://redis:6379"})
+    # Then
+    assert settings.drain_timeout_s == 60
+    assert (settings.probe_dir is not None) == (part == "worker")
+
+
+@needs_helm
+@pytest.mark.parametrize("part", PARTS)
+def test_chart_gives_a_drain_the_time_it_takes(part):
+    # Given
+    manifests = render({part: {"drainTimeoutSeconds": 100}})
+    # When
+    settings, _ = Settings.load(environment=environment(manifests, part))
+    # Then
+    drain_s = settings.drain_delay_s + settings.drain_timeout_s
+    assert settings.drain_timeout_s == 100
+    assert pod(manifests, part)["terminationGracePeriodSeconds"] >= drain_s + 5
+
+
+@needs_helm
+@pytest.mark.parametrize("part", PARTS)
+def test_chart_runs_without_rights(manifests, part):
+    # Given
+    spec, context = pod(manifests, part), container(manifests, part)["securityContext"]
+    # Then
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["runAsUser"] > 0
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert container(manifests, part)["resources"]["limits"]["memory"]
+    # And what is written has a place outside of the root
+    writable = {m["mountPath"] for m in container(manifests, part)["volumeMounts"]}
+    assert "/tmp" in writable
+    for name in ("FERRY_WORK_DIR", "FERRY_PROBE_DIR"):
+        assert environment(manifests, part).get(name, "/tmp") in writable
+
+
+@needs_helm
+@pytest.mark.parametrize("part", PARTS)
+def test_chart_mounts_only_volumes_that_it_declares(manifests, part):
+    mounted = {mount["name"] for mount in container(manifests, part)["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod(manifests, part)["volumes"]}
+
+
+@needs_helm
+@pytest.mark.parametrize("part", PARTS)
+def test_chart_selects_its_pods_by_labels_that_they_have(manifests, part):
+    # Given
+    template = find(manifests, "Deployment", f"{NAME}-{part}")["spec"]["template"]
+    labels = template["metadata"]["labels"].items()
+    others = [other for other in PARTS if other != part]
+    [other] = [find(manifests, "Deployment", f"{NAME}-{name}") for name in others]
+    selectors = [
+        find(manifests, "Deployment", f"{NAME}-{part}")["spec"]["selector"]["matchLabels"],
+        find(manifests, "PodDisruptionBudget", f"{NAME}-{part}")["spec"]["selector"]["matchLabels"],
+        find(manifests, "NetworkPolicy", f"{NAME}-{part}")["spec"]["podSelector"]["matchLabels"],
+        pod(manifests, part)["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"],
+    ]
+    if part == "ingress":
+        services = [m for m in manifests if m["kind"] == "Service"]
+        assert len(services) >= 2
+        selectors += [service["spec"]["selector"] for service in services]
+    # Then, and only they
+    for selector in selectors:
+        assert selector.items() <= labels
+        other_labels = other["spec"]["template"]["metadata"]["labels"].items()
+        assert not selector.items() <= other_labels
+
+
+@needs_helm
+def test_chart_keeps_management_to_the_pod_where_no_tokens_are_asked_for():
+    # Given
+    manifests = render()
+    # Then
+    assert environment(manifests, "ingress")["FERRY_MANAGEMENT_ADDRESS"] == "http://127.0.0.1:8081"
+    services = [m["metadata"]["name"] for m in manifests if m["kind"] == "Service"]
+    assert sorted(services) == [NAME, f"{NAME}-metrics"]
+    assert "management" not in {p["name"] for p in container(manifests, "ingress")["ports"]}
+
+
+@needs_helm
+def test_chart_opens_management_with_tokens_and_inside_of_the_cluster_only(everything):
+    # Then
+    variables = environment(everything, "ingress")
+    assert variables["FERRY_MANAGEMENT_ADDRESS"] == "http://0.0.0.0:8081"
+    assert variables["FERRY_KEY_FILE"] == "/etc/torchferry/keys/key_file.json"
+    assert find(everything, "Service", f"{NAME}-management")["spec"]["type"] == "ClusterIP"
+    # And only for who is named
+    rules = find(everything, "NetworkPolicy", f"{NAME}-ingress")["spec"]["ingress"]
+    [management] = [rule for rule in rules if rule["ports"][0]["port"] == "management"]
+    assert management["from"] == EVERYTHING["networkPolicy"]["managementFrom"]
+
+
+@needs_helm
+@pytest.mark.parametrize("part", PARTS)
+def test_chart_takes_secrets_from_secrets(everything, part):
+    # Given
+    [url] = [v for v in container(everything, part)["env"] if v["name"] == "REDIS_URL"]
+    # Then
+    assert url["valueFrom"]["secretKeyRef"] == {"name": "torchferry-redis", "key": "redis-url"}
+    assert not [m for m in everything if m["kind"] == "Secret"]
+
+
+@needs_helm
+def test_chart_probes_ports_that_the_ingress_has(manifests):
+    # Given
+    found = container(manifests, "ingress")
+    ports = {port["name"] for port in found["ports"]}
+    # Then
+    for kind, path in (("startup", "/livez"), ("liveness", "/livez"), ("readiness", "/readyz")):
+        get = found[f"{kind}Probe"]["httpGet"]
+        assert get["path"] == path
+        assert get["port"] in ports
+
+
+@needs_helm
+def test_chart_leaves_the_number_of_pods_to_who_scales_them(everything):
+    # Given
+    plain = render({"ingress": {"autoscaling": {"enabled": False}}})
+    # Then: each part has a number, or somebody who sets it, and not both
+    for part in PARTS:
+        assert "replicas" not in find(everything, "Deployment", f"{NAME}-{part}")["spec"]
+        assert find(plain, "Deployment", f"{NAME}-{part}")["spec"]["replicas"] >= 1
+    kinds = {manifest["kind"] for manifest in everything}
+    assert {"HorizontalPodAutoscaler", "ScaledObject"} <= kinds
+    assert not {"HorizontalPodAutoscaler", "ScaledObject"} & {m["kind"] for m in plain}
+
+
+@needs_helm
+def test_chart_asks_for_gpus_where_it_is_told_to(everything):
+    assert "nvidia.com/gpu" not in str(container(render(), "worker")["resources"])
+    resources = container(everything, "worker")["resources"]
+    assert resources["limits"]["nvidia.com/gpu"] == 2
+    assert resources["limits"]["memory"] == "8Gi"
+
+
+@needs_helm
+def test_chart_upgrades_nodes_before_ingresses_where_it_is_told_to():
+    # When
+    manifests = render({"image": {"registry": "r.example/x"}, "worker": {"image": {"tag": "new"}}})
+    # Then
+    assert container(manifests, "worker")["image"] == "r.example/x/torchferry-worker:new"
+    ingress_image = container(manifests, "ingress")["image"]
+    assert re.fullmatch(r"r\.example/x/torchferry-ingress:[0-9.]+", ingress_image)
+
+
+@needs_helm
+def test_chart_installs_the_same_rules_and_dashboard(everything):
+    # Given
+    rules = yaml.safe_load((ROOT / "dashboards/prometheus/torchferry.rules.yml").read_text())
+    dashboard = json.loads((ROOT / "dashboards/grafana/torchferry.json").read_text())
+    # Then
+    assert find(everything, "PrometheusRule", NAME)["spec"] == rules
+    configured = find(everything, "ConfigMap", f"{NAME}-dashboard")
+    assert json.loads(configured["data"]["torchferry.json"]) == dashboard
+
+
+@needs_helm
+def test_chart_scrapes_the_port_of_the_metrics(everything):
+    # Given
+    [endpoint] = find(everything, "ServiceMonitor", NAME)["spec"]["endpoints"]
+    selector = find(everything, "ServiceMonitor", NAME)["spec"]["selector"]["matchLabels"]
+    matching = [
+        m
+        for m in everything
+        if m["kind"] == "Service" and selector.items() <= m["metadata"]["labels"].items()
+    ]
+    # Then: one Service only, whose name becomes the label `job` that the scaler's query asks for
+    assert [m["metadata"]["name"] for m in matching] == [f"{NAME}-metrics"]
+    assert endpoint["port"] in {port["name"] for port in matching[0]["spec"]["ports"]}
+    [trigger] = find(everything, "ScaledObject", f"{NAME}-worker")["spec"]["triggers"]
+    assert f'job="{NAME}-metrics"' in trigger["metadata"]["query"]
+    assert all(isinstance(value, str) for value in trigger["metadata"].values())
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"worker": {"autoscaling": {"enabled": True}}},  # which Prometheus?
+        {"worker": {"autoscaling": {"minReplicas": 0}}},
+        {"redis": {"existingSecret": ""}},
+        {"config": {"redis_url": "redis://h"}},
+        {"config": {"probe_dir": "/x"}},
+        {"ingress": {"drainTimeoutSecond": 8}},
+        {"ingress": {"drainTimeoutSeconds": 0.5}},
+        {"ingress": {"service": {"type": "ExternalName"}}},
+        {"ingress": {"probes": {"readinessPath": "/ping"}}},
+        {"networkPolicy": {"redis": {"ports": []}}},
+        {"worker": {"gpu": {"count": -1}}},
+        {"modelStore": {"size": "much"}},
+    ],
+    ids=str,
+)
+def test_chart_refuses_values_that_cannot_work(values):
+    with pytest.raises(Refused):
+        render(values)
+
+
+@needs_helm
+def test_chart_makes_what_kubernetes_accepts(manifests):
+    validator = pytest.importorskip(
+        "kubernetes_validate", reason="`pip install kubernetes-validate` has the schemas"
+    )
+    # Given what is Kubernetes' own
+    own = [m for m in manifests if m["apiVersion"].count(".") == 0 or "k8s.io" in m["apiVersion"]]
+    assert len(own) >= 11
+    # When / Then: nothing unknown, nothing of the wrong type
+    for manifest in own:
+        validator.validate(manifest, "1.30", strict=True)
+
+
+@needs_helm
+def test_chart_is_packaged_with_what_it_links_to(tmp_path):
+    # When
+    with tarfile.open(package(tmp_path)) as archive:
+        names = ("files/torchferry.rules.yml", "files/torchferry.json")
+        members = [archive.getmember(f"torchferry/{name}") for name in names]
+    # Then: as files, for links would lead nowhere
+    assert all(member.isfile() and member.size > 1000 for member in members)
