@@ -48,7 +48,9 @@ def _setting(default: Any, *, key: str = "", doc: str) -> Any:
 class Settings:
     """What an ingress, a node or `ferry up` is told before it starts."""
 
-    redis_url: str = _setting("", doc="redis://, rediss:// or unix:// URL; empty: embedded")
+    redis_url: str = _setting(
+        "", doc="redis://, unix://, redis+sentinel:// or redis+cluster:// URL; empty: embedded"
+    )
     redis_ca_file: Path | None = _setting(
         None, doc="PEM file of the authority behind a rediss:// server; default: the system's"
     )

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from batching.redis_url import RedisUrl, RedisUrlError
 from batching.settings_sources import SettingsError
 
 if TYPE_CHECKING:
@@ -36,10 +37,22 @@ def check_settings(settings: "Settings") -> None:
         )
     if settings.metric_time_interval_s < 1:
         raise SettingsError("metric_time_interval must be 1 second or more")
-    tls_files = (settings.redis_ca_file, settings.redis_cert_file, settings.redis_key_file)
-    if any(tls_files) and settings.redis_url and not settings.redis_url.startswith("rediss:"):
-        raise SettingsError("redis_ca_file and the like need a redis_url with rediss://")
+    if settings.redis_url:
+        _check_redis(settings)
     model_settings(settings.model_settings)
+
+
+def _check_redis(settings: "Settings") -> None:
+    try:
+        url = RedisUrl.parse(settings.redis_url)
+    except RedisUrlError as error:
+        raise SettingsError(f"redis_url: {error}") from error
+    tls_files = (settings.redis_ca_file, settings.redis_cert_file, settings.redis_key_file)
+    if any(tls_files) and not url.is_tls:
+        raise SettingsError(
+            "redis_ca_file and the like need TLS: a redis_url with rediss://, rediss+sentinel:// "
+            "or rediss+cluster://"
+        )
 
 
 def model_settings(text: str) -> ModelSettings:

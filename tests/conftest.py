@@ -1,9 +1,16 @@
-"""Two Redis backends for every test of the store: one in this process, one real server."""
+"""Redis backends for every test of the store: in this process, one real server, a cluster."""
+
+import os
 
 import pytest
 
 from cli.embedded_redis import EmbeddedRedis, find_server
 from tests.support import fake_backend, server_backend
+from tests.topology.backend import cluster_backend
+from tests.topology.servers import Cluster
+
+# `make topology`: every test that has a real server has a cluster instead.
+IS_ON_CLUSTER = os.environ.get("FERRY_TEST_REDIS") == "cluster"
 
 
 @pytest.fixture(scope="session")
@@ -13,17 +20,35 @@ def redis_server():
         yield server
 
 
+@pytest.fixture(scope="session")
+def redis_cluster():
+    """Three masters that share the slots, and redis-py's own client for them."""
+    with Cluster() as cluster, cluster.admin() as admin:
+        yield cluster, admin
+
+
 @pytest.fixture
-def real_backend(redis_server):
+def on_cluster(redis_cluster):
+    """The cluster, empty."""
+    return cluster_backend(*redis_cluster)
+
+
+@pytest.fixture
+def real_backend(request):
     """The real server, empty: for memory limits, time-outs and wake-ups."""
-    backend = server_backend(redis_server.url)
+    if IS_ON_CLUSTER:
+        yield request.getfixturevalue("on_cluster")
+        return
+    backend = server_backend(request.getfixturevalue("redis_server").url)
     yield backend
     backend.client.close()
 
 
-@pytest.fixture(params=["fakeredis", "server"])
+@pytest.fixture(params=["cluster"] if IS_ON_CLUSTER else ["fakeredis", "server", "cluster"])
 def store_backend(request):
-    """An empty Redis; each test runs on both kinds."""
+    """An empty Redis; each test runs on each kind."""
+    if request.param == "cluster":
+        return request.getfixturevalue("on_cluster")
     if request.param == "server":
         return request.getfixturevalue("real_backend")
     return fake_backend()

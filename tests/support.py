@@ -16,6 +16,7 @@ from batching.store.connection import connect, connect_async
 from batching.store.ingress_verbs import IngressVerbs, Submission
 from batching.store.keys import VersionKeys
 from batching.store.node_verbs import NodeVerbs
+from batching.store.registry import Registry
 from batching.store.worker_verbs import WorkerVerbs
 
 POLL_S = 0.005
@@ -168,9 +169,15 @@ class Desk:
         return Blocking(self._runner, NodeVerbs(self._async_client, DEAD_AFTER_MS, max_attempts))
 
     def worker(self, worker_id: str = "worker-a") -> WorkerVerbs:
+        return WorkerVerbs(self._connect(), KEY, worker_id, DEAD_AFTER_MS)
+
+    def registry(self) -> Registry:
+        return Registry(self._connect())
+
+    def _connect(self) -> Any:
         client = self.backend.connect()
         self._clients.append(client)
-        return WorkerVerbs(client, KEY, worker_id, DEAD_AFTER_MS)
+        return client
 
     def open(self, max_queue: int = 100) -> None:
         """The version is registered and a worker is alive."""

@@ -4,6 +4,10 @@ redis-py repeats a command by itself when the connection breaks, up to ten times
 push would then push twice. Here nothing is repeated behind our back: every script is idempotent and
 its caller decides. A blocking call gets its own connection, whose socket waits longer than the
 server does, so that a reply can never reach a socket that nobody reads any more.
+
+Here a URL becomes clients, and nowhere else. Those of a single server are redis-py's own; those of
+servers behind sentinels or in a cluster are in `found`. In a cluster a client reaches the keys of
+one hash tag only: `at` gives the client of another.
 """
 
 from typing import Any
@@ -15,7 +19,9 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from batching.redis_url import RedisUrl
 from batching.settings import Settings
+from batching.store import found
 
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 5.0
@@ -23,7 +29,6 @@ BLOCK_S = 0.7  # a lost bell, and a stop, are noticed within a second, the ticks
 BLOCK_MARGIN_S = 5.0
 
 RedisError = redis.RedisError
-ResponseError = redis.ResponseError
 
 # redis-py types every answer as "bytes or str" and some methods not at all; here it is bytes.
 Client = Any
@@ -47,16 +52,42 @@ def store_url(settings: Settings) -> str:
     return f"{settings.redis_url}{'&' if '?' in settings.redis_url else '?'}{query}"
 
 
-def connect(url: str, *, socket_timeout_s: float = COMMAND_TIMEOUT_S) -> Client:
+def connect(url: str, *, socket_timeout_s: float | None = None) -> Client:
     """A blocking client that never retries by itself."""
-    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_options(url, socket_timeout_s))
+    if _is_spread(url):
+        return found.connect(RedisUrl.parse(url), socket_timeout_s or found.COMMAND_TIMEOUT_S)
+    options = _options(url, socket_timeout_s or COMMAND_TIMEOUT_S)
+    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **options)
 
 
-def connect_async(url: str, *, socket_timeout_s: float = COMMAND_TIMEOUT_S) -> AsyncClient:
+def connect_async(url: str, *, socket_timeout_s: float | None = None) -> AsyncClient:
     """An asyncio client that never retries by itself."""
-    return redis.asyncio.Redis.from_url(
-        url, retry=AsyncRetry(NoBackoff(), 0), **_options(url, socket_timeout_s)
-    )
+    if _is_spread(url):
+        return found.connect_async(RedisUrl.parse(url), socket_timeout_s or found.COMMAND_TIMEOUT_S)
+    options = _options(url, socket_timeout_s or COMMAND_TIMEOUT_S)
+    return redis.asyncio.Redis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **options)
+
+
+def at(client: Client, tag: str) -> Client:
+    """The client for keys with this hash tag: in a cluster one of its own, else the same one."""
+    deployment = getattr(client.connection_pool, "deployment", None)
+    return client if deployment is None else deployment.client(tag)
+
+
+def for_rq(client: Client) -> Client:
+    """The client for RQ, whose keys in a cluster are kept in one slot; else the same one."""
+    deployment = getattr(client.connection_pool, "deployment", None)
+    return client if deployment is None else deployment.client(found.HOME, is_for_rq=True)
+
+
+def is_cluster(client: Client) -> bool:
+    """Whether the keys are on several servers, one of which may fail while the others go on."""
+    deployment = getattr(client.connection_pool, "deployment", None)
+    return deployment is not None and deployment.is_cluster
+
+
+def _is_spread(url: str) -> bool:
+    return "+" in url.partition("://")[0]
 
 
 def _options(url: str, socket_timeout_s: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from redis.exceptions import OutOfMemoryError
 
 from batching.model_spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES
-from batching.store.connection import BLOCK_S, AsyncClient
+from batching.store.connection import BLOCK_S, AsyncClient, at
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from batching.store.scripts import async_script
 
@@ -56,10 +56,10 @@ class IngressVerbs:
     def __init__(
         self, client: AsyncClient, key: VersionKey, ingress_id: str, dead_after_ms: int
     ) -> None:
-        self._client = client
         self._ingress_id = ingress_id
         self._dead_after_ms = dead_after_ms
         self._keys = keys = VersionKeys.of(key)
+        self._client = client = at(client, keys.tag)
         self._done = keys.done_prefix + ingress_id
         # The hot calls keep a connection each: taking one from the pool costs more than the call.
         self._listener = client.client()

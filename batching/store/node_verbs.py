@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from batching.model_spec import VersionKey
 from batching.status import NodeStatus, WorkerStatus
 from batching.store import keys
-from batching.store.connection import AsyncClient
+from batching.store.connection import AsyncClient, at
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.reclaiming import AT_ONCE, ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.scripts import async_script
@@ -56,7 +56,9 @@ class NodeVerbs:
         version_keys = VersionKeys.of(key)
         leases = [version_keys.lease_prefix + worker_id for worker_id in worker_ids]
         await self._beat(
-            keys=[version_keys.worker_beats, *leases], args=[LEASE_TTL_MS, *worker_ids]
+            keys=[version_keys.worker_beats, *leases],
+            args=[LEASE_TTL_MS, *worker_ids],
+            client=self._at(version_keys),
         )
 
     async def dead_nodes(self) -> list[str]:
@@ -66,8 +68,11 @@ class NodeVerbs:
 
     async def dead_workers(self, key: VersionKey) -> list[str]:
         """Workers of this version that have been silent for too long."""
+        version_keys = VersionKeys.of(key)
         members = await self._living(
-            keys=[VersionKeys.of(key).worker_beats], args=[self._dead_after_ms, "dead"]
+            keys=[version_keys.worker_beats],
+            args=[self._dead_after_ms, "dead"],
+            client=self._at(version_keys),
         )
         return [member.decode() for member in members]
 
@@ -77,15 +82,17 @@ class NodeVerbs:
 
     async def report(self, key: VersionKey, status: WorkerStatus) -> None:
         """Everybody sees this worker's state."""
+        version_keys = VersionKeys.of(key)
         await self._report(
-            keys=[VersionKeys.of(key).workers],
+            keys=[version_keys.workers],
             args=[status.worker_id, status.to_json(), keys.CHANGES, key.model_name],
+            client=self._at(version_keys),
         )
 
     async def forget(self, key: VersionKey, worker_id: str) -> None:
         """The worker is gone from the lists; it owned nothing any more."""
         version_keys = VersionKeys.of(key)
-        async with self._client.pipeline(transaction=False) as pipe:
+        async with self._at(version_keys).pipeline(transaction=False) as pipe:
             pipe.zrem(version_keys.worker_beats, worker_id)
             pipe.hdel(version_keys.workers, worker_id)
             pipe.publish(keys.CHANGES, key.model_name)
@@ -93,7 +100,8 @@ class NodeVerbs:
 
     async def hide(self, key: VersionKey, worker_id: str) -> None:
         """The worker does not count as one that can serve; its status stays to be seen."""
-        await self._client.zrem(VersionKeys.of(key).worker_beats, worker_id)
+        version_keys = VersionKeys.of(key)
+        await self._at(version_keys).zrem(version_keys.worker_beats, worker_id)
 
     async def reclaim(
         self, key: VersionKey, worker_id: str, mode: ReclaimMode, reason: str = "worker_crashed"
@@ -103,12 +111,13 @@ class NodeVerbs:
         `reason` answers the requests that have no attempt left.
         """
         names = reclaim_keys(key, worker_id)
+        client = self._at(VersionKeys.of(key))
         arguments = reclaim_arguments(
             worker_id, mode, reason, self._dead_after_ms, self._max_attempts
         )
         total: int = 0
         while True:
-            answer = await self._reclaim(keys=names, args=arguments)
+            answer = await self._reclaim(keys=names, args=arguments, client=client)
             if answer[0] < 0:
                 return None
             total += answer[0] + answer[1]
@@ -133,7 +142,9 @@ class NodeVerbs:
         arguments = [reason, AT_ONCE, REPLY_TTL_MS, self._dead_after_ms]
         total: int = 0
         while True:
-            refused, left = await self._refuse(keys=names, args=arguments)
+            refused, left = await self._refuse(
+                keys=names, args=arguments, client=self._at(version_keys)
+            )
             total += refused
             if left == 0:
                 return total
@@ -141,9 +152,12 @@ class NodeVerbs:
     async def bury(self, key: VersionKey) -> None:
         """Nothing is left of an unregistered version that nobody waits for."""
         version_keys = VersionKeys.of(key)
-        await self._client.delete(version_keys.counters, version_keys.ingress_beats)
+        await self._at(version_keys).delete(version_keys.counters, version_keys.ingress_beats)
 
     async def forget_nodes(self, node_ids: Iterable[str]) -> None:
         """These dead nodes are not listed any more."""
         for node_id in node_ids:
             await self.leave(node_id)
+
+    def _at(self, version_keys: VersionKeys) -> AsyncClient:
+        return at(self._client, version_keys.tag)

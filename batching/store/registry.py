@@ -19,7 +19,7 @@ from batching.errors import (
 from batching.model_spec import ModelSpec, VersionKey
 from batching.status import NodeStatus, QueueStatus, StoreStatus, WorkerStatus
 from batching.store import keys
-from batching.store.connection import Client
+from batching.store.connection import Client, at
 from batching.store.keys import VersionKeys
 from batching.store.model_entry import ModelEntry, existing, pick_version
 from batching.store.refusals import store_unavailable
@@ -160,7 +160,8 @@ class Registry:
         self._change(key.model_name, change)
         with _unavailable():
             # Without it submit refuses; nodes then answer what still waits.
-            self._client.delete(VersionKeys.of(key).config)
+            names = VersionKeys.of(key)
+            at(self._client, names.tag).delete(names.config)
         entry = self.get(key.model_name)
         if entry is not None and key.model_version in entry.versions:
             # Somebody has registered it again before its configuration was deleted.
@@ -170,7 +171,7 @@ class Registry:
         """The workers of live nodes, by node and slot."""
         version_keys = VersionKeys.of(key)
         with _unavailable():
-            records = self._client.hvals(version_keys.workers)
+            records = at(self._client, version_keys.tag).hvals(version_keys.workers)
             alive = self._alive_nodes() if records else set()
         statuses = [WorkerStatus.from_json(text) for text in records]
         return sorted(
@@ -194,7 +195,8 @@ class Registry:
         names = VersionKeys.of(spec.key)
         with _unavailable():
             waiting, open_requests, oldest_age_us, *counters = self._measure(
-                keys=[names.queue, names.solo, names.open, names.counters, names.request_prefix]
+                keys=[names.queue, names.solo, names.open, names.counters, names.request_prefix],
+                client=at(self._client, names.tag),
             )
         pairs = zip(counters[::2], counters[1::2], strict=True)
         return QueueStatus(
@@ -255,9 +257,11 @@ class Registry:
 
     def _write_config(self, spec: ModelSpec, *, is_new: bool) -> None:
         # Unless it is known to be new, its registration may still be refused.
-        write = self._client.hset if is_new else self._client.hsetnx
+        names = VersionKeys.of(spec.key)
+        client = at(self._client, names.tag)
+        write = client.hset if is_new else client.hsetnx
         with _unavailable():
-            write(VersionKeys.of(spec.key).config, "max_queue", spec.job_queue_size)
+            write(names.config, "max_queue", spec.job_queue_size)
 
     def _change(
         self, model_name: str, change: Callable[[ModelEntry | None], ModelEntry | None]

@@ -18,7 +18,7 @@ from batching.protocol import (
     Reply,
     Request,
 )
-from batching.store.connection import BLOCK_S, Client
+from batching.store.connection import BLOCK_S, Client, at
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.scripts import script
@@ -48,10 +48,10 @@ class WorkerVerbs:
     """
 
     def __init__(self, client: Client, key: VersionKey, worker_id: str, dead_after_ms: int) -> None:
-        self._client = client
         self._worker_id = worker_id
         self._dead_after_ms = dead_after_ms
         self._keys = keys = VersionKeys.of(key)
+        self._client = client = at(client, keys.tag)
         self._lease = keys.lease_prefix + worker_id
         self._claim = script(client, "claim")
         self._reply = script(client, "reply")

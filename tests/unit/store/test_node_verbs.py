@@ -2,7 +2,6 @@ import pytest
 
 from batching.status import NodeStatus, WorkerState, WorkerStatus
 from batching.store import keys
-from batching.store.registry import Registry
 from tests.support import KEY
 
 NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
@@ -14,7 +13,7 @@ def test_join_makes_the_node_known(desk):
     desk.node().join(NODE)
 
     # Then
-    assert Registry(desk.client).nodes() == [NODE]
+    assert desk.registry().nodes() == [NODE]
 
 
 def test_join_tells_whether_the_node_was_unknown(desk):
@@ -49,7 +48,7 @@ def test_leave_makes_the_node_unknown(desk):
     desk.node().leave("node-a")
 
     # Then
-    assert Registry(desk.client).nodes() == []
+    assert desk.registry().nodes() == []
     assert not desk.client.exists(keys.NODE_INFO)
 
 
@@ -78,7 +77,7 @@ def test_report_shows_the_workers_latest_state(desk):
     desk.node().report(KEY, failed)
 
     # Then
-    assert Registry(desk.client).workers(KEY) == [failed]
+    assert desk.registry().workers(KEY) == [failed]
 
 
 def test_forget_takes_the_worker_off_every_list(desk):
@@ -91,7 +90,7 @@ def test_forget_takes_the_worker_off_every_list(desk):
     desk.node().forget(KEY, "worker-1")
 
     # Then
-    assert Registry(desk.client).workers(KEY) == []
+    assert desk.registry().workers(KEY) == []
     assert desk.client.zscore(desk.keys.worker_beats, "worker-1") is None
 
 
@@ -105,7 +104,7 @@ def test_hidden_worker_is_still_seen_and_does_not_count(desk):
     desk.node().hide(KEY, "worker-1")
 
     # Then
-    assert Registry(desk.client).workers(KEY) == [WORKER]
+    assert desk.registry().workers(KEY) == [WORKER]
     assert desk.submit("a")[0].name == "NO_WORKER"
 
 

@@ -1,0 +1,153 @@
+"""What a Redis URL may look like, and which servers it means.
+
+    redis://[user:pass@]host[:6379][/db]            one server; rediss:// with TLS
+    unix:///path/to/socket                          one server on this machine
+    redis+sentinel://[user:pass@]host[:26379],host/service[/db]
+    redis+cluster://[user:pass@]host[:6379],host    rediss+sentinel://, rediss+cluster:// with TLS
+
+User and password are those of the servers that hold the keys. Sentinels that want a password of
+their own get `?sentinel_username=` and `?sentinel_password=`. The other words after the `?` are
+options of redis-py's connections.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Self
+from urllib.parse import parse_qsl, unquote
+
+Address = tuple[str, int]
+
+SENTINEL = "sentinel"
+CLUSTER = "cluster"
+
+_SINGLE = ("redis", "rediss", "unix")
+_SPREAD = ("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+_URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<place>[^/?#]*)(?P<path>/[^?#]*)?(\?(?P<query>.*))?$")
+_HOST = re.compile(r"(\[(?P<ipv6>[0-9a-fA-F:.%]+)\]|(?P<name>[^\[\]:\s@]+))(:(?P<port>\d+))?$")
+_DEFAULT_PORTS = {SENTINEL: 26379}
+_MAX_PORT = 65535
+
+
+class RedisUrlError(ValueError):
+    """Not a URL of a Redis; the message says what is wrong and never repeats a password."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """The parts of a Redis URL, percent-decoded."""
+
+    scheme: str
+    addresses: tuple[Address, ...]
+    username: str
+    password: str = field(repr=False)
+    path: str
+    options: dict[str, str] = field(repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """The parts of this URL.
+
+        Raises:
+            RedisUrlError: it is malformed.
+        """
+        found = _URL.match(url)
+        if found is None:
+            raise RedisUrlError("not a URL; write for example redis://host:6379")
+        scheme = found["scheme"]
+        if scheme not in _SINGLE + _SPREAD:
+            raise RedisUrlError(
+                f"{scheme}:// is unknown; there are {', '.join(f'{s}://' for s in _SINGLE)}, "
+                f"{', '.join(f'{s}://' for s in _SPREAD)}"
+            )
+        login, _, hosts = found["place"].rpartition("@")
+        username, _, password = login.partition(":")
+        parts = cls(
+            scheme=scheme,
+            addresses=() if scheme == "unix" else _addresses(hosts, _kind(scheme)),
+            username=unquote(username),
+            password=unquote(password),
+            path=unquote(found["path"] or ""),
+            options=dict(parse_qsl(found["query"] or "", keep_blank_values=True)),
+        )
+        parts._check()
+        return parts
+
+    @property
+    def kind(self) -> str:
+        """SENTINEL, CLUSTER, or '' for one server."""
+        return _kind(self.scheme)
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether connections are encrypted and the server is verified."""
+        return self.scheme.startswith("rediss")
+
+    @property
+    def service(self) -> str:
+        """What the sentinels call the server; '' where there are none."""
+        return (self.path + "/").split("/")[1] if self.kind == SENTINEL else ""
+
+    @property
+    def db(self) -> int:
+        """The number of the database."""
+        number = self._db_text()
+        return int(number) if number else 0
+
+    def without_secrets(self) -> str:
+        """The URL as it may be shown and logged."""
+        if self.scheme == "unix":
+            return f"unix://{self.path}"
+        hosts = ",".join(
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.addresses
+        )
+        return f"{self.scheme}://{hosts}{self.path}"
+
+    def _db_text(self) -> str:
+        words = [*self.path.split("/"), "", "", ""]
+        return self.options.get("db") or words[2 if self.kind == SENTINEL else 1]
+
+    def _check(self) -> None:
+        if self.scheme == "unix":
+            if not self.path:
+                raise RedisUrlError("unix:// needs the path of a socket: unix:///run/redis.sock")
+            return
+        if self.kind == SENTINEL and not self.service:
+            raise RedisUrlError(
+                f"{self.scheme}:// needs the service's name: {self.scheme}://host:26379/mymaster"
+            )
+        words = self.path.rstrip("/").count("/")
+        if words > (2 if self.kind == SENTINEL else 1):
+            raise RedisUrlError("the path is too long: nothing comes after the database")
+        if not (self._db_text() or "0").isdecimal():
+            raise RedisUrlError("the database must be a number")
+        if self.kind == CLUSTER and self.db:
+            raise RedisUrlError("a cluster has no database but 0")
+
+
+def _kind(scheme: str) -> str:
+    return scheme.partition("+")[2]
+
+
+def _addresses(text: str, kind: str) -> tuple[Address, ...]:
+    hosts = text.split(",")
+    if len(hosts) > 1 and not kind:
+        raise RedisUrlError("several hosts are for redis+sentinel:// and redis+cluster://")
+    if not kind and not text:
+        return (("localhost", 6379),)  # as redis-py has it
+    return tuple(
+        _address(number, host, _DEFAULT_PORTS.get(kind, 6379))
+        for number, host in enumerate(hosts, 1)
+    )
+
+
+def _address(number: int, text: str, default_port: int) -> Address:
+    found = _HOST.match(text)
+    if found is None:
+        # Not repeated: it may be the half of a password that a / has cut in two.
+        raise RedisUrlError(
+            f"address {number} is not host:port (in a password, write / as %2F and @ as %40)"
+        )
+    port = int(found["port"] or default_port)
+    if not 0 < port <= _MAX_PORT:
+        raise RedisUrlError(f"there is no port {port}")
+    return found["ipv6"] or found["name"], port

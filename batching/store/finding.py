@@ -1,0 +1,168 @@
+"""Which server holds the keys now: sentinels know their master, cluster nodes who has which slot.
+
+Asked whenever a connection is made, and never in between: a connection to a server that has become
+the wrong one breaks or is told so. Every question goes over a connection of its own, briefly, to
+one server after the other, so that a frozen one costs half a second and not the request.
+"""
+
+import contextlib
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.cluster import parse_cluster_slots
+from redis.crc import key_slot
+from redis.retry import Retry
+
+from batching.redis_url import Address
+
+ASK_TIMEOUT_S = 0.5
+DOUBT_S = 1.0
+
+Options = Mapping[str, Any]
+
+
+class Circle:
+    """The servers that may be asked. Who answered last is asked first.
+
+    Unless that was only a moment ago: then the answer did not help, and somebody else is asked.
+    """
+
+    def __init__(self, seeds: Iterable[Address]) -> None:
+        self._seeds = list(dict.fromkeys(seeds))
+        self._order = list(self._seeds)
+        self._asked_at = -DOUBT_S
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[Address]:
+        with self._lock:
+            if time.monotonic() - self._asked_at < DOUBT_S:
+                self._order.append(self._order.pop(0))
+            self._asked_at = time.monotonic()
+            count = len(self._order)
+        for _ in range(count):
+            with self._lock:
+                # Before it is asked: whoever gives up waiting for it begins with the next one.
+                self._order.append(place := self._order.pop(0))
+            yield place
+
+    def answered(self, place: Address, others: Iterable[Address] = ()) -> None:
+        """This one is asked first the next time, and the others it knows, or the seeds, later."""
+        with self._lock:
+            known = {place, *self._seeds, *others}
+            order = [place, *self._order, *others]
+            self._order = [one for one in dict.fromkeys(order) if one in known]
+
+
+class Finder(ABC):
+    """Finds one server, again and again. `address` is where it was last."""
+
+    question: str
+
+    def __init__(self, circle: Circle, options: Options, async_options: Options) -> None:
+        self.address: Address | None = None
+        self._circle = circle
+        self._options = options
+        self._async_options = async_options
+
+    def find(self) -> Address:
+        """Where the server is.
+
+        Raises:
+            ConnectionError: redis' own; nobody knows.
+        """
+        for place in self._circle:
+            with contextlib.suppress(redis.RedisError, OSError), self._client(place) as client:
+                return self._found(place, client.execute_command(self.question))
+        raise self._unknown()
+
+    async def find_async(self) -> Address:
+        """As `find`."""
+        for place in self._circle:
+            with contextlib.suppress(redis.RedisError, OSError):
+                async with self._async_client(place) as client:
+                    return self._found(place, await client.execute_command(self.question))
+        raise self._unknown()
+
+    @abstractmethod
+    def read(self, place: Address, answer: Any) -> tuple[Address, list[Address]]:
+        """The server's address, and whom else one may ask.
+
+        Raises:
+            ConnectionError: redis' own; it is not in the answer.
+        """
+
+    def _found(self, place: Address, answer: Any) -> Address:
+        address, others = self.read(place, answer)
+        self._circle.answered(place, others)
+        self.address = address
+        return address
+
+    def _unknown(self) -> redis.ConnectionError:
+        return redis.ConnectionError(f"nobody answers {self.question} with a server that is up")
+
+    @contextlib.contextmanager
+    def _client(self, place: Address) -> Iterator[Any]:
+        host, port = place
+        retry = Retry(NoBackoff(), 0)
+        pool = redis.ConnectionPool(host=host, port=port, retry=retry, **self._options)
+        with redis.Redis.from_pool(pool) as client:
+            yield client
+
+    @contextlib.asynccontextmanager
+    async def _async_client(self, place: Address) -> AsyncIterator[Any]:
+        host, port = place
+        retry = AsyncRetry(NoBackoff(), 0)
+        pool = redis.asyncio.ConnectionPool(
+            host=host, port=port, retry=retry, **self._async_options
+        )
+        async with redis.asyncio.Redis.from_pool(pool) as client:
+            yield client
+
+
+class MasterFinder(Finder):
+    """The master of a service, as sentinels see it. One that is down is no answer."""
+
+    question = "SENTINEL MASTERS"
+
+    def __init__(
+        self, service: str, circle: Circle, options: Options, async_options: Options
+    ) -> None:
+        super().__init__(circle, options, async_options)
+        self._service = service
+
+    def read(self, place: Address, answer: Any) -> tuple[Address, list[Address]]:
+        """The address of the service's master; nobody else, as sentinels name only themselves."""
+        state = answer.get(self._service)
+        if not state or not state["is_master"] or state["is_sdown"] or state["is_odown"]:
+            raise redis.ConnectionError(f"no master of {self._service!r} at the sentinel {place}")
+        return (str(state["ip"]), int(state["port"])), []
+
+
+class SlotFinder(Finder):
+    """The master that serves a hash tag's slot, as any node of the cluster sees it."""
+
+    question = "CLUSTER SLOTS"
+
+    def __init__(self, tag: str, circle: Circle, options: Options, async_options: Options) -> None:
+        super().__init__(circle, options, async_options)
+        self._slot = key_slot(tag.encode())
+
+    def read(self, place: Address, answer: Any) -> tuple[Address, list[Address]]:
+        """The address of the slot's master, and all nodes."""
+        ranges = parse_cluster_slots(answer, current_host=place[0])
+        others = [node for found in ranges.values() for node in _nodes(found)]
+        for (first, last), found in ranges.items():
+            if first <= self._slot <= last:
+                return _nodes(found)[0], others
+        raise redis.ConnectionError(f"nobody serves slot {self._slot}, says {place}")
+
+
+def _nodes(found: Mapping[str, Any]) -> list[Address]:
+    return [(str(host), int(port)) for host, port in (found["primary"], *found["replicas"])]

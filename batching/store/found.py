@@ -1,0 +1,265 @@
+"""Clients of servers that have to be found: behind sentinels, or in a cluster.
+
+They are plain clients whose connections ask for the address each time they connect. In a cluster
+each hash tag has a client of its own, whose keys are all in one slot and hence on one server; so
+scripts, transactions, blocking and subscribing calls are what they are on a single server, and a
+call costs the same. What a server says when the keys are no longer its own is a lost connection:
+the call has failed, its caller decides, and the next one finds the new server.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+
+import redis
+import redis.asyncio
+import redis.asyncio.connection
+import redis.connection
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from batching.redis_url import CLUSTER, RedisUrl
+from batching.store.finding import ASK_TIMEOUT_S, Circle, Finder, MasterFinder, SlotFinder
+from batching.store.rq_names import RenamingPacker, received
+
+# A frozen server is given up sooner than a single one, as there is another to go to.
+COMMAND_TIMEOUT_S = 3.0
+CONNECT_TIMEOUT_S = 1.0
+
+HOME = "{ferry}"
+
+# Sent by a server that is a replica now, or starts, or is cut off, or has given the slot away. ASK
+# and TRYAGAIN, while a slot is on its way, leave the connection where it is: they pass.
+_NOT_HERE = ("CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOREPLICAS", "READONLY", "UNBLOCKED")
+
+
+class NotHere(redis.ConnectionError):
+    """The server cannot serve these keys now; another one may."""
+
+    def __init__(self, *arguments: Any, **_: Any) -> None:
+        super().__init__(*arguments)
+
+
+def _as_lost_connections(parser: Any) -> Any:
+    """The parser of redis-py that takes a server that is the wrong one for a lost connection."""
+    classes = {**parser.EXCEPTION_CLASSES, **dict.fromkeys(_NOT_HERE, NotHere)}
+    return type("FoundParser", (parser,), {"EXCEPTION_CLASSES": classes})
+
+
+_PARSER = _as_lost_connections(redis.connection.DefaultParser)
+_ASYNC_PARSER = _as_lost_connections(redis.asyncio.connection.DefaultParser)
+
+
+class FoundConnection(redis.Connection):
+    """Connects to where its server is now; a frozen one has a second to greet."""
+
+    def __init__(self, finder: Finder, **options: Any) -> None:
+        super().__init__(parser_class=_PARSER, **options)  # type: ignore[no-untyped-call]
+        self._finder = finder
+
+    def connect(self) -> None:
+        """Connected, and not to where the server was before another connection found it moved."""
+        if self.is_connected and (self.host, self.port) != self._finder.address:
+            self.disconnect()  # type: ignore[no-untyped-call]
+        super().connect()  # type: ignore[no-untyped-call]
+
+    def on_connect_check_health(self, check_health: bool = True) -> None:
+        """The server has greeted."""
+        connected: Any = self._sock
+        connected.settimeout(CONNECT_TIMEOUT_S)
+        super().on_connect_check_health(check_health=check_health)
+        connected.settimeout(self.socket_timeout)
+
+    def _connect(self) -> Any:
+        # Here and not in `connect`: a connection that is held reconnects without it.
+        self.host, self.port = self._finder.find()
+        return super()._connect()  # type: ignore[no-untyped-call]
+
+
+class FoundTlsConnection(FoundConnection, redis.SSLConnection):
+    """The same with TLS."""
+
+
+class RqConnection(FoundConnection):
+    """For RQ in a cluster: sees to it that its keys are in one slot."""
+
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        """The answer with RQ's names."""
+        return received(super().read_response(*arguments, **options))
+
+    def _construct_command_packer(self, packer: Any) -> Any:
+        own = super()._construct_command_packer(packer)  # type: ignore[no-untyped-call]
+        return RenamingPacker(own)
+
+
+class RqTlsConnection(RqConnection, redis.SSLConnection):
+    """The same with TLS."""
+
+
+class AsyncFoundConnection(redis.asyncio.Connection):
+    """As `FoundConnection`."""
+
+    def __init__(self, *, finder: Finder, **options: Any) -> None:
+        super().__init__(parser_class=_ASYNC_PARSER, **options)
+        self._finder = finder
+
+    async def connect(self) -> None:
+        """Connected, and not to where the server was before another connection found it moved."""
+        if self.is_connected and (self.host, self.port) != self._finder.address:
+            await self.disconnect()
+        await super().connect()  # type: ignore[no-untyped-call]
+
+    async def on_connect_check_health(self, check_health: bool = True) -> None:
+        """The server has greeted."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await super().on_connect_check_health(check_health=check_health)
+        except TimeoutError:
+            raise redis.TimeoutError(f"{self.host}:{self.port} does not greet") from None
+
+    async def _connect(self) -> None:
+        self.host, self.port = await self._finder.find_async()
+        await super()._connect()  # type: ignore[no-untyped-call]
+
+
+class AsyncFoundTlsConnection(AsyncFoundConnection, redis.asyncio.SSLConnection):
+    """The same with TLS."""
+
+
+class Deployment:
+    """The servers behind one URL, and a client for each hash tag in use."""
+
+    def __init__(self, url: RedisUrl, make_client: Callable[..., Any], **options: Any) -> None:
+        self._url = url
+        self._make_client = make_client
+        self._options = options
+        self._circle = Circle(url.addresses)
+        self._lock = threading.Lock()
+        self._clients: dict[tuple[str, bool], Any] = {}
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether the keys are on several servers."""
+        return self._url.kind == CLUSTER
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self._url.is_tls
+
+    def client(self, tag: str, *, is_for_rq: bool = False) -> Any:
+        """The client for the keys with this hash tag; always the same one."""
+        if not self.is_cluster:
+            tag, is_for_rq = HOME, False
+        with self._lock:
+            client = self._clients.get((tag, is_for_rq))
+            if client is None:
+                client = self._make_client(self, self._finder(tag), is_for_rq, self._options)
+                self._clients[tag, is_for_rq] = client
+            return client
+
+    def others(self, pool: Any) -> list[Any]:
+        """The pools that go with this one, if it is the first: whoever closes it closes them."""
+        pools = [client.connection_pool for client in self._clients.values()]
+        return pools[1:] if pools and pools[0] is pool else []
+
+    def connection_options(self, parse_url: Callable[[str], Any]) -> dict[str, Any]:
+        """What redis-py makes of the URL's options, database, user and password."""
+        own = {n: v for n, v in self._url.options.items() if not n.startswith("sentinel_")}
+        scheme = "rediss" if self._url.is_tls else "redis"
+        options: dict[str, Any] = parse_url(f"{scheme}://found/{self._url.db}?{urlencode(own)}")
+        for name in ("connection_class", "host"):
+            options.pop(name, None)
+        options.setdefault("socket_keepalive", True)
+        login = {"username": self._url.username, "password": self._url.password}
+        return {**options, **{name: text for name, text in login.items() if text}}
+
+    def _finder(self, tag: str) -> Finder:
+        options = self._asking(redis.connection)
+        async_options = self._asking(redis.asyncio.connection)
+        if self.is_cluster:
+            return SlotFinder(tag, self._circle, options, async_options)
+        return MasterFinder(self._url.service, self._circle, options, async_options)
+
+    def _asking(self, library: Any) -> dict[str, Any]:
+        """How sentinels or nodes are asked: as keys are, but briefly, and as a sentinel's user."""
+        options = self.connection_options(library.parse_url)
+        if not self.is_cluster:
+            for name in ("username", "password", "db"):
+                options.pop(name, None)
+            own = {n: v for n, v in self._url.options.items() if n.startswith("sentinel_")}
+            options |= {name.removeprefix("sentinel_"): text for name, text in own.items()}
+        kind = library.SSLConnection if self._url.is_tls else library.Connection
+        times = {"socket_timeout": ASK_TIMEOUT_S, "socket_connect_timeout": ASK_TIMEOUT_S}
+        return {**options, **times, "connection_class": kind}
+
+
+class FoundPool(redis.ConnectionPool):
+    """Knows the deployment that it is a part of."""
+
+    deployment: Deployment
+
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        """No connection is open; none of other hash tags either, if this was the first client."""
+        super().disconnect(inuse_connections)
+        for pool in self.deployment.others(self):
+            pool.disconnect(inuse_connections)
+
+
+class AsyncFoundPool(redis.asyncio.ConnectionPool):
+    """As `FoundPool`."""
+
+    deployment: Deployment
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        """As `FoundPool.disconnect`."""
+        await super().disconnect(inuse_connections)
+        for pool in self.deployment.others(self):
+            await pool.disconnect(inuse_connections)
+
+
+def connect(url: RedisUrl, socket_timeout_s: float) -> Any:
+    """A blocking client of the registry's keys that never retries by itself."""
+    return Deployment(url, _make_client, socket_timeout=socket_timeout_s).client(HOME)
+
+
+def connect_async(url: RedisUrl, socket_timeout_s: float) -> Any:
+    """An asyncio client of the registry's keys that never retries by itself."""
+    return Deployment(url, _make_async_client, socket_timeout=socket_timeout_s).client(HOME)
+
+
+def _make_client(
+    deployment: Deployment, finder: Finder, is_for_rq: bool, options: dict[str, Any]
+) -> Any:
+    parsed = deployment.connection_options(redis.connection.parse_url)
+    kinds = {
+        (False, False): FoundConnection,
+        (False, True): FoundTlsConnection,
+        (True, False): RqConnection,
+        (True, True): RqTlsConnection,
+    }
+    pool = FoundPool(
+        connection_class=kinds[is_for_rq, deployment.is_tls],
+        finder=finder,
+        retry=Retry(NoBackoff(), 0),
+        **{"socket_connect_timeout": CONNECT_TIMEOUT_S, **options, **parsed},
+    )
+    pool.deployment = deployment
+    return redis.Redis.from_pool(pool)
+
+
+def _make_async_client(
+    deployment: Deployment, finder: Finder, _is_for_rq: bool, options: dict[str, Any]
+) -> Any:
+    parsed = deployment.connection_options(redis.asyncio.connection.parse_url)
+    pool = AsyncFoundPool(
+        connection_class=AsyncFoundTlsConnection if deployment.is_tls else AsyncFoundConnection,
+        finder=finder,
+        retry=AsyncRetry(NoBackoff(), 0),
+        **{"socket_connect_timeout": CONNECT_TIMEOUT_S, **options, **parsed},
+    )
+    pool.deployment = deployment
+    return redis.asyncio.Redis.from_pool(pool)

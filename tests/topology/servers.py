@@ -1,0 +1,245 @@
+"""Redis servers as processes on ports of their own: single ones, behind sentinels, in a cluster.
+
+From the program that `ferry up` would use. There need be no redis-cli: a cluster is put together
+with the commands that redis-cli would send.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Self
+
+import redis
+
+from batching.child_process import kill_group, spawn
+from cli.embedded_redis import find_server
+from tests.support import eventually
+
+HOST = "127.0.0.1"
+SLOTS = 16384
+BUS_OFFSET = 10_000  # a cluster node's second port
+START_S = 20.0
+SERVICE = "torchferry"
+
+
+def free_port() -> int:
+    """A port that is free together with the one that a cluster's bus would have."""
+    while True:
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError, OverflowError):
+            first = held.enter_context(socket.socket())
+            first.bind((HOST, 0))
+            port: int = first.getsockname()[1]
+            held.enter_context(socket.socket()).bind((HOST, port + BUS_OFFSET))
+            return port
+
+
+class Node:
+    """One server process; may be killed, frozen and started again at the same address."""
+
+    def __init__(self, options: dict[str, str], *, lines: str = "", is_sentinel: bool = False):
+        self.port = free_port()
+        self._folder = tempfile.TemporaryDirectory(prefix="ferry-topology-")
+        self._is_sentinel = is_sentinel
+        own = {"port": str(self.port), "bind": HOST, "dir": self._folder.name, "loglevel": "notice"}
+        own["logfile"] = str(self.folder / "log")
+        text = "".join(f"{name} {value}\n" for name, value in {**own, **options}.items())
+        self._config = self.folder / "config"
+        self._config.write_text(text + lines)
+        self.client = redis.Redis(port=self.port, socket_timeout=5)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.launch()
+
+    @property
+    def folder(self) -> Path:
+        return Path(self._folder.name)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    def launch(self) -> None:
+        """The process runs, and may not answer yet."""
+        words = [str(find_server().path), str(self._config)]
+        if self._is_sentinel:
+            words.append("--sentinel")
+        self._process = spawn(words, dict(os.environ), stdout=subprocess.DEVNULL)
+
+    def wait_started(self) -> None:
+        eventually(self.answers, START_S)
+
+    def answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except redis.ConnectionError:
+            return False
+
+    def kill(self) -> None:
+        """The process is gone, as after kill -9."""
+        assert self._process is not None
+        kill_group(self._process)
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        self.client.close()
+        self.kill()
+        self._folder.cleanup()
+
+
+class Servers:
+    """Several of them, ended together."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+        self.nodes.clear()
+
+    def node(self, port: int) -> Node:
+        [found] = [node for node in self.nodes if node.port == port]
+        return found
+
+
+PLAIN = {"save": '""', "appendonly": "no", "repl-diskless-sync-delay": "0"}
+
+
+class SentinelGroup(Servers):
+    """A master, its replicas, and sentinels that fail over once it was silent for a while."""
+
+    def __init__(self, *, replicas: int = 2, sentinels: int = 3, down_after_ms: int = 1000) -> None:
+        super().__init__()
+        first = Node(PLAIN)
+        self.nodes = [first, *(Node(PLAIN) for _ in range(replicas))]
+        for node in self.nodes:
+            node.wait_started()
+        for node in self.nodes[1:]:
+            node.client.replicaof(HOST, str(first.port))
+        watch = (
+            f"sentinel monitor {SERVICE} {HOST} {first.port} {sentinels // 2 + 1}\n"
+            f"sentinel down-after-milliseconds {SERVICE} {down_after_ms}\n"
+            f"sentinel failover-timeout {SERVICE} 10000\n"
+            f"sentinel parallel-syncs {SERVICE} 2\n"
+        )
+        self.sentinels = [Node({}, lines=watch, is_sentinel=True) for _ in range(sentinels)]
+        self.nodes += self.sentinels
+        eventually(lambda: all(self._knows_all(one, replicas) for one in self.sentinels), START_S)
+
+    @property
+    def url(self) -> str:
+        places = ",".join(one.address for one in self.sentinels)
+        return f"redis+sentinel://{places}/{SERVICE}"
+
+    def master(self) -> Node:
+        """Who is the master, as most sentinels see it."""
+        ports = [self._master_port(one) for one in self.sentinels]
+        return self.node(max(set(ports), key=ports.count))
+
+    def _master_port(self, sentinel: Node) -> int:
+        return int(sentinel.client.sentinel_get_master_addr_by_name(SERVICE)[1])
+
+    def _knows_all(self, sentinel: Node, replicas: int) -> bool:
+        if not sentinel.answers():
+            return False
+        state = sentinel.client.sentinel_master(SERVICE)
+        others = len(self.sentinels) - 1
+        return state["num-slaves"] == replicas and state["num-other-sentinels"] == others
+
+
+class Cluster(Servers):
+    """Masters that share the slots, and replicas of each."""
+
+    def __init__(self, *, masters: int = 3, replicas: int = 0, node_timeout_ms: int = 2000) -> None:
+        super().__init__()
+        options = {
+            **PLAIN,
+            "cluster-enabled": "yes",
+            "cluster-config-file": "nodes.conf",
+            "cluster-node-timeout": str(node_timeout_ms),
+        }
+        self.nodes = [Node(options) for _ in range(masters * (1 + replicas))]
+        self.masters = self.nodes[:masters]
+        for number, node in enumerate(self.nodes):
+            node.wait_started()
+            # Otherwise two that meet may both believe to be older.
+            node.client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+        for number, node in enumerate(self.masters):
+            first, last = SLOTS * number // masters, SLOTS * (number + 1) // masters - 1
+            node.client.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
+        for node in self.nodes[1:]:
+            node.client.execute_command("CLUSTER MEET", HOST, self.nodes[0].port)
+        eventually(self._know_each_other, START_S)
+        for number, node in enumerate(self.nodes[masters:]):
+            master = self.masters[number % masters]
+            node.client.execute_command("CLUSTER REPLICATE", self.id_of(master))
+        eventually(self.is_well, START_S)
+
+    @property
+    def url(self) -> str:
+        return f"redis+cluster://{','.join(node.address for node in self.nodes)}"
+
+    def admin(self) -> redis.RedisCluster:
+        """redis-py's own cluster client, for what tests look at and change."""
+        return redis.RedisCluster(host=HOST, port=self.nodes[0].port)
+
+    def id_of(self, node: Node) -> str:
+        return str(node.client.execute_command("CLUSTER MYID").decode())
+
+    def owner(self, slot: int) -> Node:
+        """Whom the first living node takes for the slot's master."""
+        for node in self.nodes:
+            with contextlib.suppress(redis.RedisError):
+                for first, last, master, *_ in node.client.execute_command("CLUSTER SLOTS"):
+                    if first <= slot <= last:
+                        return self.node(int(master[1]))
+        raise AssertionError(f"nobody has slot {slot}")
+
+    def is_well(self) -> bool:
+        """Whether everybody serves, and each replica has all that its master has."""
+        for node in self.nodes:
+            replication = node.client.info("replication")
+            if replication["role"] == "slave" and replication["master_link_status"] != "up":
+                return False
+            if node.client.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
+                return False
+        return True
+
+    def flush(self) -> None:
+        for node in self.nodes:
+            if node.client.info("replication")["role"] == "master":
+                node.client.config_set("maxmemory", 0)
+                node.client.flushall()
+
+    def move_slot(self, slot: int, target: Node) -> None:
+        """The slot's keys are at another master; step by step, as redis-cli does it."""
+        source = self.owner(slot)
+        target.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", self.id_of(source))
+        source.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", self.id_of(target))
+        while names := source.client.execute_command("CLUSTER GETKEYSINSLOT", slot, 100):
+            source.client.execute_command("MIGRATE", HOST, target.port, "", 0, 5000, "KEYS", *names)
+        for node in (target, source, *self.masters):
+            node.client.execute_command("CLUSTER SETSLOT", slot, "NODE", self.id_of(target))
+
+    def _know_each_other(self) -> bool:
+        known = [node.client.execute_command("CLUSTER NODES") for node in self.nodes]
+        return all(len(nodes) == len(self.nodes) for nodes in known)
