@@ -171,7 +171,7 @@ def spec_from_registration(
 
 
 def _checked_runtime(parameters: Mapping[str, Any], archive: ArchiveInfo) -> str:
-    runtime = str(parameters.get("runtime") or archive.runtime or "python")
+    runtime = str(parameters.get("runtime", archive.runtime or "python"))
     if runtime not in RUNTIMES:
         raise BadRequest(f"Invalid RuntimeType value: {runtime}")
     return runtime

@@ -42,8 +42,8 @@ def describe_version(
         "stateful": False,
         "sequenceMaxIdleMSec": 0,
         "sequenceTimeoutMSec": 0,
-        "maxNumSequence": 1,
-        "maxSequenceJobQueueSize": 1,
+        "maxNumSequence": 0,
+        "maxSequenceJobQueueSize": 0,
         "loadedAtStartup": spec.is_loaded_at_startup,
         "workers": [_describe_worker(worker) for worker in workers],
         "jobQueueStatus": {

@@ -47,10 +47,10 @@ _OPERATIONS: Mapping[Role, Sequence[_Operation]] = {
                 "runtime",
                 "batch_size",
                 "max_batch_delay",
-                "initial_workers",
-                "synchronous",
                 "response_timeout",
                 "startup_timeout",
+                "initial_workers",
+                "synchronous",
             ),
         ),
         ("get", f"/models/{_NAME}", "describeModel", ("customized",)),
@@ -89,12 +89,9 @@ def model_prediction_document(model_name: str) -> dict[str, Any]:
 
 def model_management_document(model_name: str) -> dict[str, Any]:
     """The document of one model on the management port."""
-    operations = [
-        (method, path.replace(_NAME, model_name), operation, query)
-        for method, path, operation, query in _OPERATIONS[Role.MANAGEMENT]
-        if path == f"/models/{_NAME}"
-    ]
-    return _document(f"RESTful Management API for: {model_name}", "1.0.0", operations)
+    # TorchServe leaves the places for the names in these paths open.
+    operations = [op for op in _OPERATIONS[Role.MANAGEMENT] if _NAME in op[1]]
+    return _document(f"RESTful Management API for: {model_name}", VERSION, operations)
 
 
 def _document(title: str, version: str, operations: Iterable[_Operation]) -> dict[str, Any]:

@@ -256,7 +256,7 @@ def _parse_manifest(text: bytes) -> dict[str, Any]:
         raise InvalidModel("Failed to parse signature.json.") from error
     if not isinstance(manifest, dict):
         raise InvalidModel("Failed to parse signature.json.")
-    model = manifest.get("model")
+    model = manifest.get("model", {})
     if not isinstance(model, dict):
         raise InvalidModel("Missing Model entry in manifest file.")
     if not _as_text(model.get("modelName")):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from batching.errors import ModelNotFound
+from batching.errors import DownloadFailed, ModelNotFound
 from batching.settings import DEFAULT_ALLOWED_URLS
 from workers.download import Downloader
 
@@ -50,13 +50,21 @@ def locate_archive(
         raise ModelNotFound("Model store has not been configured.")
     match = _SCHEME.match(url)
     if match is None:
-        return _in_store(url, url, model_store)
+        return _in_store(url, model_store)
     if match[1].lower() == "file":
-        return _in_store(_path_of_file_url(url), url, model_store)
+        return _file_in_store(url, model_store)
     downloader = downloader or Downloader(allowed_urls)
     if is_registered and (known := downloader.target(url, model_store)).exists():
         return known
     return downloader.fetch(url, model_store, on_progress)
+
+
+def _file_in_store(url: str, model_store: Path) -> Path:
+    # To TorchServe a file URL is a download, and one that brings nothing is a failed one.
+    place = _find(_path_of_file_url(url), model_store)
+    if place is None:
+        raise DownloadFailed(f"Failed to download archive from: {url}")
+    return place
 
 
 def _path_of_file_url(url: str) -> str:
@@ -67,8 +75,15 @@ def _path_of_file_url(url: str) -> str:
     return path
 
 
-def _in_store(name: str, url: str, model_store: Path) -> Path:
-    """Also refuses a link in the store that leads out of it."""
+def _in_store(name: str, model_store: Path) -> Path:
+    place = _find(name, model_store)
+    if place is None:
+        raise ModelNotFound(f"Model not found at: {name}")
+    return place
+
+
+def _find(name: str, model_store: Path) -> Path | None:
+    """The place in the store; None also for a link in the store that leads out of it."""
     try:
         store = model_store.resolve()
         place = (store / name).resolve()
@@ -76,4 +91,4 @@ def _in_store(name: str, url: str, model_store: Path) -> Path:
             return place
     except (OSError, ValueError):  # too long, or a NUL in it
         pass
-    raise ModelNotFound(f"Model not found at: {url}")
+    return None

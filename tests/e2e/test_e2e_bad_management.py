@@ -58,7 +58,7 @@ def write_symlink(store: Path) -> str:
             write_truncated,
             "truncated.mar is not a zip (.mar) archive, or it is damaged or encrypted.",
         ),
-        (write_without_model, "Missing Model entry in manifest file."),
+        (write_without_model, "Model name is not defined."),
         (write_unreadable_manifest, "Failed to parse signature.json."),
         (write_symlink, "link.mar holds a link, device or other special file: 'handler.py'."),
     ],

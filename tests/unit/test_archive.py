@@ -81,7 +81,8 @@ BAD_MANIFESTS = {
     "no JSON": ("{", "Failed to parse signature.json."),
     "no object": ("[]", "Failed to parse signature.json."),
     "deep": ("[" * 100_000, "Failed to parse signature.json."),
-    "no model": ({"runtime": "python"}, "Missing Model entry in manifest file."),
+    "no model": ({"runtime": "python"}, "Model name is not defined."),
+    "null model": ({"model": None}, "Missing Model entry in manifest file."),
     "no name": ({"model": {"modelVersion": "1"}}, "Model name is not defined."),
     "null version": (
         {"model": {"modelName": "m", "modelVersion": None}},

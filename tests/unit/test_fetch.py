@@ -2,7 +2,7 @@
 
 import pytest
 
-from batching.errors import ModelNotFound
+from batching.errors import DownloadFailed, ModelNotFound
 from tests.unit.web import archive_bytes
 from workers.fetch import locate_archive
 
@@ -36,7 +36,6 @@ REFUSED = {
     "link out": ("link.mar", "Model not found at: link.mar"),
     "through link": ("linked/secret.mar", "Model not found at: linked/secret.mar"),
     "absolute": ("/etc/hosts", "Model not found at: /etc/hosts"),
-    "file url": ("file:///etc/hosts", "Model not found at: file:///etc/hosts"),
     "file host": (
         "file://server/etc/hosts",
         "Given URL file://server/etc/hosts does not match any allowed URL(s)",
@@ -56,6 +55,16 @@ def test_url_is_refused_with_torchserves_text(url, text, store):
     with pytest.raises(ModelNotFound) as caught:
         locate_archive(url, store)
     assert caught.value.message == text
+
+
+def test_file_url_outside_of_the_store_is_a_failed_download(store):
+    # When files outside of the store are asked for, one that is there and one that is not
+    for url in ("file:///etc/hosts", "file:///no/such/file.mar"):
+        with pytest.raises(DownloadFailed) as caught:
+            locate_archive(url, store)
+
+        # Then the answer is the same, and TorchServe's
+        assert caught.value.message == f"Failed to download archive from: {url}"
 
 
 def test_url_is_refused_without_a_model_store():
