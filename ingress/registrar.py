@@ -8,6 +8,7 @@ from typing import Any
 from batching.errors import (
     BadRequest,
     InternalError,
+    InvalidModel,
     ModelNotFound,
     OutOfResources,
     ServeError,
@@ -16,6 +17,7 @@ from batching.errors import (
 )
 from batching.model_spec import (
     NAME_PATTERN,
+    ArchiveInfo,
     ModelSpec,
     VersionKey,
     bool_parameter,
@@ -92,6 +94,8 @@ class Registrar:
         archive = self._control.inspect_archive(
             str(url), timeout_s=INSPECT_TIMEOUT_S, may_be_downloaded=at_startup
         )
+        if not at_startup:
+            _require_name(parameters, archive)
         spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
         spec = replace(spec, is_loaded_at_startup=at_startup)
         self._registry.create(spec)
@@ -205,6 +209,12 @@ class Registrar:
 
     def _should_stop(self) -> bool:
         return self._lifecycle.is_draining
+
+
+def _require_name(parameters: Mapping[str, Any], archive: ArchiveInfo) -> None:
+    # Only a model that is loaded at start is named after its file, as in TorchServe.
+    if archive.manifest is None and not parameters.get("model_name"):
+        raise InvalidModel("Model name is not defined.")
 
 
 def check_name(model_name: str) -> None:
