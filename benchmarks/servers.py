@@ -242,6 +242,7 @@ class Torchferry(EchoServer):
             "FERRY_METRICS_ADDRESS": self._address(2),
             "FERRY_JOB_QUEUE_SIZE": str(self._serving.job_queue_size),
             "FERRY_WORK_DIR": str(folder / "work"),
+            "FERRY_CONFIG_SNAPSHOTS": "false",
         }
 
 

@@ -9,6 +9,7 @@ from cli.models import models
 from cli.predict import predict
 from cli.roles import ingress, node
 from cli.status import status
+from cli.torchserve import torchserve
 from cli.up import up
 
 
@@ -18,7 +19,7 @@ def main() -> None:
     """Serve PyTorch models in batches from a Redis queue."""
 
 
-for command in (up, ingress, node, status, models, predict, archive):
+for command in (up, ingress, node, status, models, predict, archive, torchserve):
     main.add_command(command)
 
 

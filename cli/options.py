@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +57,21 @@ def settings_options(command: Command) -> Command:
     )(decorated)
 
 
-def load_settings(config: Path | None, flags: dict[str, Any]) -> Settings:
-    """The settings from file, environment and flags; unknown keys cost one warning line.
+def load_settings(
+    config: Path | None, flags: dict[str, Any], defaults: Mapping[str, Any] | None = None
+) -> Settings:
+    """The settings from file, environment and flags; keys without effect cost one warning line.
 
     Raises:
         ClickException: the file cannot be read, or a value has the wrong type.
     """
     try:
-        settings, unknown = Settings.load(config, flags=flags)
+        settings, without_effect = Settings.load(config, flags=flags, defaults=defaults)
     except SettingsError as error:
         raise click.ClickException(str(error)) from error
-    if unknown:
+    if without_effect:
         err().print(
-            f"[yellow]warning:[/] {config}: keys without effect here: {', '.join(unknown)}",
+            f"[yellow]warning:[/] {config}: keys without effect here: {', '.join(without_effect)}",
             soft_wrap=True,
         )
     return settings

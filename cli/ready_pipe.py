@@ -15,6 +15,7 @@ class ReadyPipe:
         os.set_blocking(self.read_fd, False)
         self._pending = b""
         self.is_ready = False
+        self.is_closed = False
         self.failures: list[dict[str, Any]] = []
 
     def writer(self) -> tuple[int, ...]:
@@ -37,9 +38,12 @@ class ReadyPipe:
     def poll(self) -> bool:
         """Whether the child has said `ready`; reads what is there, never blocks."""
         try:
-            self._pending += os.read(self.read_fd, 65536)
+            chunk = os.read(self.read_fd, 65536)
         except BlockingIOError:
             return self.is_ready
+        # The child has ended, or has nothing more to say.
+        self.is_closed = not chunk
+        self._pending += chunk
         *lines, self._pending = self._pending.split(b"\n")
         for line in lines:
             if line == READY_LINE.encode():

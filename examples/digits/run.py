@@ -109,7 +109,7 @@ class Demo:
             [
                 *(sys.executable, "-m", "cli.main", "up", "--port-base", str(self._port_base)),
                 *("--model-store", str(self._store), "--work-dir", str(self._work)),
-                *("--log-level", "warning"),
+                *("--log-level", "warning", "--no-config-snapshots"),
             ],
             dict(os.environ),
             stdout=subprocess.PIPE,

@@ -84,7 +84,12 @@ class FerryProcess:
             for name, value in os.environ.items()
             if not name.startswith("FERRY_") and name != "REDIS_URL"
         }
-        own = {"FERRY_WORK_DIR": str(folder / "work"), "TMPDIR": str(temporary), MARK: self.mark}
+        own = {
+            "FERRY_WORK_DIR": str(folder / "work"),
+            "LOG_LOCATION": str(folder / "logs"),
+            "TMPDIR": str(temporary),
+            MARK: self.mark,
+        }
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 [str(program), *arguments],

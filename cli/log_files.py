@@ -1,0 +1,118 @@
+"""TorchServe's log files: what the server's processes write, sorted into files and shown as well.
+
+One process writes all of them, so that they can be rolled; the others write into its pipes.
+Source: TorchServe 0.12 log4j2.xml: names, 100 MB each, 5 old ones.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import selectors
+import threading
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import IO, Self
+
+MAX_BYTES = 100 * 2**20
+OLD_FILES = 5
+METRICS_VARIABLE = "METRICS_LOCATION"
+
+MODEL_LOG, SERVER_LOG = "model_log.log", "ts_log.log"
+# Lines of these loggers have files of their own, whichever process wrote them.
+_FILE_OF_LOGGER = {
+    b"ACCESS_LOG": "access_log.log",
+    b"TS_METRICS": "ts_metrics.log",
+    b"MODEL_METRICS": "model_metrics.log",
+}
+_METRIC_FILES = frozenset({"ts_metrics.log", "model_metrics.log"})
+_LOG_LINE = re.compile(rb"[0-9-]{10}T\S+Z [A-Z]+ (\S+) ")
+_CLOSE_TIMEOUT_S = 2.0
+
+
+class LogFiles:
+    """Two pipes for child processes, and a thread that empties them. Use as a context manager."""
+
+    def __init__(self, folder: Path, console: IO[bytes]) -> None:
+        self._folder = folder
+        self._metrics_folder = Path(os.environ.get(METRICS_VARIABLE) or folder)
+        self._console = console
+        for place in (self._folder, self._metrics_folder):
+            place.mkdir(parents=True, exist_ok=True)
+        self._files: dict[str, RotatingFileHandler] = {}
+        self._read_fds: dict[int, str] = {}
+        self.stdout_fd = self._pipe(MODEL_LOG)
+        self.stderr_fd = self._pipe(SERVER_LOG)
+        self._thread = threading.Thread(target=self._empty, name="log files", daemon=True)
+
+    def __enter__(self) -> Self:
+        for name in (MODEL_LOG, SERVER_LOG, *_FILE_OF_LOGGER.values()):
+            place = self._metrics_folder if name in _METRIC_FILES else self._folder
+            self._files[name] = RotatingFileHandler(
+                place / name, maxBytes=MAX_BYTES, backupCount=OLD_FILES, delay=True
+            )
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """What has been written is in the files. The children must have ended."""
+        os.close(self.stdout_fd)
+        os.close(self.stderr_fd)
+        self._thread.join(_CLOSE_TIMEOUT_S)
+        for file in self._files.values():
+            file.close()
+
+    def say(self, line: str) -> None:
+        """One line of the supervisor's own."""
+        with contextlib.suppress(OSError):
+            os.write(self.stderr_fd, f"{line}\n".encode())
+
+    def _pipe(self, file_name: str) -> int:
+        read_fd, write_fd = os.pipe()
+        self._read_fds[read_fd] = file_name
+        return write_fd
+
+    def _empty(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for read_fd, file_name in self._read_fds.items():
+                selector.register(read_fd, selectors.EVENT_READ, _Sorter(file_name))
+            while selector.get_map():
+                for key, _ in selector.select():
+                    chunk = os.read(key.fd, 65536)
+                    self._write(key.data, chunk)
+                    if not chunk:
+                        selector.unregister(key.fd)
+                        os.close(key.fd)
+
+    def _write(self, sorter: "_Sorter", chunk: bytes) -> None:
+        for file_name, line in sorter.lines(chunk):
+            text = line.decode(errors="replace")
+            self._files[file_name].emit(logging.makeLogRecord({"msg": text}))
+            # The terminal may have gone; the server stays.
+            with contextlib.suppress(OSError, ValueError):
+                self._console.write(line + b"\n")
+        with contextlib.suppress(OSError, ValueError):
+            self._console.flush()
+
+
+class _Sorter:
+    """Cuts what comes through one pipe into lines and says which file each belongs to."""
+
+    def __init__(self, file_name: str) -> None:
+        self._default = self._current = file_name
+        self._rest = b""
+
+    def lines(self, chunk: bytes) -> list[tuple[str, bytes]]:
+        """(file name, line) of each whole line; an empty chunk is the end."""
+        *whole, self._rest = (self._rest + chunk).split(b"\n")
+        if not chunk and self._rest:
+            whole.append(self._rest)
+        return [(self._file_of(line), line) for line in whole]
+
+    def _file_of(self, line: bytes) -> str:
+        # A traceback's lines go where the line above them went.
+        if match := _LOG_LINE.match(line):
+            self._current = _FILE_OF_LOGGER.get(match[1], self._default)
+        elif self._current != self._default and not line.startswith(b" "):
+            self._current = self._default
+        return self._current

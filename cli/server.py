@@ -1,0 +1,243 @@
+"""A whole server in one process tree: Redis, unless there is one, ingress and one node."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from batching.child_process import spawn
+from batching.readiness import READY_VARIABLE, notify_ready
+from batching.settings import Settings
+from batching.snapshots import newest_snapshot
+from cli.addresses import check_free
+from cli.embedded_redis import (
+    START_TIMEOUT_S,
+    EmbeddedRedis,
+    EmbeddedRedisError,
+    find_server,
+)
+from cli.log_files import LogFiles
+from cli.options import err, out
+from cli.ready_pipe import ReadyPipe
+from cli.supervisor import Interrupted, Part, StartFailed, Supervisor
+
+# How the time for a clean stop is divided: the ingress waits for answers in flight, the node then
+# has little left to finish, Redis nothing. The rest is for the operating system.
+INGRESS_SHARE, NODE_SHARE, REDIS_SHARE = 0.6, 0.25, 0.05
+# A child begins to give up a little before its supervisor gives it up.
+_CHILD_SHARE = 0.9
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What the children say of themselves."""
+
+    node: ReadyPipe
+    ingress: ReadyPipe
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        self.node.close()
+        self.ingress.close()
+
+
+def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: bool = True) -> None:
+    """Serves until a signal asks to stop.
+
+    Args:
+        settings: without `redis_url` a Redis of its own is started.
+        redis_memory: memory limit of that Redis; 0: none.
+        is_restoring: what the newest snapshot holds is registered again, if that Redis is new.
+
+    Raises:
+        ClickException: it cannot start; nothing of it is left.
+    """
+    settings = _absolute(settings)
+    check_free((settings.inference_address, settings.management_address, settings.metrics_address))
+    with contextlib.ExitStack() as cleanup:
+        redis = None if settings.redis_url else _embedded_redis(redis_memory)
+        settings = _with_snapshots(
+            settings, is_embedded=redis is not None, is_restoring=is_restoring
+        )
+        if redis is not None:
+            cleanup.callback(redis.remove_folder)
+            settings = replace(settings, redis_url=redis.url)
+        ready = Readiness(ReadyPipe(), ReadyPipe())
+        cleanup.callback(ready.close)
+        logs = None
+        if settings.log_files:
+            logs = cleanup.enter_context(_log_files(settings))
+        report = _print_report if logs is None else logs.say
+        supervisor = Supervisor(
+            _parts(settings, redis, ready, logs),
+            stop_timeout_s=settings.drain_timeout_s,
+            report=report,
+        )
+        cleanup.enter_context(supervisor)
+        _serve(supervisor, settings, redis, ready, report)
+
+
+def _log_files(settings: Settings) -> LogFiles:
+    try:
+        return LogFiles(settings.log_location, sys.stdout.buffer)
+    except OSError as error:
+        raise click.ClickException(
+            f"cannot write log files to {settings.log_location}: {error.strerror}"
+        ) from error
+
+
+def _print_report(line: str) -> None:
+    err().print(escape(line))
+
+
+def _absolute(settings: Settings) -> Settings:
+    """The same settings for children, and for a later start, in whatever folder they are."""
+    if settings.model_store is not None:
+        if not settings.model_store.is_dir():
+            raise click.ClickException(f"the model store is not a folder: {settings.model_store}")
+        settings = replace(settings, model_store=settings.model_store.absolute())
+    if (keys_path := settings.keys_path()) is not None:
+        settings = replace(settings, key_file=keys_path.absolute())
+    return replace(settings, log_location=settings.log_location.absolute())
+
+
+def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool) -> Settings:
+    """An embedded Redis ends with its server; any other is the truth and needs no snapshots."""
+    folder: Path | None = settings.snapshot_dir
+    if not settings.config_snapshots:
+        folder = None
+    elif is_embedded and folder is None:
+        folder = settings.log_location / "config"
+    file = settings.snapshot_file
+    if folder is not None and file is None and is_embedded and is_restoring:
+        file = newest_snapshot(folder)
+    return replace(settings, snapshot_dir=folder, snapshot_file=file)
+
+
+def _serve(
+    supervisor: Supervisor,
+    settings: Settings,
+    redis: EmbeddedRedis | None,
+    ready: Readiness,
+    report: Report,
+) -> None:
+    try:
+        _start(supervisor, settings, redis, ready)
+        _announce(settings, redis, ready)
+        supervisor.run()
+    except Interrupted:
+        pass
+    except StartFailed as error:
+        supervisor.stop()
+        raise click.ClickException(f"{error}; the lines above say why") from error
+    except (TimeoutError, OSError) as error:
+        supervisor.stop()
+        raise click.ClickException(f"cannot start: {error}") from error
+    report(f"Stopping on {supervisor.stop_reason}.")
+    supervisor.stop()
+
+
+def _start(
+    supervisor: Supervisor, settings: Settings, redis: EmbeddedRedis | None, ready: Readiness
+) -> None:
+    if redis is not None:
+        supervisor.start("redis")
+        supervisor.wait_until(redis.answers, timeout_s=START_TIMEOUT_S)
+    supervisor.start("node", "ingress")
+    models = f" and loading {settings.load_models}" if settings.load_models else ""
+    with _spinner(f"Starting{models}"):
+        # Registering a model takes a node, so the server has started only when there is one.
+        for pipe in (ready.node, ready.ingress):
+            supervisor.wait_until(pipe.poll, pipe.read_fd)
+
+
+@contextlib.contextmanager
+def _spinner(text: str) -> Iterator[None]:
+    console = err()
+    # Only for people: in a log file a spinner is noise.
+    with console.status(escape(text)) if console.is_terminal else contextlib.nullcontext():
+        yield
+
+
+def _announce(settings: Settings, redis: EmbeddedRedis | None, ready: Readiness) -> None:
+    for failure in ready.ingress.failures:
+        words = ": ".join(str(value) for value in failure.values())
+        err().print(f"[red]not loaded:[/] {escape(words)}", soft_wrap=True)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("Inference", settings.inference_address)
+    table.add_row("Management", settings.management_address)
+    table.add_row("Metrics", settings.metrics_address)
+    if (keys_path := settings.keys_path()) is not None:
+        table.add_row("Tokens", f"in {escape(str(keys_path))}")
+    table.add_row("Models", escape(settings.load_models) or "none yet: `ferry models register`")
+    table.add_row("Redis", _redis_words(settings, redis))
+    out().print(table)
+    # The line that scripts written for TorchServe wait for.
+    click.echo("Model server started.")
+    sys.stdout.flush()
+    notify_ready()
+
+
+def _redis_words(settings: Settings, redis: EmbeddedRedis | None) -> str:
+    if redis is not None:
+        return f"embedded, {redis.program.origin}"
+    parts = urlsplit(settings.redis_url)
+    # The URL may hold a password, and this line may end in a log.
+    return escape(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+
+
+def _embedded_redis(maxmemory: str) -> EmbeddedRedis:
+    try:
+        return EmbeddedRedis(find_server(), maxmemory=maxmemory)
+    except EmbeddedRedisError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _parts(
+    settings: Settings, redis: EmbeddedRedis | None, ready: Readiness, logs: LogFiles | None
+) -> list[Part]:
+    drain_s = settings.drain_timeout_s * _CHILD_SHARE
+
+    def launch_node() -> subprocess.Popen[bytes]:
+        own = replace(settings, drain_timeout_s=drain_s * NODE_SHARE)
+        return _launch("workers", own, ready.node, logs)
+
+    def launch_ingress() -> subprocess.Popen[bytes]:
+        own = replace(settings, drain_timeout_s=drain_s * INGRESS_SHARE)
+        return _launch("ingress", own, ready.ingress, logs)
+
+    parts = [
+        Part("node", launch_node, NODE_SHARE),
+        Part("ingress", launch_ingress, INGRESS_SHARE),
+    ]
+    return parts if redis is None else [Part("redis", redis.launch, REDIS_SHARE), *parts]
+
+
+def _launch(
+    package: str, settings: Settings, ready: ReadyPipe, logs: LogFiles | None
+) -> subprocess.Popen[bytes]:
+    env = {**os.environ, **settings.to_environment()}
+    env.pop(READY_VARIABLE, None)
+    fds = ready.writer()
+    for fd in fds:
+        env[READY_VARIABLE] = str(fd)
+    # -P: a folder `workers` in the user's current directory must not be run instead of ours.
+    process = spawn(
+        [sys.executable, "-P", "-m", package],
+        env,
+        fds,
+        stdout=None if logs is None else logs.stdout_fd,
+        stderr=None if logs is None else logs.stderr_fd,
+    )
+    ready.hand_over()
+    return process
