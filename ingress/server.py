@@ -13,12 +13,14 @@ import signal
 
 import uvloop
 
+from batching.metrics_config import read_metrics_config
 from batching.readiness import notify_ready
 from batching.settings import Settings, SettingsError
 from batching.store.broker import Broker
 from batching.store.catalog import Catalog
 from batching.store.connection import connect, store_url
 from batching.store.control_queue import ControlQueue
+from batching.store.metric_verbs import read_metrics
 from batching.store.registry import Registry
 from batching.store.server_check import check_server
 from batching.telemetry import Metrics, configure_logging
@@ -26,6 +28,7 @@ from ingress.app import create_app
 from ingress.auth import Gate
 from ingress.edge import Edge, cors_headers
 from ingress.front import Front
+from ingress.handler_metrics import HandlerMetrics
 from ingress.key_file import KeyFile
 from ingress.listeners import Address, Listener, listener_table
 from ingress.openapi import Role
@@ -89,6 +92,13 @@ class _Ingress:
         self._probe_registry = Registry(probe_client, dead_after_s=settings.dead_after_s)
         self._metrics.watch(
             self._probe_registry, lambda: self._broker.waiting, self._broker.resubmitted
+        )
+        self._metrics.registry.register(
+            HandlerMetrics(
+                self._probe_registry,
+                lambda key: read_metrics(probe_client, key),
+                read_metrics_config(settings.metrics_config),
+            )
         )
         self._snapshots: SnapshotWriter | None = None
         if settings.snapshot_dir is not None:

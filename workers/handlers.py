@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,14 +19,14 @@ from ts import __version__ as ts_version
 from ts.context import Context
 from ts.utils.util import list_classes_from_module
 
+from batching.metrics_config import read_metrics_config
 from batching.model_spec import ModelSpec
 from batching.settings import Settings
 from workers.archive import read_model_config
 from workers.devices import Device
+from workers.handler_names import BUILT_IN_PACKAGE, DEFAULT_FUNCTION, split_handler
+from workers.metrics_reporter import declare
 from workers.torch_version import require_safe_torch
-
-DEFAULT_FUNCTION = "handle"
-BUILT_IN_PACKAGE = "ts.torch_handler"
 
 Entry = Callable[[list[dict[str, Any]] | None, Context], Any]
 
@@ -45,9 +46,11 @@ class LoadedModel:
 def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Settings) -> LoadedModel:
     """The handler is imported and initialised; this process belongs to the model from now on.
 
-    The current directory is the model's folder, which is importable too.
+    The current directory is the model's folder, which is importable too. The metrics that the
+    metrics_config file declares are there for the handler.
 
     Raises:
+        SettingsError: metrics_config is no file of that kind.
         ImportError: no module of the handler's name, neither in the folder nor built in; or a torch
             that is too old.
         ValueError: the module has neither the function nor exactly one class.
@@ -67,7 +70,8 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         limit_max_image_pixels=settings.max_image_pixels > 0,
         model_yaml_config=read_model_config(model_dir, spec.manifest),
     )
-    module_name, function_name = _split_handler(spec.handler)
+    declare(context.metrics, read_metrics_config(settings.metrics_config))
+    module_name, function_name = split_handler(spec.handler)
     module = _import_handler(module_name)
     entry = getattr(module, function_name, None)
     if entry is not None:
@@ -75,7 +79,23 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         entry(None, context)
     else:
         entry = _initialise_class(module, context)
-    return LoadedModel(entry, context)
+    return LoadedModel(_measured(entry), context)
+
+
+def _measured(entry: Entry) -> Entry:
+    """The entry point; the time of every batch is the metric PredictionTime.
+
+    Source: TorchServe 0.12 ts/service.py, Service.predict.
+    """
+
+    def run(rows: list[dict[str, Any]] | None, context: Context) -> Any:
+        started_s = time.perf_counter()
+        output = entry(rows, context)
+        elapsed_ms = round((time.perf_counter() - started_s) * 1000, 2)
+        context.metrics.add_time("PredictionTime", elapsed_ms, None, "ms")
+        return output
+
+    return run
 
 
 def _enter_folder(model_dir: Path, handler: str) -> None:
@@ -98,12 +118,6 @@ def _limit_images(max_image_pixels: int) -> None:
     image.MAX_IMAGE_PIXELS = max_image_pixels or None
     # Pillow refuses twice the limit by itself, and only warns between once and twice.
     warnings.simplefilter("error", image.DecompressionBombWarning)
-
-
-def _split_handler(handler: str) -> tuple[str, str]:
-    """`some/path/file.py:function` → (`file`, `function`)."""
-    file, _, function_name = handler.partition(":")
-    return PurePosixPath(file).name.removesuffix(".py"), function_name or DEFAULT_FUNCTION
 
 
 def _import_handler(module_name: str) -> ModuleType:

@@ -19,14 +19,17 @@ from types import FrameType
 from typing import Any
 
 from batching.batcher import Batcher
+from batching.metrics_config import read_metrics_config
 from batching.policy import FixedPolicy
 from batching.protocol import Batch, Reply
 from batching.settings import Settings
 from batching.store.connection import RedisError, connect, store_url
+from batching.store.metric_verbs import MetricVerbs
 from batching.store.worker_verbs import WorkerVerbs
 from batching.telemetry import configure_logging
 from workers.assignment import Assignment
 from workers.handlers import load_model
+from workers.metrics_reporter import MetricsReporter
 from workers.runner import DeviceBroken, Runner
 
 log = logging.getLogger("workers.worker")
@@ -151,9 +154,17 @@ def main() -> int:
     runner = Runner(model.with_entry(timed(model.entry, spec.response_timeout_s)), settings)
     worker = Worker(Batcher(verbs, policy), verbs, runner.run, lambda: runner.is_device_broken)
     signal.signal(signal.SIGTERM, worker.stop)
+    reporter = MetricsReporter(
+        model.context.metrics,
+        MetricVerbs(client, spec.key),
+        read_metrics_config(settings.metrics_config),
+        is_showing_all=settings.model_metrics_auto_detect,
+    )
+    reporter.start()
     _report(assignment, state="READY")
     with contextlib.suppress(DeviceBroken):
         worker.serve()
+    reporter.stop()
     if runner.is_device_broken:
         log.error("model=%s version=%s: the device is broken in this process", *spec.key)
         return EXIT_DEVICE_BROKEN

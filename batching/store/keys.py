@@ -122,8 +122,21 @@ class VersionKeys:
     def counters(self) -> str:  # noqa: D102
         return f"{self.tag}:st"
 
+    # hash of what handlers have measured; permanent, deleted with the counters.
+    @property
+    def metrics(self) -> str:  # noqa: D102
+        return f"{self.tag}:hm"
+
     def permanent(self) -> frozenset[str]:
         """The keys of this version that may stay without a TTL while it is registered."""
         return frozenset(
-            {self.config, self.queue, self.solo, self.open, self.workers, self.counters}
+            {
+                self.config,
+                self.queue,
+                self.solo,
+                self.open,
+                self.workers,
+                self.counters,
+                self.metrics,
+            }
         )

@@ -152,7 +152,9 @@ class NodeVerbs:
     async def bury(self, key: VersionKey) -> None:
         """Nothing is left of an unregistered version that nobody waits for."""
         version_keys = VersionKeys.of(key)
-        await self._at(version_keys).delete(version_keys.counters, version_keys.ingress_beats)
+        await self._at(version_keys).delete(
+            version_keys.counters, version_keys.metrics, version_keys.ingress_beats
+        )
 
     async def forget_nodes(self, node_ids: Iterable[str]) -> None:
         """These dead nodes are not listed any more."""

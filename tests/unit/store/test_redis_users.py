@@ -26,7 +26,7 @@ PASSWORD = "only-for-this-test"
 LARGE = 300_000  # has a key of its own
 SCRIPTS_OF = {
     "ingress": {"submit", "cancel", "audit", "living", "measure"},
-    "worker": {"claim", "reply", "reclaim", "beat", "refuse", "report", "living"},
+    "worker": {"claim", "reply", "reclaim", "beat", "refuse", "report", "record", "living"},
 }
 
 

@@ -1,0 +1,96 @@
+"""What handlers measure, on its way from a worker to an ingress.
+
+A worker adds what it has measured to one hash per model version, at most once a second and only
+what has changed. An ingress reads the hash when somebody scrapes it.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+
+class MetricKind(StrEnum):
+    """A counter adds up, a gauge is set, a histogram collects."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+# The parts of a histogram beside its buckets.
+SUM = "sum"
+ABOVE = "+Inf"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One number that handlers measure.
+
+    `part` is empty but for a histogram, which has its sum and one count per bucket: the bucket's
+    upper bound as text. Counts are not cumulative.
+    """
+
+    name: str
+    kind: MetricKind
+    unit: str
+    labels: tuple[tuple[str, str], ...]
+    part: str = ""
+
+    def to_field(self) -> str:
+        """The name of its field in the hash."""
+        record = [self.name, self.kind.value, self.unit, self.labels, self.part]
+        return json.dumps(record, separators=(",", ":"))
+
+    @classmethod
+    def from_field(cls, field: str | bytes) -> Self:
+        """The series that `to_field` wrote.
+
+        Raises:
+            ValueError: somebody else wrote it.
+        """
+        try:
+            name, kind, unit, labels, part = json.loads(field)
+            pairs = tuple((str(label), str(value)) for label, value in labels)
+            series = cls(str(name), MetricKind(kind), str(unit), pairs, str(part))
+        except (TypeError, ValueError) as error:
+            raise ValueError("not a field of handlers' metrics") from error
+        if not series.is_named_well:
+            raise ValueError(f"not the name of a metric or of its labels: {series}")
+        return series
+
+    @property
+    def is_named_well(self) -> bool:
+        """Whether a scraper takes the name and those of the labels."""
+        return _NAME.fullmatch(self.name) is not None and all(
+            _LABEL.fullmatch(label) for label, _ in self.labels
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A series and what it was set to (a gauge) or what is added to it (all others)."""
+
+    series: Series
+    value: float
+
+
+def is_settable(kind: MetricKind) -> bool:
+    """Whether the last value counts, rather than the sum."""
+    return kind is MetricKind.GAUGE
+
+
+def by_field(measurements: Iterable[Measurement]) -> list[tuple[str, str, float]]:
+    """(`set` or `add`, field, value) of each, as `record.lua` takes them."""
+    return [
+        (
+            "set" if is_settable(measurement.series.kind) else "add",
+            measurement.series.to_field(),
+            measurement.value,
+        )
+        for measurement in measurements
+    ]

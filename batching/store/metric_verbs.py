@@ -1,0 +1,55 @@
+"""Handlers' metrics of one model version: a worker records, an ingress reads."""
+
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from redis.exceptions import ResponseError
+
+from batching.handler_metrics import Measurement, Series, by_field
+from batching.model_spec import VersionKey
+from batching.store.connection import Client, at
+from batching.store.keys import VersionKeys
+from batching.store.scripts import script
+
+log = logging.getLogger(__name__)
+
+# Of one version: some hundred metrics with a few labels, or a dozen histograms of each.
+MAX_FIELDS = 2000
+RECORD_AT_ONCE = 500
+
+
+class MetricVerbs:
+    """What a worker does with the metrics of its version; raises redis' own errors."""
+
+    def __init__(self, client: Client, key: VersionKey) -> None:
+        self._keys = VersionKeys.of(key)
+        self._record = script(at(client, self._keys.tag), "record")
+
+    def record(self, measurements: Sequence[Measurement]) -> int:
+        """The measurements count; how many do not, for the version has too many series.
+
+        After an error the same measurements may be recorded again; if only the answer was lost,
+        those of a counter then count twice. What a full Redis refuses is dropped.
+        """
+        names = [self._keys.config, self._keys.metrics]
+        entries = by_field(measurements)
+        dropped = 0
+        for start in range(0, len(entries), RECORD_AT_ONCE):
+            chunk = entries[start : start + RECORD_AT_ONCE]
+            arguments = [argument for entry in chunk for argument in entry]
+            try:
+                dropped += max(0, self._record(keys=names, args=[MAX_FIELDS, *arguments]))
+            except ResponseError as error:
+                log.error("metrics refused: %s", error)
+        return dropped
+
+
+def read_metrics(client: Client, key: VersionKey) -> dict[Series, float]:
+    """All series of the version and their values; raises redis' own errors."""
+    found: dict[Series, float] = {}
+    names = VersionKeys.of(key)
+    for field, value in at(client, names.tag).hgetall(names.metrics).items():
+        with contextlib.suppress(ValueError):  # Redis is a socket that others may write to
+            found[Series.from_field(field)] = float(value)
+    return found

@@ -1,0 +1,72 @@
+"""What a handler measures is in /metrics, and goes with the model."""
+
+import pytest
+
+from tests.e2e.archives import make_archive
+from tests.e2e.ferry_process import FerryServer, eventually
+from tests.e2e.metrics_text import Scrape
+
+HANDLER = """
+from ts.metrics.dimension import Dimension
+from ts.metrics.metric_type_enum import MetricTypes
+
+def handle(data, context):
+    if data is None:
+        return None
+    metrics = context.metrics
+    metrics.add_counter("Seen", len(data), None, [Dimension("Who", "me")])
+    metrics.add_percent("Load", 50)
+    size = metrics.add_metric_to_cache("Size", "B", ["Who"], MetricTypes.HISTOGRAM)
+    for row in data:
+        size.add_or_update(len(row["body"]), ["me"])
+    return [b"" for _ in data]
+"""
+
+
+@pytest.mark.slow
+def test_metrics_of_a_handler_outlive_its_workers_and_go_with_the_model(tmp_path) -> None:
+    # Given a server that shows every metric, and a model with two workers
+    server = FerryServer(tmp_path, "--model-metrics-auto-detect")
+    server.wait_started()
+    try:
+        archive = make_archive(server.store, "measuring", {"handler.py": HANDLER})
+        server.register(archive, initial_workers=2)
+
+        # When it has answered, and its workers are gone
+        for _ in range(5):
+            assert server.predict("measuring", b"abc").status_code == 200
+        server.manage("PUT", "models/measuring", min_worker=0, synchronous="true")
+
+        # Then a scrape has the sums over both, under TorchServe's names
+        assert eventually(lambda: Scrape(server).value("Seen_total", Who="me") == 5, 5)
+        scrape = Scrape(server)
+        assert scrape.value("Load", ModelName="measuring", Level="Model") == 50
+        assert scrape.value("Size_count", Who="me") == 5
+        assert scrape.value("Size_bucket", Who="me", le="2.5") == 0
+        assert scrape.value("Size_bucket", Who="me", le="5.0") == 5
+        assert scrape.value("Size_sum", Who="me") == 15
+        assert scrape.value("PredictionTime", ModelName="measuring", Level="Model") > 0
+        text = server.http.get(f"{server.metrics}/metrics", timeout=10).text
+        help_line = "# HELP Seen Torchserve prometheus counter metric with unit: Count\n"
+        assert f"{help_line}# TYPE Seen counter\n" in text
+
+        # And nothing of it once the model is unregistered
+        server.manage("DELETE", "models/measuring")
+        assert eventually(lambda: not Scrape(server).has("Seen_total", Who="me"), 5)
+        server.process.stop_cleanly()
+    finally:
+        server.process.kill()
+
+
+@pytest.mark.slow
+def test_metrics_that_nobody_declared_are_not_shown(server: FerryServer) -> None:
+    # Given a server as it is started without options
+    archive = make_archive(server.store, "shy", {"handler.py": HANDLER})
+    with server.model(archive, "shy"):
+        # When a handler measures
+        assert server.predict("shy", b"abc").status_code == 200
+
+        # Then only what TorchServe declares is shown
+        shown = {"ModelName": "shy", "Level": "Model"}
+        assert eventually(lambda: Scrape(server).has("PredictionTime", **shown), 5)
+        assert not Scrape(server).has("Seen_total")

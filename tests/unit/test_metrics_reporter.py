@@ -1,0 +1,237 @@
+"""From `context.metrics` to what an ingress shows."""
+
+import socket
+
+import pytest
+from ts.metrics.dimension import Dimension
+from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics.metrics_store import MetricsStore
+
+from batching.handler_metrics import MetricKind
+from batching.metrics_config import DEFAULT_METRICS, DeclaredMetric, read_metrics_config
+from batching.settings import SettingsError
+from batching.store.connection import RedisError
+from batching.store.model_entry import ModelEntry
+from ingress.handler_metrics import HandlerMetrics
+from ingress.metrics_text import write_text
+from tests.support import KEY, make_spec
+from workers.metrics_reporter import MetricsReporter, declare
+
+HOST = socket.gethostname()
+
+
+class Desk:
+    """Where measurements are recorded; may be closed for a while."""
+
+    def __init__(self):
+        self.values = {}
+        self.is_closed = False
+
+    def record(self, measurements):
+        if self.is_closed:
+            raise RedisError
+        for measurement in measurements:
+            known = self.values.get(measurement.series, 0)
+            is_gauge = measurement.series.kind is MetricKind.GAUGE
+            self.values[measurement.series] = measurement.value + (0 if is_gauge else known)
+        return 0
+
+
+class Models:
+    """A registry with one version."""
+
+    def snapshot(self):
+        return {KEY.model_name: ModelEntry("1.0", {"1.0": make_spec()})}
+
+
+@pytest.fixture
+def desk():
+    return Desk()
+
+
+@pytest.fixture
+def make(desk):
+    def make(declared=DEFAULT_METRICS, *, is_showing_all=True):
+        store = MetricsStore("m")
+        declare(store, declared)
+        reporter = MetricsReporter(store, desk, declared, is_showing_all=is_showing_all)
+        return store, reporter
+
+    return make
+
+
+def text_of(desk, declared=DEFAULT_METRICS):
+    collector = HandlerMetrics(Models(), lambda _key: desk.values, declared)
+    return write_text(collector.collect()).decode()
+
+
+def test_metrics_are_shown_as_torchserve_shows_them(make, desk):
+    # Given
+    store, reporter = make()
+
+    # When
+    store.add_time("HandlerTime", 12.5, None, "ms")
+    store.add_counter("Calls", 2, None, [Dimension("Who", "me")])
+    reporter.report()
+
+    # Then
+    assert text_of(desk).splitlines() == [
+        "# HELP Calls Torchserve prometheus counter metric with unit: Count",
+        "# TYPE Calls counter",
+        f'Calls{{Who="me",Hostname="{HOST}",}} 2.0',
+        "# HELP HandlerTime Torchserve prometheus gauge metric with unit: ms",
+        "# TYPE HandlerTime gauge",
+        f'HandlerTime{{ModelName="m",Level="Model",Hostname="{HOST}",}} 12.5',
+        "# HELP PredictionTime Torchserve prometheus gauge metric with unit: ms",
+        "# TYPE PredictionTime gauge",
+    ]
+
+
+def test_histogram_is_shown_with_cumulative_buckets(make, desk):
+    # Given
+    store, reporter = make(())
+    metric = store.add_metric_to_cache("Size", "B", ["Who"], MetricTypes.HISTOGRAM)
+
+    # When
+    for value in (0.2, 0.7, 99):
+        metric.add_or_update(value, ["me"])
+        reporter.report()
+
+    # Then
+    lines = text_of(desk, ()).splitlines()
+    labels = f'Who="me",Hostname="{HOST}",'
+    assert lines[1] == "# TYPE Size histogram"
+    assert f'Size_bucket{{{labels}le="0.25",}} 1.0' in lines
+    assert f'Size_bucket{{{labels}le="0.75",}} 2.0' in lines
+    assert f'Size_bucket{{{labels}le="10.0",}} 2.0' in lines
+    assert f'Size_bucket{{{labels}le="+Inf",}} 3.0' in lines
+    assert f"Size_count{{{labels}}} 3.0" in lines
+    assert f"Size_sum{{{labels}}} 99.9" in lines
+
+
+def test_metric_that_is_not_declared_is_dropped_and_told_of_once(make, desk, caplog):
+    # Given
+    store, reporter = make(is_showing_all=False)
+
+    # When
+    for _ in range(2):
+        store.add_counter("Calls", 1)
+        store.add_time("PredictionTime", 1)
+        reporter.report()
+
+    # Then
+    assert [series.name for series in desk.values] == ["PredictionTime"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "metric Calls is not shown: not listed in metrics_config, and model_metrics_auto_detect "
+        "is off"
+    ]
+
+
+def test_declared_metric_has_the_labels_of_the_file_in_their_order(make, desk, caplog):
+    # Given
+    declared = (DeclaredMetric("Calls", MetricKind.COUNTER, "calls", ("Model", "User")),)
+    store, reporter = make(declared, is_showing_all=False)
+
+    # When
+    store.get_metric("Calls").add_or_update(1, ["m", "me"])
+    store.add_counter("Calls", 2)  # ModelName and Level: two labels as well
+    store.add_counter("Calls", 4, None, [Dimension("User", "me")])
+    store.add_time("Calls", 8)
+    reporter.report()
+
+    # Then
+    assert {series.labels: value for series, value in desk.values.items()} == {
+        (("Model", "m"), ("User", "me"), ("Hostname", HOST)): 1,
+        (("Model", "m"), ("User", "Model"), ("Hostname", HOST)): 2,
+    }
+    assert "metrics_config has it as a counter of Model, User" in caplog.text
+
+
+def test_measurements_wait_while_redis_is_away(make, desk):
+    # Given
+    store, reporter = make()
+    desk.is_closed = True
+    for value in (1, 2):
+        store.add_counter("Calls", value)
+        store.add_time("HandlerTime", value)
+        reporter.report()
+
+    # When
+    desk.is_closed = False
+    reporter.report()
+    reporter.report()
+
+    # Then
+    assert {series.name: value for series, value in desk.values.items()} == {
+        "Calls": 3,
+        "HandlerTime": 2,
+    }
+
+
+def test_name_that_no_scraper_takes_is_dropped(make, desk):
+    # Given
+    store, reporter = make()
+
+    # When
+    store.add_counter("my calls", 1)
+    store.add_counter("Calls", 1, None, [Dimension("a-b", "c")])
+    reporter.report()
+
+    # Then
+    assert desk.values == {}
+
+
+def test_reporter_records_what_is_left_when_it_stops(make, desk):
+    # Given
+    store, reporter = make()
+    reporter.start()
+
+    # When
+    store.add_counter("Calls", 1)
+    reporter.stop()
+
+    # Then
+    assert list(desk.values.values()) == [1]
+
+
+CONFIG = """
+dimensions:
+  - &model_name "ModelName"
+  - &level "Level"
+ts_metrics:
+  counter:
+    - {name: Requests2XX, unit: Count, dimensions: [*level]}
+model_metrics:
+  counter:
+    - {name: Calls, unit: Count, dimensions: [*model_name]}
+  gauge:
+    - {name: HandlerTime, unit: ms, dimensions: [*model_name, *level]}
+"""
+
+
+def test_metrics_config_is_read_in_torchserves_format(tmp_path):
+    # Given
+    path = tmp_path / "metrics.yaml"
+    path.write_text(CONFIG)
+
+    # When / Then
+    assert read_metrics_config(path) == (
+        DeclaredMetric("Calls", MetricKind.COUNTER, "Count", ("ModelName",)),
+        DeclaredMetric("HandlerTime", MetricKind.GAUGE, "ms", ("ModelName", "Level")),
+    )
+    assert read_metrics_config(None) == DEFAULT_METRICS
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "model_metrics: [1]", "{", "model_metrics: {gauge: [{}]}"]
+)
+def test_metrics_config_of_another_shape_is_refused(text, tmp_path):
+    # Given
+    path = tmp_path / "metrics.yaml"
+    path.write_text(text)
+
+    # When / Then
+    with pytest.raises(SettingsError, match="model_metrics"):
+        read_metrics_config(path)
+    with pytest.raises(SettingsError, match="cannot read"):
+        read_metrics_config(tmp_path / "none.yaml")
