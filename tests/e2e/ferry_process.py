@@ -56,6 +56,17 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
+def processes_of(mark: str) -> list[str]:
+    """Every living process that inherited this mark: its id and its command line."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_alive = process.status() != psutil.STATUS_ZOMBIE
+            if is_alive and process.environ().get(MARK) == mark:
+                found.append(f"{process.pid} {' '.join(process.cmdline())}")
+    return found
+
+
 @dataclass(frozen=True)
 class Stopped:
     exit_code: int
@@ -142,13 +153,7 @@ class FerryProcess:
 
     def family(self) -> list[str]:
         """Every living process that descends from this one, however it was detached."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                is_alive = process.status() != psutil.STATUS_ZOMBIE
-                if is_alive and process.environ().get(MARK) == self.mark:
-                    found.append(f"{process.pid} {' '.join(process.cmdline())}")
-        return found
+        return processes_of(self.mark)
 
     def kill(self) -> None:
         """The process and all that descends from it are gone."""

@@ -1,0 +1,287 @@
+"""`alias torchserve='ferry torchserve'`: TorchServe's manual, typed in as it is printed."""
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import torch
+
+from batching.snapshots import newest_snapshot, read_snapshot
+from tests.e2e.archives import make_archive, make_scripted
+from tests.e2e.ferry_process import MARK, FerryServer, eventually, free_port_base, processes_of
+
+ROOT = Path(__file__).parents[2]
+ALIAS = "shopt -s expand_aliases; alias torchserve='ferry torchserve'\n"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+MODEL = """
+import torch
+
+class Small(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 5)
+
+    def forward(self, images):
+        return self.layer(images.mean((2, 3)))
+"""
+
+# A network of this name takes half a minute to load; what it says does not matter here.
+CLASSES = """
+def handle(data, context):
+    return data and [{"tabby": 0.5, "tiger_cat": 0.4} for _ in data]
+"""
+
+
+class Terminal:
+    """A shell in a folder of its own, where `torchserve` is ours, on ports of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port_base()
+        self.mark = uuid.uuid4().hex
+        (folder / "model_store").mkdir()
+        (folder / "tmp").mkdir()
+        self.environment = {
+            **{name: text for name, text in os.environ.items() if not name.startswith("FERRY_")},
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "TMPDIR": str(folder / "tmp"),
+            "FERRY_WORK_DIR": str(folder / "work"),
+            "FERRY_INFERENCE_ADDRESS": f"http://127.0.0.1:{self.port}",
+            "FERRY_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{self.port + 1}",
+            "FERRY_METRICS_ADDRESS": f"http://127.0.0.1:{self.port + 2}",
+            MARK: self.mark,
+        }
+        for name in ("REDIS_URL", "LOG_LOCATION", "TS_CONFIG_FILE"):
+            self.environment.pop(name, None)
+
+    def type(self, text: str, *, code: int = 0) -> str:
+        """What the commands print, complaints included."""
+        for host in ("localhost", "127.0.0.1"):
+            for offset in range(3):
+                text = text.replace(f"{host}:{8080 + offset}", f"127.0.0.1:{self.port + offset}")
+        # A file and not a pipe: the server in the background inherits it, as it does a terminal.
+        with (self.folder / f"typed-{uuid.uuid4().hex[:6]}.log").open("w+b") as output:
+            done = subprocess.run(
+                ["bash", "-uc", ALIAS + text],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=90,
+                check=False,
+            )
+            output.seek(0)
+            printed = output.read().decode(errors="replace")
+        assert done.returncode == code, f"{text}\n{printed}"
+        return printed
+
+    def get(self, path: str, offset: int = 0, **options: Any) -> requests.Response:
+        url = f"http://127.0.0.1:{self.port + offset}/{path}"
+        return requests.get(url, timeout=30, **options)
+
+    def archive(self, name: str, version: str = "1.0") -> None:
+        """A small network under this name, made by the archiver's own command line."""
+        (self.folder / "model.py").write_text(MODEL)
+        scope: dict[str, Any] = {}
+        exec(MODEL, scope)
+        torch.save(scope["Small"]().state_dict(), self.folder / "small.pth")
+        self.type(
+            f"torch-model-archiver --model-name {name} --version {version} --model-file model.py "
+            "--serialized-file small.pth --export-path model_store --handler image_classifier -f"
+        )
+
+    def is_ready(self, model: str) -> bool:
+        description = self.get(f"models/{model}", 1).json()
+        return all(worker["status"] == "READY" for worker in description[0]["workers"])
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    mine = Terminal(tmp_path)
+    for name in ("kitten.jpg", "kitten_small.jpg"):
+        shutil.copy(ROOT / "examples" / "kitten.jpg", tmp_path / name)
+    yield mine
+    for line in processes_of(mine.mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(line.split()[0]), 9)
+
+
+def test_torchserve_quick_start_works_as_printed(terminal):
+    # Given "Getting started": a model store with densenet161
+    terminal.archive("densenet161")
+    # When
+    printed = terminal.type(
+        "torchserve --start --ncs --model-store model_store --models densenet161.mar "
+        "--disable-token-auth  --enable-model-api\n"
+    )
+    # Then the prompt is back when the ports are open
+    assert "Model server started." in printed
+    answer = terminal.type(
+        "curl -s http://127.0.0.1:8080/predictions/densenet161 -T kitten_small.jpg"
+    )
+    assert len(json.loads(answer)) == 5
+    # And a second start says what to do
+    again = terminal.type("torchserve --start --ncs --model-store model_store", code=1)
+    assert (
+        "TorchServe is already running, please use torchserve --stop to stop TorchServe." in again
+    )
+    # And it stops, with everything that belongs to it
+    assert "TorchServe has stopped." in terminal.type("torchserve --stop")
+    assert "TorchServe is not currently running." in terminal.type("torchserve --stop")
+    assert processes_of(terminal.mark) == []
+    # And the logs are where operators look
+    access = (terminal.folder / "logs" / "access_log.log").read_text()
+    assert '"PUT /predictions/densenet161 HTTP/1.1" 200 ' in access
+    metrics = (terminal.folder / "logs" / "ts_metrics.log").read_text()
+    assert "Requests2XX.Count:1.0|#Level:Host|#hostname:" in metrics
+    assert (
+        "ts_inference_requests_total.Count:1.0|#model_name:densenet161,model_version:default|"
+        in metrics
+    )
+    # And no snapshot was made
+    assert not (terminal.folder / "logs" / "config").exists()
+
+
+def test_torchserve_batch_inference_page_works_as_printed(terminal):
+    # Given "Batch inference with TorchServe", configured by the management API
+    store = terminal.folder / "model_store"
+    made = make_archive(store, "resnet-152-batch_v2", {"handler.py": CLASSES}, version="2.0")
+    (store / made).rename(store / "resnet-152-batch_v2.mar")
+    (terminal.folder / "config.properties").write_text(
+        f"inference_address=http://127.0.0.1:{terminal.port}\n"
+        f"management_address=http://127.0.0.1:{terminal.port + 1}\n"
+    )
+    # When
+    terminal.type(
+        "torchserve --start --model-store model_store --disable-token-auth  --enable-model-api"
+    )
+    # Then
+    ping = terminal.type("curl -s localhost:8080/ping")
+    assert ping == '{\n  "status": "Healthy"\n}\n'
+    terminal.type(
+        'curl -s -X POST "localhost:8081/models?url=resnet-152-batch_v2.mar&batch_size=3'
+        '&max_batch_delay=10&initial_workers=1"'
+    )
+    text = terminal.type("curl -s http://localhost:8081/models/resnet-152-batch_v2")
+    [described] = json.loads(text)
+    assert (described["modelVersion"], described["batchSize"]) == ("2.0", 3)
+    assert (described["maxBatchDelay"], described["minWorkers"]) == (10, 1)
+    answer = terminal.type(
+        "curl -s http://localhost:8080/predictions/resnet-152-batch_v2 -T kitten.jpg"
+    )
+    assert json.loads(answer) == {"tabby": 0.5, "tiger_cat": 0.4}
+    # And a restart, which names no models, brings it back
+    terminal.type("torchserve --stop; torchserve --start")
+    assert eventually(lambda: terminal.is_ready("resnet-152-batch_v2"), 30)
+    [restored] = terminal.get("models/resnet-152-batch_v2", 1).json()
+    assert (restored["batchSize"], restored["loadedAtStartup"]) == (3, True)
+    terminal.type("torchserve --stop")
+
+
+def test_torchserve_configured_by_its_file_loads_the_models_in_it(terminal):
+    # Given the same page, configured by config.properties
+    make_scripted(terminal.folder / "model_store", "resnet-152-batch_v2", version="2.0")
+    (terminal.folder / "config.properties").write_text(
+        "load_models=resnet-152-batch_v2-2.0.mar\n"
+        "models={\\\n"
+        '  "resnet-152-batch_v2": {\\\n'
+        '    "2.0": {\\\n'
+        '        "defaultVersion": true,\\\n'
+        '        "marName": "resnet-152-batch_v2.mar",\\\n'
+        '        "minWorkers": 1,\\\n'
+        '        "maxWorkers": 1,\\\n'
+        '        "batchSize": 3,\\\n'
+        '        "maxBatchDelay": 5000,\\\n'
+        '        "responseTimeout": 120\\\n'
+        "    }\\\n"
+        "  }\\\n"
+        "}\n"
+        "number_of_netty_threads=32\n"
+        "job_queue_size=1000\n"
+        "enable_envvars_config=true\n"
+    )
+    # When
+    terminal.environment["TS_METRICS_MODE"] = "prometheus"
+    printed = terminal.type(
+        "torchserve --start --model-store model_store --ts-config config.properties"
+    )
+    # Then tokens are asked for, as in TorchServe, and the keys are the owner's alone
+    assert "keys without effect here: number_of_netty_threads\n" in printed
+    keys_file = terminal.folder / "key_file.json"
+    assert stat.S_IMODE(keys_file.stat().st_mode) == 0o600
+    keys = json.loads(keys_file.read_text())
+    assert terminal.get("ping").json()["type"] == "InvalidKeyException"
+    management = {"Authorization": f"Bearer {keys['management']['key']}"}
+    [described] = terminal.get("models/resnet-152-batch_v2", 1, headers=management).json()
+    assert (described["batchSize"], described["maxBatchDelay"]) == (3, 5000)
+    assert described["jobQueueStatus"]["remainingCapacity"] == 1000
+    # And models cannot be registered over HTTP
+    url = f"http://127.0.0.1:{terminal.port + 1}/models?url=x.mar"
+    refused = requests.post(url, headers=management, timeout=30)
+    assert (refused.status_code, refused.json()["type"]) == (405, "MethodNotAllowedException")
+    # And a new key is to be had for the API key
+    bearer = f"Bearer {keys['API']['key']}"
+    renewed = terminal.get("token?type=inference", 1, headers={"Authorization": bearer})
+    assert (renewed.status_code, renewed.text) == (200, "\n")
+    inference = json.loads(keys_file.read_text())["inference"]["key"]
+    assert terminal.get("ping", headers={"Authorization": f"Bearer {inference}"}).ok
+    # And the variable has switched the metrics on
+    assert "Requests2XX{" in terminal.get("metrics", 2).text
+    # And stopping takes the keys along
+    terminal.type("torchserve --stop")
+    assert not keys_file.exists()
+
+
+def test_torchserve_says_why_it_does_not_start(terminal):
+    terminal.environment["COLUMNS"] = "200"
+    missing = terminal.type("torchserve --start", code=1)
+    assert "Missing mandatory parameter --model-store" in missing
+    nowhere = terminal.type("torchserve --start --model-store nowhere", code=1)
+    assert "--model-store directory not found: nowhere" in nowhere
+    config = terminal.type("torchserve --start --ts-config nowhere.properties", code=1)
+    assert "--ts-config file not found: nowhere.properties" in config
+
+
+def test_up_brings_back_what_was_registered_when_it_was_killed(tmp_path):
+    # Given a server with a model that was scaled, and another one that was removed
+    server = FerryServer(tmp_path)
+    archive, _ = make_scripted(server.store, "kept")
+    second = None
+    try:
+        server.wait_started()
+        server.register(archive, batch_size=4)
+        server.register(archive, model_name="removed")
+        server.manage("DELETE", "models/removed")
+        server.manage("PUT", "models/kept", min_worker=2, synchronous="true")
+        assert eventually(lambda: _newest_workers(tmp_path / "logs" / "config") == {"kept": 2}, 10)
+        # When
+        server.process.kill()
+        second = FerryServer(tmp_path)
+        second.wait_started()
+        # Then
+        assert eventually(lambda: len(second.worker_pids("kept")) == 2, 20)
+        assert second.describe("kept")["batchSize"] == 4
+        assert second.manage("GET", "models/removed").status_code == 404
+        second.process.stop_cleanly()
+    finally:
+        server.process.kill()
+        if second is not None:
+            second.process.kill()
+
+
+def _newest_workers(folder: Path) -> dict[str, int]:
+    path = newest_snapshot(folder)
+    return {} if path is None else {one.model_name: one.min_worker for one in read_snapshot(path)}
