@@ -112,7 +112,7 @@ def torchserve(action: str | None, *, foreground: bool, ncs: bool, **given: Any)
         )
         sys.exit(1)
     elif foreground:
-        _serve(_settings(given, ncs=ncs))
+        _serve(chosen_settings(given, ncs=ncs))
     else:
         sys.exit(_start_in_background())
 
@@ -139,7 +139,12 @@ def find_config(
     return own
 
 
-def _settings(given: Mapping[str, Any], *, ncs: bool) -> Settings:
+def chosen_settings(given: Mapping[str, Any], *, ncs: bool) -> Settings:
+    """What the flags, the file and the environment come to.
+
+    Raises:
+        ClickException: something in them cannot work.
+    """
     if given["log_config"] is not None:
         _existing("--log-config", given["log_config"])
     config = find_config(given["ts_config"], os.environ, is_reading_snapshots=not ncs)

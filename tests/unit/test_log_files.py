@@ -1,0 +1,90 @@
+"""TorchServe's log files: lines of several processes, sorted by who wrote them."""
+
+import io
+import os
+
+import pytest
+
+from cli import log_files
+from cli.log_files import LogFiles
+
+ACCESS = '2026-01-01T00:00:00.000Z INFO ACCESS_LOG /127.0.0.1:1 "GET /ping HTTP/1.1" 200 0\n'
+METRIC = "2026-01-01T00:00:00.000Z INFO TS_METRICS Requests2XX.Count:1.0|#Level:Host|#hostname:h\n"
+SERVER = "2026-01-01T00:00:00.000Z ERROR ingress.server it broke\nTraceback:\n  line\nError: x\n"
+PRINTED = "printed by a handler\n"
+MODEL_METRIC = "2026-01-01T00:00:00.000Z INFO MODEL_METRICS HandlerTime.ms:1.0|#\n"
+
+
+@pytest.fixture(autouse=True)
+def no_metrics_location(monkeypatch):
+    monkeypatch.delenv("METRICS_LOCATION", raising=False)
+
+
+def test_each_line_is_in_the_file_where_operators_look(tmp_path):
+    # Given
+    console = io.BytesIO()
+    # When
+    with LogFiles(tmp_path / "logs", console) as logs:
+        os.write(logs.stderr_fd, (ACCESS + METRIC + SERVER).encode())
+        os.write(logs.stdout_fd, (PRINTED + MODEL_METRIC + PRINTED).encode())
+        logs.say("Stopping.")
+    # Then
+    read = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
+    assert read == {
+        "access_log.log": ACCESS,
+        "ts_metrics.log": METRIC,
+        "ts_log.log": SERVER + "Stopping.\n",
+        "model_log.log": PRINTED + PRINTED,
+        "model_metrics.log": MODEL_METRIC,
+    }
+    # And all of it was shown
+    for text in (ACCESS, METRIC, SERVER, PRINTED, MODEL_METRIC):
+        assert text in console.getvalue().decode()
+
+
+def test_metric_files_have_a_folder_of_their_own_when_it_is_named(tmp_path, monkeypatch):
+    # Given
+    monkeypatch.setenv("METRICS_LOCATION", str(tmp_path / "metrics"))
+    # When
+    with LogFiles(tmp_path / "logs", io.BytesIO()) as logs:
+        os.write(logs.stderr_fd, (ACCESS + METRIC).encode())
+    # Then
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["access_log.log"]
+    assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["ts_metrics.log"]
+
+
+def test_files_are_rolled_and_old_ones_go(tmp_path, monkeypatch):
+    # Given
+    monkeypatch.setattr(log_files, "MAX_BYTES", 100)
+    monkeypatch.setattr(log_files, "OLD_FILES", 2)
+    # When
+    with LogFiles(tmp_path, io.BytesIO()) as logs:
+        for number in range(50):
+            os.write(logs.stdout_fd, f"line {number:04}\n".encode())
+    # Then
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["model_log.log", "model_log.log.1", "model_log.log.2"]
+    assert "line 0049\n" in (tmp_path / "model_log.log").read_text()
+
+
+def test_lines_arrive_whole_however_they_were_written(tmp_path):
+    # When a line comes in pieces, and the last one has no end
+    with LogFiles(tmp_path, io.BytesIO()) as logs:
+        for piece in (ACCESS[:40], ACCESS[40:] + "half"):
+            os.write(logs.stderr_fd, piece.encode())
+    # Then
+    assert (tmp_path / "access_log.log").read_text() == ACCESS
+    assert (tmp_path / "ts_log.log").read_text() == "half\n"
+
+
+def test_files_are_written_when_the_terminal_has_gone(tmp_path):
+    # Given
+    class Gone(io.BytesIO):
+        def write(self, _):
+            raise OSError(5, "Input/output error")
+
+    # When
+    with LogFiles(tmp_path, Gone()) as logs:
+        os.write(logs.stdout_fd, PRINTED.encode() * 2)
+    # Then
+    assert (tmp_path / "model_log.log").read_text() == PRINTED * 2

@@ -1,0 +1,138 @@
+"""`ferry torchserve` before it starts anything: flags, configuration search, pid file."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from cli.main import main
+from cli.pid_file import pid_file, remove_pid, running_server, write_pid
+from cli.torchserve import chosen_settings, find_config, spread
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """Neither this folder's configuration nor a running server's pid file is seen."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("TS_CONFIG_FILE", "LOG_LOCATION", "REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--models a.mar b=b.mar --ncs", "--models a.mar --models b=b.mar --ncs"),
+        ("--models a.mar", "--models a.mar"),
+        ("--models=a.mar --start", "--models=a.mar --start"),
+        ("--models --start", "--models --start"),
+        ("--start --models all --models b", "--start --models all --models b"),
+    ],
+)
+def test_models_take_several_values(typed, meant):
+    assert spread(typed.split(), "--models") == meant.split()
+
+
+def test_configuration_file_is_the_first_one_found(tmp_path):
+    # Given
+    named, variable, own = (tmp_path / name for name in ("a.cfg", "b.cfg", "config.properties"))
+    snapshots = tmp_path / "logs" / "config"
+    snapshots.mkdir(parents=True)
+    snapshot = snapshots / "20240101000000000-shutdown.cfg"
+
+    def found(ts_config=None, environment=None, is_reading=True):
+        return find_config(ts_config, environment or {}, is_reading_snapshots=is_reading)
+
+    # When / Then
+    assert found() is None
+    own.touch()
+    assert found().name == "config.properties"
+    snapshot.touch()
+    assert found() == snapshot.relative_to(tmp_path)
+    assert found(is_reading=False).name == "config.properties"
+    # With a Redis that outlives its servers there is nothing to bring back
+    assert found(environment={"REDIS_URL": "redis://r:6379"}).name == "config.properties"
+    named.touch()
+    assert found(named) == named
+    variable.touch()
+    assert found(named, {"TS_CONFIG_FILE": str(variable)}) == variable
+
+
+def test_version_is_said_as_torchserve_says_it():
+    assert (
+        CliRunner().invoke(main, ["torchserve", "-v"]).stdout.startswith("TorchServe Version is ")
+    )
+
+
+def test_flags_without_effect_are_taken_and_a_missing_log_config_is_named(tmp_path):
+    # Given
+    words = ["torchserve", "--start", "--foreground", "--log-config", "nowhere.xml"]
+    more = ["--workflow-store", ".", "--ppath", "x", "--cpp-log-config", "y", "--dt"]
+    # When
+    result = CliRunner().invoke(main, [*words, *more])
+    # Then
+    assert result.exit_code == 1
+    assert "--log-config file not found: nowhere.xml" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("disable_tokens", "enable_api", "is_open"),
+    [(True, None, True), (True, True, False), (None, True, False), (None, None, False)],
+)
+def test_management_is_for_everybody_only_when_it_runs_nobodys_code(
+    tmp_path, disable_tokens, enable_api, is_open
+):
+    # Given TorchServe's container: its listeners are open to the network
+    given = {
+        "ts_config": None,
+        "log_config": None,
+        "model_store": tmp_path,
+        "models": (),
+        "disable_token_auth": disable_tokens,
+        "enable_model_api": enable_api,
+    }
+    # When
+    settings = chosen_settings(given, ncs=True)
+    # Then
+    assert settings.allow_open_management is is_open
+    assert (settings.keys_path() is None) is (disable_tokens is True)
+    assert settings.enable_model_api is (enable_api is True)
+
+
+def test_pid_file_names_this_process_until_it_is_removed():
+    write_pid()
+    assert pid_file().read_text() == str(os.getpid())
+    remove_pid()
+    assert not pid_file().exists()
+
+
+@pytest.mark.parametrize("content", ["", "many", "999999999", str(os.getppid())])
+def test_pid_file_is_stale_when_no_server_has_that_number(content):
+    # Given
+    pid_file().write_text(content)
+    # When / Then
+    assert running_server() is None
+    assert not pid_file().exists()
+
+
+def test_pid_file_names_a_server_of_torchserve_itself_too():
+    # Given a process whose command line looks like TorchServe's
+    words = [sys.executable, "-c", "input()", "org.pytorch.serve.ModelServer"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+        pid_file().write_text(str(process.pid))
+        # When / Then
+        found = running_server()
+        process.communicate(b"\n")
+    assert found is not None
+    assert found.pid == process.pid
+
+
+def test_pid_file_is_not_written_through_a_link(tmp_path):
+    # Given somebody else's trap in the temporary folder
+    pid_file().symlink_to(tmp_path / "precious")
+    # When / Then
+    with pytest.raises(OSError, match="symbolic links"):
+        write_pid()
+    assert not (tmp_path / "precious").exists()
