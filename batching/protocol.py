@@ -1,4 +1,4 @@
-"""Request, Reply and Batch, and their bytes on the wire: msgpack, versioned, never pickle.
+"""Request, Reply, ReplyChunk and Batch; their bytes are msgpack, versioned, never pickle.
 
 Redis is a socket that others may write to, so decoding trusts nothing: a foreign version, a wrong
 shape or a pickle raises `ProtocolError` and touches nothing else.
@@ -15,6 +15,10 @@ WIRE_VERSION = 1
 # A body of up to this many bytes travels inside the request's hash; a larger one has its own key,
 # written by SET and read by MGET, because Lua copies every argument (docs/adr/0001).
 INLINE_LIMIT_BYTES = 16 * 1024
+
+# The content type of a body that the Open Inference Protocol's rules are for; its parameter `json`
+# says how many of its bytes are JSON, before those of the tensors. No client can set it.
+OPEN_INFERENCE_TYPE = "application/vnd.ferry.open-inference"
 
 
 class ProtocolError(ValueError):
@@ -75,7 +79,8 @@ class Reply:
     """The one answer to a request.
 
     With `error_type` set, `body` is the message of TorchServe's JSON error and `reason` its stable
-    word; otherwise `body` is sent as it is.
+    word; otherwise `body` is sent as it is. `chunks` is how many pieces of the answer went before:
+    `body` is then the last piece, or the answer ends broken.
     """
 
     status: int
@@ -85,6 +90,7 @@ class Reply:
     error_type: str = ""
     reason: str = ""
     timing: BatchTiming | None = None
+    chunks: int = 0
 
     def encode(self) -> bytes:
         """Bytes for the wire."""
@@ -104,6 +110,7 @@ class Reply:
                 self.error_type,
                 self.reason,
                 timing,
+                self.chunks,
             )
         )
 
@@ -114,17 +121,50 @@ class Reply:
         Raises:
             ProtocolError: foreign version or shape.
         """
-        fields = _unpack(wire, length=8)
-        status, body, headers, phrase, error_type, reason, timing = fields
+        fields = _unpack(wire, length=9)
+        status, body, headers, phrase, error_type, reason, timing, chunks = fields
         if not _has_types(fields[:2] + fields[3:6], (int, bytes, str, str, str)):
             raise ProtocolError("reply is not (status, body, ...)")
-        if not _is_text_map(headers):
-            raise ProtocolError("reply headers are not a map of text")
+        if not _is_text_map(headers) or type(chunks) is not int:
+            raise ProtocolError("reply headers are not a map of text, or its chunks no number")
         if timing is None:
-            return cls(status, body, headers, phrase, error_type, reason)
+            return cls(status, body, headers, phrase, error_type, reason, None, chunks)
         if not _has_types(timing, (int, int, int, bool)):
             raise ProtocolError("reply timing has the wrong shape")
-        return cls(status, body, headers, phrase, error_type, reason, BatchTiming(*timing))
+        timed = BatchTiming(*timing)
+        return cls(status, body, headers, phrase, error_type, reason, timed, chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyChunk:
+    """A piece of an answer that is sent while its handler still runs.
+
+    Pieces are numbered from 0 by `index`; status and headers are the answer's, and count on the
+    first one only.
+    """
+
+    index: int
+    body: bytes
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """Bytes for the wire."""
+        return msgpack.packb(  # type: ignore[no-any-return]
+            (WIRE_VERSION, self.index, self.body, self.status, self.headers)
+        )
+
+    @classmethod
+    def decode(cls, wire: bytes) -> "ReplyChunk":
+        """The chunk that `encode` wrote.
+
+        Raises:
+            ProtocolError: foreign version or shape.
+        """
+        fields = _unpack(wire, length=5)
+        if not _has_types(fields[:3], (int, bytes, int)) or not _is_text_map(fields[3]):
+            raise ProtocolError("chunk is not (index, body, status, headers)")
+        return cls(*fields)
 
 
 @dataclass(frozen=True, slots=True)

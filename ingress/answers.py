@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from batching.errors import InternalError, NotFound, PayloadTooLarge, ServeError
-from batching.protocol import Reply
+from batching.protocol import Reply, ReplyChunk
 from batching.request_ids import next_uuid4
 
 JSON_CONTENT_TYPE = ("content-type", "application/json")
@@ -103,6 +103,26 @@ def reply_answer(reply: Reply, request_id: str) -> Answer:
     if reply.headers:
         headers += clean_headers(reply.headers)
     return Answer(reply.status, headers, reply.body)
+
+
+def stream_head(first: ReplyChunk, request_id: str) -> tuple[int, list[tuple[str, str]]]:
+    """Status and headers of an answer in pieces, of which this is the first.
+
+    Raises:
+        InternalError: a status that no answer can have.
+    """
+    if not _LOWEST_STATUS <= first.status <= _HIGHEST_STATUS:
+        raise InternalError("Invalid model predict output")
+    headers = [("x-request-id", request_id), *NO_CACHE_HEADERS, ("ts_stream_next", "true")]
+    return first.status, headers + clean_headers(first.headers)
+
+
+def with_error_key(answer: Answer) -> Answer:
+    """An error for clients of the Open Inference Protocol, who look for `error`."""
+    if not answer.body:
+        return answer
+    document = json.loads(answer.body)
+    return answer._replace(body=json_bytes({**document, "error": document["message"]}))
 
 
 def clean_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:

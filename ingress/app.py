@@ -11,6 +11,7 @@ from ingress.error_handlers import install_error_handlers
 from ingress.inference_api import inference_blueprint
 from ingress.management_api import management_blueprint
 from ingress.metrics_api import metrics_blueprint
+from ingress.open_inference_api import open_inference_blueprint
 from ingress.openapi import Role, api_document
 from ingress.responses import PlainResponse, json_response
 from ingress.services import Services
@@ -52,6 +53,8 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
     for role in Role:
         if role in roles:
             app.register_blueprint(_BLUEPRINTS[role](services))
+    if Role.INFERENCE in roles:
+        app.register_blueprint(open_inference_blueprint(services))
     if services.keys is not None and Role.MANAGEMENT in roles:
         app.register_blueprint(token_blueprint(services.keys))
     install_error_handlers(app)

@@ -14,12 +14,11 @@ from ingress.door import connection_headers
 from ingress.prediction_paths import Target, parse_prediction_path
 from ingress.predictor import Predictor
 from ingress.rsgi import HttpProtocol, HttpScope
+from ingress.stream_sender import send_answer
+from ingress.streamed_answer import CLIENT_CLOSED_REQUEST, StreamedAnswer
 from ingress.wsgi_bridge import WsgiBridge
 
 log = logging.getLogger(__name__)
-
-# As nginx logs it; nobody receives it.
-_CLIENT_CLOSED_REQUEST = 499
 
 LIVE_PATH = "/livez"
 LIVE_TEXT = "Live"
@@ -34,11 +33,13 @@ class Front:
         bridge: WsgiBridge,
         *,
         max_request_size_bytes: int,
+        max_response_size_bytes: int,
         gate: Gate = OPEN_GATE,
     ) -> None:
         self._predictor = predictor
         self._bridge = bridge
         self._max_request_size_bytes = max_request_size_bytes
+        self._max_response_size_bytes = max_response_size_bytes
         self._gate = gate
 
     async def __call__(self, scope: HttpScope, proto: HttpProtocol) -> None:
@@ -62,11 +63,17 @@ class Front:
                 # Neither Redis nor a handler needs to know the key.
                 headers.pop("authorization", None)
             body = await read_body(proto, headers, self._max_request_size_bytes)
-            answer = await self._predictor.answer(target, headers, body, proto.client_disconnect)
+            query = scope.query_string if target.takes_query else ""
+            answer = await self._predictor.answer(
+                target, headers, body, proto.client_disconnect, query
+            )
+            if isinstance(answer, StreamedAnswer):
+                await send_answer(answer, scope, headers, proto, self._max_response_size_bytes)
+                return
         except ServeError as error:
             answer = error_answer(error, fresh_request_id())
         except ClientLeft:
-            answer = Answer(_CLIENT_CLOSED_REQUEST, [], b"")
+            answer = Answer(CLIENT_CLOSED_REQUEST, [], b"")
         except Exception:  # the outermost frame: granian would answer without a body and a line
             log.exception("prediction failed model=%s", target.model_name)
             answer = error_answer(InternalError("Internal server error."), fresh_request_id())

@@ -5,15 +5,30 @@ Source: TorchServe 0.12 inference API; contract section 1.
 
 from flask import Blueprint, Response, request
 
-from batching.errors import ModelNotFound
+from batching.errors import ModelNotFound, NotFound
 from batching.model_spec import NAME_PATTERN
 from ingress.answers import not_found
 from ingress.front import LIVE_TEXT
 from ingress.health import Health
 from ingress.openapi import model_prediction_document
 from ingress.prediction_paths import parse_prediction_path
-from ingress.responses import json_response, lower_case_headers, status_response, to_response
+from ingress.responses import (
+    json_response,
+    lower_case_headers,
+    status_response,
+    stream_response,
+    to_response,
+)
 from ingress.services import Services
+from ingress.streamed_answer import StreamedAnswer
+
+
+class WorkflowNotFound(NotFound):
+    """There are no workflows; TorchServe has given them up, too."""
+
+    type = "WorkflowNotFoundException"
+    reason = "workflow_not_found"
+
 
 # TorchServe does not look at the method of a prediction or a ping.
 _ANY = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
@@ -29,6 +44,10 @@ def inference_blueprint(services: Services) -> Blueprint:
         ("/explanations/<path:_>", _ANY, view.predict),
         ("/v1/models/<path:_>", _ANY, view.predict),
         ("/v2/models/<path:_>", _ANY, view.predict),
+        ("/invocations", _ANY, view.predict),
+        ("/models/<path:_>/invoke", _ANY, view.predict),
+        ("/<path:_>/predict", _ANY, view.predict),
+        ("/wfpredict/<path:workflow_name>", _ANY, view.predict_workflow),
         ("/predictions/<model_name>", ("OPTIONS",), view.document),
         ("/predictions/<model_name>/<path:_>", ("OPTIONS",), view.document),
         ("/ping", _ANY, view.ping),
@@ -47,7 +66,7 @@ class _InferenceView:
         self._services = services
         self._health = Health(services.probe_registry, services.lifecycle)
 
-    def predict(self, _: str) -> Response:
+    def predict(self, _: str = "") -> Response:
         target = parse_prediction_path(request.path)
         if target is None:
             raise not_found()
@@ -56,8 +75,15 @@ class _InferenceView:
         headers = lower_case_headers(request)
         if self._services.keys is not None:
             headers.pop("authorization", None)
-        answer = self._services.predictor.answer(target, headers, body)
-        return to_response(self._services.on_loop(answer))
+        query = request.query_string.decode("latin-1") if target.takes_query else ""
+        services = self._services
+        answer = services.on_loop(services.predictor.answer(target, headers, body, None, query))
+        if isinstance(answer, StreamedAnswer):
+            return stream_response(answer, services.on_loop)
+        return to_response(answer)
+
+    def predict_workflow(self, workflow_name: str) -> Response:
+        raise WorkflowNotFound(f"Workflow not found: {workflow_name}")
 
     def document(self, model_name: str, _: str = "") -> Response:
         is_name = NAME_PATTERN.fullmatch(model_name) is not None

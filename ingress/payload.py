@@ -4,18 +4,24 @@ Source: TorchServe 0.12 `NettyUtils.getFormData` and `InferenceRequestHandler`; 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from urllib.parse import unquote_to_bytes
 
 from werkzeug.http import parse_options_header
 
 from batching.errors import BadRequest
-from batching.protocol import Part, Request
+from batching.protocol import OPEN_INFERENCE_TYPE, Part, Request
 from ingress.prediction_paths import Target
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 
+# How many bytes of the body are JSON, before those of tensors. Source: Triton's "Binary Tensor Data
+# Extension" of the Open Inference Protocol.
+TENSOR_HEADER = "inference-header-content-length"
+
 _MILLISECONDS = re.compile(r"[0-9]{1,12}")
+_BYTE_COUNT = re.compile(r"[0-9]{1,12}")
 _MAX_PARTS = 32
 _MAX_FIELDS = 1000
 _MAX_PART_HEADER_BYTES = 8192
@@ -23,22 +29,46 @@ _MAX_BOUNDARY_CHARS = 200
 _BINARY = "application/octet-stream"
 
 
-def read_request(target: Target, headers: dict[str, str], body: bytes) -> Request:
+def read_request(target: Target, headers: dict[str, str], body: bytes, query: str = "") -> Request:
     """The request that these headers and this body are; `headers` becomes part of it.
 
     Args:
         target: what the path asked for; overwrites the headers `explain` and `url_path`.
         headers: names in lower case.
         body: whole and already within `max_request_size`.
+        query: whose pairs are parts, too, before those of the body.
 
     Raises:
         BadRequest: a form that cannot be parsed or has too many parts.
     """
     parts = read_parts(headers.get("content-type", ""), body)
-    headers["explain"] = target.explain
+    if query:
+        parts = _last_of_each_name(chain(_urlencoded_parts(query.encode()), parts))
+    if target.explain is not None:
+        headers["explain"] = target.explain
     if target.url_path is not None:
         headers["url_path"] = target.url_path
     return Request(headers, parts)
+
+
+def read_tensors(target: Target, headers: dict[str, str], body: bytes) -> Request:
+    """The Open Inference Protocol's request that these headers and this body are.
+
+    Raises:
+        BadRequest: the header that says where the tensors begin cannot be true.
+    """
+    text = headers.get(TENSOR_HEADER, str(len(body)))
+    if not _BYTE_COUNT.fullmatch(text) or int(text) > len(body):
+        raise BadRequest("Inference-Header-Content-Length is not a length within the body.")
+    if target.explain is not None:
+        headers["explain"] = target.explain
+    return Request(headers, [Part("body", f"{OPEN_INFERENCE_TYPE};json={int(text)}", body)])
+
+
+def first_in_query(query: str, name: str) -> str:
+    """The first value that the query string has for this name; empty without one."""
+    values = (part.content for part in _urlencoded_parts(query.encode()) if part.name == name)
+    return next(values, b"").decode("utf-8", "replace")
 
 
 def read_parts(content_type: str, body: bytes) -> list[Part]:
@@ -69,7 +99,7 @@ def read_timeout_s(headers: Mapping[str, str]) -> float | None:
     return int(text) / 1000
 
 
-def _last_of_each_name(parts: Iterator[Part]) -> list[Part]:
+def _last_of_each_name(parts: Iterable[Part]) -> list[Part]:
     return list({part.name: part for part in parts}.values())
 
 

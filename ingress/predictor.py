@@ -3,29 +3,59 @@
 import asyncio
 import time
 
-from batching.errors import ModelNotFound, NoWorker, ServeError, VersionNotFound
+from batching.errors import (
+    BadRequest,
+    ModelNotFound,
+    NoWorker,
+    PredictionFailed,
+    ServeError,
+    VersionNotFound,
+)
 from batching.model_spec import NAME_PATTERN, ModelSpec
-from batching.protocol import Reply, Request
-from batching.store.broker import Broker
+from batching.protocol import BatchTiming, Reply, Request
+from batching.store.broker import Broker, ReplyStream
 from batching.store.catalog import Catalog
 from batching.store.lane import ClientGone
 from batching.telemetry import Metrics, VersionMetrics
-from ingress.answers import Answer, error_answer, fresh_request_id, reply_answer
-from ingress.payload import read_request, read_timeout_s
+from ingress.answers import (
+    Answer,
+    error_answer,
+    fresh_request_id,
+    reply_answer,
+    stream_head,
+    with_error_key,
+)
+from ingress.payload import (
+    TENSOR_HEADER,
+    first_in_query,
+    read_request,
+    read_tensors,
+    read_timeout_s,
+)
 from ingress.prediction_paths import Target
+from ingress.streamed_answer import StreamedAnswer
 
 # A form larger than this is parsed in a thread: 6 MB of percent signs take half a second.
 _LARGE_FORM_BYTES = 256 * 1024
+_FAILURE = 400
 _FORM_TYPES = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 
 class Predictor:
     """Turns (path, headers, body) into an Answer. Lives on the broker's event loop."""
 
-    def __init__(self, catalog: Catalog, broker: Broker, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        broker: Broker,
+        metrics: Metrics,
+        *,
+        is_open_inference: bool = False,
+    ) -> None:
         self._catalog = catalog
         self._broker = broker
         self._metrics = metrics
+        self._is_open_inference = is_open_inference
 
     async def answer(
         self,
@@ -33,7 +63,8 @@ class Predictor:
         headers: dict[str, str],
         body: bytes,
         client_left: ClientGone | None = None,
-    ) -> Answer:
+        query: str = "",
+    ) -> Answer | StreamedAnswer:
         """The one answer to this prediction; errors are answers too.
 
         Args:
@@ -41,46 +72,41 @@ class Predictor:
             headers: names in lower case; owned by this call.
             body: whole and within `max_request_size`.
             client_left: finishes when nobody waits for the answer any more.
+            query: the query string, where `target` takes one.
 
         Raises:
             ClientLeft: there is nobody to answer.
         """
         request_id = fresh_request_id()
-        started_s = time.perf_counter()
-        measured: VersionMetrics | None = None
-        spec: ModelSpec | None = None
-        reply: Reply | None = None
-        reason = ""
+        measure = _Measure(self._metrics)
+        is_tensors = target.is_v2 and (self._is_open_inference or TENSOR_HEADER in headers)
         try:
+            request = None
+            if target.takes_query:
+                request = await _read(target, headers, body, query)
+                target = await self._named(target, request, query)
             spec = await self.resolve(target.model_name, target.model_version)
-            measured = self._metrics.version(spec.key, target.model_version)
-            measured.count_arrival()
+            measure.begin(spec, target.model_version)
             timeout_s = read_timeout_s(headers)
+            if is_tensors:
+                request = read_tensors(target, headers, body)
             reply = await self._broker.predict(
                 spec,
-                await _read(target, headers, body),
+                request or await _read(target, headers, body),
                 request_id=request_id,
                 timeout_s=timeout_s,
                 client_left=client_left,
             )
+            if isinstance(reply, ReplyStream):
+                return await _streamed(reply, request_id, measure)
             answer = reply_answer(reply, request_id)
-            reason = reply.reason
+            measure.end(answer.status, reply.timing, reply.reason)
         except ServeError as error:
             if isinstance(error, NoWorker):
                 error.message = _no_worker_text(target)
             answer = error_answer(error, request_id)
-            reason = error.reason
-        if measured is None or spec is None:
-            self._metrics.count_unknown(answer.status, reason)
-        else:
-            measured.count_answer(
-                answer.status,
-                time.perf_counter() - started_s,
-                reply.timing if reply else None,
-                reason=reason,
-                full_size=spec.batch_size,
-            )
-        return answer
+            measure.end(answer.status, None, error.reason)
+        return with_error_key(answer) if is_tensors and answer.status >= _FAILURE else answer
 
     async def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
         """The version that these words from a path mean.
@@ -98,6 +124,25 @@ class Predictor:
             )
         return await self._catalog.resolve(model_name, model_version)
 
+    async def _named(self, target: Target, request: Request, query: str) -> Target:
+        """The target with its model's name, from wherever TorchServe takes it.
+
+        Raises:
+            BadRequest: nobody says which.
+        """
+        if target.model_name:
+            return target
+        name = first_in_query(query, "model_name")
+        if not name:
+            startup_models = await self._catalog.startup_models()
+            name = startup_models[0] if len(startup_models) == 1 else ""
+        if not name:
+            parts = {part.name: part.content for part in request.parts}
+            name = parts.get("model_name", b"").decode("utf-8", "replace")
+        if not name:
+            raise BadRequest("Parameter model_name is required.")
+        return target._replace(model_name=name)
+
     async def describe(self, spec: ModelSpec) -> Reply:
         """What a worker's handler says of itself.
 
@@ -107,17 +152,58 @@ class Predictor:
             ServeError: no worker, or no answer.
         """
         request = read_request(Target(*spec.key, "False", ""), {"describe": "True"}, b"")
-        return await self._broker.predict(spec, request, request_id=fresh_request_id())
+        reply = await self._broker.predict(spec, request, request_id=fresh_request_id())
+        if isinstance(reply, ReplyStream):
+            await reply.close()
+            raise PredictionFailed("Invalid model predict output")
+        return reply
 
     def forget(self, model_name: str) -> None:
         """The next prediction of this model asks the registry, without waiting for its channel."""
         self._catalog.forget(model_name)
 
 
-async def _read(target: Target, headers: dict[str, str], body: bytes) -> Request:
+class _Measure:
+    """What one prediction adds to the metrics."""
+
+    __slots__ = ("_children", "_full_size", "_metrics", "_started_s")
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._started_s = time.perf_counter()
+        self._children: VersionMetrics | None = None
+        self._full_size = 1
+
+    def begin(self, spec: ModelSpec, asked_version: str | None) -> None:
+        """The version is known."""
+        self._children = self._metrics.version(spec.key, asked_version)
+        self._full_size = spec.batch_size
+        self._children.count_arrival()
+
+    def end(self, status: int, timing: BatchTiming | None, reason: str) -> None:
+        """It was answered, or its client has gone."""
+        if self._children is None:
+            self._metrics.count_unknown(status, reason)
+        else:
+            seconds = time.perf_counter() - self._started_s
+            self._children.count_answer(
+                status, seconds, timing, reason=reason, full_size=self._full_size
+            )
+
+
+async def _streamed(stream: ReplyStream, request_id: str, measure: _Measure) -> StreamedAnswer:
+    try:
+        status, headers = stream_head(await stream.first(), request_id)
+    except BaseException:
+        await stream.close()
+        raise
+    return StreamedAnswer(status, headers, stream, measure.end)
+
+
+async def _read(target: Target, headers: dict[str, str], body: bytes, query: str = "") -> Request:
     if len(body) > _LARGE_FORM_BYTES and headers.get("content-type", "").startswith(_FORM_TYPES):
-        return await asyncio.to_thread(read_request, target, headers, body)
-    return read_request(target, headers, body)
+        return await asyncio.to_thread(read_request, target, headers, body, query)
+    return read_request(target, headers, body, query)
 
 
 def _no_worker_text(target: Target) -> str:

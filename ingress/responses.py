@@ -1,10 +1,12 @@
 """Answers as Flask responses, and Flask requests as what the shared functions take."""
 
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from flask import Request, Response
 
 from ingress.answers import Answer, fresh_request_id, json_answer, status_answer
+from ingress.streamed_answer import StreamedAnswer
 
 
 class PlainResponse(Response):
@@ -16,6 +18,32 @@ class PlainResponse(Response):
 def to_response(answer: Answer) -> Response:
     """The answer, byte for byte."""
     return PlainResponse(answer.body, status=answer.status, headers=answer.headers)
+
+
+def stream_response(
+    answer: StreamedAnswer, on_loop: Callable[[Coroutine[Any, Any, bytes | None]], bytes | None]
+) -> Response:
+    """The answer in pieces; an exception breaks it off, and the server below closes the connection.
+
+    Args:
+        answer: closed when the response is.
+        on_loop: runs a coroutine on the answer's event loop.
+    """
+
+    async def next_piece() -> bytes | None:
+        return await anext(answer, None)
+
+    def pieces() -> Iterator[bytes]:
+        while (piece := on_loop(next_piece())) is not None:
+            yield piece
+
+    response = PlainResponse(pieces(), status=answer.status, headers=answer.headers)
+    response.call_on_close(lambda: on_loop(_closed(answer)))
+    return response
+
+
+async def _closed(answer: StreamedAnswer) -> None:
+    await answer.close()
 
 
 def json_response(document: Any, status: int = 200) -> Response:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from granian.rsgi import ProtocolClosed  # type: ignore[attr-defined]
 
-__all__ = ["HttpProtocol", "HttpScope", "ProtocolClosed", "RsgiApp"]
+__all__ = ["HttpProtocol", "HttpScope", "ProtocolClosed", "RsgiApp", "StreamTransport"]
 
 
 class _Headers(Protocol):
@@ -35,6 +35,14 @@ class HttpScope(Protocol):
         ...
 
 
+class StreamTransport(Protocol):
+    """Where the pieces of an answer go. Takes what it is given, however slow the client is."""
+
+    async def send_bytes(self, data: bytes) -> None:
+        """The piece is on its way. Raises ProtocolClosed when the client has gone."""
+        ...
+
+
 class HttpProtocol(Protocol):
     """The body to come, and the way to answer. A status outside 100 to 999 aborts the process."""
 
@@ -52,6 +60,10 @@ class HttpProtocol(Protocol):
 
     def response_bytes(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
         """The answer is sent."""
+        ...
+
+    def response_stream(self, status: int, headers: Sequence[tuple[str, str]]) -> StreamTransport:
+        """The answer's head is sent. It ends, as if whole, when the transport is let go."""
         ...
 
 

@@ -143,7 +143,12 @@ class _Ingress:
             registry=self._registry,
             probe_registry=self._probe_registry,
             control=self._control,
-            predictor=Predictor(self._catalog, self._broker, self._metrics),
+            predictor=Predictor(
+                self._catalog,
+                self._broker,
+                self._metrics,
+                is_open_inference=self._settings.open_inference_protocol,
+            ),
             metrics=self._metrics,
             lifecycle=self._lifecycle,
             loop=loop,
@@ -169,7 +174,13 @@ class _Ingress:
         )
         if Role.INFERENCE not in roles:
             return bridge
-        return Front(services.predictor, bridge, max_request_size_bytes=limit, gate=gate)
+        return Front(
+            services.predictor,
+            bridge,
+            max_request_size_bytes=limit,
+            max_response_size_bytes=self._settings.max_response_size_bytes,
+            gate=gate,
+        )
 
     async def _load_models(self, services: Services) -> None:
         failures: list[dict[str, str]] = []

@@ -7,10 +7,12 @@ import io
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from batching.errors import PredictionFailed
-from batching.protocol import Part, Request
+from batching.protocol import OPEN_INFERENCE_TYPE, Part, Request
+from workers.open_inference import Inference
 
 logger = logging.getLogger(__name__)
 
@@ -21,9 +23,14 @@ def decode_row(request: Request, *, is_decoding: bool) -> dict[str, Any]:
     Args:
         request: as the ingress wrote it.
         is_decoding: JSON becomes Python values and text becomes str; otherwise all is bytearray.
+
+    Raises:
+        BadRequest: what is said to be an inference request is none.
     """
     return {
-        part.name: _decode(part) if is_decoding else bytearray(part.content)
+        part.name: _decode(part)
+        if is_decoding or part.content_type.startswith(OPEN_INFERENCE_TYPE)
+        else bytearray(part.content)
         for part in request.parts
     }
 
@@ -52,8 +59,32 @@ def encode_output(output: Any) -> bytes:
         raise PredictionFailed("Unsupported model output data type.") from error
 
 
+def header_texts(headers: Mapping[str, Any]) -> dict[str, str]:
+    """A handler's headers as text.
+
+    Raises:
+        ValueError: text that would begin another header line.
+    """
+    return {line_text(name): line_text(value) for name, value in headers.items()}
+
+
+def line_text(value: Any) -> str:
+    """Text that fits into one line of an HTTP head.
+
+    Raises:
+        ValueError: it would begin another one.
+    """
+    text = str(value)
+    if not text.isprintable():
+        raise ValueError(f"not a response header or reason phrase: {text!r}")
+    return text
+
+
 def _decode(part: Part) -> Any:
-    kind = part.content_type.partition(";")[0].strip().lower()
+    kind, _, parameters = part.content_type.partition(";")
+    kind = kind.strip().lower()
+    if kind == OPEN_INFERENCE_TYPE and parameters.startswith("json="):
+        return Inference.read(part.content, int(parameters.removeprefix("json=")))
     try:
         if kind == "application/json":
             return json.loads(part.content)

@@ -17,12 +17,16 @@ from ts.utils.util import PredictionException
 from batching.errors import InternalError, OutOfResources, PredictionFailed, ServeError
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.settings import Settings
+from workers.batch_stream import BatchStream, Send, StreamAbandoned
+from workers.envelopes import OPEN_INFERENCE_ENVELOPE
 from workers.handlers import LoadedModel
-from workers.rows import decode_row, encode_output, request_headers
+from workers.open_inference import Inference
+from workers.rows import decode_row, encode_output, header_texts, line_text, request_headers
 
 logger = logging.getLogger(__name__)
 
 _STATUSES = range(200, 600)
+_BROKEN_STREAM = InternalError("The client did not take its answer in time.")
 
 
 class DeviceBroken(Exception):
@@ -32,9 +36,12 @@ class DeviceBroken(Exception):
 class Runner:
     """One loaded model, one batch at a time."""
 
-    def __init__(self, model: LoadedModel, settings: Settings) -> None:
+    def __init__(self, model: LoadedModel, settings: Settings, send: Send | None = None) -> None:
         self._model = model
         self._settings = settings
+        self._stream = BatchStream(send)
+        self._stream.attach(model.context)
+        self._questions: dict[int, Inference] = {}
         self.is_device_broken = False
 
     def run(self, batch: Batch) -> list[Reply]:
@@ -53,6 +60,9 @@ class Runner:
                 raise DeviceBroken
             _free_gpu_memory()
             replies = [reply for item in batch.items for reply in self._run_alone(item)]
+        if self._stream.counts:
+            replies = self._as_ends(batch.items, replies)
+        self._stream.forget()
         handler_us = (time.perf_counter_ns() - started_ns) // 1000
         return [
             replace(
@@ -70,15 +80,35 @@ class Runner:
         """
         try:
             outputs = self._call(items)
+        except StreamAbandoned:
+            logger.info("abandoned model=%s batch=%d: no client is left", self._name, len(items))
+            return [_error_reply(_BROKEN_STREAM)] * len(items)
         except Exception as error:
             # Anything may come out of a handler; the worker has to live on.
             logger.exception("handler failed model=%s batch=%d", self._name, len(items))
             self.is_device_broken = self.is_device_broken or _has_broken_device(error)
-            return [_error_reply(_as_answer(error))] if len(items) == 1 else None
+            return self._all_or_none(items, _as_answer(error))
         if not isinstance(outputs, list) or len(outputs) != len(items):
             logger.error("handler returned %s for a batch of %d", _shape(outputs), len(items))
-            return [_error_reply(_misshapen(outputs))] if len(items) == 1 else None
+            return self._all_or_none(items, _misshapen(outputs))
         return [self._reply(index, output) for index, output in enumerate(outputs)]
+
+    def _all_or_none(
+        self, items: Sequence[Claimed], error: ServeError | PredictionException
+    ) -> list[Reply] | None:
+        # What has been sent in pieces cannot be sent again.
+        if len(items) == 1 or self._stream.counts:
+            return [_error_reply(error)] * len(items)
+        return None
+
+    def _as_ends(self, items: Sequence[Claimed], replies: Sequence[Reply]) -> list[Reply]:
+        """The replies as the ends of answers that have been sent in pieces."""
+        ends = []
+        for item, reply in zip(items, replies, strict=True):
+            is_broken = item.request_id in self._stream.broken
+            end = _error_reply(_BROKEN_STREAM) if is_broken else reply
+            ends.append(replace(end, chunks=self._stream.counts.get(item.request_id, 0)))
+        return ends
 
     def _run_alone(self, item: Claimed) -> list[Reply]:
         return self._run_items([item]) or []
@@ -87,16 +117,40 @@ class Runner:
         context = self._model.context
         is_decoding = self._settings.decode_input_request
         rows = [decode_row(item.request, is_decoding=is_decoding) for item in items]
+        self._questions = {
+            index: row["body"]
+            for index, row in enumerate(rows)
+            if type(row.get("body")) is Inference
+        }
+        for index, question in self._questions.items():
+            rows[index] = self._opened(question)
         context.request_ids = {index: item.request_id for index, item in enumerate(items)}
         context.request_processor = [
             RequestProcessor(request_headers(item.request)) for item in items
         ]
         context.metrics.request_ids = context.request_ids
+        self._stream.begin(items)
         return self._model.entry(rows, context)
+
+    def _opened(self, question: Inference) -> dict[str, Any]:
+        if self._settings.service_envelope == OPEN_INFERENCE_ENVELOPE:
+            return {"body": question.with_data()}
+        return question.row()
+
+    def _encode(self, index: int, output: Any) -> bytes:
+        question = self._questions.get(index)
+        if question is None:
+            return encode_output(output)
+        context = self._model.context
+        version = (context.manifest or {}).get("model", {}).get("modelVersion", "1.0")
+        body, headers = question.answer(output, self._name, str(version))
+        for name, value in headers.items():
+            context.set_response_header(index, name, value)
+        return body
 
     def _reply(self, index: int, output: Any) -> Reply:
         try:
-            body = encode_output(output)
+            body = self._encode(index, output)
             if len(body) > self._settings.max_response_size_bytes:
                 raise InternalError(
                     f"The model's answer has {len(body)} bytes, more than max_response_size "
@@ -104,8 +158,7 @@ class Runner:
                 )
             status, phrase = self._model.context.get_response_status(index)
             headers = self._model.context.get_response_headers(index)
-            texts = {_header_text(name): _header_text(value) for name, value in headers.items()}
-            return Reply(int(status), body, texts, _header_text(phrase))
+            return Reply(int(status), body, header_texts(headers), line_text(phrase))
         except Exception as error:
             # What it returned may do anything when it is encoded; its neighbours are answered.
             logger.exception("answer refused model=%s row=%d", self._name, index)
@@ -146,14 +199,6 @@ def _misshapen(outputs: Any) -> ServeError:
     if isinstance(outputs, list):
         return PredictionFailed("number of batch response mismatched")
     return PredictionFailed("Invalid model predict output")
-
-
-def _header_text(value: Any) -> str:
-    """Text that fits into a header line and cannot begin another one."""
-    text = str(value)
-    if not text.isprintable():
-        raise ValueError(f"not a response header or reason phrase: {text!r}")
-    return text
 
 
 def _shape(outputs: Any) -> str:

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -28,6 +29,7 @@ from batching.store.metric_verbs import MetricVerbs
 from batching.store.worker_verbs import WorkerVerbs
 from batching.telemetry import configure_logging
 from workers.assignment import Assignment
+from workers.envelopes import in_envelope
 from workers.handlers import load_model
 from workers.metrics_reporter import MetricsReporter
 from workers.runner import DeviceBroken, Runner
@@ -98,9 +100,10 @@ class Worker:
             try:
                 self._verbs.reply(items, replies)
             except (RedisError, OSError) as error:
+                # A server that took over may have leased us what we have answered long ago. It is
+                # given back before the next claim, as are these, if they cannot be answered.
+                self._may_own_unknown = True
                 if time.monotonic() > end:
-                    # They are given back before the next claim, if Redis still knows them.
-                    self._may_own_unknown = True
                     log.error("reply failed for %.0f s, giving up: %s", REPLY_PATIENCE_S, error)
                     return
                 time.sleep(RETRY_S)
@@ -121,6 +124,19 @@ def timed(entry: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
             return entry(*arguments)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
+
+    return run
+
+
+def untimed(send: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
+    """The call, for which the time of the entry point stops; it begins anew afterwards."""
+
+    def run(*arguments: Any) -> Any:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            return send(*arguments)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, timeout_s)
 
     return run
 
@@ -151,7 +167,10 @@ def main() -> int:
     client = connect(store_url(settings))
     verbs = WorkerVerbs(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
     policy = FixedPolicy(spec.batch_size, spec.max_batch_delay_ms / 1000)
-    runner = Runner(model.with_entry(timed(model.entry, spec.response_timeout_s)), settings)
+    entry = in_envelope(settings.service_envelope, model.entry)
+    timeout_s = spec.response_timeout_s
+    send = partial(verbs.send, patience_s=timeout_s)
+    runner = Runner(model.with_entry(timed(entry, timeout_s)), settings, untimed(send, timeout_s))
     worker = Worker(Batcher(verbs, policy), verbs, runner.run, lambda: runner.is_device_broken)
     signal.signal(signal.SIGTERM, worker.stop)
     reporter = MetricsReporter(

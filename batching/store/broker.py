@@ -8,9 +8,10 @@ from batching.protocol import Reply, Request
 from batching.store.connection import AsyncClient, connect_async
 from batching.store.ingress_verbs import IngressVerbs
 from batching.store.lane import Lane
+from batching.store.reply_stream import ReplyStream
 from batching.store.ticket import ClientGone, ClientLeft
 
-__all__ = ["Broker", "ClientLeft"]
+__all__ = ["Broker", "ClientLeft", "ReplyStream"]
 
 
 class Broker:
@@ -57,8 +58,11 @@ class Broker:
         request_id: str,
         timeout_s: float | None = None,
         client_left: ClientGone | None = None,
-    ) -> Reply:
+    ) -> Reply | ReplyStream:
         """The one reply to this request; an error reply has `error_type` set.
+
+        A handler that sends pieces while it runs is answered with a stream of them, which must be
+        read to its end or closed. Each piece gives the next one the whole time again.
 
         The deadline is `timeout_s` if given, else the model's clientTimeoutInMills, else the time a
         request may wait plus the time a batch may run.

@@ -1,15 +1,21 @@
-"""Requests that nobody waits for any more are cancelled, those that leave together in one call."""
+"""Requests that nobody waits for any more are cancelled, those that leave together in one call.
+
+Nobody waits where the deadline has passed or the client has left.
+"""
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from redis.exceptions import RedisError
 
+from batching import errors
 from batching.store.ingress_verbs import CancelCode, IngressVerbs
 from batching.store.tasks import end_tasks
-from batching.store.ticket import Ticket
+from batching.store.ticket import ClientGone, ClientLeft, Ticket
 
+WATCH_AFTER_S = 0.1  # fast requests do not pay for watching their client
 CANCEL_AT_ONCE = 256
 CANCEL_PATIENCE_S = 0.1  # an answer is due at the deadline, whether or not Redis answers
 
@@ -25,6 +31,20 @@ class Departures:
         self._leaving: list[tuple[Ticket, Exception]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_collecting = False
+        self._loop = asyncio.get_running_loop()
+
+    def watch(self, ticket: Ticket, client_left: ClientGone | None) -> None:
+        """The request is given up at its deadline, or once `client_left` finishes.
+
+        One timer per request: most are answered before it fires the first time.
+        """
+        first_s = min(ticket.timeout_s, WATCH_AFTER_S)
+        ticket.timer = self._loop.call_later(first_s, self._on_timer, ticket, client_left)
+
+    def give_up(self, ticket: Ticket, error: Exception) -> None:
+        """As `add`, unless there is an outcome already."""
+        if not ticket.reply.done():
+            self.add(ticket, error)
 
     def add(self, ticket: Ticket, error: Exception) -> None:
         """The request will be cancelled at once, and its ticket fails with `error`."""
@@ -32,19 +52,41 @@ class Departures:
         if not self._is_collecting:
             self._is_collecting = True
             # In the loop's next turn: when hundreds leave at once, a call for each is too slow.
-            asyncio.get_running_loop().call_soon(self._cancel)
+            self._loop.call_soon(self._cancel)
 
     async def close(self) -> None:
         """Nothing is under way any more; what was not cancelled expires."""
         await end_tasks(self._tasks)
 
+    def _on_timer(self, ticket: Ticket, client_left: ClientGone | None) -> None:
+        left_s = ticket.deadline - self._loop.time()
+        if left_s > 0:
+            ticket.timer = self._loop.call_later(left_s, self._on_timer, ticket, None)
+            if client_left is not None and not ticket.reply.done():
+                self._keep(asyncio.ensure_future(self._follow(ticket, client_left)))
+        else:
+            text = "The request's deadline passed before its answer was there."
+            self.give_up(ticket, errors.DeadlineExceeded(text))
+
+    async def _follow(self, ticket: Ticket, client_left: ClientGone) -> None:
+        gone = asyncio.ensure_future(client_left())
+        outcomes: set[asyncio.Future[Any]] = {gone, ticket.reply}
+        try:
+            await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+        self.give_up(ticket, ClientLeft())
+
+    def _keep(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def _cancel(self) -> None:
         self._is_collecting = False
         leaving, self._leaving = self._leaving, []
         for start in range(0, len(leaving), CANCEL_AT_ONCE):
-            task = asyncio.ensure_future(self._let_go(leaving[start : start + CANCEL_AT_ONCE]))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            together = leaving[start : start + CANCEL_AT_ONCE]
+            self._keep(asyncio.ensure_future(self._let_go(together)))
 
     async def _let_go(self, leaving: Sequence[tuple[Ticket, Exception]]) -> None:
         with contextlib.suppress(RedisError, OSError, TimeoutError):

@@ -13,6 +13,7 @@ from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from batching.store.scripts import async_script
 
 COLLECT_AT_ONCE = 256
+CHUNKS_AT_ONCE = 16
 
 
 class SubmitCode(IntEnum):
@@ -31,6 +32,7 @@ class AuditCode(IntEnum):
     LOST = 0
     OPEN = 1
     REPLIED = 2
+    STREAMED = 3
 
 
 class CancelCode(IntEnum):
@@ -89,8 +91,14 @@ class IngressVerbs:
             keys.body_prefix,
             keys.reply_prefix,
             keys.lease_prefix,
+            keys.chunk_prefix,
         ]
-        self._audit_keys = [keys.ingress_beats, keys.request_prefix, keys.reply_prefix]
+        self._audit_keys = [
+            keys.ingress_beats,
+            keys.request_prefix,
+            keys.reply_prefix,
+            keys.chunk_prefix,
+        ]
 
     async def close(self) -> None:
         """The connections of its own are given back; nothing may be under way."""
@@ -171,6 +179,19 @@ class IngressVerbs:
         """These replies have reached their waiters and are deleted."""
         if collected:
             await self._client.unlink(*self._reply_keys(collected))
+
+    async def read_chunks(self, request_id: str, taken: int) -> list[bytes]:
+        """The oldest pieces of an answer that wait, after the first `taken` have been deleted."""
+        name = self._keys.chunk_prefix + request_id
+        async with self._client.pipeline(transaction=False) as pipe:
+            if taken:
+                pipe.ltrim(name, taken, -1)
+            pipe.lrange(name, 0, CHUNKS_AT_ONCE - 1)
+            return (await pipe.execute())[-1]  # type: ignore[no-any-return]
+
+    async def discard_chunks(self, request_id: str) -> None:
+        """No piece of this answer is kept."""
+        await self._client.unlink(self._keys.chunk_prefix + request_id)
 
     async def cancel(self, request_ids: Sequence[str]) -> list[CancelCode]:
         """These requests will not be run, or have been answered already."""

@@ -91,7 +91,13 @@ class VersionKeys:
     def large_reply_prefix(self) -> str:  # noqa: D102
         return f"{self.tag}:out:"
 
-    # list, + ingress id: ids whose replies wait for that ingress; TTL 60 s.
+    # list, + request id: pieces of an answer that its ingress has not sent on, at most some 64 of
+    # 16 KiB; TTL 60 s, renewed by each piece, deleted by the ingress and by cancel.
+    @property
+    def chunk_prefix(self) -> str:  # noqa: D102
+        return f"{self.tag}:chunks:"
+
+    # list, + ingress id: ids whose replies or chunks wait for that ingress; TTL 60 s.
     @property
     def done_prefix(self) -> str:  # noqa: D102
         return f"{self.tag}:done:"

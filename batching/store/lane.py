@@ -11,10 +11,9 @@ The waiting ingress is the durability: it still holds the body, and submits agai
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
 
-from redis.exceptions import OutOfMemoryError, RedisError
+from redis.exceptions import RedisError
 
 from batching import errors
 from batching.drain_rate import DrainRate
@@ -22,9 +21,11 @@ from batching.model_spec import VersionKey
 from batching.protocol import ProtocolError, Reply
 from batching.request_ids import next_uuid4
 from batching.store.departures import Departures
-from batching.store.ingress_verbs import AuditCode, IngressVerbs, Submission, SubmitCode
-from batching.store.refusals import memory_full, refusal, store_unavailable
+from batching.store.ingress_verbs import AuditCode, IngressVerbs, SubmitCode
+from batching.store.refusals import refusal
 from batching.store.replies import LargeReply, decode_reply, error_reply
+from batching.store.reply_stream import ReplyStream
+from batching.store.submitting import RETRY_S, submit_tickets
 from batching.store.tasks import end_tasks
 from batching.store.ticket import ClientGone, ClientLeft, Ticket
 
@@ -33,11 +34,8 @@ __all__ = ["ClientGone", "ClientLeft", "Lane"]
 log = logging.getLogger(__name__)
 
 SUBMIT_AT_ONCE = 256
-SUBMIT_PATIENCE_S = 0.8  # Redis down at submit is answered within a second
 VERSION_PATIENCE_S = 1.5  # after Redis was emptied, a node restores the registry within a beat
-RETRY_S = 0.05
 AUDIT_S = 0.5  # what Redis lost is noticed within twice this
-WATCH_AFTER_S = 0.1  # fast requests do not pay for watching their client
 RESUBMIT_SHARE = 0.25  # of the deadline must be left
 
 
@@ -63,8 +61,8 @@ class Lane:
 
     async def ask(
         self, request_id: str, wire: bytes, timeout_s: float, client_left: ClientGone | None
-    ) -> Reply:
-        """The one reply to this request.
+    ) -> Reply | ReplyStream:
+        """The one reply to this request, as a stream if its first piece comes before its end.
 
         Raises:
             ServeError: it was refused, or its deadline passed.
@@ -72,17 +70,16 @@ class Lane:
         """
         loop = self._loop
         ticket = Ticket(request_id, wire, timeout_s, loop.time(), loop.create_future())
-        # One timer per request: most are answered before it fires the first time.
-        first_s = min(timeout_s, WATCH_AFTER_S)
-        ticket.timer = loop.call_later(first_s, self._on_timer, ticket, client_left)
+        self._departures.watch(ticket, client_left)
         self._enter(ticket)
         try:
             reply = await ticket.reply
             self._drain_rate.count(loop.time())
             return reply
         finally:
-            self._waiting.pop(ticket.request_id, None)
             ticket.timer.cancel()
+            if self._waiting.get(ticket.request_id) is ticket:
+                del self._waiting[ticket.request_id]
             if ticket.reply.cancelled():
                 self._departures.add(ticket, ClientLeft())
 
@@ -121,42 +118,13 @@ class Lane:
             if not tickets:
                 continue
             try:
-                codes = await self._submit(tickets)
+                codes = await submit_tickets(self._verbs, tickets)
             except errors.ServeError as error:
                 for ticket in tickets:
                     ticket.fail(error)
                 continue
             for ticket, code in zip(tickets, codes, strict=True):
                 self._admit(ticket, code)
-
-    async def _submit(self, tickets: Sequence[Ticket]) -> list[SubmitCode]:
-        """One script call, repeated under the same ids while Redis is briefly away."""
-        try:
-            async with asyncio.timeout(self._patience_s(tickets)):
-                while True:
-                    now = self._loop.time()
-                    submissions = [
-                        Submission(
-                            t.request_id,
-                            ttl_ms=max(1, int((t.deadline - now) * 1000)),
-                            wire=t.wire,
-                            age_us=int((now - t.entered_at) * 1e6),
-                        )
-                        for t in tickets
-                    ]
-                    try:
-                        return await self._verbs.submit(submissions)
-                    except OutOfMemoryError as error:
-                        raise memory_full() from error
-                    except (RedisError, OSError):
-                        await asyncio.sleep(RETRY_S)
-        except TimeoutError:
-            raise store_unavailable() from None
-
-    def _patience_s(self, tickets: Sequence[Ticket]) -> float:
-        """Seconds for this submit; whoever waited behind one that failed has less left."""
-        oldest_age_s = max(self._age_s(ticket) for ticket in tickets)
-        return max(2 * RETRY_S, SUBMIT_PATIENCE_S - oldest_age_s)
 
     def _admit(self, ticket: Ticket, code: SubmitCode) -> None:
         if code in (SubmitCode.QUEUED, SubmitCode.KNOWN):
@@ -207,11 +175,17 @@ class Lane:
         collected: list[str] = []
         for request_id, value in values.items():
             ticket = self._waiting.get(request_id)
-            if ticket is None or value is None:
+            if ticket is None:
                 collected.append(request_id)
                 continue
+            if value is None:
+                self._look_for_chunks(ticket)
+                continue
             try:
-                ticket.resolve(decode_reply(request_id, value))
+                reply = decode_reply(request_id, value)
+                if reply.chunks and ticket.stream is None:
+                    ticket = self._open_stream(ticket)
+                ticket.resolve(reply)
                 collected.append(request_id)
             except LargeReply as large:
                 # Its reply key stays until it has been read: to the audit it is not lost.
@@ -229,6 +203,39 @@ class Lane:
             self._deliver({request_id: await self._verbs.fetch_large(request_id, attempt)})
             await self._verbs.discard_large(request_id, attempt)
             await self._verbs.discard([request_id])
+
+    # --- answers in pieces
+
+    def _look_for_chunks(self, ticket: Ticket) -> None:
+        async def look() -> None:
+            with contextlib.suppress(RedisError, OSError):
+                if await self._verbs.read_chunks(ticket.request_id, 0):
+                    self._open_stream(ticket)
+
+        if ticket.stream is not None:
+            ticket.stream.poke()
+        elif not ticket.reply.done():
+            self._stray(look())
+
+    def _open_stream(self, ticket: Ticket) -> Ticket:
+        """The waiter has a stream; the ticket of what is still to come."""
+        current = self._waiting.get(ticket.request_id, ticket)
+        if ticket.reply.done():
+            return current
+        timeout_s, reply = ticket.timeout_s, self._loop.create_future()
+        rest = Ticket(ticket.request_id, b"", timeout_s, self._loop.time(), reply)
+        rest.is_queued = True
+        self._departures.watch(rest, None)
+        rest.stream = ReplyStream(rest, self._verbs, self._leave)
+        self._waiting[rest.request_id] = rest
+        ticket.resolve(rest.stream)
+        return rest
+
+    def _leave(self, rest: Ticket) -> None:
+        """The reader of a stream is done with it, or has gone."""
+        rest.timer.cancel()
+        self._waiting.pop(rest.request_id, None)
+        self._departures.give_up(rest, ClientLeft())
 
     # --- audit
 
@@ -251,11 +258,17 @@ class Lane:
             self._deliver(await self._verbs.fetch(replied))
         for request_id, code in codes.items():
             ticket = self._waiting.get(request_id)
-            if code is AuditCode.LOST and ticket is not None and not ticket.reply.done():
+            if ticket is None or ticket.reply.done():
+                continue
+            if code is AuditCode.LOST:
                 self._resubmit(ticket)
+            elif code is AuditCode.STREAMED:
+                self._look_for_chunks(ticket)
 
     def _resubmit(self, ticket: Ticket) -> None:
-        if ticket.deadline - self._loop.time() < RESUBMIT_SHARE * ticket.timeout_s:
+        is_late = ticket.deadline - self._loop.time() < RESUBMIT_SHARE * ticket.timeout_s
+        # The client has the first pieces of a stream: another run would send them again.
+        if is_late or ticket.stream is not None:
             ticket.fail(
                 errors.QueueLost("The queue was lost. Send the request again.", retry_after_s=1.0)
             )
@@ -267,32 +280,3 @@ class Lane:
         self.resubmitted += 1
         ticket.enter_anew(new_id, self._loop.time())
         self._enter(ticket)
-
-    # --- give up
-
-    def _on_timer(self, ticket: Ticket, client_left: ClientGone | None) -> None:
-        left_s = ticket.deadline - self._loop.time()
-        if left_s > 0:
-            ticket.timer = self._loop.call_later(left_s, self._on_timer, ticket, None)
-            if client_left is not None:
-                self._watch(ticket, client_left)
-        else:
-            text = "The request's deadline passed before its answer was there."
-            self._give_up(ticket, errors.DeadlineExceeded(text))
-
-    def _watch(self, ticket: Ticket, client_left: ClientGone) -> None:
-        async def watch() -> None:
-            gone = asyncio.ensure_future(client_left())
-            outcomes: set[asyncio.Future[Any]] = {gone, ticket.reply}
-            try:
-                await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                gone.cancel()
-            self._give_up(ticket, ClientLeft())
-
-        if not ticket.reply.done():
-            self._stray(watch())
-
-    def _give_up(self, ticket: Ticket, error: Exception) -> None:
-        if not ticket.reply.done():
-            self._departures.add(ticket, error)

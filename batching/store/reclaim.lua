@@ -15,7 +15,8 @@
 -- way leaves the rest to the next one. A crash suspect is retried alone and keeps its owner and
 -- attempt, so that a late reply before the next claim still counts. A released request goes back to
 -- the head of the queue in its old order, without having used an attempt; so does a recovered one,
--- whose worker never learnt that it owned it.
+-- whose worker never learnt that it owned it. An answer of which pieces have been sent is never begun
+-- again: its client would see them twice.
 
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -41,9 +42,11 @@ for _ = 1, limit do
   -- Released requests go to the head of the queue, so the newest is moved first.
   local id = redis.call(is_untried and 'RPOP' or 'LPOP', KEYS[1])
   if not id then break end
-  local fields = redis.call('HMGET', KEYS[9] .. id, 'state', 'worker', 'attempt', 'deadline_ms', 'ingress')
+  local fields = redis.call('HMGET', KEYS[9] .. id, 'state', 'worker', 'attempt', 'deadline_ms', 'ingress', 'chunks')
   if fields[1] == 'C' and fields[2] == worker_id then
-    if tonumber(fields[4]) <= now_ms then
+    if fields[6] then
+      answer(id, fields[5], '!' .. ARGV[5])
+    elseif tonumber(fields[4]) <= now_ms then
       answer(id, fields[5], '!deadline_exceeded')
     elseif is_untried then
       redis.call('HSET', KEYS[9] .. id, 'state', 'Q', 'attempt', fields[3] - 1, 'worker', '')

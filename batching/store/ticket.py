@@ -2,8 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from batching.protocol import Reply
+
+if TYPE_CHECKING:
+    from batching.store.reply_stream import ReplyStream
 
 ClientGone = Callable[[], Awaitable[object]]
 
@@ -16,7 +20,8 @@ class Ticket:
     """A waiting client's place: the request and the future of its reply.
 
     `entered_at` and `deadline` are the event loop's time. A request that Redis lost enters anew,
-    under another id and with its old deadline.
+    under another id and with its old deadline. An answer that comes in pieces gets a second ticket,
+    for its rest, whose `stream` they belong to.
     """
 
     __slots__ = (
@@ -26,6 +31,7 @@ class Ticket:
         "is_resubmitted",
         "reply",
         "request_id",
+        "stream",
         "timeout_s",
         "timer",
         "wire",
@@ -39,7 +45,7 @@ class Ticket:
         wire: bytes,
         timeout_s: float,
         entered_at: float,
-        reply: "asyncio.Future[Reply]",
+        reply: "asyncio.Future[Reply | ReplyStream]",
     ) -> None:
         self.request_id = request_id
         self.wire = wire
@@ -49,13 +55,14 @@ class Ticket:
         self.reply = reply
         self.is_queued = False
         self.is_resubmitted = False
+        self.stream: ReplyStream | None = None
 
     @property
     def is_given_up(self) -> bool:
         """Whether nobody waits for the reply any more, although none came."""
         return self.reply.cancelled() or (self.reply.done() and self.reply.exception() is not None)
 
-    def resolve(self, reply: Reply) -> None:
+    def resolve(self, reply: "Reply | ReplyStream") -> None:
         """The waiter gets this reply, unless it has an outcome already."""
         if not self.reply.done():
             self.reply.set_result(reply)

@@ -16,6 +16,7 @@ from batching.protocol import (
     Claimed,
     ProtocolError,
     Reply,
+    ReplyChunk,
     Request,
 )
 from batching.store.connection import BLOCK_S, Client, at
@@ -31,6 +32,10 @@ log = logging.getLogger(__name__)
 HANDOVER_S = 0.002
 MIN_WAIT_S = 0.001
 
+# What of one answer may wait for a slow client in Redis: a MiB.
+CHUNK_LIMIT_BYTES = INLINE_LIMIT_BYTES
+MAX_WAITING_CHUNKS = 64
+
 
 class ReplyCode(IntEnum):
     """What `reply.lua` answers for one request."""
@@ -39,6 +44,16 @@ class ReplyCode(IntEnum):
     STORED = 1
     STORED_BEFORE = 2
     STALE = 3
+
+
+class ChunkCode(IntEnum):
+    """What `chunk.lua` answers for one piece."""
+
+    UNWANTED = 0
+    STORED = 1
+    STORED_BEFORE = 2
+    STALE = 3
+    FULL = 4
 
 
 class WorkerVerbs:
@@ -55,6 +70,7 @@ class WorkerVerbs:
         self._lease = keys.lease_prefix + worker_id
         self._claim = script(client, "claim")
         self._reply = script(client, "reply")
+        self._chunk = script(client, "chunk")
         self._reclaim = script(client, "reclaim")
         self._recover_keys = reclaim_keys(key, worker_id)
         self._recover_arguments = reclaim_arguments(worker_id, ReclaimMode.RECOVERED)
@@ -84,6 +100,7 @@ class WorkerVerbs:
             keys.large_reply_prefix,
             keys.done_prefix,
         ]
+        self._chunk_keys = [keys.request_prefix, keys.chunk_prefix, keys.done_prefix]
 
     def claim(self, limit: int, patience_s: float) -> Batch | Partial | Nothing:
         """Ownership of up to `limit` requests, unless a partial batch may wait for more."""
@@ -133,6 +150,30 @@ class WorkerVerbs:
                 wire = b"@"
             arguments += (request_id, attempt, wire)
         return [ReplyCode(code) for code in self._reply(self._reply_keys, arguments)]
+
+    def send(
+        self, items: Sequence[tuple[str, int]], chunks: Sequence[ReplyChunk], patience_s: float
+    ) -> list[ChunkCode]:
+        """A piece of each answer waits for its ingress, unless too many do already.
+
+        Args:
+            items: (request id, attempt), as claimed.
+            chunks: of at most `CHUNK_LIMIT_BYTES` each.
+            patience_s: the next piece, or the reply, comes within this time.
+        """
+        ttl_ms = int(patience_s * 1000) + REPLY_TTL_MS
+        arguments: list[str | int | bytes] = [
+            self._worker_id,
+            ttl_ms,
+            REPLY_TTL_MS,
+            MAX_WAITING_CHUNKS,
+        ]
+        for (request_id, attempt), chunk in zip(items, chunks, strict=True):
+            arguments += (request_id, attempt, chunk.index, chunk.encode())
+        try:
+            return [ChunkCode(code) for code in self._chunk(self._chunk_keys, arguments)]
+        except OutOfMemoryError:
+            return [ChunkCode.FULL] * len(items)
 
     def wait_more(self, timeout_s: float) -> bool:
         """Blocks until the batch being collected is full; false HANDOVER_S before `timeout_s`."""

@@ -20,9 +20,9 @@ class Handler:
         return self.answer(rows, context)
 
 
-def runner(handler, **settings):
+def runner(handler, *, send=None, **settings):
     context = Context("echo", "/", None, 8, None, "0.12.0")
-    return Runner(LoadedModel(handler, context), Settings(**settings))
+    return Runner(LoadedModel(handler, context), Settings(**settings), send)
 
 
 def body(content=b"", content_type="", **headers):

@@ -355,7 +355,22 @@ def test_class_is_imported_by_name():
         import_class("Context")
 
 
-def test_streaming_says_that_it_is_not_there_yet():
+@pytest.mark.parametrize("home", ["ts.handler_utils.utils", "ts.protocol.otf_message_handler"])
+def test_piece_of_an_answer_goes_to_whoever_the_context_names(home):
+    # Given
+    send = importlib.import_module(home).send_intermediate_predict_response
+    context, sent = Context("m", "/", None, 1, None, "0.12.0"), []
+    context.send_pieces = sent.append
+
+    # When
+    send(["x", {"a": 1}], {0: "id-0", 1: "id-1"}, "Intermediate Prediction success", 200, context)
+
+    # Then
+    assert sent == [["x", {"a": 1}]]
+
+
+@pytest.mark.parametrize("context", [None, Context("m", "/", None, 1, None, "0.12.0")])
+def test_piece_of_an_answer_is_refused_outside_of_a_worker(context):
     # When / Then
-    with pytest.raises(NotImplementedError, match="not supported yet"):
-        send_intermediate_predict_response(["x"], {}, "ok", 200, None)
+    with pytest.raises(RuntimeError, match="context of a worker"):
+        send_intermediate_predict_response(["x"], {}, "ok", 200, context)

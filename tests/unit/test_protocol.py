@@ -4,7 +4,7 @@ import pickle  # noqa: TID251 - what an attacker would send
 import msgpack
 import pytest
 
-from batching.protocol import BatchTiming, Part, ProtocolError, Reply, Request
+from batching.protocol import BatchTiming, Part, ProtocolError, Reply, ReplyChunk, Request
 
 REQUEST = Request(
     {"content-type": "image/jpeg", "x-note": "schön"},
@@ -19,6 +19,9 @@ REPLY = Reply(
     reason="",
     timing=BatchTiming(batch_size=8, queue_us=1200, handler_us=40_000, is_first=True),
 )
+
+
+CHUNK = ReplyChunk(index=1, body=b"\x00piece", status=201, headers={"x-note": "schön"})
 
 
 class Trap:
@@ -41,13 +44,38 @@ def test_request_survives_the_wire(request_):
         REPLY,
         Reply(status=204, body=b""),
         Reply(status=599, body=b"no", error_type="InternalServerException", reason="odd"),
+        Reply(status=200, body=b"the last piece", chunks=3),
     ],
 )
 def test_reply_survives_the_wire(reply):
     assert Reply.decode(reply.encode()) == reply
 
 
-@pytest.mark.parametrize("message", [REQUEST, REPLY], ids=["request", "reply"])
+@pytest.mark.parametrize("chunk", [CHUNK, ReplyChunk(0, b"")])
+def test_chunk_survives_the_wire(chunk):
+    assert ReplyChunk.decode(chunk.encode()) == chunk
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (),
+        ("0", b"", 200, {}),
+        (True, b"", 200, {}),
+        (0, "text", 200, {}),
+        (0, b"", None, {}),
+        (0, b"", 200, []),
+        (0, b"", 200, {"a": 1}),
+        (0, b"", 200, {}, 0),
+    ],
+    ids=str,
+)
+def test_chunk_of_the_wrong_shape_is_refused(fields):
+    with pytest.raises(ProtocolError):
+        ReplyChunk.decode(msgpack.packb((1, *fields)))
+
+
+@pytest.mark.parametrize("message", [REQUEST, REPLY, CHUNK], ids=["request", "reply", "chunk"])
 def test_decode_refuses_every_truncation(message):
     # Given
     wire = message.encode()
@@ -65,7 +93,7 @@ def test_decode_refuses_every_truncation(message):
     assert accepted == []
 
 
-@pytest.mark.parametrize("kind", [Request, Reply])
+@pytest.mark.parametrize("kind", [Request, Reply, ReplyChunk])
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_b08_decode_refuses_a_pickle_and_never_runs_it(kind, protocol):
     # Given
@@ -83,7 +111,7 @@ def test_b08_decode_refuses_a_pickle_and_never_runs_it(kind, protocol):
 def test_decode_refuses_a_foreign_version(version):
     # Given
     request_wire = msgpack.packb((version, {}, []))
-    reply_wire = msgpack.packb((version, 200, b"", {}, "", "", "", None))
+    reply_wire = msgpack.packb((version, 200, b"", {}, "", "", "", None, 0))
 
     # When / Then
     with pytest.raises(ProtocolError):
@@ -92,7 +120,7 @@ def test_decode_refuses_a_foreign_version(version):
         Reply.decode(reply_wire)
 
 
-@pytest.mark.parametrize("kind", [Request, Reply])
+@pytest.mark.parametrize("kind", [Request, Reply, ReplyChunk])
 @pytest.mark.parametrize(
     "wire",
     [
@@ -172,12 +200,15 @@ def test_request_of_the_wrong_shape_is_refused(fields):
         {6: {"a": 1}},
         {6: [1, "2", 3, True]},
         {6: [1, 2, 3, 4]},
+        {7: None},
+        {7: True},
+        {7: "1"},
     ],
     ids=str,
 )
 def test_reply_of_the_wrong_shape_is_refused(changes):
     # Given
-    fields = [200, b"", {}, "", "", "", None]
+    fields = [200, b"", {}, "", "", "", None, 0]
     for position, value in changes.items():
         fields[position] = value
 

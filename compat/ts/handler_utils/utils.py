@@ -26,12 +26,23 @@ def import_class(class_name: str, module_prefix: str | None = None) -> type:
 def send_intermediate_predict_response(
     ret: list[Any], req_id_map: dict[int, str], message: str, code: int, context: Any = None
 ) -> None:
-    """Streams are not served yet; the handler that wants one says so in its worker's log.
+    """Each client has got the next piece of its answer; what the handler returns is the last one.
+
+    Blocks while a client is slow. Status and headers count that are set before the first piece.
+
+    Args:
+        ret: one element per row, of the kinds that a handler may return.
+        req_id_map: TorchServe's; the context knows the requests.
+        message: TorchServe's; the context's reason phrase counts.
+        code: TorchServe's; the context's status counts.
+        context: the one that the handler got.
 
     Raises:
-        NotImplementedError: always.
+        RuntimeError: the context is not a worker's, or the handler has returned.
+        ValueError: not a list with one element per row.
+        Exception: no client is left; the handler should let it pass.
     """
-    raise NotImplementedError(
-        "send_intermediate_predict_response: streamed answers are not supported yet; "
-        "return the whole answer from the handler"
-    )
+    send_pieces = getattr(context, "send_pieces", None)
+    if send_pieces is None:
+        raise RuntimeError("send_intermediate_predict_response needs the context of a worker")
+    send_pieces(ret)

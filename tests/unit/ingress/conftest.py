@@ -177,6 +177,7 @@ async def _listen(services, apps):
         services.predictor,
         bridges[Role.INFERENCE],
         max_request_size_bytes=limit,
+        max_response_size_bytes=services.settings.max_response_size_bytes,
         gate=Gate(services.keys, [Role.INFERENCE]),
     )
     listeners = [

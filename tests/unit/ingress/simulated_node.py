@@ -24,7 +24,7 @@ def echo(request):
             503, b"Prediction failed", {}, "", "InternalServerException", "prediction_failed"
         )
     status = int(request.headers.get("x-status", 200))
-    header = {"X-Seen": f"{request.headers['explain']} {request.headers.get('url_path')}"}
+    header = {"X-Seen": f"{request.headers.get('explain')} {request.headers.get('url_path')}"}
     if kind := request.headers.get("x-reply-type"):
         header["Content-Type"] = kind
     if "x-tell-names" in request.headers:

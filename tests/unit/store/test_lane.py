@@ -10,6 +10,7 @@ import redis.asyncio
 
 from batching import errors
 from batching.protocol import INLINE_LIMIT_BYTES
+from batching.store import departures as departures_module
 from batching.store import ingress_verbs as verbs_module
 from batching.store import lane as lane_module
 from batching.store.connection import connect_async
@@ -355,7 +356,7 @@ def test_lane_cancels_a_request_when_its_client_left(desk):
 
 
 def test_lane_stops_watching_a_client_that_got_its_reply(desk, monkeypatch):
-    monkeypatch.setattr(lane_module, "WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr(departures_module, "WATCH_AFTER_S", 0.0)
 
     async def run():
         watched, ended = asyncio.Event(), asyncio.Event()
@@ -401,7 +402,7 @@ def test_lane_cancels_a_request_when_its_task_was_cancelled(desk):
 
 
 def test_lane_withdraws_a_request_whose_client_left_while_it_was_submitted(real_desk, monkeypatch):
-    monkeypatch.setattr(lane_module, "WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr(departures_module, "WATCH_AFTER_S", 0.0)
 
     async def run():
         client = special(HaltingRedis, real_desk.backend.url)

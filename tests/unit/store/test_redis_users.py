@@ -26,7 +26,17 @@ PASSWORD = "only-for-this-test"
 LARGE = 300_000  # has a key of its own
 SCRIPTS_OF = {
     "ingress": {"submit", "cancel", "audit", "living", "measure"},
-    "worker": {"claim", "reply", "reclaim", "beat", "refuse", "report", "record", "living"},
+    "worker": {
+        "claim",
+        "reply",
+        "chunk",
+        "reclaim",
+        "beat",
+        "refuse",
+        "report",
+        "record",
+        "living",
+    },
 }
 
 

@@ -1,0 +1,48 @@
+"""Submits tickets in one script call, repeated under the same ids while Redis is briefly away."""
+
+import asyncio
+from collections.abc import Sequence
+
+from redis.exceptions import OutOfMemoryError, RedisError
+
+from batching.store.ingress_verbs import IngressVerbs, Submission, SubmitCode
+from batching.store.refusals import memory_full, store_unavailable
+from batching.store.ticket import Ticket
+
+SUBMIT_PATIENCE_S = 0.8  # Redis down at submit is answered within a second
+RETRY_S = 0.05
+
+
+async def submit_tickets(verbs: IngressVerbs, tickets: Sequence[Ticket]) -> list[SubmitCode]:
+    """What became of each ticket's request.
+
+    Raises:
+        QueueMemoryFull, StoreUnavailable: of all of them, nothing.
+    """
+    now = asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(_patience_s(tickets, now())):
+            while True:
+                try:
+                    return await verbs.submit([_submission(ticket, now()) for ticket in tickets])
+                except OutOfMemoryError as error:
+                    raise memory_full() from error
+                except (RedisError, OSError):
+                    await asyncio.sleep(RETRY_S)
+    except TimeoutError:
+        raise store_unavailable() from None
+
+
+def _submission(ticket: Ticket, now: float) -> Submission:
+    return Submission(
+        ticket.request_id,
+        ttl_ms=max(1, int((ticket.deadline - now) * 1000)),
+        wire=ticket.wire,
+        age_us=int((now - ticket.entered_at) * 1e6),
+    )
+
+
+def _patience_s(tickets: Sequence[Ticket], now: float) -> float:
+    """Seconds for this submit; whoever waited behind one that failed has less left."""
+    oldest_age_s = max(now - ticket.entered_at for ticket in tickets)
+    return max(2 * RETRY_S, SUBMIT_PATIENCE_S - oldest_age_s)

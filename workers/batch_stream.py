@@ -1,0 +1,134 @@
+"""Pieces of answers that a handler sends while it still runs.
+
+A piece is split where it is larger than one entry of the queue may be. A client that is too slow
+makes the handler wait, for a while; then its answer ends broken, and the rest of its batch goes on.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ts.context import Context
+
+from batching.protocol import Claimed, ReplyChunk
+from batching.store.connection import RedisError
+from batching.store.worker_verbs import CHUNK_LIMIT_BYTES, ChunkCode
+from workers.rows import encode_output, header_texts
+
+log = logging.getLogger(__name__)
+
+# Without any progress; the ingress gives a client that reads nothing up before.
+STALL_S = 30.0
+POLL_S = 0.02
+
+Item = tuple[str, int]
+Send = Callable[[Sequence[Item], Sequence[ReplyChunk]], list[ChunkCode]]
+
+
+class StreamAbandoned(Exception):
+    """Nobody waits for any answer of this batch any more: the handler need not go on."""
+
+
+class BatchStream:
+    """The answers of one batch at a time, as far as they have been sent.
+
+    `counts` is how many pieces each request's answer has had; `broken` are the ids of requests
+    whose answer has a piece missing, or whose client has left.
+    """
+
+    def __init__(self, send: Send | None) -> None:
+        self.counts: dict[str, int] = {}
+        self.broken: set[str] = set()
+        self._send = send
+        self._items: Sequence[Claimed] = ()
+        self._context: Context | None = None
+
+    def attach(self, context: Context) -> None:
+        """Handlers that get this context can send pieces."""
+        self._context = context
+        if self._send is not None:
+            context.send_pieces = self.send
+
+    def begin(self, items: Sequence[Claimed]) -> None:
+        """Pieces belong to these requests from now on."""
+        self._items = items
+
+    def forget(self) -> None:
+        """The batch has been replied to."""
+        self._items = ()
+        self.counts.clear()
+        self.broken.clear()
+
+    def send(self, outputs: Any) -> None:
+        """Each client gets the next piece of its answer. Blocks while one cannot take it.
+
+        Raises:
+            ValueError: not a list with one element per request.
+            StreamAbandoned: nobody waits any more.
+            RuntimeError: the handler has returned already.
+        """
+        items = self._items
+        if not items:
+            raise RuntimeError("The batch has been answered: no piece can follow.")
+        if not isinstance(outputs, list) or len(outputs) != len(items):
+            raise ValueError(f"A piece for each of the {len(items)} requests is needed, as a list.")
+        waiting = {
+            row: pieces
+            for row, output in enumerate(outputs)
+            if items[row].request_id not in self.broken
+            and (pieces := self._pieces(row, encode_output(output)))
+        }
+        last_progress_s = time.monotonic()
+        while waiting:
+            if self._advance(waiting):
+                last_progress_s = time.monotonic()
+            elif time.monotonic() - last_progress_s > STALL_S:
+                log.warning("clients too slow, answers broken: %d", len(waiting))
+                self.broken |= {items[row].request_id for row in waiting}
+                break
+            else:
+                time.sleep(POLL_S)
+        if all(item.request_id in self.broken for item in items):
+            raise StreamAbandoned
+
+    def _pieces(self, row: int, body: bytes) -> "deque[bytes]":
+        if not body and self.counts.get(self._items[row].request_id):
+            return deque()
+        # The first one goes even if it is empty: it brings status and headers.
+        return deque(
+            body[start : start + CHUNK_LIMIT_BYTES]
+            for start in range(0, len(body) or 1, CHUNK_LIMIT_BYTES)
+        )
+
+    def _advance(self, waiting: "dict[int, deque[bytes]]") -> bool:
+        """Sends the next piece of each row; whether anything became of any."""
+        rows = list(waiting)
+        items = [self._items[row] for row in rows]
+        chunks = [self._chunk(row, waiting[row][0]) for row in rows]
+        try:
+            assert self._send is not None
+            codes = self._send([(item.request_id, item.attempt) for item in items], chunks)
+        except (RedisError, OSError) as error:
+            log.warning("piece not sent: %s", error)
+            return False
+        for row, item, code in zip(rows, items, codes, strict=True):
+            if code in (ChunkCode.STORED, ChunkCode.STORED_BEFORE):
+                self.counts[item.request_id] = self.counts.get(item.request_id, 0) + 1
+                waiting[row].popleft()
+            elif code is not ChunkCode.FULL:
+                self.broken.add(item.request_id)
+                waiting[row].clear()
+            if not waiting[row]:
+                del waiting[row]
+        return any(code is not ChunkCode.FULL for code in codes)
+
+    def _chunk(self, row: int, body: bytes) -> ReplyChunk:
+        index = self.counts.get(self._items[row].request_id, 0)
+        if index:
+            return ReplyChunk(index, body)
+        assert self._context is not None
+        status, _ = self._context.get_response_status(row)
+        headers = header_texts(self._context.get_response_headers(row))
+        return ReplyChunk(0, body, int(status), headers)

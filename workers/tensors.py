@@ -1,0 +1,213 @@
+"""Tensors of the Open Inference Protocol as Python lists, and back; JSON and binary.
+
+Source: KServe Open Inference Protocol v2, "Tensor Data", and its binary tensor data extension:
+values row by row, little endian, BYTES elements after their length in 4 bytes.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from batching.errors import BadRequest
+
+BYTES, BF16 = "BYTES", "BF16"
+
+# Datatype -> struct's letter.
+_CODES = {
+    "BOOL": "?",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "FP16": "e",
+    "FP32": "f",
+    "FP64": "d",
+}
+DATATYPES = frozenset({*_CODES, BYTES, BF16})
+
+# What numpy and torch call them.
+_BY_DTYPE = {
+    "bool": "BOOL",
+    "float16": "FP16",
+    "half": "FP16",
+    "float32": "FP32",
+    "float64": "FP64",
+    "bfloat16": BF16,
+    **{
+        f"{sign.lower()}int{bits}": f"{sign}INT{bits}"
+        for sign in ("", "U")
+        for bits in (8, 16, 32, 64)
+    },
+}
+_LENGTH = struct.Struct("<I")
+_MAX_DIMENSIONS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Values in row-major order; text and bytes are the elements of BYTES."""
+
+    datatype: str
+    shape: Sequence[int]
+    values: Sequence[Any]
+
+    def nested(self) -> Any:
+        """The values as lists within lists; of shape [] the value itself."""
+        values = list(self.values)
+        for length in reversed(self.shape[1:]):
+            values = (
+                [values[i : i + length] for i in range(0, len(values), length)] if length else []
+            )
+        return values if self.shape else values[0]
+
+    def binary(self) -> bytes:
+        """The values as the binary extension has them."""
+        if self.datatype == BYTES:
+            elements = [_as_bytes(value) for value in self.values]
+            return b"".join(_LENGTH.pack(len(element)) + element for element in elements)
+        if self.datatype == BF16:
+            packed = struct.pack(f"<{len(self.values)}f", *self.values)
+            return b"".join(packed[i + 2 : i + 4] for i in range(0, len(packed), 4))
+        return struct.pack(f"<{len(self.values)}{_CODES[self.datatype]}", *self.values)
+
+    def json_values(self) -> list[Any]:
+        """The values as JSON has them: bytes as text."""
+        return [_as_text(value) if isinstance(value, bytes) else value for value in self.values]
+
+
+def read_tensor(datatype: Any, shape: Any, data: Any) -> Tensor:
+    """The tensor that a request's JSON describes.
+
+    Args:
+        datatype: one of `DATATYPES`.
+        shape: list of lengths.
+        data: bytes of the binary extension, or JSON values, flat or nested.
+
+    Raises:
+        BadRequest: they do not belong together.
+    """
+    if datatype not in DATATYPES:
+        raise BadRequest(f"Unknown datatype {str(datatype)[:32]!r}.")
+    lengths = _checked_shape(shape)
+    values = _from_binary(datatype, data) if isinstance(data, bytes) else _flat(data)
+    if len(values) != math.prod(lengths):
+        raise BadRequest(f"A tensor of shape {lengths} cannot have {len(values)} values.")
+    return Tensor(datatype, lengths, values)
+
+
+def tensor_of(value: Any) -> Tensor | None:
+    """A handler's output as a tensor; None where it is none (text, ragged lists, objects)."""
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+        datatype = _BY_DTYPE.get(str(value.dtype).removeprefix("torch."))
+        values = _flat(value.tolist())
+        return (
+            Tensor(datatype, list(value.shape), values)
+            if datatype
+            else _typed(list(value.shape), values)
+        )
+    shape = _shape_of(value)
+    return None if shape is None else _typed(shape, _flat(value))
+
+
+def text_tensor(output: Any) -> Tensor:
+    """Anything else, as one element of BYTES: bytes and text as they are, the rest as JSON.
+
+    Raises:
+        TypeError, ValueError: JSON does not have it.
+    """
+    is_text = isinstance(output, (str, bytes, bytearray))
+    return Tensor(BYTES, [1], [_as_bytes(output if is_text else json.dumps(output))])
+
+
+def _typed(shape: list[int], values: list[Any]) -> Tensor | None:
+    kinds = {type(value) for value in values}
+    if kinds <= {bool} and kinds:
+        return Tensor("BOOL", shape, values)
+    if kinds <= {int} and all(-(2**63) <= value < 2**63 for value in values) and kinds:
+        return Tensor("INT64", shape, values)
+    if kinds <= {int, float}:
+        return Tensor("FP64", shape, [float(value) for value in values])
+    if kinds <= {str, bytes}:
+        return Tensor(BYTES, shape, values)
+    return None
+
+
+def _checked_shape(shape: Any) -> list[int]:
+    is_shape = isinstance(shape, list) and len(shape) <= _MAX_DIMENSIONS
+    if not is_shape or not all(type(length) is int and length >= 0 for length in shape):
+        raise BadRequest("The shape of a tensor is a list of lengths.")
+    return list(shape)
+
+
+def _from_binary(datatype: str, data: bytes) -> list[Any]:
+    if datatype == BYTES:
+        return _elements(data)
+    if datatype == BF16:
+        if len(data) % 2:
+            raise _cut_off()
+        wide = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
+        return list(struct.unpack(f"<{len(data) // 2}f", wide))
+    size = struct.calcsize(f"<{_CODES[datatype]}")
+    if len(data) % size:
+        raise _cut_off()
+    return list(struct.unpack(f"<{len(data) // size}{_CODES[datatype]}", data))
+
+
+def _elements(data: bytes) -> list[bytes]:
+    found, start = [], 0
+    while start < len(data):
+        if start + _LENGTH.size > len(data):
+            raise _cut_off()
+        (length,) = _LENGTH.unpack_from(data, start)
+        start += _LENGTH.size + length
+        if start > len(data):
+            raise _cut_off()
+        found.append(data[start - length : start])
+    return found
+
+
+def _cut_off() -> BadRequest:
+    return BadRequest("The binary data of a tensor is cut off.")
+
+
+def _flat(value: Any) -> list[Any]:
+    values = value if isinstance(value, list) else [value]
+    while values and all(isinstance(item, list) for item in values):
+        values = [item for inner in values for item in inner]
+    return values
+
+
+def _shape_of(value: Any) -> list[int] | None:
+    """The lengths of nested lists, None where they are ragged or hold anything but scalars."""
+    if isinstance(value, (bool, int, float)):
+        return []
+    if not isinstance(value, list):
+        return None
+    shape, level = [len(value)], value
+    while level and isinstance(level[0], list):
+        if len(shape) > _MAX_DIMENSIONS or not all(isinstance(item, list) for item in level):
+            return None
+        length = len(level[0])
+        if any(len(item) != length for item in level):
+            return None
+        shape.append(length)
+        level = [item for inner in level for item in inner]
+    is_regular = all(isinstance(item, (bool, int, float, str)) for item in level)
+    return shape if is_regular else None
+
+
+def _as_bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _as_text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
