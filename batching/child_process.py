@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1
@@ -30,6 +31,8 @@ def spawn(
     pass_fds: Sequence[int] = (),
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
+    *,
+    cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """A running child that dies with this process and leads its own session.
 
@@ -42,6 +45,7 @@ def spawn(
         pass_fds: descriptors of this process that stay open in the child under the same number.
         stdout: as for `subprocess.Popen`; None inherits.
         stderr: as for `subprocess.Popen`; None inherits.
+        cwd: the child's current directory; None inherits.
 
     Raises:
         RuntimeError: called from another thread than the main one.
@@ -56,6 +60,7 @@ def spawn(
         stdout=stdout,
         stderr=stderr,
         pass_fds=pass_fds,
+        cwd=cwd,
         start_new_session=True,
         # Safe although other threads may exist: one prctl, two getppid, no lock, no import.
         preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509

@@ -3,7 +3,8 @@
     ServeError
     ├── BadRequest 400
     │   ├── InvalidModel
-    │   └── DownloadFailed
+    │   ├── DownloadFailed
+    │   └── DependenciesFailed
     ├── VersionInUse 403
     ├── NotFound 404
     │   ├── ModelNotFound
@@ -65,6 +66,13 @@ class DownloadFailed(BadRequest):
 
     type = "DownloadArchiveException"
     reason = "download_failed"
+
+
+class DependenciesFailed(BadRequest):
+    """The requirements.txt of an archive could not be installed."""
+
+    type = "ModelException"
+    reason = "dependencies_failed"
 
 
 class VersionInUse(ServeError):

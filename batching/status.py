@@ -1,5 +1,6 @@
 """What the registry says of nodes, workers and queues at this moment."""
 
+import datetime
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -23,7 +24,8 @@ class WorkerStatus:
     """One worker process as its node last described it.
 
     `slot` counts from 0 over the node's slots for this version; `failures` counts the starts since
-    the last successful load; `error` is the reason of the last one, for operators only.
+    the last successful load; `error` is the reason of the last one, for operators only, and
+    `reason` its word for machines, if it has one.
     """
 
     worker_id: str
@@ -36,6 +38,7 @@ class WorkerStatus:
     memory_bytes: int = 0
     failures: int = 0
     error: str = ""
+    reason: str = ""
     is_out_of_memory: bool = False
     load_ms: int = 0
 
@@ -106,3 +109,9 @@ class StoreStatus:
     clients: int
     commands: int
     evicted_keys: int
+
+
+def utc_now() -> str:
+    """This moment as TorchServe writes dates."""
+    now = datetime.datetime.now(datetime.UTC)
+    return now.strftime("%Y-%m-%dT%H:%M:%S.") + f"{now.microsecond // 1000:03d}Z"

@@ -38,7 +38,7 @@ def describe_version(
     document |= {
         "continuousBatching": False,
         "useJobTicket": False,
-        "useVenv": False,
+        "useVenv": spec.config.get("useVenv") is True,
         "stateful": False,
         "sequenceMaxIdleMSec": 0,
         "sequenceTimeoutMSec": 0,
@@ -77,7 +77,7 @@ def list_page(
 def _describe_worker(worker: WorkerStatus) -> dict[str, Any]:
     kind, _, index = worker.device.partition(":")
     is_gpu = kind == "cuda"
-    return {
+    document: dict[str, Any] = {
         "id": worker.worker_id,
         "startTime": worker.started_at,
         "status": "READY" if worker.state is WorkerState.READY else "UNLOADING",
@@ -88,6 +88,9 @@ def _describe_worker(worker: WorkerStatus) -> dict[str, Any]:
         # Beyond TorchServe, so at the end: the machine that runs it.
         "node": worker.node_id,
     }
+    if worker.error:
+        document["error"] = worker.error
+    return document
 
 
 def _device_type(workers: Sequence[WorkerStatus]) -> str:

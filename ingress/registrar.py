@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from batching.dependencies import install_patience_s
 from batching.errors import (
     BadRequest,
+    DependenciesFailed,
     InternalError,
     InvalidModel,
     ModelNotFound,
@@ -132,6 +134,7 @@ class Registrar:
             self._should_stop,
             failures_before=failures_before,
             version_text=asked or "null",
+            install_patience_s=install_patience_s(spec, self._settings),
         )
         if progress is not Progress.DONE:
             return 206, IN_PROGRESS
@@ -187,10 +190,11 @@ class Registrar:
                 self._should_stop,
                 failures_before={},
                 version_text=spec.model_version,
+                install_patience_s=install_patience_s(spec, self._settings),
             )
             if progress is Progress.NONE:
                 raise InternalError(_failed_text(spec.key))
-        except (InternalError, OutOfResources):
+        except (InternalError, OutOfResources, DependenciesFailed):
             # A version whose workers cannot load is not left behind half registered.
             with contextlib.suppress(ServeError):
                 self._registry.remove(spec.key)

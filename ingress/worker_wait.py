@@ -4,7 +4,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
-from batching.errors import Draining, InternalError, OutOfResources, RequestTimeout
+from batching.errors import (
+    DependenciesFailed,
+    Draining,
+    InternalError,
+    OutOfResources,
+    RequestTimeout,
+)
 from batching.model_spec import ModelSpec, VersionKey
 from batching.status import WorkerState, WorkerStatus
 from batching.store.registry import Registry
@@ -42,6 +48,7 @@ def wait_for_workers(
     *,
     failures_before: Mapping[Slot, int],
     version_text: str,
+    install_patience_s: float = 0.0,
 ) -> Progress:
     """How many workers are ready when all are, or when `startup_timeout` has passed.
 
@@ -51,12 +58,15 @@ def wait_for_workers(
         should_stop: asked every second.
         failures_before: from `failures_by_slot`, before the change.
         version_text: how an error names the version.
+        install_patience_s: seconds beyond `startup_timeout` for what the archive requires.
 
     Raises:
         InternalError, OutOfResources: a worker failed to start.
+        DependenciesFailed: what its archive requires cannot be installed.
         Draining: this server stops.
     """
-    deadline_s = time.monotonic() + spec.startup_timeout_s + STARTUP_GRACE_S
+    patience_s = spec.startup_timeout_s + STARTUP_GRACE_S + install_patience_s
+    deadline_s = time.monotonic() + patience_s
     with registry.changes() as wait:
         while True:
             workers = registry.workers(spec.key)
@@ -122,6 +132,9 @@ def _raise_if_failed(
         or worker.failures > failures_before.get((worker.node_id, worker.slot), 0)
     ]
     if failed:
+        for worker in failed:
+            if worker.reason == DependenciesFailed.reason:
+                raise DependenciesFailed(worker.error)
         is_out_of_memory = any(worker.is_out_of_memory for worker in failed)
         kind = OutOfResources if is_out_of_memory else InternalError
         raise kind(f"Failed to start workers for model {model_name} version: {version_text}")

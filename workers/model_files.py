@@ -4,14 +4,24 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from batching.model_spec import ModelSpec
 from batching.settings import Settings
 from workers import archive, fetch, quarantine
 from workers.download import remove_download
+from workers.installer import Installer
 
 log = logging.getLogger("workers.node")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that a worker process can be started for."""
+
+    model_dir: Path
+    python: Path
 
 
 class ModelFiles:
@@ -22,15 +32,24 @@ class ModelFiles:
         self._allowed_urls = settings.allowed_urls
         self._work_dir = settings.work_dir or _default_work_dir()
         self._unpacking = asyncio.Lock()
+        self._installer = Installer(
+            self._work_dir,
+            is_allowed=settings.install_py_dep_per_model,
+            forbidden_variables=settings.blacklist_env_vars,
+        )
 
-    async def prepare(self, spec: ModelSpec) -> Path:
-        """The folder of the unpacked archive; unpacked here when this host has not seen it yet.
+    async def prepare(self, spec: ModelSpec) -> Prepared:
+        """The folder of the unpacked archive, and the interpreter that has its requirements.
+
+        Both are made here when this host has not seen them yet.
 
         Raises:
-            ServeError: the archive cannot be had, or is not the one that was registered.
+            ServeError: the archive cannot be had, is not the one that was registered, or has
+                requirements that cannot be installed.
         """
         async with self._unpacking:
-            return await asyncio.to_thread(self._unpack, spec)
+            model_dir = await asyncio.to_thread(self._unpack, spec)
+        return Prepared(model_dir, await self._installer.python_for(spec, model_dir))
 
     def sweep(self) -> None:
         """What killed processes left half done in either folder is gone, if it is old."""

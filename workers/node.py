@@ -28,8 +28,8 @@ from batching.errors import StoreUnavailable
 from batching.model_spec import ModelSpec, VersionKey
 from batching.readiness import notify_ready
 from batching.settings import Settings, SettingsError
-from batching.status import NodeStatus, WorkerState
-from batching.store import keys
+from batching.status import NodeStatus, WorkerState, utc_now
+from batching.store.changes import changed_models
 from batching.store.connection import RedisError, connect, connect_async, store_url
 from batching.store.node_verbs import NodeVerbs
 from batching.store.registry import ModelEntry, Registry
@@ -42,7 +42,7 @@ from workers.host_meter import HostMeter
 from workers.model_files import ModelFiles
 from workers.probe_files import ProbeFiles
 from workers.reaper import Reaper
-from workers.slot import Slot, SlotContext, utc_now
+from workers.slot import Slot, SlotContext
 
 log = logging.getLogger("workers.node")
 

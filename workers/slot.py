@@ -7,7 +7,6 @@ When a process dies its requests are taken back at once, before anything else is
 
 import asyncio
 import contextlib
-import datetime
 import itertools
 import logging
 import signal
@@ -18,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from batching.errors import ServeError
+from batching.errors import DependenciesFailed, ServeError
 from batching.model_spec import ModelSpec
 from batching.settings import Settings
-from batching.status import WorkerState, WorkerStatus
+from batching.status import WorkerState, WorkerStatus, utc_now
 from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
 from batching.store.reclaiming import ReclaimMode
@@ -29,6 +28,7 @@ from batching.torchserve_metrics import metric_line, metric_log, worker_dimensio
 from workers.assignment import Assignment
 from workers.backoff import Backoff
 from workers.devices import Device
+from workers.model_files import Prepared
 from workers.worker_environment import worker_environment
 from workers.worker_process import WorkerProcess
 
@@ -47,7 +47,7 @@ class SlotContext:
     settings: Settings
     verbs: NodeVerbs
     sequence: "itertools.count[int]"
-    prepare: Callable[[ModelSpec], Awaitable[Path]]
+    prepare: Callable[[ModelSpec], Awaitable[Prepared]]
     compat_dir: Path
 
 
@@ -68,6 +68,7 @@ class Slot:
         self._ready_at: float | None = None
         self._backoff = Backoff()
         self._successor_id: str | None = None
+        self._is_hopeless = False
         self._should_stop = asyncio.Event()
 
     @property
@@ -116,7 +117,8 @@ class Slot:
             await self._live_once()
             if self._should_stop.is_set():
                 break
-            if self._backoff.has_failed_for(self.spec.max_retry_timeout_s, time.monotonic()):
+            limit_s = self.spec.max_retry_timeout_s
+            if self._is_hopeless or self._backoff.has_failed_for(limit_s, time.monotonic()):
                 await self._set_state(WorkerState.FAILED)
                 await self._should_stop.wait()
                 break
@@ -155,25 +157,28 @@ class Slot:
         if previous is not None:
             await self._retry(self._context.verbs.forget, self.spec.key, previous.worker_id)
         try:
-            model_dir = await self._context.prepare(self.spec)
+            prepared = await self._context.prepare(self.spec)
         except ServeError as error:
             log.error("model=%s version=%s: %s", *self.spec.key, error.message)
-            await self._note_failure(error=error.message)
+            # Installing takes minutes and fails again; whoever mends it registers the model anew.
+            self._is_hopeless = isinstance(error, DependenciesFailed)
+            await self._note_failure(error=error.message, reason=error.reason)
             return
         if self._should_stop.is_set():
             return
-        returncode = await self._watch(worker_id, model_dir)
+        returncode = await self._watch(worker_id, prepared)
         await self._announce_successor()
         await self._take_back(worker_id, returncode)
         if not self._should_stop.is_set():
             await self._judge(returncode)
 
-    async def _watch(self, worker_id: str, model_dir: Path) -> int:
+    async def _watch(self, worker_id: str, prepared: Prepared) -> int:
         """The exit status of a worker process that was started, watched and has ended."""
         process = self._process = WorkerProcess.start(
+            prepared.python,
             lambda status_fd: self._environment(
-                Assignment(self.spec, worker_id, model_dir, self.device, status_fd)
-            )
+                Assignment(self.spec, worker_id, prepared.model_dir, self.device, status_fd)
+            ),
         )
         self._started_at = time.monotonic()
         deadline = asyncio.get_running_loop().call_later(
@@ -197,7 +202,7 @@ class Slot:
             return
         if state is WorkerState.READY:
             self._ready_at = time.monotonic()
-            report = {"error": "", "is_out_of_memory": False, "failures": 0}
+            report = {"error": "", "reason": "", "is_out_of_memory": False, "failures": 0}
             report["memory_bytes"] = self._process.resident_bytes if self._process else 0
             report["load_ms"] = int((self._ready_at - self._started_at) * 1000)
             self._log_load_time(report["load_ms"])
@@ -266,13 +271,16 @@ class Slot:
             is_out_of_memory=was_loading and returncode == EXIT_OUT_OF_MEMORY,
         )
 
-    async def _note_failure(self, *, error: str, is_out_of_memory: bool = False) -> None:
+    async def _note_failure(
+        self, *, error: str, reason: str = "", is_out_of_memory: bool = False
+    ) -> None:
         self._backoff.fail(time.monotonic())
         assert self._status is not None
         await self._set_state(
             WorkerState.STARTING,
             pid=0,
             error=error,
+            reason=reason,
             failures=self._backoff.failures if error else 0,
             is_out_of_memory=is_out_of_memory or self._status.is_out_of_memory,
         )
@@ -292,9 +300,3 @@ class Slot:
             except (RedisError, OSError) as error:
                 log.warning("%s failed: %s", getattr(verb, "__name__", verb), error)
                 await asyncio.sleep(RECLAIM_RETRY_S)
-
-
-def utc_now() -> str:
-    """This moment as TorchServe writes dates."""
-    now = datetime.datetime.now(datetime.UTC)
-    return now.strftime("%Y-%m-%dT%H:%M:%S.") + f"{now.microsecond // 1000:03d}Z"

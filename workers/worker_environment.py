@@ -2,6 +2,7 @@
 
 import os
 import re
+import site
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,5 +38,7 @@ def allowed_environment(environment: Mapping[str, str], pattern: str) -> dict[st
 
 def _python_path(compat_dir: Path) -> str:
     root = str(Path(__file__).resolve().parent.parent)
+    # Installed packages are found anyway, and must not come before those of a model's own.
+    own = "" if root in site.getsitepackages() else root
     inherited = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join(part for part in (str(compat_dir), root, inherited) if part)
+    return os.pathsep.join(part for part in (str(compat_dir), own, inherited) if part)

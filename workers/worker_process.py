@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -25,17 +24,18 @@ class WorkerProcess:
         self._reader_fd = reader_fd
 
     @classmethod
-    def start(cls, environment: Callable[[int], Mapping[str, str]]) -> Self:
+    def start(cls, python: Path, environment: Callable[[int], Mapping[str, str]]) -> Self:
         """The process runs.
 
         Args:
+            python: the interpreter.
             environment: makes its environment, given the descriptor it shall report to.
         """
         reader_fd, writer_fd = os.pipe()
         try:
             # -P: a folder `workers` in the user's current directory must not be run instead.
             child = spawn(
-                [sys.executable, "-P", "-m", "workers.worker"],
+                [str(python), "-P", "-m", "workers.worker"],
                 environment(writer_fd),
                 pass_fds=(writer_fd,),
             )

@@ -51,11 +51,12 @@ def make_archive(
     *,
     version: str = "1.0",
     config: str = "",
+    **model: str,
 ) -> str:
     """`NAME-VERSION.mar` of these files, with a manifest for handler.py; returns its name."""
     file_name = f"{model_name}-{version}.mar"
     config_file = {"configFile": "model-config.yaml"} if config else {}
-    text = manifest(model_name, version, "handler.py", **config_file)
+    text = manifest(model_name, version, "handler.py", **config_file, **model)
     with zipfile.ZipFile(store / file_name, "w") as archive:
         archive.writestr("MAR-INF/MANIFEST.json", text)
         for path, content in files.items():

@@ -40,7 +40,7 @@ def test_describe_has_torchserves_keys_in_order():
         "9000", "node-a", 0, WorkerState.READY, 42, "cpu", "2026-01-01T00:00:00.000Z", 1024
     )
     # When
-    document = describe_version(spec, [worker], QueueStatus(3, 100, 3, {}))
+    document = describe_version(spec, [worker], QueueStatus(3, 100, 3, 0.0, {}))
     # Then
     assert list(document) == [
         "modelName",
@@ -83,3 +83,18 @@ def test_describe_has_torchserves_keys_in_order():
         }
     ]
     assert document["jobQueueStatus"] == {"remainingCapacity": 97, "pendingRequests": 3}
+
+
+def test_worker_that_does_not_start_says_why():
+    # Given
+    spec = ModelSpec("m", "1.0", "m.mar", "h.py", config={"useVenv": True})
+    worker = WorkerStatus(
+        "9000", "node-a", 0, WorkerState.FAILED, 0, "cpu", "2026-01-01T00:00:00.000Z", error="No."
+    )
+
+    # When
+    document = describe_version(spec, [worker], QueueStatus(0, 100, 0, 0.0, {}))
+
+    # Then
+    assert document["workers"][0]["error"] == "No."
+    assert document["useVenv"] is True

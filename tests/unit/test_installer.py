@@ -1,0 +1,199 @@
+"""Models' requirements, each in an environment of its own."""
+
+import asyncio
+import logging
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from batching.errors import DependenciesFailed
+from tests.support import make_spec
+from tests.unit.wheels import PACKAGE, offline, write_wheel
+from workers.installer import READY, Installer
+from workers.requirements import environment_name, read_requirements
+
+SPEC = make_spec(
+    manifest={"model": {"modelName": "digits", "requirementsFile": "requirements.txt"}}
+)
+PROBE = f"import {PACKAGE}, pytest, torch, sys; print({PACKAGE}.ANSWER, sys.prefix)"
+
+
+@pytest.fixture
+def model_dir(tmp_path):
+    """A model that requires the package, which pip finds."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "requirements.txt").write_text(f"{PACKAGE}>=1  # the only one\n")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def wheels(tmp_path, monkeypatch):
+    write_wheel(tmp_path / "wheels")
+    for name, value in offline(tmp_path / "wheels").items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / "wheels"
+
+
+def install(folder, model_dir, *, spec=SPEC, timeout_s=60.0):
+    installer = Installer(folder / "work", is_allowed=True, timeout_s=timeout_s)
+    return asyncio.run(installer.python_for(spec, model_dir))
+
+
+def runs_of_pip(caplog):
+    return sum(record.message.startswith("installing ") for record in caplog.records)
+
+
+@pytest.mark.slow
+def test_requirements_are_installed_beside_the_servers_packages(tmp_path, model_dir, caplog):
+    # Given
+    caplog.set_level(logging.INFO, "workers.installer")
+
+    # When
+    python = install(tmp_path, model_dir)
+
+    # Then: the model's own package and the server's torch
+    told = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["42", str(python.parent.parent)]
+    assert f"Successfully installed {PACKAGE.replace('_', '-')}-1.0" in caplog.text.replace(
+        "_", "-"
+    )
+    with pytest.raises(ModuleNotFoundError):
+        __import__(PACKAGE)
+
+    # And the next start finds it there
+    assert install(tmp_path, model_dir) == python
+    assert runs_of_pip(caplog) == 1
+
+
+@pytest.mark.slow
+def test_environment_is_made_once_when_many_ask(tmp_path, model_dir, caplog):
+    # Given two nodes of one machine, and two workers of each
+    caplog.set_level(logging.INFO, "workers.installer")
+    nodes = [Installer(tmp_path / "work", is_allowed=True) for _ in range(2)]
+
+    async def all_at_once():
+        asked = [node.python_for(SPEC, model_dir) for node in nodes for _ in range(2)]
+        return await asyncio.gather(*asked)
+
+    # When
+    pythons = asyncio.run(all_at_once())
+
+    # Then
+    assert len(set(pythons)) == 1
+    assert runs_of_pip(caplog) == 1
+
+
+@pytest.mark.slow
+def test_environment_that_was_left_half_made_is_made_again(tmp_path, model_dir):
+    # Given
+    python = install(tmp_path, model_dir)
+    place = python.parent.parent
+    (place / READY).unlink()
+    for file in place.rglob(f"{PACKAGE}.py"):
+        file.unlink()
+
+    # When
+    install(tmp_path, model_dir)
+
+    # Then
+    subprocess.run([python, "-c", PROBE], capture_output=True, check=True)
+
+
+@pytest.mark.slow
+def test_failing_installation_is_told_and_not_tried_again_at_once(tmp_path, model_dir, caplog):
+    # Given
+    caplog.set_level(logging.INFO, "workers.installer")
+    (model_dir / "requirements.txt").write_text("no_such_package_anywhere==9\n")
+    installer = Installer(tmp_path / "work", is_allowed=True)
+
+    # When / Then
+    text = (
+        "Custom pip package installation failed for model digits: No matching distribution found "
+        "for no_such_package_anywhere==9. The node's log has all that pip said."
+    )
+    for _ in range(2):
+        with pytest.raises(DependenciesFailed) as caught:
+            asyncio.run(installer.python_for(SPEC, model_dir))
+        assert caught.value.message.replace("-", "_") == text.replace("-", "_")
+    assert runs_of_pip(caplog) == 1
+    assert "pip model=digits: ERROR: Could not find a version" in caplog.text
+
+
+@pytest.mark.slow
+def test_installation_ends_when_its_time_is_up(tmp_path, model_dir, monkeypatch):
+    # Given an index that never answers
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.delenv("PIP_FIND_LINKS")
+
+        # When
+        started = time.monotonic()
+        with pytest.raises(DependenciesFailed, match=r"not done within 3 s"):
+            install(tmp_path, model_dir, timeout_s=3)
+
+    # Then
+    assert time.monotonic() - started < 30
+    assert not [child for child in psutil.Process().children() if "pip" in child.cmdline()]
+
+
+def test_requirements_are_left_alone_unless_the_server_says_so(tmp_path, model_dir, caplog):
+    # Given
+    installer = Installer(tmp_path / "work", is_allowed=False)
+
+    # When / Then
+    assert asyncio.run(installer.python_for(SPEC, model_dir)) == Path(sys.executable)
+    assert "requirements.txt is not installed, install_py_dep_per_model is off" in caplog.text
+
+
+def test_model_without_requirements_runs_in_the_servers_environment(tmp_path, model_dir):
+    # When / Then
+    assert install(tmp_path, model_dir, spec=make_spec()) == Path(sys.executable)
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("--index-url https://elsewhere.example/simple", "--index-url"),
+        ("--extra-index-url=https://elsewhere.example/simple", "--extra-index-url"),
+        ("-i https://elsewhere.example/simple", "-i"),
+        ("-ihttps://elsewhere.example/simple", "-i"),
+        ("  --find-links /tmp", "--find-links"),
+        ("-r more.txt", "-r"),
+        ("--pre --index-url https://elsewhere.example/simple", "--index-url"),
+        ("--trust\\\ned-host elsewhere.example", "--trust"),
+    ],
+)
+def test_archive_does_not_say_where_packages_come_from(line, option, tmp_path, model_dir):
+    # Given
+    (model_dir / "requirements.txt").write_text(f"{PACKAGE}\n{line}\n")
+
+    # When / Then
+    with pytest.raises(DependenciesFailed, match=f"has the option {option}. Where packages"):
+        install(tmp_path, model_dir)
+
+
+def test_requirements_outside_of_the_archive_are_not_read(tmp_path, model_dir):
+    # Given
+    (tmp_path / "secret.txt").write_text("x")
+
+    # When / Then
+    for name in ("../secret.txt", "none.txt"):
+        with pytest.raises(DependenciesFailed, match="missing in the archive"):
+            read_requirements(model_dir, name)
+
+
+def test_environments_are_shared_by_equal_requirements_only():
+    # When / Then
+    assert environment_name("a==1", "sha-1") == environment_name("a==1", "sha-2")
+    assert environment_name("a==1", "sha-1") != environment_name("a==2", "sha-1")
+    for local in ("./a.whl", "a @ file:a.whl", "wheels/a-1.whl"):
+        assert environment_name(local, "sha-1") != environment_name(local, "sha-2")

@@ -1,0 +1,209 @@
+"""Installs the requirements of models, each into a virtual environment of its own.
+
+    work_dir/environments/<hash>        the environment; its file `ready` is written last
+    work_dir/environments/<hash>.lock   held by the node that makes it
+
+An environment sees the packages of this one, torch first of all, and adds to them. Models with the
+same requirements share one, also over nodes of one machine; it stays for the next registration.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import importlib.util
+import logging
+import os
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from batching.child_process import exited, kill_group, spawn
+from batching.dependencies import INSTALL_TIMEOUT_S, requirements_file
+from batching.errors import DependenciesFailed, InternalError
+from batching.model_spec import ModelSpec
+from workers.requirements import environment_name, read_requirements
+from workers.worker_environment import allowed_environment
+
+log = logging.getLogger("workers.installer")
+
+FOLDER = "environments"
+READY = "ready"
+LOCK_POLL_S = 0.2
+MAX_LINE_BYTES = 1024**2
+# Workers of one model, started again and again, do not each wait for pip to fail.
+FAILURE_LASTS_S = 30.0
+_PTH = "shared_with_the_server.pth"
+
+
+class Installer:
+    """The environments of one node."""
+
+    def __init__(
+        self,
+        work_dir: Path,
+        *,
+        is_allowed: bool,
+        forbidden_variables: str = "",
+        timeout_s: float = INSTALL_TIMEOUT_S,
+    ) -> None:
+        self._folder = work_dir / FOLDER
+        self._is_allowed = is_allowed
+        # Where the server's own modules are is not for the build scripts of others either.
+        self._forbidden = f"PYTHONPATH|{forbidden_variables}"
+        self._timeout_s = timeout_s
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._failures: dict[str, tuple[float, str]] = {}
+
+    async def python_for(self, spec: ModelSpec, model_dir: Path) -> Path:
+        """The interpreter that the model's workers run in, with its requirements installed.
+
+        Blocks until they are, at most the installer's time limit. Belongs to the main thread.
+
+        Raises:
+            DependenciesFailed: pip says no, or the time is up; the log has pip's own words.
+            InternalError: the disk fails.
+        """
+        file_name = requirements_file(spec)
+        if not file_name:
+            return Path(sys.executable)
+        if not self._is_allowed:
+            log.warning(
+                "model=%s version=%s: %s is not installed, install_py_dep_per_model is off",
+                *spec.key,
+                file_name,
+            )
+            return Path(sys.executable)
+        try:
+            text = read_requirements(model_dir, file_name)
+            name = environment_name(text, spec.archive_sha256)
+            async with self._locks.setdefault(name, asyncio.Lock()):
+                return await self._prepared(spec, name, model_dir / file_name)
+        except DependenciesFailed as error:
+            raise DependenciesFailed(
+                f"Custom pip package installation failed for model {spec.model_name}: "
+                f"{error.message}"
+            ) from error
+        except OSError as error:
+            raise InternalError(f"Virtual environment creation failed: {error.strerror}") from error
+
+    async def _prepared(self, spec: ModelSpec, name: str, requirements: Path) -> Path:
+        place = self._folder / name
+        python = _python_in(place)
+        if _is_ready(place):
+            return python
+        failed_at_s, reason = self._failures.get(name, (-FAILURE_LASTS_S, ""))
+        if time.monotonic() - failed_at_s < FAILURE_LASTS_S:
+            raise DependenciesFailed(reason)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            async with asyncio.timeout(self._timeout_s), _locked(place.with_suffix(".lock")):
+                if not _is_ready(place):  # otherwise another node made it meanwhile
+                    log.info("installing model=%s version=%s into=%s", *spec.key, place)
+                    await asyncio.to_thread(_make, place)
+                    await self._install(spec, python, requirements)
+                    (place / READY).touch()
+                    log.info("installed model=%s version=%s", *spec.key)
+        except TimeoutError:
+            reason = f"not done within {self._timeout_s:.0f} s."
+            self._failures[name] = (time.monotonic(), reason)
+            raise DependenciesFailed(reason) from None
+        except DependenciesFailed as error:
+            self._failures[name] = (time.monotonic(), error.message)
+            raise
+        return python
+
+    async def _install(self, spec: ModelSpec, python: Path, requirements: Path) -> None:
+        argv = [
+            *(str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"),
+            *("--progress-bar", "off", "--no-color", "--requirement", str(requirements)),
+        ]
+        reason = ""
+        environment = allowed_environment(os.environ, self._forbidden)
+        async with _output(argv, environment, requirements.parent) as (child, lines):
+            async for line in lines:
+                log.info("pip model=%s: %s", spec.model_name, line)
+                if line.startswith("ERROR:") or not reason.startswith("ERROR:"):
+                    reason = line
+            await exited(child)
+        if child.returncode != 0:
+            reason = reason.removeprefix("ERROR:").strip()
+            raise DependenciesFailed(f"{reason}. The node's log has all that pip said.")
+
+
+@contextlib.asynccontextmanager
+async def _output(
+    argv: list[str], environment: Mapping[str, str], cwd: Path
+) -> AsyncIterator[tuple["subprocess.Popen[bytes]", AsyncIterator[str]]]:
+    """A running child and its lines; it is dead afterwards, and so are its own children."""
+    reader_fd, writer_fd = os.pipe()
+    try:
+        child = spawn(argv, environment, stdout=writer_fd, stderr=writer_fd, cwd=cwd)
+    except BaseException:
+        os.close(reader_fd)
+        raise
+    finally:
+        os.close(writer_fd)
+    reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reader_fd, "rb")
+    )
+    try:
+        yield child, _lines(reader)
+    finally:
+        kill_group(child)
+        transport.close()
+
+
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
+    while True:
+        try:
+            line = await reader.readline()
+        except ValueError:  # longer than any that pip writes
+            continue
+        if not line:
+            return
+        text = line.decode(errors="replace").strip()
+        if text:
+            yield "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _make(place: Path) -> None:
+    """An environment that sees the packages of this one; what was there half made is gone."""
+    shutil.rmtree(place, ignore_errors=True)
+    has_pip = importlib.util.find_spec("pip") is not None
+    venv.create(place, system_site_packages=True, symlinks=True, with_pip=not has_pip)
+    # A virtual environment made from another sees the packages of the Python behind both, not
+    # those of the other.
+    lines = [f"import site; site.addsitedir({folder!r})" for folder in site.getsitepackages()]
+    _site_packages(place).joinpath(_PTH).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _is_ready(place: Path) -> bool:
+    return (place / READY).exists() and _python_in(place).exists()
+
+
+def _python_in(place: Path) -> Path:
+    return place / "bin" / "python"
+
+
+def _site_packages(place: Path) -> Path:
+    return Path(sysconfig.get_path("purelib", "venv", {"base": str(place)}))
+
+
+@contextlib.asynccontextmanager
+async def _locked(path: Path) -> AsyncIterator[None]:
+    """Nobody else on this machine holds the lock; the kernel frees it when its owner dies."""
+    with path.open("a") as stream:
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(LOCK_POLL_S)
+        yield
