@@ -101,7 +101,7 @@ class TorchServeMetrics(Collector):
 
     def __init__(self, hostname: str, *, is_logging: bool = False) -> None:
         self.is_logging = is_logging
-        self._hostname = hostname
+        self.hostname = hostname
         self._totals: dict[tuple[str, str], VersionTotals] = {}
         self._answers = dict.fromkeys(("Requests2XX", "Requests4XX", "Requests5XX"), 0.0)
         self._times_ms: dict[str, float] = {}
@@ -133,11 +133,11 @@ class TorchServeMetrics(Collector):
 
     def log(self, name: str, value: float, dimensions: Mapping[str, str]) -> None:
         """The update is a line in the log."""
-        metric_log.info(metric_line(name, value, dimensions, self._hostname))
+        metric_log.info(metric_line(name, value, dimensions, self.hostname))
 
     def collect(self) -> Iterator[Metric]:
         """The families of this ingress."""
-        host = {**_HOST_LEVEL, "Hostname": self._hostname}
+        host = {**_HOST_LEVEL, "Hostname": self.hostname}
         for name, value in self._answers.items():
             yield _family(name, [(host, value)])
         yield from self._version_families()
@@ -153,7 +153,7 @@ class TorchServeMetrics(Collector):
             ("ts_queue_latency_microseconds", [one.queue_us for _, one in totals]),
         ):
             labels = [
-                {"model_name": model, "model_version": version, "hostname": self._hostname}
+                {"model_name": model, "model_version": version, "hostname": self.hostname}
                 for (model, version), _ in totals
             ]
             yield _family(name, zip(labels, values, strict=True))

@@ -16,7 +16,8 @@ from batching.store.registry import Registry
 
 log = logging.getLogger(__name__)
 
-_SLICE_S = 1.0
+_SLICE_S = 0.2
+_CLOSE_S = 0.5
 
 
 class SnapshotWriter:
@@ -40,6 +41,8 @@ class SnapshotWriter:
     def close(self) -> None:
         """The registry as it is now is saved; nothing is any more. Blocks. Needs no `start`."""
         self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
         if self._saved is not None:
             self._save(SHUTDOWN)
 

@@ -1,0 +1,113 @@
+"""The outermost layer of a listener: counts, access log, CORS."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+
+import pytest
+
+from batching.settings import Settings
+from ingress.edge import Edge, cors_headers
+
+CORS = replace(
+    Settings(),
+    cors_allowed_origin="https://page.example",
+    cors_allowed_methods="GET, POST",
+    cors_allowed_headers="X-Custom-Header",
+)
+
+
+@dataclass
+class Scope:
+    """What granian says of a request."""
+
+    path: str = "/ping"
+    query_string: str = ""
+    method: str = "GET"
+    client: str = "127.0.0.1:5000"
+    http_version: str = "1.1"
+    proto: str = "http"
+
+
+class Wire:
+    """Granian's end of an answer."""
+
+    def __init__(self):
+        self.sent = []
+
+    def response_bytes(self, status, headers, body):
+        self.sent.append((status, headers, body))
+
+    async def client_disconnect(self):
+        return None
+
+    async def __call__(self):
+        return b"body"
+
+
+async def echo(scope, proto):
+    proto.response_bytes(200, [("a", "b")], await proto())
+
+
+async def broken(scope, proto):
+    raise RuntimeError
+
+
+def ask(app, scope=None, **options):
+    counted, wire = [], Wire()
+    edge = Edge(app, counted.append, **options)
+    asyncio.run(edge(scope or Scope(), wire))
+    return counted, wire
+
+
+def test_answer_is_counted_and_otherwise_as_it_was():
+    counted, wire = ask(echo)
+    assert counted == [200]
+    assert wire.sent == [(200, [("a", "b")], b"body")]
+
+
+def test_request_that_broke_the_application_is_counted_as_an_error():
+    counted = []
+    with pytest.raises(RuntimeError):
+        asyncio.run(Edge(broken, counted.append)(Scope(), Wire()))
+    assert counted == [500]
+
+
+def test_answer_gets_the_cors_headers_when_all_three_are_configured():
+    _, wire = ask(echo, added_headers=cors_headers(CORS))
+    assert wire.sent[0][1] == [
+        ("a", "b"),
+        ("access-control-allow-origin", "https://page.example"),
+        ("access-control-allow-methods", "GET, POST"),
+        ("access-control-allow-headers", "X-Custom-Header"),
+    ]
+
+
+@pytest.mark.parametrize("missing", ["origin", "methods", "headers"])
+def test_answer_gets_no_cors_headers_when_one_is_missing(missing):
+    assert cors_headers(replace(CORS, **{f"cors_allowed_{missing}": ""})) == []
+
+
+def test_access_log_has_torchserves_form(caplog):
+    # When
+    with caplog.at_level(logging.INFO, "ACCESS_LOG"):
+        ask(echo, Scope("/models", "url=a.mar", "POST"), is_logging=True)
+    # Then
+    [record] = caplog.records
+    assert record.getMessage() == '/127.0.0.1:5000 "POST /models?url=a.mar HTTP/1.1" 200 0'
+
+
+def test_access_log_has_one_line_whatever_the_path_says(caplog):
+    # Given a path that was sent as /x%0A2026... and came decoded
+    with caplog.at_level(logging.INFO, "ACCESS_LOG"):
+        ask(echo, Scope('/x\n2026-01-01 INFO ACCESS_LOG "forged"\x1b[31m'), is_logging=True)
+    # Then
+    text = caplog.records[0].getMessage()
+    assert text.isprintable()
+    assert text.count('"') == 2
+
+
+def test_access_log_is_silent_unless_asked_for(caplog):
+    with caplog.at_level(logging.INFO, "ACCESS_LOG"):
+        ask(echo)
+    assert caplog.records == []

@@ -1,0 +1,98 @@
+"""Settings that an operator of TorchServe switches parts of the HTTP interface with."""
+
+from dataclasses import replace
+
+import pytest
+
+from batching.model_spec import VersionKey
+from batching.protocol import BatchTiming
+from ingress.app import create_app
+from ingress.openapi import Role
+
+REFUSED = "Requested method is not allowed, please refer to API document."
+
+
+def client(ingress, role, **settings):
+    services = replace(ingress.services, settings=replace(ingress.services.settings, **settings))
+    return create_app(services, [role]).test_client()
+
+
+@pytest.fixture
+def busy(ingress):
+    """An ingress that has answered something."""
+    measured = ingress.services.metrics.version(VersionKey("m", "1.0"), None)
+    measured.count_arrival()
+    measured.count_answer(200, 0.02, BatchTiming(1, 2_000, 10_000, is_first=True))
+    for status in (200, 204, 404, 503, 301):
+        ingress.services.metrics.torchserve.count_answer(status)
+    return ingress
+
+
+def families(answer):
+    lines = answer.get_data(as_text=True).splitlines()
+    return [line.split()[2] for line in lines if line.startswith("# TYPE")]
+
+
+def test_metrics_have_torchserves_names_labels_and_form(busy):
+    # When
+    text = client(busy, Role.METRICS).get("/metrics").get_data(as_text=True)
+    # Then
+    host = busy.services.metrics.torchserve.hostname
+    assert f'Requests2XX{{Level="Host",Hostname="{host}",}} 2.0\n' in text
+    assert f'Requests4XX{{Level="Host",Hostname="{host}",}} 1.0\n' in text
+    assert f'Requests5XX{{Level="Host",Hostname="{host}",}} 2.0\n' in text
+    assert f'QueueTime{{Level="Host",Hostname="{host}",}} 2.0\n' in text
+    assert f'WorkerThreadTime{{Level="Host",Hostname="{host}",}} 8.0\n' in text
+    assert "# HELP QueueTime Torchserve prometheus gauge metric with unit: Milliseconds\n" in text
+    assert 'ts_queue_latency_microseconds{model_name="m",model_version="default",' in text
+
+
+def test_metrics_are_three_in_the_legacy_mode(busy):
+    answer = client(busy, Role.METRICS, metrics_mode="legacy").get("/metrics")
+    assert families(answer) == [
+        "ts_inference_requests_total",
+        "ts_inference_latency_microseconds",
+        "ts_queue_latency_microseconds",
+    ]
+
+
+def test_metrics_are_empty_in_the_log_mode(busy):
+    answer = client(busy, Role.METRICS, metrics_mode="log").get("/metrics")
+    assert (answer.status_code, answer.get_data()) == (200, b"")
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/models"), ("DELETE", "/models/echo")])
+def test_model_api_is_refused_as_in_torchserve_when_it_is_off(ingress, method, path):
+    # Given
+    ingress.register("echo", min_worker=0)
+    # When
+    answer = client(ingress, Role.MANAGEMENT, enable_model_api=False).open(path, method=method)
+    # Then
+    assert answer.status_code == 405
+    assert answer.get_json()["type"] == "MethodNotAllowedException"
+    assert answer.get_json()["message"] == REFUSED
+    assert ingress.registry.names() == ["echo"]
+
+
+@pytest.mark.usefixtures("node")
+def test_scaling_and_describing_work_when_the_model_api_is_off(ingress):
+    # Given
+    ingress.register("echo", min_worker=0)
+    manager = client(ingress, Role.MANAGEMENT, enable_model_api=False)
+    # When / Then
+    assert manager.put("/models/echo?min_worker=1").status_code == 202
+    assert manager.get("/models/echo").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("allowed", "status"),
+    [("", 403), ("*", 403), ("https://other.example", 403), ("https://page.example", 200)],
+)
+def test_web_page_changes_models_only_when_its_origin_is_named(ingress, allowed, status):
+    # Given
+    ingress.register("echo", min_worker=0)
+    manager = client(ingress, Role.MANAGEMENT, cors_allowed_origin=allowed)
+    # When
+    answer = manager.delete("/models/echo", headers={"Origin": "https://page.example"})
+    # Then
+    assert answer.status_code == status

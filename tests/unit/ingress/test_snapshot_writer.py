@@ -1,0 +1,91 @@
+"""When what is registered is saved, and when it is not."""
+
+from dataclasses import replace
+
+import pytest
+
+from batching.settings import Settings
+from batching.snapshots import newest_snapshot, read_snapshot
+from batching.store import keys
+from batching.store.connection import connect
+from batching.store.registry import Registry
+from ingress.snapshot_writer import SnapshotWriter
+from tests.support import eventually, make_spec
+
+
+@pytest.fixture
+def registry(redis_url):
+    client = connect(redis_url)
+    found = Registry(client)
+    found.mark()
+    yield found
+    client.close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "config"
+
+
+@pytest.fixture
+def writer(registry, folder):
+    made = SnapshotWriter(registry, replace(Settings(), job_queue_size=7), folder)
+    yield made
+    made.close()
+
+
+def kinds(folder):
+    return [path.stem.partition("-")[2] for path in sorted(folder.glob("*.cfg"))]
+
+
+def models(folder):
+    return [one.model_name for one in read_snapshot(newest_snapshot(folder))]
+
+
+def test_changes_are_saved_from_start_to_close(registry, writer, folder):
+    # Given
+    writer.start()
+    # When
+    registry.create(make_spec(model_name="a"))
+    # Then
+    assert eventually(lambda: models(folder) == ["a"])
+    registry.remove(make_spec(model_name="a").key)
+    assert eventually(lambda: models(folder) == [])
+    writer.close()
+    assert kinds(folder) == ["startup", "snapshot", "snapshot", "shutdown"]
+    assert "job_queue_size=7\n" in newest_snapshot(folder).read_text()
+
+
+def test_news_of_workers_are_no_change(registry, writer, folder):
+    # Given
+    registry.create(make_spec(model_name="a"))
+    writer.start()
+    # When a worker's state is announced, and then a model is registered
+    registry.announce("a")
+    registry.create(make_spec(model_name="b"))
+    # Then only the model made a snapshot
+    assert eventually(lambda: models(folder) == ["a", "b"])
+    assert kinds(folder) == ["startup", "snapshot"]
+
+
+def test_emptied_redis_does_not_empty_the_snapshots(registry, writer, folder, redis_url):
+    # Given
+    registry.create(make_spec(model_name="a"))
+    writer.start()
+    # When Redis loses everything, and the server stops before a node has restored it
+    with connect(redis_url) as client:
+        client.flushall()
+        registry.announce("a")
+        writer.close()
+        assert not client.exists(keys.EPOCH)
+    # Then
+    assert models(folder) == ["a"]
+
+
+def test_folder_that_cannot_be_written_does_not_stop_the_server(registry, tmp_path):
+    # Given
+    (tmp_path / "file").touch()
+    writer = SnapshotWriter(registry, Settings(), tmp_path / "file" / "config")
+    # When / Then
+    writer.start()
+    writer.close()

@@ -1,0 +1,64 @@
+"""What a node measures of its host, and what a worker's environment leaves out."""
+
+import pytest
+
+from batching.status import HostSample, NodeStatus
+from batching.torchserve_metrics import GAUGES, metric_line
+from workers.host_meter import gpu_samples, measure
+from workers.worker_environment import allowed_environment
+
+
+def test_host_is_measured_under_torchserves_names():
+    # When
+    samples = {one.name: one.value for one in measure() if not one.device_id}
+    # Then
+    assert set(samples) == {
+        "CPUUtilization",
+        "DiskAvailable",
+        "DiskUsage",
+        "DiskUtilization",
+        "MemoryAvailable",
+        "MemoryUsed",
+        "MemoryUtilization",
+    }
+    assert set(samples) <= set(GAUGES)
+    for name in ("CPUUtilization", "DiskUtilization", "MemoryUtilization"):
+        assert 0 <= samples[name] <= 100
+    # Megabytes, not bytes
+    assert 1 < samples["MemoryAvailable"] < 10**8
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "0, 1024, 4096, 37",
+            {"GPUMemoryUsed": 1024, "GPUMemoryUtilization": 25, "GPUUtilization": 37},
+        ),
+        ("1, [N/A], [N/A], 5", {"GPUUtilization": 5}),
+        ("2, 10, 0, [N/A]", {"GPUMemoryUsed": 10}),
+    ],
+)
+def test_gpu_is_measured_as_far_as_it_tells(line, expected):
+    samples = list(gpu_samples(line))
+    assert {one.name: one.value for one in samples} == expected
+    assert {one.device_id for one in samples} == {line[0]}
+
+
+def test_samples_survive_the_way_through_the_registry():
+    node = NodeStatus("n", "host", 1, "now", (HostSample("GPUUtilization", 5.0, "0"),))
+    assert NodeStatus.from_json(node.to_json()) == node
+
+
+def test_metric_line_has_torchserves_form():
+    line = metric_line("CPUUtilization", 5, {"Level": "Host"}, "box")
+    assert line.startswith("CPUUtilization.Percent:5.0|#Level:Host|#hostname:box,timestamp:")
+    assert line.rpartition(":")[2].isdigit()
+
+
+def test_worker_does_not_get_variables_that_are_named():
+    # Given
+    environment = {"AWS_SECRET": "s", "MY_AWS": "m", "PATH": "p"}
+    # When / Then
+    assert allowed_environment(environment, "") == environment
+    assert set(allowed_environment(environment, "AWS_.*|PATH")) == {"MY_AWS"}
