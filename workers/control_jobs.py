@@ -16,7 +16,7 @@ from rq.timeouts import TimerDeathPenalty
 
 from batching.errors import InternalError, ServeError
 from batching.settings import Settings
-from batching.store.connection import Client, connect, store_url
+from batching.store.connection import Client, connect, for_rq, store_url
 from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, wrap_error
 from batching.telemetry import configure_logging
 from workers import archive, fetch
@@ -24,7 +24,10 @@ from workers.download import was_downloaded
 
 log = logging.getLogger("workers.control_jobs")
 
-RQ_SOCKET_TIMEOUT_S = 480.0  # RQ blocks for up to 405 s
+# RQ waits for jobs for 15 s less, and for an answer at most 10 s longer; so a server that is frozen
+# or was replaced is given up by then.
+WORKER_TTL_S = 20
+RQ_SOCKET_TIMEOUT_S = 15.0
 
 
 class ControlJob(Job):
@@ -58,6 +61,7 @@ class ControlWorker(SimpleWorker):
     """Runs jobs in this process: they are ours, few, and need no fork."""
 
     death_penalty_class = TimerDeathPenalty
+    max_connection_wait_time = 2.0
 
 
 def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]:
@@ -80,9 +84,14 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
 
 def make_worker(client: Client) -> ControlWorker:
     """A worker of the control queue."""
+    client = for_rq(client)
     queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer, job_class=ControlJob)
     return ControlWorker(
-        [queue], connection=client, serializer=JSONSerializer, job_class=ControlJob
+        [queue],
+        connection=client,
+        serializer=JSONSerializer,
+        job_class=ControlJob,
+        worker_ttl=WORKER_TTL_S,
     )
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from batching.model_spec import VersionKey
 from batching.status import NodeStatus
@@ -25,36 +27,91 @@ class Heartbeat:
         node: NodeStatus,
         slots: Callable[[], Iterable[Slot]],
         on_forgotten: Callable[[], None],
+        *,
+        dead_after_s: float = 3.0,
     ) -> None:
         self._verbs = verbs
         self._node = node
         self._slots = slots
         self._on_forgotten = on_forgotten
-        self._is_unsure = False
+        self._dead_after_s = dead_after_s
+        self._is_node_unsure = False
+        self._is_forgotten = False
+        self._unsure: set[VersionKey] = set()
+        self._known: set[str] = set()
+        self._heard_at: dict[VersionKey, float] = {}
+        self._steady_from: dict[VersionKey, float] = {}
 
     async def run(self) -> None:
         """Beats until cancelled; a beat that fails is made up for by the next one."""
         while True:
+            started = time.monotonic()
             try:
                 await self.beat()
             except (RedisError, OSError) as error:
-                self._is_unsure = True
                 log.warning("beat failed: %s", error)
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(max(0.1, BEAT_S - (time.monotonic() - started)))
 
     async def beat(self) -> None:
         """One beat. A Redis that was emptied, or a reaper that was wrong, knows us again.
 
         So does one that carried out a beat whose answer was lost.
         """
-        worker_ids: dict[VersionKey, list[str]] = defaultdict(list)
+        workers: dict[VersionKey, list[str]] = defaultdict(list)
         for slot in self._slots():
             if slot.worker_id and slot.is_expected:
-                worker_ids[slot.spec.key].append(slot.worker_id)
-        for key, ids in worker_ids.items():
-            await self._verbs.beat_workers(key, ids)
-        if await self._verbs.join(self._node, is_unsure=self._is_unsure):
-            for slot in self._slots():
-                await slot.report_again()
+                workers[slot.spec.key].append(slot.worker_id)
+        self._keep(workers)
+        beats = [partial(self._beat_version, key, ids) for key, ids in workers.items()]
+        await self._verbs.together([partial(self._beat_node, list(workers)), *beats])
+        if self._is_forgotten:
+            self._is_forgotten = False
             self._on_forgotten()
-        self._is_unsure = False
+
+    def is_steady(self, key: VersionKey) -> bool:
+        """Whether silence of others means something: we were heard all the time they could be.
+
+        After an outage everybody looks dead until everybody has had time to beat.
+        """
+        if key not in self._heard_at:
+            return True
+        now = time.monotonic()
+        return now - self._heard_at[key] <= self._gap_s and now >= self._steady_from.get(key, 0.0)
+
+    @property
+    def _gap_s(self) -> float:
+        return max(1.5 * BEAT_S, self._dead_after_s - BEAT_S)
+
+    async def _beat_node(self, versions: Sequence[VersionKey]) -> None:
+        is_unsure, self._is_node_unsure = self._is_node_unsure, True
+        if await self._verbs.join(self._node, is_unsure=is_unsure):
+            self._unsure.update(versions)
+            self._is_forgotten = True
+        self._is_node_unsure = False
+
+    async def _beat_version(self, key: VersionKey, worker_ids: Sequence[str]) -> None:
+        new = set(worker_ids) - self._known
+        is_unsure = key in self._unsure
+        self._unsure.add(key)
+        added = await self._verbs.beat_workers(key, worker_ids)
+        self._hear(key)
+        if added > len(new):
+            self._is_forgotten = True
+        if is_unsure or added > len(new):
+            for slot in self._slots():
+                if slot.spec.key == key:
+                    await slot.report_again()
+        self._known.update(worker_ids)
+        self._unsure.discard(key)
+
+    def _hear(self, key: VersionKey) -> None:
+        now = time.monotonic()
+        if now - self._heard_at.get(key, now) > self._gap_s:
+            self._steady_from[key] = now + self._dead_after_s
+        self._heard_at[key] = now
+
+    def _keep(self, workers: dict[VersionKey, list[str]]) -> None:
+        """What is known of others is forgotten."""
+        self._known &= {worker_id for ids in workers.values() for worker_id in ids}
+        self._unsure &= set(workers)
+        self._heard_at = {key: at for key, at in self._heard_at.items() if key in workers}

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from batching.model_spec import VersionKey
 from batching.store.connection import RedisError
@@ -20,11 +21,16 @@ class Reaper:
     """Looks twice a second for workers whose node has gone silent."""
 
     def __init__(
-        self, verbs: NodeVerbs, node_id: str, versions: Callable[[], Iterable[VersionKey]]
+        self,
+        verbs: NodeVerbs,
+        node_id: str,
+        versions: Callable[[], Iterable[VersionKey]],
+        is_steady: Callable[[VersionKey], bool],
     ) -> None:
         self._verbs = verbs
         self._node_id = node_id
         self._versions = versions
+        self._is_steady = is_steady
 
     async def run(self) -> None:
         """Reaps until cancelled."""
@@ -43,14 +49,18 @@ class Reaper:
         except RedisError:
             # At maxmemory the lock is refused. Reaping without it is harmless: the script decides.
             log.debug("reaping without the lock")
-        for key in self._versions():
-            for worker_id in await self._verbs.dead_workers(key):
-                count = await self._verbs.reclaim(key, worker_id, ReclaimMode.DEAD)
-                if count is not None:
-                    log.warning(
-                        "reclaimed model=%s version=%s worker=%s requests=%d",
-                        *key,
-                        worker_id,
-                        count,
-                    )
+        versions = [key for key in self._versions() if self._is_steady(key)]
+        await self._verbs.together(
+            [*(partial(self._reap_version, key) for key in versions), self._reap_nodes]
+        )
+
+    async def _reap_version(self, key: VersionKey) -> None:
+        for worker_id in await self._verbs.dead_workers(key):
+            count = await self._verbs.reclaim(key, worker_id, ReclaimMode.DEAD)
+            if count is not None:
+                log.warning(
+                    "reclaimed model=%s version=%s worker=%s requests=%d", *key, worker_id, count
+                )
+
+    async def _reap_nodes(self) -> None:
         await self._verbs.forget_nodes(await self._verbs.dead_nodes())

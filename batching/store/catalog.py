@@ -1,10 +1,11 @@
 """The ingress's cached view of the registry, so that a prediction costs no look-up."""
 
 import asyncio
+import contextlib
 
 from batching.errors import StoreUnavailable
 from batching.model_spec import ModelSpec
-from batching.store import keys
+from batching.store.changes import changed_models
 from batching.store.connection import RedisError, connect_async
 from batching.store.model_entry import ModelEntry, pick_version
 from batching.store.registry import Registry
@@ -108,14 +109,13 @@ class Catalog:
 
     async def _follow_changes(self) -> None:
         client = connect_async(self._redis_url)
-        async with client, client.pubsub(ignore_subscribe_messages=True) as channel:
-            await channel.subscribe(keys.CHANGES)
-            await self._refresh()
-            self._is_listening = True
-            while True:
-                message = await channel.get_message(timeout=None)
-                if message is not None:
-                    self.forget(message["data"].decode())
+        async with client, contextlib.aclosing(changed_models(client)) as changes:
+            async for model_name in changes:
+                if model_name is None:
+                    await self._refresh()
+                    self._is_listening = True
+                else:
+                    self.forget(model_name)
 
     async def _refresh(self) -> None:
         # While the channel was deaf, anything may have changed. If Redis lost everything, what is

@@ -13,7 +13,7 @@ from rq.serializers import JSONSerializer
 
 from batching import errors
 from batching.model_spec import ArchiveInfo
-from batching.store.connection import Client
+from batching.store.connection import Client, for_rq
 from batching.store.refusals import store_unavailable
 
 QUEUE_NAME = "ferry-control"
@@ -25,7 +25,7 @@ class ControlQueue:
     """Enqueues control jobs and waits for what they return."""
 
     def __init__(self, client: Client) -> None:
-        self._queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer)
+        self._queue = Queue(QUEUE_NAME, connection=for_rq(client), serializer=JSONSerializer)
 
     def inspect_archive(
         self, url: str, *, timeout_s: float, may_be_downloaded: bool = False

@@ -1,16 +1,18 @@
 """The node's verbs: beat, report, reclaim, refuse, and who is dead."""
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from batching.model_spec import VersionKey
 from batching.status import NodeStatus, WorkerStatus
 from batching.store import keys
-from batching.store.connection import AsyncClient, at
+from batching.store.connection import AsyncClient, at, is_cluster
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.reclaiming import AT_ONCE, ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.scripts import async_script
 
 REAP_LOCK_MS = 400
+CALL_S = 1.0
 
 
 class NodeVerbs:
@@ -51,15 +53,31 @@ class NodeVerbs:
             pipe.hdel(keys.NODE_INFO, node_id)
             await pipe.execute()
 
-    async def beat_workers(self, key: VersionKey, worker_ids: Sequence[str]) -> None:
-        """These workers are alive, and so are their leases."""
+    async def together(self, calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        """All of these calls are made; the first error of one of them is raised.
+
+        On one server, one after the other until one fails. In a cluster at once, with little time
+        for each, as the server of one may be away while those of the others are not.
+        """
+        if not is_cluster(self._client):
+            for call in calls:
+                await call()
+            return
+        bounded = [asyncio.wait_for(call(), CALL_S) for call in calls]
+        for outcome in await asyncio.gather(*bounded, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def beat_workers(self, key: VersionKey, worker_ids: Sequence[str]) -> int:
+        """These workers are alive, and so are their leases; how many were not known before."""
         version_keys = VersionKeys.of(key)
         leases = [version_keys.lease_prefix + worker_id for worker_id in worker_ids]
-        await self._beat(
+        added: int = await self._beat(
             keys=[version_keys.worker_beats, *leases],
             args=[LEASE_TTL_MS, *worker_ids],
             client=self._at(version_keys),
         )
+        return added
 
     async def dead_nodes(self) -> list[str]:
         """Nodes that have been silent for too long."""

@@ -6,16 +6,12 @@ each other. The configuration that `submit` reads lives with the queue of the ve
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import redis
 
-from batching.errors import (
-    Conflict,
-    VersionInUse,
-    VersionNotFound,
-)
+from batching.errors import Conflict, VersionInUse, VersionNotFound
 from batching.model_spec import ModelSpec, VersionKey
 from batching.status import NodeStatus, QueueStatus, StoreStatus, WorkerStatus
 from batching.store import keys
@@ -96,6 +92,15 @@ class Registry:
                 self._write_config(spec, is_new=False)
             self._change(specs[0].model_name, entry.completed_by)
 
+    def repair(self, entries: Iterable[ModelEntry]) -> None:
+        """Each of these versions that is registered has its configuration."""
+        for entry in entries:
+            for spec in entry.versions.values():
+                self._write_config(spec, is_new=False)
+                if spec.model_version not in self._versions_of(spec.model_name):
+                    # It was removed meanwhile, its configuration perhaps before this one came.
+                    self._delete_config(spec.key)
+
     def is_lost(self) -> bool:
         """Whether Redis was emptied since `mark`."""
         with _unavailable():
@@ -158,14 +163,12 @@ class Registry:
             return known.without(key.model_version)
 
         self._change(key.model_name, change)
-        with _unavailable():
-            # Without it submit refuses; nodes then answer what still waits.
-            names = VersionKeys.of(key)
-            at(self._client, names.tag).delete(names.config)
-        entry = self.get(key.model_name)
-        if entry is not None and key.model_version in entry.versions:
+        # Without it submit refuses; nodes then answer what still waits.
+        self._delete_config(key)
+        versions = self._versions_of(key.model_name)
+        if key.model_version in versions:
             # Somebody has registered it again before its configuration was deleted.
-            self._write_config(entry.versions[key.model_version], is_new=True)
+            self._write_config(versions[key.model_version], is_new=True)
 
     def workers(self, key: VersionKey) -> list[WorkerStatus]:
         """The workers of live nodes, by node and slot."""
@@ -254,6 +257,15 @@ class Registry:
     def _alive_nodes(self) -> set[str]:
         members = self._living(keys=[keys.NODES], args=[self._dead_after_ms, "alive"])
         return {member.decode() for member in members}
+
+    def _versions_of(self, model_name: str) -> Mapping[str, ModelSpec]:
+        entry = self.get(model_name)
+        return entry.versions if entry else {}
+
+    def _delete_config(self, key: VersionKey) -> None:
+        names = VersionKeys.of(key)
+        with _unavailable():
+            at(self._client, names.tag).delete(names.config)
 
     def _write_config(self, spec: ModelSpec, *, is_new: bool) -> None:
         # Unless it is known to be new, its registration may still be refused.

@@ -1,0 +1,34 @@
+"""Listening for ever to what changes in the registry."""
+
+from collections.abc import AsyncGenerator
+
+import redis
+
+from batching.store import keys
+from batching.store.connection import AsyncClient
+
+SILENCE_S = 2.0
+
+
+async def changed_models(client: AsyncClient) -> AsyncGenerator[str | None, None]:
+    """Yields None once the channel is heard, then the name of each model that has changed.
+
+    A server that is silent is asked whether it lives: one that is frozen, or cut off, would
+    otherwise be listened to for ever while its successor announces to others.
+
+    Raises:
+        RedisError, OSError: the channel is broken; what was announced meanwhile is lost.
+    """
+    async with client.pubsub(ignore_subscribe_messages=True) as channel:
+        await channel.subscribe(keys.CHANGES)
+        yield None
+        is_asked = False
+        while True:
+            message = await channel.get_message(timeout=SILENCE_S)
+            if message is None:
+                if is_asked:
+                    raise redis.TimeoutError("no answer on the channel of changes")
+                await channel.ping()
+            elif message["type"] == "message":
+                yield message["data"].decode(errors="replace")
+            is_asked = message is None

@@ -1,0 +1,34 @@
+"""The child process of a node that runs control jobs."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+
+from batching.child_process import exited, has_exited, kill_group, spawn
+from batching.settings import Settings
+
+log = logging.getLogger("workers.control_process")
+
+RESTART_S = 1.0
+STOP_S = 2.0
+
+
+async def keep_control_worker(settings: Settings) -> None:
+    """Until cancelled, a child process runs control jobs; it is started again when it dies."""
+    while True:
+        environment = {**os.environ, **settings.to_environment()}
+        process = spawn([sys.executable, "-P", "-m", "workers.control_jobs"], environment)
+        try:
+            await exited(process)
+        finally:
+            if not has_exited(process):
+                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    await asyncio.to_thread(process.wait, STOP_S)
+            kill_group(process)
+        log.warning("control worker ended, exit=%s", process.returncode)
+        await asyncio.sleep(RESTART_S)
