@@ -15,15 +15,12 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import compat
-from batching.child_process import exited, has_exited, kill_group, spawn
 from batching.errors import StoreUnavailable
 from batching.model_spec import ModelSpec, VersionKey
 from batching.readiness import notify_ready
@@ -36,6 +33,7 @@ from batching.store.registry import ModelEntry, Registry
 from batching.store.server_check import check_server
 from batching.store.tasks import end_tasks
 from batching.telemetry import configure_logging
+from workers.control_process import keep_control_worker
 from workers.devices import Device, list_gpus
 from workers.heartbeat import Heartbeat
 from workers.host_meter import HostMeter
@@ -48,8 +46,6 @@ log = logging.getLogger("workers.node")
 
 RECONCILE_S = 5.0  # changes are announced; this is for an announcement that was lost
 RETRY_S = 0.5
-CONTROL_RESTART_S = 1.0
-CONTROL_STOP_S = 2.0
 KILL_MARGIN_S = 1.0
 EXIT_UNUSABLE = 2
 
@@ -74,6 +70,7 @@ class Node:
         self._gpus = list_gpus(settings.number_of_gpu)
         self._gpu_turn = itertools.count()
         self._has_reconciled = False
+        self._must_repair = False
         self._files = ModelFiles(settings)
         self._should_exit = asyncio.Event()
         self._must_exit_now = asyncio.Event()
@@ -93,16 +90,20 @@ class Node:
         self._handle_signals()
         await asyncio.to_thread(self._files.sweep)
         heartbeat = Heartbeat(
-            self._verbs, self._node, lambda: list(self._slots.values()), self._on_joined
+            self._verbs,
+            self._node,
+            lambda: list(self._slots.values()),
+            self._on_joined,
+            dead_after_s=self._settings.dead_after_s,
         )
-        reaper = Reaper(self._verbs, self._node.node_id, self._versions)
+        reaper = Reaper(self._verbs, self._node.node_id, self._versions, heartbeat.is_steady)
         self._reconciler = asyncio.create_task(self._reconcile_forever(), name="reconciler")
         roles = [
             self._reconciler,
             asyncio.create_task(heartbeat.run(), name="heartbeat"),
             asyncio.create_task(reaper.run(), name="reaper"),
             asyncio.create_task(self._follow_changes(), name="changes"),
-            asyncio.create_task(self._keep_control_worker(), name="control worker"),
+            asyncio.create_task(keep_control_worker(self._settings), name="control worker"),
         ]
         if not self._settings.disable_system_metrics:
             roles.append(asyncio.create_task(self._host_meter().run(), name="host meter"))
@@ -144,8 +145,9 @@ class Node:
         self._should_exit.set()
 
     def _on_joined(self) -> None:
-        """Redis knows this node: for the first time, or again after it forgot."""
+        """Redis knows this node: for the first time, or again after it forgot something."""
         notify_ready()
+        self._must_repair = True
         self._must_look.set()
 
     def _is_ready(self) -> bool:
@@ -175,12 +177,9 @@ class Node:
     async def _follow_changes(self) -> None:
         while True:
             try:
-                async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
-                    await channel.subscribe(keys.CHANGES)
-                    self._must_look.set()
-                    while True:
-                        if await channel.get_message(timeout=None) is not None:
-                            self._must_look.set()
+                async with contextlib.aclosing(changed_models(self._client)) as changes:
+                    async for _ in changes:
+                        self._must_look.set()
             except (RedisError, OSError) as error:
                 log.warning("change channel broken: %s", error)
                 await asyncio.sleep(RETRY_S)
@@ -204,6 +203,10 @@ class Node:
                 if (spec.key, number) not in self._slots:
                     self._open_slot(spec, number, list(specs.values()))
         self._has_reconciled = True
+        if self._must_repair:
+            # In a cluster one server may forget its versions while the registry's does not.
+            await asyncio.to_thread(self._registry.repair, self._wanted.values())
+            self._must_repair = False
 
     def _open_slot(self, spec: ModelSpec, number: int, specs: Sequence[ModelSpec]) -> None:
         device = self._pick_device(spec, number)
@@ -247,24 +250,6 @@ class Node:
             return Device("cpu", None)
         turn = number if spec.device_ids else next(self._gpu_turn)
         return Device("cuda", gpus[turn % len(gpus)])
-
-    # --- control worker
-
-    async def _keep_control_worker(self) -> None:
-        """A child process runs control jobs; it is started again when it dies."""
-        while True:
-            environment = {**os.environ, **self._settings.to_environment()}
-            process = spawn([sys.executable, "-P", "-m", "workers.control_jobs"], environment)
-            try:
-                await exited(process)
-            finally:
-                if not has_exited(process):
-                    process.send_signal(signal.SIGTERM)
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        await asyncio.to_thread(process.wait, CONTROL_STOP_S)
-                kill_group(process)
-            log.warning("control worker ended, exit=%s", process.returncode)
-            await asyncio.sleep(CONTROL_RESTART_S)
 
     # --- drain
 
