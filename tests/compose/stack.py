@@ -1,0 +1,260 @@
+"""The composed server: `docker compose` in a copy of the repository, and what runs of it."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from tests.chaos.crowd import Crowd
+from tests.e2e.archives import make_archive
+from tests.e2e.ferry_process import eventually, free_port_base
+
+ROOT = Path(__file__).parents[2]
+HANDLER = Path(__file__).with_name("pausing_handler.py")
+# Always the same, so that a second run finds the images of the first one.
+PROJECT = "ferry-compose-test"
+FILES = ("docker-compose.yml", "tests/compose/docker-compose.test.yml")
+BUILD_S = 480.0
+COMMAND_S = 120.0
+HTTP_S = 30.0
+PROFILES = {"COMPOSE_PROFILES": "balanced,monitoring"}
+# For the build of the workers' image: the tests' models need no torch.
+SMALL_WORKER = {"TORCH_PACKAGES": ""}
+
+
+def engine_missing() -> str:
+    """Why there is no Docker engine with compose here; empty when there is one."""
+    if compose_command() is None:
+        return "no Docker Compose: install docker-compose or the docker compose plugin"
+    done = subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=30)
+    return "" if done.returncode == 0 else "no Docker engine answers `docker info`"
+
+
+def compose_command() -> list[str] | None:
+    """`docker compose` where there is the plugin, else `docker-compose`."""
+    if shutil.which("docker") is None:
+        return None
+    probe = ["docker", "compose", "version"]
+    if subprocess.run(probe, capture_output=True, check=False, timeout=30).returncode == 0:
+        return ["docker", "compose"]
+    return ["docker-compose"] if shutil.which("docker-compose") else None
+
+
+@dataclass(frozen=True)
+class Container:
+    """What the engine says of a container."""
+
+    name: str
+    state: Mapping[str, Any]
+    config: Mapping[str, Any]
+    host_config: Mapping[str, Any]
+    network: Mapping[str, Any]
+
+    @property
+    def service(self) -> str:
+        return str(self.config["Labels"]["com.docker.compose.service"])
+
+    @property
+    def published(self) -> Mapping[str, list[dict[str, str]]]:
+        """Port as `8080/tcp` -> where of this machine it is."""
+        return {port: places for port, places in self.network["Ports"].items() if places}
+
+    @property
+    def health(self) -> str:
+        return str(self.state.get("Health", {}).get("Status", "none"))
+
+    def port(self, number: int) -> int:
+        """Where this port of the container is published on loopback."""
+        return int(self.published[f"{number}/tcp"][0]["HostPort"])
+
+
+class Stack:
+    """One project of the engine, on ports of its own, from a fresh copy of the repository."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "repository"
+        _copy_repository(self.folder)
+        self.port = free_port_base()
+        self.prometheus_port = free_port_base()
+        self.inference = f"http://127.0.0.1:{self.port}"
+        self.management = f"http://127.0.0.1:{self.port + 1}"
+        self.http = requests.Session()
+        self.http.trust_env = False
+        self.environment = {
+            "COMPOSE_PROJECT_NAME": PROJECT,
+            "COMPOSE_FILE": os.pathsep.join(FILES),
+            "COMPOSE_HTTP_TIMEOUT": str(int(COMMAND_S)),
+            "INFERENCE_PORT": str(self.port),
+            "MANAGEMENT_PORT": str(self.port + 1),
+            "METRICS_PORT": str(self.port + 2),
+            "BALANCER_PORT": str(self.port),
+            "BALANCER_MANAGEMENT_PORT": str(self.port + 1),
+            "PROMETHEUS_PORT": str(self.prometheus_port),
+            "GRAFANA_PORT": str(self.prometheus_port + 1),
+            **SMALL_WORKER,
+        }
+
+    # --- commands
+
+    def compose(
+        self, *words: str, timeout_s: float = COMMAND_S, env: Mapping[str, str] | None = None
+    ) -> str:
+        """What `docker compose` prints."""
+        return self.run([*(compose_command() or []), *words], timeout_s, env)
+
+    def scale(self, workers: int) -> None:
+        """So many workers run, and all are healthy."""
+        self.compose("up", "-d", "--scale", f"worker={workers}")
+        self.wait_healthy()
+        assert len(self.containers("worker")) == workers
+
+    def restore(self) -> None:
+        """Redis, one ingress and one worker run, and nothing else; no model is registered."""
+        self.compose("rm", "-s", "-f", "balancer", "prometheus", "grafana", env=PROFILES)
+        self.scale(1)
+        for model in self.http.get(f"{self.management}/models", timeout=HTTP_S).json()["models"]:
+            self.unregister(model["modelName"])
+
+    def close(self) -> None:
+        """Nothing runs, and no container, network or volume is left."""
+        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "1", env=PROFILES)
+
+    def logs(self) -> str:
+        return self.compose("logs", "--no-color", "--tail", "40", env=PROFILES)
+
+    def run(
+        self,
+        words: Sequence[str],
+        timeout_s: float = COMMAND_S,
+        env: Mapping[str, str] | None = None,
+    ) -> str:
+        """What the command prints, run in the repository; asserts that it succeeds."""
+        done = subprocess.run(
+            words,
+            cwd=self.folder,
+            env={**os.environ, **self.environment, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    # --- containers
+
+    def containers(self, *services: str) -> list[Container]:
+        """The containers of these services, or all, by name."""
+        label = f"label=com.docker.compose.project={PROJECT}"
+        ids = self.run(["docker", "ps", "-aq", "--filter", label]).split()
+        if not ids:
+            return []
+        found = json.loads(self.run(["docker", "inspect", *ids]))
+        containers = [
+            Container(
+                name=record["Name"].lstrip("/"),
+                state=record["State"],
+                config=record["Config"],
+                host_config=record["HostConfig"],
+                network=record["NetworkSettings"],
+            )
+            for record in found
+        ]
+        chosen = [one for one in containers if not services or one.service in services]
+        return sorted(chosen, key=lambda container: container.name)
+
+    def wait_healthy(self, timeout_s: float = 60.0) -> None:
+        """Every container that has a health check passes it."""
+
+        def sick() -> list[str]:
+            return [
+                f"{container.name}: {container.health} {container.state['Status']}"
+                for container in self.containers()
+                if container.health not in ("healthy", "none")
+            ]
+
+        assert eventually(lambda: not sick(), timeout_s), (sick(), self.logs())
+
+    def image_bytes(self, name: str) -> int:
+        return int(self.run(["docker", "image", "inspect", "-f", "{{.Size}}", name]))
+
+    # --- models
+
+    def upload(self, model_name: str, *, pause_ms: int = 0) -> str:
+        """An archive whose handler echoes after a pause per batch lies in the model store."""
+        folder = self.folder / "model_store"
+        folder.mkdir(exist_ok=True)
+        files = {"handler.py": HANDLER.read_text(encoding="utf-8"), "pause_ms": str(pause_ms)}
+        archive = make_archive(folder, model_name, files, config="jobQueueSize: 5000")
+        (worker, *_) = self.containers("worker")
+        self.run(["docker", "cp", str(folder / archive), f"{worker.name}:/model-store/{archive}"])
+        return archive
+
+    def serve(self, model_name: str, *, pause_ms: int = 0, **parameters: Any) -> None:
+        """A model whose handler echoes after a pause per batch, with one worker per node."""
+        query = {
+            "url": self.upload(model_name, pause_ms=pause_ms),
+            "initial_workers": 1,
+            "batch_size": 4,
+            "max_batch_delay": 5,
+            **parameters,
+        }
+        answer = self.http.post(f"{self.management}/models", params=query, timeout=HTTP_S)
+        assert answer.status_code == 200, answer.text
+
+    def unregister(self, model_name: str) -> None:
+        answer = self.http.delete(f"{self.management}/models/{model_name}", timeout=HTTP_S)
+        assert answer.status_code == 200, answer.text
+
+    def describe(self, model_name: str, management: str = "") -> dict[str, Any]:
+        url = f"{management or self.management}/models/{model_name}"
+        record = self.http.get(url, timeout=HTTP_S).json()[0]
+        return dict(record)
+
+    def ready_workers(self, model_name: str) -> int:
+        workers = self.describe(model_name)["workers"]
+        return sum(worker["status"] == "READY" for worker in workers)
+
+    def wait_workers(self, model_name: str, count: int) -> None:
+        assert eventually(lambda: self.ready_workers(model_name) == count, 30), self.describe(
+            model_name
+        )
+
+    def rate(self, model_name: str, requests_count: int) -> float:
+        """Answers per second of so many requests that are all sent at once; asserts all 200."""
+        with Crowd(self.port) as crowd:
+            sent = crowd.ask(model_name, [f"rate {n}" for n in range(requests_count)])
+        assert {one.status for one in sent} == {200}, {(one.status, one.fault) for one in sent}
+        return requests_count / (
+            max(one.answered_at for one in sent) - min(one.sent_at for one in sent)
+        )
+
+
+def monotonic_of(timestamp: str) -> float:
+    """A time of the engine, as `StartedAt`, on the clock of `time.monotonic`."""
+    moment = subprocess.run(
+        ["date", "-d", timestamp, "+%s.%N"], capture_output=True, text=True, check=True, timeout=10
+    )
+    return float(moment.stdout) - time.clock_gettime(time.CLOCK_REALTIME) + time.monotonic()
+
+
+def _copy_repository(folder: Path) -> None:
+    """What a clone of this working tree would hold."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(
+        listing, cwd=ROOT, capture_output=True, check=True, text=True, timeout=30
+    )
+    for name in filter(None, names.stdout.split("\0")):
+        source = ROOT / name
+        if source.is_file():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
