@@ -51,6 +51,15 @@ def read_request(target: Target, headers: dict[str, str], body: bytes, query: st
     return Request(headers, parts)
 
 
+def speaks_of_binary(headers: Mapping[str, str], body: bytes) -> bool:
+    """Whether a request to the Open Inference Protocol uses the binary extension.
+
+    Triton's clients do, if only to say that they want JSON. Others send JSON that TorchServe gives
+    to the handler as it is.
+    """
+    return TENSOR_HEADER in headers or b'"binary_data' in body
+
+
 def read_tensors(target: Target, headers: dict[str, str], body: bytes) -> Request:
     """The Open Inference Protocol's request that these headers and this body are.
 

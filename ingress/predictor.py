@@ -26,11 +26,11 @@ from ingress.answers import (
     with_error_key,
 )
 from ingress.payload import (
-    TENSOR_HEADER,
     first_in_query,
     read_request,
     read_tensors,
     read_timeout_s,
+    speaks_of_binary,
 )
 from ingress.prediction_paths import Target
 from ingress.streamed_answer import StreamedAnswer
@@ -79,7 +79,7 @@ class Predictor:
         """
         request_id = fresh_request_id()
         measure = _Measure(self._metrics)
-        is_tensors = target.is_v2 and (self._is_open_inference or TENSOR_HEADER in headers)
+        is_tensors = target.is_v2 and (self._is_open_inference or speaks_of_binary(headers, body))
         try:
             request = None
             if target.takes_query:

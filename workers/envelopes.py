@@ -82,9 +82,7 @@ class _Json:
     """`{"instances": [...]}` and `{"predictions": [...]}` as text."""
 
     def open(self, row: Any) -> list[Any]:
-        document = _document(row)
-        if "instances" not in document:
-            document = row
+        document = row if "instances" in row else _document(row)
         return [_unpacked(instance) for instance in document["instances"]]
 
     def close(self, outputs: list[Any], *_: Any) -> Any:

@@ -93,7 +93,7 @@ def read_tensor(datatype: Any, shape: Any, data: Any) -> Tensor:
     Raises:
         BadRequest: they do not belong together.
     """
-    if datatype not in DATATYPES:
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise BadRequest(f"Unknown datatype {str(datatype)[:32]!r}.")
     lengths = _checked_shape(shape)
     values = _from_binary(datatype, data) if isinstance(data, bytes) else _flat(data)
@@ -134,7 +134,7 @@ def _typed(shape: list[int], values: list[Any]) -> Tensor | None:
         return Tensor("BOOL", shape, values)
     if kinds <= {int} and all(-(2**63) <= value < 2**63 for value in values) and kinds:
         return Tensor("INT64", shape, values)
-    if kinds <= {int, float}:
+    if kinds <= {int, float} and kinds != {int}:
         return Tensor("FP64", shape, [float(value) for value in values])
     if kinds <= {str, bytes}:
         return Tensor(BYTES, shape, values)

@@ -5,7 +5,7 @@ import http.client
 import select
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import urlsplit
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from tests.e2e.ferry_process import FerryServer
 
 TIMEOUT_S = 60.0
+NO_HEADERS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,12 @@ class Clients:
             connection.close()
 
     def send(
-        self, path: str, bodies: Sequence[bytes | str], *, spacing_s: float = 0.0
+        self,
+        path: str,
+        bodies: Sequence[bytes | str],
+        *,
+        spacing_s: float = 0.0,
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> list[float]:
         """The first clients' requests have left, one each; when each of them began to."""
         sent_at: list[float] = []
@@ -67,7 +73,7 @@ class Clients:
                 time.sleep(max(0.0, sent_at[0] + number * spacing_s - time.monotonic()))
             content = body.encode() if isinstance(body, str) else body
             sent_at.append(time.monotonic())
-            self._connections[number].request("POST", path, content)
+            self._connections[number].request("POST", path, content, dict(headers))
         return sent_at
 
     def receive(self, count: int) -> list[Answer]:
@@ -79,9 +85,16 @@ class Clients:
             answers.append(Answer(response.status, headers, response.read()))
         return answers
 
-    def ask(self, path: str, bodies: Sequence[bytes | str], *, spacing_s: float = 0.0) -> Exchange:
+    def ask(
+        self,
+        path: str,
+        bodies: Sequence[bytes | str],
+        *,
+        spacing_s: float = 0.0,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Exchange:
         """One request per client, all on their way before the first answer is read."""
-        sent_at = self.send(path, bodies, spacing_s=spacing_s)
+        sent_at = self.send(path, bodies, spacing_s=spacing_s, headers=headers)
         return Exchange(sent_at, self.receive(len(bodies)))
 
     def unasked(self, wait_s: float) -> int:

@@ -1,0 +1,180 @@
+"""Triton's own client against a handler that knows nothing of its protocol, and an envelope."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import requests
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.e2e.archives import make_archive
+from tests.e2e.clients import Clients
+from tests.e2e.ferry_process import FerryServer
+
+pytestmark = pytest.mark.slow
+
+JSON = {"content-type": "application/json"}
+HANDLER = Path(__file__).with_name("doubling_handler.py").read_text()
+
+
+@pytest.fixture(scope="module")
+def doubling(server):
+    name = make_archive(server.store, "doubling", {"handler.py": HANDLER})
+    with server.model(name, "doubling", batch_size=4, max_batch_delay=20):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def enveloped(tmp_path_factory):
+    """A server of its own: the envelope is the whole server's."""
+    folder = tmp_path_factory.mktemp("enveloped")
+    config = folder / "config.properties"
+    config.write_text("service_envelope=kservev2\n")
+    running = FerryServer(folder, "--ts-config", str(config))
+    try:
+        running.wait_started()
+        name = make_archive(running.store, "doubling", {"handler.py": HANDLER})
+        running.register(name, batch_size=4, max_batch_delay=20)
+        yield running
+        running.process.stop_cleanly()
+    finally:
+        running.process.kill()
+
+
+def client_of(server):
+    return triton.InferenceServerClient(f"127.0.0.1:{server.port}")
+
+
+def tensor(name, values, *, binary=True, datatype=None):
+    array = np.asarray(values)
+    kind = datatype or triton.np_to_triton_dtype(array.dtype)
+    found = triton.InferInput(name, list(array.shape), kind)
+    found.set_data_from_numpy(array, binary_data=binary)
+    return found
+
+
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False, None])
+def test_triton_client_gets_tensors_from_a_handler_that_knows_none(doubling, binary_in, binary_out):
+    # Given
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    inputs = [tensor("x", values, binary=binary_in)]
+    asked = None
+    if binary_out is not None:
+        asked = [triton.InferRequestedOutput("y", binary_data=binary_out)]
+    # When
+    with client_of(doubling) as client:
+        result = client.infer("doubling", inputs, outputs=asked, request_id="mine")
+    # Then
+    assert np.array_equal(result.as_numpy("y" if asked else "output"), values * 2)
+    document = result.get_response()
+    assert (document["id"], document["model_name"]) == ("mine", "doubling")
+    assert ("parameters" in document["outputs"][0]) is (binary_out is not False)
+
+
+def test_triton_client_sends_bytes_as_a_file_would_come(doubling):
+    # When
+    with client_of(doubling) as client:
+        result = client.infer("doubling", [tensor("data", np.array([b"kitten"], dtype=object))])
+    # Then: what is no tensor comes as JSON text
+    assert json.loads(result.as_numpy("output")[0]) == {"label": "kitten", "bytes": 6}
+
+
+def test_triton_client_gets_outputs_by_name(doubling):
+    # Given
+    text = tensor("data", np.array(["tensors"], dtype=object), binary=False)
+    asked = [triton.InferRequestedOutput(name) for name in ("ids", "sums")]
+    # When
+    with client_of(doubling) as client:
+        every = client.infer("doubling", [text])
+        some = client.infer("doubling", [text], outputs=asked[:1])
+    # Then
+    assert every.as_numpy("sums").tolist() == [1.5, 2.5]
+    assert every.as_numpy("ids").tolist() == [[1], [2]]
+    assert some.as_numpy("ids").tolist() == [[1], [2]]
+    assert some.as_numpy("sums") is None
+
+
+def test_triton_client_is_told_what_is_wrong(doubling):
+    # Given
+    fail = [tensor("data", np.array([b"fail"], dtype=object))]
+    good = [tensor("data", np.array([1.0]))]
+    with client_of(doubling) as client:
+        # When / Then
+        for model, inputs, words in (
+            ("doubling", fail, "Prediction failed"),
+            ("nobody", good, "Model not found: nobody"),
+        ):
+            with pytest.raises(InferenceServerException, match=words):
+                client.infer(model, inputs)
+        with pytest.raises(InferenceServerException, match="Model version: 9 does not exist"):
+            client.infer("doubling", good, model_version="9")
+        assert client.infer("doubling", good, model_version="1.0").as_numpy("output") == [2.0]
+
+
+def test_triton_client_finds_server_and_model_ready(doubling):
+    with client_of(doubling) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("doubling")
+        assert client.is_model_ready("doubling", "1.0")
+        assert not client.is_model_ready("nobody")
+        assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
+        described = client.get_model_metadata("doubling")
+        assert (described["name"], described["versions"]) == ("doubling", ["1.0"])
+        with pytest.raises(InferenceServerException, match="Model not found: nobody"):
+            client.get_model_metadata("nobody")
+
+
+def test_plain_json_is_the_handlers_own_as_in_torchserve(doubling):
+    # When
+    url = f"{doubling.inference}/v2/models/doubling/infer"
+    answer = requests.post(url, json={"inputs": [], "shape": [], "data": "raw"}, timeout=30)
+    # Then
+    assert answer.text == "RAW"
+
+
+def test_kserve_v1_client_is_answered(doubling):
+    # Given
+    url = f"{doubling.inference}/v1/models/doubling"
+    # When / Then
+    assert requests.get(url, timeout=30).json() == {"name": "doubling", "ready": True}
+    answer = requests.post(f"{url}:predict", json=[1, 2], timeout=30)
+    assert answer.json() == [2, 4]
+    missing = requests.get(f"{doubling.inference}/v1/models/nobody", timeout=30)
+    assert missing.status_code == 404
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_triton_client_is_served_by_an_envelope(enveloped, binary):
+    # Given
+    values = np.arange(4, dtype=np.int32).reshape(2, 2)
+    inputs = [tensor("a", values, binary=binary), tensor("b", values + 1, binary=binary)]
+    # When
+    with client_of(enveloped) as client:
+        result = client.infer("doubling", inputs, request_id="mine")
+    # Then: the envelope flattens
+    assert result.as_numpy("a").tolist() == [0, 2, 4, 6]
+    assert result.as_numpy("b").tolist() == [2, 4, 6, 8]
+    assert result.get_response()["id"] == "mine"
+
+
+def test_envelope_serves_a_batch_request_by_request(enveloped):
+    # Given
+    def request(number):
+        data = {"name": f"in{number}", "shape": [1], "datatype": "INT64", "data": [number]}
+        return json.dumps({"id": str(number), "inputs": [data]})
+
+    path = "/v2/models/doubling/infer"
+    with Clients(enveloped.inference, 4) as clients:
+        # When
+        exchange = clients.ask(path, [request(n) for n in range(4)], headers=JSON)
+    # Then
+    for number, body in enumerate(exchange.bodies):
+        document = json.loads(body)
+        assert document["id"] == str(number)
+        assert document["outputs"] == [
+            {"name": f"in{number}", "datatype": "INT64", "data": [2 * number], "shape": [1]}
+        ]
