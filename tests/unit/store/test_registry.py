@@ -11,6 +11,7 @@ from batching.status import NodeStatus, WorkerState, WorkerStatus
 from batching.store import keys
 from batching.store.connection import connect
 from batching.store.keys import VersionKeys
+from batching.store.reclaiming import ReclaimMode
 from batching.store.registry import Registry
 from tests.support import KEY, eventually, items_of, make_reply, make_spec
 
@@ -354,7 +355,7 @@ def test_workers_are_those_of_live_nodes_by_node_and_slot(desk):
     desk.client.zincrby(keys.NODES, -10_000, "node-dead")
 
     # When
-    registry = Registry(desk.client)
+    registry = desk.registry()
 
     # Then
     assert [status.worker_id for status in registry.workers(KEY)] == ["w1", "w2", "w4"]
@@ -370,11 +371,64 @@ def test_queue_counts_what_waits_and_what_has_become_of_the_rest(desk):
     worker.claim(1, 0.0)
 
     # When
-    queue = Registry(desk.client).queue(V1)
+    queue = desk.registry().queue(V1)
 
     # Then
     assert (queue.waiting, queue.open_requests, queue.capacity) == (1, 2, 10)
     assert queue.counters == {"accepted": 3, "replied": 1}
+
+
+def test_queue_sees_open_requests_while_nothing_waits(desk):
+    # Given everything that was submitted at a worker
+    desk.submit("a", "b")
+    desk.worker().claim(2, 0.0)
+
+    # When
+    queue = desk.registry().queue(V1)
+
+    # Then
+    assert desk.client.llen(desk.keys.queue) == 0
+    assert (queue.waiting, queue.open_requests, queue.oldest_age_s) == (0, 2, 0.0)
+
+
+def test_queue_knows_the_age_of_the_oldest_request_that_waits(desk):
+    # Given one that waits for its second attempt, and a younger one
+    desk.submit("older")
+    desk.worker().claim(1, 0.0)
+    desk.submit("younger")
+    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    desk.age_request("younger", ms=1_000)
+    desk.age_request("older", ms=20_000)
+
+    # When / Then
+    assert 20.0 <= desk.registry().queue(V1).oldest_age_s < 25.0
+
+
+def test_queue_of_a_request_that_has_outlived_its_life_has_no_age(desk):
+    # Given
+    desk.submit("a")
+    desk.lose_request("a")
+
+    # When / Then
+    assert desk.registry().queue(V1).oldest_age_s == 0.0
+
+
+def test_store_tells_its_memory_and_its_limit(redis_server):
+    # Given
+    client = connect(redis_server.url)
+    client.config_set("maxmemory", 100_000_000)
+
+    # When
+    store = Registry(client).store()
+    client.config_set("maxmemory", 0)
+    client.close()
+
+    # Then
+    assert 100_000 < store.memory_used_bytes < store.memory_limit_bytes == 100_000_000
+    assert store.clients >= 1
+    assert store.commands >= 1
+    assert store.evicted_keys == 0
+    assert 0 < store.round_trip_s < 5
 
 
 # --- changes
@@ -405,7 +459,7 @@ def test_changes_are_heard(registry, store_backend, change):
 
 
 def test_changes_of_a_workers_state_are_heard(desk):
-    with Registry(desk.client).changes() as wait:
+    with desk.registry().changes() as wait:
         desk.node().report(KEY, status_of("w1", "node-a", 0))
         assert wait(2.0)
 
