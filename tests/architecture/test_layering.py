@@ -45,7 +45,7 @@ NOWHERE = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "joblib", "mars
 # May be imported inside a function, because importing them costs seconds or they may be missing.
 HEAVY = frozenset({"torch", "torchvision", "PIL", "captum", "numpy", "transformers", "torchtext"})
 # May import inside functions what it likes: each of its commands loads one role only.
-LATE_IMPORTERS = ("cli/roles.py",)
+LATE_IMPORTERS = ("cli/roles.py", "cli/doctor.py")
 
 
 @dataclass(frozen=True, slots=True)

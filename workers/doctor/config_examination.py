@@ -1,0 +1,115 @@
+"""model-config.yaml: which keys count, which do not, and which nobody knows."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from workers.doctor.findings import Finding, note, ok, problem
+
+PART = "model-config"
+
+# Key -> the type that counts; a value of another type is ignored, as in TorchServe.
+COUNTS: Mapping[str, type] = {
+    "minWorkers": int,
+    "maxWorkers": int,
+    "batchSize": int,
+    "maxBatchDelay": int,
+    "responseTimeout": int,
+    "startupTimeout": int,
+    "deviceType": str,
+    "deviceIds": list,
+    "maxRetryTimeoutInSec": int,
+    "clientTimeoutInMills": int,
+    "jobQueueSize": int,
+    # Read by handlers.
+    "handler": dict,
+    "micro_batching": dict,
+    "pt2": object,
+    "dali": object,
+    "deepspeed": object,
+    "pippy": object,
+}
+# Key -> what happens instead.
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "useVenv": "requirements.txt, if installed at all, always gets an environment of its own",
+    "useJobTicket": "requests queue; jobQueueSize: 1 comes near to it",
+    "parallelLevel": "a worker is one process",
+    "sequenceMaxIdleMSec": "there is no sequence batching",
+    "sequenceTimeoutMSec": "there is no sequence batching",
+    "maxNumSequence": "there is no sequence batching",
+    "maxSequenceJobQueueSize": "there is no sequence batching",
+}
+# Key -> why the handler that needs it will not do what it should.
+NOT_HERE: Mapping[str, str] = {
+    "torchrun": "a model cannot be spread over several processes",
+    "asyncCommunication": "handlers answer a whole batch at once",
+    "continuousBatching": "a batch stays as it was formed until the handler returns",
+    "sequenceBatching": "requests of one sequence may go to different workers",
+}
+_PARALLEL = "parallelType"
+_BACKENDS_OF_TORCH = frozenset({"eager", "aot_eager", "inductor", "onnxrt", "openvino", "tensorrt"})
+
+
+def examine_config(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """One finding for each key that deserves one."""
+    found = [finding for key, value in config.items() for finding in _examine_key(str(key), value)]
+    found += _examine_workers(config)
+    yield from found
+    if config and not found:
+        yield ok(PART, f"all {len(config)} keys are known")
+
+
+def _examine_key(key: str, value: Any) -> Iterator[Finding]:
+    reason = _why_not_here(key, value)
+    if reason:
+        yield problem(PART, f"{key}: {value} has no counterpart: {reason}")
+    elif key in WITHOUT_EFFECT:
+        yield note(PART, f"{key} has no effect: {WITHOUT_EFFECT[key]}")
+    elif key in COUNTS:
+        yield from _examine_value(key, value)
+    elif key not in NOT_HERE and key != _PARALLEL:
+        yield note(PART, f"{key} is unknown and only reaches the handler{_suggestion(key)}")
+
+
+def _why_not_here(key: str, value: Any) -> str:
+    if key == _PARALLEL:
+        return "" if value in ("", "custom") else NOT_HERE["torchrun"]
+    return NOT_HERE.get(key, "") if value else ""
+
+
+def _examine_value(key: str, value: Any) -> Iterator[Finding]:
+    if not _has_type(value, COUNTS[key]):
+        wanted = COUNTS[key].__name__
+        yield note(PART, f"{key}: {value!r} is ignored, it should be of type {wanted}")
+    elif key == "pt2":
+        yield from _examine_compilation(value)
+
+
+def _has_type(value: Any, wanted: type) -> bool:
+    return isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
+
+
+def _suggestion(key: str) -> str:
+    known = [*COUNTS, *WITHOUT_EFFECT, *NOT_HERE, _PARALLEL]
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _examine_workers(config: Mapping[str, Any]) -> Iterator[Finding]:
+    low, high = config.get("minWorkers"), config.get("maxWorkers")
+    if (low is not None or high is not None) and not (
+        isinstance(low, int) and isinstance(high, int) and 0 < low <= high
+    ):
+        yield note(
+            PART,
+            "minWorkers and maxWorkers are ignored: give both, 0 < minWorkers <= maxWorkers",
+        )
+
+
+def _examine_compilation(value: Any) -> Iterator[Finding]:
+    options = {"backend": value} if isinstance(value, str) else value
+    if isinstance(options, dict):
+        options = options.get("compile") or options
+    backend = options.get("backend") if isinstance(options, dict) else None
+    if backend is not None and backend not in _BACKENDS_OF_TORCH:
+        yield note(PART, f"pt2: without a backend {backend} installed, the model runs eagerly")

@@ -1,0 +1,36 @@
+"""What an examination finds."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """A problem keeps the model from running as it is meant to; a note should be read."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sentence about one part of the archive; a problem says what to do."""
+
+    part: str
+    verdict: Verdict
+    text: str
+
+
+def ok(part: str, text: str) -> Finding:
+    """All is well with it."""
+    return Finding(part, Verdict.OK, text)
+
+
+def note(part: str, text: str) -> Finding:
+    """It runs, but not as somebody may think."""
+    return Finding(part, Verdict.NOTE, text)
+
+
+def problem(part: str, text: str) -> Finding:
+    """It will not run."""
+    return Finding(part, Verdict.PROBLEM, text)

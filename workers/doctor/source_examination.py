@@ -1,0 +1,131 @@
+"""Python files of an archive, parsed and never executed: entry points and imports."""
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.doctor.findings import Finding, note, problem
+from workers.doctor.ts_names import TsNames
+
+# Importable in every worker, whatever is installed beside.
+_TS = "ts"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One Python file; `name` is relative to the archive."""
+
+    name: str
+    tree: ast.Module
+
+    def functions(self) -> set[str]:
+        """The functions that the module has, its own and imported names alike."""
+        names = {node.name for node in self.tree.body if isinstance(node, ast.FunctionDef)}
+        for node in self.tree.body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names |= {alias.asname or alias.name for alias in node.names}
+            elif isinstance(node, ast.Assign):
+                names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        return names
+
+    def classes(self) -> list[ast.ClassDef]:
+        """The classes that the module itself defines."""
+        return [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
+
+
+def parse_source(name: str, path: Path) -> Source | Finding:
+    """The file, or what keeps Python from reading it."""
+    try:
+        return Source(name, ast.parse(path.read_bytes(), name))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None)
+        place = f"{name}, line {line}" if line else name
+        return problem("handler", f"{place}: not Python ({getattr(error, 'msg', error)})")
+
+
+def examine_entry(source: Source, function_name: str) -> Iterator[Finding]:
+    """What is missing for the module to be a handler."""
+    if function_name in source.functions():
+        return
+    classes = source.classes()
+    if len(classes) != 1:
+        names = ", ".join(node.name for node in classes) or "none"
+        yield problem(
+            "handler",
+            f"{source.name} needs a function {function_name}(data, context) or exactly one class; "
+            f"its classes: {names}",
+        )
+        return
+    (only,) = classes
+    methods = {node.name for node in only.body if isinstance(node, ast.FunctionDef)}
+    missing = sorted({"initialize", "handle"} - methods)
+    if missing and not only.bases:
+        yield problem("handler", f"{source.name}: class {only.name} lacks {' and '.join(missing)}")
+
+
+def examine_imports(
+    source: Source, own_modules: frozenset[str], required: frozenset[str], ts_names: TsNames
+) -> Iterator[Finding]:
+    """Imports that will fail.
+
+    Args:
+        source: a file of the archive.
+        own_modules: top-level modules that the archive brings along.
+        required: names in its requirements.txt, in lower case.
+        ts_names: what `ts` has here.
+    """
+    for module, names, line, is_optional in _imports(source.tree):
+        place = f"{source.name}, line {line}"
+        top = module.split(".")[0]
+        if top == _TS:
+            for reason in filter(None, (ts_names.why_missing(module, name) for name in names)):
+                text = f"{place}: imports {module}: {reason}"
+                yield note("handler", text) if is_optional else problem("handler", text)
+        elif top not in own_modules and not _is_installed(top):
+            yield _not_installed(place, top, required, is_optional=is_optional)
+
+
+def _not_installed(
+    place: str, module: str, required: frozenset[str], *, is_optional: bool
+) -> Finding:
+    text = f"{place}: imports {module}, which is not installed here"
+    if is_optional:
+        return note("handler", f"{text}; the import may fail without harm, or later")
+    if required:
+        is_named = module.lower().replace("_", "-") in required
+        source = "requirements.txt names it" if is_named else "perhaps requirements.txt brings it"
+        return note("handler", f"{text}; {source}")
+    return problem("handler", f"{text}; install it on the nodes or add a requirements.txt")
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, list[str], int, bool]]:
+    """Module, names taken from it, line, and whether the module may load although it fails."""
+    stack: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while stack:
+        node, is_optional = stack.pop()
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, [""], node.lineno, is_optional
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module, [alias.name for alias in node.names], node.lineno, is_optional
+        may_fail = isinstance(node, ast.Try | ast.FunctionDef | ast.AsyncFunctionDef | ast.If)
+        children = reversed(list(ast.iter_child_nodes(node)))
+        stack += [(child, is_optional or may_fail) for child in children]
+
+
+def _is_installed(module: str) -> bool:
+    """Whether an import would find it; a top-level name is looked up without importing it."""
+    if module in sys.builtin_module_names or module in sys.stdlib_module_names:
+        return True
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def own_modules(files: Mapping[str, Path]) -> frozenset[str]:
+    """The top-level modules that these files of an archive are."""
+    return frozenset(name.split("/")[0].removesuffix(".py") for name in files)

@@ -1,0 +1,89 @@
+"""The weights: whether the handler can load them, without running anything that is in them."""
+
+import importlib
+import importlib.util
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from workers.doctor.findings import Finding, note, ok, problem
+
+PART = "weights"
+TORCHSCRIPT_SUFFIXES = (".pt", ".pth", ".ts")
+_PICKLES = (".pkl", ".pickle", ".joblib", ".dill")
+_TORCHSCRIPT_FOLDER = "/code/"
+
+
+def examine_weights(
+    path: Path, *, has_model_file: bool, is_loaded_by_us: bool
+) -> Iterator[Finding]:
+    """Whether BaseHandler loads this file.
+
+    Args:
+        path: the serialized file.
+        has_model_file: the archive brings the class of the model; the file is its state dict.
+        is_loaded_by_us: the handler is a built-in one, or extends one; others load what they like.
+    """
+    name = path.name
+    if has_model_file:
+        yield from _examine_checkpoint(path)
+    elif name.endswith(TORCHSCRIPT_SUFFIXES):
+        if _is_torchscript(path):
+            yield ok(PART, f"{name} is TorchScript")
+        elif is_loaded_by_us:
+            yield problem(
+                PART,
+                f"{name} is not TorchScript; for a state dict, archive the model's class too "
+                "(--model-file), or export the model with torch.jit or torch.export",
+            )
+        else:
+            yield from _examine_checkpoint(path)
+    elif name.endswith(".onnx"):
+        yield _needs_package(name, "onnxruntime")
+    elif name.endswith((".pt2", ".so")):
+        yield ok(PART, f"{name} is loaded as torch.export or AOTInductor wrote it")
+    elif is_loaded_by_us:
+        yield problem(PART, f"{name}: weights end in .pt, .pth, .ts, .onnx, .pt2 or .so")
+    else:
+        yield note(PART, f"{name} is the handler's own business")
+
+
+def examine_other_files(names: Iterator[str]) -> Iterator[Finding]:
+    """Pickles among the extra files."""
+    for name in names:
+        if name.endswith(_PICKLES):
+            yield note(PART, f"{name} is a pickle: a handler that loads it runs what is in it")
+
+
+def _is_torchscript(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as bundle:
+        return any(_TORCHSCRIPT_FOLDER in entry for entry in bundle.namelist())
+
+
+def _examine_checkpoint(path: Path) -> Iterator[Finding]:
+    """Loads it with `weights_only`, which is what decides in a worker, too."""
+    if importlib.util.find_spec("torch") is None:
+        yield note(PART, f"{path.name} was not looked into: torch is not installed here")
+        return
+    torch = importlib.import_module("torch")
+    try:
+        state: Any = torch.load(path, map_location="meta", weights_only=True)
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        yield problem(
+            PART,
+            f"{path.name} is refused, as it holds more than weights ({reason}); save it anew with "
+            "torch.save(model.state_dict(), ...)",
+        )
+        return
+    count = len(state) if isinstance(state, dict) else 1
+    yield ok(PART, f"{path.name} holds weights only ({count} entries)")
+
+
+def _needs_package(name: str, package: str) -> Finding:
+    if importlib.util.find_spec(package) is None:
+        return problem(PART, f"{name} needs the package {package}, which is not installed here")
+    return ok(PART, f"{name} is run by {package}")
