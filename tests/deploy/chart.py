@@ -4,6 +4,7 @@ Neither is needed to work on torchferry; without them the tests that render are 
 """
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -135,3 +136,12 @@ def _render_by_library(values: Mapping[str, Any]) -> str:
             raise Refused(str(error)) from error
     manifests = [text for path, text in sorted(rendered.items()) if path.endswith(".yaml")]
     return "\n---\n".join(manifests)
+
+
+def scaling_query() -> str:
+    """The expression that nodes are scaled by; without Helm, as its template has it."""
+    text = (CHART / "templates/_helpers.tpl").read_text()
+    body = text.partition('"torchferry.openRequestsQuery"')[2].partition("{{- end -}}")[0]
+    line = body.strip().splitlines()[-1]
+    labels = f'namespace="{NAMESPACE}",job="{NAME}-metrics"'
+    return re.sub(r"\{\s*\{\{- \$from -\}\}\s*\}", f"{{{labels}}}", line)

@@ -1,0 +1,241 @@
+"""Dashboard and alerts: what they name exists, what they say is there to be read."""
+
+import itertools
+import json
+import re
+import subprocess
+
+import pytest
+
+from batching.errors import ServeError
+from batching.queue_metrics import EVENTS
+from batching.status import WorkerState
+from batching.telemetry import FULL, LATE
+from tests.deploy.chart import ROOT
+from tests.deploy.expressions import (
+    DASHBOARD,
+    RULES,
+    TARGET_LABELS,
+    alerts,
+    all_expressions,
+    groupings,
+    panel_expressions,
+    panels,
+    selectors,
+)
+from tests.deploy.prometheus import (
+    PROMTOOL,
+    needs_prometheus,
+    needs_promtool,
+    running_prometheus,
+)
+from tests.e2e.ferry_process import eventually
+
+OPERATIONS = (ROOT / "docs/operations.md").read_text()
+RULES_TEST = ROOT / "tests/deploy/alerts_test.yml"
+TITLES = {title for title, _ in panel_expressions()}
+ALERTS = [pytest.param(rule, id=rule["alert"]) for rule in alerts()]
+
+
+def subclasses(kind):
+    return {kind}.union(*(subclasses(child) for child in kind.__subclasses__()))
+
+
+# What a label may say, where a test's traffic does not bring all of it.
+VOCABULARY = {
+    "reason": {kind.reason for kind in subclasses(ServeError)},
+    "state": {state.value for state in WorkerState},
+    "event": set(EVENTS),
+    "release": {FULL, LATE},
+    "code": {"4..", "5.."},
+    "model": {"$model"},
+    "job": {"$job"},
+}
+
+
+@pytest.mark.slow
+def test_every_metric_and_label_that_is_watched_is_exported(exported):
+    # Given every panel and alert
+    for name, expression in all_expressions():
+        asked = selectors(expression)
+        assert asked, f"{name} asks for nothing: {expression}"
+        known = set(TARGET_LABELS)
+        # Then each metric is there, with the labels by which it is picked
+        for selector in asked:
+            assert selector.metric in exported.labels, f"{name}: no metric {selector.metric}"
+            labels = set(exported.labels[selector.metric])
+            known |= labels
+            assert set(selector.values) <= labels | TARGET_LABELS, f"{name}: {selector}"
+        # And with those by which it is grouped
+        assert groupings(expression) <= known, f"{name}: {groupings(expression) - known}"
+
+
+@pytest.mark.parametrize(("name", "expression"), all_expressions(), ids=itertools.count())
+def test_values_that_are_watched_for_can_occur(name, expression):
+    for selector in selectors(expression):
+        for label, values in selector.values.items():
+            assert set(values) <= VOCABULARY[label], f"{name}: {selector}"
+
+
+@pytest.mark.slow
+def test_vocabulary_of_the_test_is_that_of_the_server(exported):
+    seen = exported.labels
+    assert seen["ferry_queue_events_total"]["event"] == VOCABULARY["event"]
+    assert seen["ferry_workers"]["state"] == VOCABULARY["state"]
+    assert seen["ferry_batches_total"]["release"] == VOCABULARY["release"]
+    assert seen["ferry_errors_total"]["reason"] <= VOCABULARY["reason"]
+    assert {"prediction_failed", "model_not_found"} <= seen["ferry_errors_total"]["reason"]
+
+
+def test_metrics_of_redis_are_not_summed_over_ingresses():
+    # Given what every ingress tells alike
+    shared = r"(?:rate\(|increase\()?ferry_(?:queue_(?!wait)|workers|nodes|redis)"
+    for name, expression in all_expressions():
+        # Then nobody adds it up
+        assert not re.search(rf"sum(?: by \([^)]*\))? ?\({shared}", expression), name
+
+
+@needs_prometheus
+@pytest.mark.slow
+def test_everything_that_is_asked_for_is_promql(server, exported, tmp_path):
+    assert exported.labels
+    target = server.metrics.removeprefix("http://")
+    with running_prometheus(tmp_path, target, {"namespace": "ml", "job": "ferry"}) as prometheus:
+        # Given a Prometheus that has seen the traffic
+        assert eventually(lambda: prometheus.query("ferry_redis_up"), 10)
+        for name, expression in all_expressions():
+            # When it is asked as Grafana asks, for one job and all models
+            asked = expression.replace("$job", "ferry").replace("$model", ".*")
+            found = prometheus.query(asked.replace("$__rate_interval", "1m"))
+            # Then it understands, and gauges have values
+            if "rate(" not in asked and "increase(" not in asked and name in TITLES:
+                assert found, f"{name}: {asked}"
+
+
+# --- dashboard
+
+
+def test_dashboard_has_a_row_for_each_question():
+    rows = [p["title"] for p in json.loads(DASHBOARD.read_text())["panels"] if p["type"] == "row"]
+    assert rows == [
+        "Now",
+        "Throughput",
+        "Latency by stage",
+        "Queue",
+        "Batches",
+        "Workers",
+        "Rejections and errors",
+        "Recoveries",
+        "Redis",
+    ]
+
+
+def test_dashboard_can_be_used_with_any_prometheus_and_one_model():
+    # Given
+    document = json.loads(DASHBOARD.read_text())
+    variables = {variable["name"]: variable for variable in document["templating"]["list"]}
+    # Then
+    assert list(variables) == ["datasource", "job", "model"]
+    assert variables["datasource"]["type"] == "datasource"
+    assert variables["model"]["includeAll"]
+    assert document["schemaVersion"] >= 41
+    for panel in panels():
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
+    for title, expression in panel_expressions():
+        for selector in selectors(expression):
+            # Redis and nodes belong to no model.
+            is_shared = selector.metric.startswith(("ferry_redis_", "ferry_nodes"))
+            expected = {"job"} if is_shared else {"job", "model"}
+            assert expected <= set(selector.values), f"{title}: {selector.metric}"
+
+
+def test_dashboard_panels_say_what_they_show_and_do_not_overlap():
+    taken = set()
+    ids = set()
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        assert panel["title"]
+        assert panel["id"] not in ids
+        ids.add(panel["id"])
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = set(
+            itertools.product(
+                range(place["x"], place["x"] + place["w"]),
+                range(place["y"], place["y"] + place["h"]),
+            )
+        )
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        if panel["type"] != "row":
+            assert panel["description"].endswith("."), panel["title"]
+            is_heatmap = panel["type"] == "heatmap"
+            options = panel["options"]["yAxis"] if is_heatmap else panel["fieldConfig"]["defaults"]
+            assert options["unit"], panel["title"]
+
+
+# --- alerts
+
+
+@pytest.mark.parametrize("rule", ALERTS)
+def test_alert_says_what_is_wrong_and_where_to_read_on(rule):
+    # Given
+    notes = rule["annotations"]
+    path, _, anchor = notes["runbook"].partition("#")
+    headings = re.findall(r"^#+ (.+)$", OPERATIONS, re.MULTILINE)
+    # Then
+    assert rule["labels"]["severity"] in {"warning", "critical"}
+    assert notes["summary"]
+    assert notes["description"].endswith(".")
+    assert path == "docs/operations.md"
+    assert anchor in {heading.lower().replace(" ", "-") for heading in headings}
+    # And its text names only labels that it has
+    named = set(re.findall(r"\$labels\.(\w+)", notes["summary"] + notes["description"]))
+    assert named <= groupings(rule["expr"])
+
+
+def test_every_alert_is_explained_and_seen_to_fire():
+    # Given
+    names = sorted(rule["alert"] for rule in alerts())
+    fired = re.findall(r'labels: .*alertname="(\w+)"', RULES_TEST.read_text())
+    # Then
+    assert sorted(re.findall(r"^### (Ferry\w+)$", OPERATIONS, re.MULTILINE)) == names
+    assert sorted(set(fired)) == names
+
+
+@needs_promtool
+def test_rules_are_what_prometheus_takes():
+    done = subprocess.run(
+        [PROMTOOL, "check", "rules", RULES], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_rules_fire_when_they_should_and_only_then():
+    done = subprocess.run(
+        [PROMTOOL, "test", "rules", RULES_TEST],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- the guide
+
+
+def test_log_lines_that_the_guide_names_are_written():
+    # Given the table of log lines
+    table = OPERATIONS.partition("## Log lines to know")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    sources = [
+        path.read_text()
+        for package in ("batching", "ingress", "workers")
+        for path in (ROOT / package).rglob("*.py")
+    ]
+    # Then
+    assert len(lines) > 10
+    for line in lines:
+        assert any(line in source for source in sources), line
