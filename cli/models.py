@@ -152,20 +152,44 @@ def _watched(api: Api, url: str, query: dict[str, Any], *, is_quiet: bool) -> An
     console = err()
     if is_quiet or not console.is_terminal:
         return api.call("POST", "models", **query)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[amount]}"),
+        TimeElapsedColumn(),
+    )
     with (
         concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool,
         Progress(*columns, console=console, transient=True) as progress,
     ):
         answer = pool.submit(api.call, "POST", "models", **query)
-        task = progress.add_task(f"Fetching and checking {escape(url)}", total=None)
+        task = progress.add_task("", total=None, amount="")
         while not answer.done():
-            if (record := _registered(api, url)) is not None:
-                ready = worker_states(record).get("READY", 0)
-                text = f"Loading workers of {escape(record['modelName'])}"
-                progress.update(task, description=text, total=record["minWorkers"], completed=ready)
+            progress.update(task, **registration_stage(api, url))
             concurrent.futures.wait([answer], timeout=POLL_S)
         return answer.result()
+
+
+def registration_stage(api: Api, url: str) -> dict[str, Any]:
+    """How far the registration has come, as fields of a progress bar."""
+    if (record := _registered(api, url)) is not None:
+        ready, wanted = worker_states(record).get("READY", 0), record["minWorkers"]
+        text = f"Loading workers of {escape(record['modelName'])}"
+        amount = f"{ready}/{wanted}"
+        return {"description": text, "total": wanted, "completed": ready, "amount": amount}
+    if (download := _download(api, url)) is not None:
+        done, total = download["done_bytes"], download["total_bytes"] or None
+        amount = f"{done / 1e6:.1f}" + (f"/{total / 1e6:.1f} MB" if total else " MB")
+        text = f"Downloading {escape(url)}"
+        return {"description": text, "total": total, "completed": done, "amount": amount}
+    return {"description": f"Checking {escape(url)}", "total": None, "amount": ""}
+
+
+def _download(api: Api, url: str) -> dict[str, Any] | None:
+    with contextlib.suppress(click.ClickException, KeyError, TypeError):
+        return next((one for one in api.call("GET", "downloads") if one["url"] == url), None)
+    return None
 
 
 def _registered(api: Api, url: str) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ Source: TorchServe 0.12 management API; contract section 2.
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -52,6 +53,7 @@ def management_blueprint(services: Services) -> Blueprint:
         (versioned, "DELETE", view.unregister),
         (f"{versioned}/set-default", "PUT", view.set_default),
         ("/v1/models/<model_name>", "GET", view.kserve_ready),
+        ("/downloads", "GET", view.list_downloads),
     )
     for rule, method, handler in rules:
         endpoint = f"{method} {rule}".replace(".", " ")
@@ -114,6 +116,10 @@ class _ManagementView:
         spec = self._registrar.resolve(model_name, None)
         is_ready = bool(self._registry.workers(spec.key))
         return json_response({"name": model_name, "ready": is_ready})
+
+    def list_downloads(self) -> Response:
+        found = self._services.control.downloads()
+        return json_response([asdict(download) for download in found])
 
     def _require_model_api(self) -> None:
         # Source: TorchServe 0.12 docs/model_api_control.md.

@@ -5,6 +5,7 @@ python -m workers.control_jobs
 
 import logging
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -18,6 +19,7 @@ from batching.errors import InternalError, ServeError
 from batching.settings import Settings
 from batching.store.connection import Client, connect, for_rq, store_url
 from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, wrap_error
+from batching.store.downloads import Download, Downloads
 from batching.telemetry import configure_logging
 from workers import archive, fetch
 from workers.download import was_downloaded
@@ -27,6 +29,7 @@ log = logging.getLogger("workers.control_jobs")
 # RQ waits for jobs for 15 s less, and for an answer at most 10 s longer; so a server that is frozen
 # or was replaced is given up by then.
 WORKER_TTL_S = 20
+PROGRESS_S = 0.3
 RQ_SOCKET_TIMEOUT_S = 15.0
 
 
@@ -64,15 +67,40 @@ class ControlWorker(SimpleWorker):
     max_connection_wait_time = 2.0
 
 
+class Progress:
+    """Notes now and then how far a download has come; Redis is not told of each chunk."""
+
+    def __init__(self, connect_downloads: Callable[[], Downloads], url: str) -> None:
+        self._connect_downloads = connect_downloads
+        self._downloads: Downloads | None = None
+        self._url = url
+        self._next_s = 0.0
+
+    def note(self, done_bytes: int, total_bytes: int | None) -> None:
+        """It has come so far."""
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + PROGRESS_S
+            # Most archives are in the store already and need no connection for this.
+            self._downloads = self._downloads or self._connect_downloads()
+            self._downloads.note(Download(self._url, done_bytes, total_bytes or 0))
+
+    def end(self) -> None:
+        """It is not told of any more."""
+        if self._downloads is not None:
+            self._downloads.forget(self._url)
+
+
 def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]:
     """The verified archive's description, or the error that a client should see."""
     settings, _ = Settings.load()
+    progress = Progress(lambda: Downloads(connect(store_url(settings))), url)
     try:
         path = fetch.locate_archive(
             url,
             settings.model_store,
             allowed_urls=settings.allowed_urls,
             is_registered=may_be_downloaded and was_downloaded(url, settings.model_store),
+            on_progress=progress.note,
         )
         return {"value": asdict(archive.inspect_archive(path, url))}
     except ServeError as error:
@@ -80,6 +108,8 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
     except Exception:
         log.exception("inspecting url=%s failed", url)
         return wrap_error(InternalError(f"Failed to save model: {url}"))
+    finally:
+        progress.end()
 
 
 def make_worker(client: Client) -> ControlWorker:

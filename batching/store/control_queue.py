@@ -14,6 +14,7 @@ from rq.serializers import JSONSerializer
 from batching import errors
 from batching.model_spec import ArchiveInfo
 from batching.store.connection import Client, for_rq
+from batching.store.downloads import Download, Downloads
 from batching.store.refusals import store_unavailable
 
 QUEUE_NAME = "ferry-control"
@@ -25,6 +26,7 @@ class ControlQueue:
     """Enqueues control jobs and waits for what they return."""
 
     def __init__(self, client: Client) -> None:
+        self._downloads = Downloads(client)
         self._queue = Queue(QUEUE_NAME, connection=for_rq(client), serializer=JSONSerializer)
 
     def inspect_archive(
@@ -44,6 +46,14 @@ class ControlQueue:
         """
         record = self._run(INSPECT_ARCHIVE, url, may_be_downloaded, timeout_s=timeout_s)
         return ArchiveInfo.from_json(record)
+
+    def downloads(self) -> list[Download]:
+        """The archives that nodes are downloading now.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        return self._downloads.all()
 
     def _run(self, function: str, *arguments: Any, timeout_s: float) -> Any:
         try:

@@ -12,7 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from cli.addresses import check_free
+from cli.api import Api
 from cli.main import main
+from cli.models import registration_stage
 
 DESCRIPTION = {
     "modelName": "m",
@@ -382,3 +384,38 @@ def test_up_names_the_setting_when_its_value_is_wrong(tmp_path):
     # Then
     assert result.exit_code == 1
     assert "job_queue_size='many' is not a int" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("download", "expected"),
+    [
+        (None, ("Checking https://x/m.mar", None, "")),
+        ((5_000_000, 20_000_000), ("Downloading https://x/m.mar", 20_000_000, "5.0/20.0 MB")),
+        ((5_000_000, 0), ("Downloading https://x/m.mar", None, "5.0 MB")),
+    ],
+)
+def test_register_shows_how_far_a_download_has_come(server, download, expected):
+    # Given
+    url = "https://x/m.mar"
+    server.answers["GET", "/models"] = (200, {"models": []})
+    if download is not None:
+        record = {"url": url, "done_bytes": download[0], "total_bytes": download[1]}
+        server.answers["GET", "/downloads"] = (200, [{"url": "https://other"}, record])
+    # When
+    with Api(server.url) as api:
+        stage = registration_stage(api, url)
+    # Then
+    assert (stage["description"], stage["total"], stage["amount"]) == expected
+
+
+def test_register_shows_how_many_workers_have_loaded(server):
+    # Given
+    record = {"modelName": "m", "modelUrl": "m.mar"}
+    server.answers["GET", "/models"] = (200, {"models": [record]})
+    server.answers["GET", "/models/m"] = (200, [DESCRIPTION])
+    # When
+    with Api(server.url) as api:
+        stage = registration_stage(api, "m.mar")
+    # Then
+    assert stage["description"] == "Loading workers of m"
+    assert (stage["completed"], stage["total"]) == (1, DESCRIPTION["minWorkers"])

@@ -13,6 +13,7 @@ from batching.settings import Settings
 from batching.store.broker import Broker
 from batching.store.catalog import Catalog
 from batching.store.connection import connect
+from batching.store.downloads import Download
 from batching.store.registry import Registry
 from batching.telemetry import Metrics
 from cli.embedded_redis import EmbeddedRedis, find_server
@@ -61,6 +62,9 @@ class KnownArchives:
         if url not in self.archives:
             raise ModelNotFound(f"Model not found at: {url}")
         return self.archives[url]
+
+    def downloads(self):
+        return [Download("https://models.example/m.mar", 1, 2)]
 
 
 @dataclass

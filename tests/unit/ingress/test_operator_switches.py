@@ -96,3 +96,10 @@ def test_web_page_changes_models_only_when_its_origin_is_named(ingress, allowed,
     answer = manager.delete("/models/echo", headers={"Origin": "https://page.example"})
     # Then
     assert answer.status_code == status
+
+
+def test_downloads_under_way_are_listed(ingress):
+    answer = client(ingress, Role.MANAGEMENT).get("/downloads")
+    assert answer.get_json() == [
+        {"url": "https://models.example/m.mar", "done_bytes": 1, "total_bytes": 2}
+    ]

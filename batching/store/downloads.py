@@ -1,0 +1,63 @@
+"""How far the downloads of archives have come: a node notes it, an ingress tells it."""
+
+from dataclasses import dataclass
+
+import redis
+
+from batching.store import keys
+from batching.store.connection import Client
+from batching.store.refusals import store_unavailable
+
+_TTL_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """An archive on its way into a model store. `total_bytes` is 0 when the sender does not say."""
+
+    url: str
+    done_bytes: int
+    total_bytes: int
+
+
+class Downloads:
+    """What is being downloaded now, by whatever node."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def note(self, download: Download) -> None:
+        """It has come so far. Decoration: what Redis refuses is not noted."""
+        try:
+            with self._client.pipeline(transaction=False) as pipe:
+                pipe.hset(
+                    keys.DOWNLOADS, download.url, f"{download.done_bytes}/{download.total_bytes}"
+                )
+                pipe.expire(keys.DOWNLOADS, _TTL_S)
+                pipe.execute()
+        except redis.RedisError:
+            return
+
+    def forget(self, url: str) -> None:
+        """It has ended, one way or the other."""
+        try:
+            self._client.hdel(keys.DOWNLOADS, url)
+        except redis.RedisError:
+            return
+
+    def all(self) -> list[Download]:
+        """Those under way, by URL.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        try:
+            records = self._client.hgetall(keys.DOWNLOADS)
+        except redis.RedisError as error:
+            raise store_unavailable() from error
+        return [_download(url.decode(), text) for url, text in sorted(records.items())]
+
+
+def _download(url: str, text: bytes) -> Download:
+    done, _, total = text.partition(b"/")
+    return Download(url, int(done), int(total))
