@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import click
 from rich.markup import escape
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from batching.child_process import spawn
 from batching.readiness import READY_VARIABLE, notify_ready
+from batching.redis_url import RedisUrl
 from batching.settings import Settings
 from batching.snapshots import newest_snapshot
 from cli.addresses import check_free
@@ -191,9 +191,8 @@ def _announce(settings: Settings, redis: EmbeddedRedis | None, ready: Readiness)
 def _redis_words(settings: Settings, redis: EmbeddedRedis | None) -> str:
     if redis is not None:
         return f"embedded, {redis.program.origin}"
-    parts = urlsplit(settings.redis_url)
     # The URL may hold a password, and this line may end in a log.
-    return escape(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+    return escape(RedisUrl.parse(settings.redis_url).without_secrets())
 
 
 def _embedded_redis(maxmemory: str) -> EmbeddedRedis:
