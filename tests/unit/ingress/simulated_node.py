@@ -4,7 +4,7 @@ import asyncio
 import threading
 from dataclasses import replace
 
-from batching.protocol import Batch, BatchTiming, Reply
+from batching.protocol import Batch, BatchTiming, Reply, ReplyChunk
 from batching.status import NodeStatus, WorkerState, WorkerStatus
 from batching.store.connection import connect, connect_async
 from batching.store.node_verbs import NodeVerbs
@@ -112,6 +112,16 @@ class SimulatedNode:
         )
         return replace(status, is_out_of_memory=self.behaviour == "out of memory")
 
+    def _send(self, verbs, item):
+        """As many pieces as the request asks for before its reply; how many that were."""
+        headers = item.request.headers
+        pieces = [text.encode() for text in headers.get("x-pieces", "").split(",") if text]
+        status = int(headers.get("x-status", 200))
+        for index, piece in enumerate(pieces):
+            chunk = ReplyChunk(index, piece, status, {"X-Piece": "yes"})
+            verbs.send([(item.request_id, item.attempt)], [chunk], 5.0)
+        return len(pieces)
+
     def _echo(self, spec):
         client = connect(self._url, socket_timeout_s=10)
         verbs = WorkerVerbs(client, spec.key, "9000", int(DEAD_AFTER_S * 1000))
@@ -122,6 +132,9 @@ class SimulatedNode:
                 continue
             items = [(item.request_id, item.attempt) for item in batch.items]
             timing = BatchTiming(len(items), 10, 10, is_first=True)
-            replies = [replace(echo(item.request), timing=timing) for item in batch.items]
+            replies = [
+                replace(echo(item.request), timing=timing, chunks=self._send(verbs, item))
+                for item in batch.items
+            ]
             verbs.reply(items, replies)
         client.close()

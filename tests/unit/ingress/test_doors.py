@@ -8,12 +8,21 @@ from ingress.openapi import Role
 JSON = {"content-type": "application/json"}
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 MULTIPART = {"content-type": "multipart/form-data; boundary=B"}
+TENSOR_HEADER = "inference-header-content-length"
+TENSORS = {"content-type": "application/octet-stream", TENSOR_HEADER: "14"}
 PARTS = (
     b'--B\r\nContent-Disposition: form-data; name="data"; filename="f"\r\n'
     b"Content-Type: image/png\r\n\r\nPNG\r\n--B--\r\n"
 )
 # Written by the server below, not by either door.
-SERVERS_OWN = {"connection", "server", "date", "content-length", "x-request-id"}
+SERVERS_OWN = {
+    "connection",
+    "server",
+    "date",
+    "content-length",
+    "transfer-encoding",
+    "x-request-id",
+}
 
 REQUESTS = [
     ("GET", "/predictions/echo", {}, b""),
@@ -45,6 +54,35 @@ REQUESTS = [
     ("POST", "/predictions/a%00b", {}, b"x"),
     ("POST", "/predictions", {}, b"x"),
     ("POST", "/v2/models/echo/versions/1/infer", {}, b"x"),
+    ("POST", "/v2/models/echo/versions/1.0/infer", JSON, b"{}"),
+    ("POST", "/v2/models/echo/infer", TENSORS, b'{"inputs": []}12345678'),
+    ("POST", "/v2/models/echo/infer", {TENSOR_HEADER: "9"}, b"{}"),
+    ("POST", "/v2/models/nobody/infer", {TENSOR_HEADER: "2"}, b"{}"),
+    ("POST", "/invocations?model_name=echo&a=1&a=2%21", {}, b"x"),
+    ("POST", "/invocations", FORM, b"model_name=echo&b=2"),
+    ("POST", "/invocations?model_name=idle", FORM, b"model_name=echo&b=2"),
+    ("POST", "/invocations", {}, b"x"),
+    ("GET", "/models/echo/invoke?a=1", {}, b""),
+    ("PUT", "/echo/predict/?a=1", {}, b"x"),
+    ("POST", "/echo/1.0/predict?explain=2", {"explain": "mine"}, b"x"),
+    ("POST", "/nobody/predict", {}, b"x"),
+    ("POST", "/echo/invoke", {}, b"x"),
+    ("POST", "/wfpredict/flow", {}, b"x"),
+    ("GET", "/v2", {}, b""),
+    ("GET", "/v2/health/live", {}, b""),
+    ("GET", "/v2/health/ready", {}, b""),
+    ("POST", "/v2/health/ready", {}, b""),
+    ("GET", "/v2/models/echo", {}, b""),
+    ("GET", "/v2/models/echo/ready", {}, b""),
+    ("GET", "/v2/models/idle/ready", {}, b""),
+    ("GET", "/v2/models/echo/versions/9/ready", {}, b""),
+    ("GET", "/v2/models/%00/ready", {}, b""),
+    ("GET", "/v1/models/echo", {}, b""),
+    ("GET", "/v1/models/idle", {}, b""),
+    ("GET", "/v1/models/nobody", {}, b""),
+    ("POST", "/predictions/echo", {"x-pieces": "one,two"}, b"last"),
+    ("POST", "/predictions/echo", {"x-pieces": "one", "x-status": "503"}, b"last"),
+    ("POST", "/predictions/echo", {"x-pieces": "one", "x-status": "99"}, b"last"),
     ("OPTIONS", "/predictions/echo", {}, b""),
     ("OPTIONS", "/predictions/nobody", {}, b""),
     ("OPTIONS", "/", {}, b""),
