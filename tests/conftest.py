@@ -1,16 +1,12 @@
 """Redis backends for every test of the store: in this process, one real server, a cluster."""
 
-import os
-
 import pytest
 
 from cli.embedded_redis import EmbeddedRedis, find_server
 from tests.support import fake_backend, server_backend
 from tests.topology.backend import cluster_backend
 from tests.topology.servers import Cluster
-
-# `make topology`: every test that has a real server has a cluster instead.
-IS_ON_CLUSTER = os.environ.get("FERRY_TEST_REDIS") == "cluster"
+from tests.topology.whole_suite import IS_ON_CLUSTER
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,8 @@ from urllib.parse import quote
 import psutil
 import requests
 
+from tests.topology.whole_suite import IS_ON_CLUSTER, lend_cluster
+
 FERRY = Path(sys.executable).parent / "ferry"
 MARK = "FERRY_E2E_MARK"
 START_TIMEOUT_S = 60.0
@@ -121,7 +123,7 @@ class FerryProcess:
 
     def wait_for_line(self, text: str, timeout_s: float = START_TIMEOUT_S) -> None:
         """The text is in the output; the process is killed if it does not come."""
-        eventually(lambda: self._has_ended() or text in self._whole_log(), timeout_s)
+        eventually(lambda: self.has_ended() or text in self._whole_log(), timeout_s)
         if text not in self._whole_log():
             self.kill()
             raise AssertionError(f"{text!r} did not come within {timeout_s} s:\n{self.log()}")
@@ -162,7 +164,8 @@ class FerryProcess:
                 os.kill(int(line.split()[0]), signal.SIGKILL)
         self._process.wait(10)
 
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
+        """Whether the process is gone."""
         return self._process.poll() is not None
 
     def _whole_log(self) -> str:
@@ -187,6 +190,10 @@ class FerryServer:
         self.management = f"http://127.0.0.1:{self.port + 1}"
         self.metrics = f"http://127.0.0.1:{self.port + 2}"
         options = ["up", "--port-base", str(self.port), "--model-store", str(self.store)]
+        if IS_ON_CLUSTER and "--redis-url" not in arguments:
+            # The process comes after its environment.
+            url = lend_cluster(lambda: self.process.has_ended())  # noqa: PLW0108
+            environment = {"REDIS_URL": url, **(environment or {})}
         self.process = FerryProcess(folder, [*options, *arguments], environment=environment)
         self.http = requests.Session()
         self.http.trust_env = False

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.embedded_redis import EmbeddedRedis, find_server
 from tests.e2e.archives import make_scripted
 from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import FerryProcess, FerryServer, eventually
+from tests.topology.whole_suite import own_redis
 
 TRIES = 25
 JOIN_TIMEOUT_S = 15.0
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 @pytest.fixture
 def redis_url() -> Iterator[str]:
-    with EmbeddedRedis(find_server()) as redis:
-        yield redis.url
+    with own_redis() as url:
+        yield url
 
 
 @pytest.fixture

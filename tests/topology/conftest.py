@@ -1,0 +1,72 @@
+"""A server in parts on servers of its own: each test may break what it likes."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# As in a worker process: `import ts` finds compat/ts.
+sys.path.insert(0, str(Path(__file__).parents[2] / "compat"))
+
+from batching.store.connection import connect
+from tests.chaos.rig import Rig
+from tests.topology.servers import Cluster, SentinelGroup
+from tests.topology.verdict import Note
+
+FERRY_SLOT = 10880  # of {ferry}
+
+
+@pytest.fixture
+def on_sentinels(tmp_path: Path) -> Iterator[tuple[Rig, SentinelGroup]]:
+    """An ingress and a node, a master with two replicas, three sentinels."""
+    with SentinelGroup() as group, contextlib.closing(connect(group.url)) as client:
+        direct = f"redis://{group.master().address}"
+        with contextlib.closing(Rig(tmp_path, group.url, direct_url=direct)) as rig:
+            rig.redis.close()
+            rig.redis = client
+            yield rig, group
+
+
+@pytest.fixture
+def start_on_cluster(tmp_path: Path) -> Iterator[Callable[..., tuple[Rig, Cluster]]]:
+    """Starts a cluster with an ingress and a node on it; their client sees all keys."""
+    with contextlib.ExitStack() as cleanup:
+
+        def start(**options: Any) -> tuple[Rig, Cluster]:
+            cluster = cleanup.enter_context(Cluster(**options))
+            direct = f"redis://{cluster.owner(FERRY_SLOT).address}"
+            rig = cleanup.enter_context(
+                contextlib.closing(Rig(tmp_path, cluster.url, direct_url=direct))
+            )
+            rig.redis.close()
+            rig.redis = cleanup.enter_context(cluster.admin())
+            return rig, cluster
+
+        yield start
+
+
+@pytest.fixture
+def note(capsys: pytest.CaptureFixture[str]) -> Note:
+    """Shows a figure in the middle of the run."""
+
+    def show(text: str) -> None:
+        with capsys.disabled():
+            sys.stdout.write(f"\n  {text}\n")
+
+    return show
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """A failure shows the ends of the servers' logs."""
+    report = yield
+    if report.failed:
+        for value in item.funcargs.values():
+            for rig in value if isinstance(value, tuple) else ():
+                if isinstance(rig, Rig):
+                    for part in (rig.process, *rig.nodes):
+                        report.sections.append((f"log of {Path(part.log_path).name}", part.log()))
+    return report

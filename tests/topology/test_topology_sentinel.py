@@ -1,0 +1,86 @@
+"""The master dies, or freezes and comes back as a replica: nobody hangs, all goes on by itself."""
+
+import time
+
+import pytest
+import redis
+
+from tests.chaos.crowd import Crowd
+from tests.chaos.rig import Rig
+from tests.e2e.ferry_process import eventually
+from tests.topology.servers import Node, SentinelGroup
+from tests.topology.verdict import (
+    RECOVERED_S,
+    Note,
+    check_nothing_stays,
+    check_recovery,
+    for_seconds,
+)
+from tests.topology.whole_suite import is_long
+
+FAILOVER_S = 20.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def wait_failed_over(group: SentinelGroup, old: Node) -> float:
+    """When there was another master that takes writes."""
+
+    def takes_writes() -> bool:
+        try:
+            master = group.master()
+            return master is not old and bool(master.client.set("probe", "1", px=1000))
+        except redis.RedisError:
+            return False
+
+    assert eventually(takes_writes, FAILOVER_S), "no failover"
+    return time.monotonic()
+
+
+def test_nobody_hangs_when_the_master_dies(
+    on_sentinels: tuple[Rig, SentinelGroup], note: Note
+) -> None:
+    rig, group = on_sentinels
+    with Crowd(rig.port) as crowd, rig.serve("m", pace_s=0.01, batch_size=4) as model:
+        # When the master dies under load
+        with crowd.flow("m", 40, "r", timeout_ms=20_000):
+            for_seconds(1.0)
+            old = group.master()
+            broken_at = time.monotonic()
+            old.kill()
+            over_at = wait_failed_over(group, old)
+            for_seconds(RECOVERED_S + 1.5)
+
+        # Then everybody has an answer, soon a good one again, and nothing is left behind
+        check_recovery(crowd.wait(), broken_at, over_at, note)
+        check_nothing_stays(model, crowd)
+
+
+@pytest.mark.skipif(not is_long(), reason="make topology has the long form")
+def test_nobody_hangs_when_the_master_freezes_and_comes_back_as_a_replica(
+    on_sentinels: tuple[Rig, SentinelGroup], note: Note
+) -> None:
+    rig, group = on_sentinels
+    with Crowd(rig.port) as crowd, rig.serve("m", pace_s=0.01, batch_size=4) as model:
+        # When the master stands still until another one took over, and then goes on
+        with crowd.flow("m", 40, "r", timeout_ms=20_000):
+            for_seconds(1.0)
+            old = group.master()
+            broken_at = time.monotonic()
+            old.freeze()
+            over_at = wait_failed_over(group, old)
+            for_seconds(RECOVERED_S + 1.5)
+            old.thaw()
+            assert eventually(lambda: is_replica(old), FAILOVER_S)
+            for_seconds(1.0)
+
+        # Then
+        check_recovery(crowd.wait(), broken_at, over_at, note)
+        check_nothing_stays(model, crowd)
+
+
+def is_replica(node: Node) -> bool:
+    try:
+        return bool(node.client.info("replication")["role"] == "slave")
+    except redis.RedisError:
+        return False

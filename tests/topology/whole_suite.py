@@ -1,0 +1,40 @@
+"""The end-to-end tests on a cluster: FERRY_TEST_REDIS=cluster gives each server one of its own."""
+
+import atexit
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+from cli.embedded_redis import EmbeddedRedis, find_server
+from tests.topology.servers import Cluster
+
+IS_ON_CLUSTER = os.environ.get("FERRY_TEST_REDIS") == "cluster"
+
+
+def is_long() -> bool:
+    """Whether this is the long form, `make topology`."""
+    return os.environ.get("TOPOLOGY_LONG", "") == "1"
+
+
+# Kept until the run ends and used again, emptied, once the server that had it has ended.
+_lent: list[tuple[Cluster, Callable[[], bool]]] = []
+
+
+def lend_cluster(has_ended: Callable[[], bool]) -> str:
+    """The URL of an empty cluster that is nobody else's until its server has ended."""
+    for number, (cluster, is_free) in enumerate(_lent):
+        if is_free():
+            cluster.flush()
+            _lent[number] = (cluster, has_ended)
+            return cluster.url
+    cluster = Cluster()
+    atexit.register(cluster.close)
+    _lent.append((cluster, has_ended))
+    return cluster.url
+
+
+@contextlib.contextmanager
+def own_redis() -> Iterator[str]:
+    """The URL of a Redis for one test."""
+    with Cluster() if IS_ON_CLUSTER else EmbeddedRedis(find_server()) as servers:
+        yield servers.url
