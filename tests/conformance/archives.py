@@ -1,16 +1,15 @@
 """The model store of both servers: archives by torch-model-archiver, and broken ones."""
 
-import contextlib
 import json
-import tempfile
+import os
+import subprocess
+import sys
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_archiver import ModelArchiver, ModelArchiverConfig
-
+ARCHIVER = Path(sys.executable).with_name("torch-model-archiver")
 HANDLERS = Path(__file__).with_name("handlers")
 
 STARTUP_CONFIG = """\
@@ -35,7 +34,7 @@ class Model:
     version: str = "1.0"
     file_name: str = ""
     config: str = ""
-    archive_format: Any = "default"
+    archive_format: str = "default"
     runtime: str = "python"
 
 
@@ -89,32 +88,26 @@ def _archive(model: Model, store: Path, scratch: Path) -> None:
     if model.config:
         config_file = folder / "model-config.yaml"
         config_file.write_text(model.config)
-    name, colon, function = model.handler.partition(":")
-    with _temporary_folder(scratch):
-        ModelArchiver.generate_model_archive(
-            ModelArchiverConfig(
-                model_name=model.name,
-                handler=f"{HANDLERS / name}{colon}{function}",
-                version=model.version,
-                runtime=model.runtime,
-                export_path=str(folder),
-                archive_format=model.archive_format,
-                config_file=str(config_file) if config_file else None,
-            )
-        )
     suffix = {"default": ".mar", "tgz": ".tar.gz", "no-archive": ""}[model.archive_format]
+    name, colon, function = model.handler.partition(":")
+    options = {
+        "model-name": model.name,
+        "handler": f"{HANDLERS / name}{colon}{function}",
+        "version": model.version,
+        "runtime": model.runtime,
+        "export-path": str(folder),
+        "archive-format": model.archive_format,
+        **({"config-file": str(config_file)} if config_file else {}),
+    }
+    # The archiver first empties a folder of the model's name in the temporary one.
+    (folder / "build").mkdir()
+    subprocess.run(
+        [str(ARCHIVER), *(f"--{name}={value}" for name, value in options.items())],
+        env={**os.environ, "TMPDIR": str(folder / "build")},
+        check=True,
+        capture_output=True,
+    )
     (folder / f"{model.name}{suffix}").rename(store / (model.file_name or f"{model.name}{suffix}"))
-
-
-@contextlib.contextmanager
-def _temporary_folder(folder: Path) -> Iterator[None]:
-    # The archiver builds in, and first empties, a folder of the model's name in the temporary one.
-    before, tempfile.tempdir = tempfile.tempdir, str(folder / "build")
-    (folder / "build").mkdir(exist_ok=True)
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
 
 
 def _write_zip(path: Path, files: dict[str, str]) -> None:

@@ -12,7 +12,8 @@ A file is a list of cases; a case is one request, or several at once:
     until:    {path: value}: asked again until the JSON answer has these values
     outline:  openapi or metrics: what is kept of a long document
     differs:  where our answer is another, on purpose: `because` is a name in reasons.yaml, `ours`
-              maps a place in the answer to our value there, null meaning that there is none
+              maps a place in the answer (see compare.py) to our value there, null meaning that
+              there is none; the place `error` stands for an error's whole answer
 """
 
 from collections.abc import Mapping, Sequence

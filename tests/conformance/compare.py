@@ -1,21 +1,23 @@
 """Holds an answer of ours against the recorded one; what may differ is said case by case."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.conformance.case_list import Difference
 
-# Headers that we add to any answer: docs/torchserve-compatibility.md, "Headers".
+# What we add to any answer: docs/torchserve-compatibility.md, "Everywhere".
 ADDED_HEADERS = ("server", "x-ferry-reason", "retry-after")
-# Families of the metrics that we have beside TorchServe's.
-ADDED_METRICS = "ferry_"
-# Keys of a described worker that TorchServe does not have.
 ADDED_KEYS = ("node",)
+ADDED_METRICS = "ferry_"
+
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+TORCHSERVES_LAYOUT = "two spaces and a newline"
 
 _BODY = "body"
-_ABSENT = object()
+
+Places = dict[str, Any]
 
 
 def differences(
@@ -29,20 +31,24 @@ def differences(
     """
     lines = [f"{len(seen)} answers, not {len(recorded)}"] if len(seen) != len(recorded) else []
     for index, (one, other) in enumerate(zip(recorded, seen, strict=False)):
-        prefix = f"answer {index}: " if len(recorded) > 1 else ""
-        theirs, ours = flat(one), flat(other)
-        expected = dict(theirs)
-        for place, value in _allowed(allowed, index if len(recorded) > 1 else None):
-            if theirs.get(place, _ABSENT) == value or (value is None and place not in theirs):
-                lines.append(f"{prefix}{place}: listed as different, and is not")
-            _put(expected, place, value)
-        lines += [prefix + line for line in _unequal(expected, ours)]
+        prefix = f"{index} " if len(recorded) > 1 else ""
+        expected = flat(one)
+        for difference in allowed:
+            wanted = _changed(expected, difference, prefix)
+            if not prefix and wanted == expected:
+                lines.append(f"{difference.because}: is in the list, but nothing differs")
+            expected = wanted
+        lines += [prefix + line for line in _unequal(expected, flat(other))]
     return lines
 
 
-def flat(record: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer as places and values: `status`, `header NAME`, `body` or `body.PATH` of JSON."""
-    places: dict[str, Any] = {"status": record["status"], "is_closed": record["is_closed"]}
+def flat(record: Mapping[str, Any]) -> Places:
+    """An answer as places and values.
+
+    `status`, `is_closed`, `header NAME`; the body as `body`, or as `body.PATH` of its JSON, or as
+    `family NAME` and `sample NAME{LABELS}` of metrics.
+    """
+    places: Places = {"status": record["status"], "is_closed": record["is_closed"]}
     for name, value in record["headers"].items():
         if name not in ADDED_HEADERS:
             places[f"header {name}"] = value
@@ -51,43 +57,55 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
     text = "\n".join(record[_BODY])
     kind = places.get("header content-type")
     if kind == METRICS_TYPE:
-        return places | _families(text)
+        return places | dict(_metrics(text))
     document = _json(text) if kind == "application/json" else None
     if document is None:
         return places | {_BODY: text}
     return places | {"layout": _layout(text, document)} | dict(_leaves(document, _BODY))
 
 
-def _allowed(allowed: Sequence[Difference], index: int | None) -> list[tuple[str, Any]]:
-    pairs = [pair for difference in allowed for pair in difference.ours.items()]
-    if index is None:
-        return pairs
-    # In a case of several requests a place begins with the number of the answer.
-    mine = f"{index} "
-    return [(place.removeprefix(mine), value) for place, value in pairs if place.startswith(mine)]
+def _changed(places: Places, difference: Difference, prefix: str) -> Places:
+    changed = dict(places)
+    for place, value in difference.ours.items():
+        # In a case of several requests, a place begins with the number of the answer.
+        if place.startswith(prefix):
+            _put(changed, place.removeprefix(prefix), value)
+    return changed
 
 
-def _put(places: dict[str, Any], place: str, value: Any) -> None:
-    for known in [known for known in places if known == place or known.startswith(f"{place}.")]:
+def _put(places: Places, place: str, value: Any) -> None:
+    if place == "error":
+        code = value["code"]
+        places |= {"status": code, "is_closed": True, "header connection": "close"}
+        places["header content-type"] = "application/json"
+        place = _BODY
+    for known in [known for known in places if re.match(rf"{re.escape(place)}([. ]|$)", known)]:
         del places[known]
-    parent, _, key = place.rpartition(".")
-    order = [name for name in places.get(f"{parent} keys", ()) if name != key or value is not None]
-    if f"{parent} keys" in places:
-        places[f"{parent} keys"] = order + ([key] if value is not None and key not in order else [])
+    if place == _BODY:
+        places.pop("layout", None)
+        places |= {"layout": TORCHSERVES_LAYOUT} if isinstance(value, dict | list) else {}
+    _note_key(places, place, is_there=value is not None)
     if value is not None:
-        places[place] = value
+        places |= dict(_leaves(value, place)) if place.startswith(_BODY) else {place: value}
 
 
-def _unequal(expected: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for place in dict.fromkeys([*expected, *ours]):
-        wanted, found = expected.get(place), ours.get(place)
-        if wanted != found or (place in expected) != (place in ours):
-            lines.append(f"{place}: TorchServe {_shown(expected, place)}, we {_shown(ours, place)}")
-    return lines
+def _note_key(places: Places, place: str, *, is_there: bool) -> None:
+    parent, _, key = place.rpartition(".")
+    order = places.get(f"{parent} keys")
+    if order is not None and (key in order) != is_there:
+        names = [*order, key] if is_there else [name for name in order if name != key]
+        places[f"{parent} keys"] = _ordered(parent, names)
 
 
-def _shown(places: Mapping[str, Any], place: str) -> str:
+def _unequal(expected: Places, ours: Places) -> list[str]:
+    return [
+        f"{place}: wanted {_shown(expected, place)}, got {_shown(ours, place)}"
+        for place in dict.fromkeys([*expected, *ours])
+        if (place in expected, expected.get(place)) != (place in ours, ours.get(place))
+    ]
+
+
+def _shown(places: Places, place: str) -> str:
     return repr(places[place]) if place in places else "nothing"
 
 
@@ -101,27 +119,35 @@ def _json(text: str) -> Any:
 def _layout(text: str, document: Any) -> str:
     written = json.dumps(document, indent=2, ensure_ascii=False)
     if text == f"{written}\n":
-        return "two spaces and a newline"
+        return TORCHSERVES_LAYOUT
     return "two spaces" if text == written else "its own"
 
 
-def _leaves(value: Any, place: str) -> list[tuple[str, Any]]:
+def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         names = [key for key in value if key not in ADDED_KEYS]
-        order = [(f"{place} keys", names)]
-        return order + [pair for key in names for pair in _leaves(value[key], f"{place}.{key}")]
-    if isinstance(value, list) and value:
-        return [pair for at, one in enumerate(value) for pair in _leaves(one, f"{place}.{at}")]
-    return [(place, value)]
+        yield f"{place} keys", _ordered(place, names)
+        for key in names:
+            yield from _leaves(value[key], f"{place}.{key}")
+    elif isinstance(value, list) and value:
+        for index, one in enumerate(value):
+            yield from _leaves(one, f"{place}.{index}")
+    else:
+        yield place, value
 
 
-def _families(text: str) -> dict[str, Any]:
-    """`family NAME`: its lines."""
-    families: dict[str, Any] = {}
-    name = ""
+def _ordered(place: str, names: list[str]) -> list[str]:
+    # The order of an OpenAPI document's paths says nothing; that of other keys may be relied on.
+    return sorted(names) if place == f"{_BODY}.paths" else names
+
+
+def _metrics(text: str) -> Iterator[tuple[str, Any]]:
     for line in text.splitlines():
-        if line.startswith("# HELP "):
-            name = line.split()[2]
+        if line.startswith("#"):
+            _, kind, name, said = line.split(" ", 3)
+            place, value = f"family {name} {kind.lower()}", said
+        else:
+            name, _, value = line.rpartition(" ")
+            place = f"sample {name}"
         if not name.startswith(ADDED_METRICS):
-            families.setdefault(f"family {name}", []).append(line)
-    return families
+            yield place, value

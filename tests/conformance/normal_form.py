@@ -15,6 +15,7 @@ _TEXT_RULES = (
     ("memory", r'("memoryUsage": )\d+', r"\g<1>0"),
     ("pid", r'("pid": )[1-9]\d*', r"\g<1>1"),
     ("worker-id", r'("id": )"[^"]+"(?=,\s+"startTime")', r'\1"<worker>"'),
+    ("server-version", r'("name": "torch\w+",\s+"version": )"[^"]+"', r'\1"<server version>"'),
     ("node", r'("node": )"[^"]+"', r'\1"<node>"'),
 )
 # Headers that differ from answer to answer or belong to the HTTP library.
@@ -111,15 +112,20 @@ def _metrics_outline(text: str) -> str:
         if line.startswith("# HELP "):
             name = line.split()[2]
         families.setdefault(name, []).append(_sample(line))
-    lines = [line for name in sorted(families) for line in dict.fromkeys(families[name])]
+    lines = [line for name in sorted(families) for line in _sorted_family(families[name])]
     return "\n".join([*lines, ""])
+
+
+def _sorted_family(lines: list[str]) -> list[str]:
+    head = [line for line in lines if line.startswith("#")]
+    return head + sorted(set(lines).difference(head))
 
 
 def _sample(line: str) -> str:
     if line.startswith("#"):
         return line
     line = re.sub(r'((?:H|h)ostname)="[^"]*"', r'\1="<host>"', line)
-    line = re.sub(r"W-\d+-", "W-<port>-", line)
+    line = re.sub(r"W-(\d+|[0-9a-f]{12}-\d+)-", "W-<worker>-", line)
     is_count = line.startswith("ts_inference_requests_total")
     return line if is_count else re.sub(r" \d+\.\d+(?:E-?\d+)?$", " <float>", line)
 

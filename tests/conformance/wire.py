@@ -14,7 +14,7 @@ from tests.conformance.case_list import Case
 TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 3.0
 # Rows of a batch keep the order in which they were sent.
-SPACING_S = 0.05
+SPACING_S = 0.2
 
 _BOUNDARY = "a-boundary-of-the-conformance-tests"
 

@@ -1,0 +1,135 @@
+"""Every request of the list is answered as TorchServe 0.12 answered it, or as the list says.
+
+One server answers the whole list, in its order; then each case is a test. What TorchServe answered
+is in `recordings/`, made by `python -m tests.conformance.record` and never edited.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.archives import fill_store
+from tests.conformance.case_list import HERE, Case, load_cases, load_not_yet, load_reasons
+from tests.conformance.compare import differences
+from tests.conformance.servers import PROPERTIES, Seen, drive
+from tests.conformance.wire import Target
+from tests.e2e.ferry_process import FerryServer
+
+CASES = load_cases()
+NOT_YET = load_not_yet()
+RECORDINGS = HERE / "recordings"
+DOCUMENT = HERE.parents[1] / "docs" / "torchserve-compatibility.md"
+
+pytestmark = pytest.mark.conformance
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """What TorchServe was asked and answered, by case."""
+    documents = [json.loads(path.read_text("utf-8")) for path in sorted(RECORDINGS.glob("*.json"))]
+    return {name: entry for document in documents for name, entry in document["cases"].items()}
+
+
+RECORDED = recorded()
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+    """Our answers to the whole list."""
+    folder = tmp_path_factory.mktemp("conformance")
+    config = folder / "config.properties"
+    config.write_text("".join(f"{key}={value}\n" for key, value in PROPERTIES.items()))
+    (folder / "store").mkdir()
+    fill_store(folder / "store", folder / "scratch")
+    server = FerryServer(folder, "--config", str(config))
+    try:
+        server.wait_started()
+        yield drive(CASES, target_of(server, folder))
+        server.process.stop_cleanly()
+    finally:
+        server.process.kill()
+
+
+def target_of(server: FerryServer, folder: Path) -> Target:
+    names = ("inference", "management", "metrics")
+    ports = {name: server.port + index for index, name in enumerate(names)}
+    return Target(ports, {"store": str(folder / "store")})
+
+
+def parameters() -> list[Any]:
+    """The cases; one that is not right yet has to fail, or its entry has to go."""
+    return [
+        pytest.param(
+            case,
+            id=case.id,
+            marks=[pytest.mark.xfail(reason=NOT_YET[case.id])] if case.id in NOT_YET else [],
+        )
+        for case in CASES
+    ]
+
+
+# The first test waits for the server and for the whole list.
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", parameters())
+def test_answer_is_torchserves(case: Case, seen: Seen) -> None:
+    # Given what TorchServe answered, and what is another with us on purpose
+    answers = RECORDED[case.id]["answers"]
+
+    # When our answer is held against it
+    lines = differences(answers, seen[case.id], case.differs)
+
+    # Then nothing else differs
+    assert not lines, "\n".join([case.send or str(case.raw), *lines])
+
+
+def test_recordings_are_of_these_requests() -> None:
+    # Given the list, and the requests that were recorded
+    listed = {case.id: json.loads(json.dumps(case.request())) for case in CASES}
+    asked = {name: entry["request"] for name, entry in RECORDED.items()}
+
+    # Then they are the same: a changed case needs a new recording
+    assert asked == listed
+    assert len(CASES) == len(listed) >= 150
+
+
+def test_reasons_are_all_used_and_documented() -> None:
+    # Given the reasons for differences, and those that cases name
+    reasons = load_reasons()
+    named = {difference.because for case in CASES for difference in case.differs}
+
+    # Then they are the same, and the document has each of them
+    assert named == set(reasons)
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert [name for name in reasons if f"`{name}`" not in text] == []
+
+
+def test_cases_that_are_not_right_yet_are_in_the_list() -> None:
+    # Then nothing is excused that is not there
+    assert set(NOT_YET) <= {case.id for case in CASES}
+
+
+def test_differences_are_found_wherever_they_are() -> None:
+    # Given an answer, and others that differ in one place each
+    answer = {
+        "status": 200,
+        "headers": {"content-type": "application/json"},
+        "is_closed": False,
+        "body": ["{", '  "a": 1,', '  "b": 2', "}", ""],
+    }
+    others = {
+        "status": {"status": 201},
+        "is_closed": {"is_closed": True},
+        "header content-type": {"headers": {}},
+        "body.a": {"body": ["{", '  "a": 7,', '  "b": 2', "}", ""]},
+        "body keys": {"body": ["{", '  "b": 2,', '  "a": 1', "}", ""]},
+        "layout": {"body": ['{"a": 1, "b": 2}']},
+    }
+
+    # Then each is found, and none in the answer itself
+    assert differences([answer], [answer], []) == []
+    for place, change in others.items():
+        lines = differences([answer], [answer | change], [])
+        assert any(line.startswith(f"{place}:") for line in lines), place
