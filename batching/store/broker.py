@@ -5,9 +5,11 @@ import uuid
 from batching import errors
 from batching.model_spec import ModelSpec, VersionKey
 from batching.protocol import Reply, Request
-from batching.store.connection import AsyncClient, connect_async
+from batching.store import keys
+from batching.store.connection import AsyncClient, RedisError, connect_async
 from batching.store.ingress_verbs import IngressVerbs
 from batching.store.lane import Lane
+from batching.store.refusals import queue_lost, store_unavailable
 from batching.store.reply_stream import ReplyStream
 from batching.store.ticket import ClientGone, ClientLeft
 
@@ -78,7 +80,19 @@ class Broker:
         if timeout_s is None:
             timeout_s = default_timeout_s(spec)
         lane = self._lanes.get(spec.key) or self._open_lane(spec.key, self._client)
-        return await lane.ask(request_id, request.encode(), timeout_s, client_left)
+        try:
+            return await lane.ask(request_id, request.encode(), timeout_s, client_left)
+        except errors.VersionNotFound as error:
+            # No longer registered, or not yet again.
+            if await self._is_registry_lost(self._client):
+                raise queue_lost() from error
+            raise
+
+    async def _is_registry_lost(self, client: AsyncClient) -> bool:
+        try:
+            return not await client.exists(keys.EPOCH)
+        except (RedisError, OSError) as error:
+            raise store_unavailable() from error
 
     def _open_lane(self, key: VersionKey, client: AsyncClient) -> Lane:
         verbs = IngressVerbs(client, key, self._ingress_id, self._dead_after_ms)

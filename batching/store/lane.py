@@ -22,7 +22,7 @@ from batching.protocol import ProtocolError, Reply
 from batching.request_ids import next_uuid4
 from batching.store.departures import Departures
 from batching.store.ingress_verbs import AuditCode, IngressVerbs, SubmitCode
-from batching.store.refusals import refusal
+from batching.store.refusals import queue_lost, refusal
 from batching.store.replies import LargeReply, decode_reply, error_reply
 from batching.store.reply_stream import ReplyStream
 from batching.store.submitting import RETRY_S, submit_tickets
@@ -269,9 +269,7 @@ class Lane:
         is_late = ticket.deadline - self._loop.time() < RESUBMIT_SHARE * ticket.timeout_s
         # The client has the first pieces of a stream: another run would send them again.
         if is_late or ticket.stream is not None:
-            ticket.fail(
-                errors.QueueLost("The queue was lost. Send the request again.", retry_after_s=1.0)
-            )
+            ticket.fail(queue_lost())
             return
         del self._waiting[ticket.request_id]
         # A new id: whoever still works on the old one can answer nobody.

@@ -36,3 +36,8 @@ def store_unavailable() -> errors.ServeError:
     return errors.StoreUnavailable(
         "The request store does not answer. Try again shortly.", retry_after_s=1.0
     )
+
+
+def queue_lost() -> errors.ServeError:
+    """Redis was emptied, and too little time is left to send the request again for its client."""
+    return errors.QueueLost("The queue was lost. Send the request again.", retry_after_s=1.0)
