@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from batching.settings import Settings
-from ingress.rsgi import HttpProtocol, HttpScope, RsgiApp
+from ingress.rsgi import HttpProtocol, HttpScope, RsgiApp, StreamTransport
 
 # The names by which operators of TorchServe find these lines.
 access_log = logging.getLogger("ACCESS_LOG")
@@ -85,6 +85,10 @@ class _SeenProtocol:
         if self._added_headers:
             headers = [*headers, *self._added_headers]
         self._proto.response_bytes(status, headers, body)
+
+    def response_stream(self, status: int, headers: Sequence[Header]) -> StreamTransport:
+        self.status = status
+        return self._proto.response_stream(status, [*headers, *self._added_headers])
 
 
 def _request_line(scope: HttpScope) -> str:
