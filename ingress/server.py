@@ -203,7 +203,7 @@ class _Ingress:
         try:
             await asyncio.wait(
                 {closed, forced},
-                timeout=self._settings.drain_timeout_s,
+                timeout=max(0.0, self._settings.drain_timeout_s - _REFUSAL_S),
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not closed.done():

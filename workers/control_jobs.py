@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+import redis
 from rq import Queue, SimpleWorker
 from rq.job import Job
 from rq.serializers import JSONSerializer
@@ -31,6 +32,8 @@ log = logging.getLogger("workers.control_jobs")
 WORKER_TTL_S = 20
 PROGRESS_S = 0.3
 RQ_SOCKET_TIMEOUT_S = 15.0
+RETRY_S = 0.5
+EXIT_UNHEARD = 1
 
 
 class ControlJob(Job):
@@ -65,6 +68,20 @@ class ControlWorker(SimpleWorker):
 
     death_penalty_class = TimerDeathPenalty
     max_connection_wait_time = 2.0
+
+    def dequeue_job_and_maintain_ttl(
+        self, timeout: int | None, max_idle_time: int | None = None
+    ) -> tuple[Job, Queue] | None:
+        """The next job; RQ would leave when Redis is not heard for a while."""
+        while True:
+            try:
+                return super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
+            except (redis.TimeoutError, redis.ConnectionError) as error:
+                log.warning("Redis is not heard: %s", error)
+                time.sleep(RETRY_S)
+
+    def subscribe(self) -> None:
+        """Nothing listens: commands to workers through Redis are not wanted."""
 
 
 class Progress:
@@ -131,7 +148,11 @@ def main() -> int:
     configure_logging(settings.log_level)
     logging.getLogger("rq").setLevel(logging.WARNING)
     client = connect(store_url(settings), socket_timeout_s=RQ_SOCKET_TIMEOUT_S)
-    make_worker(client).work(logging_level="WARNING")
+    try:
+        make_worker(client).work(logging_level="WARNING")
+    except redis.RedisError as error:
+        log.warning("Redis is not heard: %s", error)
+        return EXIT_UNHEARD
     return 0
 
 

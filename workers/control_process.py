@@ -25,10 +25,16 @@ async def keep_control_worker(settings: Settings) -> None:
         try:
             await exited(process)
         finally:
-            if not has_exited(process):
-                process.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    await asyncio.to_thread(process.wait, STOP_S)
-            kill_group(process)
+            await _stop(process)
         log.warning("control worker ended, exit=%s", process.returncode)
         await asyncio.sleep(RESTART_S)
+
+
+async def _stop(process: "subprocess.Popen[bytes]") -> None:
+    try:
+        if not has_exited(process):
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(exited(process), STOP_S)
+    finally:
+        kill_group(process)

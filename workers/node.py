@@ -47,6 +47,7 @@ log = logging.getLogger("workers.node")
 RECONCILE_S = 5.0  # changes are announced; this is for an announcement that was lost
 RETRY_S = 0.5
 KILL_MARGIN_S = 1.0
+FAREWELL_S = 0.4  # to give back what was held, and as much to be forgotten
 EXIT_UNUSABLE = 2
 
 
@@ -97,13 +98,15 @@ class Node:
             dead_after_s=self._settings.dead_after_s,
         )
         reaper = Reaper(self._verbs, self._node.node_id, self._versions, heartbeat.is_steady)
-        self._reconciler = asyncio.create_task(self._reconcile_forever(), name="reconciler")
+        self._starters = [
+            asyncio.create_task(self._reconcile_forever(), name="reconciler"),
+            asyncio.create_task(keep_control_worker(self._settings), name="control worker"),
+        ]
         roles = [
-            self._reconciler,
+            *self._starters,
             asyncio.create_task(heartbeat.run(), name="heartbeat"),
             asyncio.create_task(reaper.run(), name="reaper"),
             asyncio.create_task(self._follow_changes(), name="changes"),
-            asyncio.create_task(keep_control_worker(self._settings), name="control worker"),
         ]
         if not self._settings.disable_system_metrics:
             roles.append(asyncio.create_task(self._host_meter().run(), name="host meter"))
@@ -115,8 +118,9 @@ class Node:
         await asyncio.wait({exiting, *roles}, return_when=asyncio.FIRST_COMPLETED)
         await self._drain()
         await end_tasks([*roles, exiting])
-        with contextlib.suppress(RedisError, OSError):
-            await self._verbs.leave(self._node.node_id)
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await self._verbs.leave(self._node.node_id)
         await self._client.aclose()
         for role in roles:
             if not role.cancelled() and (error := role.exception()):
@@ -255,7 +259,8 @@ class Node:
 
     async def _drain(self) -> None:
         """Every worker has ended and what it left is released, within the drain time."""
-        self._reconciler.cancel()
+        for task in self._starters:
+            task.cancel()
         for slot in self._slots.values():
             slot.stop()
         if not self._tasks:
@@ -270,7 +275,7 @@ class Node:
         for slot in list(self._slots.values()):
             slot.kill()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended, timeout=KILL_MARGIN_S)
+            await asyncio.wait_for(ended, timeout=FAREWELL_S)
 
 
 def _urls(models: Mapping[str, ModelEntry]) -> set[str]:

@@ -97,8 +97,10 @@ class Slot:
 
     async def report_again(self) -> None:
         """Everybody sees the slot's state, also after Redis was emptied."""
-        if self._status is not None:
-            await self._context.verbs.report(self.spec.key, self._status)
+        if (status := self._status) is not None:
+            await self._context.verbs.report(self.spec.key, status)
+            if self.worker_id != status.worker_id:  # it has ended, and been forgotten, meanwhile
+                await self._context.verbs.forget(self.spec.key, status.worker_id)
 
     async def measure(self) -> None:
         """Everybody sees how much memory the process holds now."""
@@ -124,7 +126,8 @@ class Slot:
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._should_stop.wait(), self._backoff.delay_s or 0.001)
-        for worker_id in (self.worker_id, self._successor_id):
+        last_ids, self._status = (self.worker_id, self._successor_id), None
+        for worker_id in last_ids:
             if worker_id is not None:
                 await self._retry(self._context.verbs.forget, self.spec.key, worker_id)
 

@@ -41,6 +41,10 @@ EXIT_LOAD_FAILED = 3
 EXIT_DEVICE_BROKEN = 4
 RETRY_S = 0.1
 REPLY_PATIENCE_S = 30.0
+# For so long after an error, a claim that was given up may still be carried out: a network that was
+# cut, or a proxy in it, hands over late what it held.
+UNSURE_S = 10.0
+LOOK_AGAIN_S = 1.0
 
 
 class Worker:
@@ -58,7 +62,7 @@ class Worker:
         self._run = run
         self._is_broken = is_broken
         self._should_stop = False
-        self._may_own_unknown = False
+        self._unsure_until = 0.0
 
     def stop(self, _signum: int = 0, _frame: FrameType | None = None) -> None:
         """No batch is claimed any more; the running one is finished. Safe as a signal handler."""
@@ -72,13 +76,10 @@ class Worker:
         """
         while not self._should_stop and not self._is_broken():
             try:
-                if self._may_own_unknown:
-                    self._verbs.recover()
-                    self._may_own_unknown = False
-                batch = self._batcher.gather(lambda: self._should_stop)
+                batch = self._gather()
             except (RedisError, OSError) as error:
                 # The claim may have been carried out and only its answer lost.
-                self._may_own_unknown = True
+                self._unsure_until = time.monotonic() + UNSURE_S
                 log.warning("claim failed: %s", error)
                 time.sleep(RETRY_S)
                 continue
@@ -102,13 +103,21 @@ class Worker:
             except (RedisError, OSError) as error:
                 # A server that took over may have leased us what we have answered long ago. It is
                 # given back before the next claim, as are these, if they cannot be answered.
-                self._may_own_unknown = True
+                self._unsure_until = time.monotonic() + UNSURE_S
                 if time.monotonic() > end:
                     log.error("reply failed for %.0f s, giving up: %s", REPLY_PATIENCE_S, error)
                     return
                 time.sleep(RETRY_S)
             else:
                 return
+
+    def _gather(self) -> Batch | None:
+        """A batch; None when it is time to stop, or to look again at what this worker owns."""
+        if time.monotonic() > self._unsure_until:
+            return self._batcher.gather(lambda: self._should_stop)
+        self._verbs.recover()
+        end = time.monotonic() + LOOK_AGAIN_S
+        return self._batcher.gather(lambda: self._should_stop or time.monotonic() > end)
 
 
 def timed(entry: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:

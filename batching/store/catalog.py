@@ -8,10 +8,12 @@ from batching.model_spec import ModelSpec
 from batching.store.changes import changed_models
 from batching.store.connection import RedisError, connect_async
 from batching.store.model_entry import ModelEntry, pick_version
+from batching.store.refusals import store_unavailable
 from batching.store.registry import Registry
 from batching.store.tasks import end_tasks
 
 RECONNECT_S = 0.2
+LOOK_UP_PATIENCE_S = 0.8  # as a submit's
 
 
 class Catalog:
@@ -56,7 +58,7 @@ class Catalog:
         entry = self._entries.get(model_name)
         if entry is None:
             changes_seen = self._changes_seen
-            entry = await asyncio.to_thread(self._look_up, model_name)
+            entry = await self._look_up_soon(model_name)
             # What was read may be older than a change that has been announced meanwhile.
             is_current = self._is_listening and changes_seen == self._changes_seen
             if entry is not None and is_current:
@@ -87,6 +89,14 @@ class Catalog:
         entry = self._entries.pop(model_name, None)
         if entry is not None:
             self._former[model_name] = entry
+
+    async def _look_up_soon(self, model_name: str) -> ModelEntry | None:
+        try:
+            async with asyncio.timeout(LOOK_UP_PATIENCE_S):
+                return await asyncio.to_thread(self._look_up, model_name)
+        except TimeoutError:
+            # Of a Redis that is cut off, a thread learns late, and the threads are few.
+            raise store_unavailable() from None
 
     def _look_up(self, model_name: str) -> ModelEntry | None:
         # Asked first: after Redis was emptied, a node reports its workers, which makes us forget,

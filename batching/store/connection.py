@@ -22,6 +22,7 @@ from redis.retry import Retry
 from batching.redis_url import RedisUrl
 from batching.settings import Settings
 from batching.store import found
+from batching.store.tcp_limits import TCP_LIMITS
 
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 5.0
@@ -92,10 +93,11 @@ def _is_spread(url: str) -> bool:
 
 def _options(url: str, socket_timeout_s: float) -> dict[str, Any]:
     options: dict[str, Any] = {
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_connect_timeout": min(CONNECT_TIMEOUT_S, socket_timeout_s),
         "socket_timeout": socket_timeout_s,
         "health_check_interval": 0,
     }
     if not url.startswith("unix:"):
         options["socket_keepalive"] = True
+        options["socket_keepalive_options"] = TCP_LIMITS
     return options

@@ -24,6 +24,7 @@ from redis.retry import Retry
 from batching.redis_url import CLUSTER, RedisUrl
 from batching.store.finding import ASK_TIMEOUT_S, Circle, Finder, MasterFinder, SlotFinder
 from batching.store.rq_names import RenamingPacker, received
+from batching.store.tcp_limits import TCP_LIMITS
 
 # A frozen server is given up sooner than a single one, as there is another to go to.
 COMMAND_TIMEOUT_S = 3.0
@@ -174,6 +175,7 @@ class Deployment:
         for name in ("connection_class", "host"):
             options.pop(name, None)
         options.setdefault("socket_keepalive", True)
+        options.setdefault("socket_keepalive_options", TCP_LIMITS)
         login = {"username": self._url.username, "password": self._url.password}
         return {**options, **{name: text for name, text in login.items() if text}}
 

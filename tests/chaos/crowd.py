@@ -42,7 +42,8 @@ class Sent:
 class Crowd:
     """Clients of one server; each request has a connection of its own."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.host = host
         self.port = port
         self.log: list[Sent] = []
         self._loop = asyncio.new_event_loop()
@@ -119,7 +120,7 @@ class Crowd:
         sent.sent_at = time.monotonic()
         try:
             async with asyncio.timeout(leave_after_s or PATIENCE_S):
-                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                reader, writer = await asyncio.open_connection(self.host, self.port)
                 writer.write(_request(model, sent.body.encode().ljust(padding), timeout_ms))
                 await _read_answer(reader, sent)
                 sent.answered_at = time.monotonic()

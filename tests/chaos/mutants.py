@@ -127,7 +127,7 @@ MUTANTS = (
         "a worker gives back what a lost claim may have brought",
         "workers/worker.py",
         "                # The claim may have been carried out and only its answer lost.\n"
-        "                self._may_own_unknown = True\n",
+        "                self._unsure_until = time.monotonic() + UNSURE_S\n",
         "",
         f"{CHAOS}cuts.py::test_f21_worker_whose_claim_was_cut_serves_it_all_the_same",
     ),

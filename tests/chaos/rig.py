@@ -26,14 +26,17 @@ QUIET_S = 20.0
 class Rig(FerryServer):
     """An ingress and its nodes as processes of their own, on a Redis that the test owns."""
 
-    def __init__(self, folder: Path, redis_url: str, *, direct_url: str = "") -> None:
+    def __init__(
+        self, folder: Path, redis_url: str, *, direct_url: str = "", host: str = "127.0.0.1"
+    ) -> None:
         self.folder = folder
         self.store = folder / "store"
         self.store.mkdir(parents=True)
         self.port = free_port_base()
-        self.inference = f"http://127.0.0.1:{self.port}"
-        self.management = f"http://127.0.0.1:{self.port + 1}"
-        self.metrics = f"http://127.0.0.1:{self.port + 2}"
+        self.host = host
+        self.inference = f"http://{host}:{self.port}"
+        self.management = f"http://{host}:{self.port + 1}"
+        self.metrics = f"http://{host}:{self.port + 2}"
         self.http = requests.Session()
         self.http.trust_env = False
         self.redis_url = redis_url
@@ -52,7 +55,7 @@ class Rig(FerryServer):
             ("--metrics-address", self.metrics),
         ]
         words = [word for pair in addresses for word in pair]
-        self.process = FerryProcess(self.folder, ["ingress", *words, *self._options()])
+        self.process = self.launch(["ingress", *words, *self._options()])
         self.process.wait_for_line(f"listening address={self.metrics}")
 
     def add_node(self) -> FerryProcess:
@@ -64,9 +67,13 @@ class Rig(FerryServer):
 
     def launch_node(self) -> FerryProcess:
         """One more node has been started and will join."""
-        node = FerryProcess(self.folder, ["node", *self._options()])
+        node = self.launch(["node", *self._options()])
         self.nodes.append(node)
         return node
+
+    def launch(self, words: list[str]) -> FerryProcess:
+        """`ferry` with these words has been started."""
+        return FerryProcess(self.folder, words)
 
     def remove_node(self, node: FerryProcess) -> None:
         """The node and all its processes are dead."""

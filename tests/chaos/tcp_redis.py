@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from typing import Self
 
 import redis
@@ -14,25 +15,29 @@ from tests.support import eventually
 
 
 class TcpRedis:
-    """One server on a free port of this machine; writes nothing to disk of its own accord."""
+    """One server on a free port; writes nothing to disk of its own accord.
 
-    def __init__(self) -> None:
+    `host` is where the test reaches it, `enter` the words that lead a program to its machine.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", enter: Sequence[str] = ()) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self._folder = tempfile.TemporaryDirectory(prefix="ferry-chaos-")
         options = {
             "port": str(self.port),
-            "bind": "127.0.0.1",
+            "bind": "*" if enter else host,
+            "protected-mode": "no",
             "dir": self._folder.name,
             "save": "",
             "loglevel": "warning",
             "repl-diskless-sync-delay": "0",
         }
         flags = [word for name, value in options.items() for word in (f"--{name}", value)]
-        program = str(find_server().path)
-        self._process = spawn([program, *flags], dict(os.environ), stdout=subprocess.DEVNULL)
-        self.client = redis.Redis(port=self.port)
+        words = [*enter, str(find_server().path), *flags]
+        self._process = spawn(words, dict(os.environ), stdout=subprocess.DEVNULL)
+        self.client = redis.Redis(host, self.port)
         eventually(self._answers, 10)
 
     def __enter__(self) -> Self:

@@ -377,6 +377,34 @@ def test_f21_worker_whose_claim_was_cut_serves_it_all_the_same(line: Line, at: i
     assert line.desk.unaccounted() == 0
 
 
+def test_f21_claim_that_arrives_late_is_given_back_by_a_worker_that_waits(line: Line) -> None:
+    # Given a worker whose claim was lost, and that waits for work again
+    desk = line.desk
+    worker = Worker(
+        Batcher(line.worker, FixedPolicy(8, 0.0)),
+        line.worker,
+        lambda batch: [make_reply("x")] * len(batch),
+    )
+    line.proxy.cut_next(0)
+    thread = threading.Thread(target=worker.serve)
+    thread.start()
+    try:
+        eventually(lambda: line.proxy.cuts and desk.client.info("clients")["blocked_clients"])
+
+        # When that claim is carried out after all, and brings something without waking it
+        desk.client.hset(desk.keys.gather, mapping={"worker": "nobody", "limit": 100})
+        desk.submit("a")
+        assert ids_of(desk.worker("worker-a").claim(1, 0.0)) == ["a"]
+        desk.client.delete(desk.keys.gather)
+
+        # Then the request is served all the same
+        eventually(lambda: desk.done() == ["a"], 5)
+    finally:
+        worker.stop()
+        thread.join(10)
+    assert desk.unaccounted() == 0
+
+
 def test_f16_worker_whose_replies_were_never_taken_gives_the_requests_back(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:

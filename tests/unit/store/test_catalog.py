@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 
 import pytest
 import redis
@@ -107,6 +108,24 @@ def test_catalog_resolves_what_is_registered(real_backend, registry):
                 await catalog.resolve("digits", "9")
             with pytest.raises(errors.ModelNotFound):
                 await catalog.resolve("nobody", None)
+
+    asyncio.run(run())
+
+
+def test_catalog_refuses_soon_when_redis_is_not_heard(real_backend, registry):
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend, SlowRedis) as (catalog, client):
+            # Given a look-up whose answer does not come
+            client.slow_down()
+            started_s = time.monotonic()
+
+            # When / Then
+            with pytest.raises(errors.StoreUnavailable):
+                await catalog.resolve("digits", None)
+            assert time.monotonic() - started_s < 2
+            client.may_go.set()
 
     asyncio.run(run())
 

@@ -1,0 +1,257 @@
+"""A host is cut off for ten seconds under load, and joined again: a node's, an ingress', Redis'.
+
+No process is touched. Packets vanish silently, so that whoever waits for an answer learns nothing;
+the long form also pulls cables, switches cards off and loses one direction only.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Iterable
+
+import pytest
+import requests
+
+from tests.chaos import checker
+from tests.chaos.crowd import Crowd, Sent
+from tests.chaos.promises import is_long
+from tests.chaos.rig import Served
+from tests.chaos.test_chaos_redis import for_seconds, seconds_until_served
+from tests.e2e.ferry_process import FerryProcess, eventually
+from tests.network.hosts import Cut
+from tests.network.rig import NetworkRig
+
+CUT_S = 10.0
+DEAD_AFTER_S = 3.0
+RECLAIMED_S = 4.0
+HEARD_S = 3.0  # for so long, who does not hear is heard
+TOLD_S = 1.0
+RECOVERED_S = 3.0
+STOP_S = 8.0
+SLACK_S = 1.0  # for a machine that does other things, too
+PROBES = {"livez": 200, "ping": 200, "readyz": 503}
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(120)]
+
+each_way = pytest.mark.parametrize("how", list(Cut) if is_long() else [Cut.SILENT], indirect=True)
+
+
+@each_way
+def test_node_cut_off_is_replaced_and_works_again_by_itself(
+    rig: NetworkRig, crowd: Crowd, record_promise, how: Cut
+) -> None:
+    name = f"cut-node-{how}"
+    with rig.serve(name, pace_s=0.2, batch_size=4, workers=2) as model:
+        # Given a load on both nodes, and a request that takes longer than the host will be away
+        model.wait_staffed(4)
+        [held] = crowd.send(name, [f"sign {CUT_S + 1}|held"], timeout_ms=30_000)
+        [holding] = model.wait_calls(1)
+        node = model.node_of(holding.pid)
+        family, pids = set(node.family()), set(model.pids())
+        own = {pid for pid in pids if model.node_of(pid) is node}
+        with crowd.flow(name, 10, "r", timeout_ms=20_000):
+            for_seconds(1.0)
+
+            # When the network of that node's host is gone for ten seconds
+            with rig.network.cut_off(rig.host_of(node), how):
+                cut_at = time.monotonic()
+                for_seconds(CUT_S)
+            joined_at = time.monotonic()
+
+            # Then it works again, with the same processes, before anybody does anything
+            assert eventually(lambda: calls_since(model, joined_at, own), RECOVERED_S + 5)
+            back_s = calls_since(model, joined_at, own)[0] - joined_at
+            assert eventually(lambda: set(model.pids()) == pids, 10), rig.describe(name)
+            for_seconds(1.0)
+
+        # And what it held was run elsewhere; its own late answer was refused
+        crowd.wait()
+        again_s = [c.started_at for c in model.calls() if held.body in c.bodies][1] - cut_at
+        record_promise(
+            "N1",
+            f"node's host cut off for 10 s ({how}): its requests wait again",
+            f"<= {RECLAIMED_S:.0f} s",
+            f"{again_s:.2f} s",
+        )
+        record_promise("N1", f"({how}) works again", f"<= {RECOVERED_S:.0f} s", f"{back_s:.2f} s")
+        record_promise("N1", f"({how}) load", "all 200", str(checker.statuses(crowd.log)))
+        assert set(checker.statuses(crowd.log)) == {"200"}
+        assert held.answer.split()[-1] not in {str(pid) for pid in own}
+        assert model.counters()["stale"] >= 1
+        assert model.counters()["replied"] == len(crowd.log)
+        assert again_s <= RECLAIMED_S + SLACK_S
+        assert back_s <= RECOVERED_S + SLACK_S
+        assert set(node.family()) == family
+        model.check(crowd)
+
+
+@each_way
+def test_ingress_cut_off_tells_its_clients_and_recovers(
+    rig: NetworkRig, crowd: Crowd, record_promise, how: Cut
+) -> None:
+    name = f"cut-ingress-{how}"
+    with rig.serve(name, pace_s=0.4, batch_size=2, queue_size=200) as model:
+        # Given forty patient clients and, behind them, twenty whose deadline comes first
+        model.wait_staffed(2)
+        patient = crowd.send(name, [f"patient {n}" for n in range(40)], timeout_ms=40_000)
+        assert eventually(lambda: model.counters().get("accepted", 0) == 40, 5)
+        hasty = crowd.send(name, [f"hasty {n}" for n in range(20)], timeout_ms=5000)
+        assert eventually(lambda: model.counters().get("accepted", 0) == 60, 5)
+
+        # When the ingress' host loses its network for ten seconds, and others come meanwhile
+        with rig.network.cut_off(rig.hosts["ingress"], how):
+            cut_at = time.monotonic()
+            for_seconds(2.0)
+            late = crowd.send(name, [f"late {n}" for n in range(20)], timeout_ms=5000)
+            unseen = crowd.send("unseen", [f"unseen {n}" for n in range(20)], timeout_ms=5000)
+            probes_s = probe(rig)
+            for_seconds(cut_at + CUT_S - time.monotonic())
+        joined_at = time.monotonic()
+        back_s = seconds_until_served(model, crowd, RECOVERED_S + 5)
+        crowd.wait()
+
+        # Then everybody was told in time, and who could still be served was
+        over_s = max(one.seconds for one in hasty) - 5.0
+        told_s = max(one.seconds for one in late + unseen)
+        told = checker.statuses(hasty + late + unseen)
+        record_promise("N2", f"ingress' host cut off for 10 s ({how}): deadlines",
+                       "told by deadline +0.1 s", f"{over_s:+.2f} s")  # fmt: skip
+        record_promise("N2", f"({how}) new ones told", "503 <= 1 s", f"{told_s:.2f} s")
+        record_promise("N2", f"({how}) probes", "<= 1 s", f"{probes_s:.2f} s")
+        record_promise("N2", f"({how}) recovers", "<= 3 s", f"{back_s:.2f} s")
+        assert set(told) <= {"200", "503 redis_unavailable", "504 deadline_exceeded"}
+        assert {one.reason for one in late + unseen} == {"redis_unavailable"}
+        assert all(one.headers.get("retry-after") for one in late + unseen)
+        assert over_s <= checker.DEADLINE_SLACK_S + SLACK_S
+        assert told_s <= TOLD_S + SLACK_S
+        assert probes_s <= TOLD_S + SLACK_S
+        assert back_s <= RECOVERED_S + SLACK_S
+        assert checker.statuses(patient) == {"200": 40}
+
+        # And nothing ran for nobody for longer than an ingress may be silent
+        crowd.log[:] = [one for one in crowd.log if one not in unseen]
+        silent_at = cut_at + DEAD_AFTER_S + SLACK_S + (HEARD_S if how is Cut.DEAF else 0.0)
+        in_vain = [at - cut_at for at in calls_since(model, silent_at) if at < joined_at]
+        assert in_vain == []
+        assert ran_for_nobody(model, hasty + late) == []
+        model.check(crowd)
+
+
+@each_way
+def test_redis_cut_off_costs_everybody_time_and_nothing_else(
+    rig: NetworkRig, crowd: Crowd, record_promise, how: Cut
+) -> None:
+    name = f"cut-redis-{how}"
+    with rig.serve(name, pace_s=0.2, batch_size=2, queue_size=200) as model:
+        # Given a load, and a request at work
+        model.wait_staffed(2)
+        pids = set(model.pids())
+        [held] = crowd.send(name, ["sleep 2|held"], timeout_ms=40_000)
+        assert eventually(lambda: held.body in model.bodies(), 5)
+        patient = crowd.send(name, [f"patient {n}" for n in range(20)], timeout_ms=40_000)
+        hasty = crowd.send(name, [f"hasty {n}" for n in range(20)], timeout_ms=5000)
+        assert eventually(lambda: model.counters().get("accepted", 0) == 41, 5)
+
+        # When nobody reaches Redis for ten seconds
+        with rig.network.cut_off(rig.hosts["redis"], how):
+            cut_at = time.monotonic()
+            for_seconds(2.0)
+            late = crowd.send(name, [f"late {n}" for n in range(20)], timeout_ms=5000)
+            probes_s = probe(rig)
+            for_seconds(cut_at + CUT_S - time.monotonic())
+        back_s = seconds_until_served(model, crowd, RECOVERED_S + 5)
+        crowd.wait()
+
+        # Then everybody was told in time, and everything goes on as if nothing had been
+        over_s = max(one.seconds for one in hasty) - 5.0
+        told_s = max(one.seconds for one in late)
+        record_promise("N3", f"Redis' host cut off for 10 s ({how}): deadlines",
+                       "told by deadline +0.1 s", f"{over_s:+.2f} s")  # fmt: skip
+        record_promise("N3", f"({how}) new ones told", "503 <= 1 s", f"{told_s:.2f} s")
+        record_promise("N3", f"({how}) probes", "<= 1 s", f"{probes_s:.2f} s")
+        record_promise("N3", f"({how}) recovers", "<= 3 s", f"{back_s:.2f} s")
+        assert {(one.status, one.reason) for one in late} == {(503, "redis_unavailable")}
+        assert over_s <= checker.DEADLINE_SLACK_S + SLACK_S
+        assert told_s <= TOLD_S + SLACK_S
+        assert probes_s <= TOLD_S + SLACK_S
+        assert back_s <= RECOVERED_S + SLACK_S
+        assert checker.statuses([held, *patient]) == {"200": 21}
+        assert ran_for_nobody(model, hasty + late) == []
+
+        # And nobody was taken for dead who was only unheard
+        assert model.bodies().count(held.body) == 1
+        assert model.counters().get("reclaimed", 0) == 0
+        assert eventually(lambda: set(model.pids()) == pids, 10), rig.describe(name)
+        model.check(crowd)
+
+
+def test_parts_cut_off_stop_in_time_when_they_are_told_to(
+    rig: NetworkRig, crowd: Crowd, record_promise
+) -> None:
+    with rig.serve("cut-stop", batch_size=2) as model:
+        # Given a node at work, and clients that wait
+        model.wait_staffed(2)
+        crowd.send("cut-stop", [f"sleep 1|{n}" for n in range(20)], timeout_ms=30_000)
+        model.wait_calls(2)
+        node = rig.nodes[0]
+
+        # When both are told to stop while nobody reaches Redis
+        with rig.network.cut_off(rig.hosts["redis"]):
+            for_seconds(2.0)
+            stopped = stop_together([node, rig.process])
+
+        # Then they end in time and leave nothing behind, and every client has been told
+        log = crowd.wait()
+        slowest_s = max(one.seconds for one in stopped)
+        record_promise("N4", "stopped while cut off", "exit 0 <= 8 s", f"{stopped}")
+        assert [one.left_behind for one in stopped] == [[], []]
+        assert [one.exit_code for one in stopped] == [0, 0]
+        assert slowest_s <= STOP_S + SLACK_S
+        assert checker.answers(log) == []
+
+
+def calls_since(model: Served, moment: float, pids: Iterable[int] = ()) -> list[float]:
+    """When the handler was called after this moment, by one of these processes if any are named."""
+    wanted = set(pids)
+    return sorted(
+        call.started_at
+        for call in model.calls()
+        if call.started_at > moment and (not wanted or call.pid in wanted)
+    )
+
+
+def ran_for_nobody(model: Served, sent: list[Sent]) -> list[str]:
+    """Requests that were begun after their clients had been told that they had failed."""
+    failed = {one.body: one.answered_at for one in sent if one.status != 200}
+    return [
+        f"{body}: {call.started_at - failed[body]:.2f} s after"
+        for call in model.calls()
+        for body in call.bodies
+        if body in failed and call.started_at > failed[body] + SLACK_S
+    ]
+
+
+def probe(rig: NetworkRig) -> float:
+    """Seconds of the slowest probe; each says what an orchestrator has to know."""
+    slowest_s = 0.0
+    for path, expected in PROBES.items():
+        began = time.monotonic()
+        status = requests.get(f"{rig.inference}/{path}", timeout=10).status_code
+        slowest_s = max(slowest_s, time.monotonic() - began)
+        assert status == expected, path
+    return slowest_s
+
+
+def stop_together(parts: list[FerryProcess]) -> list:
+    """What became of the parts after SIGTERM to all of them at once."""
+    found: dict[int, object] = {}
+
+    def stop(number: int) -> None:
+        found[number] = parts[number].stop(signal.SIGTERM)
+
+    threads = [threading.Thread(target=stop, args=(n,)) for n in range(len(parts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return [found[number] for number in range(len(parts))]
