@@ -68,3 +68,7 @@ class Batcher:
             elif source.wait_bell() and should_stop():
                 source.ring()  # the token was meant for somebody who still works
         return None
+
+    def observe(self, batch: Batch, run_s: float, now_s: float) -> None:
+        """The policy learns that this batch was answered at `now_s`, after `run_s`."""
+        self._policy.observe([item.queue_us / 1e6 for item in batch.items], run_s, now_s)

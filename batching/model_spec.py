@@ -11,6 +11,7 @@ from batching.errors import BadRequest, InvalidModel
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _INTEGER_PATTERN = re.compile(r"[+-]?[0-9]{1,20}")
 RUNTIMES = ("python", "python3")
+BATCH_POLICIES = ("fixed", "adaptive")
 MAX_WORKERS_PER_NODE = 1024
 
 
@@ -52,6 +53,8 @@ class ModelSpec:
     archive_sha256: str = ""
     batch_size: int = 1
     max_batch_delay_ms: int = 100
+    batch_policy: str = "fixed"
+    latency_slo_ms: int = 0
     response_timeout_s: int = 120
     startup_timeout_s: int = 120
     queue_timeout_s: float = 120.0
@@ -141,6 +144,7 @@ def spec_from_registration(
     configured = defaults.model_settings.get(model_name, {}).get(model_version, {})
     config = _ConfigReader({**configured, **archive.config})
     batch_size, delay_ms = _batching(parameters, config)
+    policy, slo_ms = _policy(parameters, config)
     asked = int_parameter(parameters, "initial_workers", defaults.default_workers_per_model)
     min_worker, max_worker = config.workers(default=max(0, asked))
     check_worker_count(min_worker)
@@ -155,6 +159,8 @@ def spec_from_registration(
         archive_sha256=archive.sha256,
         batch_size=batch_size,
         max_batch_delay_ms=delay_ms,
+        batch_policy=policy,
+        latency_slo_ms=slo_ms,
         response_timeout_s=response_s,
         startup_timeout_s=startup_s,
         queue_timeout_s=queue_timeout_s,
@@ -185,6 +191,16 @@ def _batching(parameters: Mapping[str, Any], config: "_ConfigReader") -> tuple[i
     if delay_ms < 0:
         raise BadRequest(f"max_batch_delay must be 0 or more milliseconds, not {delay_ms}.")
     return batch_size, delay_ms
+
+
+def _policy(parameters: Mapping[str, Any], config: "_ConfigReader") -> tuple[str, int]:
+    policy = str(parameters.get("batch_policy", config.text("batchPolicy", "fixed")))
+    slo_ms = int_parameter(parameters, "latency_slo_ms", config.integer("latencySloMs", 0))
+    if policy not in BATCH_POLICIES:
+        raise BadRequest(f"batch_policy must be one of {', '.join(BATCH_POLICIES)}.")
+    if slo_ms < 0 or (slo_ms and policy != "adaptive"):
+        raise BadRequest("latency_slo_ms is a number of milliseconds, with batch_policy=adaptive.")
+    return policy, slo_ms
 
 
 def _queue_limits(

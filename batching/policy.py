@@ -1,7 +1,16 @@
-"""When a batch leaves. Pure: numbers in, seconds left out."""
+"""When a batch leaves. The decisions are pure: numbers in, seconds left out."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from batching.estimate import Estimate, Estimator
+from batching.model_spec import ModelSpec
+
+# Of a latency target, the part in which a batch may run: a request may have to wait for the batch
+# before its own to end.
+RUN_SHARE = 0.5
 
 
 class BatchPolicy(Protocol):
@@ -17,6 +26,9 @@ class BatchPolicy(Protocol):
 
     def seconds_left(self, waiting: int, oldest_age_s: float) -> float:
         """Seconds for which `waiting` requests should go on waiting for more; 0 = leave now."""
+
+    def observe(self, ages_s: Sequence[float], run_s: float, now_s: float) -> None:
+        """What became of a batch: how long each request had waited, and the seconds it took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +47,75 @@ class FixedPolicy:
         if waiting >= self.batch_size:
             return 0.0
         return max(0.0, self.patience_s - oldest_age_s)
+
+    def observe(self, ages_s: Sequence[float], run_s: float, now_s: float) -> None:
+        """Nothing is learned."""
+
+
+def worthwhile_size(estimate: Estimate, batch_size: int) -> int:
+    """The size up to which it pays to wait for one more.
+
+    One more request makes `n` others wait for a gap between arrivals, and spares itself the fixed
+    cost of a batch of its own, less that gap. It pays while n + 1 gaps are less than that cost.
+    """
+    if estimate.gap_s <= 0:
+        return batch_size
+    gaps = min(batch_size + 1, estimate.fixed_s / estimate.gap_s)
+    return max(1, math.ceil(gaps) - 1)
+
+
+def largest_size(estimate: Estimate, batch_size: int, latency_slo_s: float) -> int:
+    """The largest batch that is expected to run in its share of the latency target."""
+    room_s = RUN_SHARE * latency_slo_s - estimate.fixed_s
+    if latency_slo_s <= 0 or estimate.per_item_s <= 0:
+        return batch_size
+    return max(1, int(min(batch_size, room_s / estimate.per_item_s)))
+
+
+@dataclass(slots=True)
+class AdaptivePolicy:
+    """Waits only as long as waiting is expected to pay, and never longer than `max_wait_s`.
+
+    Args:
+        max_batch_size: largest batch.
+        max_wait_s: longest wait of a partial batch, from the arrival of its oldest request.
+        latency_slo_s: the 99th percentile aimed at, from arrival to reply; 0 = none.
+    """
+
+    max_batch_size: int
+    max_wait_s: float
+    latency_slo_s: float = 0.0
+    estimator: Estimator = field(default_factory=Estimator)
+
+    @property
+    def batch_size(self) -> int:
+        """Largest batch, as far as the latency target allows."""
+        return largest_size(self.estimator.estimate, self.max_batch_size, self.latency_slo_s)
+
+    @property
+    def patience_s(self) -> float:
+        """Longest wait of a partial batch; 0 as long as a lone request gains nothing by waiting."""
+        return self.seconds_left(1, 0.0)
+
+    def seconds_left(self, waiting: int, oldest_age_s: float) -> float:
+        """Seconds for which `waiting` requests should go on waiting for more; 0 = leave now."""
+        estimate, batch_size = self.estimator.estimate, self.batch_size
+        missing = worthwhile_size(estimate, batch_size) - waiting
+        if missing <= 0:
+            return 0.0
+        left_s = min(missing * estimate.gap_s, self.max_wait_s - oldest_age_s)
+        if self.latency_slo_s > 0:
+            left_s = min(left_s, self.latency_slo_s - oldest_age_s - estimate.run_s(batch_size))
+        return max(0.0, left_s)
+
+    def observe(self, ages_s: Sequence[float], run_s: float, now_s: float) -> None:
+        """The estimates follow what became of this batch."""
+        self.estimator.observe(ages_s, run_s, now_s)
+
+
+def policy_of(spec: ModelSpec) -> BatchPolicy:
+    """The policy that this model version was registered with."""
+    max_wait_s = spec.max_batch_delay_ms / 1000
+    if spec.batch_policy == "adaptive":
+        return AdaptivePolicy(spec.batch_size, max_wait_s, spec.latency_slo_ms / 1000)
+    return FixedPolicy(spec.batch_size, max_wait_s)

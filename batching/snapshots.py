@@ -118,6 +118,8 @@ def _saved(spec: ModelSpec, *, is_default: bool) -> dict[str, Any]:
         "maxWorkers": spec.max_worker,
         "batchSize": spec.batch_size,
         "maxBatchDelay": spec.max_batch_delay_ms,
+        "batchPolicy": spec.batch_policy,
+        "latencySloMs": spec.latency_slo_ms,
         "responseTimeout": spec.response_timeout_s,
         "startupTimeout": spec.startup_timeout_s,
         "runtimeType": spec.runtime,
@@ -132,6 +134,8 @@ def _restored(name: str, version: str, record: Mapping[str, Any]) -> SavedVersio
     words = {
         "batch_size": "batchSize",
         "max_batch_delay": "maxBatchDelay",
+        "batch_policy": "batchPolicy",
+        "latency_slo_ms": "latencySloMs",
         "response_timeout": "responseTimeout",
         "startup_timeout": "startupTimeout",
         "handler": "handler",

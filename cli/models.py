@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from batching.model_spec import BATCH_POLICIES
 from cli.api import Api
 from cli.options import err, json_option, management_option, out
 
@@ -35,6 +36,12 @@ def models() -> None:
 @click.option("--handler", help="Default: the handler in the archive.")
 @click.option("--batch-size", type=int, help="Most requests in one batch. Default: 1.")
 @click.option("--max-batch-delay", type=int, help="Milliseconds a batch may wait to fill.")
+@click.option(
+    "--batch-policy",
+    type=click.Choice(BATCH_POLICIES),
+    help="Whether a batch always waits for more, or only while that pays. Default: fixed.",
+)
+@click.option("--latency-slo-ms", type=int, help="The p99 that an adaptive policy aims at.")
 @click.option("--initial-workers", type=int, help="Workers per node. Default: none.")
 @click.option("--response-timeout", type=int, help="Seconds a batch may run.")
 @click.option("--startup-timeout", type=int, help="Seconds a worker may load.")

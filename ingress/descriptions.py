@@ -33,6 +33,9 @@ def describe_version(
         "parallelLevel": 0,
         "deviceType": spec.device_type or _device_type(workers),
     }
+    if spec.batch_policy != "fixed":
+        # Beyond TorchServe, and said only where it was asked for.
+        document |= {"batchPolicy": spec.batch_policy, "latencySloMs": spec.latency_slo_ms}
     if spec.device_ids:
         document["deviceIds"] = list(spec.device_ids)
     document |= {

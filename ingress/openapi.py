@@ -47,6 +47,8 @@ _OPERATIONS: Mapping[Role, Sequence[_Operation]] = {
                 "runtime",
                 "batch_size",
                 "max_batch_delay",
+                "batch_policy",
+                "latency_slo_ms",
                 "response_timeout",
                 "startup_timeout",
                 "initial_workers",

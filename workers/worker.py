@@ -21,7 +21,7 @@ from typing import Any
 
 from batching.batcher import Batcher
 from batching.metrics_config import read_metrics_config
-from batching.policy import FixedPolicy
+from batching.policy import policy_of
 from batching.protocol import Batch, Reply
 from batching.settings import Settings
 from batching.store.connection import RedisError, connect, store_url
@@ -87,11 +87,13 @@ class Worker:
                 self._serve_batch(batch)
 
     def _serve_batch(self, batch: Batch) -> None:
-        started = time.perf_counter()
+        started_s = time.monotonic()
         replies = self._run(batch)
-        run_ms = (time.perf_counter() - started) * 1000
+        run_ms = (time.monotonic() - started_s) * 1000
         items = [(item.request_id, item.attempt) for item in batch.items]
         self._reply(items, replies)
+        now_s = time.monotonic()
+        self._batcher.observe(batch, now_s - started_s, now_s)
         log.debug("replied batch=%d run_ms=%.1f", len(batch), run_ms)
 
     def _reply(self, items: Sequence[tuple[str, int]], replies: Sequence[Reply]) -> None:
@@ -175,7 +177,7 @@ def main() -> int:
         return EXIT_LOAD_FAILED
     client = connect(store_url(settings))
     verbs = WorkerVerbs(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
-    policy = FixedPolicy(spec.batch_size, spec.max_batch_delay_ms / 1000)
+    policy = policy_of(spec)
     entry = in_envelope(settings.service_envelope, model.entry)
     timeout_s = spec.response_timeout_s
     send = partial(verbs.send, patience_s=timeout_s)

@@ -1,0 +1,88 @@
+"""What a worker learns of its model: how fast requests come, and what a batch costs."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# A pause counts as one gap of this length at most: after a quiet night, the first few requests of
+# the morning would otherwise be taken for all there is.
+LONGEST_GAP_S = 1.0
+GAP_WEIGHT = 0.2
+COST_DECAY = 0.95
+LEAST_VARIANCE = 0.25  # of the batch size: below, one cannot tell what one more request costs
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds between two arrivals, and what a batch costs: fixed, and per item."""
+
+    gap_s: float = math.inf
+    fixed_s: float = 0.0
+    per_item_s: float = 0.0
+
+    def run_s(self, size: int) -> float:
+        """Seconds that a batch of this size takes."""
+        return self.fixed_s + size * self.per_item_s
+
+
+class Estimator:
+    """Learns from finished batches; recent ones count more.
+
+    Each of several workers sees only its share of the requests and takes the gaps for longer than
+    they are: it then waits less than would pay, never more.
+    """
+
+    def __init__(self) -> None:
+        self.estimate = Estimate()
+        self._last_arrival_s: float | None = None
+        self._cost = _Regression()
+
+    def observe(self, ages_s: Sequence[float], run_s: float, now_s: float) -> None:
+        """A batch has been answered.
+
+        Args:
+            ages_s: how long each request had waited when the batch began; float [n], n >= 1.
+            run_s: seconds from then until all were answered.
+            now_s: the end of that time, on any steady clock.
+        """
+        self._cost.add(len(ages_s), run_s)
+        fixed_s, per_item_s = self._cost.line()
+        self.estimate = Estimate(self._gap_s(ages_s, now_s - run_s), fixed_s, per_item_s)
+
+    def _gap_s(self, ages_s: Sequence[float], began_s: float) -> float:
+        newest_s = began_s - min(ages_s)
+        before_s, self._last_arrival_s = self._last_arrival_s, newest_s
+        known_s = self.estimate.gap_s
+        if before_s is None:
+            return known_s
+        seen_s = min(max(0.0, newest_s - before_s) / len(ages_s), LONGEST_GAP_S)
+        return seen_s if math.isinf(known_s) else known_s + GAP_WEIGHT * (seen_s - known_s)
+
+
+class _Regression:
+    """Least squares of cost over size, older points fading."""
+
+    def __init__(self) -> None:
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._slope = 0.0
+
+    def add(self, size: int, cost_s: float) -> None:
+        """One more point."""
+        sums = (self._weight, self._x, self._y, self._xx, self._xy)
+        point = (1.0, size, cost_s, size * size, size * cost_s)
+        self._weight, self._x, self._y, self._xx, self._xy = (
+            COST_DECAY * old + new for old, new in zip(sums, point, strict=True)
+        )
+
+    def line(self) -> tuple[float, float]:
+        """Cost of a batch and of each request in it, neither negative.
+
+        While all batches have one size, the slope stays as it was last known, 0 at first: more is
+        then expected of a larger batch than it may bring, and trying it tells.
+        """
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        variance = self._xx / self._weight - mean_x * mean_x
+        if variance >= LEAST_VARIANCE:
+            self._slope = (self._xy / self._weight - mean_x * mean_y) / variance
+        self._slope = min(max(0.0, self._slope), mean_y / mean_x)
+        return mean_y - self._slope * mean_x, self._slope
