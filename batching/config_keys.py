@@ -16,12 +16,11 @@ UNDERSTOOD: frozenset[str] = (
 
 _NO_JVM = "there is no Java virtual machine"
 _NO_GRPC = "there is no gRPC"
-_NO_TLS = "a proxy in front speaks TLS"
+_NO_KEYSTORE = "TLS takes certificate_file and private_key_file"
 _NO_SEQUENCES = "there is no sequence batching"
 
 IGNORED: Mapping[str, str] = {
     "async_logging": "log lines never wait for a disk",
-    "certificate_file": _NO_TLS,
     "cpp_log_config": "there is no C++ backend",
     "cpu_launcher_args": "workers share the cores by their number of threads",
     "cpu_launcher_enable": "workers share the cores by their number of threads",
@@ -40,15 +39,14 @@ IGNORED: Mapping[str, str] = {
     "io_ratio": _NO_JVM,
     "ipex_enable": "handlers may import it themselves",
     "ipex_gpu_enable": "handlers may import it themselves",
-    "keystore": _NO_TLS,
-    "keystore_pass": _NO_TLS,
-    "keystore_type": _NO_TLS,
+    "keystore": _NO_KEYSTORE,
+    "keystore_pass": _NO_KEYSTORE,
+    "keystore_type": _NO_KEYSTORE,
     "model_server_home": "there is no Java server to find",
     "netty_client_threads": _NO_JVM,
     "number_of_netty_threads": _NO_JVM,
     "plugins_path": _NO_JVM,
     "prefer_direct_buffer": _NO_JVM,
-    "private_key_file": _NO_TLS,
     "system_metrics_cmd": "a node measures by itself",
     "ts_header_key_sequence_end": _NO_SEQUENCES,
     "ts_header_key_sequence_id": _NO_SEQUENCES,

@@ -59,6 +59,8 @@ class Settings:
     inference_address: str = _setting("http://127.0.0.1:8080", doc="predictions listener")
     management_address: str = _setting("http://127.0.0.1:8081", doc="management listener")
     metrics_address: str = _setting("http://127.0.0.1:8082", doc="metrics listener")
+    certificate_file: Path | None = _setting(None, doc="PEM file, for addresses with https://")
+    private_key_file: Path | None = _setting(None, doc="PEM file of that certificate's key")
     model_store: Path | None = _setting(None, doc="folder of archives")
     work_dir: Path | None = _setting(None, doc="where archives are unpacked; default: a cache")
     allowed_urls: str = _setting(
@@ -155,9 +157,6 @@ class Settings:
         doc="seconds an ingress goes on accepting after readiness is false; 5 behind a balancer",
     )
     dead_after_s: float = _setting(3.0, key="dead_after", doc="silence after which a node is dead")
-    probe_dir: Path | None = _setting(
-        None, doc="folder where a node keeps the files alive and ready, for probes"
-    )
     probe_dir: Path | None = _setting(
         None, doc="folder where a node keeps the files alive and ready, for probes"
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from granian.constants import HTTPModes, Interfaces
+from granian.constants import HTTPModes, Interfaces, SSLProtocols
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
@@ -27,7 +27,10 @@ SILENCE_TIMEOUT_S = 65.0
 _ACCEPT_TIMEOUT_S = 5.0
 _ACCEPT_POLL_S = 0.005
 
-_DEFAULT_PORTS = {Role.INFERENCE: 80, Role.MANAGEMENT: 8081, Role.METRICS: 8082}
+_DEFAULT_PORTS = {
+    "http": {Role.INFERENCE: 80, Role.MANAGEMENT: 8081, Role.METRICS: 8082},
+    "https": {Role.INFERENCE: 443, Role.MANAGEMENT: 8444, Role.METRICS: 8445},
+}
 
 # granian's lines go the way of ours; below error level it only repeats what we log ourselves.
 _GRANIAN_LOGGING = {
@@ -44,6 +47,7 @@ class Address:
     host: str
     port: int
     socket_path: Path | None = None
+    is_tls: bool = False
 
     @property
     def is_private(self) -> bool:
@@ -54,7 +58,15 @@ class Address:
         if self.socket_path is not None:
             return f"unix:{self.socket_path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What a listener with `https://` proves itself with; PEM files."""
+
+    certificate_file: Path
+    private_key_file: Path
 
 
 def listener_table(settings: Settings) -> dict[Address, frozenset[Role]]:
@@ -63,25 +75,37 @@ def listener_table(settings: Settings) -> dict[Address, frozenset[Role]]:
     Raises:
         SettingsError: an address that cannot be listened on, or management open to the network.
     """
-    texts = {
-        Role.INFERENCE: settings.inference_address,
-        Role.MANAGEMENT: settings.management_address,
-        Role.METRICS: settings.metrics_address,
-    }
-    if not settings.enable_metrics_api:
-        del texts[Role.METRICS]
     table: dict[Address, frozenset[Role]] = {}
-    for role, text in texts.items():
+    for role, text in _address_texts(settings).items():
         address = parse_address(text, role)
         table[address] = table.get(address, frozenset()) | {role}
+    tls_files(settings)
     for address, roles in table.items():
         if Role.MANAGEMENT in roles and not address.is_private:
             _require_open_management(address, settings)
     return table
 
 
+def tls_files(settings: Settings) -> Tls | None:
+    """The files for listeners with `https://`; None when there are none.
+
+    Raises:
+        SettingsError: one of the two is missing, or not a file.
+    """
+    certificate, key = settings.certificate_file, settings.private_key_file
+    if not any(urlsplit(text).scheme == "https" for text in _address_texts(settings).values()):
+        return None
+    # TorchServe makes a certificate for itself; whoever trusts that one trusts anybody's.
+    if certificate is None or key is None:
+        raise SettingsError("https:// needs certificate_file and private_key_file")
+    for path in (certificate, key):
+        if not path.is_file():
+            raise SettingsError(f"no such file for https://: {path}")
+    return Tls(certificate, key)
+
+
 def parse_address(text: str, role: Role) -> Address:
-    """The address that config.properties spells `http://host:port` or `unix:/path`.
+    """The address that config.properties spells `http[s]://host:port` or `unix:/path`.
 
     Raises:
         SettingsError: it is something else, or its host has no address.
@@ -93,24 +117,32 @@ def parse_address(text: str, role: Role) -> Address:
         port = parts.port
     except ValueError as error:
         raise SettingsError(f"{role}_address={text!r}: the port is not a number") from error
-    if parts.scheme != "http" or not parts.hostname:
-        raise SettingsError(f"{role}_address={text!r}: write http://host:port or unix:/path")
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        raise SettingsError(f"{role}_address={text!r}: write http[s]://host:port or unix:/path")
     try:
         found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise SettingsError(f"{role}_address={text!r}: the host has no address") from error
     # IPv4 first: `localhost` has meant 127.0.0.1 to TorchServe's clients.
     hosts = sorted((str(place[0]) for *_, place in found), key=lambda host: ":" in host)
-    return Address(hosts[0], _DEFAULT_PORTS[role] if port is None else port)
+    if port is None:
+        port = _DEFAULT_PORTS[parts.scheme][role]
+    return Address(hosts[0], port, is_tls=parts.scheme == "https")
 
 
 class Listener:
     """One granian server on the running loop."""
 
     def __init__(
-        self, address: Address, app: RsgiApp, *, silence_timeout_s: float = SILENCE_TIMEOUT_S
+        self,
+        address: Address,
+        app: RsgiApp,
+        *,
+        silence_timeout_s: float = SILENCE_TIMEOUT_S,
+        tls: Tls | None = None,
     ) -> None:
         self.address = address
+        tls = tls if address.is_tls else None
         self._server = Server(
             app,
             address.host or "127.0.0.1",
@@ -121,6 +153,9 @@ class Listener:
             http1_settings=HTTP1Settings(header_read_timeout=int(silence_timeout_s * 1000)),
             websockets=False,
             backlog=BACKLOG,
+            ssl_cert=None if tls is None else tls.certificate_file,
+            ssl_key=None if tls is None else tls.private_key_file,
+            ssl_protocol_min=SSLProtocols.tls12,
             log_level=LogLevels.error,
             log_dictconfig=_GRANIAN_LOGGING,
         )
@@ -175,6 +210,17 @@ class Listener:
             return False
         writer.close()
         return True
+
+
+def _address_texts(settings: Settings) -> dict[Role, str]:
+    texts = {
+        Role.INFERENCE: settings.inference_address,
+        Role.MANAGEMENT: settings.management_address,
+        Role.METRICS: settings.metrics_address,
+    }
+    if not settings.enable_metrics_api:
+        del texts[Role.METRICS]
+    return texts
 
 
 def _require_open_management(address: Address, settings: Settings) -> None:

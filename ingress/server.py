@@ -30,7 +30,7 @@ from ingress.edge import Edge, cors_headers
 from ingress.front import Front
 from ingress.handler_metrics import HandlerMetrics
 from ingress.key_file import KeyFile
-from ingress.listeners import Address, Listener, listener_table
+from ingress.listeners import Address, Listener, listener_table, tls_files
 from ingress.openapi import Role
 from ingress.predictor import Predictor
 from ingress.registrar import Registrar
@@ -115,8 +115,9 @@ class _Ingress:
         services = self._services(loop)
         await self._catalog.start()
         await self._broker.start()
+        tls = tls_files(self._settings)
         listeners = [
-            Listener(address, self._edge(self._application(services, roles)))
+            Listener(address, self._edge(self._application(services, roles)), tls=tls)
             for address, roles in table.items()
         ]
         # Building a listener resets the logging configuration of the process.

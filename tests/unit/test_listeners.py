@@ -73,6 +73,7 @@ def test_management_is_not_smuggled_onto_the_open_inference_port():
         ("http://127.0.0.1", Address("127.0.0.1", 80)),
         ("http://localhost:1234", Address("127.0.0.1", 1234)),
         ("http://[::1]:1234", Address("::1", 1234)),
+        ("https://127.0.0.1", Address("127.0.0.1", 443, is_tls=True)),
         ("unix:/run/ferry.sock", Address("", 0, Path("/run/ferry.sock"))),
     ],
 )
@@ -81,8 +82,25 @@ def test_address_is_read(text, address):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "8080", "127.0.0.1:8080", "https://127.0.0.1:1", "http://:1", "http://127.0.0.1:x"]
+    "text", ["", "8080", "127.0.0.1:8080", "ftp://127.0.0.1:1", "http://:1", "http://127.0.0.1:x"]
 )
 def test_address_is_refused_with_its_setting_named(text):
     with pytest.raises(SettingsError, match="inference_address"):
         parse_address(text, Role.INFERENCE)
+
+
+def test_metrics_have_no_listener_when_they_are_switched_off():
+    table = listener_table(replace(Settings(), enable_metrics_api=False))
+    assert Role.METRICS not in frozenset().union(*table.values())
+
+
+@pytest.mark.parametrize("scheme", ["https", "HTTPS"])
+def test_https_names_what_is_missing(tmp_path, scheme):
+    # Given
+    settings = replace(Settings(), management_address=f"{scheme}://127.0.0.1:8444")
+    # When / Then
+    with pytest.raises(SettingsError, match="needs certificate_file and private_key_file"):
+        listener_table(settings)
+    files = {"certificate_file": tmp_path / "c.pem", "private_key_file": tmp_path / "k.pem"}
+    with pytest.raises(SettingsError, match="no such file for https"):
+        listener_table(replace(settings, **files))
