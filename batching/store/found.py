@@ -3,8 +3,10 @@
 They are plain clients whose connections ask for the address each time they connect. In a cluster
 each hash tag has a client of its own, whose keys are all in one slot and hence on one server; so
 scripts, transactions, blocking and subscribing calls are what they are on a single server, and a
-call costs the same. What a server says when the keys are no longer its own is a lost connection:
-the call has failed, its caller decides, and the next one finds the new server.
+call costs the same. What a server says when the keys are no longer its own is a lost connection.
+
+A lost connection is the caller's to decide about, here as everywhere: nobody knows whether the call
+was carried out. A refusal is known not to have been; it is asked again where the server is now.
 """
 
 import asyncio
@@ -18,7 +20,7 @@ import redis.asyncio
 import redis.asyncio.connection
 import redis.connection
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import NoBackoff
+from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from batching.redis_url import CLUSTER, RedisUrl
@@ -30,10 +32,12 @@ from batching.store.tcp_limits import TCP_LIMITS
 COMMAND_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S = 1.0
 
+ASK_AGAIN = 3
+ASK_AGAIN_S = 0.05
+
 HOME = "{ferry}"
 
-# Sent by a server that is a replica now, or starts, or is cut off, or has given the slot away. ASK
-# and TRYAGAIN, while a slot is on its way, leave the connection where it is: they pass.
+# Sent by a server that is a replica now, or starts, or is cut off, or has given the slot away.
 _NOT_HERE = ("CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOREPLICAS", "READONLY", "UNBLOCKED")
 
 
@@ -50,6 +54,8 @@ def _as_lost_connections(parser: Any) -> Any:
     return type("FoundParser", (parser,), {"EXCEPTION_CLASSES": classes})
 
 
+# ASK and TRYAGAIN come while a slot is on its way, and pass.
+_REFUSALS = (NotHere, redis.exceptions.AskError, redis.exceptions.TryAgainError)
 _PARSER = _as_lost_connections(redis.connection.DefaultParser)
 _ASYNC_PARSER = _as_lost_connections(redis.asyncio.connection.DefaultParser)
 
@@ -224,12 +230,12 @@ class AsyncFoundPool(redis.asyncio.ConnectionPool):
 
 
 def connect(url: RedisUrl, socket_timeout_s: float) -> Any:
-    """A blocking client of the registry's keys that never retries by itself."""
+    """A blocking client of the registry's keys; only what was refused is sent again."""
     return Deployment(url, _make_client, socket_timeout=socket_timeout_s).client(HOME)
 
 
 def connect_async(url: RedisUrl, socket_timeout_s: float) -> Any:
-    """An asyncio client of the registry's keys that never retries by itself."""
+    """An asyncio client of the registry's keys; only what was refused is sent again."""
     return Deployment(url, _make_async_client, socket_timeout=socket_timeout_s).client(HOME)
 
 
@@ -246,7 +252,7 @@ def _make_client(
     pool = FoundPool(
         connection_class=kinds[is_for_rq, deployment.is_tls],
         finder=finder,
-        retry=Retry(NoBackoff(), 0),
+        retry=Retry(ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN, supported_errors=_REFUSALS),
         **{"socket_connect_timeout": CONNECT_TIMEOUT_S, **options, **parsed},
     )
     pool.deployment = deployment
@@ -260,7 +266,7 @@ def _make_async_client(
     pool = AsyncFoundPool(
         connection_class=AsyncFoundTlsConnection if deployment.is_tls else AsyncFoundConnection,
         finder=finder,
-        retry=AsyncRetry(NoBackoff(), 0),
+        retry=AsyncRetry(ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN, supported_errors=_REFUSALS),
         **{"socket_connect_timeout": CONNECT_TIMEOUT_S, **options, **parsed},
     )
     pool.deployment = deployment

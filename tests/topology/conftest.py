@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.crc import key_slot
 
 # As in a worker process: `import ts` finds compat/ts.
 sys.path.insert(0, str(Path(__file__).parents[2] / "compat"))
@@ -16,7 +17,7 @@ from tests.chaos.rig import Rig
 from tests.topology.servers import Cluster, SentinelGroup
 from tests.topology.verdict import Note
 
-FERRY_SLOT = 10880  # of {ferry}
+FERRY_SLOT = key_slot(b"{ferry}")
 
 
 @pytest.fixture

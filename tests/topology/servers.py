@@ -10,8 +10,9 @@ import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import redis
 
@@ -104,6 +105,19 @@ class Servers:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        """They serve."""
+        raise NotImplementedError
+
+    def _add(self, *arguments: Any, **options: Any) -> Node:
+        self.nodes.append(node := Node(*arguments, **options))
+        return node
 
     def __enter__(self) -> Self:
         return self
@@ -127,23 +141,28 @@ PLAIN = {"save": '""', "appendonly": "no", "repl-diskless-sync-delay": "0"}
 class SentinelGroup(Servers):
     """A master, its replicas, and sentinels that fail over once it was silent for a while."""
 
-    def __init__(self, *, replicas: int = 2, sentinels: int = 3, down_after_ms: int = 1000) -> None:
-        super().__init__()
-        first = Node(PLAIN)
-        self.nodes = [first, *(Node(PLAIN) for _ in range(replicas))]
+    REPLICAS = 2
+    SENTINELS = 3
+    DOWN_AFTER_MS = 1000
+
+    def _start(self) -> None:
+        for _ in range(1 + self.REPLICAS):
+            self._add(PLAIN)
         for node in self.nodes:
             node.wait_started()
+        first = self.nodes[0]
         for node in self.nodes[1:]:
             node.client.replicaof(HOST, str(first.port))
         watch = (
-            f"sentinel monitor {SERVICE} {HOST} {first.port} {sentinels // 2 + 1}\n"
-            f"sentinel down-after-milliseconds {SERVICE} {down_after_ms}\n"
+            f"sentinel monitor {SERVICE} {HOST} {first.port} {self.SENTINELS // 2 + 1}\n"
+            f"sentinel down-after-milliseconds {SERVICE} {self.DOWN_AFTER_MS}\n"
             f"sentinel failover-timeout {SERVICE} 10000\n"
             f"sentinel parallel-syncs {SERVICE} 2\n"
         )
-        self.sentinels = [Node({}, lines=watch, is_sentinel=True) for _ in range(sentinels)]
-        self.nodes += self.sentinels
-        eventually(lambda: all(self._knows_all(one, replicas) for one in self.sentinels), START_S)
+        self.sentinels = [
+            self._add({}, lines=watch, is_sentinel=True) for _ in range(self.SENTINELS)
+        ]
+        eventually(lambda: all(map(self._knows_all, self.sentinels)), START_S)
 
     @property
     def url(self) -> str:
@@ -158,26 +177,33 @@ class SentinelGroup(Servers):
     def _master_port(self, sentinel: Node) -> int:
         return int(sentinel.client.sentinel_get_master_addr_by_name(SERVICE)[1])
 
-    def _knows_all(self, sentinel: Node, replicas: int) -> bool:
+    def _knows_all(self, sentinel: Node) -> bool:
         if not sentinel.answers():
             return False
         state = sentinel.client.sentinel_master(SERVICE)
-        others = len(self.sentinels) - 1
-        return state["num-slaves"] == replicas and state["num-other-sentinels"] == others
+        others = state["num-other-sentinels"]
+        return bool(state["num-slaves"] == self.REPLICAS and others == self.SENTINELS - 1)
 
 
 class Cluster(Servers):
     """Masters that share the slots, and replicas of each."""
 
-    def __init__(self, *, masters: int = 3, replicas: int = 0, node_timeout_ms: int = 2000) -> None:
+    MASTERS = 3
+    OPTIONS: ClassVar[dict[str, str]] = {
+        **PLAIN,
+        "cluster-enabled": "yes",
+        "cluster-config-file": "nodes.conf",
+        "cluster-node-timeout": "2000",
+    }
+
+    def __init__(self, *, replicas: int = 0) -> None:
+        self._replicas = replicas
         super().__init__()
-        options = {
-            **PLAIN,
-            "cluster-enabled": "yes",
-            "cluster-config-file": "nodes.conf",
-            "cluster-node-timeout": str(node_timeout_ms),
-        }
-        self.nodes = [Node(options) for _ in range(masters * (1 + replicas))]
+
+    def _start(self) -> None:
+        masters = self.MASTERS
+        for _ in range(masters * (1 + self._replicas)):
+            self._add(self.OPTIONS)
         self.masters = self.nodes[:masters]
         for number, node in enumerate(self.nodes):
             node.wait_started()
@@ -205,9 +231,9 @@ class Cluster(Servers):
     def id_of(self, node: Node) -> str:
         return str(node.client.execute_command("CLUSTER MYID").decode())
 
-    def owner(self, slot: int) -> Node:
-        """Whom the first living node takes for the slot's master."""
-        for node in self.nodes:
+    def owner(self, slot: int, witnesses: Sequence[Node] = ()) -> Node:
+        """Whom the first of these nodes, or of all, takes for the slot's master."""
+        for node in witnesses or self.nodes:
             with contextlib.suppress(redis.RedisError):
                 for first, last, master, *_ in node.client.execute_command("CLUSTER SLOTS"):
                     if first <= slot <= last:
