@@ -34,6 +34,7 @@ __all__ = ["ClientGone", "ClientLeft", "Lane"]
 log = logging.getLogger(__name__)
 
 SUBMIT_AT_ONCE = 256
+BACK_S = 3.0
 VERSION_PATIENCE_S = 1.5  # after Redis was emptied, a node restores the registry within a beat
 AUDIT_S = 0.5  # what Redis lost is noticed within twice this
 RESUBMIT_SHARE = 0.25  # of the deadline must be left
@@ -51,6 +52,7 @@ class Lane:
         self._waiting: dict[str, Ticket] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._drain_rate = DrainRate()
+        self._was_away_at = -BACK_S
         self._strays: set[asyncio.Task[None]] = set()
         self._departures = Departures(verbs, self._deliver)
 
@@ -120,6 +122,7 @@ class Lane:
             try:
                 codes = await submit_tickets(self._verbs, tickets)
             except errors.ServeError as error:
+                self._was_away_at = self._loop.time()
                 for ticket in tickets:
                     ticket.fail(error)
                 continue
@@ -140,9 +143,13 @@ class Lane:
             ticket.fail(refusal(code, self._key, retry_after_s))
 
     def _may_be_restored(self, ticket: Ticket, code: SubmitCode) -> bool:
-        """Whether Redis was perhaps emptied just now, and a node is about to refill it."""
+        """Whether Redis was perhaps emptied just now, and a node is about to refill it.
+
+        Or was away for longer than a worker may be silent, and the workers are about to beat.
+        """
+        is_back = self._loop.time() - self._was_away_at < BACK_S
         may_be_missing = code is SubmitCode.NO_VERSION or (
-            code is SubmitCode.NO_WORKER and ticket.is_resubmitted
+            code is SubmitCode.NO_WORKER and (ticket.is_resubmitted or is_back)
         )
         return may_be_missing and self._age_s(ticket) < VERSION_PATIENCE_S
 
