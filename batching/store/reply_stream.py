@@ -73,7 +73,8 @@ class ReplyStream:
     async def close(self) -> None:
         """Nothing of it is kept. What was not read will not be run on."""
         self._leave(self._rest)
-        if self._is_over:
+        if not self._is_over:
+            # Where the worker has replied already there is nothing to cancel, only this.
             with contextlib.suppress(RedisError, OSError):
                 await self._verbs.discard_chunks(self._rest.request_id)
 

@@ -221,6 +221,26 @@ def test_stream_that_is_closed_cancels_its_request(desk):
     assert desk.leased() == []
 
 
+def test_stream_that_is_closed_before_its_end_leaves_nothing(desk):
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given: the worker is done, the client is not
+            talk = await Conversation.begin(desk, lane)
+            talk.send("one", "two")
+            talk.end("end")
+            stream = await talk.asked
+            assert await anext(stream) == b"one"
+
+            # When
+            await stream.close()
+
+            # Then
+            assert not desk.client.exists(desk.keys.chunk_prefix + "a")
+
+    asyncio.run(run())
+    assert desk.unaccounted() == 0
+
+
 def test_stream_that_redis_lost_is_not_submitted_again(desk, monkeypatch):
     monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
 

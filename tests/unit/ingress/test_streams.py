@@ -1,0 +1,215 @@
+"""Answers in pieces and the connections they go out by: slow ones, unix ones, ones that leave."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+
+import pytest
+
+from batching.protocol import Batch, ReplyChunk
+from batching.store.connection import connect
+from batching.store.worker_verbs import CHUNK_LIMIT_BYTES, ChunkCode, WorkerVerbs
+from ingress import connection as connection_module
+from ingress.connection import Connection
+from ingress.front import Front
+from ingress.listeners import Address, Listener
+from ingress.openapi import Role
+from ingress.wsgi_bridge import WsgiBridge
+from tests.support import eventually, items_of
+from tests.unit.ingress.simulated_node import DEAD_AFTER_S
+
+pytestmark = pytest.mark.slow  # whole servers on real sockets
+
+REQUEST = b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n"
+
+
+@pytest.fixture
+def echo(ingress, node):
+    ingress.register("echo")
+    return ingress
+
+
+class Flood:
+    """A worker that sends pieces as long as anybody takes them."""
+
+    def __init__(self, redis_url, key):
+        self.codes = []
+        self.is_over = threading.Event()
+        self._client = connect(redis_url, socket_timeout_s=10)
+        self._verbs = WorkerVerbs(self._client, key, "9000", int(DEAD_AFTER_S * 1000))
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.is_over.set()
+        self._thread.join(10)
+        self._client.close()
+
+    def _run(self):
+        while not isinstance(batch := self._verbs.claim(1, 0.0), Batch):
+            if self.is_over.wait(0.005):
+                return
+        items = items_of(batch)
+        index = 0
+        while not self.is_over.is_set():
+            chunk = ReplyChunk(index, b"x" * CHUNK_LIMIT_BYTES)
+            (code,) = self._verbs.send(items, [chunk], 5.0)
+            self.codes.append(code)
+            if code is ChunkCode.STORED:
+                index += 1
+            elif code is ChunkCode.UNWANTED:
+                return
+            else:
+                self.is_over.wait(0.005)
+
+
+@pytest.fixture
+def flood(echo, node, redis_url):
+    """The only worker, once the echo has nothing to do any more."""
+    node.is_serving = False
+    with Flood(redis_url, echo.registry.resolve("echo", None).key) as worker:
+        yield worker
+
+
+def connected(ingress, receive_bytes=None):
+    client = socket.socket()
+    if receive_bytes:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    client.settimeout(20)
+    client.connect(("127.0.0.1", int(ingress.inference_url.rpartition(":")[2])))
+    return client
+
+
+def test_client_that_reads_nothing_is_given_up(echo, flood, monkeypatch):
+    monkeypatch.setattr(connection_module, "STALL_S", 0.3)
+    # Given
+    with connected(echo, receive_bytes=32 * 1024) as client:
+        client.sendall(REQUEST + b"\r\nx")
+        # When: its worker was held up, and is then told that nobody is left
+        assert eventually(lambda: ChunkCode.FULL in flood.codes, 20.0)
+        assert eventually(lambda: ChunkCode.UNWANTED in flood.codes, 20.0)
+        # Then: the client finds out when it reads on
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := client.recv(65536):
+                answer = answer[-16:] + piece
+    assert not answer.endswith(b"0\r\n\r\n")
+    spec = echo.registry.resolve("echo", None)
+    assert eventually(lambda: echo.registry.queue(spec).open_requests == 0)
+
+
+def test_client_that_leaves_ends_the_work(echo, flood):
+    # Given
+    with connected(echo) as client:
+        client.sendall(REQUEST + b"\r\nx")
+        assert client.recv(100)
+    # When / Then
+    assert eventually(lambda: ChunkCode.UNWANTED in flood.codes, 20.0)
+
+
+def test_unix_socket_gets_the_answer_in_one_piece(echo, tmp_path):
+    # Given
+    services, path = echo.services, tmp_path / "inference.sock"
+
+    async def listen():
+        bridge = WsgiBridge(echo.apps[Role.INFERENCE], max_request_size_bytes=10_000, max_threads=2)
+        front = Front(
+            services.predictor,
+            bridge,
+            max_request_size_bytes=10_000,
+            max_response_size_bytes=20,
+        )
+        listener = Listener(Address("", 0, path), front)
+        await listener.start()
+        return listener
+
+    async def close(listener):
+        listener.stop()
+        await listener.wait_closed()
+
+    def ask(pieces):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(20)
+            client.connect(str(path))
+            lines = b"Connection: close\r\nx-pieces: " + pieces + b"\r\n\r\nx"
+            client.sendall(REQUEST + lines)
+            head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
+            return head.lower(), body
+
+    listener = services.on_loop(listen())
+    try:
+        # When
+        head, body = ask(b"one,two")
+        # Then
+        assert head.startswith(b"http/1.1 200")
+        assert b"content-length: 13" in head
+        assert body == b"onetwobody:|x"
+        # When: more than an answer may have
+        head, body = ask(b"one,two,three,four,five")
+        # Then: nothing was sent, so it can still be told
+        assert head.startswith(b"http/1.1 500")
+        assert b"too large for this connection" in body
+    finally:
+        services.on_loop(close(listener))
+
+
+class Scope:
+    def __init__(self, client, server):
+        self.client = client
+        self.server = server
+
+
+@pytest.fixture
+def pair():
+    """Both ends of a connection in this process."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+        server.accept()[0] as accepted,
+    ):
+        yield client, accepted
+
+
+def address(end):
+    return "{}:{}".format(*end)
+
+
+def test_connection_is_found_by_its_two_ends(pair):
+    # Given
+    client, accepted = pair
+    here, there = address(accepted.getsockname()), address(client.getsockname())
+    accepted.setblocking(False)
+    # When
+    found = Connection.of(Scope(there, here))
+    # Then: it is shut down, and until then its owner notices nothing
+    assert not os.get_blocking(accepted.fileno())
+    found.break_off()
+    found.close()
+    assert client.recv(10) == b""
+    # Then: and no other connection is
+    for nobody in ("127.0.0.1:1", "unix:", "", "[::1]:x"):
+        assert Connection.of(Scope(nobody, here)) is None
+    assert Connection.of(Scope(there, "127.0.0.1:1")) is None
+
+
+def test_pace_is_kept_only_while_the_client_reads(pair, monkeypatch):
+    monkeypatch.setattr(connection_module, "STALL_S", 0.1)
+    # Given
+    client, accepted = pair
+    server = address(accepted.getsockname())
+    found = Connection.of(Scope(address(client.getsockname()), server))
+    accepted.setblocking(False)
+    asyncio.run(found.keep_pace())
+    # When
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            accepted.send(b"x" * 65536)
+    # Then
+    with pytest.raises(connection_module.SlowClient):
+        asyncio.run(found.keep_pace())
+    found.close()
