@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml
 ifneq ($(TORCH_INDEX),)
 	$(BIN)/pip install --quiet --index-url $(TORCH_INDEX) torch torchvision
 endif
-	$(BIN)/pip install --quiet -e '.[worker,local,test,dev]'
+	$(BIN)/pip install --quiet -e '.[worker,local,bench,test,dev]'
 	@touch $@
 
 # Trains a small network, serves it and asks it. Stays up until Ctrl-C.

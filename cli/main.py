@@ -5,6 +5,7 @@ import importlib.metadata
 import click
 
 from cli.archive import archive
+from cli.bench import bench
 from cli.doctor import doctor
 from cli.models import models
 from cli.predict import predict
@@ -20,7 +21,7 @@ def main() -> None:
     """Serve PyTorch models in batches from a Redis queue."""
 
 
-for command in (up, ingress, node, status, models, predict, archive, doctor, torchserve):
+for command in (up, ingress, node, status, models, predict, archive, doctor, torchserve, bench):
     main.add_command(command)
 
 

@@ -43,7 +43,10 @@ ONLY_IN = {
 NOWHERE = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"})
 
 # May be imported inside a function, because importing them costs seconds or they may be missing.
-HEAVY = frozenset({"torch", "torchvision", "PIL", "captum", "numpy", "transformers", "torchtext"})
+HEAVY = frozenset(
+    {"torch", "torchvision", "PIL", "captum", "numpy", "transformers", "torchtext"}
+    | {"aiohttp", "matplotlib"}
+)
 # May import inside functions what it likes: each of its commands loads one role only.
 LATE_IMPORTERS = ("cli/roles.py", "cli/doctor.py")
 

@@ -1,0 +1,279 @@
+"""`ferry bench`: how much a server takes, and what batching does for a model."""
+
+import contextlib
+import itertools
+import json
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import click
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from cli.api import TOKEN_VARIABLE, Api
+from cli.load.driver import Load, Outcome, drive
+from cli.load.figures import Figures, batch_count, figures
+from cli.load.report import Point, heads, table, write_report
+from cli.options import err, inference_option, json_option, management_option, out
+
+EXTRA = "this needs more packages: pip install 'torchferry[bench]'"
+
+
+def _numbers(smallest: int) -> Callable[[click.Context, click.Parameter, str], list[int]]:
+    """Reads a comma list of whole numbers from `smallest` on."""
+
+    def read(_context: click.Context, _parameter: click.Parameter, value: str) -> list[int]:
+        texts = [text.strip() for text in value.split(",")]
+        if not all(text.isdigit() and int(text) >= smallest for text in texts):
+            raise click.BadParameter(f"{value!r}: whole numbers from {smallest} on, with commas")
+        return sorted({int(text) for text in texts})
+
+    return read
+
+
+def _load_options(command: Any) -> Any:
+    for option in (
+        click.option("--body", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
+        click.option("--content-type", default="", help="Of the body. Default: none."),
+        click.option("--connections", type=click.IntRange(1), default=16, show_default=True),
+        click.option(
+            "--rate", type=float, default=0.0, help="Requests per second. Default: no pauses."
+        ),
+        click.option("--duration", type=float, default=10.0, show_default=True, help="Seconds."),
+        click.option("--warmup", type=float, default=1.0, show_default=True, help="Seconds."),
+        click.option(
+            "--metrics-url",
+            envvar="FERRY_METRICS_URL",
+            default="http://127.0.0.1:8082/metrics",
+            show_default=True,
+            help="Where batch sizes are read.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def bench() -> None:
+    """Measure throughput and latency under load."""
+
+
+@bench.command(name="url")
+@click.argument("url")
+@_load_options
+@json_option
+def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None:
+    """Send requests to URL: any server's, `http://localhost:8080/predictions/M` for one of ours.
+
+    Without --rate each connection sends when it has its answer (closed loop). With it requests
+    leave on time, as they do when clients do not wait for each other (open loop).
+    """
+    load = _load(url, options)
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise click.BadParameter(f"not a URL like http://host:port/path: {url}")
+    with _progress(load.warmup_s + load.duration_s, is_quiet=as_json) as bar:
+        found = _measured(load, metrics_url, bar, url)
+    if as_json:
+        click.echo(json.dumps({"url": url, **found.to_json()}, indent=2))
+    else:
+        _print_figures(found)
+    if found.errors == found.requests:
+        raise click.ClickException("no request was answered with a success")
+
+
+@bench.command(name="batching")
+@click.argument("archive")
+@click.option("--batch-sizes", callback=_numbers(1), default="1,2,4,8", show_default=True)
+@click.option("--delays", callback=_numbers(0), default="0,10", show_default=True, help="ms.")
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "--out",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="bench",
+    show_default=True,
+    help="Folder for report.html, chart.png and report.json.",
+)
+@_load_options
+@management_option
+@inference_option
+@json_option
+def bench_batching(  # noqa: PLR0917 - click passes all of them by name
+    archive: str,
+    batch_sizes: list[int],
+    delays: list[int],
+    workers: int,
+    folder: Path,
+    management_url: str,
+    inference_url: str,
+    metrics_url: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Register ARCHIVE with each batch size and delay in turn, and measure each.
+
+    A batch size of 1 is measured as well: what batching is held against.
+    """
+    sweep = _Sweep(archive, workers, management_url, inference_url, metrics_url)
+    load = _load("", options)
+    plan = _combinations(batch_sizes, delays)
+    seconds = (load.warmup_s + load.duration_s) * len(plan)
+    with _progress(seconds, is_quiet=as_json) as bar:
+        points = [sweep.measure(load, size, delay, bar) for size, delay in plan]
+    facts = {"archive": archive, "workers": str(workers), **_facts(load)}
+    try:
+        paths = write_report(folder, f"Batching {archive}", facts, points)
+    except ImportError as error:
+        raise click.ClickException(EXTRA) from error
+    if as_json:
+        click.echo(paths[0].read_text())
+    else:
+        _print_points(points)
+        click.echo(f"Wrote {', '.join(map(str, paths))}.")
+
+
+@dataclass(slots=True)
+class _Bar:
+    """The progress bar of all runs, whose seconds follow one another."""
+
+    progress: Progress
+    done_s: float = 0.0
+
+    def show(self, text: str, seconds: float, outcome: Outcome) -> None:
+        answers = sum(outcome.statuses.values())
+        self.progress.update(
+            self.progress.task_ids[0],
+            completed=self.done_s + seconds,
+            description=escape(text),
+            answers=f"{answers} answers",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    archive: str
+    workers: int
+    management_url: str
+    inference_url: str
+    metrics_url: str
+
+    def measure(self, load: Load, batch_size: int, delay_ms: int, bar: _Bar) -> Point:
+        """One combination, under a name of its own, which is gone afterwards."""
+        name = f"bench-{uuid.uuid4().hex[:8]}"
+        with Api(self.management_url) as api:
+            api.call(
+                "POST",
+                "models",
+                url=self.archive,
+                model_name=name,
+                batch_size=batch_size,
+                max_batch_delay=delay_ms,
+                initial_workers=self.workers,
+                synchronous="true",
+            )
+            try:
+                url = f"{self.inference_url.rstrip('/')}/predictions/{name}"
+                text = f"batch size {batch_size}, delay {delay_ms} ms"
+                found = _measured(replace(load, url=url), self.metrics_url, bar, text)
+            finally:
+                api.call("DELETE", "models", name)
+        return Point(batch_size, delay_ms, found)
+
+
+def _combinations(batch_sizes: list[int], delays: list[int]) -> list[tuple[int, int]]:
+    # A batch of one never waits, so one delay is enough.
+    many = [size for size in batch_sizes if size > 1]
+    return [(1, 0), *itertools.product(many, delays)]
+
+
+def _load(url: str, options: dict[str, Any]) -> Load:
+    headers = {"content-type": options["content_type"]} if options["content_type"] else {}
+    if token := os.environ.get(TOKEN_VARIABLE):
+        headers["authorization"] = f"Bearer {token}"
+    return Load(
+        url=url,
+        body=options["body"].read_bytes() if options["body"] else b"",
+        headers=headers,
+        connections=options["connections"],
+        rate_per_s=options["rate"],
+        duration_s=options["duration"],
+        warmup_s=options["warmup"],
+    )
+
+
+def _measured(load: Load, metrics_url: str, bar: _Bar, text: str) -> Figures:
+    model_name = _model_of(load.url)
+    before = batch_count(metrics_url, model_name)
+    try:
+        outcome = drive(load, lambda seconds, so_far: bar.show(text, seconds, so_far))
+    except ImportError as error:
+        raise click.ClickException(EXTRA) from error
+    bar.done_s += load.warmup_s + load.duration_s
+    after = batch_count(metrics_url, model_name)
+    mean = after.since(before) if before is not None and after is not None else None
+    return figures(outcome, mean)
+
+
+def _model_of(url: str) -> str:
+    """The model's name in a prediction's URL; empty when it is something else."""
+    kind, _, rest = urlsplit(url).path.strip("/").partition("/")
+    return unquote(rest.partition("/")[0]) if kind == "predictions" else ""
+
+
+def _facts(load: Load) -> dict[str, str]:
+    rate = f"{load.rate_per_s:g} requests/s" if load.rate_per_s else "as answers come"
+    return {
+        "body": f"{len(load.body)} bytes",
+        "connections": str(load.connections),
+        "requests leave": rate,
+        "seconds per run": f"{load.duration_s:g}, after {load.warmup_s:g} of warming up",
+    }
+
+
+@contextlib.contextmanager
+def _progress(seconds: float, *, is_quiet: bool) -> Iterator[_Bar]:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[answers]}"),
+        TimeRemainingColumn(),
+    )
+    console = err()
+    hidden = is_quiet or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        progress.add_task("", total=seconds, answers="")
+        yield _Bar(progress)
+
+
+def _print_figures(found: Figures) -> None:
+    rows = {
+        "requests/s": f"{found.requests_per_s:.1f}",
+        "p50": f"{found.p50_ms:.1f} ms",
+        "p95": f"{found.p95_ms:.1f} ms",
+        "p99": f"{found.p99_ms:.1f} ms",
+        "mean batch": "-" if found.mean_batch is None else f"{found.mean_batch:.1f}",
+        "requests": str(found.requests),
+        "errors": str(found.errors),
+    }
+    grid = Table(box=None, show_header=False)
+    for name, value in rows.items():
+        grid.add_row(name, value)
+    out().print(grid)
+
+
+def _print_points(points: list[Point]) -> None:
+    grid = Table(*heads(), box=None)
+    for column in grid.columns:
+        column.justify = "right"
+    for row in table(points):
+        grid.add_row(*row)
+    out().print(grid)
+    sys.stdout.flush()

@@ -1,0 +1,230 @@
+"""`ferry bench`: load, figures, and what is made of them."""
+
+import json
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from click.testing import CliRunner
+
+from cli.load.driver import NO_ANSWER, Load, Outcome, drive
+from cli.load.figures import BatchCount, Figures, batch_count, figures, percentile
+from cli.load.report import Point, page, table, write_report
+from cli.main import main
+
+METRICS = """
+# TYPE ferry_batch_size histogram
+ferry_batch_size_bucket{model="m",version="1.0",le="+Inf",} 3.0
+ferry_batch_size_count{model="m",version="1.0",} 3.0
+ferry_batch_size_sum{model="m",version="1.0",} 12.0
+ferry_batch_size_count{model="m",version="2.0",} 1.0
+ferry_batch_size_sum{model="m",version="2.0",} 1.0
+ferry_batch_size_count{model="other",version="1.0",} 9.0
+ferry_batch_size_sum{model="other",version="1.0",} 9.0
+"""
+
+
+class Target(ThreadingHTTPServer):
+    """Answers each request after `pause_s`, and remembers when it came and what it brought."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        self.pause_s = 0.0
+        self.status = 200
+        self.bodies = Counter()
+        self.open = self.most_open = 0
+        self.lock = threading.Lock()
+        target = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                with target.lock:
+                    target.open += 1
+                    target.most_open = max(target.most_open, target.open)
+                    length = int(self.headers.get("content-length", 0))
+                    target.bodies[self.headers["content-type"], self.rfile.read(length)] += 1
+                time.sleep(target.pause_s)
+                with target.lock:
+                    target.open -= 1
+                self.reply(target.status, b"ok")
+
+            def do_GET(self):
+                self.reply(200, METRICS.encode())
+
+            def reply(self, status, body):
+                self.send_response(status)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/predictions/m"
+
+
+@pytest.fixture
+def target():
+    with Target() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join(10)
+
+
+def load(target, **changes):
+    return Load(target.url, **{"duration_s": 0.3, "warmup_s": 0.0, **changes})
+
+
+def test_closed_loop_keeps_as_many_requests_open_as_it_has_connections(target):
+    # Given
+    target.pause_s = 0.02
+    # When
+    outcome = drive(load(target, connections=3, body=b"cat", headers={"content-type": "x/y"}))
+    # Then
+    assert target.most_open == 3
+    assert set(target.bodies) == {("x/y", b"cat")}
+    assert set(outcome.statuses) == {200}
+    assert min(outcome.latencies_s) >= 0.02
+
+
+def test_open_loop_sends_on_time_whether_or_not_it_is_answered(target):
+    # Given a server that answers nobody before all have asked
+    target.pause_s = 0.6
+    # When
+    outcome = drive(load(target, connections=100, rate_per_s=60))
+    # Then far more than one connection's worth were open at once
+    assert target.most_open >= 8
+    assert outcome.statuses.total() == sum(target.bodies.values())
+
+
+def test_open_loop_counts_the_wait_for_a_connection(target):
+    # Given one connection for requests that take longer than the pause between them
+    target.pause_s = 0.05
+    # When
+    outcome = drive(load(target, connections=1, rate_per_s=60))
+    # Then the last ones waited for those before them
+    assert max(outcome.latencies_s) > 3 * target.pause_s
+
+
+def test_warm_up_is_not_measured(target):
+    # Given
+    target.pause_s = 0.01
+    # When
+    outcome = drive(load(target, connections=1, warmup_s=0.3, duration_s=0.1))
+    # Then
+    assert outcome.statuses.total() < sum(target.bodies.values())
+
+
+def test_failures_and_silence_are_no_successes(target):
+    # Given
+    target.status = 503
+    # When
+    refused = drive(load(target, connections=1))
+    unheard = drive(Load("http://127.0.0.1:1/", duration_s=0.1, warmup_s=0.0, connections=1))
+    # Then
+    assert set(refused.statuses) == {503}
+    assert set(unheard.statuses) == {NO_ANSWER}
+    assert (refused.latencies_s, unheard.latencies_s) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.5, 50), (0.95, 95), (0.99, 99), (1.0, 100), (0.0, 1)]
+)
+def test_percentile_is_a_value_that_was_measured(share, expected):
+    assert percentile(list(range(1, 101)), share) == expected
+
+
+def test_figures_of_an_outcome():
+    # Given
+    outcome = Outcome([0.3, 0.1, 0.2], Counter({200: 3, 503: 1, NO_ANSWER: 1}), seconds=2.0)
+    # When / Then
+    assert figures(outcome, 1.5) == Figures(5, 2, 1.5, 200.0, 300.0, 300.0, 1.5)
+    assert figures(Outcome()).p99_ms == 0.0
+
+
+def test_batches_of_all_versions_of_a_model_are_counted(target):
+    found = batch_count(target.url, "m")
+    assert found == BatchCount(batches=4, requests=13)
+    assert found.since(BatchCount(3, 12)) == 1.0
+    assert found.since(found) is None
+    assert batch_count(target.url, "unknown") == BatchCount(0, 0)
+
+
+def test_server_without_batches_says_nothing_of_them(target):
+    assert batch_count("http://127.0.0.1:1/metrics", "m") is None
+
+
+POINTS = [
+    Point(1, 0, Figures(100, 0, 10.0, 90.0, 95.0, 99.0, 1.0)),
+    Point(8, 5, Figures(400, 2, 40.0, 150.0, 160.0, 170.0, 7.5)),
+    Point(8, 50, Figures(420, 0, 42.0, 180.0, 190.0, 200.0, None)),
+]
+
+
+def test_table_holds_batches_against_single_requests():
+    rows = table(POINTS)
+    assert [row[:4] for row in rows] == [
+        ["1", "0", "10.0", "1.00"],
+        ["8", "5", "40.0", "4.00"],
+        ["8", "50", "42.0", "4.20"],
+    ]
+    assert [row[7] for row in rows] == ["1.0", "7.5", "-"]
+
+
+def test_report_is_a_page_that_needs_nothing_else(tmp_path):
+    # When
+    paths = write_report(tmp_path / "out", "Batching <m>", {"archive": "a&b"}, POINTS)
+    # Then
+    record, chart, document = paths
+    assert json.loads(record.read_text())["points"][1]["requests_per_s"] == 40.0
+    assert chart.read_bytes().startswith(b"\x89PNG")
+    text = document.read_text()
+    assert "<svg" in text
+    assert "Batching &lt;m&gt;" in text
+    assert "a&amp;b" in text
+    for word in ("<script", "src=", "<link", "@import"):
+        assert word not in text
+
+
+def test_page_of_nothing_but_single_requests_is_made():
+    assert "<table>" in page("t", {}, POINTS[:1], "<?xml?><svg></svg>")
+
+
+def test_bench_prints_figures_for_machines(target):
+    # When
+    words = ["bench", "url", target.url, "--duration", "0.3", "--warmup", "0", "--json"]
+    result = CliRunner().invoke(main, [*words, "--metrics-url", target.url])
+    # Then
+    record = json.loads(result.stdout)
+    assert record["requests"] > 0
+    assert record["errors"] == 0
+
+
+def test_bench_fails_when_nobody_answers():
+    words = ["bench", "url", "http://127.0.0.1:1/", "--duration", "0.1", "--warmup", "0"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 1
+    assert "no request was answered with a success" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["url", "nonsense"], "not a URL like http://host:port/path"),
+        (["batching", "a.mar", "--batch-sizes", "1,x"], "whole numbers from 1 on"),
+        (["batching", "a.mar", "--batch-sizes", "0"], "whole numbers from 1 on"),
+        (["batching", "a.mar", "--delays", "-1"], "whole numbers from 0 on"),
+    ],
+)
+def test_bench_says_what_it_cannot_read(words, complaint):
+    result = CliRunner().invoke(main, ["bench", *words])
+    assert result.exit_code == 2
+    assert complaint in result.stderr
