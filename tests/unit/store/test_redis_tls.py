@@ -29,9 +29,23 @@ def make_certificate(folder, name, subject_names, signed_by=None):
     subprocess.run([*base, *options], cwd=folder, check=True, capture_output=True)
 
 
+def server_context(folder, name, *, wants_client=False):
+    """What a server with this certificate does; it may want one of the client, too."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
+    if wants_client:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(folder / "authority.pem")
+    return context
+
+
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("certificates")
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def make_certificates(folder):
+    """An authority, servers of its own and one that is not, and a client."""
     make_certificate(folder, "authority", "DNS:authority")
     make_certificate(folder, "stranger", "DNS:localhost,IP:127.0.0.1")
     make_certificate(folder, "here", "DNS:localhost,IP:127.0.0.1", "authority")
@@ -83,11 +97,7 @@ def proxy(certificates, redis_server):
     with contextlib.ExitStack() as cleanup:
 
         def start(name, *, wants_client=False):
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
-            if wants_client:
-                context.verify_mode = ssl.CERT_REQUIRED
-                context.load_verify_locations(certificates / "authority.pem")
+            context = server_context(certificates, name, wants_client=wants_client)
             return cleanup.enter_context(TlsProxy(context, redis_server.socket_path))
 
         yield start

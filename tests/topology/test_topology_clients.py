@@ -1,0 +1,271 @@
+"""Clients of a cluster and of sentinels: what is sent again, what never is, who is asked, TLS."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from batching.settings import Settings
+from batching.store import changes, node_verbs
+from batching.store.changes import changed_models
+from batching.store.connection import at, connect, connect_async, for_rq, store_url
+from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, ControlQueue
+from batching.store.registry import Registry
+from tests.e2e.ferry_process import eventually
+from tests.support import eventually_async, make_spec
+from tests.topology.conftest import FERRY_SLOT
+from tests.topology.servers import HOST, PLAIN, SERVICE, SLOTS, Cluster, Node, free_port
+from tests.unit.store.test_redis_tls import OPENSSL, TlsProxy, make_certificates, server_context
+from tests.unit.store.test_redis_users import PASSWORD, USERS
+from workers.control_jobs import make_worker
+
+LIST = "{ferry}:list"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def cluster(redis_cluster: tuple[Cluster, redis.RedisCluster]) -> Iterator[Cluster]:
+    """Three masters, empty, as they were at the start."""
+    found, _ = redis_cluster
+    home = found.owner(FERRY_SLOT)
+    found.flush()
+    yield found
+    if found.owner(FERRY_SLOT) is not home:
+        found.move_slot(FERRY_SLOT, home)
+
+
+def move_registry(cluster: Cluster) -> None:
+    home = cluster.owner(FERRY_SLOT)
+    cluster.move_slot(FERRY_SLOT, next(node for node in cluster.masters if node is not home))
+
+
+def test_refused_call_is_carried_out_once_by_the_successor(cluster: Cluster) -> None:
+    # Given connections that have been used, one of them held
+    async def run() -> list[int]:
+        async with connect_async(cluster.url) as pooled:
+            held = pooled.client()
+            await pooled.rpush(LIST, "pooled")
+            await held.rpush(LIST, "held")
+            # When the slot goes to another master
+            await asyncio.to_thread(move_registry, cluster)
+            # Then
+            lengths = [await held.rpush(LIST, "held"), await pooled.rpush(LIST, "pooled")]
+            await held.aclose()
+            return lengths
+
+    with contextlib.closing(connect(cluster.url)) as client:
+        client.rpush(LIST, "blocking")
+        assert asyncio.run(asyncio.wait_for(run(), 10)) == [4, 5]
+        assert client.rpush(LIST, "blocking") == 6
+
+
+def test_blocked_call_goes_on_at_the_successor(cluster: Cluster) -> None:
+    with contextlib.closing(connect(cluster.url)) as client:
+        popped: list[object] = []
+        # Given
+        waiting = threading.Thread(target=lambda: popped.append(client.blpop([LIST], timeout=5)))
+        waiting.start()
+        home = cluster.owner(FERRY_SLOT)
+        assert eventually(lambda: home.client.info("clients")["blocked_clients"] == 1, 5)
+        # When
+        move_registry(cluster)
+        with contextlib.closing(connect(cluster.url)) as other:
+            other.rpush(LIST, "x")
+            waiting.join(5)
+        # Then
+        assert popped == [(LIST.encode(), b"x")]
+
+
+def test_call_whose_connection_was_lost_is_not_sent_again(cluster: Cluster) -> None:
+    home = cluster.owner(FERRY_SLOT)
+    with contextlib.closing(connect(cluster.url)) as client:
+        failures: list[Exception] = []
+
+        def pop() -> None:
+            try:
+                client.blpop([LIST], timeout=2)
+            except redis.ConnectionError as error:
+                failures.append(error)
+
+        # Given a call under way
+        client.ping()
+        waiting = threading.Thread(target=pop)
+        waiting.start()
+        assert eventually(lambda: home.client.info("clients")["blocked_clients"] == 1, 5)
+        # When its connection breaks
+        home.client.client_kill_filter(_type="normal", skipme=True)
+        waiting.join(5)
+        # Then its caller is told, and nobody has repeated it
+        assert len(failures) == 1
+        assert home.client.info("clients")["blocked_clients"] == 0
+
+
+def test_client_finds_its_server_when_most_seeds_are_gone(cluster: Cluster) -> None:
+    # Given two addresses at which nobody is
+    seeds = [f"{HOST}:{free_port()}", f"{HOST}:{free_port()}", cluster.masters[0].address]
+    with contextlib.closing(connect(f"redis+cluster://{','.join(seeds)}")) as client:
+        assert client.ping()
+
+
+def test_client_says_at_once_that_nobody_is_there() -> None:
+    started = time.monotonic()
+    for url in ("redis+cluster://{}", "redis+sentinel://{}/main"):
+        client = connect(url.format(f"{HOST}:{free_port()}"))
+        with pytest.raises(redis.ConnectionError, match="nobody answers"):
+            client.ping()
+        client.close()
+    assert time.monotonic() - started < 3
+
+
+def pings(node: Node) -> int:
+    stats = node.client.info("commandstats")
+    return int(stats.get("cmdstat_ping", {"calls": 0})["calls"])
+
+
+def test_frozen_server_does_not_keep_who_listens_for_changes(monkeypatch) -> None:
+    monkeypatch.setattr(changes, "SILENCE_S", 0.1)
+
+    async def run(node: Node) -> None:
+        client = connect_async(f"redis://{node.address}")
+        async with client, contextlib.aclosing(changed_models(client)) as names:
+            # Given: it answers when it is asked in a silence, and announces a change
+            assert await anext(names) is None
+            waiting = asyncio.ensure_future(anext(names))
+            await eventually_async(lambda: pings(node) >= 2)
+            node.client.publish("{ferry}:changes", "m")
+            assert await waiting == "m"
+            # When / Then
+            node.freeze()
+            with pytest.raises(redis.TimeoutError):
+                await anext(names)
+
+    with contextlib.closing(Node(PLAIN)) as node:
+        node.wait_started()
+        node.client.config_resetstat()
+        asyncio.run(asyncio.wait_for(run(node), 10))
+        node.thaw()
+
+
+def test_one_dead_master_does_not_keep_the_calls_of_others(cluster: Cluster, monkeypatch) -> None:
+    from_nobody: list[str] = []
+
+    async def run() -> None:
+        async with connect_async(cluster.url) as client:
+            verbs = node_verbs.NodeVerbs(client, 3000)
+
+            async def hang() -> None:
+                await asyncio.sleep(60)
+
+            async def note() -> None:
+                from_nobody.append("called")
+
+            with pytest.raises(TimeoutError):
+                await verbs.together([hang, note])
+
+    monkeypatch.setattr(node_verbs, "CALL_S", 0.2)
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert from_nobody == ["called"]
+
+
+def test_sentinels_may_have_a_password_of_their_own() -> None:
+    with contextlib.ExitStack() as cleanup:
+        master = cleanup.enter_context(contextlib.closing(Node({**PLAIN, "requirepass": "server"})))
+        watch = (
+            f"sentinel monitor {SERVICE} {HOST} {master.port} 1\n"
+            f"sentinel auth-pass {SERVICE} server\n"
+        )
+        sentinel = cleanup.enter_context(
+            contextlib.closing(Node({"requirepass": "own"}, lines=watch, is_sentinel=True))
+        )
+        url = f"redis+sentinel://:server@{sentinel.address}/{SERVICE}?sentinel_password=own"
+        client = cleanup.enter_context(contextlib.closing(connect(url)))
+
+        def answers() -> bool:
+            with contextlib.suppress(redis.RedisError):
+                return bool(client.ping())
+            return False
+
+        assert eventually(answers, 10)
+        wrong = cleanup.enter_context(contextlib.closing(connect(url.replace("=own", "=other"))))
+        with pytest.raises(redis.ConnectionError):
+            wrong.ping()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+def test_cluster_with_tls_is_verified_everywhere(certificates: Path, tmp_path: Path) -> None:
+    authority = certificates / "authority.pem"
+    socket_path = tmp_path / "redis.sock"
+    with TlsProxy(server_context(certificates, "here", wants_client=True), socket_path) as proxy:
+        # Given a cluster of one that names the TLS port to its clients
+        names = {"cluster-announce-ip": HOST, "cluster-announce-port": str(proxy.port)}
+        options = {**Cluster.OPTIONS, **names, "unixsocket": str(socket_path)}
+        with contextlib.closing(Node(options)) as node:
+            node.wait_started()
+            node.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, SLOTS - 1)
+            eventually(
+                lambda: node.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", 10
+            )
+            settings = Settings(
+                redis_url=f"rediss+cluster://{HOST}:{proxy.port}",
+                redis_ca_file=authority,
+                redis_cert_file=certificates / "client.pem",
+                redis_key_file=certificates / "client.key",
+            )
+            # When / Then
+            with contextlib.closing(connect(store_url(settings))) as client:
+                client.set("{ferry}:x", "y")
+                assert client.get("{ferry}:x") == b"y"
+            plain = Settings(redis_url=settings.redis_url, redis_ca_file=authority)
+            for other in (plain, Settings(redis_url=settings.redis_url)):
+                client = connect(store_url(other))
+                with pytest.raises(redis.ConnectionError):
+                    client.ping()
+                client.close()
+
+
+@pytest.fixture
+def users(cluster: Cluster) -> Iterator[None]:
+    for node in cluster.nodes:
+        for name in ("ingress", "worker"):
+            rules = USERS[name]
+            node.client.execute_command("ACL", "SETUSER", name, "reset", *rules, f">{PASSWORD}")
+    yield
+    for node in cluster.nodes:
+        node.client.execute_command("ACL", "DELUSER", "ingress", "worker")
+
+
+@pytest.mark.usefixtures("users")
+def test_users_may_use_registry_and_control_jobs_in_a_cluster(cluster: Cluster) -> None:
+    def connect_as(user: str) -> redis.Redis:
+        return connect(cluster.url.replace("://", f"://{user}:{PASSWORD}@"))
+
+    ingress, worker = connect_as("ingress"), connect_as("worker")
+    # Given
+    Registry(ingress).create(make_spec())
+    # When an ingress has a job and a node's control worker does it
+    queue = ControlQueue(ingress)._queue
+    job = queue.enqueue(INSPECT_ARCHIVE, args=("../nothing.mar", False))
+    make_worker(worker).work(burst=True, logging_level="CRITICAL")
+    # Then its result comes back, and all of RQ's keys are in one slot
+    assert job.latest_result().return_value["error"] == "ModelNotFound"
+    assert queue.count == 0
+    assert queue.name == QUEUE_NAME
+    with cluster.admin() as admin:
+        names = list(admin.scan_iter(target_nodes=redis.RedisCluster.PRIMARIES))
+    assert any(name.startswith(b"{ferry}:rq:") for name in names)
+    assert not any(name.startswith(b"rq:") for name in names)
+    assert Registry(worker).names() == ["digits"]
+    for client in (for_rq(ingress), for_rq(worker), ingress, worker):
+        client.close()
+    assert at(ingress, "{ferry}") is ingress
