@@ -131,7 +131,7 @@ def test_metrics_add_up_by_dimension():
     assert took.unit == "Milliseconds"
     assert took.take()[mine].value == 2.5
     (oops,) = metrics.get_metric("oops").take()
-    assert oops == (("ModelName", "m"), ("Level", "Error"))
+    assert oops == (("Level", "Error"),)
 
 
 def test_metric_that_was_taken_starts_anew():

@@ -61,7 +61,8 @@ class MetricsStore:
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> None:
         """One value; the metric is made when it is new."""
-        labels = list(dimensions or self._default_dimensions("Model"))
+        model = (Dimension("ModelName", self.model_name), Dimension("Level", "Model"))
+        labels = list(dimensions or model)
         names = [dimension.name for dimension in labels]
         metric = self.add_metric_to_cache(name, unit, names, metric_type)
         metric.update(value, self._request_id(idx), labels)
@@ -125,11 +126,8 @@ class MetricsStore:
         self, name: str, value: float = 1, dimensions: Sequence[Dimension] | None = None
     ) -> None:
         """Errors outside of a request."""
-        labels = dimensions or self._default_dimensions("Error")
+        labels = dimensions or [Dimension("Level", "Error")]
         self.add_metric(name, value, "", None, labels, MetricTypes.COUNTER)
-
-    def _default_dimensions(self, level: str) -> list[Dimension]:
-        return [Dimension("ModelName", self.model_name), Dimension("Level", level)]
 
     def _request_id(self, idx: int | None) -> str:
         ids = self.request_ids or {}

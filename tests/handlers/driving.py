@@ -1,0 +1,113 @@
+"""Asks a server everything that the corpus has to ask: the same for a recording and for a test."""
+
+import base64
+import concurrent.futures
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from tests.handlers.archives import Archive, Ask, all_archives
+
+TIMEOUT_S = 90
+# Each worker of a model with torch takes hundreds of megabytes and seconds of a core.
+AT_ONCE = 6
+# What says nothing of the handler.
+_PASSING_HEADERS = frozenset(
+    {
+        "cache-control",
+        "connection",
+        "content-length",
+        "date",
+        "expires",
+        "pragma",
+        "server",
+        "transfer-encoding",
+        "ts_stream_next",
+        "x-ferry-reason",
+        "x-request-id",
+    }
+)
+
+Answers = dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where both APIs listen."""
+
+    inference: str
+    management: str
+
+
+def drive(
+    server: Server, store: Path, on_archive: Callable[[str], object] = lambda _: None
+) -> Answers:
+    """The answers to each ask, by `archive/ask`; those to asks at the same time are sorted."""
+    answers: Answers = {}
+    archives = all_archives()
+    for start in range(0, len(archives), AT_ONCE):
+        group = archives[start : start + AT_ONCE]
+        for archive in group:
+            _register(server, archive, store)
+        for archive in group:
+            on_archive(archive.name)
+            for ask in archive.asks:
+                answers[f"{archive.name}/{ask.name}"] = sorted(_ask(server, archive, ask), key=str)
+        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+            paths = [f"models/{archive.name}" for archive in group]
+            list(pool.map(lambda path: _manage(server, "DELETE", path), paths))
+    return answers
+
+
+def _register(server: Server, archive: Archive, store: Path) -> None:
+    query = {"initial_workers": 1, "synchronous": "false", **archive.query}
+    _manage(server, "POST", "models", url=archive.write(store), **query)
+
+
+def _manage(server: Server, method: str, path: str, **query: Any) -> None:
+    with _session() as session:
+        url = f"{server.management}/{path}"
+        response = session.request(method, url, params=query, timeout=TIMEOUT_S)
+    assert response.ok, f"{method} {path}: {response.status_code} {response.text}"
+
+
+def _ask(server: Server, archive: Archive, ask: Ask) -> Iterator[dict[str, Any]]:
+    base = server.management if ask.is_management else server.inference
+    url = f"{base}/{ask.route.format(archive.name)}"
+
+    def send(body: bytes) -> dict[str, Any]:
+        content = {"files": ask.form} if ask.form else {"data": body or None}
+        with _session() as session:
+            response = session.request(
+                ask.method, url, headers=dict(ask.headers), timeout=TIMEOUT_S, **content
+            )
+        if ask.is_management:
+            return {"customizedMetadata": response.json()[0].get("customizedMetadata")}
+        return _record(response)
+
+    with concurrent.futures.ThreadPoolExecutor(len(ask.bodies)) as pool:
+        yield from pool.map(send, ask.bodies)
+
+
+def _session() -> requests.Session:
+    session = requests.Session()
+    session.trust_env = False
+    session.headers.clear()
+    return session
+
+
+def _record(response: requests.Response) -> dict[str, Any]:
+    headers = {
+        name.lower(): value
+        for name, value in response.headers.items()
+        if name.lower() not in _PASSING_HEADERS
+    }
+    record: dict[str, Any] = {"status": response.status_code, "headers": headers}
+    try:
+        record["text"] = response.content.decode()
+    except UnicodeDecodeError:
+        record["base64"] = base64.b64encode(response.content).decode()
+    return record

@@ -1,0 +1,96 @@
+"""Tiny models with weights that are the same on every machine, and their files."""
+
+import io
+import warnings
+
+import torch
+
+FEATURES_SOURCE = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear({inputs}, {outputs})
+
+    def forward(self, rows):
+        return self.layer(rows)
+"""
+DETECTOR_SOURCE = '''
+import torch
+
+
+class Detector(torch.nn.Module):
+    """Finds three boxes in every picture; its state says how sure it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = torch.nn.Parameter(torch.zeros(3))
+
+    def forward(self, images):
+        height, width = images.shape[-2:]
+        boxes = torch.tensor([[0, 0, 0.5, 0.5], [0.25, 0.25, 1, 1], [0, 0, 1, 1]])
+        boxes = boxes * torch.tensor([width, height, width, height])
+        found = {"boxes": boxes, "labels": torch.tensor([1, 2, 1]), "scores": self.scores}
+        return [found for _ in images]
+'''
+
+
+def spread(module):
+    """The module with weights that are spread evenly over a small range, in evaluation mode."""
+    with torch.no_grad():
+        for weights in module.parameters():
+            values = torch.linspace(-0.5, 0.75, weights.numel())
+            weights.copy_(values.reshape(weights.shape))
+    return module.eval()
+
+
+class Pooled(torch.nn.Module):
+    """Pictures to classes."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, classes)
+
+    def forward(self, images):
+        return self.layer(images.mean(dim=(2, 3)))
+
+
+class Coloured(torch.nn.Module):
+    """Pictures to a class for each pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Conv2d(3, 3, 1)
+
+    def forward(self, images) -> dict[str, torch.Tensor]:
+        return {"out": self.layer(images)}
+
+
+def scripted(module) -> bytes:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        # What archives of TorchServe hold, whatever new models should be exported with.
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(spread(module)), buffer)
+    return buffer.getvalue()
+
+
+def linear(inputs: int, outputs: int):
+    return spread(torch.nn.Linear(inputs, outputs))
+
+
+def linear_state(inputs: int, outputs: int) -> bytes:
+    """The state dict for FEATURES_SOURCE."""
+    layer = linear(inputs, outputs)
+    torch.save(
+        {f"layer.{name}": value for name, value in layer.state_dict().items()},
+        buffer := io.BytesIO(),
+    )
+    return buffer.getvalue()
+
+
+def detector_state() -> bytes:
+    torch.save({"scores": torch.tensor([0.875, 0.625, 0.25])}, buffer := io.BytesIO())
+    return buffer.getvalue()

@@ -1,0 +1,98 @@
+"""Records what TorchServe answers with the handlers of the corpus.
+
+    python -m tests.handlers.record
+
+Needs Java and, the first time, a package index: TorchServe is installed into an environment of its
+own under `.bench/`. The recording is never edited.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.child import Child
+from benchmarks.servers import free_ports
+from benchmarks.torchserve_env import TORCHSERVE_VERSION, torchserve_python
+from tests.handlers.driving import Answers, Server, drive
+from tests.support import eventually
+from tests.unit.wheels import offline, write_wheel
+
+RECORDING = Path(__file__).with_name("recorded.json")
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 120.0
+# TorchServe's image handlers import captum, for explanations only, which nobody asks them for here.
+CAPTUM = "class IntegratedGradients:\n    def __init__(self, model):\n        pass\n"
+
+
+def main() -> int:
+    """The recording is written anew; returns the exit code."""
+    console = Console()
+    python = torchserve_python(ROOT / ".bench")
+    # A short name: unix sockets below it have paths of at most 107 characters.
+    with tempfile.TemporaryDirectory(prefix="ts-") as name:
+        folder = Path(name)
+        child, server = _start(python, folder)
+        try:
+            answers = drive(server, folder / "store", console.print)
+        except BaseException:
+            console.print(child.log_tail(), markup=False, highlight=False)
+            raise
+        finally:
+            child.stop(whole_group=True)
+    _write(answers)
+    console.print(f"{len(answers)} answers recorded in {RECORDING}", highlight=False)
+    return 0
+
+
+def _start(python: Path, folder: Path) -> tuple[Child, Server]:
+    (folder / "store").mkdir()
+    (folder / "modules" / "captum").mkdir(parents=True)
+    (folder / "modules" / "captum" / "__init__.py").touch()
+    (folder / "modules" / "captum" / "attr.py").write_text(CAPTUM)
+    write_wheel(folder / "wheels")
+    inference, management, metrics, *grpc = free_ports(5)
+    properties = {
+        "inference_address": f"http://127.0.0.1:{inference}",
+        "management_address": f"http://127.0.0.1:{management}",
+        "metrics_address": f"http://127.0.0.1:{metrics}",
+        "grpc_inference_port": grpc[0],
+        "grpc_management_port": grpc[1],
+        "model_store": folder / "store",
+        "enable_model_api": "true",
+        "disable_token_authorization": "true",
+        "disable_system_metrics": "true",
+        "install_py_dep_per_model": "true",
+    }
+    config = folder / "config.properties"
+    config.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+    command = [str(python), "-m", "ts.model_server", "--start", "--foreground", "--ncs"]
+    places = dict.fromkeys(("TEMP", "TMPDIR", "LOG_LOCATION", "METRICS_LOCATION"), str(folder))
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("TS_")}
+    environment |= places | offline(folder / "wheels") | {"PYTHONPATH": str(folder / "modules")}
+    child = Child([*command, "--ts-config", str(config)], environment, folder)
+    child.start()
+    try:
+        eventually(lambda: "Model server started" in _log(folder), START_TIMEOUT_S)
+    except BaseException:
+        child.stop(whole_group=True)
+        raise
+    addresses = (f"http://127.0.0.1:{port}" for port in (inference, management))
+    return child, Server(*addresses)
+
+
+def _log(folder: Path) -> str:
+    return (folder / "server.log").read_text(errors="replace")
+
+
+def _write(answers: Answers) -> None:
+    document = {"torchserve": TORCHSERVE_VERSION, "answers": answers}
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    RECORDING.write_text(f"{text}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
