@@ -73,6 +73,18 @@ class Container:
     def health(self) -> str:
         return str(self.state.get("Health", {}).get("Status", "none"))
 
+    @property
+    def is_confined(self) -> bool:
+        """Whether it may do as little as a container of ours should be able to."""
+        host = self.host_config
+        return (
+            str(self.config["User"]).partition(":")[0] not in ("", "0", "root")
+            and host["ReadonlyRootfs"]
+            and host["CapDrop"] == ["ALL"]
+            and "no-new-privileges:true" in host["SecurityOpt"]
+            and host["Memory"] > 0
+        )
+
     def port(self, number: int) -> int:
         """Where this port of the container is published on loopback."""
         return int(self.published[f"{number}/tcp"][0]["HostPort"])

@@ -59,6 +59,14 @@ def test_prometheus_scrapes_every_ingress(balanced, prometheus):
     assert sorted(target["labels"]["job"] for target in targets) == ["ferry", "ferry", "prometheus"]
 
 
+def test_containers_of_the_profiles_are_confined_too(balanced, prometheus):
+    # When
+    containers = {container.service: container for container in balanced.containers()}
+    # Then
+    assert {"balancer", "prometheus"} <= containers.keys()
+    assert [name for name, one in containers.items() if not one.is_confined] == []
+
+
 def test_prometheus_has_loaded_the_rules(prometheus):
     # When
     groups = prometheus("rules")["groups"]
