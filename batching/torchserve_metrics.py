@@ -6,6 +6,7 @@ Source: TorchServe 0.12 docs/metrics.md and ts/configs/metrics.yaml.
 
 import datetime
 import logging
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import Metric
@@ -17,8 +18,9 @@ from batching.protocol import BatchTiming
 from batching.status import HostSample
 from batching.store.registry import Registry
 
-# The name by which operators of TorchServe find these lines.
+# The names by which operators of TorchServe find these lines.
 metric_log = logging.getLogger("TS_METRICS")
+model_metric_log = logging.getLogger("MODEL_METRICS")
 
 COUNTERS = {
     "Requests2XX": "Count",
@@ -50,9 +52,11 @@ _HOST_LEVEL = {"Level": "Host"}
 _GROUPS = {2: "Requests2XX", 4: "Requests4XX"}
 
 
-def metric_line(name: str, value: float, dimensions: Mapping[str, str], hostname: str) -> str:
-    """One update as TorchServe logs it."""
-    unit = COUNTERS.get(name) or GAUGES[name]
+def metric_line(
+    name: str, value: float, dimensions: Mapping[str, str], hostname: str, unit: str = ""
+) -> str:
+    """One update as TorchServe logs it; metrics of TorchServe's own have units of their own."""
+    unit = unit or COUNTERS.get(name) or GAUGES[name]
     labels = ",".join(f"{key}:{text}" for key, text in dimensions.items())
     timestamp = int(datetime.datetime.now(datetime.UTC).timestamp())
     return f"{name}.{unit}:{float(value)}|#{labels}|#hostname:{hostname},timestamp:{timestamp}"
@@ -66,6 +70,12 @@ def host_dimensions(sample: HostSample) -> dict[str, str]:
 def worker_dimensions(worker_id: str, key: VersionKey) -> dict[str, str]:
     """The labels of a worker's metric, without the host."""
     return {"WorkerName": f"W-{worker_id}-{key.model_name}_{key.model_version}", **_HOST_LEVEL}
+
+
+def log_load_time(worker_id: str, key: VersionKey, load_ms: int) -> None:
+    """A worker took so long to load its model; TorchServe's name for that is in the log."""
+    dimensions = worker_dimensions(worker_id, key)
+    metric_log.info(metric_line("WorkerLoadTime", load_ms, dimensions, socket.gethostname()))
 
 
 class VersionTotals:

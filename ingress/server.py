@@ -10,6 +10,7 @@ import contextlib
 import gc
 import logging
 import signal
+from functools import partial
 
 import uvloop
 
@@ -189,7 +190,8 @@ class _Ingress:
             registrar = Registrar(services)
             failures = await in_daemon_thread(lambda: load_models(services, registrar))
         if self._snapshots is not None:
-            await in_daemon_thread(self._snapshots.start)
+            is_whole = self._settings.snapshot_file is None or not failures
+            await in_daemon_thread(partial(self._snapshots.start, is_whole=is_whole))
         notify_ready(failures)
 
     async def _drain(self, listeners: list[Listener]) -> int:

@@ -28,13 +28,19 @@ class SnapshotWriter:
         self._settings = settings
         self._folder = folder
         self._saved: Mapping[str, Any] | None = None
+        self._is_whole = True
         self._is_over = threading.Event()
         # A daemon: a Redis that does not answer must not keep a stopped server alive.
         self._thread = threading.Thread(target=self._watch, name="snapshots", daemon=True)
         self._is_writing = threading.Lock()
 
-    def start(self) -> None:
-        """The registry as it is now is saved, and so will be each change of it. Blocks."""
+    def start(self, *, is_whole: bool = True) -> None:
+        """The registry as it is now is saved, and so will be each change of it. Blocks.
+
+        Unless the last snapshot could not be restored as a whole: then it stays the newest one
+        until somebody changes what is registered. What is missing may be there at the next start.
+        """
+        self._is_whole = is_whole
         self._save(STARTUP)
         self._thread.start()
 
@@ -63,13 +69,16 @@ class SnapshotWriter:
             try:
                 models = self._registry.snapshot()
                 state = saved_models(models)
-                if kind == CHANGE and state == self._saved:
+                if state == self._saved and (kind == CHANGE or not self._is_whole):
+                    return
+                if kind == STARTUP and not self._is_whole:
+                    self._saved = state
                     return
                 if kind != STARTUP and self._is_lost(state):
                     return
                 properties = self._settings.to_properties()
                 path = write_snapshot(self._folder, kind, properties, models)
-                self._saved = state
+                self._saved, self._is_whole = state, True
                 log.info("saved snapshot=%s", path)
             except (StoreUnavailable, OSError) as error:
                 log.error("snapshot not saved: %s", error)

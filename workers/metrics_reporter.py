@@ -16,6 +16,7 @@ from batching.handler_metrics import ABOVE, SUM, Measurement, MetricKind, Series
 from batching.metrics_config import DeclaredMetric
 from batching.store.connection import RedisError
 from batching.store.metric_verbs import MetricVerbs
+from batching.torchserve_metrics import metric_line, model_metric_log
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +41,13 @@ class MetricsReporter:
         declared: Sequence[DeclaredMetric],
         *,
         is_showing_all: bool,
+        is_logging: bool = False,
     ) -> None:
         self._store = store
         self._verbs = verbs
         self._declared = {metric.name: metric for metric in declared}
         self._is_showing_all = is_showing_all
+        self._is_logging = is_logging
         self._hostname = socket.gethostname()
         self._unsent: dict[Series, float] = {}
         self._told: set[str] = set()
@@ -64,6 +67,11 @@ class MetricsReporter:
         """What has been measured since the last call is recorded, or kept for the next one."""
         for measurement in self._take():
             series, value = measurement.series, measurement.value
+            if self._is_logging and series.part in ("", SUM):
+                labels = {name: text for name, text in series.labels if name != HOSTNAME}
+                model_metric_log.info(
+                    metric_line(series.name, value, labels, self._hostname, series.unit)
+                )
             is_gauge = series.kind is MetricKind.GAUGE
             self._unsent[series] = value if is_gauge else self._unsent.get(series, 0.0) + value
         if not self._unsent:

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import logging
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from batching.status import WorkerState, WorkerStatus, utc_now
 from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
 from batching.store.reclaiming import ReclaimMode
-from batching.torchserve_metrics import metric_line, metric_log, worker_dimensions
+from batching.torchserve_metrics import log_load_time
 from workers.assignment import Assignment
 from workers.backoff import Backoff
 from workers.devices import Device
@@ -208,18 +207,12 @@ class Slot:
             report = {"error": "", "reason": "", "is_out_of_memory": False, "failures": 0}
             report["memory_bytes"] = self._process.resident_bytes if self._process else 0
             report["load_ms"] = int((self._ready_at - self._started_at) * 1000)
-            self._log_load_time(report["load_ms"])
+            if self._context.settings.metrics_mode == "log":
+                log_load_time(str(self.worker_id), self.spec.key, report["load_ms"])
             log.info("ready model=%s version=%s worker=%s", *self.spec.key, self.worker_id)
         await self._set_state(state, **report)
         if state is WorkerState.READY and self.worker_id:
             await self._beat(self.worker_id)
-
-    def _log_load_time(self, load_ms: int) -> None:
-        if self.worker_id and self._context.settings.metrics_mode == "log":
-            dimensions = worker_dimensions(self.worker_id, self.spec.key)
-            metric_log.info(
-                metric_line("WorkerLoadTime", load_ms, dimensions, socket.gethostname())
-            )
 
     def _kill_if_loading(self) -> None:
         if self._ready_at is None and self._process is not None:

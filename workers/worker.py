@@ -189,6 +189,7 @@ def main() -> int:
         MetricVerbs(client, spec.key),
         read_metrics_config(settings.metrics_config),
         is_showing_all=settings.model_metrics_auto_detect,
+        is_logging=settings.metrics_mode == "log",
     )
     reporter.start()
     _report(assignment, state="READY")

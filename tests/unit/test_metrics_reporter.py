@@ -235,3 +235,18 @@ def test_metrics_config_of_another_shape_is_refused(text, tmp_path):
         read_metrics_config(path)
     with pytest.raises(SettingsError, match="cannot read"):
         read_metrics_config(tmp_path / "none.yaml")
+
+
+def test_metrics_are_lines_in_the_log_when_torchserves_mode_says_so(desk, caplog):
+    # Given
+    store = MetricsStore("m")
+    declare(store, DEFAULT_METRICS)
+    reporter = MetricsReporter(store, desk, DEFAULT_METRICS, is_showing_all=False, is_logging=True)
+    # When
+    store.add_time("HandlerTime", 12.5, None, "ms")
+    with caplog.at_level("INFO", "MODEL_METRICS"):
+        reporter.report()
+    # Then
+    [record] = [one for one in caplog.records if one.name == "MODEL_METRICS"]
+    start = f"HandlerTime.ms:12.5|#ModelName:m,Level:Model|#hostname:{HOST},timestamp:"
+    assert record.getMessage().startswith(start)

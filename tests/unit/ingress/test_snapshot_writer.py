@@ -82,6 +82,30 @@ def test_emptied_redis_does_not_empty_the_snapshots(registry, writer, folder, re
     assert models(folder) == ["a"]
 
 
+def test_snapshot_that_was_not_restored_as_a_whole_stays_until_something_changes(
+    registry, writer, folder
+):
+    # Given a start at which a model was missing
+    registry.create(make_spec(model_name="found"))
+    writer.start(is_whole=False)
+    # When nobody changes anything
+    registry.announce("found")
+    writer.close()
+    # Then the old snapshot stays the newest
+    assert kinds(folder) == []
+
+
+def test_change_is_saved_after_a_start_that_was_not_whole(registry, writer, folder):
+    # Given
+    writer.start(is_whole=False)
+    # When
+    registry.create(make_spec(model_name="a"))
+    # Then
+    assert eventually(lambda: kinds(folder) == ["snapshot"])
+    writer.close()
+    assert kinds(folder) == ["snapshot", "shutdown"]
+
+
 def test_folder_that_cannot_be_written_does_not_stop_the_server(registry, tmp_path):
     # Given
     (tmp_path / "file").touch()
