@@ -84,8 +84,8 @@ MUTANTS = (
     Mutant(
         "a handler that hangs is ended",
         "workers/worker.py",
-        "signal.setitimer(signal.ITIMER_REAL, timeout_s)",
-        "signal.setitimer(signal.ITIMER_REAL, 0)",
+        "signal.setitimer(signal.ITIMER_REAL, timeout_s)\n        try:\n            return entry",
+        "signal.setitimer(signal.ITIMER_REAL, 0)\n        try:\n            return entry",
         f"{CHAOS}workers.py::test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served",
     ),
     Mutant(
@@ -175,10 +175,31 @@ MUTANTS = (
     ),
     Mutant(
         "a client that left is noticed",
-        "batching/store/lane.py",
-        "                self._watch(ticket, client_left)\n",
-        "                pass\n",
+        "batching/store/departures.py",
+        "self._keep(asyncio.ensure_future(self._follow(ticket, client_left)))",
+        "pass",
         f"{CHAOS}clients.py::test_f26_work_of_clients_that_left_the_queue_is_not_done",
+    ),
+    Mutant(
+        "an answer that has begun is not begun again",
+        "batching/store/reclaim.lua",
+        "if fields[6] then",
+        "if false then",
+        "tests/unit/store/test_chunk.py::test_answer_that_has_begun_is_never_begun_again",
+    ),
+    Mutant(
+        "a slow client holds its stream up",
+        "batching/store/chunk.lua",
+        "if waiting >= limit then",
+        "if false then",
+        "tests/unit/ingress/test_streams.py::test_client_that_reads_nothing_is_given_up",
+    ),
+    Mutant(
+        "a broken stream has no end",
+        "ingress/connection.py",
+        "self._client.shutdown(socket.SHUT_RDWR)",
+        "pass",
+        "tests/e2e/test_e2e_streaming.py::test_stream_that_breaks_has_no_last_chunk",
     ),
     Mutant(
         "a leaving node gives back its requests",
