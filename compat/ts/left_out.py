@@ -14,6 +14,8 @@ _SPREAD = (
     "models that are spread over several processes by torchrun; a handler can put the parts of a "
     "model on several devices of its own process"
 )
+_ENVELOPES = "envelope classes; the setting service_envelope names the ones that are built in"
+_DENSENET = "TorchServe's first image handler; use image_classifier"
 _ASYNCHRONOUS = "handlers that answer out of order; run the engine inside of a handler of your own"
 
 # Module or package -> what it is for; everything below a package is left out with it.
@@ -23,7 +25,9 @@ LEFT_OUT = {
     "ts.torch_handler.dali_handler": _DALI,
     "ts.torch_handler.dali_image_classifier": _DALI,
     "ts.torch_handler.dali_image_segmenter": _DALI,
+    "ts.torch_handler.densenet_handler": _DENSENET,
     "ts.torch_handler.distributed": _SPREAD,
+    "ts.torch_handler.request_envelope": _ENVELOPES,
     "ts.torch_handler.trt_llm_handler": _ASYNCHRONOUS,
     "ts.torch_handler.vllm_handler": _ASYNCHRONOUS,
 }

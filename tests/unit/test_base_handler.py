@@ -177,3 +177,18 @@ def test_text_classifier_refuses_what_is_no_text():
     with pytest.raises(PredictionException, match="not text") as caught:
         from_module.TextClassifier().preprocess([{"data": {"a": 1}}])
     assert caught.value.error_code == 400
+
+
+@pytest.mark.parametrize("vocabulary", ["missing", "an object"])
+def test_text_classifier_says_what_its_vocabulary_has_to_be(vocabulary, load_handler, tmp_path):
+    # Given
+    evil = tmp_path / "evil"
+    files = {"m.pt": scripted(BagOfWords())}
+    if vocabulary == "an object":
+        files["source_vocab.pt"] = saved(Touch(str(evil)))
+    kind = {"missing": FileNotFoundError, "an object": RuntimeError}[vocabulary]
+
+    # When / Then
+    with pytest.raises(kind, match="source_vocab"):
+        load_handler(files, handler="text_classifier", manifest=manifest(serializedFile="m.pt"))
+    assert not evil.exists()

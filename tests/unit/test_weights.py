@@ -1,6 +1,7 @@
 """Weights without Python source: ONNX, torch.export, AOTInductor."""
 
 import io
+import json
 import os
 import shutil
 import sys
@@ -13,7 +14,7 @@ from ts.context import RequestProcessor
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.weights import load_pt2, run_onnx
 
-from tests.unit.models import Pooled, manifest
+from tests.unit.models import MODEL_SOURCE, Pooled, manifest, saved
 from tests.unit.onnx_bytes import doubling_model
 
 CPU = torch.device("cpu")
@@ -155,6 +156,35 @@ def test_b13_exported_program_that_runs_code_is_refused(tmp_path):
         load_pt2(str(tmp_path / "bad.pt2"), CPU)
     assert not evil.exists()
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pt2", ["eager", {"compile": {"enable": True, "backend": "eager"}}], ids=["name", "options"]
+)
+def test_model_is_compiled_as_the_config_says(pt2, load_handler):
+    # Given
+    model, images = Pooled(2).eval(), torch.rand(2, 3, 4, 4)
+    files = {
+        "compiled_net.py": MODEL_SOURCE.format(classes=2),
+        "w.pt": saved(model.state_dict()),
+        "model-config.yaml": json.dumps({"pt2": pt2}),
+    }
+    section = manifest(
+        modelFile="compiled_net.py", serializedFile="w.pt", configFile="model-config.yaml"
+    )
+
+    # When
+    loaded = load_handler(files, handler="base_handler", manifest=section)
+
+    # Then
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of torch's compiler about itself
+        output = torch.tensor(answer(loaded, images.tolist()))
+    assert torch.allclose(output, model(images), atol=1e-6)
+    assert torch._dynamo.utils.counters["frames"]["ok"] >= 1
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
 
 
 def test_file_that_is_no_pt2_is_refused(tmp_path):
