@@ -37,7 +37,6 @@ from ingress.streamed_answer import StreamedAnswer
 
 # A form larger than this is parsed in a thread: 6 MB of percent signs take half a second.
 _LARGE_FORM_BYTES = 256 * 1024
-_FAILURE = 400
 _FORM_TYPES = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 
@@ -99,14 +98,14 @@ class Predictor:
             )
             if isinstance(reply, ReplyStream):
                 return await _streamed(reply, request_id, measure)
-            answer = reply_answer(reply, request_id)
+            answer, is_error = reply_answer(reply, request_id), bool(reply.error_type)
             measure.end(answer.status, reply.timing, reply.reason)
         except ServeError as error:
             if isinstance(error, NoWorker):
                 error.message = _no_worker_text(target)
-            answer = error_answer(error, request_id)
+            answer, is_error = error_answer(error, request_id), True
             measure.end(answer.status, None, error.reason)
-        return with_error_key(answer) if is_tensors and answer.status >= _FAILURE else answer
+        return with_error_key(answer) if is_tensors and is_error else answer
 
     async def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
         """The version that these words from a path mean.

@@ -102,6 +102,14 @@ def test_tensors_that_begin_nowhere_are_refused(echo, text):
     assert answer.json()["type"] == "BadRequestException"
 
 
+def test_status_that_a_handler_sets_leaves_its_tensors_alone(echo):
+    # When
+    headers = {"Inference-Header-Content-Length": "2", "x-status": "507"}
+    answer = echo.predict("/v2/models/echo/infer", data=b"{}", headers=headers)
+    # Then
+    assert (answer.status_code, answer.text[:5]) == (507, "body:")
+
+
 def test_client_cannot_pass_its_body_off_as_tensors(echo):
     # When
     headers = {"content-type": f"{OPEN_INFERENCE_TYPE};json=1"}
