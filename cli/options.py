@@ -52,6 +52,8 @@ def settings_options(command: Command) -> Command:
     return click.option(
         "--config",
         "--ts-config",
+        envvar="TS_CONFIG_FILE",
+        show_envvar=True,
         type=click.Path(dir_okay=False, path_type=Path),
         help="A config.properties file, TorchServe's keys included.",
     )(decorated)

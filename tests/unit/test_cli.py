@@ -419,3 +419,13 @@ def test_register_shows_how_many_workers_have_loaded(server):
     # Then
     assert stage["description"] == "Loading workers of m"
     assert (stage["completed"], stage["total"]) == (1, DESCRIPTION["minWorkers"])
+
+
+def test_up_finds_its_configuration_by_torchserves_variable(tmp_path):
+    # Given
+    config = tmp_path / "config.properties"
+    config.write_text("model_store=/missing\n")
+    # When
+    result = CliRunner().invoke(main, ["up"], env={"TS_CONFIG_FILE": str(config)})
+    # Then
+    assert result.stderr == "Error: the model store is not a folder: /missing\n"
