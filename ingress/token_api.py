@@ -8,7 +8,7 @@ import logging
 from flask import Blueprint, Response, request
 
 from batching.errors import InternalError
-from ingress.answers import NO_CACHE_HEADERS, Answer, fresh_request_id
+from ingress.answers import JSON_CONTENT_TYPE, NO_CACHE_HEADERS, Answer, fresh_request_id
 from ingress.auth import TOKEN_PATH, refused_renewal, require_api_key
 from ingress.key_file import RENEWABLE, KeyFile
 from ingress.responses import to_response
@@ -35,7 +35,7 @@ def token_blueprint(keys: KeyFile) -> Blueprint:
         except (OSError, ValueError) as error:
             log.exception("renewing a key failed")
             raise InternalError("The key file cannot be written.") from error
-        headers = [("x-request-id", fresh_request_id()), *NO_CACHE_HEADERS]
+        headers = [("x-request-id", fresh_request_id()), JSON_CONTENT_TYPE, *NO_CACHE_HEADERS]
         # The new key is in the file only, as in TorchServe: who asks must be able to read that.
         return to_response(Answer(200, headers, b"\n"))
 

@@ -1,11 +1,13 @@
-"""The list of requests, as data: `cases/*.yaml`, in the order of their names.
+"""The list of requests, as data: `cases/SCENE/*.yaml`, in the order of their names.
 
-A file is a list of cases; a case is one request, or several at once:
+A scene is one server, from its start with `cases/SCENE/config.properties` to its end, with all that
+was registered in between. A file is a list of cases; a case is one request, or several at once:
 
     id:       unique; the recording and the test are called so
     send:     METHOD target; `{store}` stands for the model store's path
     port:     inference (unless said otherwise), management or metrics
-    headers:  a mapping
+    headers:  a mapping; `{inference_key}`, `{management_key}` and `{API_key}` are keys of the key
+              file as it is now, `{first_...}` as it was at first
     text, json, base64, form, multipart: the body, at most one of them
     raw:      instead of send: the bytes of the request, with \\r\\n as written
     together: bodies that are sent at once, each in a request of its own
@@ -40,6 +42,7 @@ class Case:
     """One entry of the list."""
 
     id: str
+    scene: str
     group: str
     send: str = ""
     port: str = "inference"
@@ -62,9 +65,17 @@ class Case:
         return {name: value for name, value in said.items() if value not in (None, "", {}, ())}
 
 
-def load_cases() -> list[Case]:
-    """All cases, in the order in which they are sent."""
-    return [case for path in sorted(CASES.glob("*.yaml")) for case in _load(path)]
+def load_scenes() -> dict[str, list[Case]]:
+    """The cases of each scene, in the order in which they are sent."""
+    scenes: dict[str, list[Case]] = {}
+    for path in sorted(CASES.glob("*/*.yaml")):
+        scenes.setdefault(path.parent.name, []).extend(_load(path))
+    return scenes
+
+
+def properties_of(scene: str) -> str:
+    """The scene's config.properties, for both servers, without addresses and model store."""
+    return (CASES / scene / "config.properties").read_text(encoding="utf-8")
 
 
 def load_reasons() -> dict[str, str]:
@@ -82,12 +93,15 @@ def _mapping(name: str) -> dict[str, str]:
 
 
 def _load(path: Path) -> list[Case]:
-    group = path.stem.partition("_")[2]
     entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return [_case(dict(entry), group) for entry in entries]
+    return [_case(dict(entry), path) for entry in entries]
 
 
-def _case(entry: dict[str, Any], group: str) -> Case:
+def _case(entry: dict[str, Any], path: Path) -> Case:
     said = entry.pop("differs", [])
-    differences = said if isinstance(said, list) else [said]
-    return Case(group=group, differs=[Difference(**one) for one in differences], **entry)
+    return Case(
+        scene=path.parent.name,
+        group=path.stem.partition("_")[2],
+        differs=[Difference(**one) for one in (said if isinstance(said, list) else [said])],
+        **entry,
+    )

@@ -15,7 +15,7 @@ _TEXT_RULES = (
     ("memory", r'("memoryUsage": )\d+', r"\g<1>0"),
     ("pid", r'("pid": )[1-9]\d*', r"\g<1>1"),
     ("worker-id", r'("id": )"[^"]+"(?=,\s+"startTime")', r'\1"<worker>"'),
-    ("server-version", r'("name": "torch\w+",\s+"version": )"[^"]+"', r'\1"<server version>"'),
+    ("server-version", r'("name": "[Tt]orch\w+",\s+"version": )"[^"]+"', r'\1"<server version>"'),
     ("node", r'("node": )"[^"]+"', r'\1"<node>"'),
 )
 # Headers that differ from answer to answer or belong to the HTTP library.
@@ -92,7 +92,7 @@ def _openapi_outline(text: str) -> str:
         "title": document["info"]["title"],
         "version": "<server version>" if version != "1.0.0" else version,
         "paths": {
-            f"{method} {path}": [_parameter(one) for one in operation.get("parameters", ())]
+            f"{method} {path}": {_parameter(one): "" for one in operation.get("parameters", ())}
             for path, methods in document["paths"].items()
             for method, operation in methods.items()
         },

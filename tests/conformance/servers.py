@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tests.conformance.case_list import Case
@@ -12,18 +13,6 @@ from tests.conformance.wire import Answer, Target, ask
 UNTIL_TIMEOUT_S = 60.0
 UNTIL_POLL_S = 0.1
 
-# config.properties of both servers, beside addresses and the model store.
-PROPERTIES = {
-    "enable_model_api": "true",
-    "disable_token_authorization": "true",
-    "metrics_mode": "prometheus",
-    "disable_system_metrics": "true",
-    "load_models": "startup.mar",
-    "job_queue_size": "50",
-    "max_request_size": "200000",
-    "default_response_timeout": "55",
-}
-
 Seen = dict[str, list[dict[str, Any]]]
 
 
@@ -31,6 +20,8 @@ def drive(
     cases: Sequence[Case], target: Target, on_case: Callable[[Case], object] = lambda _: None
 ) -> Seen:
     """The answers to each case, by its id, in normal form."""
+    first_keys = {f"first_{name}": key for name, key in target.keys().items()}
+    target = replace(target, places={**target.places, **first_keys})
     seen: Seen = {}
     for case in cases:
         on_case(case)

@@ -1,24 +1,33 @@
 """Every request of the list is answered as TorchServe 0.12 answered it, or as the list says.
 
-One server answers the whole list, in its order; then each case is a test. What TorchServe answered
-is in `recordings/`, made by `python -m tests.conformance.record` and never edited.
+One server per scene answers its list, in its order; then each case is a test. What TorchServe
+answered is in `recordings/`, made by `python -m tests.conformance.record` and never edited.
 """
 
 import json
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conformance.archives import fill_store
-from tests.conformance.case_list import HERE, Case, load_cases, load_not_yet, load_reasons
+from tests.conformance.case_list import (
+    HERE,
+    Case,
+    load_not_yet,
+    load_reasons,
+    load_scenes,
+    properties_of,
+)
 from tests.conformance.compare import differences
-from tests.conformance.servers import PROPERTIES, Seen, drive
+from tests.conformance.servers import Seen, drive
 from tests.conformance.wire import Target
 from tests.e2e.ferry_process import FerryServer
 
-CASES = load_cases()
+SCENES = load_scenes()
+CASES = [case for cases in SCENES.values() for case in cases]
+KEY_FILE = "key_file.json"
 NOT_YET = load_not_yet()
 RECORDINGS = HERE / "recordings"
 DOCUMENT = HERE.parents[1] / "docs" / "torchserve-compatibility.md"
@@ -28,7 +37,9 @@ pytestmark = pytest.mark.conformance
 
 def recorded() -> dict[str, dict[str, Any]]:
     """What TorchServe was asked and answered, by case."""
-    documents = [json.loads(path.read_text("utf-8")) for path in sorted(RECORDINGS.glob("*.json"))]
+    documents = [
+        json.loads(path.read_text("utf-8")) for path in sorted(RECORDINGS.glob("*/*.json"))
+    ]
     return {name: entry for document in documents for name, entry in document["cases"].items()}
 
 
@@ -36,18 +47,32 @@ RECORDED = recorded()
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """Our answers to the whole list."""
-    folder = tmp_path_factory.mktemp("conformance")
+    folders = {scene: tmp_path_factory.mktemp(scene) for scene in SCENES}
+    # The main scene is as long as all others together.
+    with ThreadPoolExecutor(2) as pool:
+        played = [
+            pool.submit(play, scene, SCENES[scene], folders[scene])
+            for scene in sorted(SCENES, key=lambda scene: -len(SCENES[scene]))
+        ]
+    return {name: answers for one in played for name, answers in one.result().items()}
+
+
+def play(scene: str, cases: list[Case], folder: Path) -> Seen:
+    """Our answers to one scene."""
     config = folder / "config.properties"
-    config.write_text("".join(f"{key}={value}\n" for key, value in PROPERTIES.items()))
+    config.write_text(properties_of(scene))
     (folder / "store").mkdir()
     fill_store(folder / "store", folder / "scratch")
-    server = FerryServer(folder, "--config", str(config))
+    is_locked = "token_authorization=true" in properties_of(scene)
+    keys = ("--key-file", str(folder / KEY_FILE)) if is_locked else ()
+    server = FerryServer(folder, "--config", str(config), *keys)
     try:
         server.wait_started()
-        yield drive(CASES, target_of(server, folder))
+        answers = drive(cases, target_of(server, folder))
         server.process.stop_cleanly()
+        return answers
     finally:
         server.process.kill()
 
@@ -55,7 +80,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 def target_of(server: FerryServer, folder: Path) -> Target:
     names = ("inference", "management", "metrics")
     ports = {name: server.port + index for index, name in enumerate(names)}
-    return Target(ports, {"store": str(folder / "store")})
+    return Target(ports, {"store": str(folder / "store")}, folder / KEY_FILE)
 
 
 def parameters() -> list[Any]:

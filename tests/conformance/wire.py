@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
+from pathlib import Path
 from urllib.parse import urlencode
 
 from tests.conformance.case_list import Case
@@ -36,12 +37,20 @@ class Target:
 
     ports: Mapping[str, int]
     places: Mapping[str, str]
+    key_file: Path
 
     def fill(self, text: str) -> str:
-        """The text with each `{name}` replaced that is one of ours."""
-        for name, value in self.places.items():
+        """The text with each `{name}` replaced that is one of ours, or a key of the key file."""
+        for name, value in {**self.places, **self.keys()}.items():
             text = text.replace(f"{{{name}}}", value)
         return text
+
+    def keys(self) -> dict[str, str]:
+        """`{inference_key}` and so on, as they are now; none where no tokens are asked for."""
+        if not self.key_file.exists():
+            return {}
+        document = json.loads(self.key_file.read_text(encoding="utf-8"))
+        return {f"{name}_key": entry["key"] for name, entry in document.items()}
 
 
 def ask(case: Case, target: Target) -> list[Answer]:
@@ -79,7 +88,7 @@ def _message(case: Case, target: Target, kind: str, body: bytes) -> bytes:
         headers["content-length"] = str(len(body))
     headers |= case.headers
     lines = [f"{method} {target.fill(path)} HTTP/1.1"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
+    lines += [f"{name}: {target.fill(value)}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 

@@ -8,6 +8,7 @@ import os
 import time
 from pathlib import Path
 
+from ts.handler_utils.utils import send_intermediate_predict_response
 from ts.utils.util import PredictionException
 
 
@@ -19,7 +20,14 @@ def handle(data, context):
 
 
 def rows(data, _context):
-    return [{name: shown(value) for name, value in row.items()} for row in data]
+    return [
+        {name: shown(value) for name, value in row.items()} if isinstance(row, dict) else shown(row)
+        for row in data
+    ]
+
+
+def rows_as_text(data, _context):
+    return [repr(row) for row in data]
 
 
 def shown(value):
@@ -134,6 +142,19 @@ def end(_data, _context, code):
     os._exit(int(code))
 
 
+def stream(data, context, pieces, *words):
+    for number in range(int(pieces)):
+        if "header" in words:
+            context.set_response_header(0, "x-piece", str(number))
+        piece = f"piece {number}," if "json" not in words else {"piece": number}
+        send_intermediate_predict_response(
+            [piece for _ in data], context.request_ids, "A piece", 200, context
+        )
+    if "fail" in words:
+        raise ValueError("after the first pieces")
+    return ["end" for _ in data]
+
+
 def per_row(data, _context):
     """Each row's own body, or a failure of the whole batch when a body asks for it."""
     bodies = [bytes(row["body"]).decode() for row in data]
@@ -144,6 +165,8 @@ def per_row(data, _context):
 
 ACTIONS = {
     "rows": rows,
+    "rows-as-text": rows_as_text,
+    "stream": stream,
     "headers": headers,
     "about": about,
     "value": value,

@@ -15,7 +15,7 @@ from ingress.openapi import Role, api_document
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "torchserve-compatibility.md"
-METRICS = ROOT / "tests" / "conformance" / "recordings" / "metrics.json"
+METRICS = ROOT / "tests" / "conformance" / "recordings" / "main" / "metrics.json"
 
 VERDICTS = {"same", "better", "left out"}
 # Settings that TorchServe does not have.
