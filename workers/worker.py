@@ -45,6 +45,8 @@ REPLY_PATIENCE_S = 30.0
 # cut, or a proxy in it, hands over late what it held.
 UNSURE_S = 10.0
 LOOK_AGAIN_S = 1.0
+# And always, if seldom: a server that took over may have leased us what was answered long ago.
+LOOK_S = 10.0
 
 
 class Worker:
@@ -63,6 +65,7 @@ class Worker:
         self._is_broken = is_broken
         self._should_stop = False
         self._unsure_until = 0.0
+        self._look_at = 0.0
 
     def stop(self, _signum: int = 0, _frame: FrameType | None = None) -> None:
         """No batch is claimed any more; the running one is finished. Safe as a signal handler."""
@@ -103,8 +106,7 @@ class Worker:
             try:
                 self._verbs.reply(items, replies)
             except (RedisError, OSError) as error:
-                # A server that took over may have leased us what we have answered long ago. It is
-                # given back before the next claim, as are these, if they cannot be answered.
+                # What cannot be answered is given back before the next claim.
                 self._unsure_until = time.monotonic() + UNSURE_S
                 if time.monotonic() > end:
                     log.error("reply failed for %.0f s, giving up: %s", REPLY_PATIENCE_S, error)
@@ -115,10 +117,12 @@ class Worker:
 
     def _gather(self) -> Batch | None:
         """A batch; None when it is time to stop, or to look again at what this worker owns."""
-        if time.monotonic() > self._unsure_until:
-            return self._batcher.gather(lambda: self._should_stop)
-        self._verbs.recover()
-        end = time.monotonic() + LOOK_AGAIN_S
+        now_s = time.monotonic()
+        is_unsure = now_s < self._unsure_until
+        if is_unsure or now_s >= self._look_at:
+            self._verbs.recover()
+            self._look_at = now_s + (LOOK_AGAIN_S if is_unsure else LOOK_S)
+        end = self._look_at
         return self._batcher.gather(lambda: self._should_stop or time.monotonic() > end)
 
 
@@ -189,7 +193,7 @@ def main() -> int:
         MetricVerbs(client, spec.key),
         read_metrics_config(settings.metrics_config),
         is_showing_all=settings.model_metrics_auto_detect,
-        is_logging=settings.metrics_mode == "log",
+        is_logging=settings.is_logging_metrics,
     )
     reporter.start()
     _report(assignment, state="READY")

@@ -300,6 +300,24 @@ def test_restore_brings_everything_back(registry, store_backend):
     assert max_queue(store_backend, V2) == V2.job_queue_size
 
 
+def test_repair_gives_registered_versions_their_configuration_and_no_others(
+    registry, store_backend
+):
+    # Given: a server has lost what belongs to its versions, and one of them was removed meanwhile
+    registry.create(V1)
+    registry.create(V2)
+    known = registry.snapshot()
+    registry.remove(V2.key)
+    store_backend.client.delete(VersionKeys.of(V1.key).config)
+
+    # When
+    registry.repair(known.values())
+
+    # Then
+    assert max_queue(store_backend, V1) == V1.job_queue_size
+    assert not store_backend.client.exists(VersionKeys.of(V2.key).config)
+
+
 def test_restore_leaves_what_redis_knows_as_it_is(registry, store_backend):
     # Given: another node was faster, and an operator went on from there
     registry.create(V1)

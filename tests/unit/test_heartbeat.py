@@ -1,0 +1,111 @@
+"""Whose silence means something: nobody's, right after nobody could be heard."""
+
+import asyncio
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import fakeredis
+import fakeredis.aioredis
+import pytest
+import redis
+
+from batching.settings import Settings
+from batching.status import NodeStatus, WorkerState, WorkerStatus
+from batching.store.keys import VersionKeys
+from batching.store.node_verbs import NodeVerbs
+from batching.store.registry import Registry
+from batching.store.tasks import end_tasks
+from tests.support import KEY, eventually_async, make_spec
+from workers import heartbeat as heartbeat_module
+from workers.devices import Device
+from workers.heartbeat import Heartbeat
+from workers.reaper import Reaper
+from workers.slot import Slot, SlotContext
+
+NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
+WORKER = WorkerStatus("node-a-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
+DEAD_AFTER_S = 0.3
+
+
+class Parts:
+    """A node's heart and reaper on a Redis that can be cut off, with one worker that is ready."""
+
+    def __init__(self):
+        self.server = fakeredis.FakeServer()
+        self.registry = Registry(fakeredis.FakeRedis(server=self.server))
+        client = fakeredis.aioredis.FakeRedis(server=self.server)
+        self.verbs = NodeVerbs(client, int(DEAD_AFTER_S * 1000))
+        context = SlotContext("node-a", Settings(), self.verbs, itertools.count(), None, Path())
+        slot = Slot(context, make_spec(), 0, Device("cpu"), 1)
+        slot._status = WORKER
+        self.forgotten = 0
+        self.heart = Heartbeat(
+            self.verbs, NODE, lambda: [slot], self._count, dead_after_s=DEAD_AFTER_S
+        )
+        self.reaper = Reaper(self.verbs, "node-a", lambda: [KEY], self.heart.is_steady)
+
+    def _count(self):
+        self.forgotten += 1
+
+    def silence(self, worker_id):
+        client = fakeredis.FakeRedis(server=self.server)
+        client.zincrby(VersionKeys.of(KEY).worker_beats, -2000 * DEAD_AFTER_S, worker_id)
+
+    def workers(self):
+        return [worker.worker_id for worker in self.registry.workers(KEY)]
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    monkeypatch.setattr(heartbeat_module, "BEAT_S", 0.05)
+    return Parts()
+
+
+def test_nobody_is_taken_for_dead_right_after_an_outage(parts):
+    other = replace(WORKER, worker_id="node-b-1", node_id="node-b")
+
+    async def run():
+        # Given two nodes' workers that beat
+        await parts.heart.beat()
+        await parts.verbs.report(KEY, other)
+        await parts.verbs.beat_workers(KEY, ["node-b-1"])
+        await parts.verbs.join(replace(NODE, node_id="node-b"))
+        # When nobody can be heard for longer than anybody may be silent
+        parts.server.connected = False
+        with pytest.raises(redis.ConnectionError):
+            await parts.heart.beat()
+        await eventually_async(lambda: not parts.heart.is_steady(KEY))
+        parts.server.connected = True
+        parts.silence("node-b-1")
+        await parts.heart.beat()
+        # Then silence means nothing yet
+        assert await parts.verbs.dead_workers(KEY) == ["node-b-1"]
+        await parts.reaper.reap()
+        assert await parts.verbs.dead_workers(KEY) == ["node-b-1"]
+
+        # And means something again when there was time to beat, and nobody did
+        living = asyncio.create_task(parts.heart.run())
+        reaping = asyncio.create_task(parts.reaper.run())
+        await eventually_async(lambda: parts.workers() == ["node-a-1"])
+        await end_tasks([living, reaping])
+
+    asyncio.run(run())
+
+
+def test_worker_that_its_server_forgot_is_reported_again(parts):
+    async def run():
+        # Given
+        await parts.heart.beat()
+        await parts.heart.beat()
+        before = parts.forgotten
+        # When the server of the version loses everything, and that of the registry does not
+        client = fakeredis.FakeRedis(server=parts.server)
+        client.delete(*client.keys("{m:*"))
+        assert parts.workers() == []
+        await parts.heart.beat()
+        # Then
+        assert parts.workers() == ["node-a-1"]
+        assert parts.forgotten == before + 1
+
+    asyncio.run(run())
