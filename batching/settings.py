@@ -240,6 +240,11 @@ class Settings:
             if value not in (None, "")
         }
 
+    @property
+    def is_logging_metrics(self) -> bool:
+        """Whether metrics are log lines, all of them or those that /metrics does not show."""
+        return self.metrics_mode != "prometheus"
+
     def keys_path(self) -> Path | None:
         """Where the keys are; None when no tokens are asked for."""
         if self.disable_token_authorization or not (self.token_auth or self.key_file):

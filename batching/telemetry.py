@@ -9,7 +9,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -99,7 +99,7 @@ class VersionMetrics:
 class Metrics:
     """Everything an ingress measures. Updated on the event loop only, read by any thread."""
 
-    def __init__(self, *, is_logging: bool = False) -> None:
+    def __init__(self, *, is_logging: bool = False, unlogged: Collection[str] = ()) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "ferry_requests",
@@ -136,7 +136,9 @@ class Metrics:
         self.batch_size = self._histogram(
             "ferry_batch_size", "Requests in a batch, per batch.", _BATCH_SIZES
         )
-        self.torchserve = TorchServeMetrics(socket.gethostname(), is_logging=is_logging)
+        self.torchserve = TorchServeMetrics(
+            socket.gethostname(), is_logging=is_logging, unlogged=unlogged
+        )
         self.registry.register(self.torchserve)
         self._versions: dict[tuple[VersionKey, str | None], VersionMetrics] = {}
 

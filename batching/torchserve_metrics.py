@@ -7,7 +7,7 @@ Source: TorchServe 0.12 docs/metrics.md and ts/configs/metrics.yaml.
 import datetime
 import logging
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -109,8 +109,11 @@ class VersionTotals:
 class TorchServeMetrics(Collector):
     """What an ingress counts itself, under TorchServe's names."""
 
-    def __init__(self, hostname: str, *, is_logging: bool = False) -> None:
+    def __init__(
+        self, hostname: str, *, is_logging: bool = False, unlogged: Collection[str] = ()
+    ) -> None:
         self.is_logging = is_logging
+        self._unlogged = frozenset(unlogged)
         self.hostname = hostname
         self._totals: dict[tuple[str, str], VersionTotals] = {}
         self._answers = dict.fromkeys(("Requests2XX", "Requests4XX", "Requests5XX"), 0.0)
@@ -142,7 +145,9 @@ class TorchServeMetrics(Collector):
                 self.log(name, value, _HOST_LEVEL)
 
     def log(self, name: str, value: float, dimensions: Mapping[str, str]) -> None:
-        """The update is a line in the log."""
+        """The update is a line in the log, unless /metrics shows it."""
+        if name in self._unlogged:
+            return
         metric_log.info(metric_line(name, value, dimensions, self.hostname))
 
     def collect(self) -> Iterator[Metric]:

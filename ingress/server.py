@@ -25,6 +25,7 @@ from batching.store.metric_verbs import read_metrics
 from batching.store.registry import Registry
 from batching.store.server_check import check_server
 from batching.telemetry import Metrics, configure_logging
+from batching.torchserve_metrics import LEGACY
 from ingress.app import create_app
 from ingress.auth import Gate
 from ingress.edge import Edge, cors_headers
@@ -82,7 +83,10 @@ class _Ingress:
         self._settings = settings
         self._keys = keys
         self._lifecycle = Lifecycle()
-        self._metrics = Metrics(is_logging=settings.metrics_mode == "log")
+        self._metrics = Metrics(
+            is_logging=settings.is_logging_metrics,
+            unlogged=LEGACY if settings.metrics_mode == "legacy" else (),
+        )
         url = store_url(settings)
         client = connect(url)
         self._registry = Registry(client, dead_after_s=settings.dead_after_s)

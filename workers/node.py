@@ -132,7 +132,7 @@ class Node:
             self._node,
             self._slots.values,
             interval_s=self._settings.metric_time_interval_s,
-            is_logging=self._settings.metrics_mode == "log",
+            is_logging=self._settings.is_logging_metrics,
         )
 
     def _handle_signals(self) -> None:

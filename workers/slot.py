@@ -121,6 +121,8 @@ class Slot:
             limit_s = self.spec.max_retry_timeout_s
             if self._is_hopeless or self._backoff.has_failed_for(limit_s, time.monotonic()):
                 await self._set_state(WorkerState.FAILED)
+                # Unless another worker of the version lives, nobody waits for one any more.
+                await self._retry(self._context.verbs.refuse_waiting, self.spec.key, "no_worker")
                 await self._should_stop.wait()
                 break
             with contextlib.suppress(TimeoutError):
@@ -207,7 +209,7 @@ class Slot:
             report = {"error": "", "reason": "", "is_out_of_memory": False, "failures": 0}
             report["memory_bytes"] = self._process.resident_bytes if self._process else 0
             report["load_ms"] = int((self._ready_at - self._started_at) * 1000)
-            if self._context.settings.metrics_mode == "log":
+            if self._context.settings.is_logging_metrics:
                 log_load_time(str(self.worker_id), self.spec.key, report["load_ms"])
             log.info("ready model=%s version=%s worker=%s", *self.spec.key, self.worker_id)
         await self._set_state(state, **report)

@@ -1,6 +1,9 @@
+import pytest
+
 from batching.model_spec import VersionKey
 from batching.protocol import BatchTiming
 from batching.telemetry import Metrics
+from batching.torchserve_metrics import LEGACY
 from ingress.metrics_text import write_text
 
 KEY = VersionKey("m", "1.0")
@@ -53,6 +56,23 @@ def test_torchserve_counters_keep_their_names_and_version_label():
     where = '{model_name="m",model_version="1.0"'
     assert sample(metrics, f"ts_inference_requests_total{where}") == 1
     assert sample(metrics, f"ts_inference_latency_microseconds{where}") == 0
+
+
+@pytest.mark.parametrize(("unlogged", "has_legacy"), [((), True), (LEGACY, False)])
+def test_metrics_are_lines_of_torchserves_form_when_they_are_logged(caplog, unlogged, has_legacy):
+    # Given
+    measured = Metrics(is_logging=True, unlogged=unlogged).version(KEY, None)
+    # When
+    with caplog.at_level("INFO", "TS_METRICS"):
+        measured.count_arrival()
+        measured.count_answer(200, 0.01, BatchTiming(1, 2000, 3000, is_first=True))
+    # Then
+    lines = [record.getMessage() for record in caplog.records]
+    found = {line.partition(".")[0] for line in lines}
+    assert found - set(LEGACY) == {"QueueTime", "WorkerThreadTime"}
+    assert set(LEGACY) <= found if has_legacy else not set(LEGACY) & found
+    [queue] = [line for line in lines if line.startswith("QueueTime")]
+    assert queue.startswith("QueueTime.Milliseconds:2.0|#Level:Host|#hostname:")
 
 
 def test_batch_is_counted_once_however_many_requests_it_holds():
