@@ -1,5 +1,6 @@
 """Archives with a requirements.txt, on a server that installs them."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,7 +87,12 @@ def test_installation_that_fails_is_in_the_description_and_is_not_repeated(
         parameters = {"initial_workers": 1, "synchronous": "false"}
         assert server.manage("POST", "models", url=archive, **parameters).status_code == 202
 
-        # Then
+        # Then who waits for its worker meanwhile does not wait in vain
+        started = time.monotonic()
+        assert server.predict("asleep", b"").status_code == 503
+        assert time.monotonic() - started < 40
+
+        # And the description says why
         (worker,) = eventually(lambda: failed_workers(server, "asleep"), 30)
         assert worker["error"].startswith("Custom pip package installation failed")
         assert server.predict("asleep", b"").status_code == 503
