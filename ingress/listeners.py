@@ -16,6 +16,7 @@ from granian.server.embed import Server
 from batching.settings import Settings, SettingsError
 from ingress.openapi import Role
 from ingress.rsgi import RsgiApp
+from ingress.unread_limit import limit_unread
 
 BACKLOG = 1024
 
@@ -23,6 +24,9 @@ BACKLOG = 1024
 # Longer than the 60 s for which nginx and cloud load balancers keep an idle connection, or they
 # would send requests into connections that this end is closing.
 SILENCE_TIMEOUT_S = 65.0
+
+# For so long, a client may take in nothing of an answer that is there for it.
+UNREAD_TIMEOUT_S = 60.0
 
 _ACCEPT_TIMEOUT_S = 5.0
 _ACCEPT_POLL_S = 0.005
@@ -139,9 +143,11 @@ class Listener:
         app: RsgiApp,
         *,
         silence_timeout_s: float = SILENCE_TIMEOUT_S,
+        unread_timeout_s: float = UNREAD_TIMEOUT_S,
         tls: Tls | None = None,
     ) -> None:
         self.address = address
+        self._unread_timeout_s = unread_timeout_s
         tls = tls if address.is_tls else None
         self._server = Server(
             app,
@@ -175,6 +181,8 @@ class Listener:
             if is_late or self._serving.done():
                 raise SettingsError(f"cannot listen on {self.address}")
             await asyncio.sleep(_ACCEPT_POLL_S)
+        if self.address.socket_path is None:
+            limit_unread(self.address.port, self._unread_timeout_s)
 
     def stop(self) -> None:
         """No new connection is accepted; requests in flight go on."""

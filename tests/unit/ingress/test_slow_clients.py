@@ -1,33 +1,44 @@
 """F34 and F35: clients that send or read too slowly, or not at all."""
 
 import asyncio
+import contextlib
 import itertools
 import os
+import socket
 import threading
 import time
 
+import psutil
 import pytest
 import requests
 
 from ingress.listeners import Address, Listener
+from tests.support import eventually
 from tests.unit.ingress.conftest import free_port
 from tests.unit.ingress.sockets import connect_to, exchange, post, read_to_end, statuses
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
 
+ANSWER = b"x" * 4_000_000
+
+
 @pytest.fixture
 def impatient():
-    """A listener that gives a silent connection half a second, and its address."""
+    """A listener that gives a silent connection half a second, an unread answer one; its address.
+
+    It answers `ok`, and `/large` with much.
+    """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
-    async def answer(_, proto):
-        proto.response_bytes(200, [], b"ok")
+    async def answer(scope, proto):
+        proto.response_bytes(200, [], ANSWER if scope.path == "/large" else b"ok")
 
     async def make():
-        listener = Listener(Address("127.0.0.1", free_port()), answer, silence_timeout_s=0.5)
+        address = Address("127.0.0.1", free_port())
+        listener = Listener(address, answer, silence_timeout_s=0.5, unread_timeout_s=1.0)
         await listener.start()
         return listener
 
@@ -96,6 +107,47 @@ def test_f35_body_that_does_not_come_is_answered_in_time(ingress, monkeypatch, l
         assert statuses(exchange(url, post(path, line))) == [408]
 
 
+def open_at(address):
+    """How many connections the listener has."""
+    port = int(address.rpartition(":")[2])
+    found = psutil.Process().net_connections("tcp4")
+    return sum(one.laddr.port == port and one.status == "ESTABLISHED" for one in found)
+
+
+def test_f34_answer_that_is_not_read_ends_its_connection(impatient):
+    # Given
+    with contextlib.ExitStack() as held:
+        connections = [held.enter_context(connect_to(impatient)) for _ in range(20)]
+        started_s = time.monotonic()
+        # When: one of them takes a byte now and then, the others nothing
+        for connection in connections:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert open_at(impatient) == 20
+
+        def are_closed():
+            connections[0].recv(1)
+            return open_at(impatient) == 0
+
+        # Then
+        eventually(are_closed, 10)
+        assert time.monotonic() - started_s > 0.9
+
+
+def test_f34_answer_that_is_read_slowly_arrives_whole(impatient):
+    # Given
+    with connect_to(impatient) as connection:
+        connection.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        received, started_s = b"", time.monotonic()
+        # When: it takes longer than an answer may lie unread
+        while piece := connection.recv(200_000):
+            received += piece
+            threading.Event().wait(0.1)
+    # Then
+    assert received.endswith(ANSWER)
+    assert time.monotonic() - started_s > 1.5
+
+
 def test_f34_clients_that_do_not_read_slow_nobody_down(ingress, node):
     # Given: twenty clients that ask for an answer of 99 kB and read nothing
     ingress.register("echo")
@@ -103,7 +155,7 @@ def test_f34_clients_that_do_not_read_slow_nobody_down(ingress, node):
     request = post("/predictions/echo", b"Content-Length: %d" % len(body), body=body)
     idle = [connect_to(ingress.inference_url) for _ in range(20)]
     for connection in idle:
-        connection.setsockopt(1, 8, 4096)  # SOL_SOCKET, SO_RCVBUF
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(request)
     # When
     started_s = time.monotonic()
