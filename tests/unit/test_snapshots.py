@@ -45,6 +45,8 @@ def test_snapshot_brings_back_each_version_with_its_settings(tmp_path):
         "startup_timeout": 9,
         "handler": "handler.py",
         "initial_workers": 2,
+        "batch_policy": "fixed",
+        "latency_slo_ms": 0,
     }
     assert (other.is_default, other.parameters["handler"]) == (False, "own.py:f")
 
