@@ -122,6 +122,7 @@ def _saved(spec: ModelSpec, *, is_default: bool) -> dict[str, Any]:
         "latencySloMs": spec.latency_slo_ms,
         "responseTimeout": spec.response_timeout_s,
         "startupTimeout": spec.startup_timeout_s,
+        "queueTimeout": int(spec.queue_timeout_s),
         "runtimeType": spec.runtime,
         # Beyond TorchServe: a handler that the registration chose is not in the archive, and what
         # was downloaded shall be known to have been.
@@ -138,6 +139,7 @@ def _restored(name: str, version: str, record: Mapping[str, Any]) -> SavedVersio
         "latency_slo_ms": "latencySloMs",
         "response_timeout": "responseTimeout",
         "startup_timeout": "startupTimeout",
+        "queue_timeout": "queueTimeout",
         "handler": "handler",
         "initial_workers": "minWorkers",
     }

@@ -1,6 +1,7 @@
 """Reads /metrics as a scraper does."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,6 +26,10 @@ class Scrape:
 
     def has(self, name: str, **labels: str) -> bool:
         return any(True for _ in self._values(name, labels))
+
+    def samples(self, name: str) -> list[Any]:
+        """The samples of this name."""
+        return [sample for sample in self._samples if sample.name == name]
 
     def _values(self, name: str, labels: dict[str, str]) -> Iterator[float]:
         for sample in self._samples:

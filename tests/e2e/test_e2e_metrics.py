@@ -105,3 +105,22 @@ def test_metrics_show_workers_that_come_and_go(server: FerryServer, scripted: st
         # Then there is one
         assert eventually(lambda: Scrape(server).value("ferry_workers", **labels) == 1, 5)
     assert not Scrape(server).has("ferry_workers", **labels)
+
+
+@pytest.mark.slow
+def test_metrics_show_the_host_and_how_long_a_worker_took_to_load(
+    server: FerryServer, innocent: str
+) -> None:
+    # Given a node that measures two seconds after its start
+    assert eventually(lambda: Scrape(server).has("CPUUtilization", Level="Host"), 10)
+    # When
+    scrape = Scrape(server)
+    # Then
+    assert scrape.value("MemoryUsed", Level="Host") > 0
+    assert 0 < scrape.value("DiskUtilization", Level="Host") <= 100
+    names = [sample.labels["WorkerName"] for sample in scrape.samples("WorkerLoadTime")]
+    assert any(name.endswith(f"-{innocent}_1.0") for name in names)
+    # And every answer is counted, on every port. The parser adds `_total` where a counter has none
+    before = scrape.value("Requests4XX_total", Level="Host")
+    assert server.manage("GET", "models/nobody").status_code == 404
+    assert Scrape(server).value("Requests4XX_total", Level="Host") == before + 1

@@ -17,6 +17,7 @@ SPEC = make_spec(
     max_batch_delay_ms=50,
     response_timeout_s=7,
     startup_timeout_s=9,
+    queue_timeout_s=11.0,
     min_worker=2,
     max_worker=3,
 )
@@ -43,6 +44,7 @@ def test_snapshot_brings_back_each_version_with_its_settings(tmp_path):
         "max_batch_delay": 50,
         "response_timeout": 7,
         "startup_timeout": 9,
+        "queue_timeout": 11,
         "handler": "handler.py",
         "initial_workers": 2,
         "batch_policy": "fixed",
