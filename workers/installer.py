@@ -10,7 +10,7 @@ same requirements share one, also over nodes of one machine; it stays for the ne
 import asyncio
 import contextlib
 import fcntl
-import importlib.util
+import importlib.metadata
 import logging
 import os
 import shutil
@@ -176,7 +176,8 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
 def _make(place: Path) -> None:
     """An environment that sees the packages of this one; what was there half made is gone."""
     shutil.rmtree(place, ignore_errors=True)
-    has_pip = importlib.util.find_spec("pip") is not None
+    # Not by importlib's find_spec: setuptools takes that for a sign that pip is running here.
+    has_pip = any(importlib.metadata.distributions(name="pip"))
     venv.create(place, system_site_packages=True, symlinks=True, with_pip=not has_pip)
     # A virtual environment made from another sees the packages of the Python behind both, not
     # those of the other.

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import redis
 
+from batching.handler_metrics import Measurement, MetricKind, Series
 from batching.protocol import Batch
 from batching.status import NodeStatus
 from batching.store import keys
 from batching.store.connection import connect, connect_async
 from batching.store.ingress_verbs import Submission
+from batching.store.metric_verbs import MetricVerbs, read_metrics
 from batching.store.node_verbs import ReclaimMode
 from batching.store.registry import Registry
 from batching.store.server_check import check_client
@@ -131,6 +133,21 @@ def test_worker_may_take_back_and_refuse(desks, mode):
     node.bury(KEY)
     # Then: nobody was denied anything, as the admin fixture sees
     assert ingress.queued() == []
+
+
+def test_worker_may_record_what_handlers_measure_and_ingress_may_read_it(desks):
+    ingress, worker = desks
+    # Given
+    calls = Series("calls", MetricKind.COUNTER, "count", ())
+    took = Series("took", MetricKind.GAUGE, "ms", ())
+    # When
+    with worker.backend.connect() as client:
+        verbs = MetricVerbs(client, KEY)
+        for _ in range(2):
+            verbs.record([Measurement(calls, 1), Measurement(took, 5)])
+    # Then
+    with ingress.backend.connect() as client:
+        assert read_metrics(client, KEY) == {calls: 2, took: 5}
 
 
 def test_worker_may_keep_the_lists_of_nodes_and_workers(desks):
