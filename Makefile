@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 #   make install TORCH_INDEX=<the URL that pytorch.org's install page shows for CPU>
 TORCH_INDEX ?=
 
-.PHONY: install demo test test-fast chaos chaos-mutants check bench clean
+.PHONY: install demo test test-fast chaos chaos-mutants check bench clean topology
 
 install: $(STAMP)
 
@@ -40,6 +40,12 @@ test-fast: install
 # measured, which is also written to benchmarks/results/chaos.json. `make test` has the short form.
 chaos: install
 	CHAOS_LONG=1 $(BIN)/pytest tests/chaos tests/network
+
+# Redis behind sentinels and in a cluster: failovers at length, then the tests of the store and of
+# whole servers once more, on clusters of their own: some 12 minutes.
+topology: install
+	TOPOLOGY_LONG=1 $(BIN)/pytest tests/topology
+	FERRY_TEST_REDIS=cluster $(BIN)/pytest tests/unit/store tests/e2e
 
 # Switches each safety mechanism off, one at a time, and shows that a test notices.
 chaos-mutants: install

@@ -6,7 +6,15 @@ from cli.embedded_redis import EmbeddedRedis, find_server
 from tests.support import fake_backend, server_backend
 from tests.topology.backend import cluster_backend
 from tests.topology.servers import Cluster
-from tests.topology.whole_suite import IS_ON_CLUSTER
+from tests.topology.whole_suite import IS_ON_CLUSTER, ON_ONE_SERVER
+
+
+def pytest_collection_modifyitems(items):
+    """On a cluster, what is about one server is skipped."""
+    if IS_ON_CLUSTER:
+        for item in items:
+            if any(words in item.nodeid for words in ON_ONE_SERVER):
+                item.add_marker(pytest.mark.skip(reason="looks into one server"))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +31,35 @@ def on_sentinels(tmp_path: Path) -> Iterator[tuple[Rig, SentinelGroup]]:
             yield rig, group
 
 
-@pytest.fixture
-def start_on_cluster(tmp_path: Path) -> Iterator[Callable[..., tuple[Rig, Cluster]]]:
-    """Starts a cluster with an ingress and a node on it; their client sees all keys."""
-    with contextlib.ExitStack() as cleanup:
-
-        def start(**options: Any) -> tuple[Rig, Cluster]:
-            cluster = cleanup.enter_context(Cluster(**options))
-            direct = f"redis://{cluster.owner(FERRY_SLOT).address}"
-            rig = cleanup.enter_context(
-                contextlib.closing(Rig(tmp_path, cluster.url, direct_url=direct))
-            )
+@contextlib.contextmanager
+def rig_on_cluster(folder: Path, **options: Any) -> Iterator[tuple[Rig, Cluster]]:
+    """A cluster with an ingress and a node on it; the rig's client sees all keys."""
+    with Cluster(**options) as cluster, cluster.admin() as admin:
+        direct = f"redis://{cluster.owner(FERRY_SLOT).address}"
+        with contextlib.closing(Rig(folder, cluster.url, direct_url=direct)) as rig:
             rig.redis.close()
-            rig.redis = cleanup.enter_context(cluster.admin())
-            return rig, cluster
+            rig.redis = admin
+            yield rig, cluster
 
-        yield start
+
+@pytest.fixture(scope="module")
+def whole_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Cluster]]:
+    with rig_on_cluster(tmp_path_factory.mktemp("rig")) as started:
+        yield started
+
+
+@pytest.fixture
+def on_cluster_of_three(whole_cluster: tuple[Rig, Cluster]) -> Iterator[tuple[Rig, Cluster]]:
+    """An ingress and a node, three masters without replicas."""
+    yield whole_cluster
+    whole_cluster[0].restore()
+
+
+@pytest.fixture
+def on_cluster_of_six(tmp_path: Path) -> Iterator[tuple[Rig, Cluster]]:
+    """An ingress and a node, three masters with a replica each."""
+    with rig_on_cluster(tmp_path, replicas=1) as started:
+        yield started
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A cluster: models on different masters, a slot that moves, a master that dies or forgets."""
 
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 import redis
@@ -44,14 +43,8 @@ def model_on(cluster: Cluster, node: Node) -> str:
     return next(name for name in names if cluster.owner(slot_of(name)) is node)
 
 
-@pytest.fixture
-def small(start_on_cluster: Callable[..., Started]) -> Iterator[Started]:
-    """Three masters, none with a replica."""
-    return start_on_cluster()
-
-
-def test_cluster_serves_models_on_all_of_its_masters(small: Started) -> None:
-    rig, cluster = small
+def test_cluster_serves_models_on_all_of_its_masters(on_cluster_of_three: Started) -> None:
+    rig, cluster = on_cluster_of_three
     names = [model_on(cluster, node) for node in cluster.masters]
     # Given a model on each master
     for name in names:
@@ -83,8 +76,10 @@ def test_cluster_serves_models_on_all_of_its_masters(small: Started) -> None:
 
 
 @pytest.mark.parametrize("what", ["model", "registry"])
-def test_slot_that_moves_under_load_loses_nothing(small: Started, note: Note, what: str) -> None:
-    rig, cluster = small
+def test_slot_that_moves_under_load_loses_nothing(
+    on_cluster_of_three: Started, note: Note, what: str
+) -> None:
+    rig, cluster = on_cluster_of_three
     with Crowd(rig.port) as crowd, rig.serve("m", pace_s=0.01, batch_size=4) as model:
         # When the slot of the model's keys, or of the registry's, goes to another master
         slot = slot_of("m") if what == "model" else FERRY_SLOT
@@ -109,8 +104,10 @@ def test_slot_that_moves_under_load_loses_nothing(small: Started, note: Note, wh
         model.check(crowd)
 
 
-def test_master_that_forgets_everything_is_filled_again(small: Started, note: Note) -> None:
-    rig, cluster = small
+def test_master_that_forgets_everything_is_filled_again(
+    on_cluster_of_three: Started, note: Note
+) -> None:
+    rig, cluster = on_cluster_of_three
     other = next(node for node in cluster.masters if node is not cluster.owner(FERRY_SLOT))
     name = model_on(cluster, other)
     with Crowd(rig.port) as crowd, rig.serve(name, pace_s=0.02, batch_size=4) as model:
@@ -134,9 +131,9 @@ def test_master_that_forgets_everything_is_filled_again(small: Started, note: No
 @pytest.mark.parametrize("whose", ["model", "registry"])
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_nobody_hangs_when_a_master_of_the_cluster_fails(
-    start_on_cluster: Callable[..., Started], note: Note, how: str, whose: str
+    on_cluster_of_six: Started, note: Note, how: str, whose: str
 ) -> None:
-    rig, cluster = start_on_cluster(replicas=1)
+    rig, cluster = on_cluster_of_six
     home = cluster.owner(FERRY_SLOT)
     old = home if whose == "registry" else next(m for m in cluster.masters if m is not home)
     name = model_on(cluster, old if whose == "model" else cluster.masters[0])

@@ -10,6 +10,22 @@ from tests.topology.servers import Cluster
 
 IS_ON_CLUSTER = os.environ.get("FERRY_TEST_REDIS") == "cluster"
 
+# Tests that look into one server, with clients or counters that a cluster does not have. What they
+# are about is tested on a cluster by others of the same file, by tests/topology and end to end.
+ON_ONE_SERVER = (
+    "store/test_broker.py",
+    "store/test_catalog.py",
+    "store/test_queue_metrics.py",
+    "store/test_redis_",
+    "store/test_reply_stream.py",
+    "test_lane_fetches_a_large_reply_again",
+    "test_lane_reads_for_a_client_that_comes",
+    "test_lane_submits_again_when_the_answer",
+    "test_lane_withdraws_a_request_whose_client",
+    "test_metrics_are_dropped_when_memory_is_full",
+    "test_up_brings_back_what_was_registered",
+)
+
 
 def is_long() -> bool:
     """Whether this is the long form, `make topology`."""

@@ -17,6 +17,7 @@ from rq.serializers import JSONSerializer
 from batching.errors import ServeError
 from batching.protocol import Batch
 from batching.store import keys
+from batching.store.connection import for_rq
 from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME
 from batching.store.registry import Registry
 from tests.support import KEY, ids_of, items_of, make_reply
@@ -139,7 +140,7 @@ def test_b08_garbage_in_the_registry_is_an_error_and_never_run(real_backend, val
 @pytest.fixture
 def control(real_backend):
     """A client, and a function that lets a control worker do all that waits."""
-    client = real_backend.connect()
+    client = for_rq(real_backend.connect())
 
     def work():
         worker = make_worker(client)

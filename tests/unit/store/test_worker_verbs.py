@@ -15,13 +15,14 @@ from batching.store.worker_verbs import ParkedPop
 from tests.support import eventually, ids_of, items_of, make_reply, wire_of
 
 SHORT_BLOCK_S = 0.05
+TOKENS = "{ferry}:tokens"  # in a cluster, on the server of the client that is at hand
 
 
 @pytest.fixture
 def parked(real_backend):
     """A parked pop on the list `tokens`, and the client that it works with."""
     client = connect(real_backend.url)
-    yield ParkedPop(client, "tokens")
+    yield ParkedPop(client, TOKENS)
     client.connection_pool.disconnect()
 
 
@@ -55,12 +56,12 @@ def test_parked_pop_wakes_at_once(parked, real_backend):
 
         # When
         started = time.monotonic()
-        real_backend.client.rpush("tokens", "1")
+        real_backend.client.rpush(TOKENS, "1")
 
         # Then
         assert waiting.result(5.0)
         assert time.monotonic() - started < 0.05
-    assert not real_backend.client.exists("tokens")
+    assert not real_backend.client.exists(TOKENS)
 
 
 def test_parked_pop_resumes_the_pop_that_it_left_parked(parked, real_backend):
@@ -69,8 +70,8 @@ def test_parked_pop_resumes_the_pop_that_it_left_parked(parked, real_backend):
     assert is_blocked(real_backend)
 
     # When: the element comes while nobody waits
-    real_backend.client.rpush("tokens", "1")
-    assert real_backend.client.llen("tokens") == 0
+    real_backend.client.rpush(TOKENS, "1")
+    assert real_backend.client.llen(TOKENS) == 0
 
     # Then
     assert parked.wait(1.0)
@@ -79,8 +80,8 @@ def test_parked_pop_resumes_the_pop_that_it_left_parked(parked, real_backend):
 
 def test_parked_pop_takes_one_element_per_wait(parked, real_backend):
     # Given
-    real_backend.client.rpush("tokens", "1", "2")
-    real_backend.client.expire("tokens", 60)
+    real_backend.client.rpush(TOKENS, "1", "2")
+    real_backend.client.expire(TOKENS, 60)
 
     # When / Then
     assert parked.wait(1.0)
@@ -99,7 +100,7 @@ def test_parked_pop_goes_on_beyond_the_servers_own_timeout(parked, real_backend,
 
         # When: the server has given up once and was asked again
         eventually(lambda: blpop()["calls"] > first)
-        real_backend.client.rpush("tokens", "1")
+        real_backend.client.rpush(TOKENS, "1")
 
         # Then
         assert waiting.result(5.0)
@@ -107,12 +108,12 @@ def test_parked_pop_goes_on_beyond_the_servers_own_timeout(parked, real_backend,
 
 def test_parked_pop_does_not_wait_when_there_is_no_time(parked, real_backend):
     # Given
-    real_backend.client.rpush("tokens", "1")
-    real_backend.client.expire("tokens", 60)
+    real_backend.client.rpush(TOKENS, "1")
+    real_backend.client.expire(TOKENS, 60)
 
     # When / Then
     assert not parked.wait(0.0)
-    assert real_backend.client.llen("tokens") == 1
+    assert real_backend.client.llen(TOKENS) == 1
 
 
 def test_parked_pop_works_again_after_its_connection_was_killed(parked, real_backend):
@@ -125,7 +126,7 @@ def test_parked_pop_works_again_after_its_connection_was_killed(parked, real_bac
         parked.wait(1.0)
 
     # Then
-    real_backend.client.rpush("tokens", "1")
+    real_backend.client.rpush(TOKENS, "1")
     assert parked.wait(1.0)
 
 
