@@ -21,6 +21,7 @@ from rich.table import Table
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("batching", "ingress", "workers", "cli", "compat", "tests", "pyproject.toml")
 CHAOS = "tests/chaos/test_chaos_"
+STORE = "tests/unit/store/"
 MACHINE = f"{CHAOS}machine.py::test_f40_queue_does_what_its_model_says[server]"
 TEST_TIMEOUT_S = 150
 PATIENCE_S = 8  # of a client; without its mechanism, a request often has no answer at all
@@ -130,6 +131,36 @@ MUTANTS = (
         "                self._unsure_until = time.monotonic() + UNSURE_S\n",
         "",
         f"{CHAOS}cuts.py::test_f21_worker_whose_claim_was_cut_serves_it_all_the_same",
+    ),
+    Mutant(
+        "a worker that waits looks for claims that arrive late",
+        "workers/worker.py",
+        "LOOK_AGAIN_S = 1.0",
+        "LOOK_AGAIN_S = 1000",
+        f"{CHAOS}cuts.py::test_f21_claim_that_arrives_late_is_given_back_by_a_worker_that_waits",
+    ),
+    Mutant(
+        "a connection to a silent host ends",
+        "batching/store/tcp_limits.py",
+        '    "TCP_USER_TIMEOUT": int(UNHEARD_S * 1000),\n',
+        "",
+        f"{STORE}test_tcp_limits.py::"
+        "test_connection_ends_after_a_second_unheard_or_a_few_of_silence",
+    ),
+    Mutant(
+        "a look-up does not wait for a silent Redis",
+        "batching/store/catalog.py",
+        "LOOK_UP_PATIENCE_S = 0.8",
+        "LOOK_UP_PATIENCE_S = 80",
+        f"{STORE}test_catalog.py::test_catalog_refuses_soon_when_redis_is_not_heard",
+    ),
+    Mutant(
+        "an unread answer ends its connection",
+        "ingress/listeners.py",
+        "            limit_unread(self.address.port, self._unread_timeout_s)\n",
+        "            pass\n",
+        "tests/unit/ingress/test_slow_clients.py::"
+        "test_f34_answer_that_is_not_read_ends_its_connection",
     ),
     Mutant(
         "a node introduces itself again",

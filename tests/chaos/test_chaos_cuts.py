@@ -361,7 +361,7 @@ def test_f21_worker_whose_claim_was_cut_serves_it_all_the_same(line: Line, at: i
         return [make_reply("x")] * len(batch)
 
     worker = Worker(Batcher(line.worker, FixedPolicy(8, 0.0)), line.worker, run)
-    line.proxy.cut_next(at)
+    line.proxy.cut_next(at, after=1)  # it looks first for what it may own
 
     # When it goes on
     thread = threading.Thread(target=worker.serve)
@@ -385,7 +385,7 @@ def test_f21_claim_that_arrives_late_is_given_back_by_a_worker_that_waits(line: 
         line.worker,
         lambda batch: [make_reply("x")] * len(batch),
     )
-    line.proxy.cut_next(0)
+    line.proxy.cut_next(0, after=1)  # it looks first for what it may own
     thread = threading.Thread(target=worker.serve)
     thread.start()
     try:

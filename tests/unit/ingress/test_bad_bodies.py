@@ -53,12 +53,12 @@ def manager(ingress, node):
 @pytest.mark.parametrize("body", BAD_JSON.values(), ids=BAD_JSON)
 def test_b03_management_body_that_is_no_object_is_a_bad_request(manager, body):
     # Given
-    started_s = time.monotonic()
+    started_s = time.process_time()  # of the ingress, which runs in this process, and its client
     # When
     answer = manager.manage("POST", "/models", data=body, headers=JSON)
     # Then
     assert (answer.status_code, answer.json()["type"]) == (400, "BadRequestException")
-    assert time.monotonic() - started_s < 0.5
+    assert time.process_time() - started_s <= 0.1
     assert manager.registry.names() == []
 
 
@@ -85,7 +85,7 @@ def test_b03_inference_body_reaches_the_handler_byte_for_byte(manager):
 
 
 MULTIPART = {
-    "5000 parts": b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n' * 1900,
+    "1900 parts": b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n' * 1900,
     "no end": b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\nx',
     "returns only": b"--B" + b"\r" * 90_000,
     "long header": b"--B\r\nX: " + b"a" * 90_000 + b"\r\n\r\nx\r\n--B--",
@@ -101,12 +101,12 @@ def test_b06_hostile_form_is_a_bad_request_soon(manager, boundary):
     manager.register("echo")
     headers = {"Content-Type": f"multipart/form-data{boundary}"}
     for name, body in MULTIPART.items():
-        started_s = time.monotonic()
+        started_s = time.process_time()
         # When
         answer = manager.predict("/predictions/echo", data=body, headers=headers)
         # Then
         assert (answer.status_code, answer.json()["type"]) == (400, "BadRequestException"), name
-        assert time.monotonic() - started_s < 0.5, name
+        assert time.process_time() - started_s <= 0.2, name
 
 
 NAMES = [
