@@ -41,9 +41,18 @@ class SavedVersion:
     parameters: Mapping[str, Any]
 
 
-def newest_snapshot(folder: Path) -> Path | None:
-    """The youngest snapshot in the folder, by its name; None when there is none."""
-    return max(_snapshots(folder), key=lambda path: path.name, default=None)
+def newest_snapshot(folder: Path, management_address: str = "") -> Path | None:
+    """The youngest snapshot in the folder, by its name; None when there is none.
+
+    Args:
+        folder: where to look.
+        management_address: only those of a server with this address, if it is given: two servers
+            that were started in one folder are not each other's past.
+    """
+    for path in sorted(_snapshots(folder), key=lambda path: path.name, reverse=True):
+        if not management_address or _address_of(path) == management_address:
+            return path
+    return None
 
 
 def write_snapshot(
@@ -154,6 +163,13 @@ def _restored(name: str, version: str, record: Mapping[str, Any]) -> SavedVersio
         max_worker=int(record.get("maxWorkers", min_worker)),
         parameters={"url": url, "model_name": name, **parameters},
     )
+
+
+def _address_of(path: Path) -> str:
+    try:
+        return read_properties(path).get("management_address", "")
+    except SettingsError:
+        return ""
 
 
 def _archive_name(url: str) -> str:

@@ -269,7 +269,7 @@ def test_up_brings_back_what_was_registered_when_it_was_killed(tmp_path):
         assert eventually(lambda: _newest_workers(tmp_path / "logs" / "config") == {"kept": 2}, 10)
         # When
         server.process.kill()
-        second = FerryServer(tmp_path)
+        second = FerryServer(tmp_path, port_base=server.port)
         second.wait_started()
         # Then
         assert eventually(lambda: len(second.worker_pids("kept")) == 2, 20)

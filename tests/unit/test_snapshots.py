@@ -114,6 +114,19 @@ def test_newest_snapshot_is_the_youngest_by_name_whatever_its_kind(tmp_path):
     assert newest_snapshot(tmp_path / "missing") is None
 
 
+def test_newest_snapshot_is_that_of_the_same_server(tmp_path):
+    # Given two servers that were started in one folder
+    mine, other = "http://127.0.0.1:8081", "http://127.0.0.1:9081"
+    for number, address in enumerate((mine, mine, other)):
+        text = javaproperties.dumps({"management_address": address})
+        (tmp_path / f"2024010100000000{number}-startup.cfg").write_text(text)
+    (tmp_path / "20240101000000009-startup.cfg").write_bytes(b"\\uXXXX")
+    # When / Then
+    assert newest_snapshot(tmp_path, mine).name == "20240101000000001-startup.cfg"
+    assert newest_snapshot(tmp_path, other).name == "20240101000000002-startup.cfg"
+    assert newest_snapshot(tmp_path, "http://127.0.0.1:1") is None
+
+
 def test_old_snapshots_go_when_there_are_too_many(tmp_path, monkeypatch):
     # Given
     monkeypatch.setattr(snapshots, "MAX_FILES", 2)
