@@ -50,7 +50,7 @@ def inference_blueprint(services: Services) -> Blueprint:
         ("/wfpredict/<path:workflow_name>", _ANY, view.predict_workflow),
         ("/predictions/<model_name>", ("OPTIONS",), view.document),
         ("/predictions/<model_name>/<path:_>", ("OPTIONS",), view.document),
-        ("/ping", _ANY, view.ping),
+        ("/ping", (*_ANY, "OPTIONS"), view.ping),
         ("/livez", _ANY, view.livez),
         ("/readyz", ("GET",), view.readyz),
     )
