@@ -52,6 +52,7 @@ IGNORED: Mapping[str, str] = {
     "ts_header_key_sequence_id": _NO_SEQUENCES,
     "ts_header_key_sequence_start": _NO_SEQUENCES,
     "use_native_io": _NO_JVM,
+    "ts_open_inference_protocol": "its routes are always there",
     "vmargs": _NO_JVM,
     "workflow_store": "there are no workflows",
 }

@@ -93,9 +93,8 @@ class Settings:
     service_envelope: str = _setting(
         "", doc="body, json, kserve or kservev2: what requests and answers are wrapped in"
     )
-    open_inference_protocol: bool = _setting(
+    open_inference_rows: bool = _setting(
         False,
-        key="ts_open_inference_protocol",
         doc="take JSON on /v2/models/NAME/infer apart for handlers, as binary tensors always are",
     )
     max_image_pixels: int = _setting(25_000_000, doc="larger images are refused; 0: no limit")

@@ -35,6 +35,8 @@ def check_settings(settings: "Settings") -> None:
         raise SettingsError(
             f"service_envelope={settings.service_envelope!r} is none of: {', '.join(ENVELOPES[1:])}"
         )
+    if settings.service_envelope and settings.open_inference_rows:
+        raise SettingsError("open_inference_rows is for handlers without a service_envelope")
     if settings.metric_time_interval_s < 1:
         raise SettingsError("metric_time_interval must be 1 second or more")
     if settings.redis_url:

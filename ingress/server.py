@@ -153,7 +153,7 @@ class _Ingress:
                 self._catalog,
                 self._broker,
                 self._metrics,
-                is_open_inference=self._settings.open_inference_protocol,
+                is_open_inference=self._settings.open_inference_rows,
             ),
             metrics=self._metrics,
             lifecycle=self._lifecycle,

@@ -8,11 +8,12 @@ Source: TorchServe 0.12 docs/request_envelopes.md, as an interface.
 import base64
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ts.context import Context
 
-from workers.tensors import BYTES, read_tensor, tensor_of, text_tensor
+from workers.tensors import BYTES, Tensor, read_tensor, tensor_of
 
 Entry = Callable[[Any, Context], Any]
 
@@ -160,12 +161,21 @@ def _opened_input(description: dict[str, Any]) -> dict[str, Any]:
     if description["datatype"] == BYTES:
         return {**description, "data": data[0]}
     tensor = read_tensor(description["datatype"], description["shape"], data)
-    return {**description, "data": tensor.nested()}
+    return {**description, "data": _alike(tensor).nested()}
+
+
+def _alike(tensor: Tensor) -> Tensor:
+    """As an array would have them: one float among the values makes all of them floats."""
+    if any(isinstance(value, float) for value in tensor.values):
+        return replace(tensor, values=[float(value) for value in tensor.values])
+    return tensor
 
 
 def _closed_output(number: int, output: Any, instances: Any) -> dict[str, Any]:
-    tensor = tensor_of(output) or text_tensor(output)
     name = instances[number].get("name") if number < len(instances) else f"output-{number}"
+    tensor = tensor_of(output)
+    if tensor is None:
+        return {"name": name, "datatype": BYTES, "data": [output], "shape": [1]}
     return {
         "name": name,
         "datatype": tensor.datatype,

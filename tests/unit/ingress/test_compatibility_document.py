@@ -31,6 +31,7 @@ OWN_KEYS = {
     "log_level",
     "log_location",
     "max_image_pixels",
+    "open_inference_rows",
     "probe_dir",
     "queue_timeout",
     "redis_ca_file",

@@ -4,6 +4,8 @@ import pytest
 import requests
 
 from batching.protocol import OPEN_INFERENCE_TYPE
+from ingress.prediction_paths import parse_prediction_path
+from ingress.predictor import Predictor
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -89,6 +91,22 @@ def test_wish_for_binary_answers_makes_json_an_inference_request(echo):
     answer = echo.predict("/v2/models/echo/infer", data=body)
     # Then
     assert answer.text.startswith(f"body:{OPEN_INFERENCE_TYPE};json={len(body)}|")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/v2/models/echo/infer", f"{OPEN_INFERENCE_TYPE};json=2"), ("/predictions/echo", "")],
+)
+def test_any_json_is_an_inference_request_where_that_is_set(echo, path, kind):
+    # Given
+    known = echo.services.predictor
+    predictor = Predictor(
+        known._catalog, known._broker, echo.services.metrics, is_open_inference=True
+    )
+    # When
+    answer = echo.services.on_loop(predictor.answer(parse_prediction_path(path), {}, b"{}"))
+    # Then
+    assert answer.body == f"body:{kind}|{{}}".encode()
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "3", "1.0", "9" * 30])
