@@ -2,6 +2,7 @@
 
 import base64
 import concurrent.futures
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,16 +37,27 @@ Answers = dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where both APIs listen."""
+    """Where the three listeners are."""
 
     inference: str
     management: str
+    metrics: str
+
+    def scrape(self) -> list[str]:
+        """The lines of /metrics that the handler `measured` is the cause of, without the host."""
+        with _session() as session:
+            response = session.get(f"{self.metrics}/metrics", timeout=TIMEOUT_S)
+        lines = [line for line in response.text.splitlines() if "Corpus" in line]
+        return [re.sub(r'Hostname="[^"]*"', 'Hostname="<host>"', line) for line in sorted(lines)]
 
 
 def drive(
     server: Server, store: Path, on_archive: Callable[[str], object] = lambda _: None
 ) -> Answers:
-    """The answers to each ask, by `archive/ask`; those to asks at the same time are sorted."""
+    """The answers to each ask, by `archive/ask`; those to asks at the same time are sorted.
+
+    `on_archive` is told the name of an archive before it is asked.
+    """
     answers: Answers = {}
     archives = all_archives()
     for start in range(0, len(archives), AT_ONCE):

@@ -36,14 +36,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ts-") as name:
         folder = Path(name)
         child, server = _start(python, folder)
+        lines: list[str] = []
+
+        def on_archive(name: str) -> None:
+            console.print(name)
+            if name == "refusing":  # in one group with `measured`, and after it
+                lines[:] = eventually(server.scrape, START_TIMEOUT_S)
+
         try:
-            answers = drive(server, folder / "store", console.print)
+            answers = drive(server, folder / "store", on_archive)
         except BaseException:
             console.print(child.log_tail(), markup=False, highlight=False)
             raise
         finally:
             child.stop(whole_group=True)
-    _write(answers)
+    _write(answers, lines)
     console.print(f"{len(answers)} answers recorded in {RECORDING}", highlight=False)
     return 0
 
@@ -66,6 +73,8 @@ def _start(python: Path, folder: Path) -> tuple[Child, Server]:
         "disable_token_authorization": "true",
         "disable_system_metrics": "true",
         "install_py_dep_per_model": "true",
+        "metrics_mode": "prometheus",
+        "model_metrics_auto_detect": "true",
     }
     config = folder / "config.properties"
     config.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
@@ -80,7 +89,7 @@ def _start(python: Path, folder: Path) -> tuple[Child, Server]:
     except BaseException:
         child.stop(whole_group=True)
         raise
-    addresses = (f"http://127.0.0.1:{port}" for port in (inference, management))
+    addresses = (f"http://127.0.0.1:{port}" for port in (inference, management, metrics))
     return child, Server(*addresses)
 
 
@@ -88,8 +97,8 @@ def _log(folder: Path) -> str:
     return (folder / "server.log").read_text(errors="replace")
 
 
-def _write(answers: Answers) -> None:
-    document = {"torchserve": TORCHSERVE_VERSION, "answers": answers}
+def _write(answers: Answers, metrics: list[str]) -> None:
+    document = {"torchserve": TORCHSERVE_VERSION, "answers": answers, "metrics": metrics}
     text = json.dumps(document, indent=1, ensure_ascii=False)
     RECORDING.write_text(f"{text}\n", encoding="utf-8")
 

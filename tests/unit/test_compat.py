@@ -111,6 +111,8 @@ def test_context_answers_by_row():
 def test_metrics_add_up_by_dimension():
     # Given
     metrics = MetricsStore("m")
+    metrics.add_counter("loads", 1)
+    metrics.request_ids = {0: "a"}
 
     # When
     metrics.add_counter("calls", 1)
@@ -118,6 +120,7 @@ def test_metrics_add_up_by_dimension():
     metrics.add_counter(
         "calls", 5, dimensions=[Dimension("ModelName", "x"), Dimension("Level", "y")]
     )
+    metrics.add_counter("calls", 7, dimensions=[Dimension("Who", "me")])
     metrics.add_time("took", 1.5, None, "ms")
     metrics.add_time("took", 2.5, None, "ms")
     metrics.add_error("oops")
@@ -127,11 +130,14 @@ def test_metrics_add_up_by_dimension():
     calls = metrics.get_metric("calls").take()
     assert calls[mine].value == 3
     assert calls[("ModelName", "x"), ("Level", "y")].value == 5
+    assert calls[("Who", "me"), *mine].value == 7
     took = metrics.get_metric("took", MetricTypes.GAUGE)
     assert took.unit == "Milliseconds"
     assert took.take()[mine].value == 2.5
     (oops,) = metrics.get_metric("oops").take()
     assert oops == (("Level", "Error"),)
+    (loads,) = metrics.get_metric("loads").take()
+    assert loads == (("Level", "Error"),)
 
 
 def test_metric_that_was_taken_starts_anew():

@@ -53,6 +53,7 @@ def desk():
 def make(desk):
     def make(declared=DEFAULT_METRICS, *, is_showing_all=True):
         store = MetricsStore("m")
+        store.request_ids = {0: "a"}
         declare(store, declared)
         reporter = MetricsReporter(store, desk, declared, is_showing_all=is_showing_all)
         return store, reporter
@@ -78,7 +79,7 @@ def test_metrics_are_shown_as_torchserve_shows_them(make, desk):
     assert text_of(desk).splitlines() == [
         "# HELP Calls Torchserve prometheus counter metric with unit: Count",
         "# TYPE Calls counter",
-        f'Calls{{Who="me",Hostname="{HOST}",}} 2.0',
+        f'Calls{{Who="me",ModelName="m",Level="Model",Hostname="{HOST}",}} 2.0',
         "# HELP HandlerTime Torchserve prometheus gauge metric with unit: ms",
         "# TYPE HandlerTime gauge",
         f'HandlerTime{{ModelName="m",Level="Model",Hostname="{HOST}",}} 12.5',
@@ -135,7 +136,7 @@ def test_declared_metric_has_the_labels_of_the_file_in_their_order(make, desk, c
     # When
     store.get_metric("Calls").add_or_update(1, ["m", "me"])
     store.add_counter("Calls", 2)  # ModelName and Level: two labels as well
-    store.add_counter("Calls", 4, None, [Dimension("User", "me")])
+    store.add_counter("Calls", 4, None, [Dimension("User", "me")])  # and these two
     store.add_time("Calls", 8)
     reporter.report()
 
@@ -240,6 +241,7 @@ def test_metrics_config_of_another_shape_is_refused(text, tmp_path):
 def test_metrics_are_lines_in_the_log_when_torchserves_mode_says_so(desk, caplog):
     # Given
     store = MetricsStore("m")
+    store.request_ids = {0: "a"}
     declare(store, DEFAULT_METRICS)
     reporter = MetricsReporter(store, desk, DEFAULT_METRICS, is_showing_all=False, is_logging=True)
     # When

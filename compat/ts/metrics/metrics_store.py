@@ -1,4 +1,7 @@
-"""`context.metrics`: what the handlers of one worker have measured."""
+"""`context.metrics`: what the handlers of one worker have measured.
+
+Source: TorchServe 0.12 docs/metrics.md and ts/metrics, as an interface.
+"""
 
 from collections.abc import Sequence
 
@@ -8,7 +11,10 @@ from ts.metrics.metric_type_enum import MetricTypes
 
 
 class MetricsStore:
-    """Values by metric; without dimensions of its own a value is labelled with the model's name."""
+    """Values by metric. Dimensions of the handler's own come before the model's name and level.
+
+    What is measured outside of a request, while the model loads, has the level Error, as there.
+    """
 
     def __init__(self, model_name: str = "") -> None:
         self.model_name = model_name
@@ -61,8 +67,9 @@ class MetricsStore:
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> None:
         """One value; the metric is made when it is new."""
-        model = (Dimension("ModelName", self.model_name), Dimension("Level", "Model"))
-        labels = list(dimensions or model)
+        labels = list(dimensions or ())
+        known = {dimension.name for dimension in labels}
+        labels += [one for one in self._default_dimensions() if one.name not in known]
         names = [dimension.name for dimension in labels]
         metric = self.add_metric_to_cache(name, unit, names, metric_type)
         metric.update(value, self._request_id(idx), labels)
@@ -126,8 +133,16 @@ class MetricsStore:
         self, name: str, value: float = 1, dimensions: Sequence[Dimension] | None = None
     ) -> None:
         """Errors outside of a request."""
-        labels = dimensions or [Dimension("Level", "Error")]
-        self.add_metric(name, value, "", None, labels, MetricTypes.COUNTER)
+        labels = list(dimensions or ())
+        if all(dimension.name != "Level" for dimension in labels):
+            labels.append(Dimension("Level", "Error"))
+        names = [dimension.name for dimension in labels]
+        self.add_metric_to_cache(name, "", names).update(value, "", labels)
+
+    def _default_dimensions(self) -> list[Dimension]:
+        if self.request_ids is None:
+            return [Dimension("Level", "Error")]
+        return [Dimension("ModelName", self.model_name), Dimension("Level", "Model")]
 
     def _request_id(self, idx: int | None) -> str:
         ids = self.request_ids or {}
