@@ -102,9 +102,9 @@ def is_permanent(name: str) -> bool:
     return name in VersionKeys(name[: name.index("}") + 1]).permanent()
 
 
-def fake_backend() -> Backend:
-    """An in-process Redis that nobody else sees."""
-    server = fakeredis.FakeServer()
+def fake_backend(server: fakeredis.FakeServer | None = None) -> Backend:
+    """An in-process Redis that nobody else sees, but for who has made it."""
+    server = server or fakeredis.FakeServer()
     return Backend(
         client=fakeredis.FakeRedis(server=server),
         connect=lambda: fakeredis.FakeRedis(server=server),

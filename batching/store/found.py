@@ -37,8 +37,8 @@ ASK_AGAIN_S = 0.05
 
 HOME = "{ferry}"
 
-# Sent by a server that is a replica now, or starts, or is cut off, or has given the slot away.
-_NOT_HERE = ("CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOREPLICAS", "READONLY", "UNBLOCKED")
+# Sent by a server that is a replica now, or starts, or is cut off.
+_NOT_HERE = ("CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED")
 
 
 class NotHere(redis.ConnectionError):
@@ -54,7 +54,7 @@ def _as_lost_connections(parser: Any) -> Any:
     return type("FoundParser", (parser,), {"EXCEPTION_CLASSES": classes})
 
 
-# ASK and TRYAGAIN come while a slot is on its way, and pass.
+# MOVED, which is an AskError, comes when a slot has gone; ASK and TRYAGAIN while it goes, and pass.
 _REFUSALS = (NotHere, redis.exceptions.AskError, redis.exceptions.TryAgainError)
 _PARSER = _as_lost_connections(redis.connection.DefaultParser)
 _ASYNC_PARSER = _as_lost_connections(redis.asyncio.connection.DefaultParser)

@@ -62,7 +62,10 @@ def test_refused_call_is_carried_out_once_by_the_successor(cluster: Cluster) -> 
     with contextlib.closing(connect(cluster.url)) as client:
         client.rpush(LIST, "blocking")
         assert asyncio.run(asyncio.wait_for(run(), 10)) == [4, 5]
-        assert client.rpush(LIST, "blocking") == 6
+        with client.pipeline(transaction=False) as pipe:
+            pipe.rpush(LIST, "blocking")
+            assert pipe.execute() == [6]
+        assert client.rpush(LIST, "blocking") == 7
 
 
 def test_blocked_call_goes_on_at_the_successor(cluster: Cluster) -> None:

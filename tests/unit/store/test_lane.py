@@ -5,6 +5,7 @@ import contextlib
 import time
 import uuid
 
+import fakeredis
 import pytest
 import redis.asyncio
 
@@ -19,8 +20,10 @@ from batching.store.lane import ClientLeft, Lane
 from tests.support import (
     DEAD_AFTER_MS,
     KEY,
+    Desk,
     body_of,
     eventually_async,
+    fake_backend,
     ids_of,
     items_of,
     make_reply,
@@ -495,6 +498,43 @@ def test_lane_refuses_when_memory_is_full(real_desk, full_memory):
             assert caught.value.retry_after_s == 1.0
 
     asyncio.run(run())
+
+
+def test_lane_waits_for_the_workers_next_beat_when_redis_was_away(fake_desk):
+    desk, server = fake_desk
+
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given: Redis was away for longer than a worker may be silent
+            server.connected = False
+            with pytest.raises(errors.StoreUnavailable):
+                await ask(lane, "a")
+            server.connected = True
+            desk.silence_worker()
+            asked = ask(lane, "b")
+            await asyncio.wait({asked}, timeout=0.3)
+            assert not asked.done()
+
+            # When
+            desk.open()
+
+            # Then
+            await queued(desk, 1)
+            answer(desk.worker())
+            assert (await asked).body == b"B"
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def fake_desk():
+    """A desk on a Redis that can be cut off, and that Redis."""
+    server = fakeredis.FakeServer()
+    desk = Desk(fake_backend(server))
+    desk.open()
+    yield desk, server
+    server.connected = True
+    desk.close()
 
 
 def test_lane_says_within_a_second_that_redis_is_down(tmp_path):
