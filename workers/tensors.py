@@ -9,6 +9,8 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 from batching.errors import BadRequest
@@ -48,6 +50,8 @@ _BY_DTYPE = {
 }
 _LENGTH = struct.Struct("<I")
 _MAX_DIMENSIONS = 32
+# A body of 6 MB of bytes with 31 dimensions of length 1 would become 13 GB of lists.
+_MAX_LISTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,8 @@ def _checked_shape(shape: Any) -> list[int]:
     is_shape = isinstance(shape, list) and len(shape) <= _MAX_DIMENSIONS
     if not is_shape or not all(type(length) is int and length >= 0 for length in shape):
         raise BadRequest("The shape of a tensor is a list of lengths.")
+    if sum(accumulate(shape[:-1], mul)) > _MAX_LISTS:
+        raise BadRequest(f"A tensor may be made of at most {_MAX_LISTS} rows.")
     return list(shape)
 
 

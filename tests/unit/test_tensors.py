@@ -1,5 +1,7 @@
 """Tensors of the Open Inference Protocol: every datatype, JSON and binary, good and bad."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -76,6 +78,7 @@ def test_json_values_may_be_flat_or_nested(data):
         ([0], [], []),
         ([2, 0], [], []),
         ([1, 1, 2], [1, 2], [[[1, 2]]]),
+        ([1] * 32, [7], json.loads("[" * 32 + "7" + "]" * 32)),
     ],
 )
 def test_shape_gives_the_nesting(shape, values, nested):
@@ -95,13 +98,15 @@ def test_shape_gives_the_nesting(shape, values, nested):
         ("FP32", [2], [1]),
         ("FP32", [2**62, 2**62], [1]),
         ("FP32", [1] * 33, [1]),
+        ("UINT8", [1_000_000, 1, 1], bytes(1_000_000)),
+        ("FP32", [1_000_001, 0], []),
         ("FP32", [1], b"abc"),
         ("BF16", [1], b"abc"),
         ("BYTES", [1], b"\xff\xff\xff\xff"),
         ("BYTES", [1], b"\x01\0\0"),
         ("FP32", [1], None),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_tensor_that_does_not_fit_is_refused(datatype, shape, data):
     if data is None:
