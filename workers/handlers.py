@@ -17,6 +17,8 @@ from typing import Any
 
 from ts import __version__ as ts_version
 from ts.context import Context
+from ts.metrics.dimension import Dimension
+from ts.metrics.metric_type_enum import MetricTypes
 from ts.utils.util import list_classes_from_module
 
 from batching.metrics_config import read_metrics_config
@@ -79,20 +81,22 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         entry(None, context)
     else:
         entry = _initialise_class(module, context)
-    return LoadedModel(_measured(entry), context)
+    return LoadedModel(_measured(entry, context), context)
 
 
-def _measured(entry: Entry) -> Entry:
+def _measured(entry: Entry, context: Context) -> Entry:
     """The entry point; the time of every batch is the metric PredictionTime.
 
     Source: TorchServe 0.12 ts/service.py, Service.predict.
     """
+    labels = (Dimension("ModelName", context.model_name), Dimension("Level", "Model"))
+    names = [label.name for label in labels]
+    metric = context.metrics.add_metric_to_cache("PredictionTime", "ms", names, MetricTypes.GAUGE)
 
     def run(rows: list[dict[str, Any]] | None, context: Context) -> Any:
         started_s = time.perf_counter()
         output = entry(rows, context)
-        elapsed_ms = round((time.perf_counter() - started_s) * 1000, 2)
-        context.metrics.add_time("PredictionTime", elapsed_ms, None, "ms")
+        metric.update(round((time.perf_counter() - started_s) * 1000, 2), "", labels)
         return output
 
     return run

@@ -66,13 +66,13 @@ class MetricsStore:
         dimensions: Sequence[Dimension] | None = None,
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> None:
-        """One value; the metric is made when it is new."""
+        """One value; the metric is made when it is new. `idx` is TorchServe's: values add up."""
         labels = list(dimensions or ())
         known = {dimension.name for dimension in labels}
         labels += [one for one in self._default_dimensions() if one.name not in known]
         names = [dimension.name for dimension in labels]
         metric = self.add_metric_to_cache(name, unit, names, metric_type)
-        metric.update(value, self._request_id(idx), labels)
+        metric.update(value, "", labels)
 
     def add_counter(
         self,
@@ -143,10 +143,6 @@ class MetricsStore:
         if self.request_ids is None:
             return [Dimension("Level", "Error")]
         return [Dimension("ModelName", self.model_name), Dimension("Level", "Model")]
-
-    def _request_id(self, idx: int | None) -> str:
-        ids = self.request_ids or {}
-        return ids.get(idx, "") if idx is not None else ",".join(ids.values())
 
 
 def _check_unit(unit: str, known: Sequence[str]) -> None:
