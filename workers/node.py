@@ -46,7 +46,7 @@ log = logging.getLogger("workers.node")
 
 RECONCILE_S = 5.0  # changes are announced; this is for an announcement that was lost
 RETRY_S = 0.5
-KILL_MARGIN_S = 1.0
+KILL_MARGIN_S = 1.2
 FAREWELL_S = 0.4  # to give back what was held, and as much to be forgotten
 EXIT_UNUSABLE = 2
 

@@ -165,8 +165,8 @@ MUTANTS = (
     Mutant(
         "a node introduces itself again",
         "workers/heartbeat.py",
-        "self._is_unsure = True",
-        "self._is_unsure = False",
+        "is_unsure, self._is_node_unsure = self._is_node_unsure, True",
+        "is_unsure, self._is_node_unsure = self._is_node_unsure, False",
         f"{CHAOS}cuts.py::test_f21_node_whose_first_beat_was_cut_introduces_itself_again",
     ),
     Mutant(

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from tests.chaos.rig import Rig
+from tests.chaos.rig import READY_S, Rig
 from tests.chaos.tcp_redis import TcpRedis
-from tests.e2e.ferry_process import FERRY, FerryProcess
+from tests.e2e.ferry_process import FERRY, FerryProcess, eventually
 from tests.network.hosts import Host, Network
 
 NAMES = ["redis", "ingress", "node-a", "node-b"]
@@ -47,11 +47,15 @@ class NetworkRig(Rig):
 
     def restore(self) -> None:
         """All parts run, on the hosts where they were."""
-        for node in list(self.nodes):
-            if not node.family():
-                self.remove_node(node)
-                self._free.append(self.host_of(node))
-                self.add_node()
+        gone = [node for node in self.nodes if not node.family()]
+        for node in gone:
+            self.remove_node(node)
+            self._free.append(self.host_of(node))
+        # One that could not say goodbye is listed until another node misses it.
+        known = len(self.nodes)
+        assert eventually(lambda: self.redis.zcard("{ferry}:nodes") == known, READY_S)
+        for _ in gone:
+            self.add_node()
         if not self._answers():
             self.process.kill()
             self.start_ingress()
