@@ -1,5 +1,6 @@
 """The archives around the handlers of the corpus, and what each of them is asked."""
 
+import base64
 import io
 import json
 import zipfile
@@ -306,6 +307,9 @@ def _pictures() -> list[Archive]:
             (
                 one("body", kitten),
                 Ask("form", form={"data": ("kitten.jpg", kitten, "image/jpeg")}),
+                one("base64", base64.b64encode(kitten), {"content-type": "text/plain"}),
+                one("numbers", [[[0.5, -1.0], [2.0, 0.25]]] * 3),
+                one("no picture", "hello"),
             ),
             handler="image_classifier",
             **classes,
