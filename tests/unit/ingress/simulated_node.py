@@ -86,12 +86,13 @@ class SimulatedNode:
         reported = {worker.slot: worker for worker in registry.workers(spec.key)}
         for slot in range(max(spec.min_worker, len(reported))):
             worker_id = str(9000 + slot)
+            # Before it is reported: a test sends its request as soon as it hears of the worker.
+            if slot < spec.max_worker and self.behaviour == "ready":
+                await verbs.beat_workers(spec.key, [worker_id])
             if slot >= spec.max_worker:
                 await verbs.forget(spec.key, worker_id)
             elif slot not in reported:
                 await verbs.report(spec.key, self._status(worker_id, slot))
-            if slot < spec.max_worker and self.behaviour == "ready":
-                await verbs.beat_workers(spec.key, [worker_id])
         if spec.min_worker and self.behaviour == "ready" and spec.key not in self._echoes:
             thread = threading.Thread(target=self._echo, args=(spec,))
             self._echoes[spec.key] = thread
