@@ -127,6 +127,7 @@ def test_recordings_are_of_these_requests() -> None:
     # Then they are the same: a changed case needs a new recording
     assert asked == listed
     assert len(CASES) == len(listed) >= 150
+    assert f" {len(CASES)} requests" in DOCUMENT.read_text(encoding="utf-8")
 
 
 def test_reasons_are_all_used_and_documented() -> None:

@@ -78,6 +78,7 @@ def value(data, _context, kind):
         "nan": float("nan"),
         "object": object(),
         "set": {1},
+        "large": "x" * 400_000,
     }
     return [values[kind] for _ in data]
 
