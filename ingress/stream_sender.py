@@ -1,5 +1,6 @@
 """Sends an answer in pieces, no faster than its client reads, and breaks off what has no end."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
 
@@ -10,6 +11,8 @@ from ingress.rsgi import HttpProtocol, HttpScope, ProtocolClosed, StreamTranspor
 from ingress.streamed_answer import StreamedAnswer
 
 log = logging.getLogger(__name__)
+
+FLUSH_S = 0.05
 
 
 async def send_answer(
@@ -47,6 +50,8 @@ async def _pump(answer: StreamedAnswer, transport: StreamTransport, connection: 
             await connection.keep_pace()
     except ServeError as error:
         log.warning("stream broken off: %s", error.message)
+        # The pieces before it are on their way through granian's threads.
+        await asyncio.sleep(FLUSH_S)
         connection.break_off()
     except SlowClient:
         log.info("stream broken off: the client does not read")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 import threading
 
 import pytest
@@ -18,7 +19,11 @@ from ingress.listeners import Address, Listener
 from ingress.openapi import Role
 from ingress.wsgi_bridge import WsgiBridge
 from tests.support import eventually, items_of
+from tests.unit.ingress.conftest import free_port
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S
+from tests.unit.ingress.test_tls import OPENSSL, tls
+
+__all__ = ["tls"]  # the fixture
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -112,19 +117,17 @@ def test_client_that_leaves_ends_the_work(echo, flood):
     assert eventually(lambda: ChunkCode.UNWANTED in flood.codes, 20.0)
 
 
-def test_unix_socket_gets_the_answer_in_one_piece(echo, tmp_path):
-    # Given
-    services, path = echo.services, tmp_path / "inference.sock"
+@contextlib.contextmanager
+def listening(echo, address, tls=None):
+    """The inference port of this ingress on another address, too."""
+    services = echo.services
+    bridge = WsgiBridge(echo.apps[Role.INFERENCE], max_request_size_bytes=10_000, max_threads=2)
+    front = Front(
+        services.predictor, bridge, max_request_size_bytes=10_000, max_response_size_bytes=20
+    )
 
     async def listen():
-        bridge = WsgiBridge(echo.apps[Role.INFERENCE], max_request_size_bytes=10_000, max_threads=2)
-        front = Front(
-            services.predictor,
-            bridge,
-            max_request_size_bytes=10_000,
-            max_response_size_bytes=20,
-        )
-        listener = Listener(Address("", 0, path), front)
+        listener = Listener(address, front, tls=tls)
         await listener.start()
         return listener
 
@@ -132,30 +135,94 @@ def test_unix_socket_gets_the_answer_in_one_piece(echo, tmp_path):
         listener.stop()
         await listener.wait_closed()
 
-    def ask(pieces):
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(20)
-            client.connect(str(path))
-            lines = b"Connection: close\r\nx-pieces: " + pieces + b"\r\n\r\nx"
-            client.sendall(REQUEST + lines)
-            head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
-            return head.lower(), body
-
     listener = services.on_loop(listen())
     try:
+        yield
+    finally:
+        services.on_loop(close(listener))
+
+
+def ask(client, *lines):
+    """Head and body of the answer to a request with these header lines."""
+    with client:
+        client.settimeout(20)
+        client.sendall(REQUEST + b"\r\n".join([b"Connection: close", *lines, b"", b"x"]))
+        pieces = []
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            while piece := client.recv(65536):
+                pieces.append(piece)
+        head, _, body = b"".join(pieces).partition(b"\r\n\r\n")
+        return head.lower(), body
+
+
+def test_unix_socket_gets_the_answer_in_one_piece(echo, tmp_path):
+    # Given
+    path = tmp_path / "inference.sock"
+
+    def connect_to():
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(str(path))
+        return client
+
+    with listening(echo, Address("", 0, path)):
         # When
-        head, body = ask(b"one,two")
+        head, body = ask(connect_to(), b"x-pieces: one,two")
         # Then
         assert head.startswith(b"http/1.1 200")
         assert b"content-length: 13" in head
         assert body == b"onetwobody:|x"
-        # When: more than an answer may have
-        head, body = ask(b"one,two,three,four,five")
-        # Then: nothing was sent, so it can still be told
-        assert head.startswith(b"http/1.1 500")
-        assert b"too large for this connection" in body
-    finally:
-        services.on_loop(close(listener))
+        for lines, words in (
+            ([b"x-pieces: one,two,three,four,five"], b"too large for this connection"),
+            ([b"x-pieces: one", b"x-fail: 1"], b"The rest of the answer was lost."),
+        ):
+            # When: it cannot be sent
+            head, body = ask(connect_to(), *lines)
+            # Then: nothing of it was, so that can still be told
+            assert head.startswith(b"http/1.1 500")
+            assert words in body
+
+
+@pytest.mark.parametrize(
+    ("listens", "connects"), [("::1", "::1"), ("::", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")]
+)
+def test_stream_is_sent_and_broken_off_on_any_address(echo, listens, connects):
+    # Given
+    port = free_port()
+    if ":" in listens and not has_ipv6():
+        pytest.skip("no IPv6 on this machine")
+    with listening(echo, Address(listens, port)):
+        # When
+        whole = ask(socket.create_connection((connects, port)), b"x-pieces: one")
+        broken = ask(socket.create_connection((connects, port)), b"x-pieces: one", b"x-fail: 1")
+    # Then
+    assert whole[1] == b"3\r\none\r\n7\r\nbody:|x\r\n0\r\n\r\n"
+    assert broken[0].startswith(b"http/1.1 200")
+    assert broken[1] == b"3\r\none\r\n"
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+def test_stream_is_sent_and_broken_off_through_tls(echo, tls):
+    # Given
+    context = ssl.create_default_context(cafile=str(tls.certificate_file))
+    port = free_port()
+
+    def connect_to():
+        plain = socket.create_connection(("127.0.0.1", port))
+        return context.wrap_socket(plain, server_hostname="localhost")
+
+    with listening(echo, Address("127.0.0.1", port, is_tls=True), tls):
+        # When
+        whole = ask(connect_to(), b"x-pieces: one")
+        broken = ask(connect_to(), b"x-pieces: one", b"x-fail: 1")
+    # Then
+    assert whole[1].endswith(b"\r\n0\r\n\r\n")
+    assert broken[1] == b"3\r\none\r\n"
+
+
+def has_ipv6():
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
 
 
 class Scope:
