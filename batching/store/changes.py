@@ -19,10 +19,9 @@ async def changed_models(client: AsyncClient) -> AsyncGenerator[str | None, None
     Raises:
         RedisError, OSError: the channel is broken; what was announced meanwhile is lost.
     """
-    async with client.pubsub(ignore_subscribe_messages=True) as channel:
+    is_asked = is_heard = False
+    async with client.pubsub() as channel:
         await channel.subscribe(keys.CHANGES)
-        yield None
-        is_asked = False
         while True:
             message = await channel.get_message(timeout=SILENCE_S)
             if message is None:
@@ -31,4 +30,9 @@ async def changed_models(client: AsyncClient) -> AsyncGenerator[str | None, None
                 await channel.ping()
             elif message["type"] == "message":
                 yield message["data"].decode(errors="replace")
+            elif message["type"] == "subscribe":
+                if is_heard:
+                    raise redis.ConnectionError("the channel of changes was broken meanwhile")
+                is_heard = True
+                yield None
             is_asked = message is None

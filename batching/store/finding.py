@@ -1,8 +1,9 @@
 """Which server holds the keys now: sentinels know their master, cluster nodes who has which slot.
 
-Asked whenever a connection is made, and never in between: a connection to a server that has become
-the wrong one breaks or is told so. Every question goes over a connection of its own, briefly, to
-one server after the other, so that a frozen one costs half a second and not the request.
+Asked whenever a connection is made. In between a connection to a server that has become the wrong
+one breaks or is told so; only sentinels are late in telling, so they are asked once a second. Every
+question goes over a connection of its own, briefly, to one server after the other, so that a frozen
+one costs half a second and not the request.
 """
 
 import contextlib
@@ -24,6 +25,10 @@ from batching.redis_url import Address
 
 ASK_TIMEOUT_S = 0.5
 DOUBT_S = 1.0
+# A master that was frozen and wakes up takes writes until sentinels make it a replica, some ten
+# seconds later. A cluster's finds out by itself.
+LOOK_S = 1.0
+LOOK_IN_VAIN_S = 10.0
 
 Options = Mapping[str, Any]
 
@@ -64,9 +69,11 @@ class Finder(ABC):
     """Finds one server, again and again. `address` is where it was last."""
 
     question: str
+    may_be_deposed = False
 
     def __init__(self, circle: Circle, options: Options, async_options: Options) -> None:
         self.address: Address | None = None
+        self._look_at = 0.0
         self._circle = circle
         self._options = options
         self._async_options = async_options
@@ -90,6 +97,24 @@ class Finder(ABC):
                     return self._found(place, await client.execute_command(self.question))
         raise self._unknown()
 
+    def look_again(self) -> None:
+        """Now and then, `address` is where the server is now, if anybody knows."""
+        if self._is_time_to_look():
+            with contextlib.suppress(redis.ConnectionError):
+                self.find()
+
+    async def look_again_async(self) -> None:
+        """As `look_again`."""
+        if self._is_time_to_look():
+            with contextlib.suppress(redis.ConnectionError):
+                await self.find_async()
+
+    def _is_time_to_look(self) -> bool:
+        if not self.may_be_deposed or time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + LOOK_IN_VAIN_S
+        return True
+
     @abstractmethod
     def read(self, place: Address, answer: Any) -> tuple[Address, list[Address]]:
         """The server's address, and whom else one may ask.
@@ -101,6 +126,7 @@ class Finder(ABC):
     def _found(self, place: Address, answer: Any) -> Address:
         address, others = self.read(place, answer)
         self._circle.answered(place, others)
+        self._look_at = time.monotonic() + LOOK_S
         self.address = address
         return address
 
@@ -130,6 +156,7 @@ class MasterFinder(Finder):
     """The master of a service, as sentinels see it. One that is down is no answer."""
 
     question = "SENTINEL MASTERS"
+    may_be_deposed = True
 
     def __init__(
         self, service: str, circle: Circle, options: Options, async_options: Options

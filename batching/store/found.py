@@ -68,10 +68,23 @@ class FoundConnection(redis.Connection):
         self._finder = finder
 
     def connect(self) -> None:
-        """Connected, and not to where the server was before another connection found it moved."""
-        if self.is_connected and (self.host, self.port) != self._finder.address:
-            self.disconnect()  # type: ignore[no-untyped-call]
+        """Connected to where the server is, also if it is elsewhere now."""
+        if self.is_connected:
+            self._finder.look_again()
+            if self._is_elsewhere():
+                self.disconnect()  # type: ignore[no-untyped-call]
         super().connect()  # type: ignore[no-untyped-call]
+
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        """The command is sent, and not to where the server was before."""
+        if self._is_elsewhere():
+            self.disconnect()  # type: ignore[no-untyped-call]
+            # Not just connected anew: a WATCH would be lost.
+            raise NotHere("the server is elsewhere now")
+        super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
+
+    def _is_elsewhere(self) -> bool:
+        return (self.host, self.port) != self._finder.address and self.is_connected
 
     def on_connect_check_health(self, check_health: bool = True) -> None:
         """The server has greeted."""
@@ -114,10 +127,22 @@ class AsyncFoundConnection(redis.asyncio.Connection):
         self._finder = finder
 
     async def connect(self) -> None:
-        """Connected, and not to where the server was before another connection found it moved."""
-        if self.is_connected and (self.host, self.port) != self._finder.address:
-            await self.disconnect()
+        """Connected to where the server is, also if it is elsewhere now."""
+        if self.is_connected:
+            await self._finder.look_again_async()
+            if self._is_elsewhere():
+                await self.disconnect()
         await super().connect()  # type: ignore[no-untyped-call]
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        """The command is sent, and not to where the server was before."""
+        if self._is_elsewhere():
+            await self.disconnect()
+            raise NotHere("the server is elsewhere now")
+        await super().send_packed_command(command, check_health)
+
+    def _is_elsewhere(self) -> bool:
+        return (self.host, self.port) != self._finder.address and bool(self.is_connected)
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
         """The server has greeted."""

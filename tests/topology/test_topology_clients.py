@@ -155,6 +155,43 @@ def test_frozen_server_does_not_keep_who_listens_for_changes(monkeypatch) -> Non
         node.thaw()
 
 
+def test_transaction_begins_anew_when_the_server_is_elsewhere_now(cluster: Cluster) -> None:
+    with contextlib.closing(connect(cluster.url)) as client:
+        seen = []
+
+        # Given a transaction on its way
+        def change(pipe: redis.client.Pipeline) -> None:
+            seen.append(pipe.get("{ferry}:watched"))
+            if len(seen) == 1:
+                # When another connection finds the server moved, and somebody writes there
+                client.connection_pool.connection_kwargs["finder"].address = (HOST, 1)
+                with contextlib.closing(connect(cluster.url)) as other:
+                    other.set("{ferry}:watched", "theirs")
+            pipe.multi()
+            pipe.set("{ferry}:watched", "ours")
+
+        client.transaction(change, "{ferry}:watched")
+        # Then what was watched is looked at again
+        assert seen == [None, b"theirs"]
+
+
+def test_channel_that_was_broken_meanwhile_is_given_up(cluster: Cluster, monkeypatch) -> None:
+    monkeypatch.setattr(changes, "SILENCE_S", 0.05)
+
+    async def run() -> None:
+        client = connect_async(cluster.url)
+        async with client, contextlib.aclosing(changed_models(client)) as names:
+            # Given
+            assert await anext(names) is None
+            # When it connects anew, and may have missed something
+            client.connection_pool.connection_kwargs["finder"].address = (HOST, 1)
+            # Then
+            with pytest.raises(redis.ConnectionError):
+                await anext(names)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
 def test_one_dead_master_does_not_keep_the_calls_of_others(cluster: Cluster, monkeypatch) -> None:
     from_nobody: list[str] = []
 
