@@ -47,19 +47,18 @@ class Runner:
     def run(self, batch: Batch) -> list[Reply]:
         """One reply per item, in the same order; a handler's fault becomes an error reply.
 
-        A handler that fails over a batch of n is called up to n more times, with one item each.
+        A handler that fails over a batch of n is called up to n more times, with one item each. Who
+        asks for an explanation or a description is served alone.
 
         Raises:
             DeviceBroken: over several items; here each would fail, in another process only the one
                 at fault.
         """
         started_ns = time.perf_counter_ns()
-        replies = self._run_items(batch.items)
-        if replies is None:
-            if self.is_device_broken:
-                raise DeviceBroken
-            _free_gpu_memory()
-            replies = [reply for item in batch.items for reply in self._run_alone(item)]
+        if len(batch) > 1 and any(map(_is_special, batch.items)):
+            replies = self._run_apart(batch.items)
+        else:
+            replies = self._run_together(batch.items)
         if self._stream.counts:
             replies = self._as_ends(batch.items, replies)
         self._stream.forget()
@@ -71,6 +70,22 @@ class Runner:
             )
             for index, (item, reply) in enumerate(zip(batch.items, replies, strict=True))
         ]
+
+    def _run_together(self, items: Sequence[Claimed]) -> list[Reply]:
+        replies = self._run_items(items)
+        if replies is None:
+            if self.is_device_broken:
+                raise DeviceBroken
+            _free_gpu_memory()
+            replies = [reply for item in items for reply in self._run_alone(item)]
+        return replies
+
+    def _run_apart(self, items: Sequence[Claimed]) -> list[Reply]:
+        # TorchServe's handlers ask the first row's headers what a whole batch is about.
+        alike = [item for item in items if not _is_special(item)]
+        replies = self._run_together(alike) if alike else []
+        by_id = {item.request_id: reply for item, reply in zip(alike, replies, strict=True)}
+        return [by_id.get(item.request_id) or self._run_together([item])[0] for item in items]
 
     def _run_items(self, items: Sequence[Claimed]) -> list[Reply] | None:
         """The replies; None when several items failed together, so that nobody knows whose fault.
@@ -167,6 +182,11 @@ class Runner:
     @property
     def _name(self) -> str:
         return self._model.context.model_name
+
+
+def _is_special(item: Claimed) -> bool:
+    headers = item.request.headers
+    return headers.get("explain") == "True" or headers.get("describe") == "True"
 
 
 def _as_answer(error: Exception) -> ServeError | PredictionException:

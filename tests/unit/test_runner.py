@@ -212,6 +212,35 @@ def test_device_is_not_broken_by_other_failures(text):
     assert not failing.is_device_broken
 
 
+def test_explanations_and_descriptions_are_made_alone():
+    # Given: a handler that goes by its first row, as TorchServe's do
+    def answer(rows, context):
+        kinds = [name for name in ("explain", "describe") if context.get_request_header(0, name)]
+        return [f"{kinds} {len(rows)} {bytes(row['body']).decode()}" for row in rows]
+
+    handler = Handler(answer)
+    asked = [
+        body(b"a"),
+        body(b"b", explain="True"),
+        body(b"c"),
+        body(b"d", describe="True"),
+        body(b"e", explain="True"),
+    ]
+
+    # When
+    replies = runner(handler).run(batch(*asked))
+
+    # Then
+    assert [reply.body.decode() for reply in replies] == [
+        "[] 2 a",
+        "['explain'] 1 b",
+        "[] 2 c",
+        "['describe'] 1 d",
+        "['explain'] 1 e",
+    ]
+    assert [len(rows) for rows in handler.batches] == [2, 1, 1, 1]
+
+
 def test_batch_that_succeeds_runs_once():
     # Given
     handler = Handler(fails_on_bad)
