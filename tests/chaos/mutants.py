@@ -177,6 +177,13 @@ MUTANTS = (
         f"{CHAOS}scripts.py::test_f38_lost_bell_costs_a_second_at_most",
     ),
     Mutant(
+        "a batch window ends by the local clock",
+        "batching/store/worker_verbs.py",
+        "return self._more.wait(max(MIN_WAIT_S, timeout_s - HANDOVER_S))",
+        "return self._client.blpop([self._more._name], timeout=timeout_s) is not None",
+        f"{CHAOS}clients.py::test_f36_idle_request_waits_no_longer_than_the_delay",
+    ),
+    Mutant(
         "a cancelled request leaves the queue",
         "batching/store/cancel.lua",
         "elseif redis.call('LREM', KEYS[1], 1, id) == 0 then",

@@ -18,7 +18,7 @@ from tests.e2e.ferry_process import eventually
 
 DELAY_S = 0.005
 ADDED_S = 0.003
-ROUNDS = 6
+MEASURED_AGAIN_S = 30.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
@@ -279,7 +279,8 @@ def test_f36_idle_request_waits_no_longer_than_the_delay(
         latencies(crowd, "f36-single", 3, "warm")
         # Times may be measured again: machines do other things, too, and Redis' clock, which would
         # add up to 100 ms to every other wait, is there in every round.
-        for _ in range(ROUNDS):
+        again_until = time.monotonic() + MEASURED_AGAIN_S
+        while True:
             # When single requests come, one after the other, with and without a batch window
             window, single = [], []
             for number in range(count):
@@ -288,7 +289,7 @@ def test_f36_idle_request_waits_no_longer_than_the_delay(
                     found.extend(latencies(crowd, name, 1, f"r{number}"))
             added_s = statistics.median(window) - statistics.median(single)
             worst_s = percentile(window, 0.99) - statistics.median(single)
-            if worst_s <= DELAY_S + ADDED_S:
+            if worst_s <= DELAY_S + ADDED_S or time.monotonic() > again_until:
                 break
 
         # Then the window costs its delay, and nothing else
