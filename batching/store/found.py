@@ -1,12 +1,12 @@
 """Clients of servers that have to be found: behind sentinels, or in a cluster.
 
 They are plain clients whose connections ask for the address each time they connect. In a cluster
-each hash tag has a client of its own, whose keys are all in one slot and hence on one server; so
-scripts, transactions, blocking and subscribing calls are what they are on a single server, and a
-call costs the same. What a server says when the keys are no longer its own is a lost connection.
+each hash tag has a client of its own, whose keys are all on one server; so scripts, transactions,
+blocking and subscribing calls are what they are on a single server, and cost the same.
 
-A lost connection is the caller's to decide about, here as everywhere: nobody knows whether the call
-was carried out. A refusal is known not to have been; it is asked again where the server is now.
+When a connection is lost nobody knows whether the call was carried out: its caller decides, here as
+everywhere. What a server has refused, since the keys are no longer its own, is known not to have
+been; it is asked again where the server is now.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class FoundConnection(redis.Connection):
 
     def connect(self) -> None:
         """Connected to where the server is, also if it is elsewhere now."""
-        if self.is_connected:
+        if self._is_open():
             self._finder.look_again()
             if self._is_elsewhere():
                 self.disconnect()  # type: ignore[no-untyped-call]
@@ -84,7 +84,11 @@ class FoundConnection(redis.Connection):
         super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
 
     def _is_elsewhere(self) -> bool:
-        return (self.host, self.port) != self._finder.address and self.is_connected
+        return (self.host, self.port) != self._finder.address and self._is_open()
+
+    def _is_open(self) -> bool:
+        opened: Any = self._sock
+        return opened is not None
 
     def on_connect_check_health(self, check_health: bool = True) -> None:
         """The server has greeted."""
