@@ -272,14 +272,9 @@ def _make_client(
     deployment: Deployment, finder: Finder, is_for_rq: bool, options: dict[str, Any]
 ) -> Any:
     parsed = deployment.connection_options(redis.connection.parse_url)
-    kinds = {
-        (False, False): FoundConnection,
-        (False, True): FoundTlsConnection,
-        (True, False): RqConnection,
-        (True, True): RqTlsConnection,
-    }
+    kinds = ((FoundConnection, FoundTlsConnection), (RqConnection, RqTlsConnection))
     pool = FoundPool(
-        connection_class=kinds[is_for_rq, deployment.is_tls],
+        connection_class=kinds[is_for_rq][deployment.is_tls],
         finder=finder,
         retry=Retry(ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN, supported_errors=_REFUSALS),
         **{"socket_connect_timeout": CONNECT_TIMEOUT_S, **options, **parsed},
