@@ -217,10 +217,9 @@ def test_f34_clients_that_hardly_read_slow_nobody_down(
             # And, in the long form: who takes nothing in for a minute is closed
             if is_long():
                 began = time.monotonic()
-                assert eventually(lambda: open_connections(rig) == 0, 90)
+                assert eventually(lambda: open_connections(rig) == 0, 75)
                 took_s = time.monotonic() - began
                 record_promise("F34", "unread answers are closed", "<= 75 s", f"{took_s:.0f} s")
-                assert took_s <= 75
         record_promise(
             "F34",
             "20 clients that hardly read: others' p90",
@@ -247,12 +246,11 @@ def test_f35_half_sent_requests_take_nothing_from_others(
 
         # Then the service goes on
         ok = crowd.ask("f35", [f"r{number}" for number in range(50)])
-        assert {one.status for one in ok} == {200}
-        assert len(model.bodies()) == 50
         slow_s = max(one.seconds for one in ok)
         record_promise(
             "F35", "50 half-sent requests", "others unaffected", f"{slow_s:.2f} s at most"
         )
+        assert [one.status for one in ok] == [200] * len(model.bodies()) == [200] * 50
         assert slow_s < 2.0
         model.check(crowd)
 
@@ -277,8 +275,7 @@ def test_f36_idle_request_waits_no_longer_than_the_delay(
     ):
         latencies(crowd, "f36-window", 3, "warm")
         latencies(crowd, "f36-single", 3, "warm")
-        # Times may be measured again: machines do other things, too, and Redis' clock, which would
-        # add up to 100 ms to every other wait, is there in every round.
+        # Measured again on a busy machine; Redis' clock would add its 100 ms in every round.
         again_until = time.monotonic() + MEASURED_AGAIN_S
         while True:
             # When single requests come, one after the other, with and without a batch window
