@@ -25,6 +25,8 @@ COUNTS: Mapping[str, type] = {
     "handler": dict,
     "micro_batching": dict,
     "pt2": object,
+    "prepare": bool,
+    "dtype": str,
     "dali": object,
     "deepspeed": object,
     "pippy": object,

@@ -12,6 +12,7 @@ class ImageClassifier(VisionHandler):
     """Image in, {label: probability} of the most likely classes out, most likely first."""
 
     topk = 5
+    has_one_size: ClassVar[bool] = True
     # The means and deviations of ImageNet, as in torchvision's own training recipes.
     image_processing: ClassVar[Any] = transforms.Compose(
         [

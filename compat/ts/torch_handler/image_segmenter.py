@@ -10,6 +10,7 @@ from ts.torch_handler.vision_handler import VisionHandler
 class ImageSegmenter(VisionHandler):
     """Image in, [224][224][2] out: class number and its probability for each pixel."""
 
+    has_one_size: ClassVar[bool] = True
     image_processing: ClassVar[Any] = ImageClassifier.image_processing
 
     def postprocess(self, data: Any) -> list[Any]:

@@ -1,0 +1,113 @@
+"""Makes a model ready for inference: frozen, laid out for the processor, warmed up.
+
+A model that resists runs as it is, and the log says why.
+"""
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+Model = Callable[[torch.Tensor], Any]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# TorchScript measures for two calls of a shape, then compiles.
+WARM_UP_CALLS = 3
+
+# Folding a normalisation into the layer before it moves the last digits.
+TOLERANCE = 1e-3
+
+
+class PreparedModel:
+    """A model in another layout and precision that takes and gives what it did before."""
+
+    def __init__(self, model: Model, dtype: torch.dtype) -> None:
+        self._model = model
+        self._dtype = dtype
+
+    def __call__(self, batch: torch.Tensor) -> Any:
+        """Float [n, channels, height, width] in; float32 out."""
+        laid_out = batch.to(self._dtype, memory_format=torch.channels_last)
+        return _as_float32(self._model(laid_out))
+
+
+def read_dtype(name: object) -> torch.dtype:
+    """The precision that `dtype` in model-config.yaml asks for.
+
+    Raises:
+        ValueError: there is no such one.
+    """
+    if name not in DTYPES:
+        raise ValueError(f"dtype in model-config.yaml must be one of {', '.join(DTYPES)}.")
+    return DTYPES[str(name)]
+
+
+def prepare(
+    model: Model,
+    reload: Callable[[], Any],
+    example: torch.Tensor,
+    dtype: torch.dtype,
+    batch_size: int,
+) -> Model | None:
+    """The model made ready, or None where it gains nothing or resists.
+
+    Args:
+        model: the model as it came.
+        reload: gives it once more, in evaluation mode; that one is changed.
+        example: an input of one row, float32 [1, channels, height, width].
+        dtype: the precision to compute in. In float32 the answers stay equal within a thousandth
+            of the largest; half precision is the archive's own wish.
+        batch_size: the largest batch; this one and a single row are warmed up.
+    """
+    started_s = time.perf_counter()
+    try:
+        with torch.inference_mode():
+            expected = model(example)
+            prepared = _prepared(reload(), dtype)
+            answer = prepared(example)
+            if dtype == torch.float32 and not _are_close(answer, expected):
+                logger.warning("the prepared model answers differently; the model runs as it is")
+                return None
+            for rows in {1, batch_size}:
+                batch = example.expand(rows, *example.shape[1:])
+                for _ in range(WARM_UP_CALLS):
+                    prepared(batch)
+    except Exception:  # whatever torch raises, the archive's model still runs
+        logger.warning("the model cannot be prepared and runs as it is", exc_info=True)
+        return None
+    seconds = time.perf_counter() - started_s
+    logger.info("prepared dtype=%s batch_size=%d seconds=%.1f", dtype, batch_size, seconds)
+    return prepared
+
+
+def _prepared(model: Any, dtype: torch.dtype) -> PreparedModel:
+    model = model.to(dtype).to(memory_format=torch.channels_last)
+    if isinstance(model, torch.jit.ScriptModule):
+        with warnings.catch_warnings():
+            # Existing archives hold TorchScript, whatever new models should be compiled with.
+            warnings.filterwarnings("ignore", r".*torch\.jit\.freeze", FutureWarning)
+            model = torch.jit.freeze(model)
+    return PreparedModel(model, dtype)
+
+
+def _as_float32(output: Any) -> Any:
+    if isinstance(output, torch.Tensor):
+        return output.float() if output.is_floating_point() else output
+    if isinstance(output, Mapping):
+        return {name: _as_float32(value) for name, value in output.items()}
+    if isinstance(output, list | tuple):
+        return type(output)(_as_float32(value) for value in output)
+    return output
+
+
+def _are_close(answer: Any, expected: Any) -> bool:
+    if isinstance(expected, Mapping):
+        return all(_are_close(answer[name], value) for name, value in expected.items())
+    largest = float(expected.abs().max())
+    return bool(torch.allclose(answer, expected.float(), rtol=0.0, atol=TOLERANCE * largest))

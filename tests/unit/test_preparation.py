@@ -1,0 +1,155 @@
+"""The built-in image handlers make the archive's model ready; one that resists runs as it is."""
+
+import logging
+
+import pytest
+import torch
+from ts.context import Context
+from ts.torch_handler.image_classifier import ImageClassifier
+from ts.torch_handler.preparation import PreparedModel
+
+from tests.unit.models import MODEL_SOURCE, NAMES, manifest, saved, scripted
+
+ROWS, CLASSES = 4, 8
+
+
+class Convolved(torch.nn.Module):
+    """What there is to fold: a convolution and the normalisation behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.see = torch.nn.Conv2d(3, 16, 3, stride=2)
+        self.normalise = torch.nn.BatchNorm2d(16)
+        self.weigh = torch.nn.Linear(16, CLASSES)
+
+    def forward(self, images):
+        seen = torch.relu(self.normalise(self.see(images)))
+        return self.weigh(seen.mean(dim=(2, 3)))
+
+
+class Stubborn(Convolved):
+    """Takes images only as they lie in memory by default."""
+
+    def forward(self, images):
+        flat = images.view(images.shape[0], -1).view(images.shape[0], 3, -1)
+        return self.weigh(flat.mean(dim=2).repeat(1, 6)[:, :16])
+
+
+class Fickle(Convolved):
+    """Never answers the same twice."""
+
+    def forward(self, images):
+        return self.weigh(torch.rand(images.shape[0], 16))
+
+
+def trained(kind):
+    """A model whose normalisation does something, always the same."""
+    torch.manual_seed(3)
+    model = kind()
+    for _ in range(3):
+        model(torch.randn(8, 3, 32, 32) * 2 + 1)
+    return model.eval()
+
+
+class Own(ImageClassifier):
+    """A handler that came with an archive."""
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """The handler of an archive with these weights and this model-config.yaml."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(weights, config=None, *, kind=ImageClassifier, **section):
+        (tmp_path / "model.pt").write_bytes(weights)
+        (tmp_path / "index_to_name.json").write_text(NAMES)
+        described = manifest(serializedFile="model.pt", **section)
+        handler = kind()
+        handler.initialize(
+            Context("m", str(tmp_path), described, ROWS, None, "0.12", model_yaml_config=config)
+        )
+        return handler
+
+    return run
+
+
+def rows():
+    return torch.randn(ROWS, 3, 224, 224, generator=torch.Generator().manual_seed(5))
+
+
+def test_prepared_model_answers_as_the_archives_model(load):
+    # Given
+    model = trained(Convolved)
+
+    # When
+    handler = load(scripted(model))
+
+    # Then
+    assert isinstance(handler.model, PreparedModel)
+    with torch.inference_mode():
+        assert torch.allclose(handler.inference(rows()), model(rows()), atol=1e-4)
+
+
+def test_prepared_model_computes_in_the_precision_that_the_archive_asks_for(load):
+    # Given
+    model = trained(Convolved)
+
+    # When
+    answer = load(scripted(model), {"dtype": "bfloat16"}).inference(rows())
+
+    # Then it is near, of the same best classes, and not equal
+    with torch.inference_mode():
+        expected = model(rows())
+    assert answer.dtype == torch.float32
+    assert torch.equal(answer.argmax(1), expected.argmax(1))
+    assert torch.allclose(answer, expected, atol=0.05)
+    assert not torch.allclose(answer, expected, atol=1e-6)
+
+
+def test_preparation_names_the_precisions_there_are(load):
+    with pytest.raises(ValueError, match="one of float32, bfloat16, float16"):
+        load(scripted(trained(Convolved)), {"dtype": "int3"})
+
+
+@pytest.mark.parametrize("kind", [Stubborn, Fickle])
+def test_model_that_resists_runs_as_it_is_and_the_log_says_so(load, caplog, kind):
+    # When
+    with caplog.at_level(logging.WARNING):
+        handler = load(scripted(trained(kind)))
+
+    # Then
+    assert not isinstance(handler.model, PreparedModel)
+    assert handler.inference(rows()).shape == (ROWS, CLASSES)
+    assert "runs as it is" in caplog.text
+
+
+def test_model_with_source_is_prepared_too(load, tmp_path):
+    # Given
+    torch.manual_seed(1)
+    weights = torch.nn.Linear(3, CLASSES)
+    state = {f"weigh.{name}": value for name, value in weights.state_dict().items()}
+    (tmp_path / "pooled_source.py").write_text(MODEL_SOURCE.format(classes=CLASSES))
+
+    # When
+    handler = load(saved(state), modelFile="pooled_source.py")
+
+    # Then
+    assert isinstance(handler.model, PreparedModel)
+    with torch.inference_mode():
+        expected = weights(rows().mean(dim=(2, 3)))
+    assert torch.allclose(handler.inference(rows()), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "is_prepared"),
+    [
+        (ImageClassifier, {}, True),
+        (ImageClassifier, {"prepare": False}, False),
+        (Own, {}, False),
+        (Own, {"prepare": True}, True),
+        (Own, {"dtype": "bfloat16"}, True),
+    ],
+)
+def test_handlers_of_ones_own_are_prepared_when_they_ask_for_it(load, kind, config, is_prepared):
+    handler = load(scripted(trained(Convolved)), config, kind=kind)
+    assert isinstance(handler.model, PreparedModel) is is_prepared
