@@ -111,7 +111,11 @@ class Heartbeat:
         self._heard_at[key] = now
 
     def _keep(self, workers: dict[VersionKey, list[str]]) -> None:
-        """What is known of others is forgotten."""
+        """What is known of others is forgotten; silence about a version counts from its first beat.
+
+        From the first try, that is: an outage may begin before it has succeeded.
+        """
+        now = time.monotonic()
         self._known &= {worker_id for ids in workers.values() for worker_id in ids}
         self._unsure &= set(workers)
-        self._heard_at = {key: at for key, at in self._heard_at.items() if key in workers}
+        self._heard_at = {key: self._heard_at.get(key, now) for key in workers}

@@ -62,12 +62,14 @@ def parts(monkeypatch):
     return Parts()
 
 
-def test_nobody_is_taken_for_dead_right_after_an_outage(parts):
+@pytest.mark.parametrize("is_new", [False, True], ids=["known", "new"])
+def test_nobody_is_taken_for_dead_right_after_an_outage(parts, is_new):
     other = replace(WORKER, worker_id="node-b-1", node_id="node-b")
 
     async def run():
-        # Given two nodes' workers that beat
-        await parts.heart.beat()
+        # Given two nodes' workers that beat, unless the version is newer than the last beat
+        if not is_new:
+            await parts.heart.beat()
         await parts.verbs.report(KEY, other)
         await parts.verbs.beat_workers(KEY, ["node-b-1"])
         await parts.verbs.join(replace(NODE, node_id="node-b"))
