@@ -38,7 +38,6 @@ class Heartbeat:
         self._is_node_unsure = False
         self._is_forgotten = False
         self._unsure: set[VersionKey] = set()
-        self._known: set[str] = set()
         self._heard_at: dict[VersionKey, float] = {}
         self._steady_from: dict[VersionKey, float] = {}
 
@@ -90,18 +89,17 @@ class Heartbeat:
         self._is_node_unsure = False
 
     async def _beat_version(self, key: VersionKey, worker_ids: Sequence[str]) -> None:
-        new = set(worker_ids) - self._known
         is_unsure = key in self._unsure
         self._unsure.add(key)
-        added = await self._verbs.beat_workers(key, worker_ids)
+        # A slot beats for its worker before it is seen here, so nobody should be new.
+        was_forgotten = await self._verbs.beat_workers(key, worker_ids) > 0
         self._hear(key)
-        if added > len(new):
+        if was_forgotten:
             self._is_forgotten = True
-        if is_unsure or added > len(new):
+        if is_unsure or was_forgotten:
             for slot in self._slots():
                 if slot.spec.key == key:
                     await slot.report_again()
-        self._known.update(worker_ids)
         self._unsure.discard(key)
 
     def _hear(self, key: VersionKey) -> None:
@@ -116,6 +114,5 @@ class Heartbeat:
         From the first try, that is: an outage may begin before it has succeeded.
         """
         now = time.monotonic()
-        self._known &= {worker_id for ids in workers.values() for worker_id in ids}
         self._unsure &= set(workers)
         self._heard_at = {key: self._heard_at.get(key, now) for key in workers}

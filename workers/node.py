@@ -71,7 +71,7 @@ class Node:
         self._gpus = list_gpus(settings.number_of_gpu)
         self._gpu_turn = itertools.count()
         self._has_reconciled = False
-        self._must_repair = False
+        self._repairs_due = self._repairs_done = 0
         self._files = ModelFiles(settings)
         self._should_exit = asyncio.Event()
         self._must_exit_now = asyncio.Event()
@@ -151,7 +151,7 @@ class Node:
     def _on_joined(self) -> None:
         """Redis knows this node: for the first time, or again after it forgot something."""
         notify_ready()
-        self._must_repair = True
+        self._repairs_due += 1
         self._must_look.set()
 
     def _is_ready(self) -> bool:
@@ -207,10 +207,10 @@ class Node:
                 if (spec.key, number) not in self._slots:
                     self._open_slot(spec, number, list(specs.values()))
         self._has_reconciled = True
-        if self._must_repair:
+        if (due := self._repairs_due) > self._repairs_done:
             # In a cluster one server may forget its versions while the registry's does not.
             await asyncio.to_thread(self._registry.repair, self._wanted.values())
-            self._must_repair = False
+            self._repairs_done = due
 
     def _open_slot(self, spec: ModelSpec, number: int, specs: Sequence[ModelSpec]) -> None:
         device = self._pick_device(spec, number)
