@@ -24,6 +24,7 @@ class SubmitCode(IntEnum):
     FULL = 0
     NO_VERSION = -1
     NO_WORKER = -2
+    NO_MEMORY = -3  # not the script's: the body found no room
 
 
 class AuditCode(IntEnum):
@@ -108,35 +109,55 @@ class IngressVerbs:
     async def submit(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
         """Each request waits in the queue, or is refused with a code."""
         large = [item for item in submissions if len(item.wire) > INLINE_LIMIT_BYTES]
+        without_room = await self._write_bodies(large)
+        fitting = [item for item in submissions if item.request_id not in without_room]
         try:
-            await self._write_bodies(large)
-            return await self._submit_script(submissions, large)
+            codes = iter(await self._submit_script(fitting))
         except OutOfMemoryError:
             # Nothing was queued: bodies that nobody will read must not fill the memory further.
             await self._drop_bodies(large)
             raise
+        found = [
+            SubmitCode.NO_MEMORY if item.request_id in without_room else next(codes)
+            for item in submissions
+        ]
+        outcomes = zip(submissions, found, strict=True)
+        refused = {item.request_id for item, code in outcomes if code <= 0}
+        await self._drop_bodies([item for item in large if item.request_id in refused])
+        return found
 
-    async def _submit_script(
-        self, submissions: Sequence[Submission], large: Sequence[Submission]
-    ) -> list[SubmitCode]:
+    async def _submit_script(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
+        if not submissions:
+            return []
         arguments: list[str | int | bytes] = [self._ingress_id, self._dead_after_ms]
         for request_id, ttl_ms, wire, age_us in submissions:
             inline = wire if len(wire) <= INLINE_LIMIT_BYTES else b""
             arguments += (request_id, ttl_ms, age_us, inline)
-        codes = [SubmitCode(code) for code in await self._submit(self._submit_keys, arguments)]
-        outcomes = zip(submissions, codes, strict=True)
-        refused = {item.request_id for item, code in outcomes if code <= 0}
-        await self._drop_bodies([item for item in large if item.request_id in refused])
-        return codes
+        return [SubmitCode(code) for code in await self._submit(self._submit_keys, arguments)]
 
-    async def _write_bodies(self, large: Sequence[Submission]) -> None:
+    async def _write_bodies(self, large: Sequence[Submission]) -> set[str]:
+        """The bodies that fit into Redis are there; the ids of the others.
+
+        The one that filled it up is counted among the others: the script needs some room, too.
+        """
         if not large:
-            return
+            return set()
         async with self._client.pipeline(transaction=False) as pipe:
             for item in large:
                 name = self._keys.body_prefix + item.request_id
                 pipe.set(name, item.wire, px=item.ttl_ms + 60_000)
-            await pipe.execute()
+            results = await pipe.execute(raise_on_error=False)
+        refused = [isinstance(result, OutOfMemoryError) for result in results]
+        for result, is_refused in zip(results, refused, strict=True):
+            if isinstance(result, Exception) and not is_refused:
+                raise result
+        if not any(refused):
+            return set()
+        last_written = max(refused.index(True) - 1, 0)
+        left_out = {large[last_written].request_id}
+        left_out.update(item.request_id for item, no in zip(large, refused, strict=True) if no)
+        await self._drop_bodies(large[last_written : last_written + 1])
+        return left_out
 
     async def _drop_bodies(self, large: Sequence[Submission]) -> None:
         names = [self._keys.body_prefix + item.request_id for item in large]

@@ -23,6 +23,8 @@ def refusal(code: SubmitCode, key: VersionKey, retry_after_s: float) -> errors.S
             "API to add workers.",
             retry_after_s=1.0,
         )
+    if code is SubmitCode.NO_MEMORY:
+        return memory_full()
     return errors.VersionNotFound(f"Model version: {version} does not exist for model: {name}")
 
 

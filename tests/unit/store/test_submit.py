@@ -229,12 +229,14 @@ def test_submit_is_refused_whole_when_memory_is_full(real_desk, full_memory, siz
     # Given
     real_desk.submit("before")
     full_memory()
+    submissions = [Submission(name, 60_000, wire_of(name, size=size)) for name in ("a", "b")]
 
-    # When
-    with pytest.raises(OutOfMemoryError):
-        real_desk.ingress().submit(
-            [Submission(name, 60_000, wire_of(name, size=size)) for name in ("a", "b")]
-        )
+    # When: a large body is refused by itself, small ones with the script that carries them
+    if size:
+        assert real_desk.ingress().submit(submissions) == [SubmitCode.NO_MEMORY] * 2
+    else:
+        with pytest.raises(OutOfMemoryError):
+            real_desk.ingress().submit(submissions)
 
     # Then
     assert real_desk.queued() == ["before"]
@@ -243,16 +245,38 @@ def test_submit_is_refused_whole_when_memory_is_full(real_desk, full_memory, siz
     assert real_desk.request("a") == {}
 
 
-def test_submit_leaves_no_body_behind_when_memory_runs_out_between_the_bodies(real_desk):
+def test_submit_queues_the_requests_whose_bodies_fit_into_memory(real_desk):
+    # Given: room for a few of the bodies, and among them a request that is small
+    client = real_desk.client
+    names = [f"r{number}" for number in range(8)]
+    bodies = [Submission(name, 60_000, wire_of(name, size=2_000_000)) for name in names]
+    small = Submission("small", 60_000, wire_of("small", size=0))
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 9_000_000)
+
+    # When
+    codes = real_desk.ingress().submit([*bodies[:4], small, *bodies[4:]])
+
+    # Then those that fit wait, the others are refused and have left nothing behind
+    client.config_set("maxmemory", 0)
+    queued = [name for name in names if real_desk.has_body(name)]
+    assert 1 <= len(queued) <= 4
+    assert queued == names[: len(queued)]
+    assert set(real_desk.queued()) == {*queued, "small"}
+    refused = [code for code in codes if code is SubmitCode.NO_MEMORY]
+    assert len(refused) == len(names) - len(queued)
+
+
+def test_submit_leaves_no_body_behind_when_only_one_would_fit(real_desk):
     # Given: room for the first body and not for the second
     client = real_desk.client
     client.config_set("maxmemory", client.info("memory")["used_memory"] + 3_000_000)
     bodies = [Submission(name, 60_000, wire_of(name, size=2_000_000)) for name in ("a", "b", "c")]
 
     # When
-    with pytest.raises(OutOfMemoryError):
-        real_desk.ingress().submit(bodies)
+    codes = real_desk.ingress().submit(bodies)
 
-    # Then
+    # Then the one that filled the memory up has made room again
     client.config_set("maxmemory", 0)
+    assert codes == [SubmitCode.NO_MEMORY] * 3
     assert [name for name in ("a", "b", "c") if real_desk.has_body(name)] == []
+    assert real_desk.queued() == []
