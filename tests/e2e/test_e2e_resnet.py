@@ -22,7 +22,7 @@ from tests.e2e.photos import photos
 ARCHIVER = Path(sys.executable).parent / "torch-model-archiver"
 PHOTOS = 8
 
-# The archive's model as it came; and prepared, with its normalisations folded into its layers: these
+# The archive's model as it came; and prepared, with its normalisations folded into its layers.
 # 152 random layers magnify the last digits.
 TOLERANCES = {"prepare: false": 1e-4, "prepare: true": 1e-3}
 SEED = 152
@@ -73,8 +73,7 @@ def make_network(examples: list[torch.Tensor]) -> torch.nn.Module:
             module.momentum = None
     with torch.inference_mode():
         network.train()(torch.cat(examples))
-        # Enough to tell the photos apart; more would magnify what one thread computes otherwise than
-        # two by more than the tolerance.
+        # Enough to tell the photos apart; more would also tell one thread's sums from two threads'.
         network.fc.weight.mul_(6.0)
     return network.eval()
 
