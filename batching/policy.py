@@ -69,7 +69,7 @@ def largest_size(estimate: Estimate, batch_size: int, latency_slo_s: float) -> i
     room_s = RUN_SHARE * latency_slo_s - estimate.fixed_s
     if latency_slo_s <= 0 or estimate.per_item_s <= 0:
         return batch_size
-    return max(1, int(min(batch_size, room_s / estimate.per_item_s)))
+    return int(max(1, min(batch_size, room_s / estimate.per_item_s)))
 
 
 @dataclass(slots=True)

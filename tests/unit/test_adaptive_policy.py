@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batching.estimate import Estimate
@@ -60,6 +60,8 @@ def test_worthwhile_size_is_the_largest_for_which_waiting_pays(gap_s, fixed_s, s
 
 
 @given(gap_s=seconds, fixed_s=seconds, per_item_s=seconds, slo_s=seconds, age_s=seconds)
+@example(gap_s=5e-324, fixed_s=1.0, per_item_s=5e-324, slo_s=1.0, age_s=0.0)
+@example(gap_s=0.0, fixed_s=0.0, per_item_s=5e-324, slo_s=1.0, age_s=0.0)
 def test_adaptive_policy_never_waits_longer_than_the_fixed_one(
     gap_s, fixed_s, per_item_s, slo_s, age_s
 ):
