@@ -25,7 +25,7 @@ from pathlib import Path
 
 from batching.child_process import exited, kill_group, spawn
 from batching.dependencies import INSTALL_TIMEOUT_S, requirements_file
-from batching.errors import DependenciesFailed, InternalError
+from batching.errors import DependenciesFailed
 from batching.model_spec import ModelSpec
 from workers.requirements import environment_name, read_requirements
 from workers.worker_environment import allowed_environment
@@ -66,8 +66,8 @@ class Installer:
         Blocks until they are, at most the installer's time limit. Belongs to the main thread.
 
         Raises:
-            DependenciesFailed: pip says no, or the time is up; the log has pip's own words.
-            InternalError: the disk fails.
+            DependenciesFailed: pip says no, the time is up, or the disk fails; the log has pip's
+                own words.
         """
         file_name = requirements_file(spec)
         if not file_name:
@@ -90,7 +90,9 @@ class Installer:
                 f"{error.message}"
             ) from error
         except OSError as error:
-            raise InternalError(f"Virtual environment creation failed: {error.strerror}") from error
+            raise DependenciesFailed(
+                f"Virtual environment creation failed for model {spec.model_name}: {error.strerror}"
+            ) from error
 
     async def _prepared(self, spec: ModelSpec, name: str, requirements: Path) -> Path:
         place = self._folder / name

@@ -144,6 +144,17 @@ def test_installation_ends_when_its_time_is_up(tmp_path, model_dir, monkeypatch)
     assert not [child for child in psutil.Process().children() if "pip" in child.cmdline()]
 
 
+def test_environment_that_cannot_be_made_is_told(tmp_path, model_dir):
+    # Given: where its folder should be is a file
+    (model_dir / "requirements.txt").write_text("anything\n")
+    (tmp_path / "work").write_text("")
+
+    # When / Then
+    text = "Virtual environment creation failed for model digits: Not a directory"
+    with pytest.raises(DependenciesFailed, match=text):
+        install(tmp_path / "work", model_dir)
+
+
 def test_requirements_are_left_alone_unless_the_server_says_so(tmp_path, model_dir, caplog):
     # Given
     installer = Installer(tmp_path / "work", is_allowed=False)

@@ -167,6 +167,17 @@ def test_scale_waits_for_more_and_for_fewer_workers(manager):
     assert len(manager.registry.workers(spec.key)) == 1
 
 
+def test_scale_says_206_when_only_some_workers_are_ready_in_time(manager, node, monkeypatch):
+    # Given a worker that is ready, and no other that will be
+    monkeypatch.setattr("ingress.worker_wait.STARTUP_GRACE_S", 0.1)
+    manager.register("echo", startup_timeout_s=1)
+    node.behaviour = "loading"
+    # When
+    answer = manager.manage("PUT", "/models/echo?min_worker=2&synchronous=true")
+    # Then
+    assert status_of(answer) == (206, "Workers scaling in progress...")
+
+
 def test_scale_fails_at_the_first_worker_that_fails_and_keeps_the_model(manager, node):
     # Given
     manager.register("echo")
