@@ -1,8 +1,10 @@
 """What many tests share and no fixture carries: waiting, backends, and a desk at the queue."""
 
 import asyncio
+import contextlib
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,24 @@ def eventually(predicate: Callable[[], Any], timeout_s: float = 5.0) -> Any:
         assert time.monotonic() < end, f"not true within {timeout_s} s"
         time.sleep(POLL_S)
     return value
+
+
+@contextlib.contextmanager
+def processor_time(limit_s: float) -> Iterator[None]:
+    """The block computes for `limit_s` at most, all threads of this process together.
+
+    Without the collector: looking through all that a whole run of tests has imported takes longer
+    than what is measured.
+    """
+    gc.collect()
+    gc.disable()
+    started_s = time.process_time()
+    try:
+        yield
+        took_s = time.process_time() - started_s
+    finally:
+        gc.enable()
+    assert took_s <= limit_s, f"{took_s:.3f} s"
 
 
 async def eventually_async(predicate: Callable[[], Any], timeout_s: float = 5.0) -> Any:
