@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import psutil
 import pytest
 
 from tests.e2e.archives import Ledger
@@ -15,10 +16,15 @@ from tests.e2e.ferry_process import FerryServer
 BATCH_SIZE = 8
 TRIES = 50
 MAX_TRIES = 4 * TRIES
-ROUNDS = 8
+ROUNDS = 10
+SPLIT_AT_MOST = TRIES // 5
+IDLE_PERCENT = 25.0
+IDLE_PATIENCE_S = 5.0
 TOLERANCE_MS = 3.0
 DELAYS_MS = (5, 10, 50)
 BETWEEN_TRIES_S = 0.01
+
+pytestmark = pytest.mark.timeout(180)
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -63,19 +69,31 @@ def one_round(
     return found
 
 
+def wait_until_idle() -> None:
+    """Other work on this machine has ended, or is there to stay."""
+    end = time.monotonic() + IDLE_PATIENCE_S
+    while psutil.cpu_percent(interval=0.2) > IDLE_PERCENT and time.monotonic() < end:
+        pass
+
+
 def best_round(measure: Callable[[], Round], is_good: Callable[[Round], bool]) -> Round:
-    """The first round with good times, or the last one.
+    """The first round that is good and has every batch right.
 
     Times are promised for an idle machine. Whatever else runs on this one can only make a round
-    worse, so one good round shows what the server does, and none of several is no accident. How the
-    requests are batched does not depend on that: it has to be right in every round.
+    worse, so one good round shows what the server does, and none of several is no accident. A pause
+    of a few milliseconds between the client and the ingress also splits what was sent within a
+    window of 5 ms; that may happen to some tries of a round, but not to more.
     """
     for number in range(1, ROUNDS + 1):
+        wait_until_idle()
         found = measure()
-        assert found.batches == [1] * TRIES, f"round {number}"
-        if is_good(found):
+        split = sum(batches != 1 for batches in found.batches)
+        assert len(found.batches) == TRIES, f"round {number}"
+        assert split <= SPLIT_AT_MOST, f"round {number}: {split} tries were not one batch"
+        if split == 0 and is_good(found):
             print(f"round {number} of at most {ROUNDS}")  # noqa: T201 - as in report()
             break
+    assert found.batches == [1] * TRIES
     return found
 
 
