@@ -9,6 +9,7 @@ from typing import Any
 from redis.exceptions import OutOfMemoryError
 
 from batching.batcher import Nothing, Partial
+from batching.handover import Handover
 from batching.model_spec import VersionKey
 from batching.protocol import (
     INLINE_LIMIT_BYTES,
@@ -26,10 +27,6 @@ from batching.store.scripts import script
 
 log = logging.getLogger(__name__)
 
-# A request was under way for a millisecond before its age began to count, poll() rounds the wait up
-# to the next one, and the claim that ends the wait takes most of another. Leaving so much earlier
-# lets the handler run when the delay is over by the client's clock (measured on an idle server).
-HANDOVER_S = 0.002
 MIN_WAIT_S = 0.001
 
 # What of one answer may wait for a slow client in Redis: a MiB.
@@ -75,6 +72,8 @@ class WorkerVerbs:
         self._recover_keys = reclaim_keys(key, worker_id)
         self._recover_arguments = reclaim_arguments(worker_id, ReclaimMode.RECOVERED)
         self._more = ParkedPop(client, keys.more_prefix + worker_id)
+        self._handover = Handover()
+        self._window_end: float | None = None  # by the monotonic clock; None: no claim ends one
         self._claim_keys = [
             keys.queue,
             keys.solo,
@@ -109,8 +108,11 @@ class WorkerVerbs:
         except OutOfMemoryError:
             # A window cannot be opened at maxmemory; taking what is there frees some.
             answer = self._run_claim(limit, 0.0)
+        window_end, self._window_end = self._window_end, None
         kind = answer[0]
         if kind == b"BATCH":
+            if window_end is not None:
+                self._handover.observe(time.monotonic() - window_end)
             return self._batch(answer[1:])
         if kind == b"WAIT":
             return Partial(waiting=answer[1], oldest_age_s=int(answer[2]) / 1e6)
@@ -176,8 +178,15 @@ class WorkerVerbs:
             return [ChunkCode.FULL] * len(items)
 
     def wait_more(self, timeout_s: float) -> bool:
-        """Blocks until the batch being collected is full; false HANDOVER_S before `timeout_s`."""
-        return self._more.wait(max(MIN_WAIT_S, timeout_s - HANDOVER_S))
+        """Blocks until the batch being collected is full; false after `timeout_s`.
+
+        In truth a little before: a claim at once then has the batch in hand after `timeout_s`.
+        """
+        end = time.monotonic() + timeout_s
+        wait_s = timeout_s - self._handover.seconds
+        is_full = self._more.wait(max(MIN_WAIT_S, wait_s))
+        self._window_end = None if is_full or wait_s < MIN_WAIT_S else end
+        return is_full
 
     def wait_bell(self) -> bool:
         """Blocks until there may be work; false after about a second without."""

@@ -1,0 +1,22 @@
+"""How long before its window ends a partial batch is asked for, so that it is there on time."""
+
+START_S = 0.0005
+LIMIT_S = 0.002
+STEP_S = 0.0001
+
+
+class Handover:
+    """The time between waking up and having the batch in hand, learned on this machine.
+
+    It is the timer's rounding (a millisecond where it is poll()'s), the scheduler's delay and the
+    claim itself. Follows the median in steps, so that one long pause moves it no more than a short
+    one, and is bounded, so that a busy machine cannot shorten the window by much.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = START_S
+
+    def observe(self, late_s: float) -> None:
+        """A batch was in hand `late_s` seconds after its window ended; negative: before."""
+        step_s = STEP_S if late_s > 0 else -STEP_S
+        self.seconds = min(max(0.0, self.seconds + step_s), LIMIT_S)
