@@ -39,12 +39,12 @@ test-fast: install
 # Every promise under every fault, at length: some 17 minutes. Ends with a table of what was
 # measured, which is also written to benchmarks/results/chaos.json. `make test` has the short form.
 chaos: install
-	CHAOS_LONG=1 $(BIN)/pytest tests/chaos tests/network
+	CHAOS_LONG=1 $(BIN)/pytest --reruns 0 tests/chaos tests/network
 
 # Redis behind sentinels and in a cluster: failovers at length, then the tests of the store and of
 # whole servers once more, on clusters of their own: some 12 minutes.
 topology: install
-	TOPOLOGY_LONG=1 $(BIN)/pytest tests/topology
+	TOPOLOGY_LONG=1 $(BIN)/pytest --reruns 0 tests/topology
 	FERRY_TEST_REDIS=cluster $(BIN)/pytest tests/unit/store tests/e2e
 
 # Switches each safety mechanism off, one at a time, and shows that a test notices.

@@ -20,6 +20,7 @@ from batching.store.keys import VersionKeys
 from batching.store.node_verbs import NodeVerbs
 from batching.store.registry import Registry
 from batching.store.worker_verbs import WorkerVerbs
+from tests.timing import assert_within
 
 POLL_S = 0.005
 DEAD_AFTER_MS = 3000
@@ -50,7 +51,7 @@ def processor_time(limit_s: float) -> Iterator[None]:
         took_s = time.process_time() - started_s
     finally:
         gc.enable()
-    assert took_s <= limit_s, f"{took_s:.3f} s"
+    assert_within(took_s, limit_s)
 
 
 async def eventually_async(predicate: Callable[[], Any], timeout_s: float = 5.0) -> Any:

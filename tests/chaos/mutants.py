@@ -309,7 +309,8 @@ def run_tests(tree: Path, tests: list[str]) -> int:
         "PYTHONDONTWRITEBYTECODE": "1",
         "CHAOS_PATIENCE_S": str(PATIENCE_S),
     }
-    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    options = ["-q", "-x", "--reruns", "0", "-p", "no:cacheprovider"]
+    words = [sys.executable, "-m", "pytest", *options, *tests]
     try:
         done = subprocess.run(
             words,

@@ -19,6 +19,7 @@ from tests.chaos.proxy import ChaosProxy
 from tests.chaos.rig import Rig, Served
 from tests.chaos.tcp_redis import TcpRedis
 from tests.e2e.ferry_process import eventually
+from tests.timing import assert_within
 
 DETECTED_S = 1.0
 RECOVERED_S = 2.0
@@ -90,7 +91,7 @@ def test_f15_f17_requests_survive_a_redis_that_lost_everything(
             row, f"{what}: 30 in flight", "30 x 200", f"{ok} x 200, {last_s:.1f} s after the loss"
         )
         assert ok == 30, checker.statuses(sent)
-        assert back_s <= RECOVERED_S
+        assert_within(back_s, RECOVERED_S)
         crowd.log[:] = sent
         model.check(crowd)
 
@@ -123,9 +124,9 @@ def test_f16_outage_is_told_and_ends_by_itself(
         record_promise("F16", "recovers by itself", "<= 2 s", f"{back_s:.2f} s")
         assert {one.status for one in early} <= {200, 503, 504}
         assert {(one.status, one.reason) for one in late} == {(503, "redis_unavailable")}
-        assert over_s <= checker.DEADLINE_SLACK_S
-        assert told_s <= DETECTED_S
-        assert back_s <= RECOVERED_S
+        assert_within(over_s, checker.DEADLINE_SLACK_S)
+        assert_within(told_s, DETECTED_S)
+        assert_within(back_s, RECOVERED_S)
         assert all(one.headers.get("retry-after") for one in late)
         model.check(crowd)
 
@@ -307,6 +308,6 @@ def test_f22_f24_far_and_failing_over_redis_loses_nothing(
         assert checker.answers(log) == []
         assert set(found) <= {"200", "503 redis_unavailable", "503 queue_lost"}
         assert found["200"] >= 0.9 * sum(found.values())
-        assert waited_s < 5.0
+        assert_within(waited_s, 5.0)
         assert checker.conservation(model.counters(), model.open_requests()) == []
         assert eventually(lambda: model.open_requests() == 0, 10), "requests stay open"

@@ -15,6 +15,7 @@ from tests.chaos.crowd import Crowd
 from tests.chaos.rig import Rig
 from tests.chaos.test_chaos_redis import for_seconds
 from tests.e2e.ferry_process import eventually
+from tests.timing import assert_within
 
 STOP_S = 8.0
 FORCED_S = 1.0
@@ -45,7 +46,7 @@ def test_f30_nodes_can_be_replaced_under_load(rig: Rig, crowd: Crowd, record_pro
             f"{checker.statuses(crowd.log)}, {max(seconds):.1f} s",
         )
         assert codes == [0, 0, 0]
-        assert max(seconds) <= STOP_S
+        assert_within(max(seconds), STOP_S)
         assert set(checker.statuses(crowd.log)) == {"200"}
         assert model.counters().get("reclaimed", 0) == 0
         model.check(crowd)
@@ -70,7 +71,7 @@ def test_f31_ingress_answers_all_it_accepted(rig: Rig, crowd: Crowd, record_prom
             f"{ok} x 200, {stopped.seconds:.1f} s",
         )
         assert stopped.exit_code == 0
-        assert stopped.seconds <= STOP_S
+        assert_within(stopped.seconds, STOP_S)
         assert ok == 20
         rig.restore()
         model.check(crowd)
@@ -116,7 +117,7 @@ def test_f31_clients_that_keep_their_connections_lose_no_accepted_request(
         assert not any(thread.is_alive() for thread in threads)
         assert (stopped.exit_code, ok) == (0, accepted)
         assert set(found) <= {200, 503}
-        assert stopped.seconds <= STOP_S
+        assert_within(stopped.seconds, STOP_S)
         rig.restore()
 
 
@@ -146,8 +147,8 @@ def test_f32_second_signal_gives_back_at_once(rig: Rig, crowd: Crowd, record_pro
             "exit <= 1 s, given back",
             f"{stopped.seconds:.2f} s, runs again after {again_s:.2f} s",
         )
-        assert stopped.seconds <= FORCED_S
-        assert again_s <= FORCED_S
+        assert_within(stopped.seconds, FORCED_S)
+        assert_within(again_s, FORCED_S)
         assert {one.status for one in sent} == {200}
         assert {one.answer.rpartition(" ")[2] for one in sent} != {str(call.pid)}
         assert model.counters()["released"] == 2

@@ -12,6 +12,7 @@ from tests.chaos.crowd import Crowd
 from tests.chaos.promises import is_long
 from tests.chaos.rig import Rig, kill
 from tests.e2e.ferry_process import eventually
+from tests.timing import assert_within
 
 RECLAIM_S = 0.3
 NODE_RECLAIM_S = 4.0
@@ -43,8 +44,8 @@ def test_f01_killed_child_costs_its_batch_only_time(rig: Rig, crowd: Crowd, reco
             f"{slowest_s:.2f} s, {sum(one.status == 200 for one in sent)} x 200",
         )
         assert [one.status for one in sent] == [200] * 8
-        assert again_s <= RECLAIM_S
-        assert slowest_s <= 1.5
+        assert_within(again_s, RECLAIM_S)
+        assert_within(slowest_s, 1.5)
         assert {len(other.bodies) for other in model.calls()[1:]} == {1}
         model.check(crowd)
 
@@ -67,7 +68,7 @@ def test_f02_killed_node_costs_its_batch_only_time(rig: Rig, crowd: Crowd, recor
         again_s = model.calls()[1].started_at - killed_at
         record_promise("F2", "node killed: its batch waits again", "<= 4 s", f"{again_s:.2f} s")
         assert [one.status for one in sent] == [200] * 8
-        assert again_s <= NODE_RECLAIM_S
+        assert_within(again_s, NODE_RECLAIM_S)
         model.check(crowd)
 
 
@@ -140,7 +141,8 @@ def test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served(
         assert [one.status for one in sent if one is not hangs] == [200] * 3
         assert (hangs.status, hangs.reason) == (500, "worker_crashed")
         assert len(runs) == 2
-        assert 1.0 <= killed_s <= 1.5
+        assert killed_s >= 1.0
+        assert_within(killed_s, 1.5)
         model.check(crowd)
 
 
@@ -207,7 +209,7 @@ def test_f13_worker_that_never_starts_backs_off_and_the_queue_refuses(
             f"gaps {', '.join(f'{gap:.1f}' for gap in gaps_s)} s; {sent.seconds:.3f} s",
         )
         assert (sent.status, sent.reason) == (503, "no_worker")
-        assert sent.seconds <= 1.0
+        assert_within(sent.seconds, 1.0)
         assert ready.status_code == 503
         assert gaps_s[1] >= 1.0
         assert gaps_s[2] >= 2.0
@@ -261,7 +263,7 @@ def test_f14_requests_are_told_at_their_deadline_when_nobody_comes(
             f"+-{late_s * 1000:.0f} ms",
         )
         assert {one.status for one in sent} == {504}
-        assert late_s <= DEADLINE_SLACK_S
+        assert_within(late_s, DEADLINE_SLACK_S)
         assert model.bodies() == ["sleep 10|first"]
         rig.restore()
         model.wait_staffed()

@@ -7,6 +7,7 @@ from tests.chaos import checker
 from tests.chaos.crowd import Crowd, Sent
 from tests.chaos.rig import Served
 from tests.e2e.ferry_process import eventually
+from tests.timing import assert_within
 
 RECOVERED_S = 2.0
 SETTLED_S = 15.0
@@ -33,7 +34,7 @@ def check_recovery(log: Sequence[Sent], broken_at: float, over_at: float, note: 
     )
     assert checker.answers(log) == []
     assert set(found) <= TOLD
-    assert back_s <= RECOVERED_S
+    assert_within(back_s, RECOVERED_S)
     assert late
     assert {one.status for one in late} == {200}, checker.statuses(late)
 

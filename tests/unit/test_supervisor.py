@@ -13,6 +13,7 @@ from batching.child_process import spawn
 from batching.readiness import READY_VARIABLE, notify_ready
 from cli.ready_pipe import ReadyPipe
 from cli.supervisor import Interrupted, Part, StartFailed, Supervisor
+from tests.timing import assert_within
 
 # Writes its name when it starts and when SIGTERM ends it; `stubborn` ignores the signal.
 CHILD = """
@@ -194,7 +195,7 @@ def test_supervisor_kills_at_once_when_a_second_signal_comes(scene):
         is_clean = supervisor.stop()
     # Then
     assert not is_clean
-    assert time.monotonic() - started < 5
+    assert_within(time.monotonic() - started, 5)
     assert len(scene.reports) == 2
 
 

@@ -14,6 +14,7 @@ import requests
 
 from ingress.listeners import Address, Listener
 from tests.support import eventually
+from tests.timing import assert_within
 from tests.unit.ingress.conftest import free_port
 from tests.unit.ingress.sockets import connect_to, exchange, post, read_to_end, statuses
 
@@ -67,7 +68,8 @@ def test_f35_silent_connections_are_closed_and_others_served(impatient, sent):
     # When / Then
     assert requests.get(impatient, timeout=0.4).text == "ok"
     assert [read_to_end(connection) for connection in connections] == [b""] * 50
-    assert 0.3 < time.monotonic() - started_s < 3
+    assert time.monotonic() - started_s > 0.3
+    assert_within(time.monotonic() - started_s, 3)
     for connection in connections:
         connection.close()
 
@@ -90,7 +92,7 @@ def test_f35_header_that_drips_is_closed_in_time(impatient):
                 is_open = False
     # Then
     assert not is_open
-    assert time.monotonic() - started_s < 3
+    assert_within(time.monotonic() - started_s, 3)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +164,6 @@ def test_f34_clients_that_do_not_read_slow_nobody_down(ingress, node):
     answers = [ingress.predict("/predictions/echo", data=b"x").status_code for _ in range(20)]
     # Then
     assert answers == [200] * 20
-    assert time.monotonic() - started_s < 5
+    assert_within(time.monotonic() - started_s, 5)
     for connection in idle:
         connection.close()
