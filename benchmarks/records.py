@@ -1,0 +1,85 @@
+"""What every measurement shares: where it was made, its JSON, and its table in a document."""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PERFORMANCE = ROOT / "docs" / "performance.md"
+
+
+def origin() -> dict[str, Any]:
+    """When, at which commit and on which machine this is asked, for the head of a record."""
+    return {
+        "date": datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
+        "commit": _git("rev-parse", "--short=12", "HEAD") or "unknown",
+        "is_clean": not _git("status", "--porcelain", "--untracked-files=no"),
+        "machine": machine(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What a figure cannot be compared without."""
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "processor": _processor(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def told(record: Mapping[str, Any]) -> str:
+    """Commit and machine of a record, as a table is introduced by them."""
+    where = record["machine"]
+    changed = "" if record["is_clean"] else ", with changes that are not committed,"
+    return (
+        f"{record['commit']}{changed} on {where['cpus']} cores ({where['processor']}), "
+        f"Python {where['python']}"
+    )
+
+
+def write_record(record: Mapping[str, Any], path: Path) -> None:
+    """The record lies at `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def write_block(document: Path, name: str, content: str) -> None:
+    """The document has this Markdown between its two marks, and is otherwise as it was.
+
+    Raises:
+        ValueError: the document lacks the marks.
+    """
+    text = with_block(document.read_text(encoding="utf-8"), name, content)
+    document.write_text(text, encoding="utf-8")
+
+
+def with_block(text: str, name: str, content: str) -> str:
+    """The text with this Markdown between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+
+    Raises:
+        ValueError: the text lacks the marks.
+    """
+    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
+    head, found_begin, rest = text.partition(begin)
+    _, found_end, tail = rest.partition(end)
+    if not found_begin or not found_end:
+        raise ValueError(f"the document lacks the lines {begin.strip()} and {end.strip()}")
+    return f"{head}{begin}{content.strip()}\n\n{end}{tail}"
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
