@@ -27,6 +27,7 @@ COUNTS: Mapping[str, type] = {
     "pt2": object,
     "prepare": bool,
     "dtype": str,
+    "decode": str,
     "dali": object,
     "deepspeed": object,
     "pippy": object,

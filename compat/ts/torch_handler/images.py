@@ -12,6 +12,8 @@ from ts.utils.util import PredictionException
 # Pillow would try some forty parsers, EPS among them, which runs Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 
+_END_OF_JPEG = b"\xff\xd9"
+
 _UNREADABLE = (
     OSError,
     SyntaxError,  # Pillow's word for a broken PNG
@@ -41,6 +43,20 @@ def open_image(value: Any) -> Image.Image:
         raise _unreadable("it has too many pixels") from error
     except _UNREADABLE as error:
         raise _unreadable(f"not a complete {', '.join(FORMATS)} file, nor base64 of one") from error
+
+
+def is_plain_jpeg(value: Any) -> bool:
+    """Whether these bytes end as a JPEG does and begin as one in grey or RGB, of a size allowed.
+
+    Only its head is read; the pixels may still turn out to be broken.
+    """
+    if not isinstance(value, bytes | bytearray) or not value.endswith(_END_OF_JPEG):
+        return False
+    try:
+        with Image.open(io.BytesIO(value), formats=("JPEG",)) as image:
+            return image.mode in ("RGB", "L")
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning, *_UNREADABLE):
+        return False
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -63,7 +63,8 @@ def prepare(
         example: an input of one row, float32 [1, channels, height, width].
         dtype: the precision to compute in. In float32 the answers stay equal within a thousandth
             of the largest; half precision is the archive's own wish.
-        batch_size: the largest batch; this one and a single row are warmed up.
+        batch_size: the largest batch; this one and a single row are warmed up, and on a GPU some
+            sizes between.
     """
     started_s = time.perf_counter()
     try:
@@ -74,7 +75,7 @@ def prepare(
             if dtype == torch.float32 and not _are_close(answer, expected):
                 logger.warning("the prepared model answers differently; the model runs as it is")
                 return None
-            for rows in {1, batch_size}:
+            for rows in warm_up_sizes(batch_size, example.device):
                 batch = example.expand(rows, *example.shape[1:])
                 for _ in range(WARM_UP_CALLS):
                     prepared(batch)
@@ -84,6 +85,19 @@ def prepare(
     seconds = time.perf_counter() - started_s
     logger.info("prepared dtype=%s batch_size=%d seconds=%.1f", dtype, batch_size, seconds)
     return prepared
+
+
+def warm_up_sizes(batch_size: int, device: torch.device) -> list[int]:
+    """How many rows the batches have that a model is warmed up with.
+
+    On a GPU also each power of two: cuDNN picks another kernel for another size, and the first call
+    of a kernel loads it. The full batch comes first: TorchScript compiles the first sizes for
+    themselves, later ones for any.
+    """
+    sizes = [batch_size, 1]
+    if device.type == "cuda":
+        sizes += [2**power for power in range(1, batch_size.bit_length())]
+    return list(dict.fromkeys(sizes))
 
 
 def _prepared(model: Any, dtype: torch.dtype) -> PreparedModel:

@@ -1,6 +1,8 @@
 """What the image handlers share: rows of bytes become one batch of pixels."""
 
 import importlib
+import io
+import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
@@ -8,9 +10,12 @@ from typing import Any, ClassVar
 import torch
 from PIL import Image
 from ts.torch_handler.base_handler import BaseHandler
+from ts.torch_handler.gpu_jpegs import JpegDecoder, on_tensors, read_decoder
 from ts.torch_handler.images import open_image
 from ts.torch_handler.preparation import prepare, read_dtype
 from ts.utils.util import PredictionException
+
+logger = logging.getLogger(__name__)
 
 EXPLANATION_STEPS = 15
 DECODERS = min(4, os.cpu_count() or 1)
@@ -28,19 +33,41 @@ class VisionHandler(BaseHandler):
         super().__init__()
         # Reading a JPEG takes some 8 ms and lets other threads run.
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+        self._gpu_jpegs: JpegDecoder | None = None
 
     def initialize(self, context: Any) -> None:
         """The model is on its device, and made ready for inference where that is known to be safe.
 
         By default only for the built-in handlers as they are: one of your own may look into the
         model. `prepare: true` in model-config.yaml says that it does not; `false` leaves every
-        model as it came. `dtype: bfloat16` or `float16` computes in half precision.
+        model as it came. `dtype: bfloat16` or `float16` computes in half precision, `decode: gpu`
+        reads JPEGs there.
         """
         super().initialize(context)
         config = self.model_yaml_config
+        if read_decoder(config.get("decode", "cpu")) == "gpu":
+            self._gpu_jpegs = self._jpeg_decoder()
         is_built_in = type(self).__module__.startswith("ts.")
         if config.get("prepare", is_built_in or "dtype" in config) is True:
             self._prepare_model(context)
+
+    def _jpeg_decoder(self) -> JpegDecoder | None:
+        """A decoder that has decoded one image; None where there can be none, and the log says so.
+
+        The first image takes long: nvJPEG is loaded for it.
+        """
+        processing = on_tensors(self.image_processing)
+        if self.device.type != "cuda" or processing is None:
+            why = "there is none" if processing else "image_processing may want Pillow's images"
+            logger.warning("images are not decoded by the GPU: %s", why)
+            return None
+        decoder = JpegDecoder(processing, self.device)
+        try:
+            decoder.decode_all([_grey_jpeg()])
+        except Exception as error:  # no nvJPEG, or whatever a step raises
+            logger.warning("images are not decoded by the GPU: %r", error)
+            return None
+        return decoder
 
     def _prepare_model(self, context: Any) -> None:
         dtype = read_dtype(self.model_yaml_config.get("dtype", "float32"))
@@ -65,10 +92,29 @@ class VisionHandler(BaseHandler):
         Raises:
             PredictionException: status 400, a row without a readable image.
         """
-        return torch.stack(self._images(data)).to(self.device)
+        return self._stacked(self._images(data))
+
+    def _stacked(self, images: list[torch.Tensor]) -> torch.Tensor:
+        if self.device.type != "cuda":
+            return torch.stack(images).to(self.device)
+        if any(image.is_cuda for image in images):
+            return torch.stack([image.to(self.device) for image in images])
+        # From memory that stays where it is the GPU copies by itself. torch keeps such memory, and
+        # hands it out again when the copy is done.
+        shape = (len(images), *images[0].shape)
+        pinned = torch.empty(shape, dtype=images[0].dtype, pin_memory=True)
+        return torch.stack(images, out=pinned).to(self.device, non_blocking=True)
 
     def _images(self, data: Any) -> list[torch.Tensor]:
         values = [row.get("data") or row.get("body") for row in data]
+        if self._gpu_jpegs is None:
+            return self._decoded(values)
+        images = self._gpu_jpegs.decode(values)
+        left = [value for value, image in zip(values, images, strict=True) if image is None]
+        others = iter(self._decoded(left))
+        return [next(others) if image is None else image for image in images]
+
+    def _decoded(self, values: list[Any]) -> list[torch.Tensor]:
         if len(values) == 1:
             return [self._image(values[0])]
         return list(self._decoders.map(self._image, values))
@@ -95,3 +141,9 @@ class VisionHandler(BaseHandler):
         gradients = attribution.IntegratedGradients(self.model)
         result = gradients.attribute(tensor_data, target=target, n_steps=EXPLANATION_STEPS)
         return result.tolist()  # type: ignore[no-any-return]
+
+
+def _grey_jpeg() -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (256, 256), (128, 128, 128)).save(content, "JPEG")
+    return content.getvalue()
