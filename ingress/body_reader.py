@@ -79,9 +79,10 @@ async def _read_announced(
 
 async def _read_small(proto: HttpProtocol) -> bytes:
     """As under `asyncio.timeout`, which costs more than reading a body that is there already."""
-    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task(loop)
     assert task is not None
-    timer = asyncio.get_running_loop().call_later(BODY_TIMEOUT_S, task.cancel, _TOO_SLOW)
+    timer = loop.call_later(BODY_TIMEOUT_S, task.cancel, _TOO_SLOW)
     try:
         return await proto()
     except asyncio.CancelledError as error:

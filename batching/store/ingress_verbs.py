@@ -9,6 +9,7 @@ from redis.exceptions import OutOfMemoryError
 from batching.model_spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.connection import BLOCK_S, AsyncClient, at
+from batching.store.dedicated_connection import Command, DedicatedConnection
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from batching.store.scripts import async_script
 
@@ -25,6 +26,7 @@ class SubmitCode(IntEnum):
     NO_VERSION = -1
     NO_WORKER = -2
     NO_MEMORY = -3  # not the script's: the body found no room
+    NO_TICKET = -4
 
 
 class AuditCode(IntEnum):
@@ -45,12 +47,12 @@ class CancelCode(IntEnum):
 
 
 class Submission(NamedTuple):
-    """One request on its way into the queue."""
+    """One request on its way into the queue; without an age, Redis has lost it before."""
 
     request_id: str
     ttl_ms: int
     wire: bytes
-    age_us: int = 0
+    age_us: int | None = 0
 
 
 class IngressVerbs:
@@ -64,10 +66,8 @@ class IngressVerbs:
         self._keys = keys = VersionKeys.of(key)
         self._client = client = at(client, keys.tag)
         self._done = keys.done_prefix + ingress_id
-        # The hot calls keep a connection each: taking one from the pool costs more than the call.
-        self._listener = client.client()
-        self._submitter = client.client()
-        self._submit = async_script(self._submitter, "submit")
+        self._listener = DedicatedConnection(client)
+        self._submitter = DedicatedConnection(client)
         self._cancel = async_script(client, "cancel")
         self._audit = async_script(client, "audit")
         self._submit_keys = [
@@ -82,6 +82,8 @@ class IngressVerbs:
             keys.request_prefix,
             keys.reply_prefix,
             keys.more_prefix,
+            keys.solo,
+            keys.idle,
         ]
         self._cancel_keys = [
             keys.queue,
@@ -103,8 +105,8 @@ class IngressVerbs:
 
     async def close(self) -> None:
         """The connections of its own are given back; nothing may be under way."""
-        await self._listener.aclose()
-        await self._submitter.aclose()
+        await self._listener.close()
+        await self._submitter.close()
 
     async def submit(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
         """Each request waits in the queue, or is refused with a code."""
@@ -132,8 +134,9 @@ class IngressVerbs:
         arguments: list[str | int | bytes] = [self._ingress_id, self._dead_after_ms]
         for request_id, ttl_ms, wire, age_us in submissions:
             inline = wire if len(wire) <= INLINE_LIMIT_BYTES else b""
-            arguments += (request_id, ttl_ms, age_us, inline)
-        return [SubmitCode(code) for code in await self._submit(self._submit_keys, arguments)]
+            arguments += (request_id, ttl_ms, "" if age_us is None else age_us, inline)
+        codes = await self._submitter.run("submit", self._submit_keys, arguments)
+        return [SubmitCode(code) for code in codes]
 
     async def _write_bodies(self, large: Sequence[Submission]) -> set[str]:
         """The bodies that fit into Redis are there; the ids of the others.
@@ -169,17 +172,14 @@ class IngressVerbs:
 
         Blocks up to `BLOCK_S`; empty when nothing came. One caller at a time.
         """
-        listener = self._listener
-        if collected:
-            await listener.unlink(*self._reply_keys(collected))
-        answer = await listener.blmpop(
-            BLOCK_S, 1, self._done, direction="LEFT", count=COLLECT_AT_ONCE
-        )
+        pop: Command = ("BLMPOP", BLOCK_S, 1, self._done, "LEFT", "COUNT", COLLECT_AT_ONCE)
+        discard: list[Command] = [("UNLINK", *self._reply_keys(collected))] if collected else []
+        answer = (await self._listener.call(*discard, pop))[-1]
         if not answer:
             return {}
         # Garbage names no request of ours, and is then ignored.
         ids = [request_id.decode(errors="replace") for request_id in answer[1]]
-        values = await listener.mget(self._reply_keys(ids))
+        [values] = await self._listener.call(("MGET", *self._reply_keys(ids)))
         return dict(zip(ids, values, strict=True))
 
     async def fetch(self, request_ids: Sequence[str]) -> dict[str, bytes | None]:

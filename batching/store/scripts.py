@@ -1,5 +1,6 @@
 """Loads the `.lua` files; a script that the server forgot is sent again by redis-py."""
 
+import hashlib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,12 @@ from batching.store.connection import AsyncClient, Client
 def source(verb: str) -> str:
     """The text of `<verb>.lua`."""
     return Path(__file__).with_name(f"{verb}.lua").read_text(encoding="utf-8")
+
+
+@cache
+def sha(verb: str) -> str:
+    """The name by which Redis knows the script."""
+    return hashlib.sha1(source(verb).encode(), usedforsecurity=False).hexdigest()
 
 
 def script(client: Client, verb: str) -> Any:

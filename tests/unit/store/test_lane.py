@@ -63,45 +63,63 @@ async def queued(desk, count):
     await eventually_async(lambda: len(desk.queued()) == count)
 
 
-class WatchedRedis(redis.asyncio.Redis):
-    """A client whose calls a test steps into, those of the lane's own connections too."""
+class SteppedRedis(redis.asyncio.Redis):
+    """A client into whose calls a test steps, on all of its connections."""
 
-    def client(self):
-        return self
+    async def before(self, commands):
+        """These packed commands are about to be sent."""
+
+    def after(self, commands):
+        """One of them was answered."""
 
 
-class HaltingRedis(WatchedRedis):
-    """A client whose next call of one command waits until the test lets it go."""
+class HaltingRedis(SteppedRedis):
+    """Its next call of one command waits until the test lets it go."""
+
+    halted = None
 
     def halt(self, command):
-        self.halted = command
+        self.halted = command.encode()
         self.has_arrived = asyncio.Event()
         self.may_go = asyncio.Event()
 
-    async def execute_command(self, *arguments, **options):
-        if arguments[0] == getattr(self, "halted", None):
+    async def before(self, commands):
+        if self.halted and self.halted in commands:
             self.halted = None
             self.has_arrived.set()
             await self.may_go.wait()
-        return await super().execute_command(*arguments, **options)
 
 
-class DeafRedis(WatchedRedis):
-    """A client that loses the answers to its next commands of one kind."""
+class DeafRedis(SteppedRedis):
+    """It loses the answers to its next commands of one kind."""
 
     lost = ()
 
-    async def execute_command(self, *arguments, **options):
-        answer = await super().execute_command(*arguments, **options)
-        if arguments[0] in self.lost:
+    def after(self, commands):
+        if any(b"\n%b\r" % name.encode() in commands for name in self.lost):
             self.lost = ()
             raise redis.ConnectionError("the answer is lost")
-        return answer
 
 
 def special(kind, url):
-    retry = redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0)
-    return kind.from_url(url, retry=retry)
+    client = kind.from_url(url, retry=redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0))
+    pool = client.connection_pool
+
+    class Stepped(pool.connection_class):
+        commands = b""
+
+        async def send_packed_command(self, command, check_health=True):
+            self.commands = command if isinstance(command, bytes) else b"".join(command)
+            await client.before(self.commands)
+            await super().send_packed_command(command, check_health)
+
+        async def read_response(self, *arguments, **options):
+            answer = await super().read_response(*arguments, **options)
+            client.after(self.commands)
+            return answer
+
+    pool.connection_class = Stepped
+    return client
 
 
 # --- replies
