@@ -16,6 +16,7 @@ from ts.torch_handler.weights import (
     load_aot_library,
     load_onnx,
     load_pt2,
+    load_state,
     load_torchscript,
     run_onnx,
 )
@@ -109,8 +110,7 @@ class BaseHandler:
             raise ValueError(f"Expected only one class as model definition. {classes}")
         model = classes[0]()
         if model_pt_path:
-            state = torch.load(model_pt_path, map_location=self.device, weights_only=True)
-            model.load_state_dict(state)
+            load_state(model, model_pt_path, model_dir, self.device)
         return model
 
     def _compile_model(self) -> None:

@@ -1,0 +1,180 @@
+"""State dicts stay in their file, which all workers of a host share, where that is safe."""
+
+import io
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from ts.torch_handler.weights import load_state
+
+CPU = torch.device("cpu")
+INPUTS, OUTPUTS = 256, 1024
+WEIGHT_BYTES = INPUTS * OUTPUTS * 4
+LONG_AGO_S = 1_700_000_000
+ONES = torch.ones(1, INPUTS)
+
+
+class Network(torch.nn.Module):
+    """A weight, a buffer, and the weight once more where no state dict knows of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weigh = torch.nn.Linear(INPUTS, OUTPUTS)
+        self.register_buffer("shift", torch.zeros(OUTPUTS))
+        self.aliases = [self.weigh.weight]
+        self.views = [self.weigh.weight.detach()[:10]]
+
+
+def trained():
+    torch.manual_seed(7)
+    return Network()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An unpacked archive, hours old."""
+    place = tmp_path / "unpacked"
+    place.mkdir()
+    write(place, trained().state_dict())
+    return place
+
+
+def write(folder, state, **options):
+    path = folder / "weights.pth"
+    torch.save(state, path, **options)
+    os.utime(path, (LONG_AGO_S, LONG_AGO_S))
+
+
+def loaded(folder):
+    torch.manual_seed(8)
+    model = Network()
+    load_state(model, str(folder / "weights.pth"), str(folder), CPU)
+    return model.eval()
+
+
+def mapping(model):
+    """What the kernel says of the memory around the model's weight, by name; sizes in bytes."""
+    address = model.weigh.weight.data_ptr()
+    found, is_here = {}, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            low, high = (int(end, 16) for end in words[0].split("-"))
+            is_here = low <= address < high
+            if is_here:
+                found["file"] = words[5] if len(words) > 5 else ""
+        elif is_here and words[-1] == "kB":
+            found[words[0].rstrip(":")] = int(words[1]) * 1024
+    return found
+
+
+def is_mapped(model, folder):
+    return mapping(model).get("file") == str(folder / "weights.pth")
+
+
+def test_weights_of_two_loads_are_the_same_pages(folder):
+    # When
+    first, second = loaded(folder), loaded(folder)
+    assert torch.equal(first.weigh(ONES), second.weigh(ONES))
+
+    # Then the kernel has them once
+    for model in (first, second):
+        memory = mapping(model)
+        assert is_mapped(model, folder)
+        assert memory["Shared_Clean"] + memory["Shared_Dirty"] >= WEIGHT_BYTES
+        assert memory["Anonymous"] == 0
+    assert torch.equal(first.weigh(ONES), trained().weigh(ONES))
+
+
+def test_shared_weights_that_are_changed_in_place_change_for_one_only(folder):
+    # Given
+    first, second = loaded(folder), loaded(folder)
+
+    # When
+    with torch.no_grad():
+        first.weigh.weight.zero_()
+
+    # Then
+    assert torch.equal(second.weigh.weight, trained().weigh.weight)
+    assert torch.equal(loaded(folder).weigh.weight, trained().weigh.weight)
+
+
+def test_shared_weights_are_those_of_every_name_they_have(folder):
+    # When
+    model = loaded(folder)
+
+    # Then
+    assert model.aliases[0] is model.weigh.weight
+    assert torch.equal(model.views[0], model.weigh.weight[:10])
+
+
+def test_shared_weights_outlive_their_file(folder):
+    # Given
+    model = loaded(folder)
+
+    # When
+    (folder / "weights.pth").unlink()
+
+    # Then
+    assert torch.equal(model.weigh(ONES), trained().weigh(ONES))
+
+
+def test_weights_of_another_type_become_the_models(folder):
+    # Given
+    state = trained().state_dict()
+    write(folder, {name: value.half() for name, value in state.items()})
+
+    # When
+    model = loaded(folder)
+
+    # Then
+    assert model.weigh.weight.dtype == torch.float32
+    assert torch.equal(model.weigh.weight, state["weigh.weight"].half().float())
+
+
+def as_deflated(folder):
+    path = folder / "weights.pth"
+    deflated = io.BytesIO()
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(deflated, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    path.write_bytes(deflated.getvalue())
+    os.utime(path, (LONG_AGO_S, LONG_AGO_S))
+    return folder
+
+
+def as_link(folder):
+    link = folder.with_name("link")
+    link.symlink_to(folder, target_is_directory=True)
+    return link
+
+
+def as_link_to_weights(folder):
+    own = folder.with_name("own")
+    own.mkdir()
+    (own / "weights.pth").symlink_to(folder / "weights.pth")
+    return own
+
+
+def as_just_written(folder):
+    (folder / "weights.pth").touch()
+    return folder
+
+
+def as_old_format(folder):
+    write(folder, trained().state_dict(), _use_new_zipfile_serialization=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "made", [as_link, as_link_to_weights, as_just_written, as_old_format, as_deflated]
+)
+def test_weights_that_may_change_or_do_not_lie_open_are_copied(made, folder):
+    # When
+    model = loaded(made(folder))
+
+    # Then
+    assert not is_mapped(model, folder)
+    assert torch.equal(model.weigh.weight, trained().weigh.weight)
