@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 from ts.torch_handler.image_classifier import ImageClassifier
-from ts.torch_handler.preparation import PreparedModel, warm_up_sizes
+from ts.torch_handler.preparation import WARM_UP_CALLS, PreparedModel, prepare, warm_up_sizes
 
 from batching.protocol import Batch, Claimed, Part, Request
 from batching.settings import Settings
@@ -88,6 +88,24 @@ def test_model_is_warmed_up_with_more_sizes_on_a_gpu():
     assert warm_up_sizes(12, torch.device("cpu")) == [12, 1]
     assert warm_up_sizes(12, torch.device("cuda", 0)) == [12, 1, 2, 4, 8]
     assert warm_up_sizes(1, torch.device("cuda", 0)) == [1]
+
+
+def test_prepared_model_is_compared_with_all_digits_and_runs_as_torch_is_set():
+    # Given
+    seen = []
+
+    class Watching(torch.nn.Module):
+        def forward(self, batch):
+            seen.append(torch.backends.cudnn.allow_tf32)
+            return batch
+
+    # When
+    prepared = prepare(Watching(), Watching, torch.ones(1, 3, 8, 8), torch.float32, 1)
+
+    # Then two calls are compared, and the model is warmed up
+    assert prepared is not None
+    assert seen == [False, False, *[torch.backends.cudnn.allow_tf32] * WARM_UP_CALLS]
+    assert torch.backends.cudnn.allow_tf32
 
 
 def test_prepared_model_lies_channels_last():
