@@ -171,6 +171,8 @@ class EmbeddedRedis:
             # Any other policy may drop a request that was accepted.
             "maxmemory-policy": "noeviction",
             "loglevel": "warning",
+            # Waking ten times a second, its default, was a third of its work while idle.
+            "hz": "5",
         }
         flags = [word for name, value in options.items() for word in (f"--{name}", value)]
         return [str(self.program.path), *flags]

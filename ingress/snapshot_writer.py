@@ -3,6 +3,7 @@
 Only with a Redis that ends with the server: with any other, the registry is the truth.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Mapping
@@ -16,8 +17,10 @@ from batching.store.registry import Registry
 
 log = logging.getLogger(__name__)
 
-_SLICE_S = 0.2
+_RETRY_S = 0.2
 _CLOSE_S = 0.5
+# News wake the thread, also that it is over, and so does its connection's end.
+_LISTEN_S = 60.0
 
 
 class SnapshotWriter:
@@ -47,10 +50,12 @@ class SnapshotWriter:
     def close(self) -> None:
         """The registry as it is now is saved; nothing is any more. Blocks. Needs no `start`."""
         self._is_over.set()
-        if self._thread.is_alive():
-            self._thread.join(_CLOSE_S)
         if self._saved is not None:
             self._save(SHUTDOWN)
+        if self._thread.is_alive():
+            with contextlib.suppress(StoreUnavailable):
+                self._registry.announce("")
+            self._thread.join(_CLOSE_S)
 
     def _watch(self) -> None:
         while not self._is_over.is_set():
@@ -59,13 +64,15 @@ class SnapshotWriter:
                     self._save(CHANGE)
                     while not self._is_over.is_set():
                         # Workers' states come over the same channel; those change nothing here.
-                        if wait(_SLICE_S):
+                        if wait(_LISTEN_S):
                             self._save(CHANGE)
             except StoreUnavailable:
-                self._is_over.wait(_SLICE_S)
+                self._is_over.wait(_RETRY_S)
 
     def _save(self, kind: str) -> None:
         with self._is_writing:
+            if kind == CHANGE and self._is_over.is_set():
+                return
             try:
                 models = self._registry.snapshot()
                 state = saved_models(models)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from batching.model_spec import VersionKey
@@ -61,7 +61,10 @@ class Heartbeat:
             if slot.worker_id and slot.is_expected:
                 workers[slot.spec.key].append(slot.worker_id)
         self._keep(workers)
-        beats = [partial(self._beat_version, key, ids) for key, ids in workers.items()]
+        beats = [
+            partial(self._beat_versions, {key: workers[key] for key in group})
+            for group in self._verbs.groups(workers)
+        ]
         await self._verbs.together([partial(self._beat_node, list(workers)), *beats])
         if self._is_forgotten:
             self._is_forgotten = False
@@ -88,19 +91,20 @@ class Heartbeat:
             self._is_forgotten = True
         self._is_node_unsure = False
 
-    async def _beat_version(self, key: VersionKey, worker_ids: Sequence[str]) -> None:
-        is_unsure = key in self._unsure
-        self._unsure.add(key)
+    async def _beat_versions(self, workers: Mapping[VersionKey, Sequence[str]]) -> None:
+        in_doubt = self._unsure.intersection(workers)
+        self._unsure.update(workers)
         # A slot beats for its worker before it is seen here, so nobody should be new.
-        was_forgotten = await self._verbs.beat_workers(key, worker_ids) > 0
-        self._hear(key)
-        if was_forgotten:
+        added = await self._verbs.beat_workers(workers)
+        forgotten = {key for key, count in added.items() if count > 0}
+        for key in workers:
+            self._hear(key)
+        if forgotten:
             self._is_forgotten = True
-        if is_unsure or was_forgotten:
-            for slot in self._slots():
-                if slot.spec.key == key:
-                    await slot.report_again()
-        self._unsure.discard(key)
+        for slot in self._slots():
+            if slot.spec.key in workers and slot.spec.key in in_doubt | forgotten:
+                await slot.report_again()
+        self._unsure.difference_update(workers)
 
     def _hear(self, key: VersionKey) -> None:
         now = time.monotonic()

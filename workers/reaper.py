@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from batching.model_spec import VersionKey
@@ -49,13 +49,13 @@ class Reaper:
         except RedisError:
             # At maxmemory the lock is refused. Reaping without it is harmless: the script decides.
             log.debug("reaping without the lock")
-        versions = [key for key in self._versions() if self._is_steady(key)]
+        groups = self._verbs.groups(key for key in self._versions() if self._is_steady(key))
         await self._verbs.together(
-            [*(partial(self._reap_version, key) for key in versions), self._reap_nodes]
+            [*(partial(self._reap_versions, group) for group in groups), self._reap_nodes]
         )
 
-    async def _reap_version(self, key: VersionKey) -> None:
-        for worker_id in await self._verbs.dead_workers(key):
+    async def _reap_versions(self, group: Sequence[VersionKey]) -> None:
+        for key, worker_id in await self._verbs.dead_workers(group):
             count = await self._verbs.reclaim(key, worker_id, ReclaimMode.DEAD)
             if count is not None:
                 log.warning(

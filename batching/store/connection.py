@@ -26,7 +26,7 @@ from batching.store.tcp_limits import TCP_LIMITS
 
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 5.0
-BLOCK_S = 0.7  # a lost bell, and a stop, are noticed within a second, the ticks of Redis included
+BLOCK_S = 0.6  # a lost bell, and a stop, are noticed within a second, the ticks of Redis included
 BLOCK_MARGIN_S = 5.0
 
 RedisError = redis.RedisError

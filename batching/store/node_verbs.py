@@ -1,7 +1,7 @@
 """The node's verbs: beat, report, reclaim, refuse, and who is dead."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from batching.model_spec import VersionKey
 from batching.status import NodeStatus, WorkerStatus
@@ -13,6 +13,7 @@ from batching.store.scripts import async_script
 
 REAP_LOCK_MS = 400
 CALL_S = 1.0
+SPOKEN_OF_AT_ONCE = 256  # versions in one call, so that none holds Redis up for long
 
 
 class NodeVerbs:
@@ -37,7 +38,7 @@ class NodeVerbs:
                 without its record.
         """
         # The beat is a script that maxmemory does not stop; the record is written when needed.
-        added: int = await self._beat(keys=[keys.NODES], args=[LEASE_TTL_MS, node.node_id])
+        [added] = await self._beat(keys=[keys.NODES], args=[LEASE_TTL_MS, 0, 1, node.node_id])
         if added or is_unsure:
             await self._client.hset(keys.NODE_INFO, node.node_id, node.to_json())
         return added > 0 or is_unsure
@@ -68,31 +69,50 @@ class NodeVerbs:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def beat_workers(self, key: VersionKey, worker_ids: Sequence[str]) -> int:
-        """These workers are alive, and so are their leases; how many were not known before."""
-        version_keys = VersionKeys.of(key)
-        leases = [version_keys.lease_prefix + worker_id for worker_id in worker_ids]
-        added: int = await self._beat(
-            keys=[version_keys.worker_beats, *leases],
-            args=[LEASE_TTL_MS, *worker_ids],
-            client=self._at(version_keys),
-        )
-        return added
+    def groups(self, versions: Iterable[VersionKey]) -> list[list[VersionKey]]:
+        """The same versions, by what one call can speak of: in a cluster of one only.
+
+        Calls by the version would wake Redis and the node as often as there are versions.
+        """
+        known = list(versions)
+        size = 1 if is_cluster(self._client) else SPOKEN_OF_AT_ONCE
+        return [known[start : start + size] for start in range(0, len(known), size)]
+
+    async def beat_workers(
+        self, workers: Mapping[VersionKey, Sequence[str]]
+    ) -> dict[VersionKey, int]:
+        """These workers are alive, and so are their leases; how many were not known before.
+
+        Args:
+            workers: by version, those of one group.
+        """
+        names: list[str] = []
+        arguments: list[int | str] = [LEASE_TTL_MS]
+        for key, worker_ids in workers.items():
+            version_keys = VersionKeys.of(key)
+            leases = [version_keys.lease_prefix + worker_id for worker_id in worker_ids]
+            names += [version_keys.worker_beats, *leases]
+            arguments += [len(leases), len(worker_ids), *worker_ids]
+        added = await self._beat(keys=names, args=arguments, client=self._at_all(workers))
+        return dict(zip(workers, added, strict=True))
 
     async def dead_nodes(self) -> list[str]:
         """Nodes that have been silent for too long."""
-        members = await self._living(keys=[keys.NODES], args=[self._dead_after_ms, "dead"])
+        [members] = await self._living(keys=[keys.NODES], args=[self._dead_after_ms, "dead"])
         return [member.decode() for member in members]
 
-    async def dead_workers(self, key: VersionKey) -> list[str]:
-        """Workers of this version that have been silent for too long."""
-        version_keys = VersionKeys.of(key)
-        members = await self._living(
-            keys=[version_keys.worker_beats],
+    async def dead_workers(self, versions: Sequence[VersionKey]) -> list[tuple[VersionKey, str]]:
+        """Workers that have been silent for too long, of versions of one group."""
+        found = await self._living(
+            keys=[VersionKeys.of(key).worker_beats for key in versions],
             args=[self._dead_after_ms, "dead"],
-            client=self._at(version_keys),
+            client=self._at_all(versions),
         )
-        return [member.decode() for member in members]
+        return [
+            (key, member.decode())
+            for key, members in zip(versions, found, strict=True)
+            for member in members
+        ]
 
     async def lock_reaping(self, node_id: str) -> bool:
         """True for one node per period. A courtesy: reaping twice at once is harmless."""
@@ -181,3 +201,6 @@ class NodeVerbs:
 
     def _at(self, version_keys: VersionKeys) -> AsyncClient:
         return at(self._client, version_keys.tag)
+
+    def _at_all(self, group: Iterable[VersionKey]) -> AsyncClient:
+        return self._at(VersionKeys.of(next(iter(group))))

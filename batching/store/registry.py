@@ -255,7 +255,7 @@ class Registry:
         )
 
     def _alive_nodes(self) -> set[str]:
-        members = self._living(keys=[keys.NODES], args=[self._dead_after_ms, "alive"])
+        [members] = self._living(keys=[keys.NODES], args=[self._dead_after_ms, "alive"])
         return {member.decode() for member in members}
 
     def _versions_of(self, model_name: str) -> Mapping[str, ModelSpec]:

@@ -172,7 +172,7 @@ MUTANTS = (
     Mutant(
         "a bell is not waited for for ever",
         "batching/store/connection.py",
-        "BLOCK_S = 0.7",
+        "BLOCK_S = 0.6",
         "BLOCK_S = 2.0",
         f"{CHAOS}scripts.py::test_f38_lost_bell_costs_a_second_at_most",
     ),

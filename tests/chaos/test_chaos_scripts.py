@@ -118,7 +118,7 @@ def test_f25_clock_steps_of_parts_mean_nothing(
     assert abs(datetime.datetime.now(datetime.UTC).timestamp() - time.time()) > 3000  # noqa: TID251
 
     # Then nobody is dead, nothing expires, and what is submitted now lives as long as it should
-    assert real_desk.node().dead_workers(KEY) == []
+    assert real_desk.node().dead_workers([KEY]) == []
     assert real_desk.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD) is None
     assert real_desk.submit("new", ttl_ms=5_000) == [1]
     assert 0 < real_desk.client.pttl(real_desk.keys.request_prefix + "new") <= 65_000

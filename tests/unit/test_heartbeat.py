@@ -71,7 +71,7 @@ def test_nobody_is_taken_for_dead_right_after_an_outage(parts, is_new):
         if not is_new:
             await parts.heart.beat()
         await parts.verbs.report(KEY, other)
-        await parts.verbs.beat_workers(KEY, ["node-b-1"])
+        await parts.verbs.beat_workers({KEY: ["node-b-1"]})
         await parts.verbs.join(replace(NODE, node_id="node-b"))
         # When nobody can be heard for longer than anybody may be silent
         parts.server.connected = False
@@ -82,9 +82,9 @@ def test_nobody_is_taken_for_dead_right_after_an_outage(parts, is_new):
         parts.silence("node-b-1")
         await parts.heart.beat()
         # Then silence means nothing yet
-        assert await parts.verbs.dead_workers(KEY) == ["node-b-1"]
+        assert await parts.verbs.dead_workers([KEY]) == [(KEY, "node-b-1")]
         await parts.reaper.reap()
-        assert await parts.verbs.dead_workers(KEY) == ["node-b-1"]
+        assert await parts.verbs.dead_workers([KEY]) == [(KEY, "node-b-1")]
 
         # And means something again when there was time to beat, and nobody did
         living = asyncio.create_task(parts.heart.run())

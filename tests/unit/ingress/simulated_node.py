@@ -88,7 +88,7 @@ class SimulatedNode:
             worker_id = str(9000 + slot)
             # Before it is reported: a test sends its request as soon as it hears of the worker.
             if slot < spec.max_worker and self.behaviour == "ready":
-                await verbs.beat_workers(spec.key, [worker_id])
+                await verbs.beat_workers({spec.key: [worker_id]})
             if slot >= spec.max_worker:
                 await verbs.forget(spec.key, worker_id)
             elif slot not in reported:

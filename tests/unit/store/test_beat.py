@@ -1,31 +1,68 @@
-from batching.store.keys import LEASE_TTL_MS
+from batching.model_spec import VersionKey
+from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from tests.support import DEAD_AFTER_MS, KEY
+
+OTHER = VersionKey("letters", "2.0")
 
 
 def test_beat_brings_a_silent_worker_back_to_life(desk):
     # Given
     desk.silence_worker()
-    assert desk.node().dead_workers(KEY) == ["worker-a"]
+    assert desk.node().dead_workers([KEY]) == [(KEY, "worker-a")]
 
     # When
-    desk.node().beat_workers(KEY, ["worker-a"])
+    desk.node().beat_workers({KEY: ["worker-a"]})
 
     # Then
-    assert desk.node().dead_workers(KEY) == []
+    assert desk.node().dead_workers([KEY]) == []
 
 
 def test_beat_speaks_for_all_its_workers_at_once(desk):
     # When
-    desk.node().beat_workers(KEY, ["worker-b", "worker-c"])
+    desk.node().beat_workers({KEY: ["worker-b", "worker-c"]})
 
     # Then
     members = desk.client.zrange(desk.keys.worker_beats, 0, -1)
     assert set(members) == {b"worker-a", b"worker-b", b"worker-c"}
 
 
+def test_beat_speaks_for_many_versions(desk):
+    # Given
+    node = desk.node()
+    groups = node._verbs.groups([KEY, OTHER])
+    workers = {KEY: ["worker-a", "worker-b"], OTHER: ["worker-c"]}
+
+    # When
+    added = {}
+    for group in groups:
+        added |= node.beat_workers({key: workers[key] for key in group})
+
+    # Then
+    assert added == {KEY: 1, OTHER: 1}
+    for key, worker_ids in workers.items():
+        members = desk.client.zrange(VersionKeys.of(key).worker_beats, 0, -1)
+        assert members == [worker_id.encode() for worker_id in worker_ids]
+
+
+def test_dead_are_told_by_version(desk):
+    # Given
+    node = desk.node()
+    groups = node._verbs.groups([KEY, OTHER])
+    node.beat_workers({KEY: ["worker-b"]})
+    node.beat_workers({OTHER: ["worker-b", "worker-c"]})
+    for key, worker_id in ((KEY, "worker-a"), (OTHER, "worker-b")):
+        desk.client.zincrby(VersionKeys.of(key).worker_beats, -2 * DEAD_AFTER_MS, worker_id)
+
+    # When
+    dead = [one for group in groups for one in node.dead_workers(group)]
+
+    # Then
+    assert dead == [(KEY, "worker-a"), (OTHER, "worker-b")]
+
+
 def test_beat_uses_redis_time(desk):
     # When
-    desk.node().beat_workers(KEY, ["worker-b"])
+    desk.node().beat_workers({KEY: ["worker-b"]})
 
     # Then
     seconds, microseconds = desk.client.time()
@@ -41,7 +78,7 @@ def test_beat_keeps_the_leases_alive(desk):
     desk.client.pexpire(lease, 1000)
 
     # When
-    desk.node().beat_workers(KEY, ["worker-a"])
+    desk.node().beat_workers({KEY: ["worker-a"]})
 
     # Then
     assert desk.client.pttl(lease) > LEASE_TTL_MS - 10_000
@@ -49,12 +86,12 @@ def test_beat_keeps_the_leases_alive(desk):
 
 def test_worker_is_dead_only_when_silent_for_longer_than_the_limit(desk):
     # Given
-    desk.node().beat_workers(KEY, ["worker-b"])
+    desk.node().beat_workers({KEY: ["worker-b"]})
     desk.silence_worker("worker-a", ms=DEAD_AFTER_MS - 1000)
     desk.silence_worker("worker-b", ms=DEAD_AFTER_MS + 100)
 
     # When / Then
-    assert desk.node().dead_workers(KEY) == ["worker-b"]
+    assert desk.node().dead_workers([KEY]) == [(KEY, "worker-b")]
 
 
 def test_beat_goes_on_when_memory_is_full(real_desk, full_memory):
@@ -63,7 +100,7 @@ def test_beat_goes_on_when_memory_is_full(real_desk, full_memory):
     full_memory()
 
     # When
-    real_desk.node().beat_workers(KEY, ["worker-a"])
+    real_desk.node().beat_workers({KEY: ["worker-a"]})
 
     # Then
-    assert real_desk.node().dead_workers(KEY) == []
+    assert real_desk.node().dead_workers([KEY]) == []

@@ -393,4 +393,4 @@ def test_claim_counts_as_a_beat_of_the_worker(desk, limit):
     desk.worker().claim(limit, 0.0)
 
     # Then
-    assert desk.node().dead_workers(KEY) == []
+    assert desk.node().dead_workers([KEY]) == []

@@ -84,7 +84,7 @@ def test_forget_takes_the_worker_off_every_list(desk):
     # Given
     desk.node().join(NODE)
     desk.node().report(KEY, WORKER)
-    desk.node().beat_workers(KEY, ["worker-1"])
+    desk.node().beat_workers({KEY: ["worker-1"]})
 
     # When
     desk.node().forget(KEY, "worker-1")

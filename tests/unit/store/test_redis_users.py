@@ -126,7 +126,7 @@ def test_worker_may_take_back_and_refuse(desks, mode):
     # When
     ingress.silence_worker()
     node.reclaim(KEY, "worker-a", mode)
-    node.beat_workers(KEY, ["worker-b"])
+    node.beat_workers({KEY: ["worker-b"]})
     worker.worker("worker-b").claim(1, 0.0)
     node.reclaim(KEY, "worker-b", mode)
     node.refuse_waiting(KEY, "no_worker")
@@ -156,7 +156,7 @@ def test_worker_may_keep_the_lists_of_nodes_and_workers(desks):
     node.join(NodeStatus("node-a", "host", 1, "2026-01-01T00:00:00.000Z"))
     assert node.lock_reaping("node-a")
     assert node.dead_nodes() == []
-    assert node.dead_workers(KEY) == []
+    assert node.dead_workers([KEY]) == []
     node.forget(KEY, "worker-a")
     node.hide(KEY, "worker-a")
     node.leave("node-a")
