@@ -17,6 +17,7 @@
     │   └── WorkerDied
     ├── Unavailable 503
     │   ├── NoWorker
+    │   ├── NoTicket
     │   ├── QueueFull
     │   ├── QueueMemoryFull
     │   ├── QueueLost
@@ -159,6 +160,12 @@ class NoWorker(Unavailable):
     """No live worker serves this model version."""
 
     reason = "no_worker"
+
+
+class NoTicket(Unavailable):
+    """The version has job tickets, and none of its workers is free."""
+
+    reason = "no_ticket"
 
 
 class QueueFull(Unavailable):

@@ -61,6 +61,7 @@ class ModelSpec:
     client_timeout_ms: int = 0
     max_retry_timeout_s: int = 300
     job_queue_size: int = 100
+    use_job_ticket: bool = False
     min_worker: int = 0
     max_worker: int = 0
     device_type: str = ""
@@ -167,6 +168,7 @@ def spec_from_registration(
         client_timeout_ms=config.integer("clientTimeoutInMills", 0),
         max_retry_timeout_s=config.integer("maxRetryTimeoutInSec", 300),
         job_queue_size=job_queue_size,
+        use_job_ticket=config.flag("useJobTicket"),
         min_worker=min_worker,
         max_worker=max_worker,
         device_type=config.text("deviceType", ""),
@@ -256,6 +258,9 @@ class _ConfigReader:
     def integer(self, name: str, default: int) -> int:
         value = self._config.get(name)
         return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+    def flag(self, name: str) -> bool:
+        return self._config.get(name) is True
 
     def text(self, name: str, default: str) -> str:
         value = self._config.get(name)

@@ -115,6 +115,9 @@ class AdaptivePolicy:
 
 def policy_of(spec: ModelSpec) -> BatchPolicy:
     """The policy that this model version was registered with."""
+    if spec.use_job_ticket:
+        # A ticket is one idle worker for one request: nobody is there to wait for.
+        return FixedPolicy(1, 0.0)
     max_wait_s = spec.max_batch_delay_ms / 1000
     if spec.batch_policy == "adaptive":
         return AdaptivePolicy(spec.batch_size, max_wait_s, spec.latency_slo_ms / 1000)

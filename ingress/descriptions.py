@@ -40,7 +40,7 @@ def describe_version(
         document["deviceIds"] = list(spec.device_ids)
     document |= {
         "continuousBatching": False,
-        "useJobTicket": False,
+        "useJobTicket": spec.use_job_ticket,
         "useVenv": spec.config.get("useVenv") is True,
         "stateful": False,
         "sequenceMaxIdleMSec": 0,

@@ -196,6 +196,10 @@ def main() -> int:
         is_logging=settings.is_logging_metrics,
     )
     reporter.start()
+    if spec.use_job_ticket:
+        # Before anybody hears that it is ready and asks. While Redis is away: with the first claim.
+        with contextlib.suppress(RedisError, OSError):
+            verbs.give_tickets()
     _report(assignment, state="READY")
     with contextlib.suppress(DeviceBroken):
         worker.serve()

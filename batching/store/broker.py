@@ -70,7 +70,8 @@ class Broker:
         request may wait plus the time a batch may run.
 
         Raises:
-            NoWorker, QueueFull, QueueMemoryFull, StoreUnavailable, QueueLost, Draining: refused.
+            NoWorker, NoTicket, QueueFull, QueueMemoryFull, StoreUnavailable, QueueLost, Draining:
+                refused.
             DeadlineExceeded: no answer came in time; the request will not be run any more.
             VersionNotFound: the version was unregistered meanwhile.
             ClientLeft: `client_left` finished first; the request will not be run any more.

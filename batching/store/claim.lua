@@ -2,6 +2,7 @@
 --
 -- KEYS  1 queue  2 solo  3 bell  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
 --       9 lease of this worker  10 request prefix  11 body prefix  12 reply prefix  13 done prefix
+--       14 idle (only with job tickets)
 -- ARGV  1 worker id  2 limit  3 patience_us  4 dead_after_ms  5 lease_ttl_ms  6 reply_ttl_ms
 -- Returns one of
 --   {'BATCH', id, attempt, queue_us, wire, id, attempt, queue_us, wire, ...}  wire '' = in its own key
@@ -13,7 +14,8 @@
 -- Races closed: pop, lease, attempt and owner are one step, so a worker that dies at any moment
 -- leaves either a waiting or a leased request. One collector at a time, so idle workers do not open
 -- a window each. The first write frees or pops, so it works at maxmemory. A crash suspect from the
--- solo list is handed out alone.
+-- solo list is handed out alone. A worker is idle from the claim that finds nothing, or the reply
+-- before it, to the one that finds something.
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -116,7 +118,14 @@ elseif redis.call('LLEN', KEYS[3]) == 0 then
 end
 if expired > 0 then redis.call('HINCRBY', KEYS[6], 'expired', expired) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[6], 'orphaned', orphaned) end
-if #owned == 0 then return {'EMPTY'} end
+if #owned == 0 then
+  if KEYS[14] then
+    redis.call('ZADD', KEYS[14], now_ms, worker_id)
+    redis.call('PEXPIRE', KEYS[14], 60000)
+  end
+  return {'EMPTY'}
+end
+if KEYS[14] then redis.call('ZREM', KEYS[14], worker_id) end
 
 -- In pieces: Lua cannot pass more than some 8,000 arguments.
 for first = 1, #owned, 1000 do

@@ -37,7 +37,8 @@ class VersionKeys:
         """The keys of this version."""
         return cls(f"{{m:{key.model_name}:{key.model_version}}}")
 
-    # hash; permanent, deleted at unregistration: max_queue. Its absence means "no such version".
+    # hash; permanent, deleted at unregistration: max_queue, whose absence means "no such version",
+    # and job_ticket, 1 if requests are accepted for idle workers only.
     @property
     def config(self) -> str:  # noqa: D102
         return f"{self.tag}:cfg"
@@ -112,6 +113,12 @@ class VersionKeys:
     @property
     def worker_beats(self) -> str:  # noqa: D102
         return f"{self.tag}:w"
+
+    # zset worker id -> when it last had nothing to do, Redis ms; only with job tickets; TTL 60 s,
+    # renewed while that is so.
+    @property
+    def idle(self) -> str:  # noqa: D102
+        return f"{self.tag}:idle"
 
     # hash worker id -> WorkerStatus as JSON; permanent, fields deleted by node and reaper.
     @property

@@ -145,11 +145,13 @@ class Lane:
     def _may_be_restored(self, ticket: Ticket, code: SubmitCode) -> bool:
         """Whether Redis was perhaps emptied just now, and a node is about to refill it.
 
-        Or was away for longer than a worker may be silent, and the workers are about to beat.
+        Or was away for longer than a worker may be silent, and the workers are about to beat, and
+        those without work to say so.
         """
         is_back = self._loop.time() - self._was_away_at < BACK_S
         may_be_missing = code is SubmitCode.NO_VERSION or (
-            code is SubmitCode.NO_WORKER and (ticket.is_resubmitted or is_back)
+            code in (SubmitCode.NO_WORKER, SubmitCode.NO_TICKET)
+            and (ticket.is_resubmitted or is_back)
         )
         return may_be_missing and self._age_s(ticket) < VERSION_PATIENCE_S
 

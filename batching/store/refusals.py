@@ -8,13 +8,19 @@ from batching.store.ingress_verbs import SubmitCode
 def refusal(code: SubmitCode, key: VersionKey, retry_after_s: float) -> errors.ServeError:
     """The error that a client gets for this code; `retry_after_s` is when a full queue has emptied.
 
-    A full queue gets a truthful text; TorchServe calls it "no worker".
+    Each reason has a text of its own; TorchServe calls all of them "no worker".
     """
     name, version = key
     if code is SubmitCode.FULL:
         return errors.QueueFull(
             f'The queue of model "{name}" is full. Try again later, add workers, or raise '
             "job_queue_size.",
+            retry_after_s=retry_after_s,
+        )
+    if code is SubmitCode.NO_TICKET:
+        return errors.NoTicket(
+            f'No worker of model "{name}" is free, and with useJobTicket no request waits for one. '
+            "Try again later, or add workers.",
             retry_after_s=retry_after_s,
         )
     if code is SubmitCode.NO_WORKER:

@@ -165,10 +165,9 @@ class Registry:
         self._change(key.model_name, change)
         # Without it submit refuses; nodes then answer what still waits.
         self._delete_config(key)
-        versions = self._versions_of(key.model_name)
-        if key.model_version in versions:
+        if again := self._versions_of(key.model_name).get(key.model_version):
             # Somebody has registered it again before its configuration was deleted.
-            self._write_config(versions[key.model_version], is_new=True)
+            self._write_config(again, is_new=True)
 
     def workers(self, key: VersionKey) -> list[WorkerStatus]:
         """The workers of live nodes, by node and slot."""
@@ -273,6 +272,7 @@ class Registry:
         client = at(self._client, names.tag)
         write = client.hset if is_new else client.hsetnx
         with _unavailable():
+            write(names.config, "job_ticket", int(spec.use_job_ticket))
             write(names.config, "max_queue", spec.job_queue_size)
 
     def _change(

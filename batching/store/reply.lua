@@ -1,7 +1,7 @@
 -- reply: each answer is stored for its ingress and the ownership ends, once.
 --
 -- KEYS  1 lease of this worker  2 open  3 counters  4 request prefix  5 body prefix
---       6 reply prefix  7 large reply prefix  8 done prefix
+--       6 reply prefix  7 large reply prefix  8 done prefix  9 idle (only with job tickets)
 -- ARGV  1 worker id  2 reply_ttl_ms  then per request: id, attempt, reply bytes ('@' = in its own key)
 -- Returns an array, one code per request:
 --        1 stored   0 nobody waits (cancelled, or collected already)   2 stored before   3 stale
@@ -9,7 +9,8 @@
 -- Races closed: whoever flips the request first wins (reply, cancel or reclaim), so two replies can
 -- never be published; a worker that was taken for dead is told so (stale) once its request has a new
 -- owner, while its late answer is still welcome before that. The first write frees memory, so it
--- works at maxmemory. A reply whose acknowledgement was lost may be sent again.
+-- works at maxmemory. A reply whose acknowledgement was lost may be sent again. With job tickets the
+-- worker is idle when its answer can be seen: a client that has it may ask again at once.
 
 local worker_id, ttl_ms = ARGV[1], ARGV[2]
 local codes, stored, stale, orphaned = {}, 0, 0, 0
@@ -54,4 +55,11 @@ end
 if stored > 0 then redis.call('HINCRBY', KEYS[3], 'replied', stored) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[3], 'orphaned', orphaned) end
 if stale > 0 then redis.call('HINCRBY', KEYS[3], 'stale', stale) end
+if KEYS[9] then
+  -- First, as in beat: of no replies at all it would be ZADD that maxmemory refuses.
+  redis.call('PEXPIRE', KEYS[9], 60000)
+  local time = redis.call('TIME')
+  redis.call('ZADD', KEYS[9], time[1] * 1000 + math.floor(time[2] / 1000), worker_id)
+  redis.call('PEXPIRE', KEYS[9], 60000)
+end
 return codes

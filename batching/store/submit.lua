@@ -1,12 +1,14 @@
 -- submit: the requests wait in the queue, or each is refused with a reason. All or none at OOM.
 --
 -- KEYS  1 config  2 queue  3 bell  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
---       9 request prefix  10 reply prefix  11 more prefix
+--       9 request prefix  10 reply prefix  11 more prefix  12 solo  13 idle
 -- ARGV  1 ingress id  2 dead_after_ms  then per request: id, ttl_ms, age_us (since it
---         arrived at the ingress), wire bytes ('' = in its own key)
+--         arrived at the ingress; '' = accepted before, and lost by Redis: needs no ticket), wire
+--         bytes ('' = in its own key)
 -- Returns an array, one code per request:
 --        1 queued   2 known already (a re-sent submit)   0 queue full
 --       -1 no such model version   -2 no live worker
+--       -4 no ticket: the version has job tickets, and no idle worker is left for this request
 --
 -- Race closed: capacity check and push are one step, and a submit whose reply was lost may be sent
 -- again without queueing twice. At maxmemory the first write (HSET) is refused before anything is
@@ -23,13 +25,28 @@ local function refuse_all(code)
   return codes
 end
 
-local max_queue = tonumber(redis.call('HGET', KEYS[1], 'max_queue') or '')
+local config = redis.call('HMGET', KEYS[1], 'max_queue', 'job_ticket')
+local max_queue = tonumber(config[1] or '')
 if not max_queue then return refuse_all(-1) end
 local has_worker = redis.call('ZCOUNT', KEYS[7], now_ms - dead_after_ms, '+inf') > 0
 
 local waiting_before = redis.call('LLEN', KEYS[2])
 local waiting = waiting_before
 local ids = {}
+
+-- One for each idle worker that nobody waits for yet. One that died or left is idle no more.
+local function count_tickets()
+  local oldest_ms = now_ms - dead_after_ms
+  local lives = {}
+  for _, worker_id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[7], oldest_ms, '+inf')) do lives[worker_id] = true end
+  local tickets = -waiting - redis.call('LLEN', KEYS[12])
+  for _, worker_id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[13], oldest_ms, '+inf')) do
+    if lives[worker_id] then tickets = tickets + 1 end
+  end
+  return tickets
+end
+
+local tickets = config[2] == '1' and count_tickets() or math.huge
 for i = 3, #ARGV, 4 do
   local id, ttl_ms, age_us, wire = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), ARGV[i + 3]
   local request_key = KEYS[9] .. id
@@ -38,14 +55,17 @@ for i = 3, #ARGV, 4 do
     code = 2
   elseif not has_worker then
     code = -2
+  elseif tickets <= 0 and age_us then
+    code = -4
   elseif waiting >= max_queue then
     code = 0
   else
-    redis.call('HSET', request_key, 'state', 'Q', 'attempt', 0, 'submitted_us', string.format('%.0f', now_us - age_us),
+    redis.call('HSET', request_key, 'state', 'Q', 'attempt', 0, 'submitted_us', string.format('%.0f', now_us - (age_us or 0)),
       'deadline_ms', now_ms + ttl_ms, 'ingress', ingress_id, 'worker', '', 'wire', wire)
     redis.call('PEXPIRE', request_key, ttl_ms + 60000)
     ids[#ids + 1] = id
     waiting = waiting + 1
+    tickets = tickets - 1
     code = 1
   end
   codes[#codes + 1] = code

@@ -34,11 +34,12 @@ async def submit_tickets(verbs: IngressVerbs, tickets: Sequence[Ticket]) -> list
 
 
 def _submission(ticket: Ticket, now: float) -> Submission:
+    age_us = None if ticket.is_resubmitted else int((now - ticket.entered_at) * 1e6)
     return Submission(
         ticket.request_id,
         ttl_ms=max(1, int((ticket.deadline - now) * 1000)),
         wire=ticket.wire,
-        age_us=int((now - ticket.entered_at) * 1e6),
+        age_us=age_us,
     )
 
 

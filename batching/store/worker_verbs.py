@@ -101,6 +101,12 @@ class WorkerVerbs:
         ]
         self._chunk_keys = [keys.request_prefix, keys.chunk_prefix, keys.done_prefix]
 
+    def give_tickets(self) -> None:
+        """From now on requests are accepted for this worker while it is idle, as it is now."""
+        self._claim_keys.append(self._keys.idle)
+        self._reply_keys.append(self._keys.idle)
+        self.reply([], [])
+
     def claim(self, limit: int, patience_s: float) -> Batch | Partial | Nothing:
         """Ownership of up to `limit` requests, unless a partial batch may wait for more."""
         try:

@@ -17,7 +17,7 @@ DEADLINE_SLACK_S = 0.1
 DEPARTURE_S = 0.3
 OUTCOMES = ("replied", "cancelled", "expired", "orphaned", "failed", "refused")
 # Not redis_unavailable: what nobody could tell about may have reached the queue.
-REFUSALS = ("queue_full", "queue_memory", "no_worker", "draining")
+REFUSALS = ("queue_full", "queue_memory", "no_ticket", "no_worker", "draining")
 DEPARTED_SHARE = 0.05
 
 

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 
 from batching.protocol import Batch
 from batching.store.node_verbs import ReclaimMode
+from batching.store.worker_verbs import WorkerVerbs
 from tests.chaos.promises import is_long
 from tests.support import (
     KEY,
@@ -62,6 +63,7 @@ class QueueMachine(RuleBasedStateMachine):
     """One model version's queue and everybody at it."""
 
     backend: ClassVar[Backend]
+    has_tickets: ClassVar[bool] = False
     held = Bundle("held")  # (worker, request id, attempt) that somebody may reply to
 
     def __init__(self) -> None:
@@ -77,15 +79,39 @@ class QueueMachine(RuleBasedStateMachine):
             ("accepted", "replied", "cancelled", "expired", "orphaned", "failed", "stale"), 0
         )
         self.silent: set[str] = set()
+        self.living = {"worker-a"}
+        self.idle: set[str] = set()
+        if self.has_tickets:
+            self.desk.client.hset(self.desk.keys.config, "job_ticket", 1)
 
     def teardown(self) -> None:
         self.desk.close()
 
     @initialize(count=st.integers(1, 4))
     def begin(self, count: int) -> None:
+        if self.has_tickets:
+            beats = self.desk.keys.worker_beats
+            beat_ms = self.desk.client.zscore(beats, "worker-a")
+            self.desk.client.zadd(beats, dict.fromkeys(WORKERS, beat_ms))
+            self.living.update(WORKERS)
+            for name in WORKERS:
+                self.worker(name)
         self.submit(INGRESSES[0], count)
 
+    def worker(self, name: str) -> WorkerVerbs:
+        verbs = self.desk.worker(name)
+        if self.has_tickets:
+            verbs.give_tickets()
+            self.idle.add(name)
+        return verbs
+
     # --- what the model does
+
+    def tickets(self) -> int:
+        """How many requests are accepted before one is refused for want of an idle worker."""
+        if not self.has_tickets:
+            return len(self.queue) + MAX_QUEUE
+        return max(0, len(self.idle & self.living) - len(self.queue) - len(self.solo))
 
     def settle(self, request_id: str, outcome: str) -> None:
         self.known[request_id].outcome = outcome
@@ -124,9 +150,11 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(ingress=MOSTLY_A, count=st.integers(1, 4))
     def submit(self, ingress: str, count: int) -> None:
         names = [f"r{len(self.known) + number}" for number in range(count)]
-        room = max(0, MAX_QUEUE - len(self.queue))
+        tickets, room = self.tickets(), max(0, MAX_QUEUE - len(self.queue))
+        refused = -4 if tickets <= room else 0
+        room = min(tickets, room)
         codes = self.desk.submit(*names, ingress_id=ingress)
-        assert codes == [1] * min(count, room) + [0] * max(0, count - room)
+        assert codes == [1] * min(count, room) + [refused] * max(0, count - room)
         for request_id in names[:room]:
             self.silent.discard(ingress)
             self.known[request_id] = Known(ingress)
@@ -153,8 +181,11 @@ class QueueMachine(RuleBasedStateMachine):
         return self.claim_once(worker, limit)
 
     def claim_once(self, worker: str, limit: int) -> Any:
-        claimed = self.desk.worker(worker).claim(limit, 0.0)
+        claimed = self.worker(worker).claim(limit, 0.0)
         expected = self.hand_out(worker, limit)
+        if expected:
+            self.idle.discard(worker)
+            self.living.add(worker)
         assert (ids_of(claimed) if isinstance(claimed, Batch) else []) == expected
         if not expected:
             return multiple()
@@ -166,7 +197,7 @@ class QueueMachine(RuleBasedStateMachine):
     def reply(self, one: tuple[str, str, int]) -> None:
         """In time, late, or again: the same worker with the same attempt."""
         worker, request_id, attempt = one
-        [code] = self.desk.worker(worker).reply([(request_id, attempt)], [make_reply("x")])
+        [code] = self.worker(worker).reply([(request_id, attempt)], [make_reply("x")])
         known = self.known[request_id]
         if known.outcome:
             has_reply = known.outcome in {"replied", "expired", "failed"}
@@ -220,7 +251,10 @@ class QueueMachine(RuleBasedStateMachine):
         if mode is ReclaimMode.DEAD:
             self.desk.silence_worker(worker)
         self.desk.node(MAX_ATTEMPTS).reclaim(KEY, worker, mode)
+        if mode is not ReclaimMode.RECOVERED:
+            self.living.discard(worker)
         self.desk.open(MAX_QUEUE)
+        self.living.add("worker-a")
         held, self.leases[worker] = self.leases[worker], []
         is_untried = mode in (ReclaimMode.RELEASED, ReclaimMode.RECOVERED)
         for request_id in reversed(held) if is_untried else held:
@@ -295,12 +329,16 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("backend", ["fakeredis", "server"])
+@pytest.mark.parametrize(
+    ("backend", "has_tickets"),
+    [("fakeredis", False), ("server", False), ("server", True)],
+    ids=["fakeredis", "server", "tickets"],
+)
 def test_f40_queue_does_what_its_model_says(
-    request: pytest.FixtureRequest, record_promise, backend: str
+    request: pytest.FixtureRequest, record_promise, backend: str, has_tickets: bool
 ) -> None:
     # Given
-    machine = type("Machine", (QueueMachine,), {})
+    machine = type("Machine", (QueueMachine,), {"has_tickets": has_tickets})
     if backend == "server":
         machine.backend = server_backend(request.getfixturevalue("redis_server").url)
     else:
@@ -319,5 +357,8 @@ def test_f40_queue_does_what_its_model_says(
         ),
     )
     record_promise(
-        "F40", f"state machine on {backend}", "no counter-example", f"{EXAMPLES} x {STEPS} steps"
+        "F40",
+        f"state machine on {backend}{', job tickets' * has_tickets}",
+        "no counter-example",
+        f"{EXAMPLES} x {STEPS} steps",
     )

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.archives import Ledger, make_scripted
 from tests.e2e.clients import Clients, innocent_traffic
-from tests.e2e.ferry_process import FerryServer
+from tests.e2e.ferry_process import FerryServer, eventually
 from tests.e2e.refusals import assert_error
 from tests.timing import assert_within
 
@@ -207,6 +207,37 @@ def test_model_without_workers_is_refused_at_once(
     assert_error(response.status_code, response.content, expected)
     assert_within(response.elapsed.total_seconds(), 1)
     assert response.headers["x-ferry-reason"] == "no_worker"
+
+
+@pytest.mark.slow
+def test_model_with_job_tickets_refuses_while_its_worker_is_busy(server: FerryServer) -> None:
+    # Given a worker that would wait for company, did its archive not say useJobTicket
+    config = "useJobTicket: true\nbatchSize: 8\nmaxBatchDelay: 20000"
+    name, ledger = make_scripted(server.store, "ticketed", config=config)
+    with server.model(name, "ticketed"), Clients(server.inference, 1) as clients:
+        assert server.describe("ticketed")["useJobTicket"] is True
+        assert server.predict("ticketed", b"first").text == "first"
+        clients.send("/predictions/ticketed", ["sleep 2|"])
+        assert eventually(lambda: len(ledger.calls()) == 2, 5)
+
+        # When another request comes meanwhile
+        refused = server.predict("ticketed", b"second")
+
+        # Then it is told so at once
+        text = (
+            'No worker of model "ticketed" is free, and with useJobTicket no request waits for one.'
+            " Try again later, or add workers."
+        )
+        expected = (503, "ServiceUnavailableException", text)
+        assert_error(refused.status_code, refused.content, expected)
+        assert refused.headers["x-ferry-reason"] == "no_ticket"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert_within(refused.elapsed.total_seconds(), 1)
+
+        # And is served as soon as the worker has answered
+        [answer] = clients.receive(1)
+        assert answer.status == 200
+        assert server.predict("ticketed", b"second").text == "second"
 
 
 @pytest.mark.slow

@@ -85,6 +85,16 @@ def test_describe_has_torchserves_keys_in_order():
     assert document["jobQueueStatus"] == {"remainingCapacity": 97, "pendingRequests": 3}
 
 
+@pytest.mark.parametrize("has_tickets", [True, False])
+def test_job_tickets_are_described(has_tickets):
+    # Given
+    spec = ModelSpec("m", "1.0", "m.mar", "h.py", use_job_ticket=has_tickets)
+
+    # When / Then
+    document = describe_version(spec, [], QueueStatus(0, 100, 0, 0.0, {}))
+    assert document["useJobTicket"] is has_tickets
+
+
 def test_worker_that_does_not_start_says_why():
     # Given
     spec = ModelSpec("m", "1.0", "m.mar", "h.py", config={"useVenv": True})

@@ -293,6 +293,11 @@ CONFIG = {
     "unknown": ("batchsize: 4", "note", "batchsize is unknown and only reaches the handler; did"),
     "type": ("batchSize: four", "note", "batchSize: 'four' is ignored, it should be of type int"),
     "bool": ("batchSize: true", "note", "batchSize: True is ignored"),
+    "flag": (
+        "useJobTicket: 'yes'",
+        "note",
+        "useJobTicket: 'yes' is ignored, it should be of type bool",
+    ),
     "workers": ("minWorkers: 2", "note", "minWorkers and maxWorkers are ignored: give both"),
     "no effect": ("useVenv: true", "note", "useVenv has no effect"),
     "parallel": ("parallelType: pp", "problem", "parallelType: pp has no counterpart"),
@@ -320,7 +325,10 @@ def test_config_key_that_does_not_count_is_told(text, verdict, expected, tmp_pat
     assert expected in told[2]
 
 
-@pytest.mark.parametrize("text", ["asyncCommunication: false", "parallelType: ''", "pt2: inductor"])
+@pytest.mark.parametrize(
+    "text",
+    ["asyncCommunication: false", "parallelType: ''", "pt2: inductor", "useJobTicket: true"],
+)
 def test_config_key_that_asks_for_nothing_special_is_fine(text, tmp_path):
     # Given
     files = {"own.py": "def handle(data, context): pass", "c.yaml": text}

@@ -142,6 +142,18 @@ def test_registration_is_refused_when_the_archives_queue_has_no_room():
         register(config={"jobQueueSize": 0})
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(True, True), (False, False), ("true", False), (1, False), (None, False), ([True], False)],
+)
+def test_job_tickets_are_asked_for_by_a_boolean_only(value, expected):
+    # Given / When: another type counts as missing
+    spec = register(config={"useJobTicket": value})
+    # Then
+    assert spec.use_job_ticket is expected
+    assert ModelSpec.from_json(spec.to_json()) == spec
+
+
 def test_registration_is_refused_when_neither_parameter_nor_archive_names_the_model():
     # Given / When / Then
     with pytest.raises(InvalidModel, match=r"Model name is not defined\."):

@@ -21,6 +21,7 @@ COUNTS: Mapping[str, type] = {
     "maxRetryTimeoutInSec": int,
     "clientTimeoutInMills": int,
     "jobQueueSize": int,
+    "useJobTicket": bool,
     # Read by handlers.
     "handler": dict,
     "micro_batching": dict,
@@ -35,7 +36,6 @@ COUNTS: Mapping[str, type] = {
 # Key -> what happens instead.
 WITHOUT_EFFECT: Mapping[str, str] = {
     "useVenv": "requirements.txt, if installed at all, always gets an environment of its own",
-    "useJobTicket": "requests queue; jobQueueSize: 1 comes near to it",
     "parallelLevel": "a worker is one process",
     "sequenceMaxIdleMSec": "there is no sequence batching",
     "sequenceTimeoutMSec": "there is no sequence batching",

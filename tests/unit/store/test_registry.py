@@ -264,6 +264,29 @@ def test_remove_leaves_a_version_usable_that_was_registered_again_meanwhile():
     assert client.hget(VersionKeys.of(V1.key).config, "max_queue") == b"77"
 
 
+def test_configuration_of_a_queue_says_whether_it_has_job_tickets(registry, store_backend):
+    # Given
+    ticketed = make_spec(model_version="1.0", use_job_ticket=True)
+    names = VersionKeys.of(ticketed.key)
+
+    def job_ticket():
+        return store_backend.client.hget(names.config, "job_ticket")
+
+    # When / Then
+    registry.create(ticketed)
+    assert job_ticket() == b"1"
+    with pytest.raises(errors.Conflict):
+        registry.create(V1)
+    assert job_ticket() == b"1"
+    known = registry.snapshot()
+    store_backend.client.flushall()
+    registry.restore(known.values())
+    assert job_ticket() == b"1"
+    registry.remove(ticketed.key)
+    registry.create(V1)
+    assert job_ticket() == b"0"
+
+
 # --- after Redis was emptied
 
 
