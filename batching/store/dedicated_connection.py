@@ -71,7 +71,8 @@ class DedicatedConnection:
     async def _exchange(self, connection: Any, commands: Sequence[Command]) -> list[Any]:
         try:
             async with asyncio.timeout(self._timeout_s):
-                packed = [hiredis.pack_command(command) for command in commands]
+                # Its stub says "tuple of one".
+                packed = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
                 await connection.send_packed_command(packed)
                 return [await connection.read_response() for _ in commands]
         except ResponseError:
