@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 #   make install TORCH_INDEX=<the URL that pytorch.org's install page shows for CPU>
 TORCH_INDEX ?=
 
-.PHONY: install demo test test-fast chaos chaos-mutants check bench clean topology
+.PHONY: install demo test test-fast chaos chaos-mutants check bench bench-compare clean topology
 
 install: $(STAMP)
 
@@ -56,9 +56,14 @@ check: install
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-# Needs wrk and Java: benchmarks/README.md.
+# An echo beside TorchServe, in short: half a minute. Needs wrk and Java: benchmarks/README.md.
 bench: install
-	$(BIN)/python -m benchmarks.compare_echo
+	$(BIN)/python -m benchmarks.compare --workload echo --servers torchserve --short
+
+# Every workload beside every server, at length: some 40 minutes on a machine that does nothing else.
+# Writes benchmarks/results/ and the tables and charts of docs/performance.md.
+bench-compare: install
+	$(BIN)/python -m benchmarks.compare
 
 clean:
 	rm -rf $(VENV) .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,11 +1,17 @@
-"""Drives one URL with wrk and says what came back."""
+"""Drives one URL and says what came back."""
 
 import json
 import shutil
 import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from cli.load import driver
+from cli.load.figures import figures
 
 REPORT_SCRIPT = Path(__file__).with_name("wrk_report.lua")
 REPORT_MARK = "REPORT "
@@ -20,13 +26,17 @@ class BenchmarkError(Exception):
 class Load:
     """How a server is driven: a closed loop, each connection sends when it has its answer."""
 
+    url: str
+    body: bytes
+    content_type: str
     connections: int
-    body_bytes: int
+    # An answer that is shorter is wrong, however fast.
+    least_answer_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What one run of wrk saw. `errors` counts refused, broken, late and 4xx/5xx answers."""
+    """What one run saw. `errors` counts refused, broken, late and 4xx/5xx answers."""
 
     requests_per_s: float
     p50_ms: float
@@ -34,8 +44,8 @@ class LoadReport:
     errors: int
 
     @classmethod
-    def from_wrk(cls, output: str, body_bytes: int) -> "LoadReport":
-        """The report in wrk's output; answers too short to carry the body are all errors.
+    def from_wrk(cls, output: str, least_answer_bytes: int) -> "LoadReport":
+        """The report in wrk's output; answers too short to be right are all errors.
 
         Raises:
             BenchmarkError: no report in the output, or not a single answer.
@@ -48,8 +58,7 @@ class LoadReport:
         if requests == 0:
             raise BenchmarkError(f"not one request was answered:\n{output}")
         errors = sum(record[name] for name in ERROR_FIELDS)
-        # An echo that answers without the body would be fast and wrong.
-        if record["bytes_read"] < (requests - errors) * body_bytes:
+        if record["bytes_read"] < (requests - errors) * least_answer_bytes:
             errors = requests
         return cls(
             requests_per_s=round(requests / record["duration_us"] * 1e6, 1),
@@ -57,6 +66,11 @@ class LoadReport:
             p99_ms=record["p99_us"] / 1000,
             errors=errors,
         )
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "LoadReport":
+        """The report that `asdict` turned into a JSON object."""
+        return cls(**record)
 
 
 def wrk_path() -> str:
@@ -71,15 +85,50 @@ def wrk_path() -> str:
     return path
 
 
-def drive(url: str, load: Load, seconds: int) -> LoadReport:
-    """What wrk saw in that many seconds. Blocks for as long.
+def drive_with_wrk(load: Load, seconds: float) -> LoadReport:
+    """What wrk saw in that many seconds, rounded up. For thousands of requests per second.
 
     Raises:
         BenchmarkError: wrk is missing, failed, or got no answer at all.
     """
-    command = [wrk_path(), "-t1", f"-c{load.connections}", f"-d{seconds}s", "--timeout", "10s"]
-    command += ["-s", str(REPORT_SCRIPT), url, "--", str(load.body_bytes)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [wrk_path(), "-t1", f"-c{load.connections}", f"-d{max(1, round(seconds))}s"]
+    with tempfile.NamedTemporaryFile(prefix="body-") as body:
+        body.write(load.body)
+        body.flush()
+        command += ["--timeout", "10s", "-s", str(REPORT_SCRIPT), load.url, "--"]
+        command += [body.name, load.content_type]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode != 0:
         raise BenchmarkError(f"wrk failed ({run.returncode}): {run.stderr or run.stdout}")
-    return LoadReport.from_wrk(run.stdout, load.body_bytes)
+    return LoadReport.from_wrk(run.stdout, load.least_answer_bytes)
+
+
+def drive_to_the_end(load: Load, seconds: float) -> LoadReport:
+    """What came of requests that began in that many seconds, all of them waited for.
+
+    For a few requests per second, each worth much: a rate over exactly `seconds` would be out by a
+    batch.
+
+    Raises:
+        BenchmarkError: not one request was answered.
+    """
+    driven = driver.Load(
+        url=load.url,
+        body=load.body,
+        headers={"content-type": load.content_type},
+        connections=load.connections,
+        duration_s=seconds,
+        warmup_s=0.0,
+    )
+    started_s = time.perf_counter()
+    outcome = driver.drive(driven)
+    elapsed_s = time.perf_counter() - started_s
+    found = figures(outcome)
+    if not outcome.latencies_s:
+        raise BenchmarkError(f"not one request was answered: {dict(outcome.statuses)}")
+    return LoadReport(
+        requests_per_s=round(len(outcome.latencies_s) / elapsed_s, 3),
+        p50_ms=round(found.p50_ms, 1),
+        p99_ms=round(found.p99_ms, 1),
+        errors=found.errors,
+    )

@@ -1,64 +1,48 @@
-"""TorchServe and torchferry as child processes that serve the echo model, and nothing left over."""
+"""A server as a child process between `with` and the end of the block, and nothing left over."""
 
-import importlib.metadata
 import json
 import os
 import socket
-import sys
 import tempfile
 import time
-import zipfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
 from benchmarks.child import Child
 from benchmarks.load import BenchmarkError
-from benchmarks.torchserve_env import TORCHSERVE_VERSION
 
-HANDLER = Path(__file__).parent / "echo" / "echo.py"
-WARNINGS_ONLY = Path(__file__).with_name("torchserve_warnings_only.xml")
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 240.0
+PORTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
-    """How the echo model is registered, the same for every server."""
+class Job:
+    """What every server is to serve, and how."""
 
-    batch_size: int = 32
-    max_batch_delay_ms: int = 5
-    workers: int = 1
+    model_name: str
+    # For servers of archives; the second one has what only torchferry understands.
+    archive: Path
+    own_archive: Path
+    # TorchScript for the servers that have none; None: an echo.
+    weights: Path | None
+    batch_size: int
+    max_batch_delay_ms: int
     job_queue_size: int = 100
+    workers: int = 1
 
-    def query(self) -> dict[str, str | int]:
-        """The parameters of `POST /models`."""
-        return {
-            "url": "echo.mar",
-            "batch_size": self.batch_size,
-            "max_batch_delay": self.max_batch_delay_ms,
-            "initial_workers": self.workers,
-            "synchronous": "true",
-        }
+    @property
+    def threads(self) -> int:
+        """OpenMP threads of each worker: together not more than there are cores."""
+        return max(1, len(os.sched_getaffinity(0)) // self.workers)
 
 
-def write_echo_archive(model_store: Path) -> None:
-    """`echo.mar` lies in the model store."""
-    manifest = {
-        "runtime": "python",
-        "model": {"modelName": "echo", "modelVersion": "1.0", "handler": HANDLER.name},
-        "archiverVersion": "0.12.0",
-    }
-    with zipfile.ZipFile(model_store / "echo.mar", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest, indent=2))
-        archive.write(HANDLER, HANDLER.name)
-
-
-class EchoServer(ABC):
-    """A server of the echo model between `with` and the end of the block.
+class Server(ABC):
+    """One server with the job's model.
 
     Ports, folder and process group are its own, so several run beside each other and beside
     whatever else the machine serves.
@@ -66,41 +50,70 @@ class EchoServer(ABC):
 
     name: str
     version: str
+    content_type = "application/octet-stream"
     _stops_as_group: bool
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._child: Child | None = None
         self._ports: list[int] = []
         self._client = httpx.Client(trust_env=False, timeout=START_TIMEOUT_S)
 
     @property
+    @abstractmethod
     def url(self) -> str:
-        """Where predictions of the echo model are asked for."""
-        return f"{self._address(0)}/predictions/echo"
+        """Where predictions of the model are asked for."""
+
+    @property
+    @abstractmethod
+    def _health_url(self) -> str:
+        """What is answered with a success once the server is up."""
 
     @abstractmethod
-    def _command(self, folder: Path, model_store: Path) -> list[str]:
+    def _command(self, folder: Path) -> list[str]:
         """The command that starts the server in the foreground."""
 
-    @abstractmethod
     def _environment(self, folder: Path) -> dict[str, str]:
         """What the server's environment has beyond this process's."""
+        del folder
+        return {}
 
-    def __enter__(self) -> Self:
-        """The model is registered and has echoed once.
+    def _register(self) -> None:  # noqa: B027 - most begin with it
+        """The model is there, if the server has not begun with it."""
+
+    def packed(self, body: bytes) -> bytes:
+        """The request's body as this server wants it."""
+        return body
+
+    def unpacked(self, answer: bytes) -> bytes:
+        """The model's answer in the body that this server sent."""
+        return answer
+
+    def ask(self, body: bytes) -> bytes:
+        """The model's answer to one request.
 
         Raises:
-            BenchmarkError: the server did not start, register or echo.
+            BenchmarkError: it was answered with an error.
+        """
+        headers = {"content-type": self.content_type}
+        reply = self._client.post(self.url, content=self.packed(body), headers=headers)
+        if not reply.is_success:
+            raise self._failure(f"answered {reply.status_code} {reply.text[:500]}")
+        return self.unpacked(reply.content)
+
+    def __enter__(self) -> Self:
+        """The server is up, with the model.
+
+        Raises:
+            BenchmarkError: the server did not start or refused the model.
         """
         # A short name: unix sockets below it have paths of at most 107 characters.
-        self._folder = tempfile.TemporaryDirectory(prefix="echo-")
+        self._folder = tempfile.TemporaryDirectory(prefix="cmp-", ignore_cleanup_errors=True)
         try:
             self._start(Path(self._folder.name))
             self._wait_until_healthy()
             self._register()
-            self._check_echo()
         except httpx.HTTPError as error:
             failure = self._failure(f"broke off: {error}")
             self._stop()
@@ -122,17 +135,15 @@ class EchoServer(ABC):
         return f"http://127.0.0.1:{self._ports[index]}"
 
     def _start(self, folder: Path) -> None:
-        self._ports = free_ports(5)
-        model_store = folder / "store"
-        model_store.mkdir()
-        write_echo_archive(model_store)
+        self._ports = free_ports(PORTS)
         inherited = {
             name: value
             for name, value in os.environ.items()
             if name != "REDIS_URL" and not name.startswith(("FERRY_", "TS_"))
         }
-        command = self._command(folder, model_store)
-        self._child = Child(command, inherited | self._environment(folder), folder)
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._job.threads))
+        command = self._command(folder)
+        self._child = Child(command, inherited | threads | self._environment(folder), folder)
         self._child.start()
 
     def _wait_until_healthy(self) -> None:
@@ -141,24 +152,12 @@ class EchoServer(ABC):
             if self._child is None or not self._child.is_running:
                 raise self._failure("ended while starting")
             try:
-                if self._client.get(f"{self._address(0)}/ping", timeout=2).is_success:
+                if self._client.get(self._health_url, timeout=2).is_success:
                     return
             except httpx.TransportError:
                 pass
             time.sleep(0.1)
         raise self._failure(f"was not healthy after {START_TIMEOUT_S:.0f} s")
-
-    def _register(self) -> None:
-        reply = self._client.post(f"{self._address(1)}/models", params=self._serving.query())
-        if not reply.is_success:
-            raise self._failure(f"refused the model: {reply.status_code} {reply.text}")
-
-    def _check_echo(self) -> None:
-        body = bytes(range(256))
-        headers = {"content-type": "application/octet-stream"}
-        reply = self._client.post(self.url, content=body, headers=headers)
-        if reply.content != body:
-            raise self._failure(f"does not echo: {reply.status_code} {reply.content[:200]!r}")
 
     def _failure(self, what: str) -> BenchmarkError:
         log_tail = self._child.log_tail() if self._child else ""
@@ -174,76 +173,16 @@ class EchoServer(ABC):
             self._folder = None
 
 
-class TorchServe(EchoServer):
-    """TorchServe with what a comparison needs: model API on, tokens and Prometheus off.
+def json_answer(answer: bytes) -> Any:
+    """What a JSON answer says.
 
-    As installed it logs each request several times; `is_quiet` leaves it only its warnings.
+    Raises:
+        BenchmarkError: it is no JSON.
     """
-
-    name = "TorchServe"
-    version = TORCHSERVE_VERSION
-    # Its launcher dies of SIGTERM without passing it on to Java.
-    _stops_as_group = True
-
-    def __init__(self, python: Path, serving: Serving, *, is_quiet: bool) -> None:
-        super().__init__(serving)
-        self._python = python
-        self._is_quiet = is_quiet
-
-    def _command(self, folder: Path, model_store: Path) -> list[str]:
-        properties = {
-            "inference_address": self._address(0),
-            "management_address": self._address(1),
-            "metrics_address": self._address(2),
-            "grpc_inference_port": self._ports[3],
-            "grpc_management_port": self._ports[4],
-            "enable_model_api": "true",
-            "disable_token_authorization": "true",
-            "enable_metrics_api": "false",
-            "disable_system_metrics": "true",
-            "job_queue_size": self._serving.job_queue_size,
-        }
-        config = folder / "config.properties"
-        config.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
-        return [
-            *(str(self._python), "-m", "ts.model_server", "--start", "--foreground", "--ncs"),
-            *("--model-store", str(model_store), "--ts-config", str(config)),
-            *(("--log-config", str(WARNINGS_ONLY)) if self._is_quiet else ()),
-        ]
-
-    def _environment(self, folder: Path) -> dict[str, str]:
-        # TEMP: Java's sockets and unpacked models; TMPDIR: the launcher's pid file, because of
-        # which it would refuse to start beside another TorchServe.
-        names = ("TEMP", "TMPDIR", "LOG_LOCATION", "METRICS_LOCATION")
-        return dict.fromkeys(names, str(folder))
-
-
-class Torchferry(EchoServer):
-    """`ferry up`: embedded Redis, one ingress, one node."""
-
-    name = "torchferry"
-    # The embedded Redis must outlive the workers' goodbye.
-    _stops_as_group = False
-
-    def __init__(self, serving: Serving) -> None:
-        super().__init__(serving)
-        self.version = importlib.metadata.version("torchferry")
-
-    def _command(self, folder: Path, model_store: Path) -> list[str]:
-        ferry = Path(sys.executable).with_name("ferry")
-        if not ferry.exists():
-            raise BenchmarkError(f"no ferry command beside {sys.executable}: pip install -e .")
-        return [str(ferry), "up", "--model-store", str(model_store)]
-
-    def _environment(self, folder: Path) -> dict[str, str]:
-        return {
-            "FERRY_INFERENCE_ADDRESS": self._address(0),
-            "FERRY_MANAGEMENT_ADDRESS": self._address(1),
-            "FERRY_METRICS_ADDRESS": self._address(2),
-            "FERRY_JOB_QUEUE_SIZE": str(self._serving.job_queue_size),
-            "FERRY_WORK_DIR": str(folder / "work"),
-            "FERRY_CONFIG_SNAPSHOTS": "false",
-        }
+    try:
+        return json.loads(answer)
+    except ValueError as error:
+        raise BenchmarkError(f"no JSON: {answer[:200]!r}") from error
 
 
 def free_ports(count: int) -> list[int]:

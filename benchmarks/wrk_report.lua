@@ -1,10 +1,12 @@
--- POSTs a body of as many bytes as the first argument says; ends with one line: REPORT and JSON.
--- `status_errors` are answers of status 400 and more; latencies are in microseconds.
+-- POSTs the file that the first argument names, as the second says what it is; ends with one line:
+-- REPORT and JSON. `status_errors` are answers of status 400 and more; latencies in microseconds.
 
 function init(args)
+  local file = assert(io.open(args[1], "rb"))
   wrk.method = "POST"
-  wrk.headers["Content-Type"] = "application/octet-stream"
-  wrk.body = string.rep("x", tonumber(args[1]))
+  wrk.headers["Content-Type"] = args[2]
+  wrk.body = file:read("*a")
+  file:close()
 end
 
 function done(summary, latency, requests)

@@ -1,6 +1,5 @@
 """A real network, archived by TorchServe's own tool, answers as it does without a server."""
 
-import io
 import json
 import subprocess
 import sys
@@ -10,10 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchvision
-from PIL import Image
-from torchvision import transforms
 
+from benchmarks.resnet import make_network, pixels
 from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import FerryServer
 from tests.e2e.metrics_text import Scrape
@@ -25,7 +22,6 @@ PHOTOS = 8
 # The archive's model as it came; and prepared, with its normalisations folded into its layers.
 # 152 random layers magnify the last digits.
 TOLERANCES = {"prepare: false": 1e-4, "prepare: true": 1e-3}
-SEED = 152
 
 pytestmark = [
     pytest.mark.slow,
@@ -44,38 +40,6 @@ class Served:
     paths: list[Path]
     expected: list[torch.Tensor]
     tolerance: float
-
-
-def pixels(content: bytes) -> torch.Tensor:
-    """float32 [1, 3, 224, 224] as ImageNet's networks want it."""
-    prepare = transforms.Compose(
-        [
-            transforms.Resize(256),
-            transforms.CenterCrop(224),
-            transforms.ToTensor(),
-            transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]),
-        ]
-    )
-    with Image.open(io.BytesIO(content)) as image:
-        tensor: torch.Tensor = prepare(image.convert("RGB"))
-    return tensor.unsqueeze(0)
-
-
-def make_network(examples: list[torch.Tensor]) -> torch.nn.Module:
-    """ResNet-152 with random weights whose answers differ from photo to photo.
-
-    Without statistics of real activations 152 random layers answer the same to everything.
-    """
-    torch.manual_seed(SEED)
-    network: torch.nn.Module = torchvision.models.resnet152(weights=None)
-    for module in network.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.momentum = None
-    with torch.inference_mode():
-        network.train()(torch.cat(examples))
-        # Enough to tell the photos apart; more would also tell one thread's sums from two threads'.
-        network.fc.weight.mul_(6.0)
-    return network.eval()
 
 
 def archive(network: torch.nn.Module, config: str, folder: Path, store: Path) -> str:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.child import Child
 from benchmarks.servers import free_ports
-from benchmarks.torchserve_env import TORCHSERVE_VERSION, torchserve_python
+from benchmarks.torchserve_env import TORCHSERVE_VERSION, torchserve_python, write_captum
 from tests.handlers.driving import Answers, Server, drive
 from tests.support import eventually
 from tests.unit.wheels import offline, write_wheel
@@ -24,8 +24,6 @@ from tests.unit.wheels import offline, write_wheel
 RECORDING = Path(__file__).with_name("recorded.json")
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 120.0
-# TorchServe's image handlers import captum, for explanations only, which nobody asks them for here.
-CAPTUM = "class IntegratedGradients:\n    def __init__(self, model):\n        pass\n"
 
 
 def main() -> int:
@@ -57,9 +55,7 @@ def main() -> int:
 
 def _start(python: Path, folder: Path) -> tuple[Child, Server]:
     (folder / "store").mkdir()
-    (folder / "modules" / "captum").mkdir(parents=True)
-    (folder / "modules" / "captum" / "__init__.py").touch()
-    (folder / "modules" / "captum" / "attr.py").write_text(CAPTUM)
+    write_captum(folder / "modules")
     write_wheel(folder / "wheels")
     inference, management, metrics, *grpc = free_ports(5)
     properties = {
