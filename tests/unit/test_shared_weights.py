@@ -1,13 +1,16 @@
-"""State dicts stay in their file, which all workers of a host share, where that is safe."""
+"""What a worker's weights cost: shared with others where that is safe, nothing left of loading."""
 
 import io
 import os
+import platform
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from ts.torch_handler.weights import load_state
+
+from tests.unit.models import MODEL_SOURCE, manifest, saved
 
 CPU = torch.device("cpu")
 INPUTS, OUTPUTS = 256, 1024
@@ -178,3 +181,43 @@ def test_weights_that_may_change_or_do_not_lie_open_are_copied(made, folder):
     # Then
     assert not is_mapped(model, folder)
     assert torch.equal(model.weigh.weight, trained().weigh.weight)
+
+
+WASTEFUL = """
+import torch
+class Wasteful(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weigh = torch.nn.Linear(3, 2)
+        pieces = [torch.ones(16_000) for _ in range(1000)]
+        # What lies between these is free, and not at an end of the heap.
+        self.kept = pieces[::100]
+    def forward(self, images):
+        return self.weigh(images.mean(dim=(2, 3)))
+"""
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to give back")
+@pytest.mark.parametrize("handler", ["base_handler", "image_classifier"])
+def test_memory_that_loading_has_used_is_given_back(handler, load_handler):
+    # Given a model that is loaded already, for what torch itself takes once
+    state = {f"weigh.{name}": value for name, value in torch.nn.Linear(3, 2).state_dict().items()}
+    files = {"w.pth": saved(state), "index_to_name.json": "{}"}
+
+    def load(name, source):
+        section = manifest(modelFile=f"{name}.py", serializedFile="w.pth")
+        return load_handler(files | {f"{name}.py": source}, handler=handler, manifest=section)
+
+    load("thrifty", MODEL_SOURCE.format(classes=2))
+    before = resident_bytes()
+
+    # When 64 MB are in use for a while, twice where the model is prepared
+    loaded = load("wasteful", WASTEFUL)
+
+    # Then
+    assert loaded is not None
+    assert resident_bytes() - before < 16_000_000

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from ts.handler_utils.timer import timed
 from ts.torch_handler.weights import (
+    give_back_memory,
     load_aot_library,
     load_onnx,
     load_pt2,
@@ -64,6 +65,7 @@ class BaseHandler:
         self.model = self._load_model(model_dir, model_section.get("modelFile", ""))
         self._compile_model()
         self.mapping = load_label_mapping(Path(model_dir) / "index_to_name.json")
+        give_back_memory()
         self.initialized = True
 
     def get_device(self) -> Any:

@@ -13,6 +13,7 @@ from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.gpu_jpegs import JpegDecoder, on_tensors, read_decoder
 from ts.torch_handler.images import open_image
 from ts.torch_handler.preparation import prepare, read_dtype
+from ts.torch_handler.weights import give_back_memory
 from ts.utils.util import PredictionException
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class VisionHandler(BaseHandler):
         example = grey.unsqueeze(0).to(self.device)
         prepared = prepare(self.model, reload, example, dtype, properties["batch_size"])
         self.model = prepared or self.model
+        give_back_memory()
 
     def preprocess(self, data: Any) -> Any:
         """float32 [n, 3, height, width] on the device.

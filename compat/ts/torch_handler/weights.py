@@ -4,6 +4,7 @@ Weights are data: none of these runs a pickle that came with the archive.
 """
 
 import contextlib
+import ctypes
 import importlib
 import itertools
 import os
@@ -80,6 +81,15 @@ def _is_same(weight: torch.Tensor, mapped: Any) -> bool:
         and weight.stride() == mapped.stride()
         and torch.equal(weight, mapped)
     )
+
+
+def give_back_memory() -> None:
+    """What was used and freed since is the system's again, where the C library is glibc.
+
+    It would keep the small pieces, which of a network's weights come to as much as the network.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def load_torchscript(path: str, device: torch.device) -> Any:

@@ -1,0 +1,58 @@
+"""`ferry up` with one model, whose metrics and workers can be looked at."""
+
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.archive_servers import Torchferry
+from benchmarks.load import BenchmarkError
+from benchmarks.servers import START_TIMEOUT_S, Job
+
+_TIMEOUT_S = 10.0
+
+
+class MeasuredFerry(Torchferry):
+    """Shows what handlers measure, and takes a folder for an archive."""
+
+    def __init__(self, job: Job, environment: Mapping[str, str] | None = None) -> None:
+        super().__init__(job)
+        self._more = {"FERRY_MODEL_METRICS_AUTO_DETECT": "true", **(environment or {})}
+
+    def totals(self) -> dict[str, float]:
+        """What /metrics says: sums over all labels, by the names of samples."""
+        answer = httpx.get(f"{self._address(2)}/metrics", trust_env=False, timeout=_TIMEOUT_S)
+        totals: dict[str, float] = {}
+        for family in text_string_to_metric_families(answer.raise_for_status().text):
+            for sample in family.samples:
+                name = sample.name.removesuffix("_total")
+                totals[name] = totals.get(name, 0.0) + sample.value
+        return totals
+
+    def worker_pids(self) -> list[int]:
+        """The processes of the model's workers."""
+        url = f"{self._address(1)}/models/{self._job.model_name}"
+        (model,) = httpx.get(url, trust_env=False, timeout=_TIMEOUT_S).raise_for_status().json()
+        return [worker["pid"] for worker in model["workers"]]
+
+    def _environment(self, folder: Path) -> dict[str, str]:
+        return super()._environment(folder) | self._more
+
+    def _store(self, folder: Path, archive: Path) -> str:
+        if not archive.is_dir():
+            return super()._store(folder, archive)
+        store = folder / "store"
+        shutil.copytree(archive, store / f"{self._job.model_name}.mar")
+        return str(store)
+
+    def _wait_until_healthy(self) -> None:
+        super()._wait_until_healthy()
+        # /ping is about the ingress; models are registered at a node.
+        give_up_at = time.monotonic() + START_TIMEOUT_S
+        while self.totals().get("ferry_nodes", 0.0) < 1:
+            if time.monotonic() > give_up_at:
+                raise BenchmarkError(f"no node after {START_TIMEOUT_S:.0f} s")
+            time.sleep(0.1)

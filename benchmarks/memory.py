@@ -1,0 +1,144 @@
+"""Memory of a model's workers, for each way in which its weights may come.
+
+    python -m benchmarks.memory
+
+ResNet-152 with two workers, through `ferry up`, `prepare: false` unless said otherwise. Memory is
+PSS, as the kernel has it in /proc/PID/smaps_rollup: a page that n processes share counts as 1/n for
+each.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from rich.console import Console
+
+from benchmarks.archives import write_archive
+from benchmarks.measured_ferry import MeasuredFerry
+from benchmarks.records import PERFORMANCE, RESULTS, ROOT, origin, told, write_block, write_record
+from benchmarks.servers import Job
+
+NETWORK = "resnet152"
+MB = 1e6
+WAYS = {
+    "archive": "state dict, in an archive: shared",
+    "folder": "state dict, in a folder of the model store: copied",
+    "torchscript": "TorchScript, in an archive: copied",
+    "prepared": "the same, prepared (the default)",
+}
+SOURCE = """
+from torchvision.models.resnet import Bottleneck, ResNet
+
+class Network(ResNet):
+    def __init__(self):
+        super().__init__(Bottleneck, {layers})
+"""
+LAYERS = {"resnet152": [3, 8, 36, 3], "resnet50": [3, 4, 6, 3]}
+
+
+def pss_bytes(pid: int) -> int:
+    """The process's share of the memory that it uses."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines():
+        name, number, *_ = line.split()
+        if name == "Pss:":
+            return int(number) * 1024
+    return 0
+
+
+def write_model(folder: Path, network: str, way: str) -> Path:
+    """The model that came this way; the same weights each time."""
+    torch.manual_seed(152)
+    module = torchvision.models.get_model(network, weights=None).eval()
+    config, source = folder / "model-config.yaml", folder / "network.py"
+    config.write_text(f"prepare: {way == 'prepared'}\n")
+    model = {
+        "modelName": network,
+        "modelVersion": "1.0",
+        "handler": "image_classifier",
+        "configFile": config.name,
+    }
+    archive = folder / "model.mar"
+    if way in ("torchscript", "prepared"):
+        weights = folder / "weights.pt"
+        with warnings.catch_warnings():
+            # Existing archives hold TorchScript, whatever new models should be compiled with.
+            warnings.filterwarnings("ignore", r".*torch\.jit.*")
+            torch.jit.script(module).save(str(weights))
+        write_archive(archive, model | {"serializedFile": weights.name}, config, weights)
+        return archive
+    weights = folder / "weights.pth"
+    torch.save(module.state_dict(), weights)
+    source.write_text(SOURCE.format(layers=LAYERS[network]))
+    model |= {"serializedFile": weights.name, "modelFile": source.name}
+    write_archive(archive, model, config, source, weights)
+    if way == "folder":
+        shutil.unpack_archive(archive, folder / "model", "zip")
+        return folder / "model"
+    return archive
+
+
+def workers_bytes(network: str, way: str, workers: int) -> list[int]:
+    """PSS of each worker once all have loaded the model.
+
+    Raises:
+        BenchmarkError: the server did not start or refused the model.
+    """
+    with tempfile.TemporaryDirectory(prefix="memory-") as name:
+        archive = write_model(Path(name), network, way)
+        job = Job(network, archive, archive, None, 1, 0, workers=workers)
+        with MeasuredFerry(job) as server:
+            return [pss_bytes(pid) for pid in server.worker_pids()]
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """Who measured, and a table."""
+    lines = [
+        f"`python -m benchmarks.memory` at {told(record)}, torch {torch.__version__}; "
+        f"{record['network']}, weights of {record['weights_bytes'] / MB:.0f} MB:",
+        "",
+        f"| | PSS of each of {record['workers']} workers, MB | together |",
+        "|---|---|---|",
+    ]
+    for way, sizes in record["pss_bytes"].items():
+        each = ", ".join(f"{size / MB:.0f}" for size in sizes)
+        lines.append(f"| {WAYS[way]} | {each} | {sum(sizes) / MB:.0f} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Everything is measured, printed and written."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory")
+    parser.add_argument("--network", choices=list(LAYERS), default=NETWORK)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--short", action="store_true", help="leave the document as it is")
+    options = parser.parse_args(arguments)
+    network = torchvision.models.get_model(options.network, weights=None)
+    record = {
+        "measured": "memory of workers (PSS) after loading",
+        **origin(),
+        "network": options.network,
+        "workers": options.workers,
+        "weights_bytes": sum(one.nbytes for one in network.state_dict().values()),
+        "pss_bytes": {
+            way: workers_bytes(options.network, way, options.workers) for way in options.ways
+        },
+    }
+    path = (ROOT / ".bench" / "results" if options.short else RESULTS) / "memory.json"
+    write_record(record, path)
+    table = markdown(record)
+    if not options.short:
+        write_block(PERFORMANCE, "memory", table)
+    Console(highlight=False, soft_wrap=True).print(f"{table}\nwritten to {path}", markup=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
