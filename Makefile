@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 #   make install TORCH_INDEX=<the URL that pytorch.org's install page shows for CPU>
 TORCH_INDEX ?=
 
-.PHONY: install demo test test-fast chaos chaos-mutants check bench bench-compare clean topology
+.PHONY: install demo test test-fast chaos chaos-mutants check bench bench-compare bench-gpu clean topology
 
 install: $(STAMP)
 
@@ -64,6 +64,10 @@ bench: install
 # Writes benchmarks/results/ and the tables and charts of docs/performance.md.
 bench-compare: install
 	$(BIN)/python -m benchmarks.compare
+
+# ResNets on a GPU beside their forward alone: some ten minutes. Says so where there is no GPU.
+bench-gpu: install
+	@$(BIN)/python -m benchmarks.gpu
 
 clean:
 	rm -rf $(VENV) .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
