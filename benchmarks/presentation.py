@@ -66,7 +66,7 @@ def markdown(record: Mapping[str, Any], name: str, chart: str) -> str:
         *(f"| {' | '.join(row)} |" for row in rows(record)),
         "",
         *(f"- {_WORDS[one['is_reached']]}: {one['text']}" for one in record["verdicts"]),
-        *(f"- left out: {name}: {why.splitlines()[0]}" for name, why in record["left_out"].items()),
+        *(f"- left out: {name}: {_short(why)}" for name, why in record["left_out"].items()),
         *_slower(record),
         "",
         f"![Requests per second]({chart})",
@@ -108,6 +108,11 @@ def _slower(record: Mapping[str, Any]) -> Iterator[str]:
     for name, found in record["beside"].items():
         if found["ratio"] < 1:
             yield f"- **slower than {name}**, which does {1 / found['ratio']:.2f} x as much"
+
+
+def _short(why: str) -> str:
+    """What failed, and pip's or the server's first word on it."""
+    return " ".join(why.splitlines()[:2])
 
 
 def _rate(value: float) -> str:

@@ -12,14 +12,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PERFORMANCE = ROOT / "docs" / "performance.md"
+_CODE = (":/", ":/!benchmarks/results", ":/!docs")
 
 
 def origin() -> dict[str, Any]:
-    """When, at which commit and on which machine this is asked, for the head of a record."""
+    """When, at which commit and on which machine this is asked, for the head of a record.
+
+    `is_clean`: the code is that commit's. What measurements write may differ: one follows another.
+    """
     return {
         "date": datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "--short=12", "HEAD") or "unknown",
-        "is_clean": not _git("status", "--porcelain", "--untracked-files=no"),
+        "is_clean": not _git("status", "--porcelain", "--untracked-files=no", "--", *_CODE),
         "machine": machine(),
     }
 

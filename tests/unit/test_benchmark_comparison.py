@@ -175,7 +175,8 @@ def test_bar_holds_answers_against_each_other(theirs, kind, is_same):
 def test_markdown_says_where_we_are_slower():
     # Given
     record = record_of(
-        beside(runs(1000), runs(2000), rival="mosec"), left_out={"LitServe": "no such package\n..."}
+        beside(runs(1000), runs(2000), rival="mosec"),
+        left_out={"LitServe": "pip failed:\nno such package\n..."},
     )
 
     # When
@@ -183,7 +184,7 @@ def test_markdown_says_where_we_are_slower():
 
     # Then
     assert "**slower than mosec**, which does 2.00 x as much" in text
-    assert "- left out: LitServe: no such package\n" in text
+    assert "- left out: LitServe: pip failed: no such package\n" in text
     assert "| mosec 1.0 | 2,000 | 1,000 | 0.50 | 0.50 to 0.50 |" in text
     assert told(record) in text
 
