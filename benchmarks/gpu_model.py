@@ -31,7 +31,7 @@ def write_all(folder: Path, network: str, dtype: str, decode: str) -> None:
         torch.jit.script(make_network(network)).save(str(weights))
     config = folder / "model-config.yaml"
     # A handler of one's own is prepared only when it asks for it.
-    config.write_text(f"prepare: true\ndtype: {dtype}\ndecode: {decode}\n")
+    config.write_text(f"prepare: true\ndtype: {dtype}\njpeg_decoder: {decode}\n")
     model = {
         "modelName": network,
         "modelVersion": "1.0",

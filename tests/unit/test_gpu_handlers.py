@@ -48,7 +48,7 @@ def model():
         ("prepare: false", 1e-3),
         ("dtype: bfloat16", 2e-2),
         ("dtype: float16", 5e-3),
-        ("decode: gpu", 2e-2),
+        ("jpeg_decoder: gpu", 2e-2),
     ],
 )
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""`decode: gpu`: what the GPU may decode, how near it is to Pillow, and what happens without one.
+"""`jpeg_decoder: gpu`: what the GPU may decode, how near it is to Pillow, what happens without one.
 
 torchvision decodes on the CPU by the same call, so the choice and the steps are tested everywhere.
 """
@@ -126,10 +126,10 @@ def initialized(folder, config):
     return handler
 
 
-def test_decode_gpu_without_one_decodes_on_the_cpu_and_the_log_says_so(tmp_path, caplog):
+def test_jpeg_decoder_gpu_without_one_decodes_on_the_cpu_and_the_log_says_so(tmp_path, caplog):
     # When
     with caplog.at_level(logging.WARNING):
-        handler = initialized(tmp_path, {"decode": "gpu"})
+        handler = initialized(tmp_path, {"jpeg_decoder": "gpu"})
 
     # Then
     assert "not decoded by the GPU: there is none" in caplog.text
@@ -137,6 +137,6 @@ def test_decode_gpu_without_one_decodes_on_the_cpu_and_the_log_says_so(tmp_path,
     assert torch.equal(batch[0], by_pillow(JPEG))
 
 
-def test_decode_names_the_decoders_there_are(tmp_path):
+def test_jpeg_decoder_names_the_decoders_there_are(tmp_path):
     with pytest.raises(ValueError, match="one of cpu, gpu"):
-        initialized(tmp_path, {"decode": "tpu"})
+        initialized(tmp_path, {"jpeg_decoder": "tpu"})

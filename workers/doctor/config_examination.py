@@ -28,7 +28,7 @@ COUNTS: Mapping[str, type] = {
     "pt2": object,
     "prepare": bool,
     "dtype": str,
-    "decode": str,
+    "jpeg_decoder": str,
     "dali": object,
     "deepspeed": object,
     "pippy": object,

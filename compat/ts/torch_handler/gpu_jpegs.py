@@ -19,13 +19,13 @@ DECODERS = ("cpu", "gpu")
 
 
 def read_decoder(name: object) -> str:
-    """Who decodes, as `decode` in model-config.yaml says.
+    """Who decodes, as `jpeg_decoder` in model-config.yaml says.
 
     Raises:
         ValueError: there is no such one.
     """
     if name not in DECODERS:
-        raise ValueError(f"decode in model-config.yaml must be one of {', '.join(DECODERS)}.")
+        raise ValueError(f"jpeg_decoder in model-config.yaml must be one of {', '.join(DECODERS)}.")
     return str(name)
 
 

@@ -41,12 +41,12 @@ class VisionHandler(BaseHandler):
 
         By default only for the built-in handlers as they are: one of your own may look into the
         model. `prepare: true` in model-config.yaml says that it does not; `false` leaves every
-        model as it came. `dtype: bfloat16` or `float16` computes in half precision, `decode: gpu`
-        reads JPEGs there.
+        model as it came. `dtype: bfloat16` or `float16` computes in half precision; with
+        `jpeg_decoder: gpu` the GPU reads JPEGs.
         """
         super().initialize(context)
         config = self.model_yaml_config
-        if read_decoder(config.get("decode", "cpu")) == "gpu":
+        if read_decoder(config.get("jpeg_decoder", "cpu")) == "gpu":
             self._gpu_jpegs = self._jpeg_decoder()
         is_built_in = type(self).__module__.startswith("ts.")
         if config.get("prepare", is_built_in or "dtype" in config) is True:
