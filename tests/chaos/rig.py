@@ -16,7 +16,8 @@ from batching.store.keys import VersionKeys
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd
 from tests.e2e.archives import Call, Ledger, make_archive
-from tests.e2e.ferry_process import FerryProcess, FerryServer, eventually, free_port_base
+from tests.e2e.ferry_process import FerryProcess, FerryServer, eventually
+from tests.ports import free_ports
 
 HANDLER = Path(__file__).with_name("handler_under_fire.py")
 READY_S = 20.0
@@ -32,7 +33,7 @@ class Rig(FerryServer):
         self.folder = folder
         self.store = folder / "store"
         self.store.mkdir(parents=True)
-        self.port = free_port_base()
+        self.port = free_ports(3)
         self.host = host
         self.inference = f"http://{host}:{self.port}"
         self.management = f"http://{host}:{self.port + 1}"

@@ -1,7 +1,6 @@
 """Redis servers on ports, for what unix sockets cannot do: replication."""
 
 import os
-import socket
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ import redis
 
 from batching.child_process import kill_group, spawn
 from cli.embedded_redis import find_server
+from tests.ports import free_ports
 from tests.support import eventually
 
 
@@ -21,9 +21,7 @@ class TcpRedis:
     """
 
     def __init__(self, host: str = "127.0.0.1", enter: Sequence[str] = ()) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_ports(1)
         self._folder = tempfile.TemporaryDirectory(prefix="ferry-chaos-")
         options = {
             "port": str(self.port),

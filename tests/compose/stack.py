@@ -1,11 +1,8 @@
 """The composed server: `docker compose` in a copy of the repository, and what runs of it."""
 
-import contextlib
 import json
 import os
-import random
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +15,7 @@ import requests
 from tests.chaos.crowd import Crowd
 from tests.e2e.archives import make_archive
 from tests.e2e.ferry_process import eventually
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 HANDLER = Path(__file__).with_name("pausing_handler.py")
@@ -96,7 +94,7 @@ class Stack:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "repository"
         _copy_repository(self.folder)
-        self.port = _free_ports(5)
+        self.port = free_ports(5)
         self.prometheus_port = self.port + 3
         self.inference = f"http://127.0.0.1:{self.port}"
         self.management = f"http://127.0.0.1:{self.port + 1}"
@@ -259,22 +257,6 @@ def monotonic_of(timestamp: str) -> float:
         ["date", "-d", timestamp, "+%s.%N"], capture_output=True, text=True, check=True, timeout=10
     )
     return float(moment.stdout) - time.clock_gettime(time.CLOCK_REALTIME) + time.monotonic()
-
-
-def _free_ports(count: int) -> int:
-    """The first of so many ports in a row that are free.
-
-    Below those that the system gives to outgoing connections: they are needed only after a build.
-    """
-    while True:
-        base = random.randrange(20_000, 30_000)
-        try:
-            with contextlib.ExitStack() as held:
-                for port in range(base, base + count):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return base
 
 
 def _copy_repository(folder: Path) -> None:

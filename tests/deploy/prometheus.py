@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.ferry_process import eventually, free_port_base
+from tests.e2e.ferry_process import eventually
+from tests.ports import free_ports
 
 PROMETHEUS = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")
@@ -65,7 +66,7 @@ def running_prometheus(
         ],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))
-    port = free_port_base()
+    port = free_ports(3)
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
             [

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import os
 import signal
-import socket
 import subprocess
 import sys
 import termios
@@ -19,6 +18,7 @@ from urllib.parse import quote
 import psutil
 import requests
 
+from tests.ports import free_ports
 from tests.topology.whole_suite import IS_ON_CLUSTER, lend_cluster
 
 FERRY = Path(sys.executable).parent / "ferry"
@@ -35,23 +35,6 @@ def eventually(predicate: Callable[[], Any], timeout_s: float) -> Any:
     while not (found := predicate()) and time.monotonic() < deadline:
         time.sleep(0.02)
     return found
-
-
-def free_port_base() -> int:
-    """A port that is free now together with the next two."""
-    while True:
-        with contextlib.ExitStack() as held:
-            first = held.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            base = first.getsockname()[1]
-            if base > 65_000:
-                continue
-            try:
-                for port in (base + 1, base + 2):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return base
 
 
 def _take_terminal() -> None:
@@ -182,7 +165,7 @@ class FerryServer:
         port_base: int | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.port = port_base or free_port_base()
+        self.port = port_base or free_ports(3)
         self.store = folder / "store"
         self.store.mkdir(parents=True, exist_ok=True)
         self.folder = folder

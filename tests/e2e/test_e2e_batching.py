@@ -19,6 +19,7 @@ BATCH_SIZE = 8
 TRIES = 50
 MAX_TRIES = 4 * TRIES
 ROUNDS = 10
+SPLIT_AT_MOST = 1
 IDLE_PERCENT = 25.0
 IDLE_PATIENCE_S = 5.0
 TOLERANCE_MS = 3.0
@@ -81,18 +82,23 @@ def wait_until_idle() -> None:
 
 
 def best_round(measure: Callable[[], Round], is_good: Callable[[Round], bool]) -> Round:
-    """The first round that is good; every batch of every round is right.
+    """The first round that is good and has every batch right.
 
     Times are promised for an idle machine. Whatever else runs on this one can only make a round
-    worse, so one good round shows what the server does, and none of several is no accident.
+    worse, so one good round shows what the server does, and none of several is no accident. A
+    request that the machine holds up for half a window comes too late for its batch: that may
+    happen once in a round.
     """
     for number in range(1, ROUNDS + 1):
         wait_until_idle()
         found = measure()
-        assert found.batches == [1] * TRIES, f"round {number}"
-        if is_good(found):
+        split = sum(batches != 1 for batches in found.batches)
+        assert len(found.batches) == TRIES, f"round {number}"
+        assert_within(split, SPLIT_AT_MOST)
+        if split == 0 and is_good(found):
             print(f"round {number} of at most {ROUNDS}")  # noqa: T201 - as in report()
             break
+    assert found.batches == [1] * TRIES
     return found
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.ferry_process import FERRY, FerryServer, free_port_base
+from tests.e2e.ferry_process import FERRY, FerryServer
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +135,7 @@ def test_status_shows_models_workers_and_queues(
 
 def test_commands_say_where_nothing_answers() -> None:
     # When no server is there
-    url = f"http://127.0.0.1:{free_port_base()}"
+    url = f"http://127.0.0.1:{free_ports(3)}"
     words = ["models", "list", "--management-url", url]
     done = subprocess.run([str(FERRY), *words], capture_output=True, timeout=30, check=False)
 

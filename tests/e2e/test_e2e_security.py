@@ -14,8 +14,9 @@ import requests
 from batching.store.connection import connect
 from cli.embedded_redis import EmbeddedRedis, find_server
 from tests.e2e.archives import make_archive, make_scripted
-from tests.e2e.ferry_process import FerryProcess, FerryServer, eventually, free_port_base
+from tests.e2e.ferry_process import FerryProcess, FerryServer, eventually
 from tests.e2e.refusals import assert_error
+from tests.ports import free_ports
 
 USERS = Path(__file__).parents[2] / "deploy/redis/users.acl"
 PASSWORD = "only-for-this-test"
@@ -156,7 +157,7 @@ def test_redis_users_are_enough_for_a_whole_day_of_work(
     guarded_redis: EmbeddedRedis, tmp_path: Path
 ) -> None:
     # Given an ingress and a node, each with its own user
-    base, store = free_port_base(), tmp_path / "store"
+    base, store = free_ports(3), tmp_path / "store"
     store.mkdir()
     archive, _ = make_scripted(store, "scripted")
     inference, management = f"http://127.0.0.1:{base}", f"http://127.0.0.1:{base + 1}"

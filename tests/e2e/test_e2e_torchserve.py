@@ -18,7 +18,8 @@ import torch
 
 from batching.snapshots import newest_snapshot, read_snapshot
 from tests.e2e.archives import make_archive, make_scripted
-from tests.e2e.ferry_process import MARK, FerryServer, eventually, free_port_base, processes_of
+from tests.e2e.ferry_process import MARK, FerryServer, eventually, processes_of
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 ALIAS = "shopt -s expand_aliases; alias torchserve='ferry torchserve'\n"
@@ -49,7 +50,7 @@ class Terminal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = free_port_base()
+        self.port = free_ports(3)
         self.mark = uuid.uuid4().hex
         (folder / "model_store").mkdir()
         (folder / "tmp").mkdir()

@@ -22,7 +22,8 @@ from torchvision.models import resnet152
 
 from batching.child_process import kill_group, spawn
 from cli.embedded_redis import find_server
-from tests.e2e.ferry_process import FerryProcess, eventually, free_port_base
+from tests.e2e.ferry_process import FerryProcess, eventually
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
@@ -52,7 +53,7 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = free_port_base()
+        self.port = free_ports(3)
         self.servers: list[FerryProcess] = []
         self.redis_url = ""
         shutil.copytree(ROOT / "examples", folder / "examples")
@@ -118,9 +119,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 @pytest.fixture
 def redis_url(tmp_path: Path) -> Iterator[str]:
     """A Redis that other machines could reach."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports(1)
     flags = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
     process = spawn([str(find_server().path), *flags], os.environ, stdout=subprocess.DEVNULL)
 

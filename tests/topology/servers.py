@@ -7,7 +7,6 @@ with the commands that redis-cli would send.
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import redis
 
 from batching.child_process import kill_group, spawn
 from cli.embedded_redis import find_server
+from tests.ports import free_ports
 from tests.support import eventually
 
 HOST = "127.0.0.1"
@@ -27,22 +27,11 @@ START_S = 20.0
 SERVICE = "torchferry"
 
 
-def free_port() -> int:
-    """A port that is free together with the one that a cluster's bus would have."""
-    while True:
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError, OverflowError):
-            first = held.enter_context(socket.socket())
-            first.bind((HOST, 0))
-            port: int = first.getsockname()[1]
-            held.enter_context(socket.socket()).bind((HOST, port + BUS_OFFSET))
-            return port
-
-
 class Node:
     """One server process; may be killed, frozen and started again at the same address."""
 
     def __init__(self, options: dict[str, str], *, lines: str = "", is_sentinel: bool = False):
-        self.port = free_port()
+        self.port = free_ports(1, beside=BUS_OFFSET)
         self._folder = tempfile.TemporaryDirectory(prefix="ferry-topology-")
         self._is_sentinel = is_sentinel
         own = {"port": str(self.port), "bind": HOST, "dir": self._folder.name, "loglevel": "notice"}

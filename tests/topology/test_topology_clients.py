@@ -17,10 +17,11 @@ from batching.store.connection import at, connect, connect_async, for_rq, store_
 from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, ControlQueue
 from batching.store.registry import Registry
 from tests.e2e.ferry_process import eventually
+from tests.ports import free_ports
 from tests.support import eventually_async, make_spec
 from tests.timing import assert_within
 from tests.topology.conftest import FERRY_SLOT
-from tests.topology.servers import HOST, PLAIN, SERVICE, SLOTS, Cluster, Node, free_port
+from tests.topology.servers import HOST, PLAIN, SERVICE, SLOTS, Cluster, Node
 from tests.unit.store.test_redis_tls import OPENSSL, TlsProxy, make_certificates, server_context
 from tests.unit.store.test_redis_users import PASSWORD, USERS
 from workers.control_jobs import make_worker
@@ -112,7 +113,7 @@ def test_call_whose_connection_was_lost_is_not_sent_again(cluster: Cluster) -> N
 
 def test_client_finds_its_server_when_most_seeds_are_gone(cluster: Cluster) -> None:
     # Given two addresses at which nobody is
-    seeds = [f"{HOST}:{free_port()}", f"{HOST}:{free_port()}", cluster.masters[0].address]
+    seeds = [f"{HOST}:{free_ports(1)}", f"{HOST}:{free_ports(1)}", cluster.masters[0].address]
     with contextlib.closing(connect(f"redis+cluster://{','.join(seeds)}")) as client:
         assert client.ping()
 
@@ -120,7 +121,7 @@ def test_client_finds_its_server_when_most_seeds_are_gone(cluster: Cluster) -> N
 def test_client_says_at_once_that_nobody_is_there() -> None:
     started = time.monotonic()
     for url in ("redis+cluster://{}", "redis+sentinel://{}/main"):
-        client = connect(url.format(f"{HOST}:{free_port()}"))
+        client = connect(url.format(f"{HOST}:{free_ports(1)}"))
         with pytest.raises(redis.ConnectionError, match="nobody answers"):
             client.ping()
         client.close()

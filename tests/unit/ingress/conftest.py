@@ -1,5 +1,4 @@
 import asyncio
-import socket
 import threading
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
@@ -25,6 +24,7 @@ from ingress.openapi import Role
 from ingress.predictor import Predictor
 from ingress.services import Lifecycle, Services
 from ingress.wsgi_bridge import WsgiBridge
+from tests.ports import free_ports
 from tests.unit.ingress.leaks import assert_tells_nothing
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S, SimulatedNode
 
@@ -41,12 +41,6 @@ def redis_url(redis_server):
     client.flushall()
     client.close()
     return redis_server.url
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class KnownArchives:
@@ -185,7 +179,7 @@ async def _listen(services, apps):
         gate=Gate(services.keys, [Role.INFERENCE]),
     )
     listeners = [
-        Listener(Address("127.0.0.1", free_port()), app)
+        Listener(Address("127.0.0.1", free_ports(1)), app)
         for app in (front, bridges[Role.MANAGEMENT])
     ]
     for listener in listeners:

@@ -15,7 +15,8 @@ import requests
 from batching.model_spec import ModelSpec
 from batching.store.connection import connect
 from batching.store.registry import Registry
-from tests.unit.ingress.conftest import DEAD_AFTER_S, free_port
+from tests.ports import free_ports
+from tests.unit.ingress.conftest import DEAD_AFTER_S
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -26,7 +27,7 @@ class Server:
     """`python -m ingress` on ports of its own."""
 
     def __init__(self, redis_url, **settings):
-        self.ports = {role: free_port() for role in ("inference", "management", "metrics")}
+        self.ports = {role: free_ports(1) for role in ("inference", "management", "metrics")}
         self.read_fd, write_fd = os.pipe()
         environment = {
             **os.environ,
@@ -192,7 +193,7 @@ def test_second_signal_ends_the_server_at_once(start, node, echo_model):
 
 def test_server_serves_everything_on_one_address_and_on_a_unix_socket(start, tmp_path):
     # Given
-    port = free_port()
+    port = free_ports(1)
     one = f"http://127.0.0.1:{port}"
     server = start(
         inference_address=one,
@@ -230,7 +231,7 @@ def test_server_refuses_to_open_management_to_the_network(start):
 
 def test_server_with_tokens_makes_its_key_file_and_may_be_reached_by_others(start, tmp_path):
     # Given: without tokens this address is refused
-    path, port = tmp_path / "keys.json", free_port()
+    path, port = tmp_path / "keys.json", free_ports(1)
     server = start(key_file=str(path), management_address=f"http://0.0.0.0:{port}")
     # When
     server.ready_lines()

@@ -13,9 +13,9 @@ import pytest
 import requests
 
 from ingress.listeners import Address, Listener
+from tests.ports import free_ports
 from tests.support import eventually
 from tests.timing import assert_within
-from tests.unit.ingress.conftest import free_port
 from tests.unit.ingress.sockets import connect_to, exchange, post, read_to_end, statuses
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
@@ -38,7 +38,7 @@ def impatient():
         proto.response_bytes(200, [], ANSWER if scope.path == "/large" else b"ok")
 
     async def make():
-        address = Address("127.0.0.1", free_port())
+        address = Address("127.0.0.1", free_ports(1))
         listener = Listener(address, answer, silence_timeout_s=0.5, unread_timeout_s=1.0)
         await listener.start()
         return listener

@@ -18,8 +18,8 @@ from ingress.front import Front
 from ingress.listeners import Address, Listener
 from ingress.openapi import Role
 from ingress.wsgi_bridge import WsgiBridge
+from tests.ports import free_ports
 from tests.support import eventually, items_of
-from tests.unit.ingress.conftest import free_port
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S
 from tests.unit.ingress.test_tls import OPENSSL, tls
 
@@ -187,7 +187,7 @@ def test_unix_socket_gets_the_answer_in_one_piece(echo, tmp_path):
 )
 def test_stream_is_sent_and_broken_off_on_any_address(echo, listens, connects):
     # Given
-    port = free_port()
+    port = free_ports(1)
     if ":" in listens and not has_ipv6():
         pytest.skip("no IPv6 on this machine")
     with listening(echo, Address(listens, port)):
@@ -204,7 +204,7 @@ def test_stream_is_sent_and_broken_off_on_any_address(echo, listens, connects):
 def test_stream_is_sent_and_broken_off_through_tls(echo, tls):
     # Given
     context = ssl.create_default_context(cafile=str(tls.certificate_file))
-    port = free_port()
+    port = free_ports(1)
 
     def connect_to():
         plain = socket.create_connection(("127.0.0.1", port))

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from ingress.listeners import Address, Listener, Tls
-from tests.unit.ingress.conftest import free_port
+from tests.ports import free_ports
 
 OPENSSL = shutil.which("openssl")
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
@@ -40,7 +40,7 @@ def answer_of(tls, wrap):
             return b"".join(iter(lambda: connection.recv(65536), b""))
 
     async def serve():
-        listener = Listener(Address("127.0.0.1", free_port(), is_tls=True), hello, tls=tls)
+        listener = Listener(Address("127.0.0.1", free_ports(1), is_tls=True), hello, tls=tls)
         await listener.start()
         try:
             return await asyncio.to_thread(exchange, listener.address.port)

@@ -1,0 +1,26 @@
+"""Ports of the loopback interface for servers that a test starts."""
+
+import contextlib
+import secrets
+import socket
+
+# Below those that Linux gives to outgoing connections: one of these, made between the choice of a
+# port and its use, would take it.
+LOWEST, HIGHEST = 20_000, 32_000
+
+
+def free_ports(count: int, *, host: str = "127.0.0.1", beside: int = 0) -> int:
+    """The first of so many ports in a row that nobody listens on now.
+
+    Args:
+        count: how many.
+        host: of which address.
+        beside: the ports so much higher are free, too; 0 for none.
+    """
+    while True:
+        first = LOWEST + secrets.randbelow(HIGHEST - LOWEST - count - beside)
+        wanted = [port + step for step in {0, beside} for port in range(first, first + count)]
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for port in wanted:
+                held.enter_context(socket.socket()).bind((host, port))
+            return first
