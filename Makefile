@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 #   make install TORCH_INDEX=<the URL that pytorch.org's install page shows for CPU>
 TORCH_INDEX ?=
 
-.PHONY: install demo test test-fast chaos chaos-mutants check bench bench-compare bench-gpu clean topology
+.PHONY: install demo test test-fast chaos chaos-mutants check bench bench-compare bench-gpu bench-scale clean topology
 
 install: $(STAMP)
 
@@ -68,6 +68,12 @@ bench-compare: install
 # ResNets on a GPU beside their forward alone: some ten minutes. Says so where there is no GPU.
 bench-gpu: install
 	@$(BIN)/python -m benchmarks.gpu
+
+# How cost grows with workers, nodes and models, and what an idle server costs: some six minutes on a
+# machine that does nothing else. Needs wrk. The worse of both exit codes.
+bench-scale: install
+	@code=0; for name in scaling idle; do $(BIN)/python -m benchmarks.$$name || \
+	  { last=$$?; test $$last -le $$code || code=$$last; }; done; exit $$code
 
 clean:
 	rm -rf $(VENV) .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

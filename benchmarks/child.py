@@ -42,6 +42,17 @@ class Child:
             )
 
     @property
+    def pid(self) -> int:
+        """The first process.
+
+        Raises:
+            RuntimeError: it was not started, or has been stopped.
+        """
+        if self._process is None:
+            raise RuntimeError("not running")
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         """Whether the first process is still there."""
         return self._process is not None and self._process.poll() is None

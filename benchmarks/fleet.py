@@ -1,0 +1,169 @@
+"""`ferry up`, further nodes beside it, and any number of napping models."""
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from benchmarks.archives import write_archive
+from benchmarks.child import Child
+from benchmarks.load import BenchmarkError
+from benchmarks.processors import by_role
+from benchmarks.servers import free_ports
+from cli.embedded_redis import EmbeddedRedis, find_server
+
+START_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 60.0
+
+_HANDLER = Path(__file__).with_name("napping_handler.py")
+_ARCHIVE = "napping.mar"
+
+
+class Fleet:
+    """Everything runs from `with` to the end of the block; ports and folders are its own.
+
+    With one node `ferry up` brings its own Redis, as a user's does; with more they share one.
+    """
+
+    def __init__(self, nodes: int = 1) -> None:
+        self._nodes = nodes
+        self._children: list[Child] = []
+        self._redis_pids: list[int] = []
+        self._client = httpx.Client(trust_env=False, timeout=ANSWER_TIMEOUT_S)
+        self._cleanup = contextlib.ExitStack()
+        self._ports = free_ports(3)
+
+    def __enter__(self) -> Self:
+        """All nodes have joined.
+
+        Raises:
+            BenchmarkError: something did not start.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._client.close)
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="fleet-", ignore_cleanup_errors=True)
+            )
+            self._start(Path(folder), stack)
+            self._wait_for_nodes()
+            self._cleanup = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._cleanup.close()
+
+    @property
+    def metrics_url(self) -> str:
+        """Where batch sizes are told."""
+        return f"{self._address(2)}/metrics"
+
+    def url(self, model_name: str) -> str:
+        """Where predictions of this model are asked for."""
+        return f"{self._address(0)}/predictions/{model_name}"
+
+    def register(self, model_name: str, **parameters: str | int) -> None:
+        """The model is registered and its workers, one per node unless said otherwise, are ready.
+
+        Raises:
+            BenchmarkError: it was refused.
+        """
+        asked = {"initial_workers": 1, "synchronous": "true", **parameters}
+        self._manage("POST", "models", url=_ARCHIVE, model_name=model_name, **asked)
+
+    def unregister(self, model_name: str) -> None:
+        """The model is gone, with its workers.
+
+        Raises:
+            BenchmarkError: it was not there.
+        """
+        self._manage("DELETE", f"models/{model_name}")
+
+    def scale(self, model_name: str, workers: int) -> None:
+        """Each node has this many workers of the model, ready.
+
+        Raises:
+            BenchmarkError: it was refused.
+        """
+        self._manage("PUT", f"models/{model_name}", min_worker=workers, synchronous="true")
+
+    def processes(self) -> dict[str, list[int]]:
+        """The ids of all its processes, by what they are."""
+        return by_role(*(child.pid for child in self._children), *self._redis_pids)
+
+    def _start(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        store = folder / "store"
+        store.mkdir()
+        model = {"modelName": "napping", "modelVersion": "1.0", "handler": _HANDLER.name}
+        write_archive(store / _ARCHIVE, model, _HANDLER)
+        common = ["--model-store", str(store)]
+        if self._nodes > 1:
+            redis = stack.enter_context(EmbeddedRedis(find_server()))
+            common += ["--redis-url", redis.url]
+            self._redis_pids = [redis.pid]
+        for number, role in enumerate(["up", *["node"] * (self._nodes - 1)]):
+            own = folder / str(number)
+            own.mkdir()
+            child = Child([_ferry(), role, *common], self._environment(own), own)
+            child.start()
+            # Those that began last end first: the Redis of `ferry up` must outlive the others.
+            stack.callback(child.stop, whole_group=False)
+            self._children.append(child)
+
+    def _environment(self, folder: Path) -> dict[str, str]:
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name != "REDIS_URL" and not name.startswith(("FERRY_", "TS_"))
+        }
+        return inherited | {
+            "FERRY_INFERENCE_ADDRESS": self._address(0),
+            "FERRY_MANAGEMENT_ADDRESS": self._address(1),
+            "FERRY_METRICS_ADDRESS": self._address(2),
+            "FERRY_JOB_QUEUE_SIZE": "1000",
+            "FERRY_WORK_DIR": str(folder / "work"),
+            "LOG_LOCATION": str(folder / "logs"),
+        }
+
+    def _wait_for_nodes(self) -> None:
+        wanted = f"ferry_nodes {self._nodes}.0"
+        self._wait_until(lambda: wanted in self._client.get(self.metrics_url).text)
+
+    def _wait_until(self, is_true: Callable[[], bool]) -> None:
+        give_up_at = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < give_up_at:
+            for child in self._children:
+                if not child.is_running:
+                    raise BenchmarkError(f"torchferry ended while starting:\n{child.log_tail()}")
+            with contextlib.suppress(httpx.TransportError):
+                if is_true():
+                    return
+            time.sleep(0.1)
+        logs = "\n".join(child.log_tail() for child in self._children)
+        raise BenchmarkError(f"torchferry was not up after {START_TIMEOUT_S:.0f} s:\n{logs}")
+
+    def _manage(self, method: str, path: str, **parameters: Any) -> None:
+        answer = self._client.request(method, f"{self._address(1)}/{path}", params=parameters)
+        if not answer.is_success:
+            raise BenchmarkError(f"{method} {path}: {answer.status_code} {answer.text}")
+
+    def _address(self, index: int) -> str:
+        return f"http://127.0.0.1:{self._ports[index]}"
+
+
+def _ferry() -> str:
+    ferry = Path(sys.executable).with_name("ferry")
+    if not ferry.exists():
+        raise BenchmarkError(f"no ferry command beside {sys.executable}: pip install -e .")
+    return str(ferry)

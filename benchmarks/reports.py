@@ -1,0 +1,82 @@
+"""What measurements with bars of their own share: verdicts, a record, where it goes, exit codes."""
+
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.comparison import Verdict, is_reached
+from benchmarks.load import BenchmarkError
+from benchmarks.records import PERFORMANCE, RESULTS, ROOT, origin, write_block, write_record
+
+SHORT_RESULTS = ROOT / ".bench" / "results"
+EXIT_CODES = {True: 0, False: 1, None: 2}
+WORDS = {True: "reached", False: "missed", None: "not judged"}
+
+
+def at_most(value: float, bar: float, text: str, form: str) -> Verdict:
+    """Whether the value is no more than the bar.
+
+    Args:
+        value: what was measured.
+        bar: what is allowed.
+        text: with `{}` where the value belongs.
+        form: how value and bar are written, such as `{:.1f} ms`.
+    """
+    return Verdict(value <= bar, f"{text.format(form.format(value))} (at most {form.format(bar)})")
+
+
+def at_least(value: float, bar: float, text: str, form: str) -> Verdict:
+    """Whether the value is no less than the bar; arguments as `at_most`."""
+    return Verdict(value >= bar, f"{text.format(form.format(value))} (at least {form.format(bar)})")
+
+
+def to_record(
+    measured: str, about: Mapping[str, Any], verdicts: Sequence[Verdict]
+) -> dict[str, Any]:
+    """Everything that a claim citing this measurement needs, as a JSON object."""
+    return {
+        "measured": measured,
+        **origin(),
+        **about,
+        "verdicts": [asdict(verdict) for verdict in verdicts],
+    }
+
+
+def verdict_lines(record: Mapping[str, Any]) -> list[str]:
+    """One line per bar."""
+    return [f"{WORDS[one['is_reached']]}: {one['text']}" for one in record["verdicts"]]
+
+
+def finish(
+    name: str,
+    measure: Callable[[], dict[str, Any]],
+    markdown: Callable[[Mapping[str, Any]], str],
+    *,
+    is_short: bool,
+) -> int:
+    """What was measured is printed and written; returns the exit code.
+
+    Unless short, the table is also in docs/performance.md.
+    """
+    # SIGTERM then unwinds the stack like Ctrl-C does, and the servers end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        record = measure()
+    except BenchmarkError as error:
+        console.print(str(error), style="red", markup=False)
+        return EXIT_CODES[None]
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    path = (SHORT_RESULTS if is_short else RESULTS) / f"{name}.json"
+    write_record(record, path)
+    lines = verdict_lines(record)
+    table = markdown(record)
+    if not is_short:
+        write_block(PERFORMANCE, name, "\n".join([table, "", *(f"- {line}" for line in lines)]))
+    console.print("\n".join([table, "", *lines, f"written to {path}"]), markup=False)
+    return EXIT_CODES[is_reached(record)]
