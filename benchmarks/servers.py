@@ -1,7 +1,9 @@
 """A server as a child process between `with` and the end of the block, and nothing left over."""
 
+import contextlib
 import json
 import os
+import secrets
 import socket
 import tempfile
 import time
@@ -18,6 +20,9 @@ from benchmarks.load import BenchmarkError
 
 START_TIMEOUT_S = 240.0
 PORTS = 5
+# Below those that Linux gives to outgoing connections: one of these, made between the choice of a
+# port and its use, would take it.
+LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +192,11 @@ def json_answer(answer: bytes) -> Any:
 
 def free_ports(count: int) -> list[int]:
     """Ports of the loopback interface that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    found: list[int] = []
+    with contextlib.ExitStack() as held:
+        while len(found) < count:
+            port = LOWEST_PORT + secrets.randbelow(HIGHEST_PORT - LOWEST_PORT)
+            with contextlib.suppress(OSError):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                found.append(port)
+    return found

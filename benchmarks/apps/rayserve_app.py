@@ -9,6 +9,9 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
+# A replica is the child of a daemon, which does not pass on what it was given.
+INHERITED = ("PYTHONPATH", "OMP_NUM_THREADS", "BENCH_WEIGHTS", "BENCH_BATCH_SIZE", "BENCH_DELAY_MS")
+
 
 @serve.deployment(num_replicas=1, max_ongoing_requests=1000)
 class Model:
@@ -28,7 +31,7 @@ if __name__ == "__main__":
         include_dashboard=False,
         log_to_driver=False,
         _temp_dir=os.environ["BENCH_FOLDER"],
-        runtime_env={"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}},
+        runtime_env={"env_vars": {name: os.environ[name] for name in INHERITED}},
     )
     serve.start(http_options={"host": "127.0.0.1", "port": work.PORT})
     serve.run(Model.bind(), name="model", route_prefix="/")
