@@ -51,7 +51,7 @@ class Batcher:
         """A batch that this worker owns, or None once `should_stop`.
 
         Blocks while nothing waits. The wait of a partial batch is measured here, on the local
-        clock: Redis looks at its own blocking time-outs only ten times a second when idle.
+        clock: Redis looks at its own blocking time-outs only a few times a second when idle.
         """
         policy, source = self._policy, self._source
         patience_s = policy.patience_s

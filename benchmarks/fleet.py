@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,15 +30,19 @@ class Fleet:
     """Everything runs from `with` to the end of the block; ports and folders are its own.
 
     With one node `ferry up` brings its own Redis, as a user's does; with more they share one.
+
+    Args:
+        nodes: how many, that of `ferry up` included.
+        ports: for inference, management and metrics; any that are free unless given.
     """
 
-    def __init__(self, nodes: int = 1) -> None:
+    def __init__(self, nodes: int = 1, ports: Sequence[int] = ()) -> None:
         self._nodes = nodes
         self._children: list[Child] = []
         self._redis_pids: list[int] = []
         self._client = httpx.Client(trust_env=False, timeout=ANSWER_TIMEOUT_S)
         self._cleanup = contextlib.ExitStack()
-        self._ports = free_ports(3)
+        self._ports = ports or free_ports(3)
 
     def __enter__(self) -> Self:
         """All nodes have joined.

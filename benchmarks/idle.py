@@ -45,38 +45,50 @@ class Found:
     after_more_bytes: int
 
 
-def measure(fleet: Fleet, seconds: float, settle_s: float = SETTLE_S) -> Found:
-    """The figures of this fleet, to which the models are added. Blocks for twice `seconds`.
+def measure(fleet: Fleet, seconds: float) -> Found:
+    """The figures of this fleet, to which the models are added. Blocks for twice `seconds`."""
+    register_models(fleet)
+    usage, resident = watch(fleet, seconds), ingress_bytes(fleet)
+    before_more_bytes, after_more_bytes = register_more(fleet)
+    usage_with_more = watch(fleet, seconds)
+    return Found(usage, usage_with_more, resident, before_more_bytes, after_more_bytes)
 
-    What registering itself needs, code that runs for the first time and garbage that waits for its
-    collection, is no cost of being registered: the hundred are registered and removed once before.
-    """
+
+def register_models(fleet: Fleet, settle_s: float = SETTLE_S) -> None:
+    """The models, a worker each, are served, and nothing goes on any more."""
     for number in range(MODELS):
         fleet.register(f"model{number}")
     time.sleep(settle_s)
-    pids = fleet.processes()
-    (ingress,) = pids["ingress"]
-    usage = _watched(pids, seconds)
-    ingress_bytes = resident_bytes(ingress)
-    more = [f"more{number}" for number in range(MORE_MODELS)]
-    _register_all(fleet, more)
-    for name in more:
-        fleet.unregister(name)
-    time.sleep(settle_s / 2)
-    before_more_bytes = resident_bytes(ingress)
-    _register_all(fleet, more)
-    time.sleep(settle_s / 2)
-    usage_with_more = _watched(pids, seconds)
-    return Found(usage, usage_with_more, ingress_bytes, before_more_bytes, resident_bytes(ingress))
 
 
-def _register_all(fleet: Fleet, names: Sequence[str]) -> None:
+def register_more(fleet: Fleet, settle_s: float = SETTLE_S / 2) -> tuple[int, int]:
+    """Further models are registered, without workers; the ingress's bytes before and after.
+
+    What registering itself needs, code that runs for the first time and garbage that waits for its
+    collection, is no cost of being registered: all are registered and removed once before.
+    """
+    names = [f"more{number}" for number in range(MORE_MODELS)]
     for name in names:
         fleet.register(name, initial_workers=0)
+    for name in names:
+        fleet.unregister(name)
+    time.sleep(settle_s)
+    before_bytes = ingress_bytes(fleet)
+    for name in names:
+        fleet.register(name, initial_workers=0)
+    time.sleep(settle_s)
+    return before_bytes, ingress_bytes(fleet)
 
 
-def _watched(pids: Mapping[str, Sequence[int]], seconds: float) -> dict[str, Usage]:
-    meter = Meter(pids)
+def ingress_bytes(fleet: Fleet) -> int:
+    """Memory that the ingress holds, shared pages included."""
+    (ingress,) = fleet.processes()["ingress"]
+    return resident_bytes(ingress)
+
+
+def watch(fleet: Fleet, seconds: float) -> dict[str, Usage]:
+    """What each kind of process uses. Blocks for `seconds`."""
+    meter = Meter(fleet.processes())
     time.sleep(seconds)
     return meter.read()
 

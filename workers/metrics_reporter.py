@@ -1,4 +1,4 @@
-"""Brings what the handler measures to Redis: once a second, in a thread of its own, if it changed.
+"""Brings what the handler measures to Redis: a second after a batch, in a thread of its own.
 
 Nothing of it happens while a batch runs but a few additions where the handler measures.
 """
@@ -6,7 +6,8 @@ Nothing of it happens while a batch runs but a few additions where the handler m
 import logging
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from ts.metrics.caching_metric import BUCKETS, CachingMetric, Change, Labels
 from ts.metrics.metric_type_enum import MetricTypes
@@ -20,7 +21,12 @@ from batching.torchserve_metrics import metric_line, model_metric_log
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 REPORT_S = 1.0
+# Handlers may measure in threads of their own, too, and while a batch runs.
+LOOK_S = 10.0
 HOSTNAME = "Hostname"
 
 
@@ -52,15 +58,31 @@ class MetricsReporter:
         self._unsent: dict[Series, float] = {}
         self._told: set[str] = set()
         self._should_stop = threading.Event()
+        self._may_have_news = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
         """Measurements are recorded from now on."""
         self._thread.start()
 
+    def follow(self, run: Callable[[T], R]) -> Callable[[T], R]:
+        """The same call, what is measured in it being recorded within a second of its end.
+
+        An idle worker, which measures nothing, is not woken each second to find that out.
+        """
+
+        def followed(argument: T) -> R:
+            try:
+                return run(argument)
+            finally:
+                self._may_have_news.set()
+
+        return followed
+
     def stop(self) -> None:
         """What was measured so far is recorded, if Redis answers."""
         self._should_stop.set()
+        self._may_have_news.set()
         self._thread.join(2 * REPORT_S)
 
     def report(self) -> None:
@@ -89,6 +111,9 @@ class MetricsReporter:
     def _run(self) -> None:
         while not self._should_stop.wait(REPORT_S):
             self.report()
+            if not self._unsent:
+                self._may_have_news.wait(LOOK_S)
+            self._may_have_news.clear()
         self.report()
 
     def _take(self) -> Iterator[Measurement]:

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from batching.model_spec import VersionKey
@@ -15,6 +16,8 @@ log = logging.getLogger("workers.reaper")
 
 REAP_S = 0.5
 JITTER_S = 0.1
+# A dead node's record only takes room: nobody lists it.
+FORGET_S = 5.0
 
 
 class Reaper:
@@ -31,6 +34,7 @@ class Reaper:
         self._node_id = node_id
         self._versions = versions
         self._is_steady = is_steady
+        self._forget_at = 0.0
 
     async def run(self) -> None:
         """Reaps until cancelled."""
@@ -50,9 +54,12 @@ class Reaper:
             # At maxmemory the lock is refused. Reaping without it is harmless: the script decides.
             log.debug("reaping without the lock")
         groups = self._verbs.groups(key for key in self._versions() if self._is_steady(key))
-        await self._verbs.together(
-            [*(partial(self._reap_versions, group) for group in groups), self._reap_nodes]
-        )
+        calls: list[Callable[[], Awaitable[None]]] = [
+            partial(self._reap_versions, group) for group in groups
+        ]
+        if time.monotonic() >= self._forget_at:
+            calls.append(self._reap_nodes)
+        await self._verbs.together(calls)
 
     async def _reap_versions(self, group: Sequence[VersionKey]) -> None:
         for key, worker_id in await self._verbs.dead_workers(group):
@@ -64,3 +71,4 @@ class Reaper:
 
     async def _reap_nodes(self) -> None:
         await self._verbs.forget_nodes(await self._verbs.dead_nodes())
+        self._forget_at = time.monotonic() + FORGET_S

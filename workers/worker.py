@@ -186,8 +186,6 @@ def main() -> int:
     timeout_s = spec.response_timeout_s
     send = partial(verbs.send, patience_s=timeout_s)
     runner = Runner(model.with_entry(timed(entry, timeout_s)), settings, untimed(send, timeout_s))
-    worker = Worker(Batcher(verbs, policy), verbs, runner.run, lambda: runner.is_device_broken)
-    signal.signal(signal.SIGTERM, worker.stop)
     reporter = MetricsReporter(
         model.context.metrics,
         MetricVerbs(client, spec.key),
@@ -195,6 +193,9 @@ def main() -> int:
         is_showing_all=settings.model_metrics_auto_detect,
         is_logging=settings.is_logging_metrics,
     )
+    run = reporter.follow(runner.run)
+    worker = Worker(Batcher(verbs, policy), verbs, run, lambda: runner.is_device_broken)
+    signal.signal(signal.SIGTERM, worker.stop)
     reporter.start()
     if spec.use_job_ticket:
         # Before anybody hears that it is ready and asks. While Redis is away: with the first claim.

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from benchmarks import idle, scaling
@@ -11,42 +12,60 @@ from benchmarks.fleet import Fleet
 from benchmarks.load import BenchmarkError, wrk_path
 from benchmarks.processors import total_percent
 from cli.embedded_redis import EmbeddedRedis, find_server
+from tests.ports import free_ports
 from tests.timing import assert_within
 
 WATCHED_S = 5.0
 SETTLE_S = 2.0
+# Of the whole machine, by everybody.
+BUSY_PERCENT = 20.0
+# Some sixty are what beats, looks for the dead and looks for lost wake-ups come to.
+WAKES_PER_S = 80.0
+# The heavier registry is looked through now and then; a poll per model would take more.
+MORE_PERCENT = 0.1
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
-def found() -> Iterator[idle.Found]:
-    with Fleet() as fleet:
-        yield idle.measure(fleet, WATCHED_S, SETTLE_S)
+def fleet() -> Iterator[Fleet]:
+    """Five models, a worker each, and nobody who asks."""
+    first = free_ports(3)
+    with Fleet(ports=range(first, first + 3)) as running:
+        idle.register_models(running, SETTLE_S)
+        yield running
 
 
-def test_idle_server_takes_less_than_a_hundredth_of_a_core(found: idle.Found) -> None:
-    # When: five models, a worker each, with the Redis of `ferry up`
-    roles = {"supervisor", "Redis", "node", "ingress", "control jobs", "workers"}
+def test_idle_server_takes_less_than_a_hundredth_of_a_core(fleet: Fleet) -> None:
+    # When
+    psutil.cpu_percent()
+    usage = idle.watch(fleet, WATCHED_S)
+    is_busy = psutil.cpu_percent() > BUSY_PERCENT
 
-    # Then
-    assert set(found.usage) == roles
-    assert_within(total_percent(found.usage), idle.TOTAL_PERCENT)
+    # Then: all of it, with the Redis of `ferry up`
+    assert set(usage) == {"supervisor", "Redis", "node", "ingress", "control jobs", "workers"}
+    assert_within(sum(one.wakes_per_s for one in usage.values()), WAKES_PER_S)
+    # Between others' work the same wake-up takes up to twice as long: its caches are cold.
+    assert_within(total_percent(usage), (2 if is_busy else 1) * idle.TOTAL_PERCENT)
 
 
-def test_ingress_is_small(found: idle.Found) -> None:
-    # Then
-    assert 0 < found.ingress_bytes < idle.INGRESS_BYTES
+def test_ingress_is_small(fleet: Fleet) -> None:
+    # When / Then
+    assert 0 < idle.ingress_bytes(fleet) < idle.INGRESS_BYTES
 
 
-def test_hundred_models_more_cost_the_ingress_nothing(found: idle.Found) -> None:
+def test_hundred_models_more_cost_the_ingress_nothing(fleet: Fleet) -> None:
     # Given
-    before, after = found.usage["ingress"], found.usage_with_more["ingress"]
+    usage = idle.watch(fleet, WATCHED_S / 2)["ingress"]
+
+    # When
+    before_bytes, after_bytes = idle.register_more(fleet, SETTLE_S)
 
     # Then
-    assert found.after_more_bytes - found.before_more_bytes <= idle.MORE_MODELS_BYTES
-    assert after.wakes_per_s <= before.wakes_per_s + idle.MORE_WAKES_PER_S
-    assert_within(after.percent, before.percent + 0.1)
+    assert after_bytes - before_bytes <= idle.MORE_MODELS_BYTES
+    usage_with_more = idle.watch(fleet, WATCHED_S)["ingress"]
+    assert usage_with_more.wakes_per_s <= usage.wakes_per_s + idle.MORE_WAKES_PER_S
+    assert usage_with_more.percent <= usage.percent + MORE_PERCENT
 
 
 def test_claim_takes_no_longer_when_ten_thousand_wait() -> None:

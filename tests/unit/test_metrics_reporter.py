@@ -14,7 +14,8 @@ from batching.store.connection import RedisError
 from batching.store.model_entry import ModelEntry
 from ingress.handler_metrics import HandlerMetrics
 from ingress.metrics_text import write_text
-from tests.support import KEY, make_spec
+from tests.support import KEY, eventually, make_spec
+from workers import metrics_reporter as reporter_module
 from workers.metrics_reporter import MetricsReporter, declare
 
 HOST = socket.gethostname()
@@ -193,6 +194,23 @@ def test_reporter_records_what_is_left_when_it_stops(make, desk):
 
     # Then
     assert list(desk.values.values()) == [1]
+
+
+def test_reporter_looks_after_a_batch(make, desk, monkeypatch):
+    # Given a reporter that has found nothing and waits
+    monkeypatch.setattr(reporter_module, "REPORT_S", 0.01)
+    store, reporter = make()
+    reporter.start()
+    run = reporter.follow(lambda batch: store.add_counter(batch, 1))
+    try:
+        for number in range(3):
+            # When
+            run(f"Calls{number}")
+
+            # Then it is recorded long before the next look
+            assert eventually(lambda number=number: len(desk.values) == number + 1)
+    finally:
+        reporter.stop()
 
 
 CONFIG = """

@@ -44,7 +44,7 @@ def test_parked_pop_ends_by_the_local_clock_on_an_idle_server(parked):
         assert not parked.wait(0.020)
         waits_s.append(time.monotonic() - started)
 
-    # Then: Redis by itself would look once per tick, every 100 ms
+    # Then: Redis by itself would look once per tick, every 200 ms
     assert min(waits_s) >= 0.019
     assert_within(statistics.median(waits_s), 0.025)
 
