@@ -66,6 +66,17 @@ class Server(ABC):
         self._client = httpx.Client(trust_env=False, timeout=START_TIMEOUT_S)
 
     @property
+    def pid(self) -> int:
+        """The first of its processes.
+
+        Raises:
+            RuntimeError: it is not up.
+        """
+        if self._child is None:
+            raise RuntimeError(f"{self.name} is not up")
+        return self._child.pid
+
+    @property
     @abstractmethod
     def url(self) -> str:
         """Where predictions of the model are asked for."""
