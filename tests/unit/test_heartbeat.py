@@ -12,6 +12,7 @@ import redis
 
 from batching.settings import Settings
 from batching.status import NodeStatus, WorkerState, WorkerStatus
+from batching.store import keys
 from batching.store.keys import VersionKeys
 from batching.store.node_verbs import NodeVerbs
 from batching.store.registry import Registry
@@ -91,6 +92,21 @@ def test_nobody_is_taken_for_dead_right_after_an_outage(parts, is_new):
         reaping = asyncio.create_task(parts.reaper.run())
         await eventually_async(lambda: parts.workers() == ["node-a-1"])
         await end_tasks([living, reaping])
+
+    asyncio.run(run())
+
+
+def test_silent_node_is_forgotten(parts):
+    async def run():
+        # Given
+        await parts.heart.beat()
+        await parts.verbs.join(replace(NODE, node_id="node-b"))
+        client = fakeredis.FakeRedis(server=parts.server)
+        client.zincrby(keys.NODES, -2000 * DEAD_AFTER_S, "node-b")
+        # When
+        await parts.reaper.reap()
+        # Then
+        assert client.hkeys(keys.NODE_INFO) == [b"node-a"]
 
     asyncio.run(run())
 
