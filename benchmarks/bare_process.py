@@ -11,6 +11,7 @@ from typing import Self
 from benchmarks.load import BenchmarkError, LoadReport
 from benchmarks.records import ROOT
 from benchmarks.servers import Job
+from workers.worker_environment import ALLOCATOR
 
 COMPAT = ROOT / "compat"
 
@@ -43,10 +44,11 @@ class BareLoop:
             BenchmarkError: the model cannot be loaded, or failed.
         """
         words = (self._job.own_archive, self._photo, self._job.batch_size, seconds)
+        # A worker's environment, as far as it matters for speed.
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._job.threads))
         run = subprocess.run(
             [sys.executable, "-P", "-m", "benchmarks.bare_loop", *map(str, words)],
-            env=os.environ | threads | {"PYTHONPATH": f"{COMPAT}{os.pathsep}{ROOT}"},
+            env=ALLOCATOR | os.environ | threads | {"PYTHONPATH": f"{COMPAT}{os.pathsep}{ROOT}"},
             capture_output=True,
             text=True,
             check=False,
