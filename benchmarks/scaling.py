@@ -180,14 +180,14 @@ def verdicts(
     fewest = min(sizes)
     for workers, size in sizes.items():
         if workers != fewest:
-            text = f"{workers} workers, {RATE_PER_S:.0f} requests/s: batches of {{}}"
+            text = f"workers {workers}, {RATE_PER_S:.0f} requests/s: batches of {{}}"
             yield at_least(size, LEAST_BATCH_SHARE * sizes[fewest], text, "{:.2f}")
     text = f"claim of {CLAIMED} while {WAITING} wait: {{}}"
     yield at_most(claim["median"], CLAIM_MS, text, "{:.2f} ms")
 
 
 def _judge(point: Point, share: float) -> Verdict:
-    where = f"{point.workers} workers on {point.nodes} nodes: {{}} of linear"
+    where = f"nodes {point.nodes}, workers {point.workers}: {{}} of linear"
     verdict = at_least(100 * share, 100 * LEAST_SHARE, where, "{:.1f} %")
     if point.errors:
         return Verdict(False, f"{verdict.text}, {point.errors} errors")

@@ -81,7 +81,7 @@ def test_one_figure_beyond_its_bar_is_missed(changes):
 )
 def test_throughput_is_judged_by_what_was_left_of_the_machine(measured, is_reached):
     # When
-    (verdict,) = [verdict for verdict in judged(measured) if "8 workers on" in verdict.text]
+    (verdict,) = [verdict for verdict in judged(measured) if "nodes 1, workers 8:" in verdict.text]
 
     # Then
     assert verdict.is_reached is is_reached
