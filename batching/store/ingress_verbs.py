@@ -1,6 +1,6 @@
 """The ingress's verbs on one model version's queue: submit, collect, audit, cancel."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -187,14 +187,19 @@ class IngressVerbs:
         values = await self._client.mget(self._reply_keys(request_ids))
         return dict(zip(request_ids, values, strict=True))
 
-    async def fetch_large(self, request_id: str, attempt: str) -> bytes | None:
-        """The value of a large reply's own key; reading it again is safe."""
-        name = self._large_reply(request_id, attempt)
-        return await self._client.get(name)  # type: ignore[no-any-return]
+    async def fetch_large(self, attempts: Mapping[str, str]) -> dict[str, bytes | None]:
+        """The values of large replies' own keys, by request; reading them again is safe.
 
-    async def discard_large(self, request_id: str, attempt: str) -> None:
-        """The large reply has reached its waiter and is deleted."""
-        await self._client.unlink(self._large_reply(request_id, attempt))
+        Args:
+            attempts: by request, which attempt's reply it is.
+        """
+        values = await self._client.mget(self._large_replies(attempts))
+        return dict(zip(attempts, values, strict=True))
+
+    async def discard_large(self, attempts: Mapping[str, str]) -> None:
+        """These large replies have reached their waiters and are deleted, reply keys and all."""
+        names = self._large_replies(attempts) + self._reply_keys(list(attempts))
+        await self._client.unlink(*names)
 
     async def discard(self, collected: Sequence[str]) -> None:
         """These replies have reached their waiters and are deleted."""
@@ -223,8 +228,9 @@ class IngressVerbs:
         arguments = [self._ingress_id, LEASE_TTL_MS, *request_ids]
         return [AuditCode(code) for code in await self._audit(self._audit_keys, arguments)]
 
-    def _large_reply(self, request_id: str, attempt: str) -> str:
-        return f"{self._keys.large_reply_prefix}{request_id}:{attempt}"
+    def _large_replies(self, attempts: Mapping[str, str]) -> list[str]:
+        prefix = self._keys.large_reply_prefix
+        return [f"{prefix}{request_id}:{attempt}" for request_id, attempt in attempts.items()]
 
     def _reply_keys(self, request_ids: Sequence[str]) -> list[str]:
         return [self._keys.reply_prefix + request_id for request_id in request_ids]

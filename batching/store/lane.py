@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from itertools import islice
 
 from redis.exceptions import RedisError
 
@@ -34,6 +35,7 @@ __all__ = ["ClientGone", "ClientLeft", "Lane"]
 log = logging.getLogger(__name__)
 
 SUBMIT_AT_ONCE = 256
+LARGE_AT_ONCE = 8  # replies of megabytes each must not come in one piece
 BACK_S = 3.0
 VERSION_PATIENCE_S = 1.5  # after Redis was emptied, a node restores the registry within a beat
 AUDIT_S = 0.5  # what Redis lost is noticed within twice this
@@ -182,6 +184,7 @@ class Lane:
     def _deliver(self, values: Mapping[str, bytes | None]) -> list[str]:
         """The waiters have their replies; the ids whose reply keys are needed no more."""
         collected: list[str] = []
+        large: dict[str, str] = {}
         for request_id, value in values.items():
             ticket = self._waiting.get(request_id)
             if ticket is None:
@@ -196,22 +199,24 @@ class Lane:
                     ticket = self._open_stream(ticket)
                 ticket.resolve(reply)
                 collected.append(request_id)
-            except LargeReply as large:
+            except LargeReply as reply_elsewhere:
                 # Its reply key stays until it has been read: to the audit it is not lost.
-                self._stray(self._deliver_large(request_id, large.attempt))
+                large[request_id] = reply_elsewhere.attempt
             except ProtocolError as error:
                 log.error("unreadable reply request=%s: %s", request_id, error)
                 ticket.resolve(
                     error_reply(errors.InternalError("The worker's answer cannot be read."))
                 )
+        attempts = iter(large.items())
+        while some := dict(islice(attempts, LARGE_AT_ONCE)):
+            self._stray(self._deliver_large(some))
         return collected
 
-    async def _deliver_large(self, request_id: str, attempt: str) -> None:
+    async def _deliver_large(self, attempts: Mapping[str, str]) -> None:
         # What fails here, or is gone with its Redis, is left to the audit.
         with contextlib.suppress(RedisError, OSError):
-            self._deliver({request_id: await self._verbs.fetch_large(request_id, attempt)})
-            await self._verbs.discard_large(request_id, attempt)
-            await self._verbs.discard([request_id])
+            self._deliver(await self._verbs.fetch_large(attempts))
+            await self._verbs.discard_large(attempts)
 
     # --- answers in pieces
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -22,12 +22,16 @@ from batching.protocol import (
 )
 from batching.store.connection import BLOCK_S, Client, at
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
+from batching.store.parked_pop import ParkedPop
 from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.scripts import script
 
 log = logging.getLogger(__name__)
 
 MIN_WAIT_S = 0.001
+
+# What is written at once of a batch's large replies; each is copied on the way.
+WRITE_BYTES = 4 * 1024 * 1024
 
 # What of one answer may wait for a slow client in Redis: a MiB.
 CHUNK_LIMIT_BYTES = INLINE_LIMIT_BYTES
@@ -151,12 +155,11 @@ class WorkerVerbs:
 
     def reply(self, items: Sequence[tuple[str, int]], replies: Sequence[Reply]) -> list[ReplyCode]:
         """Each (request id, attempt) has its reply, once, and is owned no more."""
+        wires = [reply.encode() for reply in replies]
+        stored = self._store_large(items, wires)
         arguments: list[str | int | bytes] = [self._worker_id, REPLY_TTL_MS]
-        for (request_id, attempt), reply in zip(items, replies, strict=True):
-            wire = reply.encode()
-            if len(wire) > INLINE_LIMIT_BYTES and self._store_large(request_id, attempt, wire):
-                wire = b"@"
-            arguments += (request_id, attempt, wire)
+        for item, wire in zip(items, wires, strict=True):
+            arguments += (*item, b"@" if item in stored else wire)
         return [ReplyCode(code) for code in self._reply(self._reply_keys, arguments)]
 
     def send(
@@ -205,15 +208,30 @@ class WorkerVerbs:
             pipe.expire(self._keys.bell, 60)
             pipe.execute()
 
-    def _store_large(self, request_id: str, attempt: int, wire: bytes) -> bool:
-        # The attempt is part of the name, so a stale worker cannot overwrite a newer answer.
-        name = f"{self._keys.large_reply_prefix}{request_id}:{attempt}"
-        try:
-            self._client.set(name, request_id.encode() + wire, px=REPLY_TTL_MS)
-        except OutOfMemoryError:
-            # The script frees the request first and may then store what a plain SET may not.
-            return False
-        return True
+    def _store_large(
+        self, items: Sequence[tuple[str, int]], wires: Sequence[bytes]
+    ) -> set[tuple[str, int]]:
+        """Whose replies are in keys of their own now, as they are too large for a script."""
+        stored: set[tuple[str, int]] = set()
+        large = [
+            pair for pair in zip(items, wires, strict=True) if len(pair[1]) > INLINE_LIMIT_BYTES
+        ]
+        for some in _in_writes(large):
+            with self._client.pipeline(transaction=False) as pipe:
+                for (request_id, attempt), wire in some:
+                    # The attempt is part of the name, so a stale worker cannot overwrite a newer
+                    # answer.
+                    name = f"{self._keys.large_reply_prefix}{request_id}:{attempt}"
+                    pipe.set(name, request_id.encode() + wire, px=REPLY_TTL_MS)
+                results = pipe.execute(raise_on_error=False)
+            for (item, _), result in zip(some, results, strict=True):
+                if not isinstance(result, Exception):
+                    stored.add(item)
+                elif not isinstance(result, OutOfMemoryError):
+                    raise result
+                # At maxmemory the script frees the request first, and may then store what a plain
+                # SET may not.
+        return stored
 
     def _batch(self, fields: Sequence[Any]) -> Batch | Nothing:
         ids = [request_id.decode() for request_id in fields[0::4]]
@@ -255,46 +273,17 @@ class WorkerVerbs:
         self.reply(items, [reply] * len(items))
 
 
-class ParkedPop:
-    """A blocking pop whose wait ends by the local clock, to the millisecond.
-
-    When the wait ends early the pop stays parked on its own connection and the next wait resumes
-    it. Only for lists that nobody else reads: an element may arrive while nobody waits.
-    """
-
-    def __init__(self, client: Client, name: str) -> None:
-        self._pool = client.connection_pool
-        self._name = name
-        self._connection: Any = None
-        self._is_parked = False
-
-    def wait(self, timeout_s: float) -> bool:
-        """True once an element was popped, false after `timeout_s`."""
-        end = time.monotonic() + timeout_s
-        try:
-            while (left_s := end - time.monotonic()) > 0:
-                self._park()
-                if not self._connection.can_read(timeout=left_s):
-                    return False
-                self._is_parked = False
-                if self._connection.read_response() is not None:
-                    return True
-        except BaseException:
-            self._drop()
-            raise
-        return False
-
-    def _park(self) -> None:
-        if self._is_parked:
-            return
-        if self._connection is None:
-            self._connection = self._pool.get_connection()
-        self._connection.send_command("BLPOP", self._name, BLOCK_S)
-        self._is_parked = True
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.disconnect()
-            self._pool.release(self._connection)
-        self._connection = None
-        self._is_parked = False
+def _in_writes(
+    replies: Iterable[tuple[tuple[str, int], bytes]],
+) -> Iterator[list[tuple[tuple[str, int], bytes]]]:
+    """The same in groups, none of which is larger than WRITE_BYTES but by its last reply."""
+    group: list[tuple[tuple[str, int], bytes]] = []
+    size_bytes = 0
+    for reply in replies:
+        group.append(reply)
+        size_bytes += len(reply[1])
+        if size_bytes > WRITE_BYTES:
+            yield group
+            group, size_bytes = [], 0
+    if group:
+        yield group

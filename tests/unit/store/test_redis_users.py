@@ -99,9 +99,9 @@ def test_users_may_pass_a_request_through_its_whole_life(desks):
     assert sorted(replies) == ["large", "small"]
     assert None not in replies.values()
     assert verbs.fetch(["small", "large"]) == replies
-    assert verbs.fetch_large("large", "1") is not None
-    verbs.discard_large("large", "1")
-    verbs.discard(["small", "large"])
+    assert verbs.fetch_large({"large": "1"})["large"] is not None
+    verbs.discard_large({"large": "1"})
+    verbs.discard(["small"])
     # When: audited, cancelled, partly gathered and rung for
     ingress.submit("a", "b")
     verbs.audit(["a"])

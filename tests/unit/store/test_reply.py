@@ -1,6 +1,7 @@
 import pytest
 
 from batching.protocol import INLINE_LIMIT_BYTES
+from batching.store import worker_verbs as verbs_module
 from batching.store.ingress_verbs import Submission
 from batching.store.node_verbs import ReclaimMode
 from batching.store.replies import LargeReply, decode_reply
@@ -153,8 +154,27 @@ def test_reply_too_large_for_a_script_gets_a_key_of_its_own(desk):
     assert desk.reply_value("a") == b"a@1"
     with pytest.raises(LargeReply):
         decode_reply("a", desk.reply_value("a"))
-    value = desk.ingress().fetch_large("a", "1")
+    value = desk.ingress().fetch_large({"a": "1"})["a"]
     assert decode_reply("a", value) == answer
+
+
+@pytest.mark.parametrize("write_bytes", [1, 3 * LARGE, 100 * LARGE])
+def test_reply_keeps_large_and_small_answers_of_a_batch_apart(desk, monkeypatch, write_bytes):
+    # Given: large answers go to Redis in writes of so many bytes
+    monkeypatch.setattr(verbs_module, "WRITE_BYTES", write_bytes)
+    worker = desk.worker()
+    names = "abcdefgh"
+    items = claim(desk, worker, *names)
+    answers = {name: make_reply(name, size=LARGE if name in "acdefh" else 0) for name in names}
+
+    # When
+    codes = worker.reply(items, list(answers.values()))
+
+    # Then
+    assert codes == [ReplyCode.STORED] * len(names)
+    values = desk.ingress().fetch_large(dict.fromkeys("acdefh", "1"))
+    values |= {name: desk.reply_value(name) for name in "bg"}
+    assert {name: decode_reply(name, value) for name, value in values.items()} == answers
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "stale"])
@@ -188,7 +208,8 @@ def test_reply_of_a_stale_attempt_cannot_overwrite_the_new_ones_large_answer(des
 
     # Then
     assert desk.reply_value("a") == b"a@2"
-    assert decode_reply("a", desk.ingress().fetch_large("a", "2")).body.startswith(b"new")
+    value = desk.ingress().fetch_large({"a": "2"})["a"]
+    assert decode_reply("a", value).body.startswith(b"new")
 
 
 def test_reply_drops_the_requests_large_body(desk):

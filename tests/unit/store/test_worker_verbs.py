@@ -10,8 +10,8 @@ from batching.protocol import WIRE_VERSION
 from batching.store import worker_verbs as verbs_module
 from batching.store.connection import connect
 from batching.store.ingress_verbs import Submission
+from batching.store.parked_pop import ParkedPop
 from batching.store.replies import decode_reply
-from batching.store.worker_verbs import ParkedPop
 from tests.support import eventually, ids_of, items_of, make_reply, wire_of
 from tests.timing import assert_within
 

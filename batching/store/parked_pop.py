@@ -1,0 +1,51 @@
+"""A blocking pop whose wait ends by the local clock."""
+
+import time
+from typing import Any
+
+from batching.store.connection import BLOCK_S, Client
+
+
+class ParkedPop:
+    """A blocking pop whose wait ends by the local clock, to the millisecond.
+
+    When the wait ends early the pop stays parked on its own connection and the next wait resumes
+    it. Only for lists that nobody else reads: an element may arrive while nobody waits.
+    """
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._pool = client.connection_pool
+        self._name = name
+        self._connection: Any = None
+        self._is_parked = False
+
+    def wait(self, timeout_s: float) -> bool:
+        """True once an element was popped, false after `timeout_s`."""
+        end = time.monotonic() + timeout_s
+        try:
+            while (left_s := end - time.monotonic()) > 0:
+                self._park()
+                if not self._connection.can_read(timeout=left_s):
+                    return False
+                self._is_parked = False
+                if self._connection.read_response() is not None:
+                    return True
+        except BaseException:
+            self._drop()
+            raise
+        return False
+
+    def _park(self) -> None:
+        if self._is_parked:
+            return
+        if self._connection is None:
+            self._connection = self._pool.get_connection()
+        self._connection.send_command("BLPOP", self._name, BLOCK_S)
+        self._is_parked = True
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.disconnect()
+            self._pool.release(self._connection)
+        self._connection = None
+        self._is_parked = False
