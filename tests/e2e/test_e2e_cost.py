@@ -17,8 +17,8 @@ from tests.timing import assert_within
 WATCHED_S = 5.0
 SETTLE_S = 2.0
 # The same wake-up has been seen to take twice as long on the same machine: its neighbours', and
-# whatever else runs. `python -m benchmarks.idle` has the bar itself.
-SLOW_MACHINE = 2
+# whatever else runs. A poll would take much more; `python -m benchmarks.idle` has the bars themselves.
+MARGIN = 2
 # Some sixty are what beats, looks for the dead and looks for lost wake-ups come to.
 WAKES_PER_S = 80.0
 # The heavier registry is looked through now and then; a poll per model would take more.
@@ -43,7 +43,7 @@ def test_idle_server_takes_next_to_nothing(fleet: Fleet) -> None:
     # Then: all of it, with the Redis of `ferry up`
     assert set(usage) == {"supervisor", "Redis", "node", "ingress", "control jobs", "workers"}
     assert_within(sum(one.wakes_per_s for one in usage.values()), WAKES_PER_S)
-    assert_within(total_percent(usage), SLOW_MACHINE * idle.TOTAL_PERCENT)
+    assert_within(total_percent(usage), MARGIN * idle.TOTAL_PERCENT)
 
 
 def test_ingress_is_small(fleet: Fleet) -> None:
@@ -59,10 +59,10 @@ def test_hundred_models_more_cost_the_ingress_nothing(fleet: Fleet) -> None:
     before_bytes, after_bytes = idle.register_more(fleet, SETTLE_S)
 
     # Then
-    assert after_bytes - before_bytes <= idle.MORE_MODELS_BYTES
+    assert after_bytes - before_bytes <= MARGIN * idle.MORE_MODELS_BYTES
     usage_with_more = idle.watch(fleet, WATCHED_S)["ingress"]
-    assert_within(usage_with_more.wakes_per_s, usage.wakes_per_s + idle.MORE_WAKES_PER_S)
-    assert_within(usage_with_more.percent, usage.percent + MORE_PERCENT)
+    assert_within(usage_with_more.wakes_per_s, usage.wakes_per_s + MARGIN * idle.MORE_WAKES_PER_S)
+    assert_within(usage_with_more.percent, usage.percent + MARGIN * MORE_PERCENT)
 
 
 def test_claim_takes_no_longer_when_ten_thousand_wait() -> None:
