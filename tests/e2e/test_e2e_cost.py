@@ -17,7 +17,7 @@ from tests.timing import assert_within
 WATCHED_S = 5.0
 SETTLE_S = 2.0
 # The same wake-up has been seen to take twice as long on the same machine: its neighbours', and
-# whatever else runs. A poll would take much more; `python -m benchmarks.idle` has the bars themselves.
+# whatever else runs. A poll would take much more; the bars themselves are for benchmarks.idle.
 MARGIN = 2
 # Some sixty are what beats, looks for the dead and looks for lost wake-ups come to.
 WAKES_PER_S = 80.0
