@@ -10,6 +10,6 @@ class TooSlow(AssertionError):
 
 
 def assert_within(measured: float, bar: float) -> None:
-    """Fails when a time, or how often one was missed, is over its bar, both in the same unit."""
+    """Fails when a time was longer than its bar, both in the same unit."""
     if measured > bar:
         raise TooSlow(f"{measured:.4g} is more than {bar:.4g}")

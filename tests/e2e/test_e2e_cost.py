@@ -42,7 +42,7 @@ def test_idle_server_takes_next_to_nothing(fleet: Fleet) -> None:
 
     # Then: all of it, with the Redis of `ferry up`
     assert set(usage) == {"supervisor", "Redis", "node", "ingress", "control jobs", "workers"}
-    assert_within(sum(one.wakes_per_s for one in usage.values()), WAKES_PER_S)
+    assert sum(one.wakes_per_s for one in usage.values()) <= WAKES_PER_S
     assert_within(total_percent(usage), MARGIN * idle.TOTAL_PERCENT)
 
 
@@ -61,7 +61,8 @@ def test_hundred_models_more_cost_the_ingress_nothing(fleet: Fleet) -> None:
     # Then
     assert after_bytes - before_bytes <= MARGIN * idle.MORE_MODELS_BYTES
     usage_with_more = idle.watch(fleet, WATCHED_S)["ingress"]
-    assert_within(usage_with_more.wakes_per_s, usage.wakes_per_s + MARGIN * idle.MORE_WAKES_PER_S)
+    most_wakes_per_s = usage.wakes_per_s + MARGIN * idle.MORE_WAKES_PER_S
+    assert usage_with_more.wakes_per_s <= most_wakes_per_s
     assert_within(usage_with_more.percent, usage.percent + MARGIN * MORE_PERCENT)
 
 
