@@ -154,7 +154,7 @@ def publish(record: dict[str, Any], name: str, *, is_short: bool) -> Path:
 
 def software_versions() -> dict[str, str]:
     """Versions of what every server shares and of what measured it."""
-    names = ("torchferry", "torch", "torchvision", "granian", "redis", "aiohttp")
+    names = ("torchferry", "torch", "torchvision", "httptools", "redis", "aiohttp")
     versions = {name: importlib.metadata.version(name) for name in names}
     if shutil.which("java"):
         java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False)

@@ -140,7 +140,7 @@ def not_found() -> NotFound:
 
 
 def _clean_value(value: str) -> str:
-    # ASCII only: WSGI would send Latin-1 and granian UTF-8, and the two doors must agree.
+    # ASCII only: what other bytes mean, clients do not agree on.
     return _CONTROL_CHARACTERS.sub("", value).encode("ascii", "replace").decode().strip()
 
 

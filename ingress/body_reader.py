@@ -1,10 +1,10 @@
-"""Reads a request body from granian without ever holding more than the limit."""
+"""Reads a request body without ever holding more than the limit."""
 
 import asyncio
 from collections.abc import Mapping
 
 from batching.errors import BadRequest, PayloadTooLarge, RequestTimeout, ServeError
-from ingress.rsgi import HttpProtocol, ProtocolClosed
+from ingress.exchange import ConnectionEnded, Exchange
 
 # Time for a whole body; a client slower than this is closed rather than kept.
 BODY_TIMEOUT_S = 60.0
@@ -37,7 +37,7 @@ def refuse_encoded(content_encoding: str) -> None:
         raise UnsupportedEncoding("Bodies are taken as they are: send no Content-Encoding.")
 
 
-async def read_body(proto: HttpProtocol, headers: Mapping[str, str], limit_bytes: int) -> bytes:
+async def read_body(exchange: Exchange, headers: Mapping[str, str], limit_bytes: int) -> bytes:
     """The whole body; nothing is kept of one that is over the limit.
 
     Raises:
@@ -54,37 +54,37 @@ async def read_body(proto: HttpProtocol, headers: Mapping[str, str], limit_bytes
         return b""
     try:
         if length is not None:
-            # granian has refused lengths that are no numbers, and stops at the announced one.
-            return await _read_announced(proto, int(length), limit_bytes, "expect" in headers)
-        return await _read_pieces(proto, limit_bytes)
+            # The parser has refused lengths that are no numbers, and stops at the announced one.
+            return await _read_announced(exchange, int(length), limit_bytes, "expect" in headers)
+        return await _read_pieces(exchange, limit_bytes)
     except TimeoutError as error:
         raise RequestTimeout("The request body did not arrive in time.") from error
-    except ProtocolClosed as error:
+    except ConnectionEnded as error:
         raise BadRequest("The request body is incomplete.") from error
 
 
 async def _read_announced(
-    proto: HttpProtocol, length_bytes: int, limit_bytes: int, waits_for_continue: bool
+    exchange: Exchange, length_bytes: int, limit_bytes: int, waits_for_continue: bool
 ) -> bytes:
     if length_bytes <= min(_SMALL_BYTES, limit_bytes):
-        return await _read_small(proto)
+        return await _read_small(exchange)
     if length_bytes <= limit_bytes:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await proto()
+            return await exchange.read()
     # A client that waits for 100-continue has sent nothing yet.
     if not waits_for_continue:
-        return await _read_pieces(proto, limit_bytes, is_too_large=True)
+        return await _read_pieces(exchange, limit_bytes, is_too_large=True)
     raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
 
 
-async def _read_small(proto: HttpProtocol) -> bytes:
+async def _read_small(exchange: Exchange) -> bytes:
     """As under `asyncio.timeout`, which costs more than reading a body that is there already."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task(loop)
     assert task is not None
     timer = loop.call_later(BODY_TIMEOUT_S, task.cancel, _TOO_SLOW)
     try:
-        return await proto()
+        return await exchange.read()
     except asyncio.CancelledError as error:
         if error.args == (_TOO_SLOW,):
             task.uncancel()
@@ -100,14 +100,11 @@ class _Pieces:
     def __init__(self, limit_bytes: int, *, is_too_large: bool) -> None:
         self._limit_bytes = limit_bytes
         self._kept: list[bytes] = []
-        self._count = self._size_bytes = self._ends = 0
+        self._count = self._size_bytes = 0
         self.is_too_large = is_too_large
 
     def add(self, chunk: bytes) -> bool:
         """Whether to read on."""
-        # A broken chunk and a lost connection end the iteration as quietly as the last chunk does,
-        # only with one empty element more; so do trailers, which nobody sends.
-        self._ends += not chunk
         self._count += 1
         self._size_bytes += len(chunk)
         self.is_too_large = self.is_too_large or self._size_bytes > self._limit_bytes
@@ -127,13 +124,11 @@ class _Pieces:
             raise PayloadTooLarge(f"More than {self._limit_bytes} bytes.")
         if self._count > MAX_CHUNKS:
             raise BadRequest("The request body comes in too many chunks.")
-        if self._ends > 1:
-            raise BadRequest("The request body is incomplete.")
         return b"".join(self._kept)
 
 
 async def _read_pieces(
-    proto: HttpProtocol, limit_bytes: int, *, is_too_large: bool = False
+    exchange: Exchange, limit_bytes: int, *, is_too_large: bool = False
 ) -> bytes:
     """A body whose length is not known, or known to be too large.
 
@@ -146,12 +141,12 @@ async def _read_pieces(
     end = now() + BODY_TIMEOUT_S
     try:
         async with asyncio.timeout_at(now() + _DISCARD_PAUSE_S if is_too_large else end) as timer:
-            async for chunk in proto:
+            async for chunk in exchange.pieces():
                 if not pieces.add(chunk):
                     break
                 if pieces.is_too_large:
                     timer.reschedule(min(end, now() + _DISCARD_PAUSE_S))
-    except (TimeoutError, ProtocolClosed):
+    except (TimeoutError, ConnectionEnded):
         if not pieces.is_too_large:
             raise
     return pieces.whole()

@@ -5,17 +5,15 @@ Source: TorchServe 0.12 `NettyUtils.sendHttpResponse`, `HttpRequestHandler`; con
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from urllib.parse import quote
 
 from batching.settings import Settings
-from ingress.rsgi import HttpProtocol, HttpScope, RsgiApp, StreamTransport
+from ingress.exchange import Application, Exchange, Header
 
 # The names by which operators of TorchServe find these lines.
 access_log = logging.getLogger("ACCESS_LOG")
-
-Header = tuple[str, str]
 
 
 def cors_headers(settings: Settings) -> list[Header]:
@@ -29,11 +27,11 @@ def cors_headers(settings: Settings) -> list[Header]:
 
 
 class Edge:
-    """An RSGI application around that of a listener."""
+    """An application around that of a listener."""
 
     def __init__(
         self,
-        app: RsgiApp,
+        app: Application,
         count: Callable[[int], None],
         *,
         added_headers: Sequence[Header] = (),
@@ -41,59 +39,27 @@ class Edge:
     ) -> None:
         self._app = app
         self._count = count
-        self._added_headers = list(added_headers)
+        self._added_headers = added_headers
         self._is_logging = is_logging
 
-    async def __call__(self, scope: HttpScope, proto: HttpProtocol) -> None:
-        """The request is answered, and the answer's status known."""
-        if scope.proto != "http":
-            await self._app(scope, proto)
-            return
-        seen = _SeenProtocol(proto, self._added_headers)
+    async def __call__(self, exchange: Exchange) -> None:
+        """The request is answered, and counted."""
+        exchange.added_headers = self._added_headers
         started_s = time.perf_counter()
         try:
-            await self._app(scope, seen)
+            await self._app(exchange)
         finally:
-            self._count(seen.status)
+            # What the connection answers when the application does not.
+            status = exchange.status or HTTPStatus.INTERNAL_SERVER_ERROR
+            self._count(status)
             if self._is_logging:
                 milliseconds = (time.perf_counter() - started_s) * 1000
-                access_log.info("%s %d %d", _request_line(scope), seen.status, milliseconds)
+                access_log.info("%s %d %d", _request_line(exchange), status, milliseconds)
 
 
-class _SeenProtocol:
-    """Granian's protocol object, whose answer passes by here."""
-
-    __slots__ = ("_added_headers", "_proto", "status")
-
-    def __init__(self, proto: HttpProtocol, added_headers: list[Header]) -> None:
-        self._proto = proto
-        self._added_headers = added_headers
-        # What granian answers when the application does not.
-        self.status = 500
-
-    def __call__(self) -> Coroutine[Any, Any, bytes]:
-        return self._proto()
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._proto.__aiter__()
-
-    def client_disconnect(self) -> Coroutine[Any, Any, None]:
-        return self._proto.client_disconnect()
-
-    def response_bytes(self, status: int, headers: Sequence[Header], body: bytes) -> None:
-        self.status = status
-        if self._added_headers:
-            headers = [*headers, *self._added_headers]
-        self._proto.response_bytes(status, headers, body)
-
-    def response_stream(self, status: int, headers: Sequence[Header]) -> StreamTransport:
-        self.status = status
-        return self._proto.response_stream(status, [*headers, *self._added_headers])
-
-
-def _request_line(scope: HttpScope) -> str:
+def _request_line(exchange: Exchange) -> str:
     # The path comes percent-decoded, line breaks included: it is quoted again, or whoever asks
     # could write lines of their own into the log.
-    path = quote(scope.path, safe="/:@!$&'()*+,;=~")
-    query = f"?{scope.query_string}" if scope.query_string else ""
-    return f'/{scope.client} "{scope.method} {path}{query} HTTP/{scope.http_version}"'
+    path = quote(exchange.path, safe="/:@!$&'()*+,;=~")
+    query = f"?{exchange.query}" if exchange.query else ""
+    return f'/{exchange.client} "{exchange.method} {path}{query} HTTP/{exchange.http_version}"'

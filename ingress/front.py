@@ -10,10 +10,9 @@ from batching.store.broker import ClientLeft
 from ingress.answers import Answer, error_answer, fresh_request_id, status_answer
 from ingress.auth import OPEN_GATE, Gate
 from ingress.body_reader import read_body
-from ingress.door import connection_headers
+from ingress.exchange import Exchange
 from ingress.prediction_paths import Target, parse_prediction_path
 from ingress.predictor import Predictor
-from ingress.rsgi import HttpProtocol, HttpScope
 from ingress.stream_sender import send_answer
 from ingress.streamed_answer import CLIENT_CLOSED_REQUEST, StreamedAnswer
 from ingress.wsgi_bridge import WsgiBridge
@@ -25,7 +24,7 @@ LIVE_TEXT = "Live"
 
 
 class Front:
-    """The RSGI application of the inference port."""
+    """The application of the inference port."""
 
     def __init__(
         self,
@@ -42,40 +41,37 @@ class Front:
         self._max_response_size_bytes = max_response_size_bytes
         self._gate = gate
 
-    async def __call__(self, scope: HttpScope, proto: HttpProtocol) -> None:
+    async def __call__(self, exchange: Exchange) -> None:
         """The request is answered."""
-        target = parse_prediction_path(scope.path)
-        if target is not None and scope.method != "OPTIONS":
-            await self._predict(target, scope, proto)
-        elif scope.path == LIVE_PATH:
+        target = parse_prediction_path(exchange.path)
+        if target is not None and exchange.method != "OPTIONS":
+            await self._predict(target, exchange)
+        elif exchange.path == LIVE_PATH:
             # Not through the bridge: its threads may all wait for Redis.
-            answer = status_answer(LIVE_TEXT, fresh_request_id())
-            door_headers = connection_headers(scope, {}, answer.status)
-            proto.response_bytes(answer.status, answer.headers + door_headers, answer.body)
+            exchange.respond(*status_answer(LIVE_TEXT, fresh_request_id()))
         else:
-            await self._bridge(scope, proto)
+            await self._bridge(exchange)
 
-    async def _predict(self, target: Target, scope: HttpScope, proto: HttpProtocol) -> None:
-        headers = dict(scope.headers.items())
+    async def _predict(self, target: Target, exchange: Exchange) -> None:
+        headers = dict(exchange.headers)
         try:
-            self._gate.admit(scope.method, scope.path, headers.get("authorization", ""))
+            self._gate.admit(exchange.method, exchange.path, headers.get("authorization", ""))
             if self._gate.is_closed:
                 # Neither Redis nor a handler needs to know the key.
                 headers.pop("authorization", None)
-            body = await read_body(proto, headers, self._max_request_size_bytes)
-            query = scope.query_string if target.takes_query else ""
+            body = await read_body(exchange, headers, self._max_request_size_bytes)
+            query = exchange.query if target.takes_query else ""
             answer = await self._predictor.answer(
-                target, headers, body, proto.client_disconnect, query
+                target, headers, body, exchange.client_left, query
             )
             if isinstance(answer, StreamedAnswer):
-                await send_answer(answer, scope, headers, proto, self._max_response_size_bytes)
+                await send_answer(answer, exchange, self._max_response_size_bytes)
                 return
         except ServeError as error:
             answer = error_answer(error, fresh_request_id())
         except ClientLeft:
             answer = Answer(CLIENT_CLOSED_REQUEST, [], b"")
-        except Exception:  # the outermost frame: granian would answer without a body and a line
+        except Exception:  # the outermost frame that can name the model
             log.exception("prediction failed model=%s", target.model_name)
             answer = error_answer(InternalError("Internal server error."), fresh_request_id())
-        door_headers = connection_headers(scope, headers, answer.status)
-        proto.response_bytes(answer.status, answer.headers + door_headers, answer.body)
+        exchange.respond(*answer)

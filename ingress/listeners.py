@@ -4,23 +4,20 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from granian.constants import HTTPModes, Interfaces, SSLProtocols
-from granian.http import HTTP1Settings
-from granian.log import LogLevels
-from granian.server.embed import Server
-
 from batching.settings import Settings, SettingsError
+from ingress.exchange import Application
+from ingress.http_connection import HttpConnection
+from ingress.http_host import HttpHost
 from ingress.openapi import Role
-from ingress.rsgi import RsgiApp
-from ingress.unread_limit import limit_unread
 
 BACKLOG = 1024
 
-# For the head of a request, and for the pause between two of them: granian has one limit for both.
+# For the head of a request, and for the pause before it.
 # Longer than the 60 s for which nginx and cloud load balancers keep an idle connection, or they
 # would send requests into connections that this end is closing.
 SILENCE_TIMEOUT_S = 65.0
@@ -28,19 +25,9 @@ SILENCE_TIMEOUT_S = 65.0
 # For so long, a client may take in nothing of an answer that is there for it.
 UNREAD_TIMEOUT_S = 60.0
 
-_ACCEPT_TIMEOUT_S = 5.0
-_ACCEPT_POLL_S = 0.005
-
 _DEFAULT_PORTS = {
     "http": {Role.INFERENCE: 80, Role.MANAGEMENT: 8081, Role.METRICS: 8082},
     "https": {Role.INFERENCE: 443, Role.MANAGEMENT: 8444, Role.METRICS: 8445},
-}
-
-# granian's lines go the way of ours; below error level it only repeats what we log ourselves.
-_GRANIAN_LOGGING = {
-    "formatters": {},
-    "handlers": {},
-    "loggers": {"_granian": {"handlers": [], "propagate": True}},
 }
 
 
@@ -135,12 +122,12 @@ def parse_address(text: str, role: Role) -> Address:
 
 
 class Listener:
-    """One granian server on the running loop."""
+    """An address that is listened on, on the running loop."""
 
     def __init__(
         self,
         address: Address,
-        app: RsgiApp,
+        app: Application,
         *,
         silence_timeout_s: float = SILENCE_TIMEOUT_S,
         unread_timeout_s: float = UNREAD_TIMEOUT_S,
@@ -148,24 +135,10 @@ class Listener:
     ) -> None:
         self.address = address
         self._unread_timeout_s = unread_timeout_s
-        tls = tls if address.is_tls else None
-        self._server = Server(
-            app,
-            address.host or "127.0.0.1",
-            address.port,
-            uds=address.socket_path,
-            interface=Interfaces.RSGI,
-            http=HTTPModes.http1,
-            http1_settings=HTTP1Settings(header_read_timeout=int(silence_timeout_s * 1000)),
-            websockets=False,
-            backlog=BACKLOG,
-            ssl_cert=None if tls is None else tls.certificate_file,
-            ssl_key=None if tls is None else tls.private_key_file,
-            ssl_protocol_min=SSLProtocols.tls12,
-            log_level=LogLevels.error,
-            log_dictconfig=_GRANIAN_LOGGING,
-        )
-        self._serving: asyncio.Task[None] | None = None
+        self._tls = tls if address.is_tls else None
+        scheme = "http" if self._tls is None else "https"
+        self._host = HttpHost(app, scheme=scheme, silence_timeout_s=silence_timeout_s)
+        self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Connections are accepted.
@@ -173,51 +146,67 @@ class Listener:
         Raises:
             SettingsError: the address is in use, or not ours.
         """
-        self._check_free()
-        self._serving = asyncio.create_task(self._server.serve())
-        deadline = asyncio.get_running_loop().time() + _ACCEPT_TIMEOUT_S
-        while not await self._accepts():
-            is_late = asyncio.get_running_loop().time() > deadline
-            if is_late or self._serving.done():
-                raise SettingsError(f"cannot listen on {self.address}")
-            await asyncio.sleep(_ACCEPT_POLL_S)
-        if self.address.socket_path is None:
-            limit_unread(self.address.port, self._unread_timeout_s)
+        try:
+            bound = self._bind()
+        except OSError as error:
+            raise SettingsError(f"cannot listen on {self.address}: {error.strerror}") from error
+        make = asyncio.get_running_loop().create_server
+        if self.address.socket_path is not None:
+            make = asyncio.get_running_loop().create_unix_server  # type: ignore[assignment]
+        context = None if self._tls is None else _tls_context(self._tls)
+        self._server = await make(
+            lambda: HttpConnection(self._host), sock=bound, ssl=context, backlog=BACKLOG
+        )
 
     def stop(self) -> None:
         """No new connection is accepted; requests in flight go on."""
-        self._server.stop()  # type: ignore[no-untyped-call]
+        if self._server is not None:
+            self._server.close()
+            if self.address.socket_path is not None:
+                self.address.socket_path.unlink(missing_ok=True)
+        self._host.drain()
 
     async def wait_closed(self) -> None:
         """All requests have been answered and all connections closed."""
-        if self._serving is not None:
-            with contextlib.suppress(Exception):
-                await asyncio.shield(self._serving)
+        await self._host.wait_closed()
 
-    def _check_free(self) -> None:
-        # granian shares ports between processes (SO_REUSEPORT): a forgotten second server would
-        # silently get half of the requests. A plain bind finds it.
-        if self.address.socket_path is not None:
-            return
+    def _bind(self) -> socket.socket:
+        path = self.address.socket_path
         family = socket.AF_INET6 if ":" in self.address.host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self.address.host, self.address.port))
-            except OSError as error:
-                raise SettingsError(f"cannot listen on {self.address}: {error.strerror}") from error
-
-    async def _accepts(self) -> bool:
-        path, host = self.address.socket_path, self.address.host
+        bound = socket.socket(family if path is None else socket.AF_UNIX)
         try:
             if path is not None:
-                _, writer = await asyncio.open_unix_connection(path)
-            else:
-                _, writer = await asyncio.open_connection(host, self.address.port)
-        except OSError:
-            return False
-        writer.close()
-        return True
+                _remove_stale(path)
+                bound.bind(str(path))
+                return bound
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Connections inherit it: one whose client takes in nothing of its answer ends.
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                milliseconds = int(self._unread_timeout_s * 1000)
+                bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+            if family is socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            bound.bind((self.address.host, self.address.port))
+        except BaseException:
+            bound.close()
+            raise
+        return bound
+
+
+def _remove_stale(path: Path) -> None:
+    """A socket file that nobody listens on is gone; it is what a killed server leaves."""
+    with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+
+
+def _tls_context(tls: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(tls.certificate_file, tls.private_key_file)
+    return context
 
 
 def _address_texts(settings: Settings) -> dict[Role, str]:

@@ -29,6 +29,7 @@ from batching.torchserve_metrics import LEGACY
 from ingress.app import create_app
 from ingress.auth import Gate
 from ingress.edge import Edge, cors_headers
+from ingress.exchange import Application
 from ingress.front import Front
 from ingress.handler_metrics import HandlerMetrics
 from ingress.key_file import KeyFile
@@ -36,7 +37,6 @@ from ingress.listeners import Address, Listener, listener_table, tls_files
 from ingress.openapi import Role
 from ingress.predictor import Predictor
 from ingress.registrar import Registrar
-from ingress.rsgi import RsgiApp
 from ingress.services import Lifecycle, Services
 from ingress.snapshot_writer import SnapshotWriter
 from ingress.startup_models import load_models
@@ -125,8 +125,6 @@ class _Ingress:
             Listener(address, self._edge(self._application(services, roles)), tls=tls)
             for address, roles in table.items()
         ]
-        # Building a listener resets the logging configuration of the process.
-        configure_logging(self._settings.log_level)
         startup: asyncio.Task[None] | None = None
         try:
             for listener in listeners:
@@ -161,7 +159,7 @@ class _Ingress:
             keys=self._keys,
         )
 
-    def _edge(self, app: RsgiApp) -> Edge:
+    def _edge(self, app: Application) -> Edge:
         return Edge(
             app,
             self._metrics.torchserve.count_answer,
@@ -169,7 +167,7 @@ class _Ingress:
             is_logging=self._settings.access_log,
         )
 
-    def _application(self, services: Services, roles: frozenset[Role]) -> RsgiApp:
+    def _application(self, services: Services, roles: frozenset[Role]) -> Application:
         limit = self._settings.max_request_size_bytes
         gate = Gate(self._keys, roles)
         bridge = WsgiBridge(

@@ -1,4 +1,4 @@
-"""Serves a WSGI application under granian's RSGI interface, each request in a thread."""
+"""Serves a WSGI application on the event loop, each request in a thread."""
 
 import asyncio
 import io
@@ -12,17 +12,16 @@ from batching.errors import ServeError
 from ingress.answers import Answer, error_answer, fresh_request_id
 from ingress.auth import OPEN_GATE, Gate
 from ingress.body_reader import read_body
-from ingress.door import connection_headers
-from ingress.rsgi import HttpProtocol, HttpScope
+from ingress.exchange import Exchange
 
 T = TypeVar("T")
 
-# Answers carry their length already; granian writes these itself.
+# The connection writes these itself.
 _SERVER_OWNED = frozenset({"content-length", "connection", "server", "date"})
 
 
 class WsgiBridge:
-    """An RSGI application around a WSGI one; at most `max_threads` requests at once."""
+    """An application around a WSGI one; at most `max_threads` requests at once."""
 
     def __init__(
         self,
@@ -37,41 +36,38 @@ class WsgiBridge:
         self._slots = asyncio.Semaphore(max_threads)
         self._gate = gate
 
-    async def __call__(self, scope: HttpScope, proto: HttpProtocol) -> None:
+    async def __call__(self, exchange: Exchange) -> None:
         """The request is answered."""
-        if scope.proto != "http":
-            return
-        headers = dict(scope.headers.items())
+        headers = dict(exchange.headers)
         try:
             # The application asks again; here it keeps strangers from having a body read.
-            self._gate.admit(scope.method, scope.path, headers.get("authorization", ""))
-            body = await read_body(proto, headers, self._max_request_size_bytes)
-            environ = make_environ(scope, body)
+            self._gate.admit(exchange.method, exchange.path, headers.get("authorization", ""))
+            body = await read_body(exchange, headers, self._max_request_size_bytes)
+            environ = make_environ(exchange, body)
             async with self._slots:
                 answer = await in_daemon_thread(lambda: run_wsgi(self._app, environ))
         except ServeError as error:
             answer = error_answer(error, fresh_request_id())
         kept = [(name, value) for name, value in answer.headers if name not in _SERVER_OWNED]
-        kept += connection_headers(scope, headers, answer.status)
-        proto.response_bytes(answer.status, kept, answer.body)
+        exchange.respond(answer.status, kept, answer.body)
 
 
-def make_environ(scope: HttpScope, body: bytes) -> dict[str, Any]:
+def make_environ(exchange: Exchange, body: bytes) -> dict[str, Any]:
     """The PEP 3333 environ of this request; texts are bytes disguised as Latin-1."""
-    server_host, _, server_port = scope.server.rpartition(":")
-    client_host, _, client_port = scope.client.rpartition(":")
+    server_host, _, server_port = exchange.server.rpartition(":")
+    client_host, _, client_port = exchange.client.rpartition(":")
     environ: dict[str, Any] = {
-        "REQUEST_METHOD": scope.method,
+        "REQUEST_METHOD": exchange.method,
         "SCRIPT_NAME": "",
-        "PATH_INFO": _as_latin1(scope.path),
-        "QUERY_STRING": _as_latin1(scope.query_string),
+        "PATH_INFO": _as_latin1(exchange.path),
+        "QUERY_STRING": _as_latin1(exchange.query),
         "SERVER_NAME": server_host,
         "SERVER_PORT": server_port,
-        "SERVER_PROTOCOL": f"HTTP/{scope.http_version}",
+        "SERVER_PROTOCOL": f"HTTP/{exchange.http_version}",
         "REMOTE_ADDR": client_host.strip("[]"),
         "REMOTE_PORT": client_port,
         "wsgi.version": (1, 0),
-        "wsgi.url_scheme": scope.scheme,
+        "wsgi.url_scheme": exchange.scheme,
         "wsgi.input": io.BytesIO(body),
         "wsgi.errors": sys.stderr,
         "wsgi.multithread": True,
@@ -79,7 +75,7 @@ def make_environ(scope: HttpScope, body: bytes) -> dict[str, Any]:
         "wsgi.run_once": False,
         "CONTENT_LENGTH": str(len(body)),
     }
-    for name, value in scope.headers.items():
+    for name, value in exchange.headers:
         _add_header(environ, name, _as_latin1(value))
     return environ
 

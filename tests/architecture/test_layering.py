@@ -33,7 +33,7 @@ ONLY_IN = {
     "redis": ("batching/store/", "workers/control_jobs.py"),
     "rq": ("batching/store/", "workers/control_jobs.py"),
     "flask": ("ingress/",),
-    "granian": ("ingress/",),
+    "httptools": ("ingress/",),
     "torch": ("workers/", "compat/"),
     "torchvision": ("workers/", "compat/"),
     "click": ("cli/",),
@@ -189,7 +189,7 @@ def test_an_import_that_keeps_the_rules_is_not_named(tmp_path, place, source):
     ("module", "unwanted"),
     [
         ("ingress.server", {"torch", "workers", "cli"}),
-        ("workers.node", {"torch", "flask", "granian", "ingress", "cli"}),
+        ("workers.node", {"torch", "flask", "httptools", "ingress", "cli"}),
         ("cli.main", {"torch", "flask", "redis", "ingress", "workers"}),
     ],
 )

@@ -157,8 +157,8 @@ MUTANTS = (
     Mutant(
         "an unread answer ends its connection",
         "ingress/listeners.py",
-        "            limit_unread(self.address.port, self._unread_timeout_s)\n",
-        "            pass\n",
+        "bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)",
+        "pass",
         "tests/unit/ingress/test_slow_clients.py::"
         "test_f34_answer_that_is_not_read_ends_its_connection",
     ),
@@ -234,9 +234,9 @@ MUTANTS = (
     ),
     Mutant(
         "a broken stream has no end",
-        "ingress/connection.py",
-        "self._client.shutdown(socket.SHUT_RDWR)",
-        "pass",
+        "ingress/http_connection.py",
+        "            self._end(exchange, keeps_alive=False)\n",
+        "            self.end_stream(exchange, keeps_alive=False)\n",
         "tests/e2e/test_e2e_streaming.py::test_stream_that_breaks_has_no_last_chunk",
     ),
     Mutant(

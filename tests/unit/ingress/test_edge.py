@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
 from batching.settings import Settings
 from ingress.edge import Edge, cors_headers
+from ingress.exchange import Exchange
 
 CORS = replace(
     Settings(),
@@ -17,46 +18,45 @@ CORS = replace(
 )
 
 
-@dataclass
-class Scope:
-    """What granian says of a request."""
-
-    path: str = "/ping"
-    query_string: str = ""
-    method: str = "GET"
-    client: str = "127.0.0.1:5000"
-    http_version: str = "1.1"
-    proto: str = "http"
-
-
 class Wire:
-    """Granian's end of an answer."""
+    """The connection's end of an answer."""
+
+    client = "127.0.0.1:5000"
 
     def __init__(self):
         self.sent = []
 
-    def response_bytes(self, status, headers, body):
+    def answer(self, exchange, status, headers, body):
         self.sent.append((status, headers, body))
 
-    async def client_disconnect(self):
-        return None
 
-    async def __call__(self):
-        return b"body"
+def request(wire, path="/ping", query="", method="GET"):
+    exchange = Exchange(
+        wire,
+        method=method,
+        path=path,
+        query=query,
+        http_version="1.1",
+        headers=[],
+        keeps_alive=True,
+    )
+    exchange.feed(b"body")
+    exchange.receive()
+    return exchange
 
 
-async def echo(scope, proto):
-    proto.response_bytes(200, [("a", "b")], await proto())
+async def echo(exchange):
+    exchange.respond(200, [("a", "b")], await exchange.read())
 
 
-async def broken(scope, proto):
+async def broken(exchange):
     raise RuntimeError
 
 
-def ask(app, scope=None, **options):
+def ask(app, *asked, **options):
     counted, wire = [], Wire()
     edge = Edge(app, counted.append, **options)
-    asyncio.run(edge(scope or Scope(), wire))
+    asyncio.run(edge(request(wire, *asked)))
     return counted, wire
 
 
@@ -69,7 +69,7 @@ def test_answer_is_counted_and_otherwise_as_it_was():
 def test_request_that_broke_the_application_is_counted_as_an_error():
     counted = []
     with pytest.raises(RuntimeError):
-        asyncio.run(Edge(broken, counted.append)(Scope(), Wire()))
+        asyncio.run(Edge(broken, counted.append)(request(Wire())))
     assert counted == [500]
 
 
@@ -91,7 +91,7 @@ def test_answer_gets_no_cors_headers_when_one_is_missing(missing):
 def test_access_log_has_torchserves_form(caplog):
     # When
     with caplog.at_level(logging.INFO, "ACCESS_LOG"):
-        ask(echo, Scope("/models", "url=a.mar", "POST"), is_logging=True)
+        ask(echo, "/models", "url=a.mar", "POST", is_logging=True)
     # Then
     [record] = caplog.records
     assert record.getMessage() == '/127.0.0.1:5000 "POST /models?url=a.mar HTTP/1.1" 200 0'
@@ -100,7 +100,7 @@ def test_access_log_has_torchserves_form(caplog):
 def test_access_log_has_one_line_whatever_the_path_says(caplog):
     # Given a path that was sent as /x%0A2026... and came decoded
     with caplog.at_level(logging.INFO, "ACCESS_LOG"):
-        ask(echo, Scope('/x\n2026-01-01 INFO ACCESS_LOG "forged"\x1b[31m'), is_logging=True)
+        ask(echo, '/x\n2026-01-01 INFO ACCESS_LOG "forged"\x1b[31m', is_logging=True)
     # Then
     text = caplog.records[0].getMessage()
     assert text.isprintable()

@@ -34,8 +34,8 @@ def impatient():
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
-    async def answer(scope, proto):
-        proto.response_bytes(200, [], ANSWER if scope.path == "/large" else b"ok")
+    async def answer(exchange):
+        exchange.respond(200, [], ANSWER if exchange.path == "/large" else b"ok")
 
     async def make():
         address = Address("127.0.0.1", free_ports(1))

@@ -1,8 +1,6 @@
 """Answers in pieces and the connections they go out by: slow ones, unix ones, ones that leave."""
 
-import asyncio
 import contextlib
-import os
 import socket
 import ssl
 import threading
@@ -12,8 +10,7 @@ import pytest
 from batching.protocol import Batch, ReplyChunk
 from batching.store.connection import connect
 from batching.store.worker_verbs import CHUNK_LIMIT_BYTES, ChunkCode, WorkerVerbs
-from ingress import connection as connection_module
-from ingress.connection import Connection
+from ingress import http_connection
 from ingress.front import Front
 from ingress.listeners import Address, Listener
 from ingress.openapi import Role
@@ -91,7 +88,7 @@ def connected(ingress, receive_bytes=None):
 
 
 def test_client_that_reads_nothing_is_given_up(echo, flood, monkeypatch):
-    monkeypatch.setattr(connection_module, "STALL_S", 0.3)
+    monkeypatch.setattr(http_connection, "STALL_S", 0.3)
     # Given
     with connected(echo, receive_bytes=32 * 1024) as client:
         client.sendall(REQUEST + b"\r\nx")
@@ -142,11 +139,12 @@ def listening(echo, address, tls=None):
         services.on_loop(close(listener))
 
 
-def ask(client, *lines):
+def ask(client, *lines, version=b"1.1"):
     """Head and body of the answer to a request with these header lines."""
     with client:
         client.settimeout(20)
-        client.sendall(REQUEST + b"\r\n".join([b"Connection: close", *lines, b"", b"x"]))
+        request = REQUEST.replace(b"1.1", version)
+        client.sendall(request + b"\r\n".join([b"Connection: close", *lines, b"", b"x"]))
         pieces = []
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             while piece := client.recv(65536):
@@ -155,31 +153,34 @@ def ask(client, *lines):
         return head.lower(), body
 
 
-def test_unix_socket_gets_the_answer_in_one_piece(echo, tmp_path):
-    # Given
-    path = tmp_path / "inference.sock"
+def test_http_1_0_gets_the_answer_in_one_piece(echo):
+    for lines, status, words in (
+        ([b"x-pieces: one,two"], b"200", b"onetwobody:|x"),
+        # Nothing of it was sent, so it can still be told that it cannot be.
+        ([b"x-pieces: one,two,three,four,five"], b"500", b"too large for this connection"),
+        ([b"x-pieces: one", b"x-fail: 1"], b"500", b"The rest of the answer was lost."),
+    ):
+        with listening(echo, Address("127.0.0.1", port := free_ports(1))):
+            # When
+            client = socket.create_connection(("127.0.0.1", port))
+            head, body = ask(client, *lines, version=b"1.0")
+        # Then
+        assert head.startswith(b"http/1.1 " + status)
+        assert b"content-length: %d" % len(body) in head
+        assert words in body
 
-    def connect_to():
+
+def test_unix_socket_gets_its_stream(echo, tmp_path):
+    # Given a file that a killed server has left
+    path = tmp_path / "inference.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with listening(echo, Address("", 0, path)):
         client = socket.socket(socket.AF_UNIX)
         client.connect(str(path))
-        return client
-
-    with listening(echo, Address("", 0, path)):
-        # When
-        head, body = ask(connect_to(), b"x-pieces: one,two")
-        # Then
-        assert head.startswith(b"http/1.1 200")
-        assert b"content-length: 13" in head
-        assert body == b"onetwobody:|x"
-        for lines, words in (
-            ([b"x-pieces: one,two,three,four,five"], b"too large for this connection"),
-            ([b"x-pieces: one", b"x-fail: 1"], b"The rest of the answer was lost."),
-        ):
-            # When: it cannot be sent
-            head, body = ask(connect_to(), *lines)
-            # Then: nothing of it was, so that can still be told
-            assert head.startswith(b"http/1.1 500")
-            assert words in body
+        # When / Then
+        assert ask(client, b"x-pieces: one")[1] == b"3\r\none\r\n7\r\nbody:|x\r\n0\r\n\r\n"
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(
@@ -223,60 +224,3 @@ def has_ipv6():
     with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
         return True
     return False
-
-
-class Scope:
-    def __init__(self, client, server):
-        self.client = client
-        self.server = server
-
-
-@pytest.fixture
-def pair():
-    """Both ends of a connection in this process."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as client,
-        server.accept()[0] as accepted,
-    ):
-        yield client, accepted
-
-
-def address(end):
-    return "{}:{}".format(*end)
-
-
-def test_connection_is_found_by_its_two_ends(pair):
-    # Given
-    client, accepted = pair
-    here, there = address(accepted.getsockname()), address(client.getsockname())
-    accepted.setblocking(False)
-    # When
-    found = Connection.of(Scope(there, here))
-    # Then: it is shut down, and until then its owner notices nothing
-    assert not os.get_blocking(accepted.fileno())
-    found.break_off()
-    found.close()
-    assert client.recv(10) == b""
-    # Then: and no other connection is
-    for nobody in ("127.0.0.1:1", "unix:", "", "[::1]:x"):
-        assert Connection.of(Scope(nobody, here)) is None
-    assert Connection.of(Scope(there, "127.0.0.1:1")) is None
-
-
-def test_pace_is_kept_only_while_the_client_reads(pair, monkeypatch):
-    monkeypatch.setattr(connection_module, "STALL_S", 0.1)
-    # Given
-    client, accepted = pair
-    server = address(accepted.getsockname())
-    found = Connection.of(Scope(address(client.getsockname()), server))
-    accepted.setblocking(False)
-    asyncio.run(found.keep_pace())
-    # When
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            accepted.send(b"x" * 65536)
-    # Then
-    with pytest.raises(connection_module.SlowClient):
-        asyncio.run(found.keep_pace())
-    found.close()

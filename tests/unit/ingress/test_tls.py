@@ -27,8 +27,8 @@ def tls(tmp_path_factory):
     return Tls(folder / "certificate.pem", folder / "key.pem")
 
 
-async def hello(scope, proto):
-    proto.response_bytes(200, [("x-scheme", scope.scheme)], b"hello")
+async def hello(exchange):
+    exchange.respond(200, [("x-scheme", exchange.scheme)], b"hello")
 
 
 def answer_of(tls, wrap):

@@ -1,0 +1,282 @@
+"""HTTP/1.1 on one connection: requests are answered one after the other, in the loop's own thread.
+
+What a client may cost is bounded: its heads and bodies in bytes and time (`request_parser`,
+`exchange`, `body_reader`), a connection without a request in time, and here also an answer in
+pieces that is not read.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from ingress.answer_stream import AnswerStream
+from ingress.exchange import ConnectionEnded, Exchange, Header
+from ingress.http_head import CONTINUE, head_bytes
+from ingress.http_host import HttpHost
+from ingress.request_parser import RequestParser, Unreadable
+
+log = logging.getLogger(__name__)
+
+# For so long, a client may take in nothing of an answer in pieces.
+STALL_S = 10.0
+
+# A socket that is closed while the client still sends answers with a reset, and the client may
+# never see why it was refused: what comes is read for a while.
+LINGER_S = 1.0
+
+_LARGE_BYTES = 64 * 1024
+
+
+class HttpConnection(asyncio.Protocol):
+    """A client's connection. Requests that come early wait until those before are answered."""
+
+    def __init__(self, host: HttpHost) -> None:
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._transport: Any = None
+        self._parser: RequestParser | None = RequestParser(self, self._on_request)
+        self._asked: deque[Exchange] = deque()  # the first one is being answered
+        self._held: list[bytes] = []
+        self._is_paused = False
+        self._is_last = False  # no further request is read
+        self._silent_since_s = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._drained: asyncio.Future[None] | None = None
+
+    @property
+    def client(self) -> str:
+        """The client's address and port."""
+        return _place(self._transport.get_extra_info("peername"))
+
+    @property
+    def server(self) -> str:
+        """The address and port that the client has reached."""
+        return _place(self._transport.get_extra_info("sockname"))
+
+    @property
+    def scheme(self) -> str:
+        """How the client came: http or https."""
+        return self._host.scheme
+
+    def close_if_idle(self) -> None:
+        """The connection closes, unless a request is on its way."""
+        if not self._asked and self._parser is not None and not self._parser.is_in_head:
+            self._transport.close()
+
+    # --- the transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has come."""
+        self._transport = transport
+        self._host.connections.add(self)
+        self._timer = self._loop.call_later(self._host.silence_timeout_s, self._on_silence)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        if self._asked and self._asked[-1].is_received:
+            self._held.append(data)
+            self.take_no_more()
+        elif self._asked or not self._is_last:
+            self._parse(data)
+
+    def eof_received(self) -> bool:
+        """The client sends no more. It may still read why its body was not enough."""
+        self._is_last = True
+        for exchange in self._asked:
+            exchange.break_off()
+        # asyncio cannot close one half of a TLS connection.
+        return bool(self._asked) and bool(self._transport.can_write_eof())
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """There is no connection any more."""
+        del error
+        self._set_timer(None)
+        self.resume_writing()
+        for exchange in self._asked:
+            exchange.break_off()
+        self._asked.clear()
+        self._parser = None  # the two hold each other
+        self._host.forget(self)
+
+    def pause_writing(self) -> None:
+        """The client is behind with reading."""
+        self._drained = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        drained, self._drained = self._drained, None
+        if drained is not None:
+            drained.set_result(None)
+
+    def _parse(self, data: bytes) -> None:
+        if self._parser is None:
+            return
+        try:
+            self._is_last = not self._parser.feed(data) or self._is_last
+        except Unreadable as error:
+            self._is_last = True
+            if self._asked:
+                self._asked[-1].break_off()
+            elif not self._transport.is_closing():
+                head = head_bytes(error.status, [], keeps_alive=False, length_bytes=0)
+                self._transport.write(head)
+                self._close(is_all_read=False)
+
+    def _on_silence(self) -> None:
+        end_s = self._silent_since_s + self._host.silence_timeout_s
+        now_s = self._loop.time()
+        if not self._asked and now_s >= end_s:
+            self._transport.close()
+        else:
+            again_s = self._host.silence_timeout_s if self._asked else end_s - now_s
+            self._timer = self._loop.call_later(again_s, self._on_silence)
+
+    def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
+
+    def _close(self, *, is_all_read: bool) -> None:
+        """The connection ends when what was written has been sent."""
+        if is_all_read or self._transport.is_closing():
+            self._transport.close()
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self.take_more()
+        self._set_timer(self._loop.call_later(LINGER_S, self._transport.close))
+
+    # --- the requests' side
+
+    def take_more(self) -> None:
+        """What the client sends is read again."""
+        if self._is_paused and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def take_no_more(self) -> None:
+        """What the client sends waits at its own end."""
+        if not self._is_paused and not self._transport.is_closing():
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def say_continue(self) -> None:
+        """The client knows that its body is wanted."""
+        self._transport.write(CONTINUE)
+
+    def answer(
+        self, exchange: Exchange, status: int, headers: Sequence[Header], body: bytes
+    ) -> None:
+        """The answer is sent, if there is anybody to take it."""
+        if not self._is_answering(exchange):
+            return
+        keeps_alive = self._keeps_alive(exchange, status)
+        head = head_bytes(status, headers, keeps_alive=keeps_alive, length_bytes=len(body))
+        if exchange.method == "HEAD":
+            body = b""
+        if len(body) < _LARGE_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+        self._end(exchange, keeps_alive=keeps_alive)
+
+    def stream(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> AnswerStream:
+        """The answer's head is sent."""
+        keeps_alive = self._keeps_alive(exchange, status)
+        if self._is_answering(exchange):
+            head = head_bytes(status, headers, keeps_alive=keeps_alive, length_bytes=None)
+            self._transport.write(head)
+        return AnswerStream(self, exchange, keeps_alive=keeps_alive)
+
+    async def write(self, exchange: Exchange, data: bytes) -> None:
+        """A part of this answer is sent, and the client is not far behind.
+
+        Raises:
+            ConnectionEnded: it has gone, or has read nothing for too long.
+        """
+        if not self._is_answering(exchange):
+            raise ConnectionEnded
+        self._transport.write(data)
+        while (drained := self._drained) is not None:
+            unsent_bytes = self._transport.get_write_buffer_size()
+            await asyncio.wait({drained}, timeout=STALL_S)
+            if not drained.done() and self._transport.get_write_buffer_size() >= unsent_bytes:
+                log.info("stream broken off: the client does not read")
+                self._transport.abort()
+                raise ConnectionEnded
+
+    def end_stream(self, exchange: Exchange, *, keeps_alive: bool) -> None:
+        """The client knows that it has the whole answer."""
+        if self._is_answering(exchange):
+            self._transport.write(b"0\r\n\r\n")
+            self._end(exchange, keeps_alive=keeps_alive)
+
+    def _on_request(self, exchange: Exchange) -> None:
+        if self._is_last:
+            return
+        self._is_last = not exchange.keeps_alive
+        self._asked.append(exchange)
+        if len(self._asked) == 1:
+            self._begin(exchange)
+
+    def _begin(self, exchange: Exchange) -> None:
+        self._host.tasks.add(self._loop.create_task(self._serve(exchange)))
+
+    async def _serve(self, exchange: Exchange) -> None:
+        try:
+            await self._host.app(exchange)
+        except Exception:  # the outermost frame
+            log.exception("request failed")
+        finally:
+            self._host.tasks.discard(asyncio.current_task(self._loop))
+            if self._is_answering(exchange):
+                self._give_up(exchange)
+
+    def _give_up(self, exchange: Exchange) -> None:
+        """The application has not answered, or not to the end."""
+        if exchange.status == 0:
+            exchange.respond(HTTPStatus.INTERNAL_SERVER_ERROR, [], b"")
+        else:
+            self._end(exchange, keeps_alive=False)
+
+    def _is_answering(self, exchange: Exchange) -> bool:
+        return bool(self._asked) and self._asked[0] is exchange
+
+    def _keeps_alive(self, exchange: Exchange, status: int) -> bool:
+        # Source: TorchServe 0.12: errors close the connection (contract 0.3).
+        return (
+            status < HTTPStatus.BAD_REQUEST
+            and exchange.keeps_alive
+            and exchange.is_received
+            and not self._host.is_draining
+            and not (self._is_last and len(self._asked) == 1)
+        )
+
+    def _end(self, exchange: Exchange, *, keeps_alive: bool) -> None:
+        """This request is answered; the next one is."""
+        self._asked.popleft()
+        if not keeps_alive or (self._is_last and not self._asked):
+            self._is_last = True
+            is_all_read = exchange.is_received and not self._held and not self._asked
+            self._asked.clear()
+            self._held.clear()
+            self._close(is_all_read=is_all_read)
+            return
+        self._silent_since_s = self._loop.time()
+        if self._asked:
+            self._begin(self._asked[0])
+        elif self._held:
+            held, self._held = self._held, []
+            self.take_more()
+            for data in held:
+                self.data_received(data)
+
+
+def _place(address: Any) -> str:
+    if not isinstance(address, tuple):
+        return ""  # a unix socket
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

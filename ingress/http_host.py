@@ -1,0 +1,43 @@
+"""What the connections of one listener have in common."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ingress.exchange import Application
+
+if TYPE_CHECKING:
+    from ingress.http_connection import HttpConnection
+
+
+class HttpHost:
+    """The application, the limits, and who is connected."""
+
+    def __init__(self, app: Application, *, scheme: str, silence_timeout_s: float) -> None:
+        self.app = app
+        self.scheme = scheme
+        self.silence_timeout_s = silence_timeout_s
+        self.is_draining = False
+        self.connections: set[HttpConnection] = set()
+        # asyncio itself does not keep tasks from being collected as garbage.
+        self.tasks: set[asyncio.Task[None] | None] = set()
+        self._closed = asyncio.Event()
+
+    def drain(self) -> None:
+        """Connections without a request are closed, the others with their last answer."""
+        self.is_draining = True
+        for connection in list(self.connections):
+            connection.close_if_idle()
+        self._check_closed()
+
+    async def wait_closed(self) -> None:
+        """After `drain`: all requests have been answered and all connections closed."""
+        await self._closed.wait()
+
+    def forget(self, connection: "HttpConnection") -> None:
+        """This connection is closed."""
+        self.connections.discard(connection)
+        self._check_closed()
+
+    def _check_closed(self) -> None:
+        if self.is_draining and not self.connections:
+            self._closed.set()

@@ -1,0 +1,128 @@
+"""Bytes become requests; llhttp, through httptools, decides what is HTTP.
+
+It is strict: a length beside chunks, bare line feeds and the like end the connection.
+"""
+
+import contextlib
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
+
+import httptools
+
+from ingress.exchange import Exchange, Header
+
+if TYPE_CHECKING:
+    from ingress.http_connection import HttpConnection
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 100
+
+
+class Unreadable(Exception):
+    """What was sent is not HTTP, or too much of it."""
+
+    def __init__(self, status: HTTPStatus) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class RequestParser:
+    """The requests of one connection, in order."""
+
+    def __init__(
+        self, connection: "HttpConnection", on_request: Callable[[Exchange], None]
+    ) -> None:
+        self.is_in_head = False
+        self._connection = connection
+        self._on_request = on_request
+        self._parser = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._headers: list[Header] = []
+        self._head_bytes = 0
+        self._current: Exchange | None = None
+
+    def feed(self, data: bytes) -> bool:
+        """Requests are announced as soon as their heads are whole; whether more can be fed.
+
+        Raises:
+            Unreadable: the request that this belongs to ends here.
+        """
+        is_going_on = True
+        if self._current is None:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # It is served as if it had not asked; what follows it may be no HTTP.
+            is_going_on = False
+        except httptools.HttpParserError as error:
+            raise Unreadable(HTTPStatus.BAD_REQUEST) from error
+        if self.is_in_head and self._head_bytes > MAX_HEAD_BYTES:
+            raise Unreadable(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        return is_going_on
+
+    def on_message_begin(self) -> None:
+        """For httptools: a request begins."""
+        self._url, self._headers = b"", []
+        self.is_in_head = True
+
+    def on_url(self, url: bytes) -> None:
+        """For httptools: a part of its target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """For httptools: a header."""
+        with contextlib.suppress(UnicodeDecodeError):
+            self._headers.append((name.decode("latin-1").lower(), value.decode().strip(" \t")))
+
+    def on_headers_complete(self) -> None:
+        """For httptools: the head is whole."""
+        if len(self._headers) > MAX_HEADERS or self._is_too_large():
+            self._head_bytes += MAX_HEAD_BYTES
+            return
+        self.is_in_head = False
+        self._head_bytes = 0
+        self._current = self._exchange()
+        self._on_request(self._current)
+
+    def on_body(self, chunk: bytes) -> None:
+        """For httptools: a part of the body."""
+        if self._current is not None:
+            self._current.feed(chunk)
+
+    def on_message_complete(self) -> None:
+        """For httptools: the request is whole."""
+        current, self._current = self._current, None
+        if current is not None:
+            current.receive()
+
+    def _is_too_large(self) -> bool:
+        # What has come may be more than the head.
+        if self._head_bytes <= MAX_HEAD_BYTES:
+            return False
+        sizes_bytes = (len(name) + len(value) for name, value in self._headers)
+        return len(self._url) + sum(sizes_bytes) > MAX_HEAD_BYTES
+
+    def _exchange(self) -> Exchange:
+        path, _, query = self._target().partition(b"?")
+        return Exchange(
+            self._connection,
+            method=self._parser.get_method().decode("ascii"),
+            path=(unquote_to_bytes(path) if b"%" in path else path).decode("utf-8", "replace"),
+            query=query.decode("utf-8", "replace"),
+            http_version=self._parser.get_http_version(),
+            headers=self._headers,
+            keeps_alive=self._parser.should_keep_alive(),
+        )
+
+    def _target(self) -> bytes:
+        if self._url.startswith(b"/"):
+            return self._url
+        # As a proxy is asked; anything else, like `*`, leads nowhere.
+        try:
+            url = httptools.parse_url(self._url)
+        except httptools.HttpParserError:
+            return self._url
+        return (url.path or b"/") + (b"?" + url.query if url.query else b"")

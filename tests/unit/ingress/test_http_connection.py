@@ -1,0 +1,280 @@
+"""HTTP/1.1 as the listeners speak it, without an ingress behind them."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from ingress.exchange import AHEAD_BYTES
+from ingress.listeners import Address, Listener
+from ingress.request_parser import MAX_HEADERS
+from tests.ports import free_ports
+from tests.support import eventually
+from tests.unit.ingress.sockets import connect_to, read_to_end, statuses
+
+CLOSE = b"Connection: close\r\n"
+
+
+class Application:
+    """Answers with what it was asked; some paths ask for more."""
+
+    def __init__(self):
+        self.gate = asyncio.Event()
+        self.seen = []
+        self.taken_bytes = 0
+
+    async def __call__(self, exchange):  # noqa: C901 - a path for each case
+        self.seen.append(exchange)
+        match exchange.path:
+            case "/raises":
+                raise RuntimeError
+            case "/forgets":
+                return
+            case "/splits":
+                exchange.respond(200, [("x-a", "b\r\nx-c: d")], b"")
+            case "/stream":
+                await exchange.respond_in_pieces(200, []).send(b"abc")
+            case "/unread":
+                self.echo(exchange, b"")
+            case "/pieces":
+                await self.gate.wait()
+                async for piece in exchange.pieces():
+                    self.taken_bytes += len(piece)
+                self.echo(exchange, b"")
+            case path:
+                if path == "/waits":
+                    await self.gate.wait()
+                self.echo(exchange, await exchange.read())
+
+    def echo(self, exchange, body):
+        words = f"{exchange.method} {exchange.path}?{exchange.query} ".encode()
+        exchange.respond(200, [("x-a", "b")], words + body)
+
+
+@pytest.fixture
+def serve():
+    """Runs a client's blocking calls beside a listener: `serve(client)`, with its URL and app."""
+
+    def run(client):
+        async def main():
+            app = Application()
+            listener = Listener(Address("127.0.0.1", free_ports(1)), app)
+            await listener.start()
+            loop = asyncio.get_running_loop()
+            app.open = lambda: loop.call_soon_threadsafe(app.gate.set)
+            app.stop = lambda: loop.call_soon_threadsafe(listener.stop)
+            try:
+                return await asyncio.to_thread(client, str(listener.address), app)
+            finally:
+                app.gate.set()
+                listener.stop()
+                await asyncio.wait_for(listener.wait_closed(), 10)
+
+        return asyncio.run(main())
+
+    return run
+
+
+def bodies(answer):
+    return [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 ")[1:]]
+
+
+def sent(*requests):
+    """A client that sends this and reads to the end."""
+
+    def client(url, _):
+        with connect_to(url) as connection:
+            connection.sendall(b"".join(requests))
+            return read_to_end(connection)
+
+    return client
+
+
+def get(path, lines=b"", version=b"1.1", method=b"GET"):
+    return b"%b %b HTTP/%b\r\nHost: x\r\n%b\r\n" % (method, path, version, lines)
+
+
+def test_requests_that_come_together_are_answered_in_order(serve):
+    posts = [
+        b"POST /%d HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n%02d" % (n, n) for n in range(20)
+    ]
+
+    def client(url, app):
+        with connect_to(url) as connection:
+            # Given: the first one is not answered before all others have come
+            connection.sendall(get(b"/waits") + b"".join(posts[:10]))
+            assert eventually(lambda: app.seen)
+            connection.sendall(b"".join(posts[10:]) + get(b"/last", CLOSE) + get(b"/never"))
+            app.open()
+            return read_to_end(connection)
+
+    # Then
+    expected = [b"POST /%d? %02d" % (n, n) for n in range(20)]
+    assert bodies(serve(client)) == [b"GET /waits? ", *expected, b"GET /last? "]
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (b"/a%20b/%C3%A9?x=%20&y", "/a b/é?x=%20&y"),
+        (b"http://host:80/a?b", "/a?b"),
+        (b"http://host", "/?"),
+        (b"/%ff", "/\ufffd?"),
+    ],
+)
+def test_target_is_decoded(serve, target, expected):
+    answer = serve(sent(get(target, CLOSE)))
+    assert bodies(answer) == [f"GET {expected} ".encode()]
+
+
+def test_head_has_no_body_but_its_length(serve):
+    answer = serve(sent(get(b"/", CLOSE, method=b"HEAD")))
+    assert b"content-length: 8\r\n" in answer
+    assert answer.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("lines", "count"), [(b"", 1), (CLOSE, 1), (b"Connection: Keep-Alive\r\n", 2)]
+)
+def test_http_1_0_closes_unless_asked_not_to(serve, lines, count):
+    answer = serve(sent(get(b"/", lines, b"1.0"), get(b"/", CLOSE)))
+    assert len(statuses(answer)) == count
+    assert answer.count(b"connection: keep-alive") == count - 1
+
+
+def test_client_that_waits_to_continue_is_told_to(serve):
+    def client(url, _):
+        with connect_to(url) as connection:
+            lines = b"Expect: 100-continue\r\nContent-Length: 3\r\n" + CLOSE
+            connection.sendall(get(b"/", lines, method=b"POST"))
+            assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            connection.sendall(b"abc")
+            return read_to_end(connection)
+
+    assert bodies(serve(client)) == [b"POST /? abc"]
+
+
+def test_client_whose_body_is_not_wanted_gets_its_answer_all_the_same(serve):
+    def client(url, _):
+        with connect_to(url) as connection:
+            connection.sendall(get(b"/unread", b"Content-Length: 5000000\r\n", method=b"POST"))
+            # When: it sends on although it has been answered
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"x" * 5_000_000)
+            return read_to_end(connection)
+
+    answer = serve(client)
+    assert bodies(answer) == [b"POST /unread? "]
+    assert b"connection: close" in answer
+
+
+@pytest.mark.parametrize("path", [b"/raises", b"/forgets", b"/splits"])
+def test_request_that_is_not_answered_gets_500(serve, path):
+    answer = serve(sent(get(path), get(b"/never")))
+    assert statuses(answer) == [500]
+    assert b"x-c" not in answer
+
+
+def test_stream_that_is_not_ended_is_broken_off(serve):
+    answer = serve(sent(get(b"/stream"), get(b"/never")))
+    assert bodies(answer) == [b"3\r\nabc\r\n"]
+
+
+def test_wish_for_another_protocol_is_passed_over(serve):
+    lines = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+    answer = serve(sent(get(b"/", lines), b"PRI * HTTP/2.0\r\n\r\n"))
+    assert bodies(answer) == [b"GET /? "]
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00", 400),
+        (b"GET / HTTP/3.7\r\n\r\n", 400),
+        (get(b"/" + b"x" * 100_000), 431),
+        (get(b"/", b"X: y\r\n" * (MAX_HEADERS + 1)), 431),
+    ],
+)
+def test_head_that_cannot_be_read_is_refused(serve, request_bytes, status):
+    answer = serve(sent(request_bytes))
+    assert statuses(answer) == [status]
+    assert b"connection: close" in answer
+
+
+def test_client_is_held_up_while_nobody_takes_its_body(serve):
+    size_bytes = 64 * 1024 * 1024
+
+    def client(url, app):
+        with connect_to(url) as connection:
+            connection.settimeout(0.5)
+            lines = b"Content-Length: %d\r\n" % size_bytes + CLOSE
+            connection.sendall(get(b"/pieces", lines, method=b"POST"))
+            sent_bytes = 0
+            with contextlib.suppress(TimeoutError):
+                while sent_bytes < size_bytes:
+                    sent_bytes += connection.send(b"x" * min(65536, size_bytes - sent_bytes))
+            # Then: what it could send lies in the kernel, but for a little
+            assert sent_bytes < size_bytes / 2
+            assert app.seen[0]._kept_bytes <= 2 * AHEAD_BYTES
+            # When
+            app.open()
+            connection.settimeout(10)
+            connection.sendall(b"x" * (size_bytes - sent_bytes))
+            assert statuses(read_to_end(connection)) == [200]
+        return app.taken_bytes
+
+    assert serve(client) == size_bytes
+
+
+def test_drain_closes_idle_connections_and_answers_the_others(serve):
+    def client(url, app):
+        with connect_to(url) as idle, connect_to(url) as busy:
+            # Given
+            idle.sendall(get(b"/"))
+            assert idle.recv(1000)
+            busy.sendall(get(b"/waits"))
+            assert eventually(lambda: len(app.seen) == 2)
+            # When
+            app.stop()
+            # Then
+            assert read_to_end(idle) == b""
+            app.open()
+            answer = read_to_end(busy)
+            with pytest.raises(ConnectionRefusedError):
+                connect_to(url)
+        return answer
+
+    answer = serve(client)
+    assert statuses(answer) == [200]
+    assert b"connection: close" in answer
+
+
+def test_client_that_leaves_is_noticed(serve):
+    def client(url, app):
+        with connect_to(url) as connection:
+            connection.sendall(get(b"/waits"))
+            assert eventually(lambda: app.seen)
+        return app.seen[0]
+
+    async def left(exchange):
+        await asyncio.wait_for(exchange.client_left(), 5)
+
+    asyncio.run(left(serve(client)))
+
+
+def test_second_server_on_a_unix_socket_is_refused(tmp_path):
+    path = tmp_path / "ferry.sock"
+
+    async def main():
+        with socket.socket(socket.AF_UNIX) as first:
+            first.bind(str(path))
+            first.listen()
+            with pytest.raises(Exception, match="cannot listen"):
+                await Listener(Address("", 0, path), Application()).start()
+        # When: the first one is gone, and has left its file
+        second = Listener(Address("", 0, path), Application())
+        await second.start()
+        second.stop()
+
+    asyncio.run(main())
