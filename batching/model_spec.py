@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from batching.errors import BadRequest, InvalidModel
@@ -41,7 +42,7 @@ class ArchiveInfo:
         return cls(**record)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelSpec:
     """Everything the registry keeps about a model version. Immutable; scaling writes a new one."""
 
@@ -70,7 +71,7 @@ class ModelSpec:
     manifest: Mapping[str, Any] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def key(self) -> VersionKey:
         """The version this spec describes."""
         return VersionKey(self.model_name, self.model_version)

@@ -9,11 +9,12 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TextIO
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from batching.histogram import Histogram
 from batching.model_spec import VersionKey
 from batching.protocol import BatchTiming
 from batching.queue_metrics import VERSION_LABELS, QueueCollector, ResubmissionCollector
@@ -166,5 +167,7 @@ class Metrics:
         self.requests.labels(*_NO_MODEL, str(status)).inc()
         self.errors.labels(*_NO_MODEL, reason).inc()
 
-    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
-        return Histogram(name, text, VERSION_LABELS, buckets=tuple(buckets), registry=self.registry)
+    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
+        histogram = Histogram(name, text, VERSION_LABELS, bounds)
+        self.registry.register(histogram)
+        return histogram

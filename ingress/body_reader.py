@@ -66,6 +66,8 @@ async def read_body(exchange: Exchange, headers: Mapping[str, str], limit_bytes:
 async def _read_announced(
     exchange: Exchange, length_bytes: int, limit_bytes: int, waits_for_continue: bool
 ) -> bytes:
+    if exchange.is_received and length_bytes <= limit_bytes:
+        return await exchange.read()
     if length_bytes <= min(_SMALL_BYTES, limit_bytes):
         return await _read_small(exchange)
     if length_bytes <= limit_bytes:

@@ -3,6 +3,7 @@
 Source: TorchServe 0.12 `InferenceRequestHandler`, `KFV1/V2InferenceRequestHandler`; contract 1.2.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -22,6 +23,8 @@ class Target(NamedTuple):
     is_v2: bool = False
 
 
+_MAX_KEPT_CHARS = 256
+
 # Request headers say this to the handler; capitals as Python prints booleans.
 _PREDICT, _EXPLAIN = "False", "True"
 _NATIVE_PREFIXES = (("/predictions/", _PREDICT), ("/explanations/", _EXPLAIN))
@@ -33,6 +36,11 @@ _KSERVE_V2_VERBS = {"infer": _PREDICT, "explain": _EXPLAIN}
 
 def parse_prediction_path(path: str) -> Target | None:
     """The target of a percent-decoded path, or None when it is not a prediction's."""
+    # Few paths are asked for again and again; long ones, which may be anybody's, are not kept.
+    return _known_target(path) if len(path) <= _MAX_KEPT_CHARS else _target(path)
+
+
+def _target(path: str) -> Target | None:
     for prefix, explain in _NATIVE_PREFIXES:
         if path.startswith(prefix):
             return _native_target(path[len(prefix) :].rstrip("/"), explain)
@@ -42,6 +50,9 @@ def parse_prediction_path(path: str) -> Target | None:
     if path.startswith(_KSERVE_V2_PREFIX):
         return _kserve_v2_target(path[len(_KSERVE_V2_PREFIX) :].rstrip("/").split("/"))
     return _query_target(path.rstrip("/").split("/")[1:])
+
+
+_known_target = lru_cache(maxsize=1024)(_target)
 
 
 def _native_target(rest: str, explain: str) -> Target | None:

@@ -84,7 +84,9 @@ class Predictor:
             if target.takes_query:
                 request = await _read(target, headers, body, query)
                 target = await self._named(target, request, query)
-            spec = await self.resolve(target.model_name, target.model_version)
+            spec = self._catalog.known(target.model_name, target.model_version)
+            if spec is None:
+                spec = await self.resolve(target.model_name, target.model_version)
             measure.begin(spec, target.model_version)
             timeout_s = read_timeout_s(headers)
             if is_tensors:

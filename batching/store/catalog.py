@@ -44,6 +44,14 @@ class Catalog:
         if self._listener:
             await end_tasks([self._listener])
 
+    def known(self, model_name: str, model_version: str | None) -> ModelSpec | None:
+        """As `resolve`, where that needs to ask nobody; None where it does."""
+        entry = self._entries.get(model_name)
+        if entry is None:
+            return None
+        version = entry.default_version if model_version is None else model_version
+        return entry.versions.get(version)
+
     async def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
         """The version that a request for this name (and version) means.
 

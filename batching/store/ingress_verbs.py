@@ -29,6 +29,9 @@ class SubmitCode(IntEnum):
     NO_TICKET = -4
 
 
+_SUBMIT_CODES = {code.value: code for code in SubmitCode}  # calling the enumeration is slow
+
+
 class AuditCode(IntEnum):
     """What `audit.lua` answers for one request."""
 
@@ -111,6 +114,8 @@ class IngressVerbs:
     async def submit(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
         """Each request waits in the queue, or is refused with a code."""
         large = [item for item in submissions if len(item.wire) > INLINE_LIMIT_BYTES]
+        if not large:
+            return await self._submit_script(submissions)
         without_room = await self._write_bodies(large)
         fitting = [item for item in submissions if item.request_id not in without_room]
         try:
@@ -136,7 +141,7 @@ class IngressVerbs:
             inline = wire if len(wire) <= INLINE_LIMIT_BYTES else b""
             arguments += (request_id, ttl_ms, "" if age_us is None else age_us, inline)
         codes = await self._submitter.run("submit", self._submit_keys, arguments)
-        return [SubmitCode(code) for code in codes]
+        return [_SUBMIT_CODES[code] for code in codes]
 
     async def _write_bodies(self, large: Sequence[Submission]) -> set[str]:
         """The bodies that fit into Redis are there; the ids of the others.

@@ -11,7 +11,7 @@ The waiting ingress is the durability: it still holds the body, and submits agai
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from itertools import islice
 
 from redis.exceptions import RedisError
@@ -52,7 +52,8 @@ class Lane:
         self._loop = asyncio.get_running_loop()
         self._pending: list[Ticket] = []
         self._waiting: dict[str, Ticket] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._loops = (self._flush, self._read, self._audit)
+        self._tasks: list[asyncio.Task[None] | None] = [None] * len(self._loops)
         self._drain_rate = DrainRate()
         self._was_away_at = -BACK_S
         self._strays: set[asyncio.Task[None]] = set()
@@ -91,21 +92,16 @@ class Lane:
         """The loops have ended; whoever still waits is refused."""
         for ticket in list(self._waiting.values()):
             ticket.fail(errors.Draining("The server is shutting down.", retry_after_s=1.0))
-        await end_tasks([*self._tasks.values(), *self._strays])
+        await end_tasks([*filter(None, self._tasks), *self._strays])
         await self._departures.close()
         await self._verbs.close()
 
     def _enter(self, ticket: Ticket) -> None:
         self._waiting[ticket.request_id] = ticket
         self._pending.append(ticket)
-        self._run("flush", self._flush)
-        self._run("read", self._read)
-        self._run("audit", self._audit)
-
-    def _run(self, name: str, loop_body: Callable[[], Coroutine[None, None, None]]) -> None:
-        task = self._tasks.get(name)
-        if task is None or task.done():
-            self._tasks[name] = self._loop.create_task(loop_body())
+        for number, task in enumerate(self._tasks):
+            if task is None or task.done():
+                self._tasks[number] = self._loop.create_task(self._loops[number]())
 
     def _stray(self, body: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(body)
@@ -132,7 +128,7 @@ class Lane:
                 self._admit(ticket, code)
 
     def _admit(self, ticket: Ticket, code: SubmitCode) -> None:
-        if code in (SubmitCode.QUEUED, SubmitCode.KNOWN):
+        if code is SubmitCode.QUEUED or code is SubmitCode.KNOWN:
             ticket.is_queued = True
             if ticket.is_given_up:
                 # While this submit was on its way, so that there was nothing to cancel yet.
