@@ -15,7 +15,7 @@ _SECRETS = [
     r"\{m:",
     r"\{ferry\}",
     r"rq:",
-    r"(?i:granian|werkzeug|flask|hiredis|uvloop|redis-py)",
+    r"(?i:httptools|llhttp|werkzeug|flask|hiredis|uvloop|redis-py)",
     re.escape(sys.version.split()[0]),
     re.escape(socket.gethostname()),
 ]

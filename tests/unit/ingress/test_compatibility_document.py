@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -176,7 +177,7 @@ def test_configuration_keys_are_those_of_the_document():
 def spec_with(config):
     archive = ArchiveInfo("m.mar", "0" * 64, "m", "1.0", "h.py", "python", None, config)
     spec = spec_from_registration({}, archive, ModelDefaults())
-    return {name: getattr(spec, name) for name in spec.__slots__ if name != "config"}
+    return {one.name: getattr(spec, one.name) for one in fields(spec) if one.name != "config"}
 
 
 def test_model_config_keys_are_those_of_the_document():
