@@ -1,7 +1,7 @@
 """Histograms for what is counted once per request, in the event loop.
 
-prometheus_client's own take a lock for each of their numbers and look through all buckets: on an
-echo they were a sixth of what the ingress computed. These are two additions, which prometheus_client
+prometheus_client's own take a lock for each of their numbers and look through all buckets, a sixth
+of what an echo cost the ingress. These are two additions, which prometheus_client
 writes out.
 """
 
