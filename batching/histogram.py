@@ -1,8 +1,7 @@
 """Histograms for what is counted once per request, in the event loop.
 
 prometheus_client's own take a lock for each of their numbers and look through all buckets, a sixth
-of what an echo cost the ingress. These are two additions, which prometheus_client
-writes out.
+of what an echo cost the ingress. These are two additions, which prometheus_client writes out.
 """
 
 from bisect import bisect_left
@@ -11,7 +10,6 @@ from itertools import accumulate
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 
 class Child:
@@ -44,7 +42,7 @@ class Histogram(Collector):
         self._text = text
         self._labels = labels
         self._bounds = tuple(bounds)
-        self._bound_texts = [*(floatToGoString(bound) for bound in self._bounds), "+Inf"]
+        self._bound_texts = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         self._children: dict[tuple[str, ...], Child] = {}
 
     def labels(self, *values: str) -> Child:
