@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from batching.errors import PredictionFailed
@@ -80,9 +81,15 @@ def line_text(value: Any) -> str:
     return text
 
 
+@lru_cache(maxsize=256)
+def _kind(content_type: str) -> tuple[str, str]:
+    """The type and its parameters."""
+    kind, _, parameters = content_type.partition(";")
+    return kind.strip().lower(), parameters
+
+
 def _decode(part: Part) -> Any:
-    kind, _, parameters = part.content_type.partition(";")
-    kind = kind.strip().lower()
+    kind, parameters = _kind(part.content_type)
     if kind == OPEN_INFERENCE_TYPE and parameters.startswith("json="):
         return Inference.read(part.content, int(parameters.removeprefix("json=")))
     try:

@@ -8,7 +8,6 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ts.context import RequestProcessor
@@ -64,10 +63,7 @@ class Runner:
         self._stream.forget()
         handler_us = (time.perf_counter_ns() - started_ns) // 1000
         return [
-            replace(
-                reply,
-                timing=BatchTiming(len(batch), item.queue_us, handler_us, is_first=index == 0),
-            )
+            reply._replace(timing=BatchTiming(len(batch), item.queue_us, handler_us, index == 0))
             for index, (item, reply) in enumerate(zip(batch.items, replies, strict=True))
         ]
 
@@ -122,7 +118,7 @@ class Runner:
         for item, reply in zip(items, replies, strict=True):
             is_broken = item.request_id in self._stream.broken
             end = _error_reply(_BROKEN_STREAM) if is_broken else reply
-            ends.append(replace(end, chunks=self._stream.counts.get(item.request_id, 0)))
+            ends.append(end._replace(chunks=self._stream.counts.get(item.request_id, 0)))
         return ends
 
     def _run_alone(self, item: Claimed) -> list[Reply]:

@@ -24,6 +24,7 @@ from batching.store.connection import BLOCK_S, Client, at
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.parked_pop import ParkedPop
 from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_keys
+from batching.store.script_connection import ScriptConnection
 from batching.store.scripts import script
 
 log = logging.getLogger(__name__)
@@ -69,8 +70,7 @@ class WorkerVerbs:
         self._keys = keys = VersionKeys.of(key)
         self._client = client = at(client, keys.tag)
         self._lease = keys.lease_prefix + worker_id
-        self._claim = script(client, "claim")
-        self._reply = script(client, "reply")
+        self._scripts = ScriptConnection(client)
         self._chunk = script(client, "chunk")
         self._reclaim = script(client, "reclaim")
         self._recover_keys = reclaim_keys(key, worker_id)
@@ -129,7 +129,7 @@ class WorkerVerbs:
         return Nothing.BUSY if kind == b"BUSY" else Nothing.EMPTY
 
     def _run_claim(self, limit: int, patience_s: float) -> Any:
-        arguments = [
+        arguments: list[str | int | bytes] = [
             self._worker_id,
             limit,
             int(patience_s * 1e6),
@@ -137,7 +137,7 @@ class WorkerVerbs:
             LEASE_TTL_MS,
             REPLY_TTL_MS,
         ]
-        return self._claim(self._claim_keys, arguments)
+        return self._scripts.run("claim", self._claim_keys, arguments)
 
     def recover(self) -> int:
         """Requests that a claim with a lost answer may have leased to us wait again; how many.
@@ -160,7 +160,8 @@ class WorkerVerbs:
         arguments: list[str | int | bytes] = [self._worker_id, REPLY_TTL_MS]
         for item, wire in zip(items, wires, strict=True):
             arguments += (*item, b"@" if item in stored else wire)
-        return [ReplyCode(code) for code in self._reply(self._reply_keys, arguments)]
+        codes = self._scripts.run("reply", self._reply_keys, arguments)
+        return [ReplyCode(code) for code in codes]
 
     def send(
         self, items: Sequence[tuple[str, int]], chunks: Sequence[ReplyChunk], patience_s: float

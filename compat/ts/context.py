@@ -16,12 +16,16 @@ class RequestProcessor:
         self._reason_phrase = ""
         self._response_header: dict[str, str] = {}
         self._request_header = request_header
-        self._by_lower_name = {name.lower(): value for name, value in request_header.items()}
+        self._by_lower_name: dict[str, Any] | None = None
 
     def get_request_property(self, key: str) -> Any:
         """A request header, None without it. An exact match wins over one in another case."""
         if key in self._request_header:
             return self._request_header[key]
+        if self._by_lower_name is None:
+            self._by_lower_name = {
+                name.lower(): value for name, value in self._request_header.items()
+            }
         return self._by_lower_name.get(key.lower())
 
     def get_request_properties(self) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class SimulatedNode:
             items = [(item.request_id, item.attempt) for item in batch.items]
             timing = BatchTiming(len(items), 10, 10, is_first=True)
             replies = [
-                replace(echo(item.request), timing=timing, chunks=self._send(verbs, item))
+                echo(item.request)._replace(timing=timing, chunks=self._send(verbs, item))
                 for item in batch.items
             ]
             verbs.reply(items, replies)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from dataclasses import replace
 
 import pytest
 
@@ -56,7 +55,7 @@ class Conversation:
             self.sent += 1
 
     def end(self, text="", **fields):
-        reply = replace(make_reply(text), chunks=self.sent, **fields)
+        reply = make_reply(text)._replace(chunks=self.sent, **fields)
         self.worker.reply(self.items, [reply])
 
 

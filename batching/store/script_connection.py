@@ -1,0 +1,53 @@
+"""A connection of one thread's own, for the scripts that are called for every batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import hiredis
+from redis.exceptions import NoScriptError
+
+from batching.store import scripts
+from batching.store.connection import Client
+
+Command = tuple[str | int | bytes, ...]
+
+
+class ScriptConnection:
+    """Made when first needed. What it spares is redis-py's way from a script object to a socket.
+
+    The client's rules are kept: nothing is repeated but what its connections say was not done, and
+    a connection on which a reply may still arrive is not used again.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._pool = client.connection_pool
+        self._connection: Any = None
+
+    def run(self, verb: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> Any:
+        """What the script `<verb>.lua` answers.
+
+        Raises:
+            RedisError, OSError: it may have been carried out.
+        """
+        command: Command = ("EVALSHA", scripts.sha(verb), len(keys), *keys, *arguments)
+        try:
+            return self._call(command)
+        except NoScriptError:
+            self._call(("SCRIPT", "LOAD", scripts.source(verb)))
+            return self._call(command)
+
+    def _call(self, command: Command) -> Any:
+        if self._connection is None:
+            self._connection = self._pool.get_connection()
+        connection = self._connection
+        if connection.can_read():
+            # Closed by the other side meanwhile: as the pool does, another one is made.
+            connection.disconnect()
+        # Its stub says "tuple of one".
+        packed = [hiredis.pack_command(command)]  # type: ignore[arg-type]
+
+        def exchange() -> Any:
+            connection.send_packed_command(packed)
+            return connection.read_response()
+
+        return connection.retry.call_with_retry(exchange, lambda _: connection.disconnect())
