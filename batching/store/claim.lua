@@ -65,7 +65,7 @@ local function take(id)
     redis.call('HSET', request_key, 'state', 'C', 'attempt', attempt, 'worker', worker_id)
     local n = #batch
     batch[n + 1], batch[n + 2] = id, attempt
-    batch[n + 3], batch[n + 4] = string.format('%.0f', now_us - tonumber(fields[3])), fields[6]
+    batch[n + 3], batch[n + 4] = now_us - tonumber(fields[3]), fields[6]
     owned[#owned + 1] = id
   end
 end

@@ -2,7 +2,7 @@
 --
 -- KEYS  1 config  2 queue  3 bell  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
 --       9 request prefix  10 reply prefix  11 more prefix  12 solo  13 idle
--- ARGV  1 ingress id  2 dead_after_ms  then per request: id, ttl_ms, age_us (since it
+-- ARGV  1 ingress id  2 dead_after_ms  then per request, at most 2,000: id, ttl_ms, age_us (since it
 --         arrived at the ingress; '' = accepted before, and lost by Redis: needs no ticket), wire
 --         bytes ('' = in its own key)
 -- Returns an array, one code per request:
@@ -46,12 +46,21 @@ local function count_tickets()
   return tickets
 end
 
+-- Mostly none is there, which one call tells of all.
+local names = {}
+for i = 3, #ARGV, 4 do
+  names[#names + 1] = KEYS[9] .. ARGV[i]
+  names[#names + 1] = KEYS[10] .. ARGV[i]
+end
+local is_any_known = redis.call('EXISTS', unpack(names)) > 0
+local is_queued = {}
+
 local tickets = config[2] == '1' and count_tickets() or math.huge
 for i = 3, #ARGV, 4 do
   local id, ttl_ms, age_us, wire = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), ARGV[i + 3]
   local request_key = KEYS[9] .. id
   local code
-  if redis.call('EXISTS', request_key, KEYS[10] .. id) > 0 then
+  if is_queued[id] or is_any_known and redis.call('EXISTS', request_key, KEYS[10] .. id) > 0 then
     code = 2
   elseif not has_worker then
     code = -2
@@ -60,10 +69,11 @@ for i = 3, #ARGV, 4 do
   elseif waiting >= max_queue then
     code = 0
   else
-    redis.call('HSET', request_key, 'state', 'Q', 'attempt', 0, 'submitted_us', string.format('%.0f', now_us - (age_us or 0)),
+    redis.call('HSET', request_key, 'state', 'Q', 'attempt', 0, 'submitted_us', string.format('%d', now_us - (age_us or 0)),
       'deadline_ms', now_ms + ttl_ms, 'ingress', ingress_id, 'worker', '', 'wire', wire)
     redis.call('PEXPIRE', request_key, ttl_ms + 60000)
     ids[#ids + 1] = id
+    is_queued[id] = true
     waiting = waiting + 1
     tickets = tickets - 1
     code = 1

@@ -155,11 +155,13 @@ class WorkerVerbs:
 
     def reply(self, items: Sequence[tuple[str, int]], replies: Sequence[Reply]) -> list[ReplyCode]:
         """Each (request id, attempt) has its reply, once, and is owned no more."""
-        wires = [reply.encode() for reply in replies]
-        stored = self._store_large(items, wires)
+        values = [
+            item[0].encode() + reply.encode() for item, reply in zip(items, replies, strict=True)
+        ]
+        stored = self._store_large(items, values)
         arguments: list[str | int | bytes] = [self._worker_id, REPLY_TTL_MS]
-        for item, wire in zip(items, wires, strict=True):
-            arguments += (*item, b"@" if item in stored else wire)
+        for item, value in zip(items, values, strict=True):
+            arguments += (*item, b"@" if item in stored else value)
         codes = self._scripts.run("reply", self._reply_keys, arguments)
         return [ReplyCode(code) for code in codes]
 
@@ -210,20 +212,20 @@ class WorkerVerbs:
             pipe.execute()
 
     def _store_large(
-        self, items: Sequence[tuple[str, int]], wires: Sequence[bytes]
+        self, items: Sequence[tuple[str, int]], values: Sequence[bytes]
     ) -> set[tuple[str, int]]:
         """Whose replies are in keys of their own now, as they are too large for a script."""
         stored: set[tuple[str, int]] = set()
         large = [
-            pair for pair in zip(items, wires, strict=True) if len(pair[1]) > INLINE_LIMIT_BYTES
+            pair for pair in zip(items, values, strict=True) if len(pair[1]) > INLINE_LIMIT_BYTES
         ]
         for some in _in_writes(large):
             with self._client.pipeline(transaction=False) as pipe:
-                for (request_id, attempt), wire in some:
+                for (request_id, attempt), value in some:
                     # The attempt is part of the name, so a stale worker cannot overwrite a newer
                     # answer.
                     name = f"{self._keys.large_reply_prefix}{request_id}:{attempt}"
-                    pipe.set(name, request_id.encode() + wire, px=REPLY_TTL_MS)
+                    pipe.set(name, value, px=REPLY_TTL_MS)
                 results = pipe.execute(raise_on_error=False)
             for (item, _), result in zip(some, results, strict=True):
                 if not isinstance(result, Exception):
