@@ -112,7 +112,7 @@ class Reply(NamedTuple):
         """
         fields = _unpack(wire, length=9)
         _, status, body, headers, phrase, error_type, reason, timing, chunks = fields
-        types = [type(value) for value in fields]
+        types = [*map(type, fields)]
         if types not in (_REPLY_TYPES, _UNTIMED_REPLY_TYPES) or not _is_text_map(headers):
             raise ProtocolError("reply is not (status, body, headers, ...)")
         if timing is not None:
@@ -188,7 +188,7 @@ def _unpack(wire: bytes, *, length: int) -> list[Any]:
 
 def _has_types(values: Any, types: list[type]) -> bool:
     # Exact types: to isinstance, True is a number.
-    return type(values) is list and [type(value) for value in values] == types
+    return type(values) is list and [*map(type, values)] == types
 
 
 def _is_text_map(value: Any) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import hiredis
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, RedisError
 
 from batching.store import scripts
 from batching.store.connection import Client
@@ -37,12 +37,7 @@ class ScriptConnection:
             return self._call(command)
 
     def _call(self, command: Command) -> Any:
-        if self._connection is None:
-            self._connection = self._pool.get_connection()
-        connection = self._connection
-        if connection.can_read():
-            # Closed by the other side meanwhile: as the pool does, another one is made.
-            connection.disconnect()
+        connection = self._ready()
         # Its stub says "tuple of one".
         packed = [hiredis.pack_command(command)]  # type: ignore[arg-type]
 
@@ -51,3 +46,18 @@ class ScriptConnection:
             return connection.read_response()
 
         return connection.retry.call_with_retry(exchange, lambda _: connection.disconnect())
+
+    def _ready(self) -> Any:
+        """The connection, after what the pool does with one that it gives away."""
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._pool.get_connection()
+        connection.connect()
+        try:
+            is_stale = connection.can_read()
+        except (RedisError, OSError):
+            is_stale = True
+        if is_stale:
+            # Closed by the other side meanwhile: nothing is lost yet, another one is made.
+            connection.disconnect()
+        return connection

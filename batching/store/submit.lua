@@ -58,9 +58,9 @@ local is_queued = {}
 local tickets = config[2] == '1' and count_tickets() or math.huge
 for i = 3, #ARGV, 4 do
   local id, ttl_ms, age_us, wire = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), ARGV[i + 3]
-  local request_key = KEYS[9] .. id
+  local request_key, reply_key = names[(i - 1) / 2], names[(i + 1) / 2]
   local code
-  if is_queued[id] or is_any_known and redis.call('EXISTS', request_key, KEYS[10] .. id) > 0 then
+  if is_queued[id] or is_any_known and redis.call('EXISTS', request_key, reply_key) > 0 then
     code = 2
   elseif not has_worker then
     code = -2
