@@ -65,11 +65,11 @@ class Line:
 
     def warm_up(self) -> None:
         """The connections are made, so that the next reply is that of the next command."""
-        self._client.ping()
         self.worker._scripts._call(("PING",))
         for connection in (self._verbs._listener, self._verbs._submitter):
             self._runner.run(connection.call(("PING",)))
-        # Last: the connections of their own come from the same pool.
+        # Last: the connections of their own come from the same pools.
+        self._client.ping()
         self._runner.run(self._async_client.ping())
 
     def cut(self, verb: Callable[[], Any], at: int, *, after: int = 0) -> None:
