@@ -3,7 +3,6 @@
 It is strict: a length beside chunks, bare line feeds and the like end the connection.
 """
 
-import contextlib
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -74,8 +73,11 @@ class RequestParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """For httptools: a header."""
-        with contextlib.suppress(UnicodeDecodeError):
-            self._headers.append((name.decode("latin-1").lower(), value.decode().strip(" \t")))
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            return
+        self._headers.append((name.decode("latin-1").lower(), text.strip(" \t")))
 
     def on_headers_complete(self) -> None:
         """For httptools: the head is whole."""
