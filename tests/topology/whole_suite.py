@@ -18,6 +18,7 @@ ON_ONE_SERVER = (
     "store/test_queue_metrics.py",
     "store/test_redis_",
     "store/test_reply_stream.py",
+    "store/test_script_connection.py",
     "test_lane_fetches_a_large_reply_again",
     "test_lane_reads_for_a_client_that_comes",
     "test_lane_submits_again_when_the_answer",
