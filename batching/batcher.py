@@ -33,8 +33,8 @@ class Source(Protocol):
     def wait_more(self, timeout_s: float) -> bool:
         """Blocks until the batch being collected is full; false after `timeout_s`."""
 
-    def wait_bell(self) -> bool:
-        """Blocks until there may be work; false after about a second without."""
+    def wait_bell(self, timeout_s: float) -> bool:
+        """Blocks until there may be work; false after `timeout_s` without, or a little later."""
 
     def ring(self) -> None:
         """Another idle worker is woken."""
@@ -47,11 +47,12 @@ class Batcher:
         self._source = source
         self._policy = policy
 
-    def gather(self, should_stop: Callable[[], bool]) -> Batch | None:
+    def gather(self, should_stop: Callable[[], bool], idle_s: float) -> Batch | None:
         """A batch that this worker owns, or None once `should_stop`.
 
-        Blocks while nothing waits. The wait of a partial batch is measured here, on the local
-        clock: Redis looks at its own blocking time-outs only a few times a second when idle.
+        Blocks while nothing waits, and looks by itself every `idle_s`. The wait of a partial batch
+        is measured here, on the local clock: Redis looks at its own blocking time-outs only a few
+        times a second when idle.
         """
         policy, source = self._policy, self._source
         patience_s = policy.patience_s
@@ -65,7 +66,7 @@ class Batcher:
                 is_full = left_s > 0 and source.wait_more(left_s)
                 if not is_full:
                     patience_s = 0.0  # the window is over: take what is there
-            elif source.wait_bell() and should_stop():
+            elif source.wait_bell(idle_s) and should_stop():
                 source.ring()  # the token was meant for somebody who still works
         return None
 

@@ -33,7 +33,7 @@ def claim_times_ms(
         ingress = IngressVerbs(async_client, KEY, "ingress", DEAD_AFTER_MS)
         worker = WorkerVerbs(client, KEY, "worker", DEAD_AFTER_MS)
         client.hset(VersionKeys.of(KEY).config, "max_queue", 2 * waiting)
-        runner.run(NodeVerbs(async_client, DEAD_AFTER_MS).beat_workers({KEY: ["worker"]}))
+        runner.run(NodeVerbs(async_client, DEAD_AFTER_MS).beat({KEY: ["worker"]}))
 
         def submit(count: int) -> None:
             requests = [Submission(f"r{next(numbers)}", TTL_MS, wire) for _ in range(count)]

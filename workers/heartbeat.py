@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -15,17 +14,24 @@ from workers.slot import Slot
 
 log = logging.getLogger("workers.heartbeat")
 
-BEAT_S = 1.0
+# Less than the second within which a lost wake-up is made up for.
+BEAT_S = 0.9
+# A look at the very millisecond would find the silent worker alive.
+OVERDUE_S = 0.02
 
 
 class Heartbeat:
-    """Says every second, by Redis' clock, that this node and its workers are alive."""
+    """Says every second, by Redis' clock, that this node and its workers are alive.
+
+    And hears how others are.
+    """
 
     def __init__(
         self,
         verbs: NodeVerbs,
         node: NodeStatus,
         slots: Callable[[], Iterable[Slot]],
+        versions: Callable[[], Iterable[VersionKey]],
         on_forgotten: Callable[[], None],
         *,
         dead_after_s: float = 3.0,
@@ -33,13 +39,16 @@ class Heartbeat:
         self._verbs = verbs
         self._node = node
         self._slots = slots
+        self._versions = versions
         self._on_forgotten = on_forgotten
         self._dead_after_s = dead_after_s
         self._is_node_unsure = False
         self._is_forgotten = False
         self._unsure: set[VersionKey] = set()
-        self._heard_at: dict[VersionKey, float] = {}
-        self._steady_from: dict[VersionKey, float] = {}
+        # None stands for the nodes.
+        self._heard_at: dict[VersionKey | None, float] = {}
+        self._steady_from: dict[VersionKey | None, float] = {}
+        self._is_overdue = asyncio.Event()
 
     async def run(self) -> None:
         """Beats until cancelled; a beat that fails is made up for by the next one."""
@@ -56,23 +65,23 @@ class Heartbeat:
 
         So does one that carried out a beat whose answer was lost.
         """
-        workers: dict[VersionKey, list[str]] = defaultdict(list)
+        workers: dict[VersionKey, list[str]] = {key: [] for key in self._versions()}
         for slot in self._slots():
             if slot.worker_id and slot.is_expected:
-                workers[slot.spec.key].append(slot.worker_id)
+                workers.setdefault(slot.spec.key, []).append(slot.worker_id)
         self._keep(workers)
-        beats = [
-            partial(self._beat_versions, {key: workers[key] for key in group})
-            for group in self._verbs.groups(workers)
-        ]
-        await self._verbs.together([partial(self._beat_node, list(workers)), *beats])
+        groups = [{key: workers[key] for key in group} for group in self._verbs.groups(workers)]
+        calls = [partial(self._beat_with_node, groups[0], workers)]
+        calls += [partial(self._beat_workers, group) for group in groups[1:]]
+        await self._verbs.together(calls)
         if self._is_forgotten:
             self._is_forgotten = False
             self._on_forgotten()
 
-    def is_steady(self, key: VersionKey) -> bool:
+    def is_steady(self, key: VersionKey | None) -> bool:
         """Whether silence of others means something: we were heard all the time they could be.
 
+        Others are the workers of the version, or other nodes: None.
         After an outage everybody looks dead until everybody has had time to beat.
         """
         if key not in self._heard_at:
@@ -84,39 +93,58 @@ class Heartbeat:
     def _gap_s(self) -> float:
         return max(1.5 * BEAT_S, self._dead_after_s - BEAT_S)
 
-    async def _beat_node(self, versions: Sequence[VersionKey]) -> None:
+    async def somebody_is_overdue(self) -> None:
+        """Returns when a node or a worker, of this node or another, should have beaten."""
+        await self._is_overdue.wait()
+        self._is_overdue.clear()
+
+    async def _beat_with_node(
+        self, workers: Mapping[VersionKey, Sequence[str]], versions: Iterable[VersionKey]
+    ) -> None:
         is_unsure, self._is_node_unsure = self._is_node_unsure, True
-        if await self._verbs.join(self._node, is_unsure=is_unsure):
-            self._unsure.update(versions)
+        if await self._beat_workers(workers, self._node.node_id) or is_unsure:
+            self._unsure.update(set(versions).difference(workers))
             self._is_forgotten = True
+            await self._verbs.describe(self._node)
         self._is_node_unsure = False
 
-    async def _beat_versions(self, workers: Mapping[VersionKey, Sequence[str]]) -> None:
+    async def _beat_workers(
+        self, workers: Mapping[VersionKey, Sequence[str]], node_id: str | None = None
+    ) -> bool:
         in_doubt = self._unsure.intersection(workers)
         self._unsure.update(workers)
-        # A slot beats for its worker before it is seen here, so nobody should be new.
-        added = await self._verbs.beat_workers(workers)
-        forgotten = {key for key, count in added.items() if count > 0}
-        for key in workers:
+        heard = await self._verbs.beat(workers, node_id)
+        self._expect(heard.silent_s)
+        for key in (*workers, *([None] if node_id else [])):
             self._hear(key)
+        # A slot beats for its worker before it is seen here, so nobody should be new.
+        forgotten = {key for key, count in heard.added.items() if count > 0}
         if forgotten:
             self._is_forgotten = True
+        again = set(workers) if heard.is_new_node else in_doubt | forgotten
         for slot in self._slots():
-            if slot.spec.key in workers and slot.spec.key in in_doubt | forgotten:
+            if slot.spec.key in again:
                 await slot.report_again()
         self._unsure.difference_update(workers)
+        return heard.is_new_node
 
-    def _hear(self, key: VersionKey) -> None:
+    def _expect(self, silent_s: float) -> None:
+        overdue_in_s = self._dead_after_s + OVERDUE_S - silent_s
+        # Else the next beat, or the one after it should it be late, still comes before.
+        if overdue_in_s < 2 * BEAT_S:
+            asyncio.get_running_loop().call_later(max(0.0, overdue_in_s), self._is_overdue.set)
+
+    def _hear(self, key: VersionKey | None) -> None:
         now = time.monotonic()
         if now - self._heard_at.get(key, now) > self._gap_s:
             self._steady_from[key] = now + self._dead_after_s
         self._heard_at[key] = now
 
-    def _keep(self, workers: dict[VersionKey, list[str]]) -> None:
+    def _keep(self, workers: Mapping[VersionKey, list[str]]) -> None:
         """What is known of others is forgotten; silence about a version counts from its first beat.
 
         From the first try, that is: an outage may begin before it has succeeded.
         """
         now = time.monotonic()
         self._unsure &= set(workers)
-        self._heard_at = {key: self._heard_at.get(key, now) for key in workers}
+        self._heard_at = {key: self._heard_at.get(key, now) for key in (*workers, None)}

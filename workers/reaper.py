@@ -1,9 +1,8 @@
-"""Takes back what dead nodes' workers held. Every node runs one; one of them acts per period."""
+"""Takes back what dead nodes' workers held. Every node runs one; whoever looks first acts."""
 
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
@@ -14,32 +13,30 @@ from batching.store.reclaiming import ReclaimMode
 
 log = logging.getLogger("workers.reaper")
 
-REAP_S = 0.5
+# All nodes learn at once who will be dead when. The first one leaves nothing to the others.
 JITTER_S = 0.1
-# A dead node's record only takes room: nobody lists it.
-FORGET_S = 5.0
 
 
 class Reaper:
-    """Looks twice a second for workers whose node has gone silent."""
+    """Looks for workers whose node has gone silent, when there may be one."""
 
     def __init__(
         self,
         verbs: NodeVerbs,
-        node_id: str,
         versions: Callable[[], Iterable[VersionKey]],
-        is_steady: Callable[[VersionKey], bool],
+        is_steady: Callable[[VersionKey | None], bool],
+        somebody_is_overdue: Callable[[], Awaitable[None]],
     ) -> None:
         self._verbs = verbs
-        self._node_id = node_id
         self._versions = versions
         self._is_steady = is_steady
-        self._forget_at = 0.0
+        self._somebody_is_overdue = somebody_is_overdue
 
     async def run(self) -> None:
-        """Reaps until cancelled."""
+        """Reaps until cancelled; who is still overdue after that is told of again."""
         while True:
-            await asyncio.sleep(REAP_S + random.uniform(-JITTER_S, JITTER_S))  # noqa: S311
+            await self._somebody_is_overdue()
+            await asyncio.sleep(random.uniform(0, JITTER_S))  # noqa: S311
             try:
                 await self.reap()
             except (RedisError, OSError) as error:
@@ -47,19 +44,9 @@ class Reaper:
 
     async def reap(self) -> None:
         """Once over all versions."""
-        try:
-            if not await self._verbs.lock_reaping(self._node_id):
-                return
-        except RedisError:
-            # At maxmemory the lock is refused. Reaping without it is harmless: the script decides.
-            log.debug("reaping without the lock")
         groups = self._verbs.groups(key for key in self._versions() if self._is_steady(key))
-        calls: list[Callable[[], Awaitable[None]]] = [
-            partial(self._reap_versions, group) for group in groups
-        ]
-        if time.monotonic() >= self._forget_at:
-            calls.append(self._reap_nodes)
-        await self._verbs.together(calls)
+        calls = [partial(self._reap_versions, group) for group in groups if group]
+        await self._verbs.together([self._reap_nodes, *calls] if self._is_steady(None) else calls)
 
     async def _reap_versions(self, group: Sequence[VersionKey]) -> None:
         for key, worker_id in await self._verbs.dead_workers(group):
@@ -71,4 +58,3 @@ class Reaper:
 
     async def _reap_nodes(self) -> None:
         await self._verbs.forget_nodes(await self._verbs.dead_nodes())
-        self._forget_at = time.monotonic() + FORGET_S

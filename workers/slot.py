@@ -137,7 +137,7 @@ class Slot:
 
     async def _beat(self, worker_id: str) -> None:
         if self.is_expected:
-            await self._retry(self._context.verbs.beat_workers, {self.spec.key: [worker_id]})
+            await self._retry(self._context.verbs.beat, {self.spec.key: [worker_id]})
 
     async def _live_once(self) -> None:
         worker_id, self._successor_id = self._successor_id or self._new_id(), None

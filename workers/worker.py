@@ -24,7 +24,7 @@ from batching.metrics_config import read_metrics_config
 from batching.policy import policy_of
 from batching.protocol import Batch, Reply
 from batching.settings import Settings
-from batching.store.connection import RedisError, connect, store_url
+from batching.store.connection import BLOCK_S, RedisError, connect, idle_s, store_url
 from batching.store.metric_verbs import MetricVerbs
 from batching.store.worker_verbs import WorkerVerbs
 from batching.telemetry import configure_logging
@@ -58,11 +58,14 @@ class Worker:
         verbs: WorkerVerbs,
         run: Callable[[Batch], list[Reply]],
         is_broken: Callable[[], bool] = lambda: False,
+        *,
+        idle_s: float = BLOCK_S,
     ) -> None:
         self._batcher = batcher
         self._verbs = verbs
         self._run = run
         self._is_broken = is_broken
+        self._idle_s = idle_s
         self._should_stop = False
         self._unsure_until = 0.0
         self._look_at = 0.0
@@ -70,6 +73,7 @@ class Worker:
     def stop(self, _signum: int = 0, _frame: FrameType | None = None) -> None:
         """No batch is claimed any more; the running one is finished. Safe as a signal handler."""
         self._should_stop = True
+        self._verbs.interrupt()
 
     def serve(self) -> None:
         """Every claimed batch has been replied to when this returns.
@@ -123,7 +127,8 @@ class Worker:
             self._verbs.recover()
             self._look_at = now_s + (LOOK_AGAIN_S if is_unsure else LOOK_S)
         end = self._look_at
-        return self._batcher.gather(lambda: self._should_stop or time.monotonic() > end)
+        idle_s = BLOCK_S if is_unsure else self._idle_s
+        return self._batcher.gather(lambda: self._should_stop or time.monotonic() > end, idle_s)
 
 
 def timed(entry: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
@@ -194,7 +199,14 @@ def main() -> int:
         is_logging=settings.is_logging_metrics,
     )
     run = reporter.follow(runner.run)
-    worker = Worker(Batcher(verbs, policy), verbs, run, lambda: runner.is_device_broken)
+    worker = Worker(
+        Batcher(verbs, policy),
+        verbs,
+        run,
+        lambda: runner.is_device_broken,
+        # A ticket is only good while it is young.
+        idle_s=BLOCK_S if spec.use_job_ticket else idle_s(client),
+    )
     signal.signal(signal.SIGTERM, worker.stop)
     reporter.start()
     if spec.use_job_ticket:

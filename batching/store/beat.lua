@@ -1,25 +1,37 @@
--- beat: the members of each set are alive now, by Redis' clock, and so are their leases.
+-- beat: the members of each set are alive now, by Redis' clock, and so are their leases; and a bell
+-- that was lost while requests wait is rung again.
 --
--- KEYS  of each set in turn: the beats (zset), then the leases to keep alive
+-- KEYS  of each set in turn: the beats (zset), the leases to keep alive, and after leases the
+--       version's queue, solo and bell
 -- ARGV  1 ttl_ms, then of each set in turn: how many leases, how many members, the members
--- Returns, for each set, how many of its members were not known before.
+-- Returns {silent_ms, added, added, ...}: for how long the most silent member of all sets has been
+-- so, and for each set how many of its members were not known before.
 --
 -- PEXPIRE comes first: at maxmemory a script may go on once its first write was one that needs no
 -- memory, while a plain ZADD would be refused and a living worker taken for dead.
 
-for i = 1, #KEYS do redis.call('PEXPIRE', KEYS[i], ARGV[1]) end
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-local added = {}
+local silent_ms, added = 0, {}
 local set, first = 1, 2
 while set <= #KEYS do
-  local leases, members = tonumber(ARGV[first]), tonumber(ARGV[first + 1])
+  local beats, leases, members = KEYS[set], tonumber(ARGV[first]), tonumber(ARGV[first + 1])
+  for i = set, set + leases do redis.call('PEXPIRE', KEYS[i], ARGV[1]) end
   local new = 0
-  for i = first + 2, first + 1 + members do
-    new = new + redis.call('ZADD', KEYS[set], now_ms, ARGV[i])
-  end
-  redis.call('PEXPIRE', KEYS[set], ARGV[1])
+  for i = first + 2, first + 1 + members do new = new + redis.call('ZADD', beats, now_ms, ARGV[i]) end
+  if new > 0 then redis.call('PEXPIRE', beats, ARGV[1]) end
+  local oldest = redis.call('ZRANGEBYSCORE', beats, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  if oldest[2] then silent_ms = math.max(silent_ms, now_ms - tonumber(oldest[2])) end
   added[#added + 1] = new
   set, first = set + 1 + leases, first + 2 + members
+  if leases > 0 then
+    local bell = KEYS[set + 2]
+    local waiting = redis.call('LLEN', KEYS[set]) + redis.call('LLEN', KEYS[set + 1])
+    if waiting > 0 and redis.call('LLEN', bell) == 0 then
+      redis.call('RPUSH', bell, '1')
+      redis.call('PEXPIRE', bell, 60000)
+    end
+    set = set + 3
+  end
 end
-return added
+return {silent_ms, unpack(added)}

@@ -26,8 +26,10 @@ from batching.store.tcp_limits import TCP_LIMITS
 
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 5.0
-BLOCK_S = 0.6  # a lost bell, and a stop, are noticed within a second, the ticks of Redis included
-BLOCK_MARGIN_S = 5.0
+BLOCK_S = 0.6  # what was lost, or is elsewhere now, is noticed in a second, Redis' ticks included
+# Of an idle worker. Nodes see to lost wake-ups in the meantime; a wait that nobody hears any more
+# may take one.
+IDLE_S = 2.0
 
 RedisError = redis.RedisError
 
@@ -85,6 +87,14 @@ def is_cluster(client: Client) -> bool:
     """Whether the keys are on several servers, one of which may fail while the others go on."""
     deployment = getattr(client.connection_pool, "deployment", None)
     return deployment is not None and deployment.is_cluster
+
+
+def idle_s(client: Client) -> float:
+    """How long a worker of this client waits for work, before it looks by itself.
+
+    Servers that others may take over from have to be looked after by whoever waits.
+    """
+    return IDLE_S if getattr(client.connection_pool, "deployment", None) is None else BLOCK_S
 
 
 def _is_spread(url: str) -> bool:

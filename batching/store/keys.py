@@ -16,7 +16,6 @@ MODELS = (
 NODES = "{ferry}:nodes"  # zset   node id -> last beat, Redis ms; TTL 24 h, renewed by every beat
 NODE_INFO = "{ferry}:node_info"  # hash   node id -> NodeStatus as JSON; deleted by drain and reaper
 EPOCH = "{ferry}:epoch"  # string set once; permanent. Missing means that Redis was emptied
-REAP_LOCK = "{ferry}:reap"  # string courtesy lock of the reaper; TTL 400 ms
 DOWNLOADS = "{ferry}:downloads"  # hash   URL -> "bytes/bytes in all"; TTL 60 s, renewed meanwhile
 CHANGES = "{ferry}:changes"  # pub/sub channel: name of the model whose registry or workers changed
 

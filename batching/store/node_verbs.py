@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from batching.model_spec import VersionKey
 from batching.status import NodeStatus, WorkerStatus
@@ -11,9 +12,19 @@ from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.reclaiming import AT_ONCE, ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.scripts import async_script
 
-REAP_LOCK_MS = 400
 CALL_S = 1.0
 SPOKEN_OF_AT_ONCE = 256  # versions in one call, so that none holds Redis up for long
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a beat was answered."""
+
+    is_new_node: bool
+    # Of each version, how many of its workers were not known before.
+    added: Mapping[VersionKey, int]
+    # For how long the most silent one has been so: of the nodes, or of these versions' workers.
+    silent_s: float
 
 
 class NodeVerbs:
@@ -38,10 +49,10 @@ class NodeVerbs:
                 without its record.
         """
         # The beat is a script that maxmemory does not stop; the record is written when needed.
-        [added] = await self._beat(keys=[keys.NODES], args=[LEASE_TTL_MS, 0, 1, node.node_id])
-        if added or is_unsure:
-            await self._client.hset(keys.NODE_INFO, node.node_id, node.to_json())
-        return added > 0 or is_unsure
+        is_new = (await self.beat({}, node.node_id)).is_new_node or is_unsure
+        if is_new:
+            await self.describe(node)
+        return is_new
 
     async def describe(self, node: NodeStatus) -> None:
         """Everybody sees this record of a node that has joined."""
@@ -54,7 +65,7 @@ class NodeVerbs:
             pipe.hdel(keys.NODE_INFO, node_id)
             await pipe.execute()
 
-    async def together(self, calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    async def together(self, calls: Sequence[Callable[[], Awaitable[object]]]) -> None:
         """All of these calls are made; the first error of one of them is raised.
 
         On one server, one after the other until one fails. In a cluster at once, with little time
@@ -70,31 +81,42 @@ class NodeVerbs:
                 raise outcome
 
     def groups(self, versions: Iterable[VersionKey]) -> list[list[VersionKey]]:
-        """The same versions, by what one call can speak of: in a cluster of one only.
+        """The same versions, by what one call can speak of; the first can speak of the nodes, too.
 
-        Calls by the version would wake Redis and the node as often as there are versions.
+        In a cluster that is one version, or the nodes alone. Calls by the version would wake Redis
+        and the node as often as there are versions.
         """
         known = list(versions)
-        size = 1 if is_cluster(self._client) else SPOKEN_OF_AT_ONCE
-        return [known[start : start + size] for start in range(0, len(known), size)]
+        if is_cluster(self._client):
+            return [[], *([key] for key in known)]
+        size = SPOKEN_OF_AT_ONCE
+        return [known[start : start + size] for start in range(0, max(1, len(known)), size)]
 
-    async def beat_workers(
-        self, workers: Mapping[VersionKey, Sequence[str]]
-    ) -> dict[VersionKey, int]:
-        """These workers are alive, and so are their leases; how many were not known before.
+    async def beat(
+        self, workers: Mapping[VersionKey, Sequence[str]], node_id: str | None = None
+    ) -> Heard:
+        """The node and these workers are alive, and so are their leases.
+
+        Where requests wait for them and a wake-up was lost, one of them is woken.
 
         Args:
-            workers: by version, those of one group.
+            workers: by version, those of one group; versions without any are listened to only.
+            node_id: in the first group's call.
         """
-        names: list[str] = []
+        names = [] if node_id is None else [keys.NODES]
         arguments: list[int | str] = [LEASE_TTL_MS]
+        arguments += [] if node_id is None else [0, 1, node_id]
         for key, worker_ids in workers.items():
             version_keys = VersionKeys.of(key)
-            leases = [version_keys.lease_prefix + worker_id for worker_id in worker_ids]
-            names += [version_keys.worker_beats, *leases]
-            arguments += [len(leases), len(worker_ids), *worker_ids]
-        added = await self._beat(keys=names, args=arguments, client=self._at_all(workers))
-        return dict(zip(workers, added, strict=True))
+            names.append(version_keys.worker_beats)
+            arguments += [len(worker_ids), len(worker_ids), *worker_ids]
+            if worker_ids:
+                names += [version_keys.lease_prefix + worker_id for worker_id in worker_ids]
+                names += [version_keys.queue, version_keys.solo, version_keys.bell]
+        client = self._at_all(workers) if workers else self._client
+        silent_ms, *added = await self._beat(keys=names, args=arguments, client=client)
+        is_new_node = node_id is not None and added.pop(0) > 0
+        return Heard(is_new_node, dict(zip(workers, added, strict=True)), silent_ms / 1000)
 
     async def dead_nodes(self) -> list[str]:
         """Nodes that have been silent for too long."""
@@ -113,10 +135,6 @@ class NodeVerbs:
             for key, members in zip(versions, found, strict=True)
             for member in members
         ]
-
-    async def lock_reaping(self, node_id: str) -> bool:
-        """True for one node per period. A courtesy: reaping twice at once is harmless."""
-        return bool(await self._client.set(keys.REAP_LOCK, node_id, nx=True, px=REAP_LOCK_MS))
 
     async def report(self, key: VersionKey, status: WorkerStatus) -> None:
         """Everybody sees this worker's state."""

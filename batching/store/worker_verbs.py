@@ -20,7 +20,8 @@ from batching.protocol import (
     ReplyChunk,
     Request,
 )
-from batching.store.connection import BLOCK_S, Client, at
+from batching.store.bell import Bell
+from batching.store.connection import Client, at
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.parked_pop import ParkedPop
 from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_keys
@@ -76,6 +77,7 @@ class WorkerVerbs:
         self._recover_keys = reclaim_keys(key, worker_id)
         self._recover_arguments = reclaim_arguments(worker_id, ReclaimMode.RECOVERED)
         self._more = ParkedPop(client, keys.more_prefix + worker_id)
+        self._bell = Bell(client, keys.bell)
         self._handover = Handover()
         self._window_end: float | None = None  # by the monotonic clock; None: no claim ends one
         self._claim_keys = [
@@ -200,16 +202,17 @@ class WorkerVerbs:
         self._window_end = None if is_full or wait_s < MIN_WAIT_S else end
         return is_full
 
-    def wait_bell(self) -> bool:
-        """Blocks until there may be work; false after about a second without."""
-        return self._client.blpop([self._keys.bell], timeout=BLOCK_S) is not None
+    def wait_bell(self, timeout_s: float) -> bool:
+        """Blocks until there may be work; false after `timeout_s` without, or a little later."""
+        return self._bell.wait(timeout_s)
+
+    def interrupt(self) -> None:
+        """Nobody waits for the bell any more; safe in a signal handler."""
+        self._bell.interrupt()
 
     def ring(self) -> None:
         """Another idle worker is woken."""
-        with self._client.pipeline(transaction=False) as pipe:
-            pipe.rpush(self._keys.bell, "1")
-            pipe.expire(self._keys.bell, 60)
-            pipe.execute()
+        self._bell.ring()
 
     def _store_large(
         self, items: Sequence[tuple[str, int]], values: Sequence[bytes]

@@ -17,7 +17,7 @@ from batching.policy import FixedPolicy
 from batching.protocol import INLINE_LIMIT_BYTES, Batch
 from batching.status import NodeStatus
 from batching.store import scripts
-from batching.store.connection import RedisError, connect, connect_async
+from batching.store.connection import BLOCK_S, RedisError, connect, connect_async
 from batching.store.ingress_verbs import IngressVerbs, Submission
 from batching.store.node_verbs import NodeVerbs, ReclaimMode
 from batching.store.tasks import end_tasks
@@ -276,7 +276,7 @@ def test_f21_cancel_again_is_harmless(line: Line, at: int) -> None:
 def test_f21_bell_and_window_that_were_cut_only_wake(line: Line, at: int) -> None:
     # Given a bell that is popped into the broken connection
     line.desk.submit("a")
-    line.cut(line.worker.wait_bell, at)
+    line.cut(lambda: line.worker.wait_bell(BLOCK_S), at)
 
     # When the worker looks by itself
     claimed = line.worker.claim(8, 10.0)
@@ -298,7 +298,7 @@ def test_f21_node_verbs_may_be_repeated(line: Line, at: int, record_promise: Any
 
     # Beats
     desk.silence_worker()
-    line.cut(lambda: node.beat_workers({KEY: ["worker-a"]}), at)
+    line.cut(lambda: node.beat({KEY: ["worker-a"]}), at)
     assert node.dead_workers([KEY]) == []
 
     # Reclaim: what was taken back stays taken back, and nothing twice
@@ -323,7 +323,7 @@ class Beats:
         monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
         self.introductions = 0
         self._line = line
-        self._heart = Heartbeat(line.node._verbs, NODE, list, self._count)
+        self._heart = Heartbeat(line.node._verbs, NODE, list, list, self._count)
 
     def run(self, seconds: float) -> None:
         async def run() -> None:

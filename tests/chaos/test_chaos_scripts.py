@@ -1,23 +1,35 @@
 """F9 to F12, F25, F38, F39: crash points, clocks, lost bells and cancel storms at the queue."""
 
+import asyncio
 import datetime
+import itertools
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from batching.batcher import Batcher, Nothing
 from batching.policy import FixedPolicy
 from batching.protocol import Batch
-from batching.store.node_verbs import ReclaimMode
+from batching.settings import Settings
+from batching.status import NodeStatus, WorkerState, WorkerStatus
+from batching.store.connection import IDLE_S, connect_async
+from batching.store.node_verbs import NodeVerbs, ReclaimMode
+from batching.store.tasks import end_tasks
 from batching.store.worker_verbs import WorkerVerbs
 from tests.chaos.crash_points import EXIT_CRASHED, POINTS
-from tests.support import DEAD_AFTER_MS, KEY, Desk, ids_of, items_of, make_reply
+from tests.support import DEAD_AFTER_MS, KEY, Desk, ids_of, items_of, make_reply, make_spec
 from tests.timing import assert_within
+from workers.devices import Device
+from workers.heartbeat import Heartbeat
+from workers.slot import Slot, SlotContext
 
 NAMES = [f"r{number}" for number in range(8)]
 STORM = 10_000
+NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
+WORKER = WorkerStatus("worker-a", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
@@ -139,28 +151,46 @@ class BellThief(WorkerVerbs):
             self.on_empty()
         return claimed
 
-    def wait_bell(self) -> bool:
+    def wait_bell(self, timeout_s: float) -> bool:
         self._client.delete(self._keys.bell)
-        return super().wait_bell()
+        return super().wait_bell(timeout_s)
 
 
 def test_f38_lost_bell_costs_a_second_at_most(real_desk: Desk, record_promise) -> None:
-    # Given a worker about to wait, and a request that comes in just then
+    # Given a worker about to wait, a node that has just beaten, and a request that comes just then
     client = real_desk.backend.connect()
     worker = BellThief(client, KEY, "worker-a", DEAD_AFTER_MS)
     submitted = []
     worker.on_empty = lambda: submitted or submitted.extend(real_desk.submit("a"))
+    batcher = Batcher(worker, FixedPolicy(8, 0.005))
 
     # When its bell is lost
-    began = time.monotonic()
-    batch = Batcher(worker, FixedPolicy(8, 0.005)).gather(lambda: False)
+    async def gather() -> tuple[Batch | None, float]:
+        async with connect_async(real_desk.backend.url) as node_client:
+            heart = heart_of(NodeVerbs(node_client, DEAD_AFTER_MS))
+            await heart.beat()
+            beating = asyncio.create_task(heart.run())
+            began = time.monotonic()
+            batch = await asyncio.to_thread(batcher.gather, lambda: False, IDLE_S)
+            took_s = time.monotonic() - began
+            await end_tasks([beating])
+            return batch, took_s
+
+    batch, took_s = asyncio.run(gather())
 
     # Then the request is found all the same
-    took_s = time.monotonic() - began
     record_promise("F38", "bell lost", "progress <= 1 s", f"{took_s:.2f} s")
     assert ids_of(batch) == ["a"]
     assert_within(took_s, 1.0)
     client.connection_pool.disconnect()
+
+
+def heart_of(verbs: NodeVerbs) -> Heartbeat:
+    """The heart of a node with one worker, that of the tests."""
+    context = SlotContext("node-a", Settings(), verbs, itertools.count(), None, Path())
+    slot = Slot(context, make_spec(), 0, Device("cpu"), 1)
+    slot._status = WORKER
+    return Heartbeat(verbs, NODE, lambda: [slot], lambda: [KEY], lambda: None)
 
 
 def test_f39_cancel_storm_leaves_nothing_to_wade_through(real_desk: Desk, record_promise) -> None:

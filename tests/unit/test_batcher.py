@@ -8,6 +8,7 @@ from batching.protocol import Batch, Claimed
 from tests.support import make_request
 
 POLICY = FixedPolicy(batch_size=4, patience_s=0.050)
+IDLE_S = 2.0
 
 
 def batch_of(*names):
@@ -33,7 +34,8 @@ class ScriptedSource:
     def wait_more(self, timeout_s):
         return self._next("wait_more", pytest.approx(timeout_s))
 
-    def wait_bell(self):
+    def wait_bell(self, timeout_s):
+        assert timeout_s == IDLE_S
         return self._next("wait_bell")
 
     def ring(self):
@@ -45,7 +47,7 @@ class ScriptedSource:
 
 
 def gather(source, should_stop=lambda: False):
-    return Batcher(source, POLICY).gather(should_stop)
+    return Batcher(source, POLICY).gather(should_stop, IDLE_S)
 
 
 def test_gather_returns_a_full_batch_at_once():

@@ -42,9 +42,16 @@ class Parts:
         slot._status = WORKER
         self.forgotten = 0
         self.heart = Heartbeat(
-            self.verbs, NODE, lambda: [slot], self._count, dead_after_s=DEAD_AFTER_S
+            self.verbs,
+            NODE,
+            lambda: [slot],
+            lambda: [KEY],
+            self._count,
+            dead_after_s=DEAD_AFTER_S,
         )
-        self.reaper = Reaper(self.verbs, "node-a", lambda: [KEY], self.heart.is_steady)
+        self.reaper = Reaper(
+            self.verbs, lambda: [KEY], self.heart.is_steady, self.heart.somebody_is_overdue
+        )
 
     def _count(self):
         self.forgotten += 1
@@ -72,7 +79,7 @@ def test_nobody_is_taken_for_dead_right_after_an_outage(parts, is_new):
         if not is_new:
             await parts.heart.beat()
         await parts.verbs.report(KEY, other)
-        await parts.verbs.beat_workers({KEY: ["node-b-1"]})
+        await parts.verbs.beat({KEY: ["node-b-1"]})
         await parts.verbs.join(replace(NODE, node_id="node-b"))
         # When nobody can be heard for longer than anybody may be silent
         parts.server.connected = False
@@ -92,6 +99,37 @@ def test_nobody_is_taken_for_dead_right_after_an_outage(parts, is_new):
         reaping = asyncio.create_task(parts.reaper.run())
         await eventually_async(lambda: parts.workers() == ["node-a-1"])
         await end_tasks([living, reaping])
+
+    asyncio.run(run())
+
+
+def test_silent_worker_is_looked_for_when_it_would_be_dead(parts):
+    async def run():
+        # Given
+        await parts.heart.beat()
+        reaping = asyncio.create_task(parts.reaper.run())
+        await parts.verbs.report(KEY, replace(WORKER, worker_id="node-b-1", node_id="node-b"))
+        await parts.verbs.join(replace(NODE, node_id="node-b"))
+        await parts.verbs.beat({KEY: ["node-b-1"]})
+        parts.silence("node-b-1")
+        # When nobody beats any more
+        await parts.heart.beat()
+        # Then
+        await eventually_async(lambda: parts.workers() == ["node-a-1"])
+        await end_tasks([reaping])
+
+    asyncio.run(run())
+
+
+def test_nobody_is_looked_for_while_everybody_beats(parts):
+    async def run():
+        # Given
+        await parts.verbs.beat({KEY: ["node-b-1"]})
+        # When
+        await parts.heart.beat()
+        # Then
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(parts.heart.somebody_is_overdue(), DEAD_AFTER_S / 2)
 
     asyncio.run(run())
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from batching.protocol import Batch, BatchTiming, Reply, ReplyChunk
 from batching.status import NodeStatus, WorkerState, WorkerStatus
-from batching.store.connection import connect, connect_async
+from batching.store.connection import BLOCK_S, connect, connect_async
 from batching.store.node_verbs import NodeVerbs
 from batching.store.registry import Registry
 from batching.store.worker_verbs import WorkerVerbs
@@ -88,7 +88,7 @@ class SimulatedNode:
             worker_id = str(9000 + slot)
             # Before it is reported: a test sends its request as soon as it hears of the worker.
             if slot < spec.max_worker and self.behaviour == "ready":
-                await verbs.beat_workers({spec.key: [worker_id]})
+                await verbs.beat({spec.key: [worker_id]})
             if slot >= spec.max_worker:
                 await verbs.forget(spec.key, worker_id)
             elif slot not in reported:
@@ -129,7 +129,7 @@ class SimulatedNode:
         while not self._stop.is_set():
             batch = verbs.claim(spec.batch_size, 0.0) if self.is_serving else None
             if not isinstance(batch, Batch):
-                verbs.wait_bell()
+                verbs.wait_bell(BLOCK_S)
                 continue
             items = [(item.request_id, item.attempt) for item in batch.items]
             timing = BatchTiming(len(items), 10, 10, is_first=True)

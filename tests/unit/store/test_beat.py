@@ -11,7 +11,7 @@ def test_beat_brings_a_silent_worker_back_to_life(desk):
     assert desk.node().dead_workers([KEY]) == [(KEY, "worker-a")]
 
     # When
-    desk.node().beat_workers({KEY: ["worker-a"]})
+    desk.node().beat({KEY: ["worker-a"]})
 
     # Then
     assert desk.node().dead_workers([KEY]) == []
@@ -19,7 +19,7 @@ def test_beat_brings_a_silent_worker_back_to_life(desk):
 
 def test_beat_speaks_for_all_its_workers_at_once(desk):
     # When
-    desk.node().beat_workers({KEY: ["worker-b", "worker-c"]})
+    desk.node().beat({KEY: ["worker-b", "worker-c"]})
 
     # Then
     members = desk.client.zrange(desk.keys.worker_beats, 0, -1)
@@ -35,7 +35,7 @@ def test_beat_speaks_for_many_versions(desk):
     # When
     added = {}
     for group in groups:
-        added |= node.beat_workers({key: workers[key] for key in group})
+        added |= node.beat({key: workers[key] for key in group}).added
 
     # Then
     assert added == {KEY: 1, OTHER: 1}
@@ -48,13 +48,13 @@ def test_dead_are_told_by_version(desk):
     # Given
     node = desk.node()
     groups = node._verbs.groups([KEY, OTHER])
-    node.beat_workers({KEY: ["worker-b"]})
-    node.beat_workers({OTHER: ["worker-b", "worker-c"]})
+    node.beat({KEY: ["worker-b"]})
+    node.beat({OTHER: ["worker-b", "worker-c"]})
     for key, worker_id in ((KEY, "worker-a"), (OTHER, "worker-b")):
         desk.client.zincrby(VersionKeys.of(key).worker_beats, -2 * DEAD_AFTER_MS, worker_id)
 
     # When
-    dead = [one for group in groups for one in node.dead_workers(group)]
+    dead = [one for group in groups if group for one in node.dead_workers(group)]
 
     # Then
     assert dead == [(KEY, "worker-a"), (OTHER, "worker-b")]
@@ -62,7 +62,7 @@ def test_dead_are_told_by_version(desk):
 
 def test_beat_uses_redis_time(desk):
     # When
-    desk.node().beat_workers({KEY: ["worker-b"]})
+    desk.node().beat({KEY: ["worker-b"]})
 
     # Then
     seconds, microseconds = desk.client.time()
@@ -78,7 +78,7 @@ def test_beat_keeps_the_leases_alive(desk):
     desk.client.pexpire(lease, 1000)
 
     # When
-    desk.node().beat_workers({KEY: ["worker-a"]})
+    desk.node().beat({KEY: ["worker-a"]})
 
     # Then
     assert desk.client.pttl(lease) > LEASE_TTL_MS - 10_000
@@ -86,12 +86,48 @@ def test_beat_keeps_the_leases_alive(desk):
 
 def test_worker_is_dead_only_when_silent_for_longer_than_the_limit(desk):
     # Given
-    desk.node().beat_workers({KEY: ["worker-b"]})
+    desk.node().beat({KEY: ["worker-b"]})
     desk.silence_worker("worker-a", ms=DEAD_AFTER_MS - 1000)
     desk.silence_worker("worker-b", ms=DEAD_AFTER_MS + 100)
 
     # When / Then
     assert desk.node().dead_workers([KEY]) == [(KEY, "worker-b")]
+
+
+def test_beat_tells_how_long_the_most_silent_one_has_been_so(desk):
+    # Given
+    desk.submit("a")
+    quiet = desk.node().beat({KEY: []})
+    desk.silence_worker("worker-a", ms=DEAD_AFTER_MS)
+
+    # When
+    heard = desk.node().beat({KEY: ["worker-b"]})
+
+    # Then
+    assert quiet.silent_s < 1.0
+    assert DEAD_AFTER_MS <= heard.silent_s * 1000 < DEAD_AFTER_MS + 1000
+
+
+def test_beat_rings_a_bell_that_was_lost(desk):
+    # Given
+    desk.submit("a")
+    desk.client.delete(desk.keys.bell)
+
+    # When
+    for _ in range(2):
+        desk.node().beat({KEY: ["worker-a"]})
+
+    # Then
+    assert desk.client.llen(desk.keys.bell) == 1
+    assert desk.client.pttl(desk.keys.bell) > 0
+
+
+def test_beat_rings_for_nothing_when_nothing_waits(desk):
+    # When
+    desk.node().beat({KEY: ["worker-a"]})
+
+    # Then
+    assert not desk.client.exists(desk.keys.bell)
 
 
 def test_beat_goes_on_when_memory_is_full(real_desk, full_memory):
@@ -100,7 +136,7 @@ def test_beat_goes_on_when_memory_is_full(real_desk, full_memory):
     full_memory()
 
     # When
-    real_desk.node().beat_workers({KEY: ["worker-a"]})
+    real_desk.node().beat({KEY: ["worker-a"]})
 
     # Then
     assert real_desk.node().dead_workers([KEY]) == []

@@ -84,7 +84,7 @@ def test_forget_takes_the_worker_off_every_list(desk):
     # Given
     desk.node().join(NODE)
     desk.node().report(KEY, WORKER)
-    desk.node().beat_workers({KEY: ["worker-1"]})
+    desk.node().beat({KEY: ["worker-1"]})
 
     # When
     desk.node().forget(KEY, "worker-1")
@@ -106,14 +106,6 @@ def test_hidden_worker_is_still_seen_and_does_not_count(desk):
     # Then
     assert desk.registry().workers(KEY) == [WORKER]
     assert desk.submit("a")[0].name == "NO_WORKER"
-
-
-def test_lock_lets_one_node_reap_at_a_time(desk):
-    # When
-    answers = [desk.node().lock_reaping("node-a"), desk.node().lock_reaping("node-b")]
-
-    # Then
-    assert answers == [True, False]
 
 
 @pytest.mark.parametrize("verb", ["forget", "hide"])

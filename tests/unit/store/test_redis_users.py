@@ -90,7 +90,7 @@ def test_users_may_pass_a_request_through_its_whole_life(desks):
     large = Submission("large", 60_000, wire_of("large", size=LARGE))
     verbs.submit([Submission("small", 60_000, wire_of("small")), large])
     hands = worker.worker()
-    assert hands.wait_bell()
+    assert hands.wait_bell(5.0)
     batch = hands.claim(2, 0.0)
     assert isinstance(batch, Batch)
     # Then: replied to, small and large, and collected
@@ -126,7 +126,7 @@ def test_worker_may_take_back_and_refuse(desks, mode):
     # When
     ingress.silence_worker()
     node.reclaim(KEY, "worker-a", mode)
-    node.beat_workers({KEY: ["worker-b"]})
+    node.beat({KEY: ["worker-b"]})
     worker.worker("worker-b").claim(1, 0.0)
     node.reclaim(KEY, "worker-b", mode)
     node.refuse_waiting(KEY, "no_worker")
@@ -154,7 +154,6 @@ def test_worker_may_keep_the_lists_of_nodes_and_workers(desks):
     _, worker = desks
     node = worker.node()
     node.join(NodeStatus("node-a", "host", 1, "2026-01-01T00:00:00.000Z"))
-    assert node.lock_reaping("node-a")
     assert node.dead_nodes() == []
     assert node.dead_workers([KEY]) == []
     node.forget(KEY, "worker-a")

@@ -7,7 +7,7 @@ import redis
 
 from batching.batcher import Nothing
 from batching.protocol import WIRE_VERSION
-from batching.store import worker_verbs as verbs_module
+from batching.store import parked_pop
 from batching.store.connection import connect
 from batching.store.ingress_verbs import Submission
 from batching.store.parked_pop import ParkedPop
@@ -91,7 +91,7 @@ def test_parked_pop_takes_one_element_per_wait(parked, real_backend):
 
 
 def test_parked_pop_goes_on_beyond_the_servers_own_timeout(parked, real_backend, monkeypatch):
-    monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
+    monkeypatch.setattr(parked_pop, "BLOCK_S", SHORT_BLOCK_S)
 
     with ThreadPoolExecutor(1) as pool:
         # Given
@@ -137,7 +137,7 @@ def test_parked_pop_works_again_after_its_connection_was_killed(parked, real_bac
 def test_wait_bell_hears_a_submit(real_desk):
     # Given
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(real_desk.worker().wait_bell)
+        waiting = pool.submit(real_desk.worker().wait_bell, 5.0)
         eventually(lambda: is_blocked(real_desk.backend))
 
         # When
@@ -147,12 +147,11 @@ def test_wait_bell_hears_a_submit(real_desk):
         assert waiting.result(5.0)
 
 
-def test_wait_bell_wakes_one_worker_of_two(real_desk, monkeypatch):
-    monkeypatch.setattr(verbs_module, "BLOCK_S", 10 * SHORT_BLOCK_S)
-
+def test_wait_bell_wakes_one_worker_of_two(real_desk):
     with ThreadPoolExecutor(2) as pool:
         # Given
-        waiting = [pool.submit(real_desk.worker(f"worker-{n}").wait_bell) for n in range(2)]
+        workers = [real_desk.worker(f"worker-{n}") for n in range(2)]
+        waiting = [pool.submit(worker.wait_bell, 10 * SHORT_BLOCK_S) for worker in workers]
         client = real_desk.client
         eventually(lambda: client.info("clients")["blocked_clients"] == 2)
 
@@ -163,12 +162,31 @@ def test_wait_bell_wakes_one_worker_of_two(real_desk, monkeypatch):
         assert sorted(future.result(5.0) for future in waiting) == [False, True]
 
 
+def test_wait_bell_ends_at_once_when_it_is_interrupted(real_desk):
+    # Given
+    worker = real_desk.worker()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(worker.wait_bell, 10.0)
+        eventually(lambda: is_blocked(real_desk.backend))
+
+        # When
+        started = time.monotonic()
+        worker.interrupt()
+
+        # Then: it counts as rung for, as that may have happened meanwhile
+        assert waiting.result(5.0)
+        assert_within(time.monotonic() - started, 0.1)
+    assert not worker.wait_bell(10.0)
+    worker.ring()
+    assert real_desk.worker("worker-b").wait_bell(5.0)
+
+
 def test_ring_wakes_another_worker(real_desk):
     # When
     real_desk.worker("worker-a").ring()
 
     # Then
-    assert real_desk.worker("worker-b").wait_bell()
+    assert real_desk.worker("worker-b").wait_bell(5.0)
 
 
 def test_wait_more_is_for_the_collector_alone(real_desk):
