@@ -113,7 +113,9 @@ class Heartbeat:
     ) -> bool:
         in_doubt = self._unsure.intersection(workers)
         self._unsure.update(workers)
-        heard = await self._verbs.beat(workers, node_id)
+        # Who is not quiet yet is told of by the next beat, or the one after it, and in time.
+        quiet_s = max(0.0, self._dead_after_s - 2 * BEAT_S)
+        heard = await self._verbs.beat(workers, node_id, quiet_s=quiet_s)
         self._expect(heard.silent_s)
         for key in (*workers, *([None] if node_id else [])):
             self._hear(key)
@@ -128,11 +130,10 @@ class Heartbeat:
         self._unsure.difference_update(workers)
         return heard.is_new_node
 
-    def _expect(self, silent_s: float) -> None:
-        overdue_in_s = self._dead_after_s + OVERDUE_S - silent_s
-        # Else the next beat, or the one after it should it be late, still comes before.
-        if overdue_in_s < 2 * BEAT_S:
-            asyncio.get_running_loop().call_later(max(0.0, overdue_in_s), self._is_overdue.set)
+    def _expect(self, silent_s: Iterable[float]) -> None:
+        loop = asyncio.get_running_loop()
+        for overdue_in_s in {self._dead_after_s + OVERDUE_S - one_s for one_s in silent_s}:
+            loop.call_later(max(0.0, overdue_in_s), self._is_overdue.set)
 
     def _hear(self, key: VersionKey | None) -> None:
         now = time.monotonic()

@@ -193,12 +193,9 @@ class Node:
 
     async def _reconcile(self) -> None:
         """As many slots run as the registry wants; slots too many are being stopped."""
-        if await asyncio.to_thread(self._registry.is_lost):
-            # The nodes remember what Redis forgot. Doing it twice at once is harmless.
-            await asyncio.to_thread(self._registry.restore, self._wanted.values())
-            await asyncio.to_thread(self._registry.mark)
-        before, self._wanted = self._wanted, await asyncio.to_thread(self._registry.snapshot)
-        await asyncio.to_thread(self._files.forget, _urls(before) - _urls(self._wanted))
+        before, self._wanted = self._wanted, await asyncio.to_thread(self._registered)
+        if gone := _urls(before) - _urls(self._wanted):
+            await asyncio.to_thread(self._files.forget, gone)
         specs = {
             spec.key: spec for entry in self._wanted.values() for spec in entry.versions.values()
         }
@@ -214,6 +211,14 @@ class Node:
             # In a cluster one server may forget its versions while the registry's does not.
             await asyncio.to_thread(self._registry.repair, self._wanted.values())
             self._repairs_done = due
+
+    def _registered(self) -> dict[str, ModelEntry]:
+        """What is registered; again what Redis forgot, as the nodes remember it. Blocks."""
+        if self._registry.is_lost():
+            # Doing it twice at once is harmless.
+            self._registry.restore(self._wanted.values())
+            self._registry.mark()
+        return self._registry.snapshot()
 
     def _open_slot(self, spec: ModelSpec, number: int, specs: Sequence[ModelSpec]) -> None:
         device = self._pick_device(spec, number)

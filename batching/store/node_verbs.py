@@ -23,8 +23,8 @@ class Heard:
     is_new_node: bool
     # Of each version, how many of its workers were not known before.
     added: Mapping[VersionKey, int]
-    # For how long the most silent one has been so: of the nodes, or of these versions' workers.
-    silent_s: float
+    # For how long who is quiet has been silent: nodes, and these versions' workers.
+    silent_s: Sequence[float]
 
 
 class NodeVerbs:
@@ -93,7 +93,11 @@ class NodeVerbs:
         return [known[start : start + size] for start in range(0, max(1, len(known)), size)]
 
     async def beat(
-        self, workers: Mapping[VersionKey, Sequence[str]], node_id: str | None = None
+        self,
+        workers: Mapping[VersionKey, Sequence[str]],
+        node_id: str | None = None,
+        *,
+        quiet_s: float | None = None,
     ) -> Heard:
         """The node and these workers are alive, and so are their leases.
 
@@ -102,9 +106,11 @@ class NodeVerbs:
         Args:
             workers: by version, those of one group; versions without any are listened to only.
             node_id: in the first group's call.
+            quiet_s: the silence after which others are told of; that of the dead unless given.
         """
+        quiet_ms = self._dead_after_ms if quiet_s is None else int(quiet_s * 1000)
         names = [] if node_id is None else [keys.NODES]
-        arguments: list[int | str] = [LEASE_TTL_MS]
+        arguments: list[int | str] = [LEASE_TTL_MS, quiet_ms]
         arguments += [] if node_id is None else [0, 1, node_id]
         for key, worker_ids in workers.items():
             version_keys = VersionKeys.of(key)
@@ -116,7 +122,8 @@ class NodeVerbs:
         client = self._at_all(workers) if workers else self._client
         silent_ms, *added = await self._beat(keys=names, args=arguments, client=client)
         is_new_node = node_id is not None and added.pop(0) > 0
-        return Heard(is_new_node, dict(zip(workers, added, strict=True)), silent_ms / 1000)
+        silent_s = [one_ms / 1000 for one_ms in silent_ms]
+        return Heard(is_new_node, dict(zip(workers, added, strict=True)), silent_s)
 
     async def dead_nodes(self) -> list[str]:
         """Nodes that have been silent for too long."""

@@ -19,8 +19,8 @@ SETTLE_S = 2.0
 # The same wake-up has been seen to take twice as long on the same machine: its neighbours', and
 # whatever else runs. A poll would take much more; the bars themselves are for benchmarks.idle.
 MARGIN = 2
-# Some sixty are what beats, looks for the dead and looks for lost wake-ups come to.
-WAKES_PER_S = 80.0
+# Some thirty are what beats and looks for lost wake-ups come to.
+WAKES_PER_S = 50.0
 # The heavier registry is looked through now and then; a poll per model would take more.
 MORE_PERCENT = 0.1
 

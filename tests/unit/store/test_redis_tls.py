@@ -6,15 +6,21 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import redis
 
 from batching.settings import Settings
+from batching.store.bell import Bell
 from batching.store.connection import connect, store_url
+from tests.support import eventually
+from tests.timing import assert_within
 
 OPENSSL = shutil.which("openssl")
+TOKENS = "{ferry}:tokens"
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
 
 
@@ -125,6 +131,27 @@ def test_tls_connection_is_refused_when_the_server_is_another(proxy, certificate
 def test_tls_connection_is_refused_when_only_the_system_vouches(proxy):
     with pytest.raises(redis.ConnectionError, match="certificate verify failed"):
         ping(proxy("here").port)
+
+
+def test_wait_for_a_bell_over_tls_ends_at_once_when_it_is_interrupted(
+    proxy, certificates, real_backend
+):
+    # Given
+    port, authority = proxy("here").port, certificates / "authority.pem"
+    settings = Settings(redis_url=f"rediss://localhost:{port}/0", redis_ca_file=authority)
+    with connect(store_url(settings)) as client, ThreadPoolExecutor(1) as pool:
+        bell = Bell(client, TOKENS)
+        waiting = pool.submit(bell.wait, 4.0)
+        eventually(lambda: real_backend.client.info("clients")["blocked_clients"])
+
+        # When
+        started = time.monotonic()
+        bell.interrupt()
+
+        # Then
+        assert waiting.result(5.0)
+        assert_within(time.monotonic() - started, 0.2)
+        real_backend.client.rpush(TOKENS, "1")  # for the proxy, which still waits
 
 
 def test_tls_connection_shows_our_certificate(proxy, certificates):

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from batching.batcher import Nothing
+from batching.batcher import Batcher, Nothing
+from batching.policy import FixedPolicy
 from batching.protocol import WIRE_VERSION
 from batching.store import parked_pop
 from batching.store.connection import connect
@@ -14,6 +15,7 @@ from batching.store.parked_pop import ParkedPop
 from batching.store.replies import decode_reply
 from tests.support import eventually, ids_of, items_of, make_reply, wire_of
 from tests.timing import assert_within
+from workers.worker import Worker
 
 SHORT_BLOCK_S = 0.05
 TOKENS = "{ferry}:tokens"  # in a cluster, on the server of the client that is at hand
@@ -179,6 +181,24 @@ def test_wait_bell_ends_at_once_when_it_is_interrupted(real_desk):
     assert not worker.wait_bell(10.0)
     worker.ring()
     assert real_desk.worker("worker-b").wait_bell(5.0)
+
+
+def test_idle_worker_ends_at_once_when_it_is_stopped(real_desk):
+    # Given
+    verbs = real_desk.worker()
+    batcher = Batcher(verbs, FixedPolicy(8, 0.0))
+    worker = Worker(batcher, verbs, lambda _: pytest.fail("nothing to run"), idle_s=10.0)
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(worker.serve)
+        eventually(lambda: is_blocked(real_desk.backend))
+
+        # When
+        started = time.monotonic()
+        worker.stop()
+
+        # Then
+        serving.result(5.0)
+        assert_within(time.monotonic() - started, 0.1)
 
 
 def test_ring_wakes_another_worker(real_desk):
