@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from batching.model_spec import VersionKey
@@ -71,7 +71,9 @@ class Heartbeat:
                 workers.setdefault(slot.spec.key, []).append(slot.worker_id)
         self._keep(workers)
         groups = [{key: workers[key] for key in group} for group in self._verbs.groups(workers)]
-        calls = [partial(self._beat_with_node, groups[0], workers)]
+        calls: list[Callable[[], Awaitable[object]]] = [
+            partial(self._beat_with_node, groups[0], workers)
+        ]
         calls += [partial(self._beat_workers, group) for group in groups[1:]]
         await self._verbs.together(calls)
         if self._is_forgotten:
@@ -93,7 +95,7 @@ class Heartbeat:
     def _gap_s(self) -> float:
         return max(1.5 * BEAT_S, self._dead_after_s - BEAT_S)
 
-    async def somebody_is_overdue(self) -> None:
+    async def overdue(self) -> None:
         """Returns when a node or a worker, of this node or another, should have beaten."""
         await self._is_overdue.wait()
         self._is_overdue.clear()

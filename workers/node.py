@@ -98,9 +98,7 @@ class Node:
             self._on_joined,
             dead_after_s=self._settings.dead_after_s,
         )
-        reaper = Reaper(
-            self._verbs, self._versions, heartbeat.is_steady, heartbeat.somebody_is_overdue
-        )
+        reaper = Reaper(self._verbs, self._versions, heartbeat.is_steady, heartbeat.overdue)
         self._starters = [
             asyncio.create_task(self._reconcile_forever(), name="reconciler"),
             asyncio.create_task(keep_control_worker(self._settings), name="control worker"),

@@ -49,9 +49,7 @@ class Parts:
             self._count,
             dead_after_s=DEAD_AFTER_S,
         )
-        self.reaper = Reaper(
-            self.verbs, lambda: [KEY], self.heart.is_steady, self.heart.somebody_is_overdue
-        )
+        self.reaper = Reaper(self.verbs, lambda: [KEY], self.heart.is_steady, self.heart.overdue)
 
     def _count(self):
         self.forgotten += 1
@@ -129,7 +127,7 @@ def test_nobody_is_looked_for_while_everybody_beats(parts):
         await parts.heart.beat()
         # Then
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(parts.heart.somebody_is_overdue(), DEAD_AFTER_S / 2)
+            await asyncio.wait_for(parts.heart.overdue(), DEAD_AFTER_S / 2)
 
     asyncio.run(run())
 
