@@ -41,6 +41,13 @@ def scripted(model):
     return buffer.getvalue()
 
 
+def frozen(model):
+    with pytest.warns(FutureWarning, match="deprecated"):
+        model = torch.jit.script(model.eval())
+    with pytest.warns(FutureWarning, match="deprecated"):
+        return torch.jit.freeze(model.to(memory_format=torch.channels_last))
+
+
 def manifest(**model):
     return {"model": {"modelName": "m", "modelVersion": "1.0", **model}}
 

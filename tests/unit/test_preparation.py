@@ -111,6 +111,20 @@ def test_preparation_names_the_precisions_there_are(load):
         load(scripted(trained(Convolved)), {"dtype": "int3"})
 
 
+def test_prepared_model_gives_the_gradients_that_explanations_ask_for(load):
+    # Given
+    model = trained(Convolved)
+    handler = load(scripted(model))
+    given, same = rows().requires_grad_(), rows().requires_grad_()
+
+    # When
+    handler.model(given).sum().backward()
+
+    # Then
+    model(same).sum().backward()
+    assert torch.allclose(given.grad, same.grad, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", [Stubborn, Fickle])
 def test_model_that_resists_runs_as_it_is_and_the_log_says_so(load, caplog, kind):
     # When

@@ -4,6 +4,7 @@ A model that resists runs as it is, and the log says why.
 """
 
 import contextlib
+import functools
 import logging
 import time
 import warnings
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from ts.torch_handler.fused_convolutions import can_fuse, fuse_convolutions
 
 logger = logging.getLogger(__name__)
 
@@ -23,17 +25,26 @@ WARM_UP_CALLS = 3
 
 # Folding a normalisation into the layer before it moves the last digits.
 TOLERANCE = 1e-3
+# Of half precision, whose results are rounded once less where operations are fused.
+HALF_TOLERANCE = 0.05
 
 
 class PreparedModel:
     """A model in another layout and precision that takes and gives what it did before."""
 
-    def __init__(self, model: Model, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, reload: Callable[[], Any]) -> None:
         self._model = model
         self._dtype = dtype
+        self._as_it_came = functools.cache(reload)
 
     def __call__(self, batch: torch.Tensor) -> Any:
-        """Float [n, channels, height, width] in; float32 out."""
+        """Float [n, channels, height, width] in; float32 out.
+
+        Explanations ask for gradients, which only the model as it came has; it is loaded for the
+        first of them.
+        """
+        if batch.requires_grad and torch.is_grad_enabled():
+            return self._as_it_came()(batch)
         laid_out = batch.to(self._dtype, memory_format=torch.channels_last)
         return _as_float32(self._model(laid_out))
 
@@ -70,7 +81,10 @@ def prepare(
     started_s = time.perf_counter()
     try:
         with torch.inference_mode():
-            prepared = _prepared(reload(), dtype)
+            frozen = _frozen(reload(), dtype)
+            laid_out = example.to(dtype, memory_format=torch.channels_last)
+            fused = _fused(frozen, laid_out, batch_size)
+            prepared = PreparedModel(fused, dtype, reload)
             with _all_digits():
                 expected, answer = model(example), prepared(example)
             if dtype == torch.float32 and not _are_close(answer, expected):
@@ -115,14 +129,40 @@ def _all_digits() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-def _prepared(model: Any, dtype: torch.dtype) -> PreparedModel:
+def _frozen(model: Any, dtype: torch.dtype) -> Any:
     model = model.to(dtype).to(memory_format=torch.channels_last)
     if isinstance(model, torch.jit.ScriptModule):
         with warnings.catch_warnings():
             # Existing archives hold TorchScript, whatever new models should be compiled with.
             warnings.filterwarnings("ignore", r".*torch\.jit\.freeze", FutureWarning)
             model = torch.jit.freeze(model)
-    return PreparedModel(model, dtype)
+    return model
+
+
+def _fused(model: Any, example: torch.Tensor, batch_size: int) -> Any:
+    """The frozen model with fused convolutions; as it is where it has none, or resists.
+
+    Args:
+        model: in its precision and layout, as the example is.
+        example: an input of one row.
+        batch_size: the largest batch.
+    """
+    is_script = isinstance(model, torch.jit.ScriptModule)
+    if not is_script or not can_fuse(example.device, example.dtype):
+        return model
+    tolerance = TOLERANCE if example.dtype == torch.float32 else HALF_TOLERANCE
+    try:
+        fused = fuse_convolutions(model, example, batch_size)
+        if fused is None:
+            return model
+        is_close = _are_close(_as_float32(fused(example)), _as_float32(model(example)), tolerance)
+    except Exception:  # whatever torch raises, the model runs without
+        logger.warning("convolutions cannot be fused", exc_info=True)
+        return model
+    if not is_close:
+        logger.warning("with fused convolutions the model answers differently; it runs without")
+        return model
+    return fused
 
 
 def _as_float32(output: Any) -> Any:
@@ -135,8 +175,8 @@ def _as_float32(output: Any) -> Any:
     return output
 
 
-def _are_close(answer: Any, expected: Any) -> bool:
+def _are_close(answer: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
     if isinstance(expected, Mapping):
-        return all(_are_close(answer[name], value) for name, value in expected.items())
+        return all(_are_close(answer[name], value, tolerance) for name, value in expected.items())
     largest = float(expected.abs().max())
-    return bool(torch.allclose(answer, expected.float(), rtol=0.0, atol=TOLERANCE * largest))
+    return bool(torch.allclose(answer, expected.float(), rtol=0.0, atol=tolerance * largest))

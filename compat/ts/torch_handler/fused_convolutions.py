@@ -1,0 +1,243 @@
+"""Convolutions of frozen TorchScript as oneDNN wants them.
+
+For TorchScript torch brings every weight into oneDNN's layout anew for each batch, and each sum and
+relu behind a convolution goes through all of its output once more.
+
+Source: torch/_inductor/fx_passes/mkldnn_fusion.py, which does the same for `torch.compile`.
+"""
+
+from typing import Any
+
+import torch
+from torch import _C
+
+# torch has no public interface to a graph of TorchScript, nor types for this one.
+Graph = Any
+Node = Any
+Value = Any
+Sizes = dict[str, list[int]]
+
+FUSED = "mkldnn::_convolution_pointwise"
+FUSED_IN_PLACE = "mkldnn::_convolution_pointwise_"
+
+# What these give is new memory, never a view of what they are given.
+FRESH = ("aten::conv2d", "aten::relu", "aten::add", "aten::max_pool2d", FUSED, FUSED_IN_PLACE)
+
+# A batch of images.
+LAYOUT = "nchw"
+
+# x, summand, weight, bias, four settings, "add", its factor, "relu" or None and its two arguments.
+SUM_INPUTS = 13
+
+# Bringing the weights into their layout costs larger batches too little to be worth the memory of
+# finding out whether one layout suits all of them.
+MOST_ROWS_PACKED = 32
+
+
+def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there is a oneDNN for this device that computes in `dtype`."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    name = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    return dtype == torch.float32 or bool(_operator(name[dtype])())
+
+
+def fuse_convolutions(
+    model: torch.jit.ScriptModule, example: torch.Tensor, batch_size: int
+) -> Any | None:
+    """The same with each convolution and the sum and relu behind it as one operation.
+
+    Weights are in oneDNN's layout where batches of every size up to `batch_size` want the same one.
+    None for a model without convolutions; for one that has more inputs than one, or a state; and
+    for one that writes into tensors in a way that torch cannot take out: then what is computed when
+    would matter.
+
+    Args:
+        model: frozen TorchScript; it stays as it is. Both share the weights that are left plain.
+        example: an input of one row, in the precision of the model.
+        batch_size: the largest batch.
+    """
+    graph = model.graph.copy()
+    itself, *inputs = graph.inputs()
+    _run_pass("remove_mutation", graph)
+    if len(inputs) != 1 or itself.uses() or _writes(graph):
+        return None
+    graph.eraseInput(0)
+    sizes = _sizes(graph, example)
+    layouts = _Layouts(batch_size)
+    if not any([_fuse(graph, node, sizes, layouts) for node in _of_kind(graph, "aten::conv2d")]):
+        return None
+    for node in _of_kind(graph, FUSED):
+        _write_over_summand(graph, node)
+    _run_pass("constant_pooling", graph)
+    _run_pass("dce", graph)
+    graph.lint()
+    return getattr(_C, "_create_function_from_graph")("fused", graph)  # noqa: B009 - not public
+
+
+class _Layouts:
+    """Weights in oneDNN's layout."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._has_one: dict[str, bool] = {}
+
+    def packed(self, convolution: Node, size: list[int]) -> torch.Tensor | None:
+        """The weight in the layout that every batch wants; None if there is no such one.
+
+        Bringing it from one such layout to another is far slower than from the plain one.
+        """
+        _, weight, _, *settings = (value.toIValue() for value in convolution.inputs())
+        if self._batch_size > MOST_ROWS_PACKED or not isinstance(weight, torch.Tensor):
+            return None
+        key = str((size, weight.shape, settings))
+        if key not in self._has_one:
+            self._has_one[key] = self._is_one(weight, settings, size)
+        return _packed(weight, settings, size) if self._has_one[key] else None
+
+    def _is_one(self, weight: torch.Tensor, settings: Any, size: list[int]) -> bool:
+        first = _layout(_packed(weight, settings, size))
+        return all(
+            _layout(_packed(weight, settings, [rows * size[0], *size[1:]])) == first
+            for rows in range(2, self._batch_size + 1)
+        )
+
+
+def _packed(weight: torch.Tensor, settings: Any, size: list[int]) -> torch.Tensor:
+    stride, padding, dilation, groups = settings
+    reorder = _operator("_reorder_convolution_weight")
+    packed: torch.Tensor = reorder(weight, padding, stride, dilation, groups, size)
+    return packed
+
+
+def _layout(packed: torch.Tensor) -> list[int]:
+    described: torch.Tensor = _operator("_get_mkldnn_serialized_md")(packed)
+    return described.tolist()  # type: ignore[no-any-return]
+
+
+def _operator(name: str) -> Any:
+    return getattr(torch.ops.mkldnn, name)
+
+
+def _fuse(graph: Graph, convolution: Node, sizes: Sizes, layouts: _Layouts) -> bool:
+    """Whether the convolution is replaced by one with the sum and the relu behind it, if any.
+
+    Nothing in the graph writes yet, so the new node may stand where the last of the old ones stood.
+    """
+    if not _is_plain(convolution, sizes):
+        return False
+    replaced = [convolution]
+    addition = _only_user(graph, convolution, "aten::add")
+    summand = addition and _summand(addition, convolution, sizes)
+    if summand:
+        replaced.append(addition)
+    relu = _only_user(graph, replaced[-1], "aten::relu")
+    if relu:
+        replaced.append(relu)
+    graph.setInsertPoint(replaced[-1])
+    source, weight, bias, stride, padding, dilation, groups = convolution.inputs()
+    packed = layouts.packed(convolution, sizes[source.debugName()])
+    if packed is not None:
+        weight = _insert_packed(graph, packed)
+    inputs = [weight, bias, padding, stride, dilation, groups]
+    scalars = graph.insertNode(graph.create("prim::ListConstruct")).output()
+    scalars.setType(_C.ListType(_C.OptionalType(_C.NumberType.get())))
+    constant = graph.insertConstant
+    if summand:
+        inputs = [source, summand, *inputs, constant("add"), constant(1.0)]
+        inputs += [constant("relu" if relu else None), scalars, constant(None)]
+    else:
+        inputs = [source, *inputs, constant("relu" if relu else "none"), scalars, constant("")]
+    new = graph.insertNode(graph.create(FUSED, inputs))
+    new.output().setType(_C.TensorType.get())
+    sizes[new.output().debugName()] = sizes[convolution.output().debugName()]
+    replaced[-1].output().replaceAllUsesWith(new.output())
+    for node in reversed(replaced):
+        node.destroy()
+    return True
+
+
+def _is_plain(convolution: Node, sizes: Sizes) -> bool:
+    """Whether it is one of a batch of images whose size is known, with numbers for settings."""
+    source, _, _, *settings = convolution.inputs()
+    has_numbers = all(isinstance(value.toIValue(), list | int) for value in settings)
+    names = (source.debugName(), convolution.output().debugName())
+    return has_numbers and all(len(sizes.get(name, ())) == len(LAYOUT) for name in names)
+
+
+def _summand(addition: Node, convolution: Node, sizes: Sizes) -> Value | None:
+    """What is added to the convolution, if that is a tensor of its size."""
+    first, second, factor = addition.inputs()
+    result = convolution.output().debugName()
+    other = second if first.debugName() == result else first
+    has_its_size = sizes.get(other.debugName()) == sizes[result]
+    return other if has_its_size and factor.toIValue() == 1 else None
+
+
+def _only_user(graph: Graph, node: Node, kind: str) -> Node | None:
+    """The node of that kind that alone uses what this one gives, neither in a branch nor a loop."""
+    uses = node.output().uses()
+    if len(uses) != 1 or uses[0].user.kind() != kind:
+        return None
+    return uses[0].user if uses[0].user.owningBlock() == graph.block() else None
+
+
+def _write_over_summand(graph: Graph, node: Node) -> None:
+    """A fused sum goes to the memory of its summand, if nobody can see it there.
+
+    This saves oneDNN new memory, and is what makes the fused sum faster than one of its own.
+    """
+    if node.inputsSize() != SUM_INPUTS:
+        return
+    source, summand, *others = node.inputs()
+    is_unseen = all(
+        user.kind() in FRESH
+        and user.owningBlock() == graph.block()
+        and (user == node or user.isBefore(node))
+        for user in (use.user for use in summand.uses())
+    )
+    maker = summand.node()
+    is_own = maker.kind() in FRESH and maker.owningBlock() == graph.block()
+    if not (is_own and is_unseen) or source.debugName() == summand.debugName():
+        return
+    graph.setInsertPoint(node)
+    new = graph.insertNode(graph.create(FUSED_IN_PLACE, [summand, source, *others]))
+    new.output().setType(_C.TensorType.get())
+    node.output().replaceAllUsesWith(new.output())
+    node.destroy()
+
+
+def _insert_packed(graph: Graph, packed: torch.Tensor) -> Value:
+    node = graph.create("prim::ConstantMKLDNNTensor")
+    node.t_("value", packed)
+    return graph.insertNode(node).output()
+
+
+def _of_kind(graph: Graph, kind: str) -> list[Node]:
+    """Outside of branches and loops."""
+    return [node for node in graph.nodes() if node.kind() == kind]
+
+
+def _writes(block: Any) -> bool:
+    """Whether any operation in it or in its branches and loops changes a tensor."""
+    return any(
+        "!" in node.schema() or any(_writes(inner) for inner in node.blocks())
+        for node in block.nodes()
+    )
+
+
+def _sizes(graph: Graph, example: torch.Tensor) -> Sizes:
+    """How large the tensors are for an input as the example, as far as torch can tell."""
+    (source,) = graph.inputs()
+    source.setType(_C.TensorType.create_from_tensor(example))
+    _run_pass("propagate_shapes_on_graph", graph)
+    values = [source, *(value for node in graph.nodes() for value in node.outputs())]
+    tensors = [value for value in values if isinstance(value.type(), _C.TensorType)]
+    sizes = {value.debugName(): value.type().sizes() for value in tensors}
+    # What holds for the example must not be taken for what always holds.
+    _run_pass("erase_shape_information", graph)
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _run_pass(name: str, graph: Graph) -> None:
+    getattr(_C, f"_jit_pass_{name}")(graph)

@@ -1,0 +1,195 @@
+"""Convolutions are one operation with what follows them; a model that forbids it stays as it is."""
+
+import pytest
+import torch
+from ts.torch_handler.fused_convolutions import can_fuse, fuse_convolutions
+
+from tests.unit.models import frozen
+
+CHANNELS, LARGEST = 16, 5
+IN_PLACE = "mkldnn::_convolution_pointwise_("
+
+
+class Block(torch.nn.Module):
+    """Two convolutions; subclasses say what happens around them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
+        self.second = torch.nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False)
+
+    def branch(self, images):
+        return self.second(torch.relu_(self.first(images)))
+
+
+class Residual(Block):
+    """As in a ResNet."""
+
+    def forward(self, images):
+        early = torch.relu_(self.first(images))
+        late = self.branch(early)
+        late += early
+        return torch.relu_(late)
+
+
+class TwoConvolutionsAdded(Block):
+    """As where a ResNet changes its size."""
+
+    def forward(self, images):
+        return torch.relu(self.first(images) + self.second(images))
+
+
+class SummandReadLater(Block):
+    def forward(self, images):
+        early = torch.relu(self.first(images))
+        late = torch.relu(self.branch(early) + early)
+        return late - torch.max_pool2d(early, 3, stride=1, padding=1)
+
+
+class ViewOfSummandReadLater(Block):
+    def forward(self, images):
+        early = torch.relu(self.first(images))
+        view = early[:, :1]
+        late = torch.relu(self.branch(early) + early)
+        return late * view
+
+
+class SummandIsConvolved(Block):
+    def forward(self, images):
+        early = torch.relu(self.first(images))
+        return self.second(early) + early
+
+
+class SummandIsTheInput(Block):
+    def forward(self, images):
+        return torch.relu(self.second(self.first(images)) + images)
+
+
+class SummandIsAnswered(Block):
+    def forward(self, images):
+        early = torch.relu(self.first(images))
+        return torch.cat((torch.relu(self.branch(early) + early), early))
+
+
+class ConvolutionSharedByTwo(Block):
+    def forward(self, images):
+        shared = self.first(images)
+        return torch.relu(shared) - self.second(shared)
+
+
+class SummandOfAnotherSize(Block):
+    def forward(self, images):
+        largest = torch.max_pool2d(self.first(images), images.shape[2])
+        return torch.relu(self.branch(images) + largest)
+
+
+class WeightedSum(Block):
+    def forward(self, images):
+        early = torch.relu(self.first(images))
+        return torch.add(self.branch(early), early, alpha=3)
+
+
+class ReluInABranch(Block):
+    def forward(self, images):
+        early = self.first(images)
+        if images.shape[0] > 1:
+            early = torch.relu(early)
+        return self.second(early)
+
+
+class Written(Block):
+    """Changes what it has been given."""
+
+    def forward(self, images):
+        images[:, 0] = 0.0
+        return torch.relu(self.first(images))
+
+
+class NoConvolution(Block):
+    def forward(self, images):
+        return images.mean(dim=(2, 3))
+
+
+ALL_FUSED = [Residual, TwoConvolutionsAdded]
+OVERWRITE_NOTHING = [
+    SummandReadLater,
+    SummandIsConvolved,
+    ViewOfSummandReadLater,
+    SummandIsTheInput,
+    SummandIsAnswered,
+    SummandOfAnotherSize,
+]
+OTHERS = [ConvolutionSharedByTwo, WeightedSum, ReluInABranch]
+
+needs_onednn = pytest.mark.skipif(
+    not can_fuse(torch.device("cpu"), torch.float32), reason="this torch has no oneDNN"
+)
+
+
+def images(rows):
+    """Laid out as prepared models get them."""
+    pixels = torch.randn(rows, CHANNELS, 12, 12, generator=torch.Generator().manual_seed(rows))
+    return pixels.to(memory_format=torch.channels_last)
+
+
+@pytest.fixture
+def fuse():
+    """The frozen model of a class, and the same fused."""
+
+    def run(kind, largest=LARGEST):
+        torch.manual_seed(2)
+        model = frozen(kind())
+        with torch.inference_mode():
+            return model, fuse_convolutions(model, images(1), largest)
+
+    return run
+
+
+@needs_onednn
+@pytest.mark.parametrize("kind", ALL_FUSED + OVERWRITE_NOTHING + OTHERS)
+def test_fused_model_answers_as_the_frozen_one_for_batches_of_any_size(fuse, kind):
+    # Given
+    model, fused = fuse(kind)
+
+    # When a batch is run three times, then torch has compiled it
+    for rows in [*range(1, LARGEST + 2)] * 3:
+        given = images(rows)
+        with torch.inference_mode():
+            answer = fused(given)
+
+            # Then
+            assert torch.equal(given, images(rows))
+            assert torch.allclose(answer, model(images(rows)), atol=1e-5)
+
+
+@needs_onednn
+@pytest.mark.parametrize("kind", ALL_FUSED)
+def test_sum_and_relu_are_part_of_the_convolution(fuse, kind):
+    # When
+    graph = str(fuse(kind)[1].graph)
+
+    # Then
+    assert IN_PLACE in graph
+    assert not any(kind in graph for kind in ("aten::conv2d", "aten::add", "aten::relu"))
+
+
+@needs_onednn
+@pytest.mark.parametrize("kind", OVERWRITE_NOTHING)
+def test_summand_that_somebody_else_sees_is_not_overwritten(fuse, kind):
+    assert IN_PLACE not in str(fuse(kind)[1].graph)
+
+
+@needs_onednn
+@pytest.mark.parametrize("kind", [Written, NoConvolution])
+def test_model_that_writes_or_has_no_convolution_is_not_fused(fuse, kind):
+    assert fuse(kind)[1] is None
+
+
+@needs_onednn
+def test_weights_stay_plain_where_batches_are_large(fuse):
+    assert "ConstantMKLDNNTensor" in str(fuse(Residual)[1].graph)
+    assert "ConstantMKLDNNTensor" not in str(fuse(Residual, largest=64)[1].graph)
+
+
+def test_convolutions_are_fused_on_a_processor_only():
+    assert not can_fuse(torch.device("cuda"), torch.float32)
