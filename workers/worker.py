@@ -8,6 +8,7 @@ The process never beats by itself: a handler that is busy in C++ could not, exac
 
 import contextlib
 import faulthandler
+import gc
 import json
 import logging
 import os
@@ -184,6 +185,9 @@ def main() -> int:
             is_out_of_memory=is_out_of_memory(error),
         )
         return EXIT_LOAD_FAILED
+    # What loading has made stays: looking through all of torch again holds up a batch.
+    gc.collect()
+    gc.freeze()
     client = connect(store_url(settings))
     verbs = WorkerVerbs(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
     policy = policy_of(spec)
