@@ -9,7 +9,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from batching.errors import InternalError, NotFound, PayloadTooLarge, ServeError
+from batching.errors import (
+    InternalError,
+    MethodNotAllowed,
+    NotFound,
+    PayloadTooLarge,
+    ServeError,
+)
 from batching.protocol import Reply, ReplyChunk
 from batching.request_ids import next_uuid4
 
@@ -137,6 +143,11 @@ def clean_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
 def not_found() -> NotFound:
     """The error for a path that leads nowhere."""
     return NotFound("Requested resource is not found, please refer to API document.")
+
+
+def wrong_method() -> MethodNotAllowed:
+    """The error for a path that is known, by a method that it is not for."""
+    return MethodNotAllowed("Requested method is not allowed, please refer to API document.")
 
 
 def _clean_value(value: str) -> str:

@@ -12,7 +12,7 @@ from batching.errors import (
     PayloadTooLarge,
     ServeError,
 )
-from ingress.answers import error_answer, fresh_request_id, not_found
+from ingress.answers import error_answer, fresh_request_id, not_found, wrong_method
 from ingress.responses import to_response
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def _answer_http(error: HTTPException) -> Response:
 
 def _translated(status: int) -> ServeError:
     if status == MethodNotAllowed.status:
-        return MethodNotAllowed("Requested method is not allowed, please refer to API document.")
+        return wrong_method()
     if status == PayloadTooLarge.status:
         return PayloadTooLarge("")
     if status == BadRequest.status:

@@ -13,8 +13,9 @@ from http import HTTPStatus
 from typing import Any
 
 from ingress.answer_stream import AnswerStream
+from ingress.answers import Answer
 from ingress.exchange import ConnectionEnded, Exchange, Header
-from ingress.http_head import CONTINUE, head_bytes
+from ingress.http_head import CHUNKED, CONTINUE, head_bytes
 from ingress.http_host import HttpHost
 from ingress.request_parser import RequestParser, Unreadable
 
@@ -121,9 +122,14 @@ class HttpConnection(asyncio.Protocol):
             if self._asked:
                 self._asked[-1].break_off()
             elif not self._transport.is_closing():
-                head = head_bytes(error.status, [], keeps_alive=False, length_bytes=0)
-                self._transport.write(head)
-                self._close(is_all_read=False)
+                self._refuse(error.answer)
+
+    def _refuse(self, answer: Answer) -> None:
+        """What has come is no request that an application could answer."""
+        framing = f"content-length: {len(answer.body)}"
+        head = head_bytes(answer.status, answer.headers, keeps_alive=False, framing=framing)
+        self._transport.write(head + answer.body)
+        self._close(is_all_read=False)
 
     def _on_silence(self) -> None:
         end_s = self._silent_since_s + self._host.silence_timeout_s
@@ -174,9 +180,10 @@ class HttpConnection(asyncio.Protocol):
         if not self._is_answering(exchange):
             return
         keeps_alive = self._keeps_alive(exchange, status)
-        head = head_bytes(status, headers, keeps_alive=keeps_alive, length_bytes=len(body))
+        framing = f"content-length: {len(body)}"
         if exchange.method == "HEAD":
-            body = b""
+            body, framing = b"", ""
+        head = head_bytes(status, headers, keeps_alive=keeps_alive, framing=framing)
         if len(body) < _LARGE_BYTES:
             self._transport.write(head + body)
         else:
@@ -187,7 +194,7 @@ class HttpConnection(asyncio.Protocol):
         """The answer's head is sent."""
         keeps_alive = self._keeps_alive(exchange, status)
         if self._is_answering(exchange):
-            head = head_bytes(status, headers, keeps_alive=keeps_alive, length_bytes=None)
+            head = head_bytes(status, headers, keeps_alive=keeps_alive, framing=CHUNKED)
             self._transport.write(head)
         return AnswerStream(self, exchange, keeps_alive=keeps_alive)
 

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from ingress.exchange import Header
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+CHUNKED = "transfer-encoding: chunked"
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}" for status in HTTPStatus}
 _WITHOUT_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
@@ -15,16 +16,14 @@ _WITHOUT_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 _date: tuple[int, str] = (0, "")
 
 
-def head_bytes(
-    status: int, headers: Sequence[Header], *, keeps_alive: bool, length_bytes: int | None
-) -> bytes:
+def head_bytes(status: int, headers: Sequence[Header], *, keeps_alive: bool, framing: str) -> bytes:
     """Status line and headers, those of the server's own included.
 
     Args:
         status: from 200 to 999.
         headers: of the application; not about the connection, nor the length.
         keeps_alive: whether another request may come by this connection.
-        length_bytes: of the body; None where it comes in chunks.
+        framing: the header that tells where the body ends; empty where none may follow.
 
     Raises:
         ValueError: a header that would begin another line.
@@ -35,10 +34,8 @@ def head_bytes(
     # The version stays unsaid.
     lines.append("server: torchferry")
     lines.append(_date_line())
-    if length_bytes is None:
-        lines.append("transfer-encoding: chunked")
-    elif status not in _WITHOUT_BODY:
-        lines.append(f"content-length: {length_bytes}")
+    if framing and status not in _WITHOUT_BODY:
+        lines.append(framing)
     head = "\r\n".join(lines)
     if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
         raise ValueError("a response header holds a line break")

@@ -11,10 +11,10 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from batching.errors import BadRequest, MethodNotAllowed, ModelNotFound, NoWorker, ServeError
+from batching.errors import BadRequest, ModelNotFound, NoWorker, ServeError
 from batching.model_spec import ModelSpec, bool_parameter
 from batching.protocol import Reply
-from ingress.answers import fresh_request_id, reply_answer
+from ingress.answers import fresh_request_id, reply_answer, wrong_method
 from ingress.descriptions import describe_version, list_page
 from ingress.openapi import model_management_document
 from ingress.registrar import Registrar, check_name
@@ -124,7 +124,7 @@ class _ManagementView:
     def _require_model_api(self) -> None:
         # Source: TorchServe 0.12 docs/model_api_control.md.
         if not self._services.settings.enable_model_api:
-            raise MethodNotAllowed("Requested method is not allowed, please refer to API document.")
+            raise wrong_method()
 
     def _describe(self, spec: ModelSpec) -> dict[str, Any]:
         workers = self._registry.workers(spec.key)

@@ -3,6 +3,7 @@
 It is strict: a length beside chunks, bare line feeds and the like end the connection.
 """
 
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
+from ingress.answers import Answer, error_answer, fresh_request_id, wrong_method
 from ingress.exchange import Exchange, Header
 
 if TYPE_CHECKING:
@@ -18,13 +20,20 @@ if TYPE_CHECKING:
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
 
+# Of a body in chunks, what is not the body: the chunks' own lines, and trailers.
+MAX_AROUND_BYTES = 1024 * 1024
+
+
+# llhttp knows the methods by name; what looks like another one is answered as such.
+_OTHER_METHOD = re.compile(rb"[A-Z]{1,32} /[!-~]* HTTP/1\.[01]\r\n")
+
 
 class Unreadable(Exception):
-    """What was sent is not HTTP, or too much of it."""
+    """What was sent is not HTTP, or too much of it; `answer` says so."""
 
-    def __init__(self, status: HTTPStatus) -> None:
-        super().__init__(status)
-        self.status = status
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
 
 
 class RequestParser:
@@ -40,6 +49,7 @@ class RequestParser:
         self._url = b""
         self._headers: list[Header] = []
         self._head_bytes = 0
+        self._around_bytes = 0
         self._current: Exchange | None = None
 
     def feed(self, data: bytes) -> bool:
@@ -51,15 +61,22 @@ class RequestParser:
         is_going_on = True
         if self._current is None:
             self._head_bytes += len(data)
+        else:
+            self._around_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             # It is served as if it had not asked; what follows it may be no HTTP.
             is_going_on = False
         except httptools.HttpParserError as error:
-            raise Unreadable(HTTPStatus.BAD_REQUEST) from error
+            is_method = isinstance(error, httptools.HttpParserInvalidMethodError)
+            if is_method and _OTHER_METHOD.match(data):
+                raise Unreadable(error_answer(wrong_method(), fresh_request_id())) from error
+            raise Unreadable(Answer(HTTPStatus.BAD_REQUEST, [], b"")) from error
+        if self._around_bytes > MAX_AROUND_BYTES:
+            raise Unreadable(Answer(HTTPStatus.BAD_REQUEST, [], b""))
         if self.is_in_head and self._head_bytes > MAX_HEAD_BYTES:
-            raise Unreadable(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            raise Unreadable(Answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, [], b""))
         return is_going_on
 
     def on_message_begin(self) -> None:
@@ -72,7 +89,9 @@ class RequestParser:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """For httptools: a header."""
+        """For httptools: a header, or a trailer, which is passed over."""
+        if not self.is_in_head:
+            return
         try:
             text = value.decode()
         except UnicodeDecodeError:
@@ -85,13 +104,14 @@ class RequestParser:
             self._head_bytes += MAX_HEAD_BYTES
             return
         self.is_in_head = False
-        self._head_bytes = 0
+        self._head_bytes = self._around_bytes = 0
         self._current = self._exchange()
         self._on_request(self._current)
 
     def on_body(self, chunk: bytes) -> None:
         """For httptools: a part of the body."""
         if self._current is not None:
+            self._around_bytes -= len(chunk)
             self._current.feed(chunk)
 
     def on_message_complete(self) -> None:

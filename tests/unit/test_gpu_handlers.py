@@ -111,7 +111,7 @@ def test_prepared_model_is_compared_with_all_digits_and_runs_as_torch_is_set():
 def test_prepared_model_lies_channels_last():
     # Given
     seen = []
-    model = PreparedModel(lambda batch: seen.append(batch) or batch, torch.float32)
+    model = PreparedModel(lambda batch: seen.append(batch) or batch, torch.float32, dict)
 
     # When
     model(torch.zeros(2, 3, 8, 8))

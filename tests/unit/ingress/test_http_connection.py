@@ -128,10 +128,36 @@ def test_target_is_decoded(serve, target, expected):
     assert bodies(answer) == [f"GET {expected} ".encode()]
 
 
-def test_head_has_no_body_but_its_length(serve):
-    answer = serve(sent(get(b"/", CLOSE, method=b"HEAD")))
-    assert b"content-length: 8\r\n" in answer
-    assert answer.endswith(b"\r\n\r\n")
+def test_trailers_are_passed_over(serve):
+    def client(url, app):
+        body = b"3\r\nabc\r\n0\r\nX-Late: 1\r\n\r\n"
+        chunked = get(b"/", b"Transfer-Encoding: chunked\r\n", method=b"POST")
+        answer = sent(chunked, body, get(b"/", CLOSE))(url, app)
+        return answer, app.seen[0].headers
+
+    answer, headers = serve(client)
+    assert bodies(answer) == [b"POST /? abc", b"GET /? "]
+    assert "x-late" not in dict(headers)
+
+
+def test_trailer_without_end_is_not_kept(serve):
+    head = get(b"/", b"Transfer-Encoding: chunked\r\n", method=b"POST")
+
+    def client(url, _):
+        with connect_to(url) as connection, contextlib.suppress(ConnectionError):
+            connection.sendall(head + b"0\r\nX: ")
+            for _ in range(200):
+                connection.sendall(b"y" * 65536)
+            return read_to_end(connection)
+        return b""
+
+    assert statuses(serve(client)) in ([500], [])
+
+
+def test_head_has_neither_body_nor_length(serve):
+    answer = serve(sent(get(b"/", method=b"HEAD"), get(b"/", CLOSE)))
+    assert bodies(answer) == [b"", b"GET /? "]
+    assert answer.count(b"content-length") == 1
 
 
 @pytest.mark.parametrize(
@@ -192,6 +218,8 @@ def test_wish_for_another_protocol_is_passed_over(serve):
     [
         (b"\x16\x03\x01\x02\x00", 400),
         (b"GET / HTTP/3.7\r\n\r\n", 400),
+        (get(b"/", method=b"FROB"), 405),
+        (get(b"/", b"X: y\r\n Z: folded\r\n"), 400),
         (get(b"/" + b"x" * 100_000), 431),
         (get(b"/", b"X: y\r\n" * (MAX_HEADERS + 1)), 431),
     ],
