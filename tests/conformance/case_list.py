@@ -12,6 +12,7 @@ was registered in between. A file is a list of cases; a case is one request, or 
     raw:      instead of send: the bytes of the request, with \\r\\n as written
     together: bodies that are sent at once, each in a request of its own
     until:    {path: value}: asked again until the JSON answer has these values
+    until_text: asked again until the answer has this in it
     outline:  openapi or metrics: what is kept of a long document
     differs:  where our answer is another, on purpose: `because` is a name in reasons.yaml, `ours`
               maps a place in the answer (see compare.py) to our value there, null meaning that
@@ -55,6 +56,7 @@ class Case:
     raw: str | None = None
     together: Sequence[str] = ()
     until: Mapping[str, Any] = field(default_factory=dict)
+    until_text: str = ""
     outline: str = ""
     differs: Sequence[Difference] = ()
 

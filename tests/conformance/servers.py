@@ -34,9 +34,14 @@ def _ask_until(case: Case, target: Target) -> list[Answer]:
     give_up_at = time.monotonic() + UNTIL_TIMEOUT_S
     while True:
         answers = ask(case, target)
-        if not case.until or _holds(case.until, answers[0]) or time.monotonic() > give_up_at:
+        if _is_there(case, answers[0]) or time.monotonic() > give_up_at:
             return answers
         time.sleep(UNTIL_POLL_S)
+
+
+def _is_there(case: Case, answer: Answer) -> bool:
+    has_text = case.until_text.encode() in answer.body
+    return has_text and (not case.until or _holds(case.until, answer))
 
 
 def _holds(wanted: Mapping[str, Any], answer: Answer) -> bool:
