@@ -13,11 +13,13 @@ log = logging.getLogger(__name__)
 async def send_answer(answer: StreamedAnswer, exchange: Exchange, limit_bytes: int) -> None:
     """The answer is sent in pieces, or in one to a client that could not tell its end.
 
+    HTTP/1.0 knows no chunks, and the answer to HEAD has no body at all.
+
     Raises:
         ServeError: nothing was sent.
     """
     try:
-        if exchange.http_version == "1.1":
+        if exchange.http_version == "1.1" and exchange.method != "HEAD":
             stream = exchange.respond_in_pieces(answer.status, answer.headers)
             await _pump(answer, stream)
         else:

@@ -139,11 +139,11 @@ def listening(echo, address, tls=None):
         services.on_loop(close(listener))
 
 
-def ask(client, *lines, version=b"1.1"):
+def ask(client, *lines, version=b"1.1", method=b"POST"):
     """Head and body of the answer to a request with these header lines."""
     with client:
         client.settimeout(20)
-        request = REQUEST.replace(b"1.1", version)
+        request = REQUEST.replace(b"1.1", version).replace(b"POST", method)
         client.sendall(request + b"\r\n".join([b"Connection: close", *lines, b"", b"x"]))
         pieces = []
         with contextlib.suppress(ConnectionError, ssl.SSLError):
@@ -168,6 +168,16 @@ def test_http_1_0_gets_the_answer_in_one_piece(echo):
         assert head.startswith(b"http/1.1 " + status)
         assert b"content-length: %d" % len(body) in head
         assert words in body
+
+
+def test_head_gets_nothing_of_a_stream(echo):
+    with listening(echo, Address("127.0.0.1", port := free_ports(1))):
+        # When
+        client = socket.create_connection(("127.0.0.1", port))
+        head, body = ask(client, b"x-pieces: one,two", method=b"HEAD")
+    # Then
+    assert head.startswith(b"http/1.1 200")
+    assert body == b""
 
 
 def test_unix_socket_gets_its_stream(echo, tmp_path):
