@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import redis
 from rq import Queue, SimpleWorker
 from rq.job import Job
 from rq.serializers import JSONSerializer
@@ -18,7 +17,7 @@ from rq.timeouts import TimerDeathPenalty
 
 from batching.errors import InternalError, ServeError
 from batching.settings import Settings
-from batching.store.connection import Client, connect, for_rq, store_url
+from batching.store.connection import UNHEARD, Client, RedisError, connect, for_rq, store_url
 from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, wrap_error
 from batching.store.downloads import Download, Downloads
 from batching.telemetry import configure_logging
@@ -76,7 +75,7 @@ class ControlWorker(SimpleWorker):
         while True:
             try:
                 return super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
-            except (redis.TimeoutError, redis.ConnectionError) as error:
+            except UNHEARD as error:
                 log.warning("Redis is not heard: %s", error)
                 time.sleep(RETRY_S)
 
@@ -150,7 +149,7 @@ def main() -> int:
     client = connect(store_url(settings), socket_timeout_s=RQ_SOCKET_TIMEOUT_S)
     try:
         make_worker(client).work(logging_level="WARNING")
-    except redis.RedisError as error:
+    except RedisError as error:
         log.warning("Redis is not heard: %s", error)
         return EXIT_UNHEARD
     return 0

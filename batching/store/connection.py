@@ -32,6 +32,8 @@ BLOCK_S = 0.6  # what was lost, or is elsewhere now, is noticed in a second, Red
 IDLE_S = 2.0
 
 RedisError = redis.RedisError
+# Redis is not heard, and may be again.
+UNHEARD = (redis.TimeoutError, redis.ConnectionError)
 
 # redis-py types every answer as "bytes or str" and some methods not at all; here it is bytes.
 Client = Any

@@ -30,7 +30,7 @@ TS_USERS = frozenset({"compat", "workers"})
 
 # Third-party package -> the places (folder or file) that may import it. Nobody else may.
 ONLY_IN = {
-    "redis": ("batching/store/", "workers/control_jobs.py"),
+    "redis": ("batching/store/",),
     "rq": ("batching/store/", "workers/control_jobs.py"),
     "flask": ("ingress/",),
     "httptools": ("ingress/",),
