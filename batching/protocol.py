@@ -12,7 +12,7 @@ import msgpack
 
 WIRE_VERSION = 1
 
-# A body of up to this many bytes travels inside the request's hash; a larger one has its own key,
+# A body of up to this many bytes travels inside the request's record; a larger one has its own key,
 # written by SET and read by MGET, because Lua copies every argument (docs/adr/0001).
 INLINE_LIMIT_BYTES = 16 * 1024
 
@@ -154,13 +154,25 @@ class ReplyChunk:
         return cls(*fields)
 
 
-class Claimed(NamedTuple):
-    """A request that this worker owns until it replies or loses the lease."""
+class Owned(NamedTuple):
+    """What a worker says of a request to answer it: which, in which attempt, and for whom."""
 
     request_id: str
     attempt: int
+    ingress_id: str
+
+
+class Claimed(NamedTuple):
+    """A request that this worker owns until it replies or loses the lease."""
+
+    owned: Owned
     queue_us: int
     request: Request
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self.owned.request_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ts.context import Context
 
-from batching.protocol import Claimed, ReplyChunk
+from batching.protocol import Claimed, Owned, ReplyChunk
 from batching.store.connection import RedisError
 from batching.store.worker_verbs import CHUNK_LIMIT_BYTES, ChunkCode
 from workers.rows import encode_output, header_texts
@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 STALL_S = 30.0
 POLL_S = 0.02
 
-Item = tuple[str, int]
-Send = Callable[[Sequence[Item], Sequence[ReplyChunk]], list[ChunkCode]]
+Send = Callable[[Sequence[Owned], Sequence[ReplyChunk]], list[ChunkCode]]
 
 
 class StreamAbandoned(Exception):
@@ -109,7 +108,7 @@ class BatchStream:
         chunks = [self._chunk(row, waiting[row][0]) for row in rows]
         try:
             assert self._send is not None
-            codes = self._send([(item.request_id, item.attempt) for item in items], chunks)
+            codes = self._send([item.owned for item in items], chunks)
         except (RedisError, OSError) as error:
             log.warning("piece not sent: %s", error)
             return False

@@ -23,7 +23,7 @@ from typing import Any
 from batching.batcher import Batcher
 from batching.metrics_config import read_metrics_config
 from batching.policy import policy_of
-from batching.protocol import Batch, Reply
+from batching.protocol import Batch, Owned, Reply
 from batching.settings import Settings
 from batching.store.connection import BLOCK_S, RedisError, connect, idle_s, store_url
 from batching.store.metric_verbs import MetricVerbs
@@ -98,13 +98,12 @@ class Worker:
         started_s = time.monotonic()
         replies = self._run(batch)
         run_ms = (time.monotonic() - started_s) * 1000
-        items = [(item.request_id, item.attempt) for item in batch.items]
-        self._reply(items, replies)
+        self._reply([item.owned for item in batch.items], replies)
         now_s = time.monotonic()
         self._batcher.observe(batch, now_s - started_s, now_s)
         log.debug("replied batch=%d run_ms=%.1f", len(batch), run_ms)
 
-    def _reply(self, items: Sequence[tuple[str, int]], replies: Sequence[Reply]) -> None:
+    def _reply(self, items: Sequence[Owned], replies: Sequence[Reply]) -> None:
         """Stores the replies; a repeated reply is recognised, so sending again is safe."""
         end = time.monotonic() + REPLY_PATIENCE_S
         while True:

@@ -1,6 +1,6 @@
 -- audit: the ingress is alive, and learns where the requests that it waits for are.
 --
--- KEYS  1 ingress beats  2 request prefix  3 reply prefix  4 chunk prefix
+-- KEYS  1 ingress beats  2 open  3 reply prefix  4 chunk prefix
 -- ARGV  1 ingress id  2 ttl_ms  3.. request ids
 -- Returns an array, one code per request:
 --        1 open   2 replied   0 lost (Redis was emptied)   3 pieces of its answer wait
@@ -19,7 +19,7 @@ for i = 3, #ARGV do
   elseif redis.call('EXISTS', KEYS[4] .. ARGV[i]) == 1 then
     codes[i - 2] = 3
   else
-    codes[i - 2] = redis.call('EXISTS', KEYS[2] .. ARGV[i])
+    codes[i - 2] = redis.call('HEXISTS', KEYS[2], ARGV[i])
   end
 end
 return codes

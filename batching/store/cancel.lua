@@ -1,29 +1,37 @@
 -- cancel: the requests will not be run, or their replies are there already.
 --
--- KEYS  1 queue  2 solo  3 open  4 counters  5 request prefix  6 body prefix  7 reply prefix
---       8 lease prefix  9 chunk prefix
+-- KEYS  1 queue  2 solo  3 open  4 counters  5 body prefix  6 reply prefix  7 lease prefix
+--       8 chunk prefix  9 worker beats
 -- ARGV  1.. request ids
 -- Returns an array, one code per request:  1 cancelled   2 replied already   0 unknown
 --
 -- Race closed: a reply and a cancellation of one request cannot both happen. LREM on a queue of
--- 10,000 ids costs about 0.1 ms; it keeps the queue's length true, which admission relies on.
+-- 10,000 ids costs about 0.1 ms; it keeps the queue's length true, which admission relies on. What
+-- waits nowhere is in one of the workers' leases.
 
 local codes, cancelled = {}, 0
+local worker_ids
+
+local function end_lease(id, attempt)
+  worker_ids = worker_ids or redis.call('ZRANGE', KEYS[9], 0, -1)
+  for _, worker_id in ipairs(worker_ids) do
+    if redis.call('LREM', KEYS[7] .. worker_id, 1, id .. ':' .. attempt) == 1 then return end
+  end
+end
+
 for i = 1, #ARGV do
   local id = ARGV[i]
-  local fields = redis.call('HMGET', KEYS[5] .. id, 'state', 'worker')
-  if fields[1] then
-    redis.call('DEL', KEYS[5] .. id, KEYS[6] .. id, KEYS[9] .. id)
-    if fields[1] == 'C' then
-      redis.call('LREM', KEYS[8] .. fields[2], 1, id)
-    elseif redis.call('LREM', KEYS[1], 1, id) == 0 then
-      redis.call('LREM', KEYS[2], 1, id)
+  local record = redis.call('HGET', KEYS[3], id)
+  if record then
+    redis.call('HDEL', KEYS[3], id)
+    redis.call('DEL', KEYS[5] .. id, KEYS[8] .. id)
+    if redis.call('LREM', KEYS[1], 1, id) == 0 and redis.call('LREM', KEYS[2], 1, id) == 0 then
+      end_lease(id, (string.match(record, '^%d+') or 0) + 1)
     end
-    redis.call('SREM', KEYS[3], id)
     cancelled = cancelled + 1
     codes[i] = 1
   else
-    codes[i] = redis.call('EXISTS', KEYS[7] .. id) == 1 and 2 or 0
+    codes[i] = redis.call('EXISTS', KEYS[6] .. id) == 1 and 2 or 0
   end
 end
 if cancelled > 0 then redis.call('HINCRBY', KEYS[4], 'cancelled', cancelled) end

@@ -1,21 +1,21 @@
--- claim: the worker owns up to `limit` requests, with attempt and lease, or is told to wait.
+-- claim: the worker owns up to `limit` requests, by lease, or is told to wait.
 --
 -- KEYS  1 queue  2 solo  3 bell  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
---       9 lease of this worker  10 request prefix  11 body prefix  12 reply prefix  13 done prefix
---       14 idle (only with job tickets)
+--       9 lease of this worker  10 body prefix  11 reply prefix  12 done prefix
+--       13 idle (only with job tickets)
 -- ARGV  1 worker id  2 limit  3 patience_us  4 dead_after_ms  5 lease_ttl_ms  6 reply_ttl_ms
 -- Returns one of
---   {'BATCH', id, attempt, queue_us, wire, id, attempt, queue_us, wire, ...}  wire '' = in its own key
+--   {'BATCH', now_us, id, record, id, record, ...}   records as in keys.py
 --   {'WAIT', waiting, oldest_age_us}   fewer than `limit` wait and the oldest is younger than
 --                                      patience_us; this worker is now the one collector
 --   {'BUSY'}                           another worker collects; park on the bell
 --   {'EMPTY'}                          nothing waits
 --
--- Races closed: pop, lease, attempt and owner are one step, so a worker that dies at any moment
--- leaves either a waiting or a leased request. One collector at a time, so idle workers do not open
--- a window each. The first write frees or pops, so it works at maxmemory. A crash suspect from the
--- solo list is handed out alone. A worker is idle from the claim that finds nothing, or the reply
--- before it, to the one that finds something.
+-- Races closed: pop and lease are one step, so a worker that dies at any moment leaves either a
+-- waiting or a leased request. One collector at a time, so idle workers do not open a window each.
+-- The first write frees or pops, so it works at maxmemory. A crash suspect from the solo list is
+-- handed out alone, and has a new owner from then on. A worker is idle from the claim that finds
+-- nothing, or the reply before it, to the one that finds something.
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -23,14 +23,10 @@ local now_ms = math.floor(now_us / 1000)
 local worker_id, limit, patience_us = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local dead_before_ms = now_ms - tonumber(ARGV[4])
 local reply_ttl_ms = ARGV[6]
-local batch, owned = {'BATCH'}, {}
+local batch = {'BATCH', string.format('%.0f', now_us)}
+local owned = 0
 local ingress_is_alive = {}
 local expired, orphaned = 0, 0
-
-local function discard(id, request_key)
-  redis.call('DEL', request_key, KEYS[11] .. id)
-  redis.call('SREM', KEYS[5], id)
-end
 
 local function is_alive(ingress_id)
   if ingress_is_alive[ingress_id] == nil then
@@ -40,59 +36,71 @@ local function is_alive(ingress_id)
   return ingress_is_alive[ingress_id]
 end
 
--- An id without a request was replied to or cancelled, or has outlived even its TTL unanswered.
-local function forget(id)
-  if redis.call('SREM', KEYS[5], id) == 1 then redis.call('HINCRBY', KEYS[6], 'orphaned', 1) end
+local function discard(id)
+  redis.call('HDEL', KEYS[5], id)
+  redis.call('DEL', KEYS[10] .. id)
 end
 
--- Takes the request if it can still be answered in time by somebody who listens.
-local function take(id)
-  local request_key = KEYS[10] .. id
-  local fields = redis.call('HMGET', request_key, 'state', 'attempt', 'submitted_us', 'deadline_ms', 'ingress', 'wire')
-  if not fields[1] then return forget(id) end
-  if fields[1] ~= 'Q' then return end
-  if not is_alive(fields[5]) then
-    discard(id, request_key)
-    orphaned = orphaned + 1
-  elseif tonumber(fields[4]) <= now_ms then
-    discard(id, request_key)
-    redis.call('SET', KEYS[12] .. id, id .. '!deadline_exceeded', 'PX', reply_ttl_ms)
-    redis.call('RPUSH', KEYS[13] .. fields[5], id)
-    redis.call('PEXPIRE', KEYS[13] .. fields[5], reply_ttl_ms)
-    expired = expired + 1
-  else
-    local attempt = tonumber(fields[2]) + 1
-    redis.call('HSET', request_key, 'state', 'C', 'attempt', attempt, 'worker', worker_id)
-    local n = #batch
-    batch[n + 1], batch[n + 2] = id, attempt
-    batch[n + 3], batch[n + 4] = now_us - tonumber(fields[3]), fields[6]
-    owned[#owned + 1] = id
+-- Takes those that can still be answered in time by somebody who listens.
+local function take(ids)
+  local entries = {}
+  for n, record in ipairs(redis.call('HMGET', KEYS[5], unpack(ids))) do
+    local id = ids[n]
+    local attempts, queued_us, ttl_ms, ingress_id = string.match(record or '', '^(%d+) %S+ %d+ (%d+) %S+ (%d+) (%S+)')
+    if not ingress_id or not is_alive(ingress_id) then
+      -- Or it has outlived even its TTL unanswered.
+      discard(id)
+      orphaned = orphaned + 1
+    elseif queued_us / 1000 + ttl_ms <= now_ms then
+      discard(id)
+      redis.call('SET', KEYS[11] .. id, id .. '!deadline_exceeded', 'PX', reply_ttl_ms)
+      redis.call('RPUSH', KEYS[12] .. ingress_id, id)
+      redis.call('PEXPIRE', KEYS[12] .. ingress_id, reply_ttl_ms)
+      expired = expired + 1
+    else
+      batch[#batch + 1] = id
+      batch[#batch + 1] = record
+      entries[#entries + 1] = id .. ':' .. attempts + 1
+    end
   end
+  if #entries > 0 then redis.call('RPUSH', KEYS[9], unpack(entries)) end
+  owned = owned + #entries
+end
+
+local function take_suspect(id)
+  local record = redis.call('HGET', KEYS[5], id)
+  if not record then return end -- answered late, or cancelled
+  take({id})
+  if owned == 0 then return end
+  redis.call('HSET', KEYS[5], id, (string.gsub(record, '^(%d+) %S+', '%1 ' .. worker_id, 1)))
 end
 
 local function oldest_age_us()
   while true do
     local id = redis.call('LINDEX', KEYS[1], 0)
     if not id then return nil end
-    local submitted_us = redis.call('HGET', KEYS[10] .. id, 'submitted_us')
-    if submitted_us then return now_us - tonumber(submitted_us) end
+    local record = redis.call('HGET', KEYS[5], id) or ''
+    local queued_us, age_us = string.match(record, '^%d+ %S+ %d+ (%d+) (%S+)')
+    if queued_us then return now_us - queued_us + (tonumber(age_us) or 0) end
     redis.call('LPOP', KEYS[1])
-    forget(id)
+    discard(id)
+    orphaned = orphaned + 1
   end
 end
 
-while #owned == 0 do
+while owned == 0 do
   local id = redis.call('LPOP', KEYS[2])
   if not id then break end
-  take(id)
+  take_suspect(id)
 end
 
-if #owned == 0 then
+if owned == 0 then
   local waiting = redis.call('LLEN', KEYS[1])
   if waiting < limit then
     local age_us = oldest_age_us()
     waiting = redis.call('LLEN', KEYS[1])
     if age_us and age_us < patience_us then
+      if orphaned > 0 then redis.call('HINCRBY', KEYS[6], 'orphaned', orphaned) end
       local collector = redis.call('HGET', KEYS[4], 'worker')
       if collector and collector ~= worker_id then return {'BUSY'} end
       redis.call('HSET', KEYS[4], 'worker', worker_id, 'limit', limit)
@@ -101,11 +109,12 @@ if #owned == 0 then
     end
   end
   local looked = 0
-  while #owned < limit and looked < 8 * limit do
-    local ids = redis.call('LPOP', KEYS[1], limit - #owned)
+  while owned < limit and looked < 8 * limit do
+    -- In pieces: Lua cannot pass more than some 8,000 arguments.
+    local ids = redis.call('LPOP', KEYS[1], math.min(limit - owned, 1000))
     if not ids or #ids == 0 then break end
     looked = looked + #ids
-    for _, id in ipairs(ids) do take(id) end
+    take(ids)
   end
 end
 
@@ -118,19 +127,15 @@ elseif redis.call('LLEN', KEYS[3]) == 0 then
 end
 if expired > 0 then redis.call('HINCRBY', KEYS[6], 'expired', expired) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[6], 'orphaned', orphaned) end
-if #owned == 0 then
-  if KEYS[14] then
-    redis.call('ZADD', KEYS[14], now_ms, worker_id)
-    redis.call('PEXPIRE', KEYS[14], 60000)
+if owned == 0 then
+  if KEYS[13] then
+    redis.call('ZADD', KEYS[13], now_ms, worker_id)
+    redis.call('PEXPIRE', KEYS[13], 60000)
   end
   return {'EMPTY'}
 end
-if KEYS[14] then redis.call('ZREM', KEYS[14], worker_id) end
+if KEYS[13] then redis.call('ZREM', KEYS[13], worker_id) end
 
--- In pieces: Lua cannot pass more than some 8,000 arguments.
-for first = 1, #owned, 1000 do
-  redis.call('RPUSH', KEYS[9], unpack(owned, first, math.min(first + 999, #owned)))
-end
 redis.call('PEXPIRE', KEYS[9], ARGV[5])
 redis.call('ZADD', KEYS[7], now_ms, worker_id)
 redis.call('PEXPIRE', KEYS[7], ARGV[5])

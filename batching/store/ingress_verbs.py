@@ -11,6 +11,7 @@ from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.connection import BLOCK_S, AsyncClient, at
 from batching.store.dedicated_connection import Command, DedicatedConnection
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
+from batching.store.open_records import rest_of_record
 from batching.store.scripts import async_script
 
 COLLECT_AT_ONCE = 256
@@ -82,7 +83,6 @@ class IngressVerbs:
             keys.counters,
             keys.worker_beats,
             keys.ingress_beats,
-            keys.request_prefix,
             keys.reply_prefix,
             keys.more_prefix,
             keys.solo,
@@ -93,15 +93,15 @@ class IngressVerbs:
             keys.solo,
             keys.open,
             keys.counters,
-            keys.request_prefix,
             keys.body_prefix,
             keys.reply_prefix,
             keys.lease_prefix,
             keys.chunk_prefix,
+            keys.worker_beats,
         ]
         self._audit_keys = [
             keys.ingress_beats,
-            keys.request_prefix,
+            keys.open,
             keys.reply_prefix,
             keys.chunk_prefix,
         ]
@@ -136,10 +136,12 @@ class IngressVerbs:
     async def _submit_script(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
         if not submissions:
             return []
-        arguments: list[str | int | bytes] = [self._ingress_id, self._dead_after_ms]
+        ingress_id = self._ingress_id
+        longest_ms = max(item.ttl_ms for item in submissions)
+        arguments: list[str | int | bytes] = [ingress_id, self._dead_after_ms, longest_ms]
         for request_id, ttl_ms, wire, age_us in submissions:
             inline = wire if len(wire) <= INLINE_LIMIT_BYTES else b""
-            arguments += (request_id, ttl_ms, "" if age_us is None else age_us, inline)
+            arguments += (request_id, rest_of_record(ingress_id, ttl_ms, age_us, inline))
         codes = await self._submitter.run("submit", self._submit_keys, arguments)
         return [_SUBMIT_CODES[code] for code in codes]
 

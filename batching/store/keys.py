@@ -52,7 +52,8 @@ class VersionKeys:
     def solo(self) -> str:  # noqa: D102
         return f"{self.tag}:solo"
 
-    # set of the ids of all open requests (waiting and leased), for autoscalers; empty when idle.
+    # hash request id -> record (open_records.py) of all open requests, waiting and leased; TTL that
+    # of the longest-lived + 60 to 120 s, fields deleted by reply, cancel and whoever gives one up.
     @property
     def open(self) -> str:  # noqa: D102
         return f"{self.tag}:open"
@@ -72,12 +73,7 @@ class VersionKeys:
     def more_prefix(self) -> str:  # noqa: D102
         return f"{self.tag}:more:"
 
-    # hash, + request id: an open request; TTL its deadline + 60 s, deleted by reply and cancel.
-    @property
-    def request_prefix(self) -> str:  # noqa: D102
-        return f"{self.tag}:r:"
-
-    # string, + request id: a body too large to travel in the hash; TTL as the hash.
+    # string, + request id: a body too large for its record; TTL its deadline + 60 s.
     @property
     def body_prefix(self) -> str:  # noqa: D102
         return f"{self.tag}:in:"
@@ -103,7 +99,7 @@ class VersionKeys:
     def done_prefix(self) -> str:  # noqa: D102
         return f"{self.tag}:done:"
 
-    # list, + worker id: ids that this worker owns; TTL 24 h, renewed by beats.
+    # list, + worker id: '<request id>:<attempt>' of what it owns; TTL 24 h, renewed by beats.
     @property
     def lease_prefix(self) -> str:  # noqa: D102
         return f"{self.tag}:p:"
@@ -147,7 +143,6 @@ class VersionKeys:
                 self.config,
                 self.queue,
                 self.solo,
-                self.open,
                 self.workers,
                 self.counters,
                 self.metrics,

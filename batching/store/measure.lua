@@ -1,6 +1,6 @@
 -- measure: the line of one version at this moment. Reads only.
 --
--- KEYS  1 queue  2 solo  3 open  4 counters  5 request prefix
+-- KEYS  1 queue  2 solo  3 open  4 counters
 -- Returns {waiting, open, oldest_age_us, counter, count, counter, count, ...}
 --         oldest_age_us: since the oldest waiting request arrived; 0 = nothing waits
 --
@@ -11,12 +11,15 @@ local now_us = time[1] * 1000000 + time[2]
 local oldest_age_us = 0
 for i = 1, 2 do
   local id = redis.call('LINDEX', KEYS[i], 0)
-  local submitted_us = id and redis.call('HGET', KEYS[5] .. id, 'submitted_us')
-  if submitted_us then oldest_age_us = math.max(oldest_age_us, now_us - tonumber(submitted_us)) end
+  local record = id and redis.call('HGET', KEYS[3], id) or ''
+  local queued_us, age_us = string.match(record, '^%d+ %S+ %d+ (%d+) (%S+)')
+  if queued_us then
+    oldest_age_us = math.max(oldest_age_us, now_us - queued_us + (tonumber(age_us) or 0))
+  end
 end
 local answer = {
   redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]),
-  redis.call('SCARD', KEYS[3]),
+  redis.call('HLEN', KEYS[3]),
   string.format('%.0f', oldest_age_us),
 }
 local counters = redis.call('HGETALL', KEYS[4])

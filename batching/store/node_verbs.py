@@ -196,7 +196,6 @@ class NodeVerbs:
             version_keys.bell,
             version_keys.open,
             version_keys.counters,
-            version_keys.request_prefix,
             version_keys.body_prefix,
             version_keys.reply_prefix,
             version_keys.done_prefix,

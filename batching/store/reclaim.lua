@@ -1,8 +1,7 @@
 -- reclaim: what a dead or leaving worker owned waits again, or is answered for good.
 --
 -- KEYS  1 lease of the worker  2 worker beats  3 workers  4 queue  5 solo  6 bell  7 open
---       8 counters  9 request prefix  10 body prefix  11 reply prefix  12 done prefix
---       13 gather
+--       8 counters  9 body prefix  10 reply prefix  11 done prefix  12 gather
 -- ARGV  1 worker id  2 mode: 'dead' = only if its last beat is older than dead_after_ms,
 --         'crashed' = its node saw it die, 'released' = it leaves in good order,
 --         'recovered' = it lives on, but the answer to its claim was lost
@@ -10,8 +9,8 @@
 --       6 limit  7 reply_ttl_ms
 -- Returns {-1} when the worker is alive, else {reclaimed, answered, left}: left > 0 = call again.
 --
--- Races closed: whether it is dead is decided here, not by the caller's older reading; only requests
--- that this worker still owns are touched; the worker is forgotten last, so a reaper that dies on the
+-- Races closed: whether it is dead is decided here, not by the caller's older reading; only what is
+-- in this worker's lease is touched; the worker is forgotten last, so a reaper that dies on the
 -- way leaves the rest to the next one. A crash suspect is retried alone and keeps its owner and
 -- attempt, so that a late reply before the next claim still counts. A released request goes back to
 -- the head of the queue in its old order, without having used an attempt; so does a recovered one,
@@ -30,38 +29,38 @@ end
 local reclaimed, answered, orphaned = 0, 0, 0
 
 local function answer(id, ingress_id, reply)
-  redis.call('DEL', KEYS[9] .. id, KEYS[10] .. id)
-  redis.call('SET', KEYS[11] .. id, id .. reply, 'PX', ARGV[7])
-  redis.call('RPUSH', KEYS[12] .. ingress_id, id)
-  redis.call('PEXPIRE', KEYS[12] .. ingress_id, ARGV[7])
-  redis.call('SREM', KEYS[7], id)
+  redis.call('HDEL', KEYS[7], id)
+  redis.call('DEL', KEYS[9] .. id)
+  redis.call('SET', KEYS[10] .. id, id .. reply, 'PX', ARGV[7])
+  redis.call('RPUSH', KEYS[11] .. ingress_id, id)
+  redis.call('PEXPIRE', KEYS[11] .. ingress_id, ARGV[7])
   answered = answered + 1
 end
 
 for _ = 1, limit do
   -- Released requests go to the head of the queue, so the newest is moved first.
-  local id = redis.call(is_untried and 'RPOP' or 'LPOP', KEYS[1])
-  if not id then break end
-  local fields = redis.call('HMGET', KEYS[9] .. id, 'state', 'worker', 'attempt', 'deadline_ms', 'ingress', 'chunks')
-  if fields[1] == 'C' and fields[2] == worker_id then
-    if fields[6] then
-      answer(id, fields[5], '!' .. ARGV[5])
-    elseif tonumber(fields[4]) <= now_ms then
-      answer(id, fields[5], '!deadline_exceeded')
-    elseif is_untried then
-      redis.call('HSET', KEYS[9] .. id, 'state', 'Q', 'attempt', fields[3] - 1, 'worker', '')
-      redis.call('LPUSH', tonumber(fields[3]) > 1 and KEYS[5] or KEYS[4], id)
-      reclaimed = reclaimed + 1
-    elseif tonumber(fields[3]) >= tonumber(ARGV[4]) then
-      answer(id, fields[5], '!' .. ARGV[5])
-    else
-      redis.call('HSET', KEYS[9] .. id, 'state', 'Q')
-      redis.call('RPUSH', KEYS[5], id)
-      reclaimed = reclaimed + 1
-    end
-  elseif not fields[1] then
+  local entry = redis.call(is_untried and 'RPOP' or 'LPOP', KEYS[1])
+  if not entry then break end
+  local id, attempt = string.match(entry, '^(.*):(%d+)$')
+  local record = id and redis.call('HGET', KEYS[7], id) or ''
+  local chunks, rest, queued_us, ttl_ms, ingress_id = string.match(record, '^%d+ %S+ (%d+) ((%d+) %S+ (%d+) (%S+)\n.*)$')
+  if not ingress_id then
     -- It has outlived its TTL unanswered.
-    orphaned = orphaned + redis.call('SREM', KEYS[7], id)
+    orphaned = orphaned + 1
+  elseif chunks ~= '0' then
+    answer(id, ingress_id, '!' .. ARGV[5])
+  elseif queued_us / 1000 + ttl_ms <= now_ms then
+    answer(id, ingress_id, '!deadline_exceeded')
+  elseif is_untried then
+    redis.call('HSET', KEYS[7], id, attempt - 1 .. ' - 0 ' .. rest)
+    redis.call('LPUSH', attempt == '1' and KEYS[4] or KEYS[5], id)
+    reclaimed = reclaimed + 1
+  elseif tonumber(attempt) >= tonumber(ARGV[4]) then
+    answer(id, ingress_id, '!' .. ARGV[5])
+  else
+    redis.call('HSET', KEYS[7], id, attempt .. ' ' .. worker_id .. ' 0 ' .. rest)
+    redis.call('RPUSH', KEYS[5], id)
+    reclaimed = reclaimed + 1
   end
 end
 
@@ -75,8 +74,8 @@ if answered > 0 then redis.call('HINCRBY', KEYS[8], 'failed', answered) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[8], 'orphaned', orphaned) end
 if left == 0 and mode ~= 'recovered' then
   -- A batch that it was collecting is anybody's now.
-  if redis.call('HGET', KEYS[13], 'worker') == worker_id then
-    redis.call('DEL', KEYS[13])
+  if redis.call('HGET', KEYS[12], 'worker') == worker_id then
+    redis.call('DEL', KEYS[12])
     if redis.call('LLEN', KEYS[4]) > 0 then
       redis.call('RPUSH', KEYS[6], '1')
       redis.call('PEXPIRE', KEYS[6], 60000)

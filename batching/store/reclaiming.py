@@ -29,7 +29,6 @@ def reclaim_keys(key: VersionKey, worker_id: str) -> list[str]:
         keys.bell,
         keys.open,
         keys.counters,
-        keys.request_prefix,
         keys.body_prefix,
         keys.reply_prefix,
         keys.done_prefix,

@@ -1,7 +1,7 @@
 -- refuse: everything that waits is answered with a reason, because nobody will come to run it.
 --
--- KEYS  1 queue  2 solo  3 bell  4 open  5 counters  6 request prefix  7 body prefix
---       8 reply prefix  9 done prefix  10 worker beats
+-- KEYS  1 queue  2 solo  3 bell  4 open  5 counters  6 body prefix
+--       7 reply prefix  8 done prefix  9 worker beats
 -- ARGV  1 reason  2 limit  3 reply_ttl_ms  4 dead_after_ms
 -- Returns {refused, left}: left > 0 = call again. Nothing is refused while a worker lives: {0, 0}.
 --
@@ -10,22 +10,23 @@
 
 local time = redis.call('TIME')
 local dead_before_ms = time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[4]
-if redis.call('ZCOUNT', KEYS[10], dead_before_ms, '+inf') > 0 then return {0, 0} end
+if redis.call('ZCOUNT', KEYS[9], dead_before_ms, '+inf') > 0 then return {0, 0} end
 local refused, orphaned = 0, 0
 for _ = 1, tonumber(ARGV[2]) do
-  local id = redis.call('LPOP', KEYS[2]) or redis.call('LPOP', KEYS[1])
+  local suspect = redis.call('LPOP', KEYS[2])
+  local id = suspect or redis.call('LPOP', KEYS[1])
   if not id then break end
-  local fields = redis.call('HMGET', KEYS[6] .. id, 'state', 'ingress')
-  if fields[1] == 'Q' then
-    redis.call('DEL', KEYS[6] .. id, KEYS[7] .. id)
-    redis.call('SET', KEYS[8] .. id, id .. '!' .. ARGV[1], 'PX', ARGV[3])
-    redis.call('RPUSH', KEYS[9] .. fields[2], id)
-    redis.call('PEXPIRE', KEYS[9] .. fields[2], ARGV[3])
-    redis.call('SREM', KEYS[4], id)
+  local ingress_id = string.match(redis.call('HGET', KEYS[4], id) or '', '^%d+ %S+ %d+ %d+ %S+ %d+ (%S+)')
+  if ingress_id then
+    redis.call('HDEL', KEYS[4], id)
+    redis.call('DEL', KEYS[6] .. id)
+    redis.call('SET', KEYS[7] .. id, id .. '!' .. ARGV[1], 'PX', ARGV[3])
+    redis.call('RPUSH', KEYS[8] .. ingress_id, id)
+    redis.call('PEXPIRE', KEYS[8] .. ingress_id, ARGV[3])
     refused = refused + 1
-  elseif not fields[1] then
-    -- It has outlived its TTL unanswered.
-    orphaned = orphaned + redis.call('SREM', KEYS[4], id)
+  elseif not suspect then
+    -- It has outlived its TTL unanswered; a suspect may have been answered late.
+    orphaned = orphaned + 1
   end
 end
 if refused > 0 then redis.call('HINCRBY', KEYS[5], 'refused', refused) end

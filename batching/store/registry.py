@@ -197,7 +197,7 @@ class Registry:
         names = VersionKeys.of(spec.key)
         with _unavailable():
             waiting, open_requests, oldest_age_us, *counters = self._measure(
-                keys=[names.queue, names.solo, names.open, names.counters, names.request_prefix],
+                keys=[names.queue, names.solo, names.open, names.counters],
                 client=at(self._client, names.tag),
             )
         pairs = zip(counters[::2], counters[1::2], strict=True)

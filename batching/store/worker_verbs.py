@@ -15,6 +15,7 @@ from batching.protocol import (
     INLINE_LIMIT_BYTES,
     Batch,
     Claimed,
+    Owned,
     ProtocolError,
     Reply,
     ReplyChunk,
@@ -23,6 +24,7 @@ from batching.protocol import (
 from batching.store.bell import Bell
 from batching.store.connection import Client, at
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
+from batching.store.open_records import read_record
 from batching.store.parked_pop import ParkedPop
 from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.script_connection import ScriptConnection
@@ -90,7 +92,6 @@ class WorkerVerbs:
             keys.worker_beats,
             keys.ingress_beats,
             self._lease,
-            keys.request_prefix,
             keys.body_prefix,
             keys.reply_prefix,
             keys.done_prefix,
@@ -99,13 +100,12 @@ class WorkerVerbs:
             self._lease,
             keys.open,
             keys.counters,
-            keys.request_prefix,
             keys.body_prefix,
             keys.reply_prefix,
             keys.large_reply_prefix,
             keys.done_prefix,
         ]
-        self._chunk_keys = [keys.request_prefix, keys.chunk_prefix, keys.done_prefix]
+        self._chunk_keys = [keys.open, keys.chunk_prefix, keys.done_prefix, self._lease]
 
     def give_tickets(self) -> None:
         """From now on requests are accepted for this worker while it is idle, as it is now."""
@@ -125,7 +125,7 @@ class WorkerVerbs:
         if kind == b"BATCH":
             if window_end is not None:
                 self._handover.observe(time.monotonic() - window_end)
-            return self._batch(answer[1:])
+            return self._batch(int(answer[1]), answer[2:])
         if kind == b"WAIT":
             return Partial(waiting=answer[1], oldest_age_s=int(answer[2]) / 1e6)
         return Nothing.BUSY if kind == b"BUSY" else Nothing.EMPTY
@@ -155,10 +155,11 @@ class WorkerVerbs:
             if left == 0:
                 return recovered
 
-    def reply(self, items: Sequence[tuple[str, int]], replies: Sequence[Reply]) -> list[ReplyCode]:
-        """Each (request id, attempt) has its reply, once, and is owned no more."""
+    def reply(self, items: Sequence[Owned], replies: Sequence[Reply]) -> list[ReplyCode]:
+        """Each item has its reply, once, and is owned no more."""
         values = [
-            item[0].encode() + reply.encode() for item, reply in zip(items, replies, strict=True)
+            item.request_id.encode() + reply.encode()
+            for item, reply in zip(items, replies, strict=True)
         ]
         stored = self._store_large(items, values)
         arguments: list[str | int | bytes] = [self._worker_id, REPLY_TTL_MS]
@@ -168,24 +169,19 @@ class WorkerVerbs:
         return [ReplyCode(code) for code in codes]
 
     def send(
-        self, items: Sequence[tuple[str, int]], chunks: Sequence[ReplyChunk], patience_s: float
+        self, items: Sequence[Owned], chunks: Sequence[ReplyChunk], patience_s: float
     ) -> list[ChunkCode]:
         """A piece of each answer waits for its ingress, unless too many do already.
 
         Args:
-            items: (request id, attempt), as claimed.
+            items: as claimed.
             chunks: of at most `CHUNK_LIMIT_BYTES` each.
             patience_s: the next piece, or the reply, comes within this time.
         """
         ttl_ms = int(patience_s * 1000) + REPLY_TTL_MS
-        arguments: list[str | int | bytes] = [
-            self._worker_id,
-            ttl_ms,
-            REPLY_TTL_MS,
-            MAX_WAITING_CHUNKS,
-        ]
-        for (request_id, attempt), chunk in zip(items, chunks, strict=True):
-            arguments += (request_id, attempt, chunk.index, chunk.encode())
+        arguments: list[str | int | bytes] = [ttl_ms, REPLY_TTL_MS, MAX_WAITING_CHUNKS]
+        for item, chunk in zip(items, chunks, strict=True):
+            arguments += (item.request_id, item.attempt, chunk.index, chunk.encode())
         try:
             return [ChunkCode(code) for code in self._chunk(self._chunk_keys, arguments)]
         except OutOfMemoryError:
@@ -214,20 +210,18 @@ class WorkerVerbs:
         """Another idle worker is woken."""
         self._bell.ring()
 
-    def _store_large(
-        self, items: Sequence[tuple[str, int]], values: Sequence[bytes]
-    ) -> set[tuple[str, int]]:
+    def _store_large(self, items: Sequence[Owned], values: Sequence[bytes]) -> set[Owned]:
         """Whose replies are in keys of their own now, as they are too large for a script."""
-        stored: set[tuple[str, int]] = set()
+        stored: set[Owned] = set()
         large = [
             pair for pair in zip(items, values, strict=True) if len(pair[1]) > INLINE_LIMIT_BYTES
         ]
         for some in _in_writes(large):
             with self._client.pipeline(transaction=False) as pipe:
-                for (request_id, attempt), value in some:
+                for item, value in some:
                     # The attempt is part of the name, so a stale worker cannot overwrite a newer
                     # answer.
-                    name = f"{self._keys.large_reply_prefix}{request_id}:{attempt}"
+                    name = f"{self._keys.large_reply_prefix}{item.request_id}:{item.attempt}"
                     pipe.set(name, value, px=REPLY_TTL_MS)
                 results = pipe.execute(raise_on_error=False)
             for (item, _), result in zip(some, results, strict=True):
@@ -239,21 +233,22 @@ class WorkerVerbs:
                 # SET may not.
         return stored
 
-    def _batch(self, fields: Sequence[Any]) -> Batch | Nothing:
-        ids = [request_id.decode() for request_id in fields[0::4]]
-        wires = self._with_bodies(ids, fields[3::4])
+    def _batch(self, now_us: int, fields: Sequence[bytes]) -> Batch | Nothing:
+        ids = [request_id.decode() for request_id in fields[0::2]]
+        records = [*map(read_record, fields[1::2])]
+        wires = self._with_bodies(ids, [record.wire for record in records])
         items: list[Claimed] = []
-        unreadable: list[tuple[str, int]] = []
-        for request_id, attempt, queue_us, wire in zip(
-            ids, fields[1::4], fields[2::4], wires, strict=True
-        ):
+        unreadable: list[Owned] = []
+        for request_id, record, wire in zip(ids, records, wires, strict=True):
+            attempts, queued_us, age_us, ingress_id, _ = record
+            owned = Owned(request_id, attempts + 1, ingress_id)
             try:
                 request = Request.decode(wire)
             except ProtocolError as error:
                 log.error("unreadable request=%s: %s", request_id, error)
-                unreadable.append((request_id, attempt))
+                unreadable.append(owned)
             else:
-                items.append(Claimed(request_id, attempt, int(queue_us), request))
+                items.append(Claimed(owned, now_us - queued_us + age_us, request))
         if unreadable:
             self._refuse(unreadable)
         return Batch(items) if items else Nothing.EMPTY
@@ -269,7 +264,7 @@ class WorkerVerbs:
             wire or bodies[request_id] or b"" for request_id, wire in zip(ids, wires, strict=True)
         ]
 
-    def _refuse(self, items: Sequence[tuple[str, int]]) -> None:
+    def _refuse(self, items: Sequence[Owned]) -> None:
         reply = Reply(
             status=500,
             body=b"The request could not be read.",
@@ -280,10 +275,10 @@ class WorkerVerbs:
 
 
 def _in_writes(
-    replies: Iterable[tuple[tuple[str, int], bytes]],
-) -> Iterator[list[tuple[tuple[str, int], bytes]]]:
+    replies: Iterable[tuple[Owned, bytes]],
+) -> Iterator[list[tuple[Owned, bytes]]]:
     """The same in groups, none of which is larger than WRITE_BYTES but by its last reply."""
-    group: list[tuple[tuple[str, int], bytes]] = []
+    group: list[tuple[Owned, bytes]] = []
     size_bytes = 0
     for reply in replies:
         group.append(reply)

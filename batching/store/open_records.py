@@ -1,0 +1,36 @@
+r"""An open request's record: a line of text, then its bytes, as a field of one hash.
+
+    <attempts> <owner> <chunks> <queued_us> <age_us> <ttl_ms> <ingress id>\n<wire>
+
+attempts: those that have failed. owner: who has a crash suspect, or had it last; `-` for others,
+which belong to whoever has them leased. chunks: how many pieces of the answer have been sent; from
+the first one on, the wire is dropped. queued_us: Redis' time of the submit. age_us: how long it had
+been at the ingress by then; `-` where Redis had lost it before. ttl_ms: from the submit to the
+deadline. wire: empty if it has a key of its own.
+"""
+
+from typing import NamedTuple
+
+
+class OpenRecord(NamedTuple):
+    """What a worker reads of a record."""
+
+    attempts: int
+    queued_us: int
+    age_us: int
+    ingress_id: str
+    wire: bytes
+
+
+def rest_of_record(ingress_id: str, ttl_ms: int, age_us: int | None, wire: bytes) -> bytes:
+    """What the ingress knows of a record; `submit.lua` puts the rest in front."""
+    age = "-" if age_us is None else age_us
+    return f"{age} {ttl_ms} {ingress_id}\n".encode() + wire
+
+
+def read_record(record: bytes) -> OpenRecord:
+    """The record that `claim.lua` has looked at."""
+    line, _, wire = record.partition(b"\n")
+    attempts, _, _, queued_us, age_us, _, ingress_id = line.split(b" ")
+    age = 0 if age_us == b"-" else int(age_us)
+    return OpenRecord(int(attempts), int(queued_us), age, ingress_id.decode(), wire)
