@@ -12,7 +12,7 @@ import fakeredis
 import fakeredis.aioredis
 
 from batching.model_spec import ModelSpec, VersionKey
-from batching.protocol import Batch, Part, Reply, Request
+from batching.protocol import Batch, Owned, Part, Reply, Request
 from batching.store import keys
 from batching.store.connection import connect, connect_async
 from batching.store.ingress_verbs import IngressVerbs, Submission
@@ -25,6 +25,18 @@ from tests.timing import assert_within
 POLL_S = 0.005
 DEAD_AFTER_MS = 3000
 KEY = VersionKey("digits", "1.0")
+
+# What is in a record's line, in its order, and then its bytes: batching/store/open_records.py.
+RECORD_FIELDS = (
+    "attempts",
+    "owner",
+    "chunks",
+    "queued_us",
+    "age_us",
+    "ttl_ms",
+    "ingress_id",
+    "wire",
+)
 
 
 def eventually(predicate: Callable[[], Any], timeout_s: float = 5.0) -> Any:
@@ -221,10 +233,17 @@ class Desk:
         return _texts(self.client.lrange(self.keys.solo, 0, -1))
 
     def leased(self, worker_id: str = "worker-a") -> list[str]:
-        return _texts(self.client.lrange(self.keys.lease_prefix + worker_id, 0, -1))
+        """The ids that this worker owns, without their attempts."""
+        return [name for name, _ in self.owned(worker_id)]
+
+    def owned(self, worker_id: str = "worker-a") -> list[tuple[str, int]]:
+        """What this worker owns, as (request id, attempt)."""
+        entries = _texts(self.client.lrange(self.keys.lease_prefix + worker_id, 0, -1))
+        pairs = [entry.rpartition(":") for entry in entries]
+        return [(name, int(attempt)) for name, _, attempt in pairs]
 
     def open_ids(self) -> set[str]:
-        return set(_texts(self.client.smembers(self.keys.open)))
+        return set(_texts(self.client.hkeys(self.keys.open)))
 
     def bells(self) -> int:
         return int(self.client.llen(self.keys.bell))
@@ -240,8 +259,24 @@ class Desk:
         return value
 
     def request(self, request_id: str) -> dict[str, str]:
-        record = self.client.hgetall(self.keys.request_prefix + request_id)
-        return {name.decode(): value.decode(errors="replace") for name, value in record.items()}
+        """The fields of an open request's record; empty when there is none."""
+        record = self.client.hget(self.keys.open, request_id)
+        if record is None:
+            return {}
+        line, _, wire = record.partition(b"\n")
+        fields = [*line.decode().split(" "), wire.decode(errors="replace")]
+        return dict(zip(RECORD_FIELDS, fields, strict=True))
+
+    def change_request(self, request_id: str, **fields: object) -> None:
+        """These fields of an open request's line are something else now."""
+        line, _, wire = self.client.hget(self.keys.open, request_id).partition(b"\n")
+        record = dict(zip(RECORD_FIELDS, line.decode().split(" "), strict=False))
+        record |= {name: str(value) for name, value in fields.items()}
+        self.write_record(request_id, " ".join(record.values()).encode() + b"\n" + wire)
+
+    def write_record(self, request_id: str, record: bytes) -> None:
+        """The whole record is this, whatever it is."""
+        self.client.hset(self.keys.open, request_id, record)
 
     def has_body(self, request_id: str) -> bool:
         return bool(self.client.exists(self.keys.body_prefix + request_id))
@@ -260,9 +295,8 @@ class Desk:
     # --- time passes
 
     def age_request(self, request_id: str, ms: int) -> None:
-        name = self.keys.request_prefix + request_id
-        self.client.hincrby(name, "submitted_us", -1000 * ms)
-        self.client.hincrby(name, "deadline_ms", -ms)
+        queued_us = int(self.request(request_id)["queued_us"])
+        self.change_request(request_id, queued_us=queued_us - 1000 * ms)
 
     def silence_worker(self, worker_id: str = "worker-a", ms: int = 2 * DEAD_AFTER_MS) -> None:
         self.client.zincrby(self.keys.worker_beats, -ms, worker_id)
@@ -271,8 +305,8 @@ class Desk:
         self.client.zincrby(self.keys.ingress_beats, -ms, ingress_id)
 
     def lose_request(self, request_id: str) -> None:
-        """Its deadline passed so long ago that Redis has dropped it."""
-        self.client.delete(self.keys.request_prefix + request_id)
+        """Its deadline passed so long ago that Redis has dropped it, as it would with all others."""
+        self.client.hdel(self.keys.open, request_id)
 
 
 def _texts(values: Any) -> list[str]:
@@ -285,7 +319,12 @@ def ids_of(claimed: Any) -> list[str]:
     return [item.request_id for item in claimed.items]
 
 
-def items_of(claimed: Any) -> list[tuple[str, int]]:
+def items_of(claimed: Any) -> list[Owned]:
     """What `reply` needs of a claimed batch."""
     assert isinstance(claimed, Batch), claimed
-    return [(item.request_id, item.attempt) for item in claimed.items]
+    return [item.owned for item in claimed.items]
+
+
+def attempts_of(claimed: Any) -> list[tuple[str, int]]:
+    """The ids of a claimed batch, each with its attempt."""
+    return [(item.request_id, item.attempt) for item in items_of(claimed)]

@@ -5,7 +5,7 @@
 --       13 idle (only with job tickets)
 -- ARGV  1 worker id  2 limit  3 patience_us  4 dead_after_ms  5 lease_ttl_ms  6 reply_ttl_ms
 -- Returns one of
---   {'BATCH', now_us, id, record, id, record, ...}   records as in keys.py
+--   {'BATCH', now_us, id, record, id, record, ...}   records as in open_records.py
 --   {'WAIT', waiting, oldest_age_us}   fewer than `limit` wait and the oldest is younger than
 --                                      patience_us; this worker is now the one collector
 --   {'BUSY'}                           another worker collects; park on the bell
@@ -14,8 +14,9 @@
 -- Races closed: pop and lease are one step, so a worker that dies at any moment leaves either a
 -- waiting or a leased request. One collector at a time, so idle workers do not open a window each.
 -- The first write frees or pops, so it works at maxmemory. A crash suspect from the solo list is
--- handed out alone, and has a new owner from then on. A worker is idle from the claim that finds
--- nothing, or the reply before it, to the one that finds something.
+-- handed out alone, and from then on its last owner comes too late. A record that is malformed, or
+-- that nobody can read, is dropped like a lost one: it must not stop the queue. A worker is idle from
+-- the claim that finds nothing, or the reply before it, to the one that finds something.
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -46,8 +47,9 @@ local function take(ids)
   local entries = {}
   for n, record in ipairs(redis.call('HMGET', KEYS[5], unpack(ids))) do
     local id = ids[n]
-    local attempts, queued_us, ttl_ms, ingress_id = string.match(record or '', '^(%d+) %S+ %d+ (%d+) %S+ (%d+) (%S+)')
-    if not ingress_id or not is_alive(ingress_id) then
+    local attempts, owner, queued_us, age_us, ttl_ms, ingress_id =
+      string.match(record or '', '^(%d%d?%d?) (%S+) %d+ (%d+) ([%d-]+) (%d+) (%S+)\n')
+    if not ingress_id or #queued_us > 16 or #age_us > 16 or not is_alive(ingress_id) then
       -- Or it has outlived even its TTL unanswered.
       discard(id)
       orphaned = orphaned + 1
@@ -61,18 +63,11 @@ local function take(ids)
       batch[#batch + 1] = id
       batch[#batch + 1] = record
       entries[#entries + 1] = id .. ':' .. attempts + 1
+      if owner ~= '-' then redis.call('HSET', KEYS[5], id, (string.gsub(record, '^(%d+) %S+', '%1 -', 1))) end
     end
   end
   if #entries > 0 then redis.call('RPUSH', KEYS[9], unpack(entries)) end
   owned = owned + #entries
-end
-
-local function take_suspect(id)
-  local record = redis.call('HGET', KEYS[5], id)
-  if not record then return end -- answered late, or cancelled
-  take({id})
-  if owned == 0 then return end
-  redis.call('HSET', KEYS[5], id, (string.gsub(record, '^(%d+) %S+', '%1 ' .. worker_id, 1)))
 end
 
 local function oldest_age_us()
@@ -80,8 +75,9 @@ local function oldest_age_us()
     local id = redis.call('LINDEX', KEYS[1], 0)
     if not id then return nil end
     local record = redis.call('HGET', KEYS[5], id) or ''
-    local queued_us, age_us = string.match(record, '^%d+ %S+ %d+ (%d+) (%S+)')
-    if queued_us then return now_us - queued_us + (tonumber(age_us) or 0) end
+    local queued_us, age_us = string.match(record, '^%d+ %S+ %d+ (%d+) ([%d-]+) ')
+    age_us = queued_us and now_us - queued_us + (tonumber(age_us) or 0)
+    if age_us and math.abs(age_us) < 1e15 then return age_us end
     redis.call('LPOP', KEYS[1])
     discard(id)
     orphaned = orphaned + 1
@@ -91,12 +87,12 @@ end
 while owned == 0 do
   local id = redis.call('LPOP', KEYS[2])
   if not id then break end
-  take_suspect(id)
+  take({id})
 end
 
 if owned == 0 then
   local waiting = redis.call('LLEN', KEYS[1])
-  if waiting < limit then
+  if waiting > 0 and waiting < limit and patience_us > 0 then
     local age_us = oldest_age_us()
     waiting = redis.call('LLEN', KEYS[1])
     if age_us and age_us < patience_us then

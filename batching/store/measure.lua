@@ -12,10 +12,9 @@ local oldest_age_us = 0
 for i = 1, 2 do
   local id = redis.call('LINDEX', KEYS[i], 0)
   local record = id and redis.call('HGET', KEYS[3], id) or ''
-  local queued_us, age_us = string.match(record, '^%d+ %S+ %d+ (%d+) (%S+)')
-  if queued_us then
-    oldest_age_us = math.max(oldest_age_us, now_us - queued_us + (tonumber(age_us) or 0))
-  end
+  local queued_us, age_us = string.match(record, '^%d+ %S+ %d+ (%d+) ([%d-]+) ')
+  age_us = queued_us and now_us - queued_us + (tonumber(age_us) or 0)
+  if age_us and age_us > oldest_age_us and age_us < 1e15 then oldest_age_us = age_us end
 end
 local answer = {
   redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]),

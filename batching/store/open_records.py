@@ -2,9 +2,9 @@ r"""An open request's record: a line of text, then its bytes, as a field of one 
 
     <attempts> <owner> <chunks> <queued_us> <age_us> <ttl_ms> <ingress id>\n<wire>
 
-attempts: those that have failed. owner: who has a crash suspect, or had it last; `-` for others,
-which belong to whoever has them leased. chunks: how many pieces of the answer have been sent; from
-the first one on, the wire is dropped. queued_us: Redis' time of the submit. age_us: how long it had
+attempts: those that have failed. owner: who had a crash suspect that waits, and may still answer it;
+`-` for all others: they belong to whoever has them leased. chunks: how many pieces of the answer have
+been sent; from the first one on, the wire is dropped. queued_us: Redis' time of the submit. age_us: how long it had
 been at the ingress by then; `-` where Redis had lost it before. ttl_ms: from the submit to the
 deadline. wire: empty if it has a key of its own.
 """
@@ -29,8 +29,9 @@ def rest_of_record(ingress_id: str, ttl_ms: int, age_us: int | None, wire: bytes
 
 
 def read_record(record: bytes) -> OpenRecord:
-    """The record that `claim.lua` has looked at."""
+    """The record, which `claim.lua` has found well-formed."""
     line, _, wire = record.partition(b"\n")
     attempts, _, _, queued_us, age_us, _, ingress_id = line.split(b" ")
-    age = 0 if age_us == b"-" else int(age_us)
-    return OpenRecord(int(attempts), int(queued_us), age, ingress_id.decode(), wire)
+    age = int(age_us) if age_us.isdigit() else 0
+    ingress = ingress_id.decode(errors="replace")
+    return OpenRecord(int(attempts), int(queued_us), age, ingress, wire)

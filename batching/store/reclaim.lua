@@ -10,9 +10,9 @@
 -- Returns {-1} when the worker is alive, else {reclaimed, answered, left}: left > 0 = call again.
 --
 -- Races closed: whether it is dead is decided here, not by the caller's older reading; only what is
--- in this worker's lease is touched; the worker is forgotten last, so a reaper that dies on the
--- way leaves the rest to the next one. A crash suspect is retried alone and keeps its owner and
--- attempt, so that a late reply before the next claim still counts. A released request goes back to
+-- in this worker's lease, in the attempt that it is in, is touched; the worker is forgotten last, so a
+-- reaper that dies on the way leaves the rest to the next one. A crash suspect is retried alone and
+-- its record says who had it, so that a late reply before the next claim still counts. A released request goes back to
 -- the head of the queue in its old order, without having used an attempt; so does a recovered one,
 -- whose worker never learnt that it owned it. An answer of which pieces have been sent is never begun
 -- again: its client would see them twice.
@@ -43,10 +43,14 @@ for _ = 1, limit do
   if not entry then break end
   local id, attempt = string.match(entry, '^(.*):(%d+)$')
   local record = id and redis.call('HGET', KEYS[7], id) or ''
-  local chunks, rest, queued_us, ttl_ms, ingress_id = string.match(record, '^%d+ %S+ (%d+) ((%d+) %S+ (%d+) (%S+)\n.*)$')
+  local attempts, chunks, rest, queued_us, ttl_ms, ingress_id =
+    string.match(record, '^(%d+) %S+ (%d+) ((%d+) %S+ (%d+) (%S+)\n.*)$')
   if not ingress_id then
-    -- It has outlived its TTL unanswered.
+    -- It has outlived its TTL unanswered, or is malformed.
+    if id then redis.call('HDEL', KEYS[7], id) end
     orphaned = orphaned + 1
+  elseif attempts + 1 ~= tonumber(attempt) then
+    -- Another worker's by now; garbage, as our scripts leave no such entry.
   elseif chunks ~= '0' then
     answer(id, ingress_id, '!' .. ARGV[5])
   elseif queued_us / 1000 + ttl_ms <= now_ms then

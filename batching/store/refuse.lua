@@ -13,19 +13,18 @@ local dead_before_ms = time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[4]
 if redis.call('ZCOUNT', KEYS[9], dead_before_ms, '+inf') > 0 then return {0, 0} end
 local refused, orphaned = 0, 0
 for _ = 1, tonumber(ARGV[2]) do
-  local suspect = redis.call('LPOP', KEYS[2])
-  local id = suspect or redis.call('LPOP', KEYS[1])
+  local id = redis.call('LPOP', KEYS[2]) or redis.call('LPOP', KEYS[1])
   if not id then break end
-  local ingress_id = string.match(redis.call('HGET', KEYS[4], id) or '', '^%d+ %S+ %d+ %d+ %S+ %d+ (%S+)')
+  local ingress_id = string.match(redis.call('HGET', KEYS[4], id) or '', '^%d+ %S+ %d+ %d+ %S+ %d+ (%S+)\n')
+  redis.call('HDEL', KEYS[4], id)
+  redis.call('DEL', KEYS[6] .. id)
   if ingress_id then
-    redis.call('HDEL', KEYS[4], id)
-    redis.call('DEL', KEYS[6] .. id)
     redis.call('SET', KEYS[7] .. id, id .. '!' .. ARGV[1], 'PX', ARGV[3])
     redis.call('RPUSH', KEYS[8] .. ingress_id, id)
     redis.call('PEXPIRE', KEYS[8] .. ingress_id, ARGV[3])
     refused = refused + 1
-  elseif not suspect then
-    -- It has outlived its TTL unanswered; a suspect may have been answered late.
+  else
+    -- It has outlived its TTL unanswered, or is malformed.
     orphaned = orphaned + 1
   end
 end

@@ -1,15 +1,16 @@
 -- reply: each answer is stored for its ingress and the ownership ends, once.
 --
 -- KEYS  1 lease of this worker  2 open  3 counters  4 body prefix  5 reply prefix
---       6 large reply prefix  7 done prefix  8 idle (only with job tickets)
+--       6 large reply prefix  7 done prefix  8 solo  9 idle (only with job tickets)
 -- ARGV  1 worker id  2 reply_ttl_ms  then per request: id, attempt, ingress id, value of its reply
 --         key: the id and the reply's bytes ('@' = in their own key)
 -- Returns an array, one code per request:
 --        1 stored   0 nobody waits (cancelled, or collected already)   2 stored before   3 stale
 --
 -- Races closed: whoever takes the request out of the lease first wins (reply, cancel or reclaim), so
--- two replies can never be published; a worker that was taken for dead is told so (stale) once its
--- request has a new owner, while its late answer is still welcome before that. The first write frees
+-- two replies can never be published; a worker that was taken for dead is told so (stale) once
+-- somebody has claimed its request again, while its late answer is still welcome before that, and
+-- takes the request out of the solo list. The first write frees
 -- memory, so it works at maxmemory. A reply whose acknowledgement was lost may be sent again. With
 -- job tickets the worker is idle when its answer can be seen: a client that has it may ask again at
 -- once.
@@ -30,9 +31,12 @@ end
 local function code_of(id, attempt)
   local record = redis.call('HGET', KEYS[2], id)
   if not record then return redis.call('EXISTS', KEYS[5] .. id) == 1 and 2 or 0 end
-  -- A suspect keeps its last owner until it has another one.
+  -- A suspect's record says who had it last, until it is handed out again.
   local attempts, owner = string.match(record, '^(%d+) (%S+)')
-  if attempts == attempt and owner == worker_id then return 1 end
+  if attempts == attempt and owner == worker_id then
+    redis.call('LREM', KEYS[8], 1, id)
+    return 1
+  end
   stale = stale + 1
   return 3
 end
@@ -85,11 +89,11 @@ for first = 3, #ARGV, 4000 do answer(first, math.min(first + 3996, #ARGV - 3)) e
 if stored > 0 then redis.call('HINCRBY', KEYS[3], 'replied', stored) end
 if orphaned > 0 then redis.call('HINCRBY', KEYS[3], 'orphaned', orphaned) end
 if stale > 0 then redis.call('HINCRBY', KEYS[3], 'stale', stale) end
-if KEYS[8] then
+if KEYS[9] then
   -- First, as in beat: of no replies at all it would be ZADD that maxmemory refuses.
-  redis.call('PEXPIRE', KEYS[8], 60000)
+  redis.call('PEXPIRE', KEYS[9], 60000)
   local time = redis.call('TIME')
-  redis.call('ZADD', KEYS[8], time[1] * 1000 + math.floor(time[2] / 1000), worker_id)
-  redis.call('PEXPIRE', KEYS[8], 60000)
+  redis.call('ZADD', KEYS[9], time[1] * 1000 + math.floor(time[2] / 1000), worker_id)
+  redis.call('PEXPIRE', KEYS[9], 60000)
 end
 return codes

@@ -3,7 +3,7 @@
 -- KEYS  1 config  2 queue  3 bell  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
 --       9 reply prefix  10 more prefix  11 solo  12 idle
 -- ARGV  1 ingress id  2 dead_after_ms  3 ttl_ms: the longest of them
---       then per request, at most 2,000: id, rest of its record (keys.py)
+--       then per request, at most 2,000: id, rest of its record (open_records.py)
 -- Returns an array, one code per request:
 --        1 queued   2 known already (a re-sent submit)   0 queue full
 --       -1 no such model version   -2 no live worker
@@ -12,7 +12,7 @@
 -- Race closed: capacity check and push are one step, and a submit whose reply was lost may be sent
 -- again without queueing twice. At maxmemory the first write (HSET) is refused before anything is
 -- changed, which is what admission wants. Its arguments come in lists: a call costs more than what
--- it does (docs/adr/0013).
+-- it does (docs/adr/0013-records.md).
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]

@@ -104,6 +104,7 @@ class WorkerVerbs:
             keys.reply_prefix,
             keys.large_reply_prefix,
             keys.done_prefix,
+            keys.solo,
         ]
         self._chunk_keys = [keys.open, keys.chunk_prefix, keys.done_prefix, self._lease]
 

@@ -140,13 +140,14 @@ def test_counters_account_for_every_accepted_request_whatever_happens(desk, seed
         chaos.step()
 
         # Then
-        assert desk.unaccounted() == 0
         assert len(desk.queued()) <= 12 + 3 * 4  # released requests come on top of the capacity
         places = desk.queued() + desk.solo()
         places += [name for worker_id in WORKERS for name in desk.leased(worker_id)]
         assert desk.open_ids() <= set(places)
         assert len(places) == len(set(places))
-    assert all(attempt <= 2 for _, attempt in chaos.attempts)
+        # What Redis has dropped is counted by whoever comes upon it.
+        assert desk.unaccounted() == len(set(places) - desk.open_ids())
+    assert all(item.attempt <= 2 for item in chaos.attempts)
 
     # When everybody has been answered
     for worker_id in WORKERS:

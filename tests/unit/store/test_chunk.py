@@ -120,6 +120,7 @@ def test_chunk_is_unwanted_when_the_request_was_cancelled(desk):
     assert desk.ingress().cancel(["a"]) == [CancelCode.CANCELLED]
 
     # Then
+    assert desk.leased() == []
     assert send(worker, items, 1) == [ChunkCode.UNWANTED]
     assert pieces(desk, "a") == []
     assert desk.unaccounted() == 0
@@ -176,17 +177,42 @@ def test_answer_that_has_begun_is_never_begun_again(desk, mode):
 def test_request_lives_as_long_as_pieces_come(desk):
     # Given
     worker = desk.worker()
-    desk.submit("a", ttl_ms=1)
-    name = desk.keys.request_prefix + "a"
-    desk.client.hincrby(name, "deadline_ms", 60_000)
-    items = items_of(worker.claim(1, 0.0))
-    desk.client.pexpire(name, 1000)
+    items = claim(desk, worker, "a")
+    desk.client.pexpire(desk.keys.open, 1000)
 
     # When
     send(worker, items, 0)
 
     # Then
-    assert desk.client.pttl(name) > 61_000
+    assert desk.client.pttl(desk.keys.open) > 61_000
+
+
+def test_chunk_leaves_alone_that_others_live_longer(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+    desk.submit("b", ttl_ms=600_000)
+
+    # When
+    send(worker, items, 0)
+
+    # Then
+    assert desk.client.pttl(desk.keys.open) > 659_000
+
+
+def test_first_chunk_counts_in_the_record_and_drops_the_requests_bytes(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+    before = desk.request("a")
+    assert before["wire"]
+
+    # When
+    send(worker, items, 0)
+    send(worker, items, 1)
+
+    # Then
+    assert desk.request("a") == before | {"chunks": "2", "wire": ""}
 
 
 def test_audit_tells_of_pieces_whose_bell_was_lost(desk):

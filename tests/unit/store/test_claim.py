@@ -3,7 +3,15 @@ import pytest
 from batching.batcher import Nothing, Partial
 from batching.store.ingress_verbs import Submission
 from batching.store.node_verbs import ReclaimMode
-from tests.support import DEAD_AFTER_MS, KEY, ids_of, items_of, make_reply, wire_of
+from tests.support import (
+    DEAD_AFTER_MS,
+    KEY,
+    attempts_of,
+    ids_of,
+    items_of,
+    make_reply,
+    wire_of,
+)
 
 LONG_S = 60.0
 
@@ -32,10 +40,9 @@ def test_claim_makes_the_worker_owner_of_the_first_attempt(desk):
     claimed = desk.worker().claim(2, 0.0)
 
     # Then
-    assert items_of(claimed) == [("a", 1), ("b", 1)]
-    assert desk.leased() == ["a", "b"]
-    record = desk.request("a")
-    assert (record["state"], record["attempt"], record["worker"]) == ("C", "1", "worker-a")
+    assert attempts_of(claimed) == [("a", 1), ("b", 1)]
+    assert desk.owned() == [("a", 1), ("b", 1)]
+    assert desk.queued() == []
     assert desk.open_ids() == {"a", "b"}
 
 
@@ -255,14 +262,14 @@ def test_claim_drops_the_large_body_of_what_it_does_not_run(desk):
     assert desk.has_body("b")
 
 
-def test_claim_skips_ids_whose_request_was_replied_to_late(desk):
+def test_claim_finds_no_request_that_was_replied_to_late(desk):
     # Given: a dead worker's reply came after its request was queued again
     slow = desk.worker("worker-slow")
     desk.submit("a")
     items = items_of(slow.claim(1, 0.0))
     desk.node().reclaim(KEY, "worker-slow", ReclaimMode.CRASHED)
-    slow.reply(items, [make_reply("A")])
     assert desk.solo() == ["a"]
+    slow.reply(items, [make_reply("A")])
 
     # When
     claimed = desk.worker("worker-b").claim(1, 0.0)
@@ -270,6 +277,17 @@ def test_claim_skips_ids_whose_request_was_replied_to_late(desk):
     # Then
     assert claimed is Nothing.EMPTY
     assert desk.solo() == []
+    assert desk.unaccounted() == 0
+
+
+def test_claim_forgets_a_crash_suspect_that_outlived_its_time_to_live(desk):
+    # Given
+    suspect(desk, "gone", "s2")
+    desk.lose_request("gone")
+
+    # When / Then
+    assert ids_of(desk.worker().claim(4, LONG_S)) == ["s2"]
+    assert desk.counters()["orphaned"] == 1
     assert desk.unaccounted() == 0
 
 
@@ -329,7 +347,7 @@ def test_claim_hands_out_a_crash_suspect_alone_and_first(desk):
     batches = []
     for _ in range(3):
         claimed = worker.claim(8, 0.0)
-        batches.append(items_of(claimed))
+        batches.append(attempts_of(claimed))
         worker.reply(items_of(claimed), [make_reply("x")] * len(claimed))
 
     # Then

@@ -82,7 +82,8 @@ def test_b08_unreadable_request_fails_alone(real_desk, wire):
     # Given an honest request, and one whose content was overwritten
     desk = real_desk
     desk.submit("bad", "good")
-    desk.client.hset(desk.keys.request_prefix + "bad", "wire", wire)
+    line = desk.client.hget(desk.keys.open, "bad").partition(b"\n")[0]
+    desk.write_record("bad", line + b"\n" + wire)
     worker = desk.worker()
     # When
     batch = worker.claim(2, 0.0)

@@ -688,9 +688,9 @@ def test_lane_finds_a_reply_whose_doorbell_was_lost(real_desk):
             # When: the doorbell is popped as part of the reply, before anybody can hear it
             with real_desk.client.pipeline(transaction=True) as pipe:
                 wire = make_reply("A").encode()
-                pipe.delete(real_desk.keys.request_prefix + "a", real_desk.keys.lease_prefix)
-                pipe.srem(real_desk.keys.open, "a")
-                pipe.set(real_desk.keys.reply_prefix + items[0][0], b"a" + wire, px=60_000)
+                pipe.delete(real_desk.keys.lease_prefix + "worker-a")
+                pipe.hdel(real_desk.keys.open, "a")
+                pipe.set(real_desk.keys.reply_prefix + items[0].request_id, b"a" + wire, px=60_000)
                 pipe.execute()
             started = time.monotonic()
 

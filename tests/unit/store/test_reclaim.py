@@ -3,7 +3,15 @@ import pytest
 from batching.batcher import Nothing
 from batching.store.ingress_verbs import Submission
 from batching.store.node_verbs import ReclaimMode
-from tests.support import DEAD_AFTER_MS, KEY, ids_of, items_of, make_reply, wire_of
+from tests.support import (
+    DEAD_AFTER_MS,
+    KEY,
+    attempts_of,
+    ids_of,
+    items_of,
+    make_reply,
+    wire_of,
+)
 
 
 def leased(desk, *request_ids, worker_id="worker-a"):
@@ -95,7 +103,7 @@ def test_reclaim_answers_a_request_that_has_no_attempt_left(desk):
     # Given
     leased(desk, "poison")
     desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-    assert items_of(desk.worker("worker-b").claim(1, 0.0)) == [("poison", 2)]
+    assert attempts_of(desk.worker("worker-b").claim(1, 0.0)) == [("poison", 2)]
 
     # When
     count = desk.node().reclaim(KEY, "worker-b", ReclaimMode.CRASHED)
@@ -184,21 +192,21 @@ def test_reclaim_takes_no_attempt_of_a_released_request(desk):
     desk.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
 
     # Then: still the first attempt, and still in one batch
-    assert items_of(desk.worker("worker-b").claim(8, 0.0)) == [("a", 1), ("b", 1)]
+    assert attempts_of(desk.worker("worker-b").claim(8, 0.0)) == [("a", 1), ("b", 1)]
 
 
 def test_reclaim_keeps_a_released_crash_suspect_alone_and_first(desk):
     # Given
     leased(desk, "s1", "s2", worker_id="worker-x")
     desk.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
-    assert items_of(desk.worker("worker-y").claim(8, 0.0)) == [("s1", 2)]
+    assert attempts_of(desk.worker("worker-y").claim(8, 0.0)) == [("s1", 2)]
 
     # When
     desk.node().reclaim(KEY, "worker-y", ReclaimMode.RELEASED)
 
     # Then
     assert desk.solo() == ["s1", "s2"]
-    assert items_of(desk.worker("worker-z").claim(8, 0.0)) == [("s1", 2)]
+    assert attempts_of(desk.worker("worker-z").claim(8, 0.0)) == [("s1", 2)]
 
 
 def test_reclaim_touches_nothing_that_another_worker_owns_by_now(desk):
@@ -206,16 +214,17 @@ def test_reclaim_touches_nothing_that_another_worker_owns_by_now(desk):
     leased(desk, "a", worker_id="worker-z")
     desk.node().reclaim(KEY, "worker-z", ReclaimMode.CRASHED)
     desk.worker("worker-b").claim(1, 0.0)
-    desk.client.rpush(desk.keys.lease_prefix + "worker-z", "a")
+    desk.client.rpush(desk.keys.lease_prefix + "worker-z", "a:1")
 
     # When
     count = desk.node().reclaim(KEY, "worker-z", ReclaimMode.CRASHED)
 
     # Then
     assert count == 0
-    assert desk.request("a")["worker"] == "worker-b"
-    assert desk.leased("worker-b") == ["a"]
+    assert desk.owned("worker-b") == [("a", 2)]
+    assert desk.leased("worker-z") == []
     assert desk.solo() == []
+    assert desk.unaccounted() == 0
 
 
 def test_reclaimed_request_is_never_run_when_its_late_reply_came_first(desk):

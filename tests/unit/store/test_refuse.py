@@ -48,9 +48,9 @@ def test_refuse_leaves_alone_what_a_worker_still_runs(desk):
     desk.node().refuse_waiting(KEY, "no_worker")
 
     # Then
-    assert desk.leased() == ["a"]
-    assert desk.request("a")["state"] == "C"
+    assert desk.owned() == [("a", 1)]
     assert desk.open_ids() == {"a"}
+    assert desk.done() == ["b"]
 
 
 def test_refuse_goes_on_until_the_queue_is_empty(desk):

@@ -189,9 +189,9 @@ def test_stream_goes_on_when_its_bell_was_lost(desk, monkeypatch):
 
 
 def send_unheard(talk, done):
+    talk.desk.change_request("a", chunks=1)
     with talk.desk.client.pipeline(transaction=True) as pipe:
         chunk = ReplyChunk(0, b"unheard")
-        pipe.hset(talk.desk.keys.request_prefix + "a", "chunks", 1)
         pipe.rpush(talk.desk.keys.chunk_prefix + "a", chunk.encode())
         pipe.pexpire(talk.desk.keys.chunk_prefix + "a", 60_000)
         pipe.execute()

@@ -12,6 +12,20 @@ def large(request_id):
     return Submission(request_id, 60_000, wire_of(request_id, size=LARGE))
 
 
+def test_submit_records_each_request_with_its_ingress(desk):
+    # When
+    desk.submit("a", ingress_id="ingress-a")
+    again = Submission("b", 5000, wire_of("b"), age_us=None)
+    desk.ingress("ingress-b").submit([again, Submission("c", 5000, wire_of("c"), age_us=70)])
+
+    # Then
+    records = [desk.request(name) for name in "abc"]
+    assert [record["ingress_id"] for record in records] == ["ingress-a", "ingress-b", "ingress-b"]
+    assert [record["age_us"] for record in records] == ["0", "-", "70"]
+    heads = [(record["attempts"], record["owner"], record["chunks"]) for record in records]
+    assert heads == [("0", "-", "0")] * 3
+
+
 def test_submit_queues_in_the_order_of_arrival(desk):
     # When
     codes = desk.submit("a", "b") + desk.submit("c")
@@ -179,13 +193,57 @@ def test_submit_keeps_the_bodies_of_the_accepted_when_others_are_refused(desk):
     assert not desk.has_body("b")
 
 
-def test_submit_gives_request_and_body_the_same_time_to_live(desk):
+def test_submit_keeps_request_and_body_for_a_minute_after_the_deadline(desk):
     # When
     desk.ingress().submit([Submission("a", 10_000, wire_of("a", size=LARGE))])
 
     # Then
-    for prefix in (desk.keys.request_prefix, desk.keys.body_prefix):
-        assert 69_000 < desk.client.pttl(prefix + "a") <= 70_000
+    assert 69_000 < desk.client.pttl(desk.keys.body_prefix + "a") <= 70_000
+    assert 129_000 < desk.client.pttl(desk.keys.open) <= 130_000
+
+
+@pytest.mark.parametrize(
+    ("ttl_ms", "left_ms", "expected_ms"),
+    [
+        (10_000, 70_500, 70_500),  # enough: one command less
+        (10_000, 69_500, 130_000),
+        (10_000, 600_000, 600_000),  # others live longer
+    ],
+)
+def test_submit_keeps_all_open_requests_as_long_as_the_longest_lived(
+    desk, ttl_ms, left_ms, expected_ms
+):
+    # Given
+    desk.submit("before")
+    desk.client.pexpire(desk.keys.open, left_ms)
+
+    # When
+    desk.submit("a", ttl_ms=ttl_ms)
+
+    # Then
+    assert expected_ms - 500 < desk.client.pttl(desk.keys.open) <= expected_ms
+
+
+def test_submit_of_several_counts_the_longest_time_to_live(desk):
+    # When
+    lives = [("a", 1000), ("b", 500_000), ("c", 2000)]
+    desk.ingress().submit([Submission(name, ttl_ms, wire_of(name)) for name, ttl_ms in lives])
+
+    # Then
+    assert desk.client.pttl(desk.keys.open) > 559_000
+
+
+def test_refused_submit_keeps_nothing_alive(desk):
+    # Given
+    desk.client.hset(desk.keys.config, "max_queue", 1)
+    desk.submit("before")
+    desk.client.pexpire(desk.keys.open, 1000)
+
+    # When
+    assert desk.submit("a") == [SubmitCode.FULL]
+
+    # Then
+    assert desk.client.pttl(desk.keys.open) <= 1000
 
 
 def test_submit_counts_the_deadline_from_redis_time(desk):
@@ -194,7 +252,9 @@ def test_submit_counts_the_deadline_from_redis_time(desk):
 
     # Then
     record = desk.request("a")
-    assert int(record["deadline_ms"]) - int(record["submitted_us"]) // 1000 == 10_000
+    seconds, microseconds = desk.client.time()
+    assert 0 <= seconds * 1_000_000 + microseconds - int(record["queued_us"]) < 1_000_000
+    assert record["ttl_ms"] == "10000"
 
 
 def test_submit_rings_once_when_the_queue_stops_being_empty(desk):

@@ -13,7 +13,7 @@ from batching.store.connection import connect
 from batching.store.ingress_verbs import Submission
 from batching.store.parked_pop import ParkedPop
 from batching.store.replies import decode_reply
-from tests.support import eventually, ids_of, items_of, make_reply, wire_of
+from tests.support import attempts_of, eventually, ids_of, items_of, make_reply, wire_of
 from tests.timing import assert_within
 from workers.worker import Worker
 
@@ -243,7 +243,7 @@ def test_recover_puts_what_was_claimed_unknowingly_back_in_its_old_place(desk, c
     assert recovered == count
     assert desk.queued() == [*names, "last"]
     assert desk.leased() == []
-    assert items_of(worker.claim(2, 0.0)) == [("r0", 1), ("r1", 1)]
+    assert attempts_of(worker.claim(2, 0.0)) == [("r0", 1), ("r1", 1)]
     assert desk.client.zscore(desk.keys.worker_beats, "worker-a") is not None
     assert desk.unaccounted() == 0
 
