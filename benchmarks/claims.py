@@ -47,7 +47,7 @@ def claim_times_ms(
             took_ms.append(1000 * (time.perf_counter() - started_s))
             assert isinstance(batch, Batch), batch
             assert len(batch) == limit
-            items = [(item.request_id, item.attempt) for item in batch.items]
+            items = [item.owned for item in batch.items]
             worker.reply(items, [Reply(status=200, body=b"")] * limit)
             submit(limit)
         runner.run(ingress.close())

@@ -305,7 +305,7 @@ class Desk:
         self.client.zincrby(self.keys.ingress_beats, -ms, ingress_id)
 
     def lose_request(self, request_id: str) -> None:
-        """Its deadline passed so long ago that Redis has dropped it, as it would with all others."""
+        """Its deadline passed so long ago that Redis has dropped it."""
         self.client.hdel(self.keys.open, request_id)
 
 

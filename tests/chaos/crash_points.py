@@ -9,7 +9,7 @@ import sys
 from batching.protocol import Batch
 from batching.store.connection import connect
 from batching.store.worker_verbs import WorkerVerbs
-from tests.support import DEAD_AFTER_MS, KEY, make_reply
+from tests.support import DEAD_AFTER_MS, KEY, items_of, make_reply
 
 POINTS = ("before claim", "after claim", "after reply")
 EXIT_CRASHED = 9
@@ -27,8 +27,8 @@ def run(url: str, worker_id: str, point: str) -> None:
     batch = verbs.claim(8, 0.0)
     assert isinstance(batch, Batch)
     reach("after claim")
-    items = [(item.request_id, item.attempt) for item in batch.items]
-    verbs.reply(items, [make_reply(f"first {name}") for name, _ in items])
+    items = items_of(batch)
+    verbs.reply(items, [make_reply(f"first {item.request_id}") for item in items])
     reach("after reply")
 
 

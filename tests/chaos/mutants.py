@@ -43,9 +43,37 @@ MUTANTS = (
     Mutant(
         "stale attempts are fenced off",
         "batching/store/reply.lua",
-        "elseif fields[1] ~= attempt or fields[2] ~= worker_id then",
-        "elseif false then",
+        "if attempts == attempt and owner == worker_id then",
+        "if true then",
         f"{CHAOS}workers.py::test_f08_frozen_worker_that_wakes_up_cannot_answer_any_more",
+    ),
+    Mutant(
+        "who has the request in its lease may answer it, and nobody else",
+        "batching/store/reply.lua",
+        "local is_whole = is_owning_all(first, last)",
+        "local is_whole = true",
+        f"{STORE}test_reply.py::test_reply_of_another_worker_is_stale_and_the_owner_still_answers",
+    ),
+    Mutant(
+        "a suspect that is handed out is its last owner's no more",
+        "batching/store/claim.lua",
+        "if owner ~= '-' then",
+        "if false then",
+        MACHINE,
+    ),
+    Mutant(
+        "a suspect that was answered late is not run again",
+        "batching/store/reply.lua",
+        "redis.call('LREM', KEYS[8], 1, id)",
+        "",
+        MACHINE,
+    ),
+    Mutant(
+        "what another worker owns by now is not taken back",
+        "batching/store/reclaim.lua",
+        "elseif attempts + 1 ~= tonumber(attempt) then",
+        "elseif false then",
+        f"{STORE}test_reclaim.py::test_reclaim_touches_nothing_that_another_worker_owns_by_now",
     ),
     Mutant(
         "crash suspects are retried alone",
@@ -57,15 +85,15 @@ MUTANTS = (
     Mutant(
         "attempts are limited",
         "batching/store/reclaim.lua",
-        "elseif tonumber(fields[3]) >= tonumber(ARGV[4]) then",
+        "elseif tonumber(attempt) >= tonumber(ARGV[4]) then",
         "elseif false then",
         MACHINE,
     ),
     Mutant(
         "released requests have not used an attempt",
         "batching/store/reclaim.lua",
-        "'attempt', fields[3] - 1,",
-        "'attempt', fields[3],",
+        "attempt - 1 .. ' - 0 '",
+        "attempt .. ' - 0 '",
         MACHINE,
     ),
     Mutant(
@@ -120,8 +148,8 @@ MUTANTS = (
     Mutant(
         "a submit may be repeated",
         "batching/store/submit.lua",
-        "is_any_known and redis.call('EXISTS', request_key, reply_key) > 0 then",
-        "false then",
+        "if open[n] or records[id] or",
+        "if",
         f"{CHAOS}cuts.py::test_f21_f37_submit_again_queues_once",
     ),
     Mutant(
@@ -186,14 +214,21 @@ MUTANTS = (
     Mutant(
         "a cancelled request leaves the queue",
         "batching/store/cancel.lua",
-        "elseif redis.call('LREM', KEYS[1], 1, id) == 0 then",
-        "else",
+        "redis.call('LREM', KEYS[1], 1, id) == 0 and",
+        "",
         f"{CHAOS}scripts.py::test_f39_cancel_storm_leaves_nothing_to_wade_through",
+    ),
+    Mutant(
+        "a cancelled request is in nobody's lease",
+        "batching/store/cancel.lua",
+        "      end_lease(id, (string.match(record, '^%d+') or 0) + 1)\n",
+        "",
+        MACHINE,
     ),
     Mutant(
         "expired requests are not handed out",
         "batching/store/claim.lua",
-        "elseif tonumber(fields[4]) <= now_ms then",
+        "elseif queued_us / 1000 + ttl_ms <= now_ms then",
         "elseif false then",
         MACHINE,
     ),
@@ -207,8 +242,8 @@ MUTANTS = (
     Mutant(
         "work of a dead ingress is dropped",
         "batching/store/claim.lua",
-        "if not is_alive(fields[5]) then",
-        "if false then",
+        "or not is_alive(ingress_id) then",
+        "then",
         f"{CHAOS}clients.py::test_f29_work_of_a_dead_ingress_is_not_done",
     ),
     Mutant(
@@ -221,8 +256,8 @@ MUTANTS = (
     Mutant(
         "an answer that has begun is not begun again",
         "batching/store/reclaim.lua",
-        "if fields[6] then",
-        "if false then",
+        "elseif chunks ~= '0' then",
+        "elseif false then",
         "tests/unit/store/test_chunk.py::test_answer_that_has_begun_is_never_begun_again",
     ),
     Mutant(

@@ -179,7 +179,7 @@ class Served:
         return int(self.rig.redis.llen(self.keys.queue))
 
     def open_requests(self) -> int:
-        return int(self.rig.redis.scard(self.keys.open))
+        return int(self.rig.redis.hlen(self.keys.open))
 
     def pids(self) -> list[int]:
         return self.rig.worker_pids(self.name)

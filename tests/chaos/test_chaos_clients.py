@@ -120,8 +120,8 @@ def test_f29_work_of_a_dead_ingress_is_not_done(rig: Rig, crowd: Crowd, record_p
         assert model.bodies() == ["sleep 4.5|first"]
         assert orphaned == 20
         assert checker.conservation(model.counters(), 0) == []
-        kinds = (model.keys.request_prefix, model.keys.body_prefix)
-        assert [key for kind in kinds for key in rig.redis.scan_iter(f"{kind}*")] == []
+        assert not rig.redis.exists(model.keys.open)
+        assert list(rig.redis.scan_iter(f"{model.keys.body_prefix}*")) == []
         rig.restore()
 
 

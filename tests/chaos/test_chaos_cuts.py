@@ -14,7 +14,7 @@ import pytest
 
 from batching.batcher import Batcher
 from batching.policy import FixedPolicy
-from batching.protocol import INLINE_LIMIT_BYTES, Batch
+from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned
 from batching.status import NodeStatus
 from batching.store import scripts
 from batching.store.connection import BLOCK_S, RedisError, connect, connect_async
@@ -28,6 +28,7 @@ from tests.support import (
     KEY,
     Blocking,
     Desk,
+    attempts_of,
     eventually,
     ids_of,
     items_of,
@@ -105,7 +106,7 @@ def line(real_desk: Desk, proxy: ChaosProxy) -> Iterator[Line]:
     line.close()
 
 
-def leased(desk: Desk, *names: str) -> list[tuple[str, int]]:
+def leased(desk: Desk, *names: str) -> list[Owned]:
     desk.submit(*names)
     return items_of(desk.worker().claim(len(names), 0.0))
 
@@ -166,7 +167,7 @@ def test_f21_claim_whose_answer_was_cut_is_given_back(line: Line, at: int, size:
 
     # Then everything is there again, in order, as if it had never been taken
     assert recovered == 4
-    assert items_of(claimed) == [(name, 1) for name in names]
+    assert attempts_of(claimed) == [(name, 1) for name in names]
     assert line.worker.reply(items_of(claimed), [make_reply("x")] * 4) == [1] * 4
     assert line.desk.unaccounted() == 0
 
@@ -184,7 +185,7 @@ def test_f21_recover_may_be_cut_itself(line: Line, at: int) -> None:
     # Then
     assert again == 0
     assert line.desk.queued() == names
-    assert {line.desk.request(name)["attempt"] for name in names} == {"0"}
+    assert {line.desk.request(name)["attempts"] for name in names} == {"0"}
     assert line.desk.client.zscore(line.desk.keys.worker_beats, "worker-a") is not None
     settle(line.desk)
 
@@ -201,7 +202,7 @@ def test_f21_recover_keeps_a_crash_suspect_alone_and_its_attempts(line: Line) ->
     assert line.worker.recover() == 1
 
     # Then it still runs alone and before others, for the second time and not the third
-    assert items_of(line.worker.claim(8, 0.0)) == [("suspect", 2)]
+    assert attempts_of(line.worker.claim(8, 0.0)) == [("suspect", 2)]
     assert line.desk.queued() == ["innocent"]
 
 

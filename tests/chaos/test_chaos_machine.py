@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from batching.protocol import Batch
+from batching.protocol import Batch, Owned
 from batching.store.node_verbs import ReclaimMode
 from batching.store.worker_verbs import WorkerVerbs
 from tests.chaos.promises import is_long
@@ -30,9 +30,9 @@ from tests.support import (
     KEY,
     Backend,
     Desk,
+    attempts_of,
     fake_backend,
     ids_of,
-    items_of,
     make_reply,
     server_backend,
 )
@@ -120,8 +120,6 @@ class QueueMachine(RuleBasedStateMachine):
     def take(self, request_id: str, worker: str) -> bool:
         """Whether a claim hands this waiting request out."""
         one = self.known[request_id]
-        if one.outcome:
-            return False
         if one.ingress in self.silent:
             self.settle(request_id, "orphaned")
             return False
@@ -190,27 +188,26 @@ class QueueMachine(RuleBasedStateMachine):
         if not expected:
             return multiple()
         self.leases[worker] += expected
-        assert items_of(claimed) == [(name, self.known[name].attempt) for name in expected]
-        return multiple(*((worker, *item) for item in items_of(claimed)))
+        assert attempts_of(claimed) == [(name, self.known[name].attempt) for name in expected]
+        return multiple(*((worker, *item) for item in attempts_of(claimed)))
 
     @rule(one=held)
     def reply(self, one: tuple[str, str, int]) -> None:
         """In time, late, or again: the same worker with the same attempt."""
         worker, request_id, attempt = one
-        [code] = self.worker(worker).reply([(request_id, attempt)], [make_reply("x")])
         known = self.known[request_id]
+        item = Owned(request_id, attempt, known.ingress)
+        [code] = self.worker(worker).reply([item], [make_reply("x")])
         if known.outcome:
             has_reply = known.outcome in {"replied", "expired", "failed"}
             assert code == (2 if has_reply else 0)
         elif (known.attempt, known.owner) == (attempt, worker):
             assert code == 1
             self.settle(request_id, "replied")
+            (self.leases[worker] if known.is_claimed else self.solo).remove(request_id)
         else:
             assert code == 3
             self.counts["stale"] += 1
-        is_own_later_attempt = not known.outcome and known.owner == worker
-        if request_id in self.leases[worker] and not is_own_later_attempt:
-            self.leases[worker].remove(request_id)
 
     @precondition(lambda self: self.known)
     @rule(pick=st.randoms(use_true_random=False))
@@ -224,11 +221,10 @@ class QueueMachine(RuleBasedStateMachine):
             return
         assert code == 1
         self.settle(request_id, "cancelled")
-        for place in (self.queue, self.solo):
-            if not one.is_claimed and request_id in place:
-                place.remove(request_id)
         if one.is_claimed:
             self.leases[one.owner].remove(request_id)
+        else:
+            (self.queue if request_id in self.queue else self.solo).remove(request_id)
 
     @precondition(lambda self: any(self.leases.values()))
     @rule(pick=st.randoms(use_true_random=False), mode=st.sampled_from(list(ReclaimMode)))
@@ -262,8 +258,6 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _take_back(self, request_id: str, worker: str, *, is_untried: bool) -> None:
         one = self.known[request_id]
-        if one.outcome or not one.is_claimed or one.owner != worker:
-            return
         one.is_claimed = False
         if one.is_late or (one.attempt >= MAX_ATTEMPTS and not is_untried):
             self.settle(request_id, "failed")
@@ -305,14 +299,13 @@ class QueueMachine(RuleBasedStateMachine):
     def places_are_as_the_model_says(self) -> None:
         waiting = {name for name, one in self.known.items() if not one.outcome}
         assert self.desk.open_ids() == waiting
-        assert [name for name in self.desk.queued() if name in waiting] == [
-            name for name in self.queue if name in waiting
-        ]
-        assert [name for name in self.desk.solo() if name in waiting] == [
-            name for name in self.solo if name in waiting
-        ]
+        assert self.desk.queued() == self.queue
+        assert self.desk.solo() == self.solo
         for worker in WORKERS:
-            assert self.desk.leased(worker) == self.leases[worker]
+            owned = [(name, self.known[name].attempt) for name in self.leases[worker]]
+            assert self.desk.owned(worker) == owned
+        places = [self.queue, self.solo, *self.leases.values()]
+        assert sorted(name for place in places for name in place) == sorted(waiting)
 
     @invariant()
     def every_accepted_request_has_one_outcome_at_most(self) -> None:

@@ -20,7 +20,16 @@ from batching.store.node_verbs import NodeVerbs, ReclaimMode
 from batching.store.tasks import end_tasks
 from batching.store.worker_verbs import WorkerVerbs
 from tests.chaos.crash_points import EXIT_CRASHED, POINTS
-from tests.support import DEAD_AFTER_MS, KEY, Desk, ids_of, items_of, make_reply, make_spec
+from tests.support import (
+    DEAD_AFTER_MS,
+    KEY,
+    Desk,
+    attempts_of,
+    ids_of,
+    items_of,
+    make_reply,
+    make_spec,
+)
 from tests.timing import assert_within
 from workers.devices import Device
 from workers.heartbeat import Heartbeat
@@ -39,7 +48,7 @@ def serve_all(desk: Desk, worker_id: str) -> dict[str, int]:
     worker = desk.worker(worker_id)
     found: dict[str, int] = {}
     while isinstance(claimed := worker.claim(8, 0.0), Batch):
-        found |= dict(items_of(claimed))
+        found |= dict(attempts_of(claimed))
         worker.reply(items_of(claimed), [make_reply("second")] * len(claimed))
     return found
 
@@ -101,7 +110,7 @@ def test_f12_stale_reply_leaves_the_same_workers_later_attempt_in_its_lease(desk
     first = worker.claim(1, 0.0)
     desk.silence_worker()
     desk.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD)
-    assert items_of(worker.claim(1, 0.0)) == [("a", 2)]
+    assert attempts_of(worker.claim(1, 0.0)) == [("a", 2)]
 
     # When its reply of the first time comes, and it dies
     codes = worker.reply(items_of(first), [make_reply("late")])
@@ -133,7 +142,8 @@ def test_f25_clock_steps_of_parts_mean_nothing(
     assert real_desk.node().dead_workers([KEY]) == []
     assert real_desk.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD) is None
     assert real_desk.submit("new", ttl_ms=5_000) == [1]
-    assert 0 < real_desk.client.pttl(real_desk.keys.request_prefix + "new") <= 65_000
+    assert real_desk.request("new")["ttl_ms"] == "5000"
+    assert 65_000 < real_desk.client.pttl(real_desk.keys.open) <= 180_000
     assert worker.reply(items_of(claimed), [make_reply("x")]) == [1]
     assert ids_of(worker.claim(8, 0.0)) == ["waiting", "new"]
     record_promise("F25", "clocks step by +-1 h", "no effect", "none")

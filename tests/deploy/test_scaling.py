@@ -55,7 +55,7 @@ def busy_server(redis_server, tmp_path_factory):
 
 def is_busy_and_nothing_waits(client):
     keys = VersionKeys.of(VersionKey("busy", "1.0"))
-    return client.llen(keys.queue) == 0 and client.scard(keys.open) == BATCH_SIZE
+    return client.llen(keys.queue) == 0 and client.hlen(keys.open) == BATCH_SIZE
 
 
 @needs_helm

@@ -2,7 +2,7 @@
 
 from ts.context import Context
 
-from batching.protocol import Batch, Claimed, Part, Request
+from batching.protocol import Batch, Claimed, Owned, Part, Request
 from batching.settings import Settings
 from workers.handlers import LoadedModel
 from workers.runner import Runner
@@ -29,9 +29,16 @@ def body(content=b"", content_type="", **headers):
     return Request(headers, [Part("body", content_type, content)])
 
 
+def claimed(request_id, request, *, queue_us=0):
+    return Claimed(Owned(request_id, 1, "ingress-a"), queue_us, request)
+
+
 def batch(*requests):
     return Batch(
-        [Claimed(f"id-{index}", 1, 100 + index, request) for index, request in enumerate(requests)]
+        [
+            claimed(f"id-{index}", request, queue_us=100 + index)
+            for index, request in enumerate(requests)
+        ]
     )
 
 

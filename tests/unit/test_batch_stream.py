@@ -24,7 +24,7 @@ class Queue:
         if isinstance(special, Exception):
             raise special
         codes = []
-        for (request_id, _), chunk in zip(items, chunks, strict=True):
+        for (request_id, _, _), chunk in zip(items, chunks, strict=True):
             code = special.get(request_id, ChunkCode.STORED)
             if code is ChunkCode.STORED:
                 self.pieces.setdefault(request_id, []).append(chunk)

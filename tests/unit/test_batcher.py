@@ -4,15 +4,16 @@ import pytest
 
 from batching.batcher import Batcher, Nothing, Partial
 from batching.policy import FixedPolicy
-from batching.protocol import Batch, Claimed
+from batching.protocol import Batch
 from tests.support import make_request
+from tests.unit.batches import claimed
 
 POLICY = FixedPolicy(batch_size=4, patience_s=0.050)
 IDLE_S = 2.0
 
 
 def batch_of(*names):
-    return Batch([Claimed(name, 1, 0, make_request(name)) for name in names])
+    return Batch([claimed(name, make_request(name)) for name in names])
 
 
 class ScriptedSource:

@@ -8,8 +8,9 @@ import torch
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.preparation import WARM_UP_CALLS, PreparedModel, prepare, warm_up_sizes
 
-from batching.protocol import Batch, Claimed, Part, Request
+from batching.protocol import Part, Request
 from batching.settings import Settings
+from tests.unit.batches import batch
 from tests.unit.models import NAMES, Pooled, manifest, picture, scripted
 from workers.devices import Device
 from workers.runner import Runner
@@ -29,8 +30,7 @@ def classify(load_handler, device, config, model):
         batch_size=len(CONTENTS),
     )
     requests = [Request({}, [Part("body", "image/jpeg", content)]) for content in CONTENTS]
-    items = [Claimed(str(index), 1, 0, request) for index, request in enumerate(requests)]
-    replies = Runner(loaded, Settings()).run(Batch(items))
+    replies = Runner(loaded, Settings()).run(batch(*requests))
     assert [reply.status for reply in replies] == [200] * len(CONTENTS)
     return [json.loads(reply.body) for reply in replies]
 
@@ -79,9 +79,9 @@ def test_gpu_copies_batches_that_the_next_one_does_not_overwrite():
     batches = [handler._stacked([image + turn for image in images]) for turn in range(20)]
 
     # Then
-    for turn, batch in enumerate(batches):
-        assert batch.is_cuda
-        assert batch[:, 0, 0, 0].tolist() == [turn, turn + 1, turn + 2, turn + 3]
+    for turn, stacked in enumerate(batches):
+        assert stacked.is_cuda
+        assert stacked[:, 0, 0, 0].tolist() == [turn, turn + 1, turn + 2, turn + 3]
 
 
 def test_model_is_warmed_up_with_more_sizes_on_a_gpu():

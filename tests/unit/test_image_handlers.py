@@ -13,8 +13,9 @@ from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.image_segmenter import ImageSegmenter
 from ts.torch_handler.object_detector import ObjectDetector
 
-from batching.protocol import Batch, Claimed, Part, Request
+from batching.protocol import Part, Request
 from batching.settings import Settings
+from tests.unit.batches import batch
 from tests.unit.models import NAMES, Pooled, manifest, picture, scripted
 from workers.runner import Runner
 
@@ -34,8 +35,7 @@ def classify(load_handler):
 
     def run(*bodies, name="data", content_type="image/jpeg"):
         requests = [Request({}, [Part(name, content_type, content)]) for content in bodies]
-        items = [Claimed(str(index), 1, 0, request) for index, request in enumerate(requests)]
-        return runner.run(Batch(items))
+        return runner.run(batch(*requests))
 
     run.model = model
     return run

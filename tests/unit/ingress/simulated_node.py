@@ -120,7 +120,7 @@ class SimulatedNode:
         status = int(headers.get("x-status", 200))
         for index, piece in enumerate(pieces):
             chunk = ReplyChunk(index, piece, status, {"X-Piece": "yes"})
-            verbs.send([(item.request_id, item.attempt)], [chunk], 5.0)
+            verbs.send([item.owned], [chunk], 5.0)
         return len(pieces)
 
     def _echo(self, spec):
@@ -131,11 +131,10 @@ class SimulatedNode:
             if not isinstance(batch, Batch):
                 verbs.wait_bell(BLOCK_S)
                 continue
-            items = [(item.request_id, item.attempt) for item in batch.items]
-            timing = BatchTiming(len(items), 10, 10, is_first=True)
+            timing = BatchTiming(len(batch), 10, 10, is_first=True)
             replies = [
                 echo(item.request)._replace(timing=timing, chunks=self._send(verbs, item))
                 for item in batch.items
             ]
-            verbs.reply(items, replies)
+            verbs.reply([item.owned for item in batch.items], replies)
         client.close()
