@@ -44,7 +44,7 @@ for _ = 1, limit do
   local id, attempt = string.match(entry, '^(.*):(%d+)$')
   local record = id and redis.call('HGET', KEYS[7], id) or ''
   local attempts, chunks, rest, queued_us, ttl_ms, ingress_id =
-    string.match(record, '^(%d+) %S+ (%d+) ((%d+) %S+ (%d+) (%S+)\n.*)$')
+    string.match(record, '^(%d%d?%d?) %S+ (%d+) ((%d+) %S+ (%d+) (%S+)\n.*)$')
   if not ingress_id then
     -- It has outlived its TTL unanswered, or is malformed.
     if id then redis.call('HDEL', KEYS[7], id) end

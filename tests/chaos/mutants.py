@@ -62,7 +62,7 @@ MUTANTS = (
         MACHINE,
     ),
     Mutant(
-        "a suspect that was answered late is not run again",
+        "a suspect that was answered late waits no more",
         "batching/store/reply.lua",
         "redis.call('LREM', KEYS[8], 1, id)",
         "",

@@ -3,6 +3,7 @@ import pytest
 from batching.batcher import Nothing
 from batching.store.ingress_verbs import CancelCode, Submission
 from batching.store.node_verbs import ReclaimMode
+from batching.store.worker_verbs import ReplyCode
 from tests.support import KEY, ids_of, items_of, make_reply, wire_of
 
 
@@ -32,6 +33,32 @@ def test_cancel_ends_the_ownership_of_a_claimed_request(desk):
     # Then
     assert codes == [CancelCode.CANCELLED]
     assert desk.leased() == ["b"]
+    assert desk.unaccounted() == 0
+
+
+def test_cancel_finds_a_running_request_whoever_owns_it(desk):
+    # Given: one in its first attempt, and a crash suspect, at workers of whom one is silent
+    desk.submit("suspect")
+    desk.worker("worker-x").claim(1, 0.0)
+    desk.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
+    desk.worker("worker-b").claim(1, 0.0)
+    desk.submit("running", "beside")
+    held = items_of(desk.worker("worker-c").claim(2, 0.0))
+    desk.silence_worker("worker-c")
+    assert desk.owned("worker-b") == [("suspect", 2)]
+
+    # When
+    codes = desk.ingress().cancel(["suspect", "running"])
+
+    # Then
+    assert codes == [CancelCode.CANCELLED] * 2
+    assert desk.leased("worker-b") == []
+    assert desk.owned("worker-c") == [("beside", 1)]
+    answers = desk.worker("worker-c").reply(held, [make_reply("x")] * 2)
+    assert answers == [ReplyCode.UNWANTED, ReplyCode.STORED]
+    assert desk.reply_value("running") is None
+    assert desk.done() == ["beside"]
+    assert desk.counters()["cancelled"] == 2
     assert desk.unaccounted() == 0
 
 

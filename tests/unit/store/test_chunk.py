@@ -8,7 +8,7 @@ from batching.store.ingress_verbs import AuditCode, CancelCode
 from batching.store.node_verbs import ReclaimMode
 from batching.store.replies import decode_reply
 from batching.store.worker_verbs import ChunkCode
-from tests.support import KEY, items_of, make_reply
+from tests.support import KEY, items_of, make_reply, wire_of
 
 PATIENCE_S = 2.0
 
@@ -141,6 +141,20 @@ def test_chunk_of_another_worker_or_attempt_is_stale(desk):
     assert while_waiting == while_owned == [ChunkCode.STALE]
     assert send(owner, new, 0, "new") == [ChunkCode.STORED]
     assert pieces(desk, "a") == ["new"]
+
+
+def test_chunk_is_stale_when_its_request_was_given_back(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+    desk.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
+
+    # When / Then: who claims it next begins its answer, and has all of the request
+    assert send(worker, items, 0, "old") == [ChunkCode.STALE]
+    assert desk.request("a")["chunks"] == "0"
+    claimed = desk.worker("worker-b").claim(1, 0.0)
+    assert claimed.items[0].request.encode() == wire_of("a")
+    assert pieces(desk, "a") == []
 
 
 def test_chunk_that_leaves_a_gap_is_stale(desk):

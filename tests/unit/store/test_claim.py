@@ -365,6 +365,32 @@ def test_claim_hands_out_a_crash_suspect_although_another_collects(desk):
     assert ids_of(desk.worker().claim(8, LONG_S)) == ["s1"]
 
 
+def test_claim_hands_a_crash_suspect_out_as_nobody_elses(desk):
+    # Given
+    suspect(desk, "s1")
+    waiting = desk.request("s1")
+    assert (waiting["attempts"], waiting["owner"]) == ("1", "worker-dead")
+
+    # When
+    claimed = desk.worker().claim(1, 0.0)
+
+    # Then
+    assert ids_of(claimed) == ["s1"]
+    assert claimed.items[0].request.encode() == wire_of("s1")
+    assert desk.request("s1") == waiting | {"owner": "-"}
+    assert desk.owned() == [("s1", 2)]
+
+
+def test_claim_hands_out_a_crash_suspect_when_memory_is_full(real_desk, full_memory):
+    # Given
+    suspect(real_desk, "s1")
+    full_memory()
+
+    # When / Then
+    assert attempts_of(real_desk.worker().claim(1, LONG_S)) == [("s1", 2)]
+    assert real_desk.request("s1")["owner"] == "-"
+
+
 # --- limits
 
 

@@ -228,6 +228,20 @@ def test_request_of_a_dead_worker_goes_before_new_ones(desk, team):
     assert ids_of(survivor.claim(1, 0.0)) == ["a"]
 
 
+def test_request_that_was_answered_late_takes_no_ticket(desk, team):
+    # Given
+    slow, items = team.busy("worker-a", "a")
+    team.idle("worker-b")
+    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    assert desk.submit("b") == [NO_TICKET]
+
+    # When
+    slow.reply(items, [make_reply("late")])
+
+    # Then
+    assert desk.submit("b") == [QUEUED]
+
+
 def test_request_that_redis_lost_needs_no_ticket(desk, team):
     # Given
     team.busy("worker-a", "a")

@@ -3,6 +3,7 @@ import pytest
 from batching.batcher import Nothing
 from batching.store.ingress_verbs import Submission
 from batching.store.node_verbs import ReclaimMode
+from batching.store.worker_verbs import ReplyCode
 from tests.support import (
     DEAD_AFTER_MS,
     KEY,
@@ -72,6 +73,35 @@ def test_reclaim_of_a_crashed_worker_does_not_wait_for_silence(desk):
     # Then
     assert count == 1
     assert desk.solo() == ["a"]
+
+
+def test_reclaim_records_the_attempt_and_who_may_still_answer(desk):
+    # Given
+    leased(desk, "a")
+    before = desk.request("a")
+
+    # When
+    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+
+    # Then
+    assert desk.request("a") == before | {"attempts": "1", "owner": "worker-a"}
+
+
+@pytest.mark.parametrize("mode", [ReclaimMode.RELEASED, ReclaimMode.RECOVERED], ids=str)
+def test_reclaim_leaves_a_crash_suspect_that_is_given_back_to_nobody(desk, mode):
+    # Given
+    items = leased(desk, "s1", worker_id="worker-x")
+    desk.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
+    desk.worker("worker-y").claim(1, 0.0)
+
+    # When
+    desk.node().reclaim(KEY, "worker-y", mode)
+
+    # Then neither of the two who have had it may answer it
+    record = desk.request("s1")
+    assert (record["attempts"], record["owner"]) == ("1", "-")
+    assert desk.worker("worker-x").reply(items, [make_reply("late")]) == [ReplyCode.STALE]
+    assert desk.solo() == ["s1"]
 
 
 def test_reclaim_keeps_the_order_and_lines_up_behind_earlier_suspects(desk):

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from batching.handler_metrics import Measurement, MetricKind, Series
-from batching.protocol import Batch
+from batching.protocol import Batch, ReplyChunk
 from batching.status import NodeStatus
 from batching.store import keys
 from batching.store.connection import connect, connect_async
@@ -16,6 +16,7 @@ from batching.store.metric_verbs import MetricVerbs, read_metrics
 from batching.store.node_verbs import ReclaimMode
 from batching.store.registry import Registry
 from batching.store.server_check import check_client
+from batching.store.worker_verbs import ChunkCode, ReplyCode
 from cli.embedded_redis import EmbeddedRedis, find_server
 from tests.support import KEY, Backend, Desk, items_of, make_reply, make_spec, wire_of
 
@@ -102,10 +103,14 @@ def test_users_may_pass_a_request_through_its_whole_life(desks):
     assert verbs.fetch_large({"large": "1"})["large"] is not None
     verbs.discard_large({"large": "1"})
     verbs.discard(["small"])
-    # When: audited, cancelled, partly gathered and rung for
-    ingress.submit("a", "b")
+    # When: audited, cancelled while it runs, sent in pieces, partly gathered and rung for
+    ingress.submit("a", "b", "c", "d")
     verbs.audit(["a"])
+    running = items_of(hands.claim(3, 0.0))
     verbs.cancel(["a"])
+    assert hands.send(running[1:2], [ReplyChunk(0, b"piece")], 1.0) == [ChunkCode.STORED]
+    assert hands.reply(running[2:], [make_reply("ok")]) == [ReplyCode.STORED]
+    assert ingress.leased() == ["b"]
     hands.claim(2, 60.0)
     hands.wait_more(0.01)
     hands.ring()

@@ -114,6 +114,97 @@ def test_reply_of_another_worker_is_stale_and_the_owner_still_answers(desk):
     assert desk.unaccounted() == 0
 
 
+@pytest.mark.parametrize("mode", [ReclaimMode.RELEASED, ReclaimMode.RECOVERED], ids=str)
+def test_reply_is_stale_when_its_request_was_given_back(desk, mode):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+    desk.node().reclaim(KEY, "worker-a", mode)
+
+    # When
+    codes = worker.reply(items, [make_reply("A")])
+
+    # Then it waits for somebody else, who is the one to answer
+    assert codes == [ReplyCode.STALE]
+    assert desk.reply_value("a") is None
+    assert desk.queued() == ["a"]
+    other = desk.worker("worker-b")
+    assert other.reply(items_of(other.claim(1, 0.0)), [make_reply("B")]) == [ReplyCode.STORED]
+    assert desk.unaccounted() == 0
+
+
+def test_reply_of_some_leaves_the_others_in_the_lease(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a", "b", "c", "d")
+
+    # When
+    codes = worker.reply([items[2], items[0]], [make_reply("C"), make_reply("A")])
+
+    # Then
+    assert codes == [ReplyCode.STORED] * 2
+    assert decode_reply("c", desk.reply_value("c")) == make_reply("C")
+    assert decode_reply("a", desk.reply_value("a")) == make_reply("A")
+    assert desk.leased() == ["b", "d"]
+    assert desk.open_ids() == {"b", "d"}
+
+
+def test_reply_of_a_batch_counts_for_those_that_are_still_owned(desk):
+    # Given: of four, one client left, one request is another worker's, and one is nobody's yet
+    slow = desk.worker("worker-slow")
+    items = claim(desk, slow, "left", "taken", "waiting", "mine")
+    desk.client.lrem(desk.keys.lease_prefix + "worker-slow", 1, "mine:1")
+    desk.node().reclaim(KEY, "worker-slow", ReclaimMode.CRASHED)
+    desk.client.rpush(desk.keys.lease_prefix + "worker-slow", "mine:1")
+    desk.client.expire(desk.keys.lease_prefix + "worker-slow", 60)
+    desk.ingress().cancel(["left"])
+    other = desk.worker("worker-b")
+    taken = items_of(other.claim(1, 0.0))
+
+    # When
+    codes = slow.reply(items, [make_reply(item.request_id) for item in items])
+
+    # Then
+    stored, stale, unwanted = ReplyCode.STORED, ReplyCode.STALE, ReplyCode.UNWANTED
+    assert codes == [unwanted, stale, stored, stored]
+    assert desk.done() == ["waiting", "mine"]
+    assert desk.leased("worker-slow") == desk.solo() == []
+    assert other.reply(taken, [make_reply("x")]) == [stored]
+    assert desk.counters()["replied"] == 3
+    assert desk.unaccounted() == 0
+
+
+def test_reply_of_more_than_lua_can_pass_at_once_ends_them_all(real_desk):
+    # Given: the first is not owned any more
+    names = [f"r{number}" for number in range(2500)]
+    real_desk.open(max_queue=3000)
+    worker = real_desk.worker()
+    items = claim(real_desk, worker, *names)
+    real_desk.ingress().cancel(names[:1])
+
+    # When
+    codes = worker.reply(items, [make_reply("x")] * len(names))
+
+    # Then
+    assert codes == [ReplyCode.UNWANTED] + [ReplyCode.STORED] * 2499
+    assert real_desk.done() == names[1:]
+    assert real_desk.leased() == []
+    assert real_desk.open_ids() == set()
+    assert real_desk.unaccounted() == 0
+
+
+def test_reply_to_the_last_open_request_leaves_no_key_of_theirs(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a", "b")
+
+    # When
+    worker.reply(items, [make_reply("x")] * 2)
+
+    # Then
+    assert not desk.client.exists(desk.keys.open, desk.keys.lease_prefix + "worker-a")
+
+
 def test_reply_is_stale_when_only_the_worker_differs(desk):
     # Given
     items = claim(desk, desk.worker("worker-a"), "a")
@@ -256,6 +347,22 @@ def test_reply_goes_on_when_memory_is_full(real_desk, full_memory):
     # Then
     assert codes == [ReplyCode.STORED, ReplyCode.STORED]
     assert real_desk.done() == ["a", "b"]
+
+
+def test_late_reply_goes_on_when_memory_is_full(real_desk, full_memory):
+    # Given
+    slow = real_desk.worker("worker-slow")
+    items = claim(real_desk, slow, "a")
+    real_desk.node().reclaim(KEY, "worker-slow", ReclaimMode.CRASHED)
+    full_memory()
+
+    # When
+    codes = slow.reply(items, [make_reply("late")])
+
+    # Then
+    assert codes == [ReplyCode.STORED]
+    assert real_desk.solo() == []
+    assert real_desk.unaccounted() == 0
 
 
 def test_reply_too_large_for_a_script_is_stored_when_memory_is_full(real_desk, full_memory):
