@@ -44,6 +44,8 @@ MAX_QUEUE = 10
 MAX_ATTEMPTS = 2
 EXAMPLES, STEPS = (150, 40) if is_long() else (40, 30)
 
+Held = tuple[str, str, int]  # worker, request id, attempt
+
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
@@ -64,7 +66,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     backend: ClassVar[Backend]
     has_tickets: ClassVar[bool] = False
-    held = Bundle("held")  # (worker, request id, attempt) that somebody may reply to
+    held = Bundle("held")  # what somebody may reply to
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,6 +77,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue: list[str] = []
         self.solo: list[str] = []
         self.leases: dict[str, list[str]] = {name: [] for name in WORKERS}
+        self.given: list[Held] = []
         self.counts = dict.fromkeys(
             ("accepted", "replied", "cancelled", "expired", "orphaned", "failed", "stale"), 0
         )
@@ -189,12 +192,31 @@ class QueueMachine(RuleBasedStateMachine):
             return multiple()
         self.leases[worker] += expected
         assert attempts_of(claimed) == [(name, self.known[name].attempt) for name in expected]
-        return multiple(*((worker, *item) for item in attempts_of(claimed)))
+        given = [(worker, *item) for item in attempts_of(claimed)]
+        self.given += given
+        return multiple(*given)
 
     @rule(one=held)
-    def reply(self, one: tuple[str, str, int]) -> None:
+    def reply(self, one: Held) -> None:
         """In time, late, or again: the same worker with the same attempt."""
-        worker, request_id, attempt = one
+        self.reply_once(*one)
+
+    @precondition(lambda self: self.taken_away())
+    @rule(pick=st.randoms(use_true_random=False))
+    def reply_out_of_time(self, pick: Any) -> None:
+        """By a worker that was taken for dead, before or after somebody else has claimed again."""
+        self.reply_once(*pick.choice(self.taken_away()))
+
+    def taken_away(self) -> list[Held]:
+        """What was claimed, is open, and is not with that worker in that attempt any more."""
+        return [
+            (worker, name, attempt)
+            for worker, name, attempt in self.given
+            if not (one := self.known[name]).outcome
+            and not (one.is_claimed and (one.owner, one.attempt) == (worker, attempt))
+        ]
+
+    def reply_once(self, worker: str, request_id: str, attempt: int) -> None:
         known = self.known[request_id]
         item = Owned(request_id, attempt, known.ingress)
         [code] = self.worker(worker).reply([item], [make_reply("x")])
