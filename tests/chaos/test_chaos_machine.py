@@ -42,7 +42,7 @@ INGRESSES = ("ingress-a", "ingress-b")
 MOSTLY_A = st.sampled_from(["ingress-a", "ingress-a", "ingress-a", "ingress-b"])
 MAX_QUEUE = 10
 MAX_ATTEMPTS = 2
-EXAMPLES, STEPS = (150, 40) if is_long() else (40, 30)
+EXAMPLES, STEPS = (600, 40) if is_long() else (150, 40)
 
 Held = tuple[str, str, int]  # worker, request id, attempt
 
@@ -206,6 +206,16 @@ class QueueMachine(RuleBasedStateMachine):
     def reply_out_of_time(self, pick: Any) -> None:
         """By a worker that was taken for dead, before or after somebody else has claimed again."""
         self.reply_once(*pick.choice(self.taken_away()))
+
+    @precondition(lambda self: self.solo)
+    @rule(target=held, worker=st.sampled_from(WORKERS))
+    def overtake(self, worker: str) -> Any:
+        """A suspect is claimed, and then those answer who have had it before."""
+        given = self.claim_once(worker, 1)
+        for one in self.taken_away():
+            if self.known[one[1]].is_claimed:
+                self.reply_once(*one)
+        return given
 
     def taken_away(self) -> list[Held]:
         """What was claimed, is open, and is not with that worker in that attempt any more."""
