@@ -50,6 +50,7 @@ LEGACY = tuple(name for name in COUNTERS if name.startswith("ts_"))
 
 _HOST_LEVEL = {"Level": "Host"}
 _GROUPS = {2: "Requests2XX", 4: "Requests4XX"}
+_TIMES = ("QueueTime", "WorkerThreadTime")
 
 
 def metric_line(
@@ -117,7 +118,7 @@ class TorchServeMetrics(Collector):
         self.hostname = hostname
         self._totals: dict[tuple[str, str], VersionTotals] = {}
         self._answers = dict.fromkeys(("Requests2XX", "Requests4XX", "Requests5XX"), 0.0)
-        self._times_ms: dict[str, float] = {}
+        self._times_ms: tuple[float, ...] = ()
 
     def totals(self, model_name: str, version_label: str) -> VersionTotals:
         """The sums of one model version."""
@@ -139,9 +140,9 @@ class TorchServeMetrics(Collector):
         queue_ms = timing.queue_us / 1000
         # What is neither queue nor handler: the way in and out.
         rest_ms = seconds * 1000 - queue_ms - timing.handler_us / 1000
-        self._times_ms = {"QueueTime": queue_ms, "WorkerThreadTime": max(0.0, rest_ms)}
+        self._times_ms = (queue_ms, max(0.0, rest_ms))
         if self.is_logging:
-            for name, value in self._times_ms.items():
+            for name, value in zip(_TIMES, self._times_ms, strict=True):
                 self.log(name, value, _HOST_LEVEL)
 
     def log(self, name: str, value: float, dimensions: Mapping[str, str]) -> None:
@@ -156,9 +157,9 @@ class TorchServeMetrics(Collector):
         for name, value in self._answers.items():
             yield _family(name, [(host, value)])
         yield from self._version_families()
-        for name in ("QueueTime", "WorkerThreadTime"):
-            times = [self._times_ms[name]] if name in self._times_ms else []
-            yield _family(name, [(host, value) for value in times])
+        times_ms = self._times_ms
+        for place, name in enumerate(_TIMES):
+            yield _family(name, [(host, value) for value in times_ms[place : place + 1]])
 
     def _version_families(self) -> Iterator[Metric]:
         totals = list(self._totals.items())
@@ -191,7 +192,7 @@ class NodeMetrics(Collector):
         except StoreUnavailable:
             return
         for name in GAUGES:
-            if name not in ("QueueTime", "WorkerThreadTime"):
+            if name not in _TIMES:
                 samples = [(labels, value) for known, labels, value in found if known == name]
                 yield _family(name, samples)
 

@@ -46,15 +46,18 @@ async def read_body(exchange: Exchange, headers: Mapping[str, str], limit_bytes:
         BadRequest: the connection ended first, or the body came in absurdly many or broken chunks.
         RequestTimeout: it did not come within a minute.
     """
-    refuse_encoded(headers.get("content-encoding", ""))
+    if "content-encoding" in headers:
+        refuse_encoded(headers["content-encoding"])
     length, transfer = headers.get("content-length"), headers.get("transfer-encoding")
     if transfer is not None and transfer.strip().lower() != "chunked":
         raise BadRequest("The only transfer encoding is chunked.")
     if length is None and transfer is None:
         return b""
+    # The parser has refused lengths that are no numbers, and stops at the announced one.
+    if length is not None and exchange.is_received and int(length) <= limit_bytes:
+        return exchange.received()
     try:
         if length is not None:
-            # The parser has refused lengths that are no numbers, and stops at the announced one.
             return await _read_announced(exchange, int(length), limit_bytes, "expect" in headers)
         return await _read_pieces(exchange, limit_bytes)
     except TimeoutError as error:
@@ -66,8 +69,6 @@ async def read_body(exchange: Exchange, headers: Mapping[str, str], limit_bytes:
 async def _read_announced(
     exchange: Exchange, length_bytes: int, limit_bytes: int, waits_for_continue: bool
 ) -> bytes:
-    if exchange.is_received and length_bytes <= limit_bytes:
-        return await exchange.read()
     if length_bytes <= min(_SMALL_BYTES, limit_bytes):
         return await _read_small(exchange)
     if length_bytes <= limit_bytes:

@@ -100,6 +100,10 @@ class Exchange:
         self._takes_all = True
         while not self.is_received:
             await self._more()
+        return self.received()
+
+    def received(self) -> bytes:
+        """The whole body, which has come."""
         chunks, self._chunks = self._chunks, []
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

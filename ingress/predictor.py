@@ -91,9 +91,13 @@ class Predictor:
             timeout_s = read_timeout_s(headers)
             if is_tensors:
                 request = read_tensors(target, headers, body)
+            elif request is None and len(body) > _LARGE_FORM_BYTES:
+                request = await _read(target, headers, body)
+            elif request is None:
+                request = read_request(target, headers, body)
             reply = await self._broker.predict(
                 spec,
-                request or await _read(target, headers, body),
+                request,
                 request_id=request_id,
                 timeout_s=timeout_s,
                 client_left=client_left,

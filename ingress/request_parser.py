@@ -3,8 +3,10 @@
 It is strict: a length beside chunks, bare line feeds and the like end the connection.
 """
 
+import contextlib
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
+_MAX_KEPT_CHARS = 256
 
 # Of a body in chunks, what is not the body: the chunks' own lines, and trailers.
 MAX_AROUND_BYTES = 1024 * 1024
@@ -128,23 +131,30 @@ class RequestParser:
         return len(self._url) + sum(sizes_bytes) > MAX_HEAD_BYTES
 
     def _exchange(self) -> Exchange:
-        path, _, query = self._target().partition(b"?")
+        is_short = len(self._url) <= _MAX_KEPT_CHARS
+        path, query = _known_split(self._url) if is_short else _split(self._url)
         return Exchange(
             self._connection,
             method=self._parser.get_method().decode("ascii"),
-            path=(unquote_to_bytes(path) if b"%" in path else path).decode("utf-8", "replace"),
-            query=query.decode("utf-8", "replace"),
+            path=path,
+            query=query,
             http_version=self._parser.get_http_version(),
             headers=self._headers,
             keeps_alive=self._parser.should_keep_alive(),
         )
 
-    def _target(self) -> bytes:
-        if self._url.startswith(b"/"):
-            return self._url
+
+def _split(target: bytes) -> tuple[str, str]:
+    """Path and query of what is asked for; the path percent-decoded."""
+    if not target.startswith(b"/"):
         # As a proxy is asked; anything else, like `*`, leads nowhere.
-        try:
-            url = httptools.parse_url(self._url)
-        except httptools.HttpParserError:
-            return self._url
-        return (url.path or b"/") + (b"?" + url.query if url.query else b"")
+        with contextlib.suppress(httptools.HttpParserError):
+            url = httptools.parse_url(target)
+            target = (url.path or b"/") + (b"?" + url.query if url.query else b"")
+    path, _, query = target.partition(b"?")
+    text = (unquote_to_bytes(path) if b"%" in path else path).decode("utf-8", "replace")
+    return text, query.decode("utf-8", "replace")
+
+
+# As in prediction_paths: few are asked for again and again.
+_known_split = lru_cache(maxsize=1024)(_split)

@@ -82,7 +82,7 @@ class Lane:
             self._drain_rate.count(loop.time())
             return reply
         finally:
-            ticket.timer.cancel()
+            ticket.leave()
             if self._waiting.get(ticket.request_id) is ticket:
                 del self._waiting[ticket.request_id]
             if ticket.reply.cancelled():
@@ -243,7 +243,7 @@ class Lane:
 
     def _leave(self, rest: Ticket) -> None:
         """The reader of a stream is done with it, or has gone."""
-        rest.timer.cancel()
+        rest.leave()
         self._waiting.pop(rest.request_id, None)
         self._departures.give_up(rest, ClientLeft())
 

@@ -37,8 +37,6 @@ class Ticket:
         "wire",
     )
 
-    timer: asyncio.TimerHandle
-
     def __init__(
         self,
         request_id: str,
@@ -56,6 +54,7 @@ class Ticket:
         self.is_queued = False
         self.is_resubmitted = False
         self.stream: ReplyStream | None = None
+        self.timer: asyncio.TimerHandle | None = None
 
     @property
     def is_given_up(self) -> bool:
@@ -71,6 +70,12 @@ class Ticket:
         """The waiter gets this error, unless it has an outcome already."""
         if not self.reply.done():
             self.reply.set_exception(error)
+
+    def leave(self) -> None:
+        """Nobody waits any more; what a late look at it would keep is let go."""
+        self.wire = b""
+        if self.timer is not None:
+            self.timer.cancel()
 
     def enter_anew(self, request_id: str, entered_at: float) -> None:
         """Redis lost the request; it has not been submitted yet, under this id."""
