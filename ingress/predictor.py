@@ -91,10 +91,13 @@ class Predictor:
             timeout_s = read_timeout_s(headers)
             if is_tensors:
                 request = read_tensors(target, headers, body)
-            elif request is None and len(body) > _LARGE_FORM_BYTES:
-                request = await _read(target, headers, body)
             elif request is None:
-                request = read_request(target, headers, body)
+                is_large = len(body) > _LARGE_FORM_BYTES
+                request = (
+                    await _read(target, headers, body)
+                    if is_large
+                    else read_request(target, headers, body)
+                )
             reply = await self._broker.predict(
                 spec,
                 request,
