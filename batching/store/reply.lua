@@ -10,10 +10,9 @@
 -- Races closed: whoever takes the request out of the lease first wins (reply, cancel or reclaim), so
 -- two replies can never be published; a worker that was taken for dead is told so (stale) once
 -- somebody has claimed its request again, while its late answer is still welcome before that, and
--- takes the request out of the solo list. The first write frees
--- memory, so it works at maxmemory. A reply whose acknowledgement was lost may be sent again. With
--- job tickets the worker is idle when its answer can be seen: a client that has it may ask again at
--- once.
+-- takes the request out of the solo list. The first write frees memory, so it works at maxmemory. A
+-- reply whose acknowledgement was lost may be sent again. With job tickets the worker is idle when its
+-- answer can be seen: a client that has it may ask again at once.
 
 local worker_id, ttl_ms = ARGV[1], ARGV[2]
 local codes, stored, stale, orphaned = {}, 0, 0, 0
