@@ -56,7 +56,7 @@ class VersionKeys:
     # of the longest-lived + 60 to 120 s, fields deleted by reply, cancel and whoever gives one up.
     @property
     def open(self) -> str:  # noqa: D102
-        return f"{self.tag}:open"
+        return f"{self.tag}:requests"  # `open` was a set once
 
     # list of wake-up tokens for idle workers; TTL 60 s.
     @property

@@ -181,6 +181,6 @@ def test_f41_soak_grows_nothing(rig: Rig, crowd: Crowd, record_promise) -> None:
             f"{len(replies)} reply keys, {len(leaks)} without TTL, "
             f"{max(descriptors.values()):+d} descriptors; {found}",
         )
-        assert request_keys(rig, b":open", b":p:", b":in:") == []
+        assert request_keys(rig, b":requests", b":p:", b":in:") == []
         assert leaks == []
         assert replies == [] or not is_long()
