@@ -34,6 +34,7 @@ class Catalog:
         self._is_listening = False
         self._startup_models: tuple[int, list[str]] | None = None
         self._listener: asyncio.Task[None] | None = None
+        self._asked: dict[tuple[str, int], asyncio.Future[ModelEntry | None]] = {}
 
     async def start(self) -> None:
         """Changes made anywhere are seen from now on."""
@@ -66,7 +67,7 @@ class Catalog:
         entry = self._entries.get(model_name)
         if entry is None:
             changes_seen = self._changes_seen
-            entry = await self._look_up_soon(model_name)
+            entry = await self._look_up_together(model_name)
             # What was read may be older than a change that has been announced meanwhile.
             is_current = self._is_listening and changes_seen == self._changes_seen
             if entry is not None and is_current:
@@ -97,6 +98,21 @@ class Catalog:
         entry = self._entries.pop(model_name, None)
         if entry is not None:
             self._former[model_name] = entry
+
+    async def _look_up_together(self, model_name: str) -> ModelEntry | None:
+        """Requests that ask while somebody does share the answer, and go on in their order."""
+        question = (model_name, self._changes_seen)
+        asked = self._asked.get(question)
+        is_first = asked is None
+        if asked is None:
+            asked = asyncio.ensure_future(self._look_up_soon(model_name))
+            self._asked[question] = asked
+            asked.add_done_callback(lambda _: self._asked.pop(question))
+        entry = await asyncio.shield(asked)
+        if entry is None and not is_first:
+            # Registered while the first one asked, perhaps.
+            entry = await self._look_up_soon(model_name)
+        return entry
 
     async def _look_up_soon(self, model_name: str) -> ModelEntry | None:
         try:

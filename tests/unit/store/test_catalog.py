@@ -217,6 +217,62 @@ def test_catalog_remembers_nothing_older_than_a_change_it_heard_of(real_backend,
     asyncio.run(run())
 
 
+def test_requests_that_ask_for_a_model_together_share_the_answer_and_keep_their_order(
+    real_backend, registry
+):
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend, SlowRedis) as (catalog, client):
+            order = []
+
+            async def ask(number):
+                assert await catalog.resolve("digits", None) == V1
+                order.append(number)
+
+            # Given: a look-up that takes its time
+            before = client.looked_up
+            client.slow_down()
+            first = asyncio.create_task(ask(0))
+            await asyncio.to_thread(client.has_read.wait, 5)
+
+            # When others ask meanwhile, and have had time to
+            others = [asyncio.create_task(ask(number)) for number in range(1, 8)]
+            await asyncio.sleep(0)
+            client.may_go.set()
+            await asyncio.gather(first, *others)
+
+            # Then
+            assert order == list(range(8))
+            assert client.looked_up == before + 1
+
+    asyncio.run(run())
+
+
+def test_catalog_finds_a_model_registered_while_another_request_asked_in_vain(
+    real_backend, registry
+):
+    async def run():
+        async with open_catalog(real_backend, SlowRedis) as (catalog, client):
+            # Given: a look-up that has found nothing, and does not say so yet
+            client.slow_down()
+            early = asyncio.create_task(catalog.resolve("digits", None))
+            await asyncio.to_thread(client.has_read.wait, 5)
+
+            # When it is registered, and asked for by somebody else
+            registry.create(V1)
+            late = asyncio.create_task(catalog.resolve("digits", None))
+            await asyncio.sleep(0)
+            client.may_go.set()
+
+            # Then
+            with pytest.raises(errors.ModelNotFound):
+                await early
+            assert await late == V1
+
+    asyncio.run(run())
+
+
 def test_catalog_hears_what_changed_while_its_connection_was_broken(real_backend, registry):
     registry.create(V1)
     registry.create(V2)
