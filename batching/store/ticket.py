@@ -73,7 +73,8 @@ class Ticket:
 
     def leave(self) -> None:
         """Nobody waits any more; what a late look at it would keep is let go."""
-        self.wire = b""
+        if self.is_queued:  # otherwise a submit that is being repeated still needs it
+            self.wire = b""
         if self.timer is not None:
             self.timer.cancel()
 
