@@ -41,7 +41,8 @@ class SimulatedNode:
 
     def __init__(self, redis_url):
         self.behaviour = "ready"
-        self.is_serving = True
+        self._is_serving = True
+        self._turn = threading.Lock()
         self._url = redis_url
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
@@ -53,6 +54,14 @@ class SimulatedNode:
     def start(self):
         self._thread.start()
         assert self._joined.wait(10)
+
+    def pause(self):
+        """When this has returned, no worker claims what is submitted: a claim under way is over."""
+        with self._turn:
+            self._is_serving = False
+
+    def resume(self):
+        self._is_serving = True
 
     def close(self):
         self._stop.set()
@@ -127,7 +136,8 @@ class SimulatedNode:
         client = connect(self._url, socket_timeout_s=10)
         verbs = WorkerVerbs(client, spec.key, "9000", int(DEAD_AFTER_S * 1000))
         while not self._stop.is_set():
-            batch = verbs.claim(spec.batch_size, 0.0) if self.is_serving else None
+            with self._turn:
+                batch = verbs.claim(spec.batch_size, 0.0) if self._is_serving else None
             if not isinstance(batch, Batch):
                 verbs.wait_bell(BLOCK_S)
                 continue

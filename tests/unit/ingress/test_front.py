@@ -71,7 +71,7 @@ def test_error_closes_the_connection(ingress):
 
 def test_prediction_is_late_when_its_deadline_passes(echo, node):
     # Given
-    node.is_serving = False
+    node.pause()
     # When
     answer = echo.predict("/predictions/echo", headers={"x-request-timeout-ms": "100"})
     # Then
@@ -81,7 +81,7 @@ def test_prediction_is_late_when_its_deadline_passes(echo, node):
 
 def test_client_that_leaves_is_cancelled(echo, node):
     # Given
-    node.is_serving = False
+    node.pause()
     spec = echo.registry.resolve("echo", None)
     port = int(echo.inference_url.rpartition(":")[2])
     client = socket.create_connection(("127.0.0.1", port), timeout=10)

@@ -123,7 +123,7 @@ def test_server_answers_what_it_accepted_before_it_stops(start, node, echo_model
     registry, spec = echo_model
     server = start()
     server.ready_lines()
-    node.is_serving = False
+    node.pause()
     answers = []
 
     def predict():
@@ -137,7 +137,7 @@ def test_server_answers_what_it_accepted_before_it_stops(start, node, echo_model
     # When
     server.process.send_signal(signal.SIGTERM)
     wait_until(lambda: not accepts(server.ports["inference"]))
-    node.is_serving = True
+    node.resume()
     client.join(20)
     # Then
     assert answers[0].content == b"body:|x"
@@ -149,7 +149,7 @@ def test_server_refuses_what_is_still_open_when_the_drain_ends(start, node, echo
     registry, spec = echo_model
     server = start(drain_timeout_s="0.3")
     server.ready_lines()
-    node.is_serving = False
+    node.pause()
     answers = []
 
     def predict():
@@ -174,7 +174,7 @@ def test_second_signal_ends_the_server_at_once(start, node, echo_model):
     registry, spec = echo_model
     server = start(drain_timeout_s="60")
     server.ready_lines()
-    node.is_serving = False
+    node.pause()
 
     def predict():
         requests.post(server.url("inference", "/predictions/echo"), b"x", timeout=20)

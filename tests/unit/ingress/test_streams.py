@@ -73,7 +73,7 @@ class Flood:
 @pytest.fixture
 def flood(echo, node, redis_url):
     """The only worker, once the echo has nothing to do any more."""
-    node.is_serving = False
+    node.pause()
     with Flood(redis_url, echo.registry.resolve("echo", None).key) as worker:
         yield worker
 
