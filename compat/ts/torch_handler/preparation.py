@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from ts.torch_handler.data_parallel import DataParallel
 from ts.torch_handler.fused_convolutions import can_fuse, fuse_convolutions
 
 logger = logging.getLogger(__name__)
@@ -28,13 +29,15 @@ TOLERANCE = 1e-3
 # Of half precision, whose results are rounded once less where operations are fused.
 HALF_TOLERANCE = 0.05
 
+# Parts that take as long as the whole batch while the machine is quiet take less when it is not.
+MOST_FOR_PARTS = 1.1
+
 
 class PreparedModel:
     """A model in another layout and precision that takes and gives what it did before."""
 
-    def __init__(self, model: Any, dtype: torch.dtype, reload: Callable[[], Any]) -> None:
-        self._model = model
-        self._dtype = dtype
+    def __init__(self, compute: Model, reload: Callable[[], Any]) -> None:
+        self._compute = compute
         self._as_it_came = functools.cache(reload)
 
     def __call__(self, batch: torch.Tensor) -> Any:
@@ -45,8 +48,7 @@ class PreparedModel:
         """
         if batch.requires_grad and torch.is_grad_enabled():
             return self._as_it_came()(batch)
-        laid_out = batch.to(self._dtype, memory_format=torch.channels_last)
-        return _as_float32(self._model(laid_out))
+        return self._compute(batch)
 
 
 def read_dtype(name: object) -> torch.dtype:
@@ -84,7 +86,10 @@ def prepare(
             frozen = _frozen(reload(), dtype)
             laid_out = example.to(dtype, memory_format=torch.channels_last)
             fused = _fused(frozen, laid_out, batch_size)
-            prepared = PreparedModel(fused, dtype, reload)
+            compute: Model = functools.partial(_computed, fused, dtype)
+            if fused is not frozen:
+                compute = _parallel(compute, example, batch_size, _tolerance(dtype))
+            prepared = PreparedModel(compute, reload)
             with _all_digits():
                 expected, answer = model(example), prepared(example)
             if dtype == torch.float32 and not _are_close(answer, expected):
@@ -150,12 +155,12 @@ def _fused(model: Any, example: torch.Tensor, batch_size: int) -> Any:
     is_script = isinstance(model, torch.jit.ScriptModule)
     if not is_script or not can_fuse(example.device, example.dtype):
         return model
-    tolerance = TOLERANCE if example.dtype == torch.float32 else HALF_TOLERANCE
     try:
         fused = fuse_convolutions(model, example, batch_size)
         if fused is None:
             return model
-        is_close = _are_close(_as_float32(fused(example)), _as_float32(model(example)), tolerance)
+        answer, expected = _as_float32(fused(example)), _as_float32(model(example))
+        is_close = _are_close(answer, expected, _tolerance(example.dtype))
     except Exception:  # whatever torch raises, the model runs without
         logger.warning("convolutions cannot be fused", exc_info=True)
         return model
@@ -163,6 +168,46 @@ def _fused(model: Any, example: torch.Tensor, batch_size: int) -> Any:
         logger.warning("with fused convolutions the model answers differently; it runs without")
         return model
     return fused
+
+
+def _computed(model: Model, dtype: torch.dtype, batch: torch.Tensor) -> Any:
+    return _as_float32(model(batch.to(dtype, memory_format=torch.channels_last)))
+
+
+def _parallel(model: Model, example: torch.Tensor, batch_size: int, tolerance: float) -> Model:
+    """The model over parts of a batch at once; as it is where rows hang together or that is slow.
+
+    Args:
+        model: without state.
+        example: an input of one row.
+        batch_size: the largest batch; when this returns, it has been warmed up.
+        tolerance: as of `_are_close`.
+    """
+    parallel = DataParallel(model, torch.get_num_threads())
+    if parallel.parts(batch_size) == 1:
+        return model
+    factors = torch.linspace(0.5, 1.5, batch_size).reshape(-1, *[1] * (example.ndim - 1))
+    batch = example * factors
+    whole_s, parts_s = [], []
+    try:
+        for _ in range(WARM_UP_CALLS):
+            started_s = time.perf_counter()
+            expected = model(batch)
+            whole_s.append(time.perf_counter() - started_s)
+            answer = parallel(batch)
+            parts_s.append(time.perf_counter() - started_s - whole_s[-1])
+        is_close = _are_close(answer, expected, tolerance)
+    except Exception:  # whatever torch raises, the model runs without
+        logger.warning("batches cannot be divided", exc_info=True)
+        return model
+    if not is_close:
+        logger.warning("rows hang on their neighbours; batches are not divided")
+        return model
+    return parallel if min(parts_s) <= MOST_FOR_PARTS * min(whole_s) else model
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return TOLERANCE if dtype == torch.float32 else HALF_TOLERANCE
 
 
 def _as_float32(output: Any) -> Any:

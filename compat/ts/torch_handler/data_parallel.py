@@ -1,0 +1,68 @@
+"""A batch computed by several threads at once, each of which takes rows of its own.
+
+The threads that share one convolution wait for each other behind it, and a network has some hundred
+of them: whenever another process takes a core for a moment, all others wait as well. Threads with
+rows of their own meet once per batch.
+
+Source: OpenVINO's documentation on throughput streams, as an idea.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+Model = Callable[[torch.Tensor], Any]
+
+# Each thread reads all weights, which a single row is not worth.
+LEAST_ROWS = 2
+
+
+class DataParallel:
+    """A model whose batches are computed in parts.
+
+    Args:
+        model: float [n, …] in; out a tensor whose first dimension is n, or a mapping of such. It
+            has no state, and no row hangs on its neighbours.
+        threads: how many there are for all parts together.
+    """
+
+    def __init__(self, model: Model, threads: int) -> None:
+        self._model = model
+        self._threads = threads
+        # It starts a thread when one is needed first.
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rows")
+
+    def parts(self, rows: int) -> int:
+        """Into how many parts a batch of so many rows is divided."""
+        return max(1, min(self._threads, rows // LEAST_ROWS))
+
+    def __call__(self, batch: torch.Tensor) -> Any:
+        """The model's answer; without gradients, where there is more than one part.
+
+        Raises:
+            TypeError: an answer that has no rows.
+        """
+        parts = self.parts(len(batch))
+        if parts == 1:
+            return self._model(batch)
+        threads = self._threads // parts
+
+        def run(part: torch.Tensor) -> Any:
+            # Both are settings of this thread alone.
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            with torch.inference_mode():
+                return self._model(part)
+
+        return _joined([*self._pool.map(run, batch.tensor_split(parts))])
+
+
+def _joined(answers: list[Any]) -> Any:
+    first = answers[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(answers)
+    if isinstance(first, Mapping):
+        return {name: _joined([answer[name] for answer in answers]) for name in first}
+    raise TypeError(f"An answer of {type(first).__name__} has no rows.")
