@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from ts.torch_handler.fused_convolutions import can_fuse, fuse_convolutions
+from ts.torch_handler import fused_convolutions
+from ts.torch_handler.fused_convolutions import Call, can_fuse, fuse_convolutions
 
 from tests.unit.models import frozen
 
@@ -139,8 +140,9 @@ def fuse():
     def run(kind, largest=LARGEST):
         torch.manual_seed(2)
         model = frozen(kind())
+        calls = [Call(rows, threads) for rows in range(1, largest + 1) for threads in (1, 2)]
         with torch.inference_mode():
-            return model, fuse_convolutions(model, images(1), largest)
+            return model, fuse_convolutions(model, images(1), calls)
 
     return run
 
@@ -189,6 +191,31 @@ def test_model_that_writes_or_has_no_convolution_is_not_fused(fuse, kind):
 def test_weights_stay_plain_where_batches_are_large(fuse):
     assert "ConstantMKLDNNTensor" in str(fuse(Residual)[1].graph)
     assert "ConstantMKLDNNTensor" not in str(fuse(Residual, largest=64)[1].graph)
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    "same", [lambda rows, threads: rows, lambda rows, threads: threads, lambda *call: call]
+)
+def test_weights_stay_plain_where_one_call_wants_another_layout(fuse, monkeypatch, same):
+    # Given: layouts that hang on the rows, on the threads or on both
+    def layout(packed):
+        return same(packed.rows, packed.threads)
+
+    class Packed:
+        def __init__(self, weight, settings, size):
+            self.rows, self.threads = size[0], torch.get_num_threads()
+
+    monkeypatch.setattr(fused_convolutions, "_packed", Packed)
+    monkeypatch.setattr(fused_convolutions, "_layout", layout)
+    before = torch.get_num_threads()
+
+    # When
+    graph = str(fuse(Residual)[1].graph)
+
+    # Then
+    assert "ConstantMKLDNNTensor" not in graph
+    assert torch.get_num_threads() == before
 
 
 def test_convolutions_are_fused_on_a_processor_only():

@@ -1,12 +1,15 @@
 """The built-in image handlers make the archive's model ready; one that resists runs as it is."""
 
 import logging
+import threading
+import time
 
 import pytest
 import torch
 from ts.context import Context
+from ts.torch_handler.data_parallel import DataParallel
 from ts.torch_handler.image_classifier import ImageClassifier
-from ts.torch_handler.preparation import PreparedModel
+from ts.torch_handler.preparation import PreparedModel, divided
 
 from tests.unit.models import MODEL_SOURCE, NAMES, manifest, saved, scripted
 
@@ -49,6 +52,14 @@ def trained(kind):
     for _ in range(3):
         model(torch.randn(8, 3, 32, 32) * 2 + 1)
     return model.eval()
+
+
+class Sociable(Convolved):
+    """Looks at a row beside its neighbours."""
+
+    def forward(self, images):
+        seen = torch.relu(self.see(images)).mean(dim=(2, 3))
+        return self.weigh(seen - seen.mean(dim=0))
 
 
 class Own(ImageClassifier):
@@ -167,3 +178,78 @@ def test_model_with_source_is_prepared_too(load, tmp_path):
 def test_handlers_of_ones_own_are_prepared_when_they_ask_for_it(load, kind, config, is_prepared):
     handler = load(scripted(trained(Convolved)), config, kind=kind)
     assert isinstance(handler.model, PreparedModel) is is_prepared
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_rows_of_a_batch_are_computed_as_in_one(load, two_threads):
+    # Given: rows that differ, as many as are divided, and fewer
+    model = trained(Convolved)
+    handler = load(scripted(model))
+
+    # When, Then
+    with torch.inference_mode():
+        for count in range(1, ROWS + 1):
+            given = rows()[:count]
+            assert torch.allclose(handler.inference(given), model(given), atol=1e-4)
+
+
+def test_model_whose_rows_hang_together_is_not_divided(load, caplog, two_threads):
+    # Given
+    model = trained(Sociable)
+
+    # When
+    with caplog.at_level(logging.WARNING):
+        handler = load(scripted(model))
+
+    # Then
+    assert "batches are not divided" in caplog.text
+    with torch.inference_mode():
+        assert torch.allclose(handler.inference(rows()), model(rows()), atol=1e-4)
+
+
+class Costly:
+    """A model that takes its time for each call, however many rows there are.
+
+    Its parts take twice as long as the whole where they wait for each other.
+    """
+
+    def __init__(self, lock):
+        self._lock = lock
+
+    def __call__(self, batch):
+        with self._lock:
+            time.sleep(0.02)
+        return batch.mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("lock", "is_divided"), [(threading.Lock(), False), (threading.Semaphore(2), True)]
+)
+def test_batches_are_divided_unless_that_is_slower(lock, is_divided, two_threads):
+    # When
+    found = divided(Costly(lock), rows()[:1], ROWS, 1e-3)
+
+    # Then
+    assert isinstance(found, DataParallel) is is_divided
+
+
+def test_model_that_fails_over_a_part_is_not_divided(caplog, two_threads):
+    # Given
+    def whole_only(batch):
+        if len(batch) < ROWS:
+            raise RuntimeError("too few")
+        return batch.mean(dim=(2, 3))
+
+    # When
+    found = divided(whole_only, rows()[:1], ROWS, 1e-3)
+
+    # Then
+    assert found is whole_only
+    assert "cannot be divided" in caplog.text

@@ -12,11 +12,26 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from ts.torch_handler.fused_convolutions import Call
 
 Model = Callable[[torch.Tensor], Any]
 
 # Each thread reads all weights, which a single row is not worth.
 LEAST_ROWS = 2
+
+
+def part_count(rows: int, threads: int) -> int:
+    """Into how many parts a batch of so many rows is divided."""
+    return max(1, min(threads, rows // LEAST_ROWS))
+
+
+def calls_of(batch_size: int, threads: int) -> list[Call]:
+    """How a model is called for batches of up to `batch_size` rows, divided and as a whole."""
+    calls = {Call(rows, threads) for rows in range(1, batch_size + 1)}
+    for rows in range(1, batch_size + 1):
+        count = part_count(rows, threads)
+        calls |= {Call(rows // count, threads // count), Call(-(-rows // count), threads // count)}
+    return sorted(calls)
 
 
 class DataParallel:
@@ -34,20 +49,16 @@ class DataParallel:
         # It starts a thread when one is needed first.
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rows")
 
-    def parts(self, rows: int) -> int:
-        """Into how many parts a batch of so many rows is divided."""
-        return max(1, min(self._threads, rows // LEAST_ROWS))
-
     def __call__(self, batch: torch.Tensor) -> Any:
         """The model's answer; without gradients, where there is more than one part.
 
         Raises:
             TypeError: an answer that has no rows.
         """
-        parts = self.parts(len(batch))
-        if parts == 1:
+        count = part_count(len(batch), self._threads)
+        if count == 1:
             return self._model(batch)
-        threads = self._threads // parts
+        threads = self._threads // count
 
         def run(part: torch.Tensor) -> Any:
             # Both are settings of this thread alone.
@@ -56,7 +67,7 @@ class DataParallel:
             with torch.inference_mode():
                 return self._model(part)
 
-        return _joined([*self._pool.map(run, batch.tensor_split(parts))])
+        return _joined([*self._pool.map(run, batch.tensor_split(count))])
 
 
 def _joined(answers: list[Any]) -> Any:

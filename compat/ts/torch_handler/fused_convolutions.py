@@ -6,7 +6,8 @@ relu behind a convolution goes through all of its output once more.
 Source: torch/_inductor/fx_passes/mkldnn_fusion.py, which does the same for `torch.compile`.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import _C
@@ -34,6 +35,13 @@ SUM_INPUTS = 13
 MOST_ROWS_PACKED = 32
 
 
+class Call(NamedTuple):
+    """A model is called with so many rows, by a thread that may use so many."""
+
+    rows: int
+    threads: int
+
+
 def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there is a oneDNN for this device that computes in `dtype`."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
@@ -43,11 +51,11 @@ def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def fuse_convolutions(
-    model: torch.jit.ScriptModule, example: torch.Tensor, batch_size: int
+    model: torch.jit.ScriptModule, example: torch.Tensor, calls: Sequence[Call]
 ) -> Any | None:
     """The same with each convolution and the sum and relu behind it as one operation.
 
-    Weights are in oneDNN's layout where batches of every size up to `batch_size` want the same one.
+    Weights are in oneDNN's layout where all `calls` want the same one.
     None for a model without convolutions; for one that has more inputs than one, or a state; and
     for one that writes into tensors in a way that torch cannot take out: then what is computed when
     would matter.
@@ -55,7 +63,7 @@ def fuse_convolutions(
     Args:
         model: frozen TorchScript; it stays as it is. Both share the weights that are left plain.
         example: an input of one row, in the precision of the model.
-        batch_size: the largest batch.
+        calls: all kinds of calls there will be.
     """
     graph = model.graph.copy()
     itself, *inputs = graph.inputs()
@@ -64,7 +72,7 @@ def fuse_convolutions(
         return None
     graph.eraseInput(0)
     sizes = _sizes(graph, example)
-    layouts = _Layouts(batch_size)
+    layouts = _Layouts(calls)
     if not any([_fuse(graph, node, sizes, layouts) for node in _of_kind(graph, "aten::conv2d")]):
         return None
     for node in _of_kind(graph, FUSED):
@@ -78,17 +86,18 @@ def fuse_convolutions(
 class _Layouts:
     """Weights in oneDNN's layout."""
 
-    def __init__(self, batch_size: int) -> None:
-        self._batch_size = batch_size
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+        self._is_worth_it = max(call.rows for call in calls) <= MOST_ROWS_PACKED
         self._has_one: dict[str, bool] = {}
 
     def packed(self, convolution: Node, size: list[int]) -> torch.Tensor | None:
-        """The weight in the layout that every batch wants; None if there is no such one.
+        """The weight in the layout that every call wants; None if there is no such one.
 
         Bringing it from one such layout to another is far slower than from the plain one.
         """
         _, weight, _, *settings = (value.toIValue() for value in convolution.inputs())
-        if self._batch_size > MOST_ROWS_PACKED or not isinstance(weight, torch.Tensor):
+        if not self._is_worth_it or not isinstance(weight, torch.Tensor):
             return None
         key = str((size, weight.shape, settings))
         if key not in self._has_one:
@@ -96,11 +105,17 @@ class _Layouts:
         return _packed(weight, settings, size) if self._has_one[key] else None
 
     def _is_one(self, weight: torch.Tensor, settings: Any, size: list[int]) -> bool:
-        first = _layout(_packed(weight, settings, size))
-        return all(
-            _layout(_packed(weight, settings, [rows * size[0], *size[1:]])) == first
-            for rows in range(2, self._batch_size + 1)
-        )
+        rows, *others = size
+        before = torch.get_num_threads()
+        layouts = []
+        try:
+            for call in self._calls:
+                torch.set_num_threads(call.threads)
+                packed = _packed(weight, settings, [call.rows * rows, *others])
+                layouts.append(_layout(packed))
+        finally:
+            torch.set_num_threads(before)
+        return all(layout == layouts[0] for layout in layouts)
 
 
 def _packed(weight: torch.Tensor, settings: Any, size: list[int]) -> torch.Tensor:

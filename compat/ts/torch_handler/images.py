@@ -65,7 +65,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         return image.point(lambda value: value * (1 / 256)).convert("L").convert("RGB")
     if "transparency" in image.info:
         image = image.convert("RGBA")
-    return image.convert("RGB")
+    # Converting copies the pixels in any case.
+    image.load()
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _unreadable(reason: str) -> PredictionException:

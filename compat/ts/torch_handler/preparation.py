@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from ts.torch_handler.data_parallel import DataParallel
+from ts.torch_handler.data_parallel import DataParallel, calls_of, part_count
 from ts.torch_handler.fused_convolutions import can_fuse, fuse_convolutions
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def prepare(
             fused = _fused(frozen, laid_out, batch_size)
             compute: Model = functools.partial(_computed, fused, dtype)
             if fused is not frozen:
-                compute = _parallel(compute, example, batch_size, _tolerance(dtype))
+                compute = divided(compute, example, batch_size, _tolerance(dtype))
             prepared = PreparedModel(compute, reload)
             with _all_digits():
                 expected, answer = model(example), prepared(example)
@@ -156,7 +156,7 @@ def _fused(model: Any, example: torch.Tensor, batch_size: int) -> Any:
     if not is_script or not can_fuse(example.device, example.dtype):
         return model
     try:
-        fused = fuse_convolutions(model, example, batch_size)
+        fused = fuse_convolutions(model, example, calls_of(batch_size, torch.get_num_threads()))
         if fused is None:
             return model
         answer, expected = _as_float32(fused(example)), _as_float32(model(example))
@@ -174,18 +174,19 @@ def _computed(model: Model, dtype: torch.dtype, batch: torch.Tensor) -> Any:
     return _as_float32(model(batch.to(dtype, memory_format=torch.channels_last)))
 
 
-def _parallel(model: Model, example: torch.Tensor, batch_size: int, tolerance: float) -> Model:
-    """The model over parts of a batch at once; as it is where rows hang together or that is slow.
+def divided(model: Model, example: torch.Tensor, batch_size: int, tolerance: float) -> Model:
+    """Over parts of a batch at once; the model as it is where rows hang together or that is slower.
 
     Args:
         model: without state.
         example: an input of one row.
         batch_size: the largest batch; when this returns, it has been warmed up.
-        tolerance: as of `_are_close`.
+        tolerance: how far answers may differ, in parts of the largest.
     """
-    parallel = DataParallel(model, torch.get_num_threads())
-    if parallel.parts(batch_size) == 1:
+    threads = torch.get_num_threads()
+    if part_count(batch_size, threads) == 1:
         return model
+    parallel = DataParallel(model, threads)
     factors = torch.linspace(0.5, 1.5, batch_size).reshape(-1, *[1] * (example.ndim - 1))
     batch = example * factors
     whole_s, parts_s = [], []
