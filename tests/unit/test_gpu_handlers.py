@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 from ts.torch_handler.image_classifier import ImageClassifier
-from ts.torch_handler.preparation import WARM_UP_CALLS, PreparedModel, prepare, warm_up_sizes
+from ts.torch_handler.preparation import WARM_UP_CALLS, computed, prepare, warm_up_sizes
 
 from batching.protocol import Part, Request
 from batching.settings import Settings
@@ -108,13 +108,16 @@ def test_prepared_model_is_compared_with_all_digits_and_runs_as_torch_is_set():
     assert torch.backends.cudnn.allow_tf32
 
 
-def test_prepared_model_lies_channels_last():
+def test_batches_are_brought_into_the_layout_and_the_precision_of_the_model():
     # Given
     seen = []
-    model = PreparedModel(lambda batch: seen.append(batch) or batch, torch.float32, dict)
 
     # When
-    model(torch.zeros(2, 3, 8, 8))
+    answer = computed(
+        lambda batch: seen.append(batch) or batch, torch.bfloat16, torch.ones(2, 3, 8, 8)
+    )
 
     # Then
     assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert seen[0].dtype == torch.bfloat16
+    assert answer.dtype == torch.float32

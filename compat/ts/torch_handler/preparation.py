@@ -86,7 +86,7 @@ def prepare(
             frozen = _frozen(reload(), dtype)
             laid_out = example.to(dtype, memory_format=torch.channels_last)
             fused = _fused(frozen, laid_out, batch_size)
-            compute: Model = functools.partial(_computed, fused, dtype)
+            compute: Model = functools.partial(computed, fused, dtype)
             if fused is not frozen:
                 compute = divided(compute, example, batch_size, _tolerance(dtype))
             prepared = PreparedModel(compute, reload)
@@ -170,7 +170,8 @@ def _fused(model: Any, example: torch.Tensor, batch_size: int) -> Any:
     return fused
 
 
-def _computed(model: Model, dtype: torch.dtype, batch: torch.Tensor) -> Any:
+def computed(model: Model, dtype: torch.dtype, batch: torch.Tensor) -> Any:
+    """What the model says of a batch that is brought into its layout and precision; float32."""
     return _as_float32(model(batch.to(dtype, memory_format=torch.channels_last)))
 
 
