@@ -66,13 +66,18 @@ class Circle:
 
 
 class Finder(ABC):
-    """Finds one server, again and again. `address` is where it was last."""
+    """Finds one server, again and again. `address` is where it was last.
+
+    One that did not answer at `doubted_at` may be frozen: by each further connection that was open
+    then, its caller would wait for as long once more.
+    """
 
     question: str
     may_be_deposed = False
 
     def __init__(self, circle: Circle, options: Options, async_options: Options) -> None:
         self.address: Address | None = None
+        self.doubted_at = 0.0
         self._look_at = 0.0
         self._circle = circle
         self._options = options
@@ -96,6 +101,10 @@ class Finder(ABC):
                 async with self._async_client(place) as client:
                     return self._found(place, await client.execute_command(self.question))
         raise self._unknown()
+
+    def doubt(self) -> None:
+        """The server has not answered in time."""
+        self.doubted_at = time.monotonic()
 
     def look_again(self) -> None:
         """Now and then, `address` is where the server is now, if anybody knows."""

@@ -11,6 +11,7 @@ been; it is asked again where the server is now.
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
@@ -66,6 +67,7 @@ class FoundConnection(redis.Connection):
     def __init__(self, finder: Finder, **options: Any) -> None:
         super().__init__(parser_class=_PARSER, **options)  # type: ignore[no-untyped-call]
         self._finder = finder
+        self._opened_at = 0.0
 
     def connect(self) -> None:
         """Connected to where the server is, also if it is elsewhere now."""
@@ -83,8 +85,19 @@ class FoundConnection(redis.Connection):
             raise NotHere("the server is elsewhere now")
         super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
 
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        """The answer; without one in time, no connection from before is trusted."""
+        try:
+            return super().read_response(*arguments, **options)
+        except redis.TimeoutError:
+            if "timeout" not in options:  # a look at a channel, on which nothing has to come
+                self._finder.doubt()
+            raise
+
     def _is_elsewhere(self) -> bool:
-        return (self.host, self.port) != self._finder.address and self._is_open()
+        is_right = (self.host, self.port) == self._finder.address
+        is_trusted = self._opened_at > self._finder.doubted_at
+        return self._is_open() and not (is_right and is_trusted)
 
     def _is_open(self) -> bool:
         opened: Any = self._sock
@@ -100,6 +113,7 @@ class FoundConnection(redis.Connection):
     def _connect(self) -> Any:
         # Here and not in `connect`: a connection that is held reconnects without it.
         self.host, self.port = self._finder.find()
+        self._opened_at = time.monotonic()
         return super()._connect()  # type: ignore[no-untyped-call]
 
 

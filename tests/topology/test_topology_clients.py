@@ -157,6 +157,38 @@ def test_frozen_server_does_not_keep_who_listens_for_changes(monkeypatch) -> Non
         node.thaw()
 
 
+def test_frozen_server_keeps_a_caller_with_several_connections_once() -> None:
+    with contextlib.closing(Node(Cluster.OPTIONS)) as node:
+        node.wait_started()
+        node.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, SLOTS - 1)
+        with contextlib.closing(
+            connect(f"redis+cluster://{node.address}", socket_timeout_s=4)
+        ) as client:
+            # Given two connections that have been used
+            first, second = client.client(), client.client()
+            assert eventually(lambda: answers(first), 10)
+            assert answers(second)
+            # When the server stands still, and the first one has waited for it in vain
+            node.freeze()
+            with pytest.raises(redis.TimeoutError):
+                first.ping()
+            # Then the second one does not wait for as long
+            started = time.monotonic()
+            with pytest.raises(redis.ConnectionError):
+                second.ping()
+            assert_within(time.monotonic() - started, 2)
+            node.thaw()
+            assert eventually(lambda: answers(second), 10)
+            first.close()
+            second.close()
+
+
+def answers(client: redis.Redis) -> bool:
+    with contextlib.suppress(redis.RedisError):
+        return bool(client.ping())
+    return False
+
+
 def test_transaction_begins_anew_when_the_server_is_elsewhere_now(cluster: Cluster) -> None:
     with contextlib.closing(connect(cluster.url)) as client:
         seen = []
@@ -227,13 +259,7 @@ def test_sentinels_may_have_a_password_of_their_own() -> None:
         )
         url = f"redis+sentinel://:server@{sentinel.address}/{SERVICE}?sentinel_password=own"
         client = cleanup.enter_context(contextlib.closing(connect(url)))
-
-        def answers() -> bool:
-            with contextlib.suppress(redis.RedisError):
-                return bool(client.ping())
-            return False
-
-        assert eventually(answers, 10)
+        assert eventually(lambda: answers(client), 10)
         wrong = cleanup.enter_context(contextlib.closing(connect(url.replace("=own", "=other"))))
         with pytest.raises(redis.ConnectionError):
             wrong.ping()
