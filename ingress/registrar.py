@@ -31,6 +31,7 @@ from ingress.services import Services
 from ingress.worker_wait import (
     Progress,
     failures_by_slot,
+    wait_for_node,
     wait_for_workers,
     wait_until_gone,
     wait_until_listed,
@@ -38,6 +39,9 @@ from ingress.worker_wait import (
 
 # For the download too: the largest archives are tens of gigabytes.
 INSPECT_TIMEOUT_S = 900.0
+
+# Ingress and node are started at the same moment, and a node that has to load torch comes later.
+NODE_TIMEOUT_S = 10.0
 
 PROCESSING = "Processing worker updates..."
 IN_PROGRESS = "Workers scaling in progress..."
@@ -89,7 +93,7 @@ class Registrar:
             raise BadRequest("Parameter url is required.")
         if not url:
             raise ModelNotFound("empty url")
-        if not self._registry.nodes():
+        if not wait_for_node(self._registry, self._should_stop, timeout_s=NODE_TIMEOUT_S):
             raise Unavailable(
                 "No node is running to load models. Start one: ferry node", retry_after_s=5.0
             )

@@ -16,6 +16,7 @@ from batching.settings import Settings, SettingsError
 from batching.snapshots import SavedVersion, read_snapshot
 from ingress.registrar import Registrar
 from ingress.services import Services
+from ingress.worker_wait import wait_for_node
 
 log = logging.getLogger(__name__)
 
@@ -131,14 +132,16 @@ def _archives_of(model_store: Path | None) -> Iterator[str]:
 
 
 def _wait_for_node(services: Services) -> None:
-    # Ingress, Redis and node start at the same moment in containers; without a node, `create`
-    # says what is missing.
+    # Redis starts at the same moment, too, in containers; without a node, `create` says what is
+    # missing.
+    def should_stop() -> bool:
+        return services.lifecycle.is_draining
+
     deadline_s = time.monotonic() + NODE_TIMEOUT_S
-    while time.monotonic() < deadline_s and not services.lifecycle.is_draining:
+    while (left_s := deadline_s - time.monotonic()) > 0 and not should_stop():
         try:
-            with services.registry.changes() as wait:
-                if services.registry.nodes():
-                    return
-                wait(_RETRY_S)
+            wait_for_node(services.registry, should_stop, timeout_s=left_s)
         except StoreUnavailable:
             time.sleep(_RETRY_S)
+        else:
+            return

@@ -1,4 +1,4 @@
-"""Waits until a model version's workers are what the registry wants."""
+"""Waits for a node, and until a model version's workers are what the registry wants."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +20,8 @@ _SLICE_S = 1.0
 
 # A node measures the same start-up time-out; it is given the time to say so.
 STARTUP_GRACE_S = 5.0
+
+_LOOK_FOR_NODE_S = 0.25  # a node that comes is not announced
 
 # A node learns of a change within milliseconds; one that does not is busy or about to die.
 LISTED_WITHIN_S = 2.0
@@ -77,6 +79,18 @@ def wait_for_workers(
                 return progress
             _raise_if_stopping(should_stop)
             wait(min(left_s, _SLICE_S))
+
+
+def wait_for_node(registry: Registry, should_stop: ShouldStop, *, timeout_s: float) -> bool:
+    """Whether a node runs, or has come within `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
+    with registry.changes() as wait:
+        while not registry.nodes():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or should_stop():
+                return False
+            wait(min(left_s, _LOOK_FOR_NODE_S))
+    return True
 
 
 def wait_until_listed(registry: Registry, key: VersionKey, should_stop: ShouldStop) -> None:

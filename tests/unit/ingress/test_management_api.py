@@ -1,6 +1,13 @@
 import threading
+from contextlib import closing
 
 import pytest
+
+from batching.store import keys
+from batching.store.connection import connect
+from ingress import registrar
+from tests.support import eventually
+from tests.unit.ingress.simulated_node import SimulatedNode
 
 ECHO_TEXT = 'Model "echo" Version: 1.0 registered with'
 
@@ -94,10 +101,34 @@ def test_register_is_refused_when_the_version_is_there(manager):
     )
 
 
-def test_register_says_what_to_do_when_no_node_runs(ingress):
+def test_register_says_what_to_do_when_no_node_comes(ingress, monkeypatch):
+    monkeypatch.setattr(registrar, "NODE_TIMEOUT_S", 0.3)
     answer = ingress.manage("POST", "/models?url=echo.mar")
     assert error_of(answer)[:2] == (503, "ServiceUnavailableException")
     assert "ferry node" in answer.json()["message"]
+
+
+def test_register_waits_for_a_node_that_comes_a_little_later(ingress, redis_url):
+    ingress.archives.add("echo.mar", "echo")
+    statuses = []
+
+    def register():
+        statuses.append(ingress.manage("POST", "/models?url=echo.mar").status_code)
+
+    def listeners():
+        return client.pubsub_numsub(keys.CHANGES)[0][1]
+
+    with closing(connect(redis_url)) as client, closing(SimulatedNode(redis_url)) as node:
+        # Given a server as it is just after its start
+        before = listeners()
+        waiting = threading.Thread(target=register)
+        waiting.start()
+        assert eventually(lambda: listeners() > before)
+        # When
+        node.start()
+        waiting.join(10)
+    # Then
+    assert statuses == [200]
 
 
 @pytest.mark.parametrize(("behaviour", "status"), [("failed", 500), ("out of memory", 507)])
