@@ -63,6 +63,11 @@ class Settings:
     private_key_file: Path | None = _setting(None, doc="PEM file of that certificate's key")
     model_store: Path | None = _setting(None, doc="folder of archives")
     work_dir: Path | None = _setting(None, doc="where archives are unpacked; default: a cache")
+    unused_files_kept_s: float = _setting(
+        86_400.0,
+        key="unused_files_kept",
+        doc="seconds for which what was unpacked or installed for a model outlives its last use",
+    )
     allowed_urls: str = _setting(
         DEFAULT_ALLOWED_URLS, doc="comma list of regular expressions for remote archives"
     )

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 METRICS_MODES = ("log", "prometheus", "legacy")
 ENVELOPES = ("", "body", "json", "kserve", "kservev2")
+# Nodes mark what they need 24 times in between (workers/sweeper.py).
+MIN_UNUSED_FILES_KEPT_S = 60
 
 # {model: {version: {batchSize: 8, ...}}}; the words are those of model-config.yaml.
 ModelSettings = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -39,6 +41,8 @@ def check_settings(settings: "Settings") -> None:
         raise SettingsError("open_inference_rows is for handlers without a service_envelope")
     if settings.metric_time_interval_s < 1:
         raise SettingsError("metric_time_interval must be 1 second or more")
+    if settings.unused_files_kept_s < MIN_UNUSED_FILES_KEPT_S:
+        raise SettingsError(f"unused_files_kept must be {MIN_UNUSED_FILES_KEPT_S} seconds or more")
     if settings.redis_url:
         _check_redis(settings)
     model_settings(settings.model_settings)

@@ -1,7 +1,6 @@
 """`ferry up` with one model, whose metrics and workers can be looked at."""
 
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,8 +8,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.archive_servers import Torchferry
-from benchmarks.load import BenchmarkError
-from benchmarks.servers import START_TIMEOUT_S, Job
+from benchmarks.servers import Job
 
 _TIMEOUT_S = 10.0
 
@@ -47,12 +45,3 @@ class MeasuredFerry(Torchferry):
         store = folder / "store"
         shutil.copytree(archive, store / f"{self._job.model_name}.mar")
         return str(store)
-
-    def _wait_until_healthy(self) -> None:
-        super()._wait_until_healthy()
-        # /ping is about the ingress; models are registered at a node.
-        give_up_at = time.monotonic() + START_TIMEOUT_S
-        while self.totals().get("ferry_nodes", 0.0) < 1:
-            if time.monotonic() > give_up_at:
-                raise BenchmarkError(f"no node after {START_TIMEOUT_S:.0f} s")
-            time.sleep(0.1)

@@ -4,7 +4,8 @@
     work_dir/environments/<hash>.lock   held by the node that makes it
 
 An environment sees the packages of this one, torch first of all, and adds to them. Models with the
-same requirements share one, also over nodes of one machine; it stays for the next registration.
+same requirements share one, also over nodes of one machine; it stays for the next registration,
+for a while.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from batching.child_process import exited, kill_group, spawn
 from batching.dependencies import INSTALL_TIMEOUT_S, requirements_file
 from batching.errors import DependenciesFailed
 from batching.model_spec import ModelSpec
+from workers.quarantine import ABANDONED_AFTER_S, mark_used, remove_unused
 from workers.requirements import environment_name, read_requirements
 from workers.worker_environment import allowed_environment
 
@@ -94,10 +96,24 @@ class Installer:
                 f"Virtual environment creation failed for model {spec.model_name}: {error.strerror}"
             ) from error
 
+    def mark_used(self, spec: ModelSpec, model_dir: Path) -> None:
+        """The model's environment, if it has one, is not removed for a while."""
+        file_name = requirements_file(spec)
+        if not file_name or not self._is_allowed:
+            return
+        with contextlib.suppress(DependenciesFailed, OSError):
+            text = read_requirements(model_dir, file_name)
+            mark_used(self._folder / environment_name(text, spec.archive_sha256))
+
+    def remove_unused(self, *, older_than_s: float) -> None:
+        """Environments that nobody has marked for so long are gone; no pip works on one then."""
+        older_than_s = max(older_than_s, ABANDONED_AFTER_S)
+        remove_unused(self._folder, self._folder.parent, older_than_s=older_than_s)
+
     async def _prepared(self, spec: ModelSpec, name: str, requirements: Path) -> Path:
         place = self._folder / name
         python = _python_in(place)
-        if _is_ready(place):
+        if _is_ready(place) and mark_used(place):
             return python
         failed_at_s, reason = self._failures.get(name, (-FAILURE_LASTS_S, ""))
         if time.monotonic() - failed_at_s < FAILURE_LASTS_S:

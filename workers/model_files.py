@@ -1,17 +1,20 @@
 """A node's disk: archives become folders, and what nobody needs any more goes."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from batching.errors import ServeError
 from batching.model_spec import ModelSpec
 from batching.settings import Settings
 from workers import archive, fetch, quarantine
 from workers.download import remove_download
 from workers.installer import Installer
+from workers.quarantine import mark_used, remove_unused
 
 log = logging.getLogger("workers.node")
 
@@ -31,6 +34,7 @@ class ModelFiles:
         self._model_store = settings.model_store
         self._allowed_urls = settings.allowed_urls
         self._work_dir = settings.work_dir or _default_work_dir()
+        self._unused_kept_s = settings.unused_files_kept_s
         self._unpacking = asyncio.Lock()
         self._installer = Installer(
             self._work_dir,
@@ -51,8 +55,19 @@ class ModelFiles:
             model_dir = await asyncio.to_thread(self._unpack, spec)
         return Prepared(model_dir, await self._installer.python_for(spec, model_dir))
 
-    def sweep(self) -> None:
-        """What killed processes left half done in either folder is gone, if it is old."""
+    def sweep(self, specs: Iterable[ModelSpec]) -> None:
+        """What these models need is kept; what nobody needs has gone, if it is old.
+
+        That is what killed processes left half done in either folder, and what was made for models
+        that no node has had for `unused_files_kept`. Nodes may share a work folder: each marks what
+        it needs, far more often than that.
+        """
+        for spec in specs:
+            with contextlib.suppress(ServeError):  # what it says of itself is nonsense
+                if (unpacked := self._find_unpacked(spec)) is not None:
+                    self._installer.mark_used(spec, unpacked)
+        remove_unused(self._work_dir, self._work_dir, older_than_s=self._unused_kept_s)
+        self._installer.remove_unused(older_than_s=self._unused_kept_s)
         for folder in (self._work_dir, self._model_store):
             if folder is not None and folder.is_dir():
                 quarantine.sweep(folder)
@@ -67,8 +82,7 @@ class ModelFiles:
                 log.warning("download not removed url=%s: %s", url, error.strerror)
 
     def _unpack(self, spec: ModelSpec) -> Path:
-        unpacked = archive.find_unpacked(spec.archive_sha256, self._work_dir)
-        if unpacked is not None:
+        if (unpacked := self._find_unpacked(spec)) is not None:
             return unpacked
         path = fetch.locate_archive(
             spec.model_url,
@@ -77,6 +91,11 @@ class ModelFiles:
             is_registered=True,
         )
         return archive.unpack_archive(path, spec.archive_sha256, self._work_dir)
+
+    def _find_unpacked(self, spec: ModelSpec) -> Path | None:
+        """The model's folder, if it is there, and stays there for a while."""
+        unpacked = archive.find_unpacked(spec.archive_sha256, self._work_dir)
+        return unpacked if unpacked is not None and mark_used(unpacked) else None
 
 
 def _default_work_dir() -> Path:

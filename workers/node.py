@@ -1,7 +1,8 @@
 """A node: one per container or host. Turns what the registry wants into running worker processes.
 
 Roles, each a small file: Heartbeat says that the node and its workers live, Reaper takes back what
-dead nodes held, Slot keeps one worker process alive, a child process runs control jobs.
+dead nodes held, Slot keeps one worker process alive, Sweeper clears the disk, a child process runs
+control jobs.
 
 Shutdown order: workers stop claiming, finish their batch and reply; what they left is released;
 then the heartbeat stops and the node is forgotten. A beat that stopped earlier would let others
@@ -41,6 +42,7 @@ from workers.model_files import ModelFiles
 from workers.probe_files import ProbeFiles
 from workers.reaper import Reaper
 from workers.slot import Slot, SlotContext
+from workers.sweeper import Sweeper
 
 log = logging.getLogger("workers.node")
 
@@ -70,7 +72,7 @@ class Node:
         self._wanted: dict[str, ModelEntry] = {}
         self._gpus = list_gpus(settings.number_of_gpu)
         self._gpu_turn = itertools.count()
-        self._has_reconciled = False
+        self._has_reconciled = asyncio.Event()
         self._repairs_due = self._repairs_done = 0
         self._files = ModelFiles(settings)
         self._should_exit = asyncio.Event()
@@ -89,7 +91,6 @@ class Node:
     async def run(self) -> None:
         """Serves until a signal, then drains."""
         self._handle_signals()
-        await asyncio.to_thread(self._files.sweep)
         heartbeat = Heartbeat(
             self._verbs,
             self._node,
@@ -98,6 +99,7 @@ class Node:
             self._on_joined,
             dead_after_s=self._settings.dead_after_s,
         )
+        sweeper = Sweeper(self._files, self._known_specs, kept_s=self._settings.unused_files_kept_s)
         reaper = Reaper(self._verbs, self._versions, heartbeat.is_steady, heartbeat.overdue)
         self._starters = [
             asyncio.create_task(self._reconcile_forever(), name="reconciler"),
@@ -108,6 +110,7 @@ class Node:
             asyncio.create_task(heartbeat.run(), name="heartbeat"),
             asyncio.create_task(reaper.run(), name="reaper"),
             asyncio.create_task(self._follow_changes(), name="changes"),
+            asyncio.create_task(sweeper.run(), name="sweeper"),
         ]
         if not self._settings.disable_system_metrics:
             roles.append(asyncio.create_task(self._host_meter().run(), name="host meter"))
@@ -157,13 +160,20 @@ class Node:
 
     def _is_ready(self) -> bool:
         """Whether every worker that can be counted on serves."""
-        if self._should_exit.is_set() or not self._has_reconciled:
+        if self._should_exit.is_set() or not self._has_reconciled.is_set():
             return False
         slots = self._slots.values()
         return all(s.state is WorkerState.READY or not s.is_expected for s in slots)
 
+    def _specs(self) -> list[ModelSpec]:
+        return [spec for entry in self._wanted.values() for spec in entry.versions.values()]
+
     def _versions(self) -> list[VersionKey]:
-        return [spec.key for entry in self._wanted.values() for spec in entry.versions.values()]
+        return [spec.key for spec in self._specs()]
+
+    async def _known_specs(self) -> list[ModelSpec]:
+        await self._has_reconciled.wait()
+        return self._specs()
 
     # --- reconcile
 
@@ -194,9 +204,7 @@ class Node:
         before, self._wanted = self._wanted, await asyncio.to_thread(self._registered)
         if gone := _urls(before) - _urls(self._wanted):
             await asyncio.to_thread(self._files.forget, gone)
-        specs = {
-            spec.key: spec for entry in self._wanted.values() for spec in entry.versions.values()
-        }
+        specs = {spec.key: spec for spec in self._specs()}
         for (key, number), slot in self._slots.items():
             if key not in specs or number >= specs[key].min_worker:
                 slot.stop()
@@ -204,7 +212,7 @@ class Node:
             for number in range(spec.min_worker):
                 if (spec.key, number) not in self._slots:
                     self._open_slot(spec, number, list(specs.values()))
-        self._has_reconciled = True
+        self._has_reconciled.set()
         if (due := self._repairs_due) > self._repairs_done:
             # In a cluster one server may forget its versions while the registry's does not.
             await asyncio.to_thread(self._registry.repair, self._wanted.values())

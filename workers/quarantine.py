@@ -1,10 +1,15 @@
 """Folders in which archives are downloaded and unpacked before they count, and their clearing.
 
-Whoever makes one also removes it, except a process that was killed.
+Whoever makes one also removes it, except a process that was killed. What is no longer needed goes
+through one, too: a folder that is half removed must not be taken for a whole one.
 """
 
+import contextlib
 import logging
+import os
+import re
 import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,6 +20,43 @@ UNPACK_PREFIX = ".unpack-"
 
 # Longer than any download or unpacking takes: other nodes may be at work in the same folder.
 ABANDONED_AFTER_S = 6 * 3600.0
+
+# Unpacked archives and environments are named after what is in them.
+_CONTENT_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def mark_used(place: Path) -> bool:
+    """The folder is young again, for all who share it; false if it is gone."""
+    try:
+        os.utime(place, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        log.debug("cannot be marked folder=%s", place)  # read-only: nobody removes it either
+    return True
+
+
+def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> list[Path]:
+    """Those of the folder that are named by a hash and were marked by nobody for so long are gone.
+
+    Each is moved into a quarantine folder of `work_dir` first. One that is marked and needed again
+    at this very moment is missing when its worker starts, and made anew when it is tried again.
+    """
+    removed = []
+    for place in folder.iterdir() if folder.is_dir() else ():
+        if not _CONTENT_HASH.fullmatch(place.name):
+            continue
+        with contextlib.suppress(OSError):  # another node was faster
+            if _now_s() - place.lstat().st_mtime <= older_than_s:
+                continue
+            with tempfile.TemporaryDirectory(
+                prefix=UNPACK_PREFIX, dir=work_dir, ignore_cleanup_errors=True
+            ) as quarantine:
+                # Of a folder that was registered as it is, this is only the link.
+                place.rename(Path(quarantine) / place.name)
+            log.info("removed unused folder=%s", place)
+            removed.append(place)
+    return removed
 
 
 def sweep(folder: Path, *, older_than_s: float = ABANDONED_AFTER_S) -> list[Path]:
@@ -37,5 +79,9 @@ def _age_s(place: Path) -> float:
             latest_s = max(latest_s, path.stat().st_mtime)
         except OSError:  # its owner is tidying up
             return 0.0
+    return _now_s() - latest_s
+
+
+def _now_s() -> float:
     # Wall clock, because that is what file systems keep.
-    return time.time() - latest_s  # noqa: TID251
+    return time.time()  # noqa: TID251

@@ -1,6 +1,8 @@
 """Scale, set-default and unregister: what becomes of workers, and of requests that wait."""
 
+import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -142,3 +144,27 @@ def test_unregistering_answers_what_is_queued_and_leaves_no_worker(
     assert server.manage("GET", "models/leaving").status_code == 404
     assert server.predict("leaving").status_code == 404
     assert not [line for line in server.process.family() if line.startswith(f"{pid} ")]
+
+
+@pytest.mark.slow
+def test_node_clears_its_disk_of_what_nobody_needs_for_long(tmp_path: Path) -> None:
+    # Given a server with one model, and what was unpacked for another one
+    work_dir = tmp_path / "work"
+    server = FerryServer(tmp_path, environment={"FERRY_UNUSED_FILES_KEPT_S": "60"})
+    try:
+        server.wait_started()
+        archive, _ = make_scripted(server.store, "current")
+        server.register(archive)
+        [needed] = [path for path in work_dir.iterdir() if len(path.name) == 64]
+        unused = work_dir / ("0" * 64)
+        unused.mkdir()
+        # When both were used long ago, as far as the disk knows
+        for path in (needed, unused):
+            os.utime(path, (0, 0))
+        # Then one goes, and the other one is marked as needed
+        assert eventually(lambda: not unused.exists(), 10)
+        assert eventually(lambda: needed.stat().st_mtime > 0, 10)
+        assert server.predict("current", b"x").text == "x"
+        server.process.stop_cleanly()
+    finally:
+        server.process.kill()

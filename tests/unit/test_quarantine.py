@@ -3,9 +3,24 @@
 import os
 import time
 
-from batching.settings import Settings
+import pytest
+
+from batching.settings import Settings, SettingsError
+from tests.support import make_spec
 from workers.model_files import ModelFiles
-from workers.quarantine import ABANDONED_AFTER_S, sweep
+from workers.quarantine import ABANDONED_AFTER_S, mark_used, sweep
+from workers.requirements import environment_name
+
+KEPT_S = 86_400.0
+MANIFEST = {"model": {"requirementsFile": "requirements.txt"}}
+
+
+def files_of(folder, **settings):
+    return ModelFiles(Settings(work_dir=folder / "work", model_store=folder / "store", **settings))
+
+
+def age_s(place):
+    return time.time() - place.stat().st_mtime  # noqa: TID251 - what file systems keep
 
 
 def make(folder, name, age_s, file_age_s=None):
@@ -46,12 +61,70 @@ def test_node_sweeps_both_of_its_folders(tmp_path):
         make(tmp_path / "work", ".unpack-a", old),
         make(tmp_path / "store", ".download-b", old),
     ]
-    settings = Settings(work_dir=tmp_path / "work", model_store=tmp_path / "store")
     # When
-    ModelFiles(settings).sweep()
+    files_of(tmp_path).sweep([])
     # Then
     assert not any(place.exists() for place in places)
 
 
 def test_node_without_its_folders_has_nothing_to_sweep(tmp_path):
-    ModelFiles(Settings(work_dir=tmp_path / "none", model_store=None)).sweep()
+    ModelFiles(Settings(work_dir=tmp_path / "none", model_store=None)).sweep([make_spec()])
+
+
+def test_unpacked_archive_goes_when_nobody_has_needed_it_for_long(tmp_path):
+    # Given
+    kept = [
+        make(tmp_path / "work", "a" * 64, KEPT_S - 60),
+        make(tmp_path / "work", "b" * 64, KEPT_S + 60),
+        make(tmp_path / "work", "my-notes", KEPT_S + 60),
+        make(tmp_path / "store", "c" * 64, KEPT_S + 60),
+    ]
+    unused = make(tmp_path / "work", "d" * 64, KEPT_S + 60)
+    # When
+    files_of(tmp_path).sweep([make_spec(archive_sha256="b" * 64)])
+    # Then what is registered stays, for as long again, and nothing is half removed
+    assert all(place.exists() for place in kept)
+    assert not unused.exists()
+    assert {path.name for path in (tmp_path / "work").iterdir()} == {"a" * 64, "b" * 64, "my-notes"}
+    files_of(tmp_path).sweep([])
+    assert (tmp_path / "work" / ("b" * 64)).exists()
+
+
+def test_folder_that_was_registered_stays_when_its_link_goes(tmp_path):
+    # Given a folder of the model store, which is not copied
+    mine = make(tmp_path / "store", "model", KEPT_S + 60)
+    (tmp_path / "work").mkdir()
+    link = tmp_path / "work" / ("a" * 64)
+    link.symlink_to(mine, target_is_directory=True)
+    # When it is needed, and later no more
+    assert mark_used(link)
+    assert age_s(mine) > KEPT_S
+    os.utime(link, (time.time() - KEPT_S - 60,) * 2, follow_symlinks=False)  # noqa: TID251
+    files_of(tmp_path).sweep([])
+    # Then
+    assert not link.is_symlink()
+    assert (mine / "half.mar").exists()
+
+
+def test_environment_goes_when_no_registered_model_needs_it(tmp_path):
+    # Given two environments, one of them for a registered model's requirements
+    archive = make(tmp_path / "work", "a" * 64, KEPT_S + 60)
+    (archive / "requirements.txt").write_text("numpy")
+    folder = tmp_path / "work" / "environments"
+    needed = make(folder, environment_name("numpy", "a" * 64), KEPT_S + 60)
+    unused = make(folder, "e" * 64, KEPT_S + 60)
+    young = make(folder, "f" * 64, KEPT_S - 60)
+    # When
+    spec = make_spec(archive_sha256="a" * 64, manifest=MANIFEST)
+    files_of(tmp_path, install_py_dep_per_model=True).sweep([spec])
+    # Then
+    assert [place.exists() for place in (needed, unused, young)] == [True, False, True]
+
+
+def test_marking_says_that_a_folder_is_gone(tmp_path):
+    assert not mark_used(tmp_path / "none")
+
+
+def test_short_time_to_keep_unused_files_is_refused():
+    with pytest.raises(SettingsError, match="unused_files_kept must be 60"):
+        Settings.load(environment={"FERRY_UNUSED_FILES_KEPT_S": "59"})

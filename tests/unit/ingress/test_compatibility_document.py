@@ -42,6 +42,7 @@ OWN_KEYS = {
     "snapshot_dir",
     "snapshot_file",
     "token_authorization",
+    "unused_files_kept",
     "work_dir",
 }
 NO_ROUTE = {"ResourceNotFoundException", "MethodNotAllowedException"}
