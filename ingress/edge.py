@@ -56,6 +56,12 @@ class Edge:
                 milliseconds = (time.perf_counter() - started_s) * 1000
                 access_log.info("%s %d %d", _request_line(exchange), status, milliseconds)
 
+    def on_refused(self, client: str, status: int) -> None:
+        """What was sent was no request that the application could have seen."""
+        self._count(status)
+        if self._is_logging:
+            access_log.info('/%s "-" %d 0', client, status)
+
 
 def _request_line(exchange: Exchange) -> str:
     # The path comes percent-decoded, line breaks included: it is quoted again, or whoever asks

@@ -129,6 +129,7 @@ class HttpConnection(asyncio.Protocol):
         framing = f"content-length: {len(answer.body)}"
         head = head_bytes(answer.status, answer.headers, keeps_alive=False, framing=framing)
         self._transport.write(head + answer.body)
+        self._host.on_refused(self.client, answer.status)
         self._close(is_all_read=False)
 
     def _on_silence(self) -> None:

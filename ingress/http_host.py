@@ -1,6 +1,7 @@
 """What the connections of one listener have in common."""
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ingress.exchange import Application
@@ -9,11 +10,18 @@ if TYPE_CHECKING:
     from ingress.http_connection import HttpConnection
 
 
+# Told of what never reached the application: the client's address, and the status it was answered.
+OnRefused = Callable[[str, int], None]
+
+
 class HttpHost:
     """The application, the limits, and who is connected."""
 
-    def __init__(self, app: Application, *, scheme: str, silence_timeout_s: float) -> None:
+    def __init__(
+        self, app: Application, on_refused: OnRefused, *, scheme: str, silence_timeout_s: float
+    ) -> None:
         self.app = app
+        self.on_refused = on_refused
         self.scheme = scheme
         self.silence_timeout_s = silence_timeout_s
         self.is_draining = False

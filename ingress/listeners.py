@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from batching.settings import Settings, SettingsError
 from ingress.exchange import Application
 from ingress.http_connection import HttpConnection
-from ingress.http_host import HttpHost
+from ingress.http_host import HttpHost, OnRefused
 from ingress.openapi import Role
 
 BACKLOG = 1024
@@ -128,6 +128,7 @@ class Listener:
         self,
         address: Address,
         app: Application,
+        on_refused: OnRefused = lambda _client, _status: None,
         *,
         silence_timeout_s: float = SILENCE_TIMEOUT_S,
         unread_timeout_s: float = UNREAD_TIMEOUT_S,
@@ -137,7 +138,7 @@ class Listener:
         self._unread_timeout_s = unread_timeout_s
         self._tls = tls if address.is_tls else None
         scheme = "http" if self._tls is None else "https"
-        self._host = HttpHost(app, scheme=scheme, silence_timeout_s=silence_timeout_s)
+        self._host = HttpHost(app, on_refused, scheme=scheme, silence_timeout_s=silence_timeout_s)
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:

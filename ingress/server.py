@@ -121,9 +121,12 @@ class _Ingress:
         await self._catalog.start()
         await self._broker.start()
         tls = tls_files(self._settings)
-        listeners = [
-            Listener(address, self._edge(self._application(services, roles)), tls=tls)
+        edges = {
+            address: self._edge(self._application(services, roles))
             for address, roles in table.items()
+        }
+        listeners = [
+            Listener(address, edge, edge.on_refused, tls=tls) for address, edge in edges.items()
         ]
         startup: asyncio.Task[None] | None = None
         try:

@@ -1,5 +1,7 @@
 """/metrics tells what the traffic was, per model."""
 
+import socket
+
 import pytest
 
 from tests.e2e.clients import Clients
@@ -124,3 +126,8 @@ def test_metrics_show_the_host_and_how_long_a_worker_took_to_load(
     before = scrape.value("Requests4XX_total", Level="Host")
     assert server.manage("GET", "models/nobody").status_code == 404
     assert Scrape(server).value("Requests4XX_total", Level="Host") == before + 1
+    # And what was no HTTP
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(b"GET / HTTP/9\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 400 ")
+    assert Scrape(server).value("Requests4XX_total", Level="Host") == before + 2

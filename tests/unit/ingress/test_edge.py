@@ -107,6 +107,18 @@ def test_access_log_has_one_line_whatever_the_path_says(caplog):
     assert text.count('"') == 2
 
 
+def test_what_was_no_request_is_counted_and_logged_without_its_words(caplog):
+    counted = []
+    # When
+    with caplog.at_level(logging.INFO, "ACCESS_LOG"):
+        Edge(echo, counted.append).on_refused("10.0.0.1:5000", 400)
+        Edge(echo, counted.append, is_logging=True).on_refused("10.0.0.1:5000", 431)
+    # Then
+    assert counted == [400, 431]
+    [record] = caplog.records
+    assert record.getMessage() == '/10.0.0.1:5000 "-" 431 0'
+
+
 def test_access_log_is_silent_unless_asked_for(caplog):
     with caplog.at_level(logging.INFO, "ACCESS_LOG"):
         ask(echo)

@@ -23,6 +23,7 @@ class Application:
         self.gate = asyncio.Event()
         self.seen = []
         self.taken_bytes = 0
+        self.refused = []
 
     async def __call__(self, exchange):  # noqa: C901 - a path for each case
         self.seen.append(exchange)
@@ -47,6 +48,10 @@ class Application:
                     await self.gate.wait()
                 self.echo(exchange, await exchange.read())
 
+    def on_refused(self, client, status):
+        assert client.startswith("127.0.0.1:")
+        self.refused.append(status)
+
     def echo(self, exchange, body):
         words = f"{exchange.method} {exchange.path}?{exchange.query} ".encode()
         exchange.respond(200, [("x-a", "b")], words + body)
@@ -59,7 +64,7 @@ def serve():
     def run(client):
         async def main():
             app = Application()
-            listener = Listener(Address("127.0.0.1", free_ports(1)), app)
+            listener = Listener(Address("127.0.0.1", free_ports(1)), app, app.on_refused)
             await listener.start()
             loop = asyncio.get_running_loop()
             app.open = lambda: loop.call_soon_threadsafe(app.gate.set)
@@ -224,9 +229,9 @@ def test_wish_for_another_protocol_is_passed_over(serve):
         (get(b"/", b"X: y\r\n" * (MAX_HEADERS + 1)), 431),
     ],
 )
-def test_head_that_cannot_be_read_is_refused(serve, request_bytes, status):
-    answer = serve(sent(request_bytes))
-    assert statuses(answer) == [status]
+def test_head_that_cannot_be_read_is_refused_and_told_of(serve, request_bytes, status):
+    answer, refused = serve(lambda url, app: (sent(request_bytes)(url, app), app.refused))
+    assert statuses(answer) == refused == [status]
     assert b"connection: close" in answer
 
 
