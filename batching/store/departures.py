@@ -5,7 +5,7 @@ Nobody waits where the deadline has passed or the client has left.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -31,7 +31,7 @@ class Departures:
         self._fresh: list[tuple[Ticket, ClientGone | None]] = []
         self._leaving: list[tuple[Ticket, Exception]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_collecting = False
+        self._is_cancelling = False
         self._loop = asyncio.get_running_loop()
 
     def watch(self, ticket: Ticket, client_left: ClientGone | None) -> None:
@@ -53,12 +53,12 @@ class Departures:
             self.add(ticket, error)
 
     def add(self, ticket: Ticket, error: Exception) -> None:
-        """The request will be cancelled at once, and its ticket fails with `error`."""
+        """The request will be cancelled, and its ticket fails with `error`, soon in any case."""
         self._leaving.append((ticket, error))
-        if not self._is_collecting:
-            self._is_collecting = True
-            # In the loop's next turn: when hundreds leave at once, a call for each is too slow.
-            self._loop.call_soon(self._cancel)
+        self._loop.call_later(CANCEL_PATIENCE_S, ticket.fail, error)
+        if not self._is_cancelling:
+            self._is_cancelling = True
+            self._keep(self._cancel())
 
     async def close(self) -> None:
         """Nothing is under way any more; what was not cancelled expires."""
@@ -78,7 +78,7 @@ class Departures:
         if left_s > 0:
             self._set_timer(ticket, left_s, None)
             if client_left is not None and not ticket.reply.done():
-                self._keep(asyncio.ensure_future(self._follow(ticket, client_left)))
+                self._keep(self._follow(ticket, client_left))
         else:
             text = "The request's deadline passed before its answer was there."
             self.give_up(ticket, errors.DeadlineExceeded(text))
@@ -92,23 +92,28 @@ class Departures:
             gone.cancel()
         self.give_up(ticket, ClientLeft())
 
-    def _keep(self, task: "asyncio.Task[None]") -> None:
+    def _keep(self, body: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(body)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _cancel(self) -> None:
-        self._is_collecting = False
-        leaving, self._leaving = self._leaving, []
-        for start in range(0, len(leaving), CANCEL_AT_ONCE):
-            together = leaving[start : start + CANCEL_AT_ONCE]
-            self._keep(asyncio.ensure_future(self._let_go(together)))
+    async def _cancel(self) -> None:
+        """One call at a time for all who have left: when hundreds leave, one for each is too slow.
 
-    async def _let_go(self, leaving: Sequence[tuple[Ticket, Exception]]) -> None:
-        with contextlib.suppress(RedisError, OSError, TimeoutError):
-            async with asyncio.timeout(CANCEL_PATIENCE_S):
-                await self._cancel_together([ticket.request_id for ticket, _ in leaving])
-        for ticket, error in leaving:
-            ticket.fail(error)
+        It goes on when nobody waits for it any more. A call that is broken off may not have been
+        sent yet, and takes its connection along, so that the next one would be as late.
+        """
+        try:
+            while self._leaving:
+                await asyncio.sleep(0)  # who leaves in the same turn of the loop goes along
+                leaving = self._leaving[:CANCEL_AT_ONCE]
+                del self._leaving[:CANCEL_AT_ONCE]
+                with contextlib.suppress(RedisError, OSError):
+                    await self._cancel_together([ticket.request_id for ticket, _ in leaving])
+                for ticket, error in leaving:
+                    ticket.fail(error)
+        finally:
+            self._is_cancelling = False
 
     async def _cancel_together(self, request_ids: Sequence[str]) -> None:
         codes = zip(request_ids, await self._verbs.cancel(request_ids), strict=True)

@@ -371,6 +371,31 @@ def test_lane_gives_up_at_the_deadline_when_redis_hangs(real_desk):
             took_s = time.monotonic() - started
             assert took_s >= 0.3
             assert_within(took_s, 0.5)
+            # And the request is taken back as soon as Redis answers again
+            await eventually_async(lambda: real_desk.counters().get("cancelled") == 1)
+            assert real_desk.queued() == []
+
+    asyncio.run(run())
+
+
+def test_lane_takes_a_request_back_by_a_connection_that_was_made_too_late(real_desk):
+    async def run():
+        client = special(HaltingRedis, real_desk.backend.url)
+        async with open_lane(client) as lane:
+            # Given
+            asked = ask(lane, "a", timeout_s=0.2)
+            await queued(real_desk, 1)
+            client.halt("EVALSHA")
+
+            # When its deadline passes before the cancellation could be sent
+            with pytest.raises(errors.DeadlineExceeded):
+                await asked
+            assert real_desk.queued() == ["a"]
+            client.may_go.set()
+
+            # Then
+            await queued(real_desk, 0)
+            assert real_desk.counters()["cancelled"] == 1
 
     asyncio.run(run())
 
