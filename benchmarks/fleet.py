@@ -1,4 +1,4 @@
-"""`ferry up`, further nodes beside it, and any number of napping models."""
+"""`ferry up`, further nodes beside it, and any number of models of one handler."""
 
 import contextlib
 import os
@@ -22,8 +22,8 @@ from cli.embedded_redis import EmbeddedRedis, find_server
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 60.0
 
-_HANDLER = Path(__file__).with_name("napping_handler.py")
-_ARCHIVE = "napping.mar"
+NAPPING = Path(__file__).with_name("napping_handler.py")
+_ARCHIVE = "model.mar"
 
 
 class Fleet:
@@ -34,10 +34,14 @@ class Fleet:
     Args:
         nodes: how many, that of `ferry up` included.
         ports: for inference, management and metrics; any that are free unless given.
+        handler: the file of the models' handler.
     """
 
-    def __init__(self, nodes: int = 1, ports: Sequence[int] = ()) -> None:
+    def __init__(
+        self, nodes: int = 1, ports: Sequence[int] = (), *, handler: Path = NAPPING
+    ) -> None:
         self._nodes = nodes
+        self._handler = handler
         self._children: list[Child] = []
         self._redis_pids: list[int] = []
         self._client = httpx.Client(trust_env=False, timeout=ANSWER_TIMEOUT_S)
@@ -109,8 +113,8 @@ class Fleet:
     def _start(self, folder: Path, stack: contextlib.ExitStack) -> None:
         store = folder / "store"
         store.mkdir()
-        model = {"modelName": "napping", "modelVersion": "1.0", "handler": _HANDLER.name}
-        write_archive(store / _ARCHIVE, model, _HANDLER)
+        model = {"modelName": "model", "modelVersion": "1.0", "handler": self._handler.name}
+        write_archive(store / _ARCHIVE, model, self._handler)
         common = ["--model-store", str(store)]
         if self._nodes > 1:
             redis = stack.enter_context(EmbeddedRedis(find_server()))
