@@ -3,15 +3,18 @@
 import base64
 import io
 import json
+import threading
 import zlib
 
 import pytest
 import torch
 from PIL import Image
 from torchvision import transforms
+from ts.torch_handler import vision_handler
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.image_segmenter import ImageSegmenter
 from ts.torch_handler.object_detector import ObjectDetector
+from ts.torch_handler.vision_handler import VisionHandler
 
 from batching.protocol import Part, Request
 from batching.settings import Settings
@@ -198,6 +201,41 @@ def test_b04_unreadable_image_fails_alone_in_its_batch(classify):
 
     # Then
     assert [reply.status for reply in replies] == [200, 400, 200]
+
+
+def test_images_of_a_batch_are_read_by_threads_that_compute_on_one_core_each():
+    # Given a handler that notes how many threads its arithmetic may have
+    seen = []
+
+    def processing(image):
+        seen.append((threading.current_thread().name, torch.get_num_threads()))
+        return transforms.functional.to_tensor(image)
+
+    class Noting(VisionHandler):
+        image_processing = staticmethod(processing)
+
+    handler, before = Noting(), torch.get_num_threads()
+    handler.device = torch.device("cpu")
+    # When a batch of two is read, and then one image
+    torch.set_num_threads(3)
+    try:
+        assert handler.preprocess([{"data": picture()}] * 2).shape[0] == 2
+        handler.preprocess([{"data": picture()}])
+        # Then
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert [threads for name, threads in seen if name.startswith("decode")] == [1, 1]
+    assert [threads for name, threads in seen if not name.startswith("decode")] == [3]
+
+
+@pytest.mark.parametrize(
+    ("cores", "share", "count"), [(2, 1, 2), (2, 2, 2), (16, 16, 16), (16, 4, 4), (64, 64, 16)]
+)
+def test_worker_reads_images_with_its_share_of_the_cores(monkeypatch, cores, share, count):
+    monkeypatch.setattr(vision_handler.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: share)
+    assert vision_handler.decoder_count() == count
 
 
 def test_image_may_come_as_base64_or_as_numbers(classify):

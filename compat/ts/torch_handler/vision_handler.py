@@ -19,7 +19,7 @@ from ts.utils.util import PredictionException
 logger = logging.getLogger(__name__)
 
 EXPLANATION_STEPS = 15
-DECODERS = min(4, os.cpu_count() or 1)
+FEWEST_DECODERS, MOST_DECODERS = 4, 16
 
 
 class VisionHandler(BaseHandler):
@@ -33,7 +33,7 @@ class VisionHandler(BaseHandler):
     def __init__(self) -> None:
         super().__init__()
         # Reading a JPEG takes some 8 ms and lets other threads run.
-        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+        self._decoders = ThreadPoolExecutor(decoder_count(), thread_name_prefix="decode")
         self._gpu_jpegs: JpegDecoder | None = None
 
     def initialize(self, context: Any) -> None:
@@ -119,7 +119,15 @@ class VisionHandler(BaseHandler):
     def _decoded(self, values: list[Any]) -> list[torch.Tensor]:
         if len(values) == 1:
             return [self._image(values[0])]
-        return list(self._decoders.map(self._image, values))
+        return list(self._decoders.map(self._image_alone, values))
+
+    def _image_alone(self, value: Any) -> torch.Tensor:
+        # On one core, as its neighbours have theirs: otherwise each of these threads would have a
+        # team of its own for the arithmetic behind the decoding. (Of this thread, and of those to
+        # come that say nothing else.)
+        if torch.get_num_threads() != 1:
+            torch.set_num_threads(1)
+        return self._image(value)
 
     def _image(self, value: Any) -> torch.Tensor:
         if isinstance(value, bytes | bytearray | str):
@@ -143,6 +151,15 @@ class VisionHandler(BaseHandler):
         gradients = attribution.IntegratedGradients(self.model)
         result = gradients.attribute(tensor_data, target=target, n_steps=EXPLANATION_STEPS)
         return result.tolist()  # type: ignore[no-any-return]
+
+
+def decoder_count() -> int:
+    """How many threads read images: a worker's share of the cores, which may feed a whole GPU.
+
+    Or a few more, as workers seldom read at the same moment, and none of these threads spins.
+    """
+    fewest = min(FEWEST_DECODERS, os.cpu_count() or 1)
+    return min(MOST_DECODERS, max(fewest, torch.get_num_threads()))
 
 
 def _grey_jpeg() -> bytes:
