@@ -267,6 +267,8 @@ def test_f22_f24_far_and_failing_over_redis_loses_nothing(
         proxy.slow(0.1, reset_share=0.05, slice_bytes=7)
         with crowd.flow("far", 8, "slow"):
             for_seconds(30.0 if is_long() else 5.0)
+            # Which ones are lost is drawn by chance.
+            assert eventually(lambda: proxy.cuts > 5, 30)
 
         # And when they take twice that, which is further away than can be worked with
         cuts = proxy.cuts
@@ -284,7 +286,6 @@ def test_f22_f24_far_and_failing_over_redis_loses_nothing(
         record_promise(
             "F22", f"200 ms, {proxy.cuts - cuts} resets", "0 lost, 0 doubled", f"{beyond}"
         )
-        assert cuts > 5
         assert set(found) | set(beyond) <= {"200", "503 redis_unavailable"}
         assert found.get("200", 0) > sum(found.values()) / 2
         model.check(crowd)
