@@ -3,17 +3,11 @@
 import importlib.metadata
 import shutil
 import sys
-import time
 from pathlib import Path
-
-import httpx
 
 from benchmarks.load import BenchmarkError
 from benchmarks.servers import Job, Server
 from benchmarks.torchserve_env import TORCHSERVE_VERSION, write_captum
-
-NODE_TIMEOUT_S = 20.0
-NODE_POLL_S = 0.1
 
 WARNINGS_ONLY = Path(__file__).with_name("torchserve_warnings_only.xml")
 
@@ -43,12 +37,7 @@ class ArchiveServer(Server):
             "initial_workers": self._job.workers,
             "synchronous": "true",
         }
-        url, end_s = f"{self._address(1)}/models", time.monotonic() + NODE_TIMEOUT_S
-        reply = self._client.post(url, params=parameters)
-        # A server may answer before its node is there to fetch models.
-        while reply.status_code == httpx.codes.SERVICE_UNAVAILABLE and time.monotonic() < end_s:
-            time.sleep(NODE_POLL_S)
-            reply = self._client.post(url, params=parameters)
+        reply = self._client.post(f"{self._address(1)}/models", params=parameters)
         if not reply.is_success:
             raise self._failure(f"refused the model: {reply.status_code} {reply.text}")
 
