@@ -252,7 +252,8 @@ class Desk:
         return int(self.client.llen(self.keys.more_prefix + worker_id))
 
     def done(self, ingress_id: str = "ingress-a") -> list[str]:
-        return _texts(self.client.lrange(self.keys.done_prefix + ingress_id, 0, -1))
+        entries = self.client.lrange(self.keys.done_prefix + ingress_id, 0, -1)
+        return _texts(entry.partition(b" ")[0] for entry in entries)
 
     def reply_value(self, request_id: str) -> bytes | None:
         value: bytes | None = self.client.get(self.keys.reply_prefix + request_id)

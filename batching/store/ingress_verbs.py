@@ -184,10 +184,16 @@ class IngressVerbs:
         answer = (await self._listener.call(*discard, pop))[-1]
         if not answer:
             return {}
-        # Garbage names no request of ours, and is then ignored.
-        ids = [request_id.decode(errors="replace") for request_id in answer[1]]
-        [values] = await self._listener.call(("MGET", *self._reply_keys(ids)))
-        return dict(zip(ids, values, strict=True))
+        found: dict[str, bytes | None] = {}
+        for entry in answer[1]:
+            name, _, value = entry.partition(b" ")
+            # Garbage names no request of ours, and is then ignored.
+            found[name.decode(errors="replace")] = value or None
+        without_value = [request_id for request_id, value in found.items() if value is None]
+        if without_value:
+            [values] = await self._listener.call(("MGET", *self._reply_keys(without_value)))
+            found.update(zip(without_value, values, strict=True))
+        return found
 
     async def fetch(self, request_ids: Sequence[str]) -> dict[str, bytes | None]:
         """The values of these reply keys; reading them again is safe."""

@@ -94,7 +94,8 @@ class VersionKeys:
     def chunk_prefix(self) -> str:  # noqa: D102
         return f"{self.tag}:chunks:"
 
-    # list, + ingress id: ids whose replies or chunks wait for that ingress; TTL 60 s.
+    # list, + ingress id: what waits for that ingress: '<request id> <value of its reply key>', or
+    # an id alone, whose reply or chunks are in keys of their own; TTL 60 s.
     @property
     def done_prefix(self) -> str:  # noqa: D102
         return f"{self.tag}:done:"

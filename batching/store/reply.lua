@@ -7,6 +7,9 @@
 -- Returns an array, one code per request:
 --        1 stored   0 nobody waits (cancelled, or collected already)   2 stored before   3 stale
 --
+-- The ingress gets each answer twice: with its doorbell, which spares it a round trip, and in the reply
+-- key, for when the doorbell was popped into a broken connection.
+--
 -- Races closed: whoever takes the request out of the lease first wins (reply, cancel or reclaim), so
 -- two replies can never be published; a worker that was taken for dead is told so (stale) once
 -- somebody has claimed its request again, while its late answer is still welcome before that, and
@@ -41,16 +44,17 @@ local function code_of(id, attempt)
 end
 
 local function publish(first, last)
-  local ids, names, bells = {}, {}, {}
+  local ids, names, values, bells = {}, {}, {}, {}
   for i = first, last, 4 do
-    local id = ARGV[i]
+    local id, value = ARGV[i], ARGV[i + 3]
     if codes[(i + 1) / 4] == 1 then
+      if value == '@' then value = id .. '@' .. ARGV[i + 1] end
       ids[#ids + 1] = id
-      names[#ids] = KEYS[4] .. id
+      names[#ids], values[#ids] = KEYS[4] .. id, value
       local bell = KEYS[7] .. ARGV[i + 2]
       bells[bell] = bells[bell] or {}
-      table.insert(bells[bell], id)
-    elseif ARGV[i + 3] == '@' and codes[(i + 1) / 4] ~= 2 then
+      table.insert(bells[bell], id .. ' ' .. value)
+    elseif value == '@' and codes[(i + 1) / 4] ~= 2 then
       redis.call('DEL', KEYS[6] .. id .. ':' .. ARGV[i + 1])
     end
   end
@@ -59,13 +63,7 @@ local function publish(first, last)
   stored = stored + known
   orphaned = orphaned + #ids - known -- had outlived their TTL unanswered
   redis.call('DEL', unpack(names))
-  for i = first, last, 4 do
-    if codes[(i + 1) / 4] == 1 then
-      local id, value = ARGV[i], ARGV[i + 3]
-      if value == '@' then value = id .. '@' .. ARGV[i + 1] end
-      redis.call('SET', KEYS[5] .. id, value, 'PX', ttl_ms)
-    end
-  end
+  for n, id in ipairs(ids) do redis.call('SET', KEYS[5] .. id, values[n], 'PX', ttl_ms) end
   for bell, done in pairs(bells) do
     redis.call('RPUSH', bell, unpack(done))
     redis.call('PEXPIRE', bell, ttl_ms)

@@ -11,6 +11,12 @@ from tests.support import KEY, items_of, make_reply, wire_of
 LARGE = 4 * INLINE_LIMIT_BYTES
 
 
+def calls_of(desk, *commands):
+    """How often Redis has carried these out."""
+    statistics = desk.client.info("commandstats")
+    return sum(statistics.get(f"cmdstat_{command}", {}).get("calls", 0) for command in commands)
+
+
 def claim(desk, worker, *request_ids):
     desk.submit(*request_ids)
     return items_of(worker.claim(len(request_ids), 0.0))
@@ -48,6 +54,37 @@ def test_reply_rings_each_ingress_for_its_own_requests(desk):
     # Then
     assert desk.done("ingress-a") == ["a1", "a2"]
     assert desk.done("ingress-b") == ["b1"]
+
+
+def test_reply_comes_with_the_doorbell_in_one_round_trip(real_desk):
+    # Given an answer and a large one, which the ingress has to fetch
+    worker = real_desk.worker()
+    items = claim(real_desk, worker, "a", "b")
+    worker.reply(items, [make_reply("A"), make_reply("B", size=LARGE)])
+    calls_before = calls_of(real_desk, "mget", "get")
+
+    # When
+    values = real_desk.ingress().collect([])
+
+    # Then
+    assert decode_reply("a", values["a"]) == make_reply("A")
+    with pytest.raises(LargeReply, match="1"):
+        decode_reply("b", values["b"])
+    assert calls_of(real_desk, "mget", "get") == calls_before
+
+
+def test_reply_of_a_doorbell_that_only_names_it_is_read_from_its_key(desk):
+    # Given
+    [item] = claim(desk, desk.worker(), "a")
+    desk.worker().reply([item], [make_reply("A")])
+    desk.client.delete(desk.keys.done_prefix + "ingress-a")
+    desk.client.rpush(desk.keys.done_prefix + "ingress-a", "a")
+
+    # When
+    values = desk.ingress().collect([])
+
+    # Then
+    assert decode_reply("a", values["a"]) == make_reply("A")
 
 
 def test_reply_again_changes_nothing_when_its_acknowledgement_was_lost(desk):
