@@ -327,7 +327,13 @@ def test_config_key_that_does_not_count_is_told(text, verdict, expected, tmp_pat
 
 @pytest.mark.parametrize(
     "text",
-    ["asyncCommunication: false", "parallelType: ''", "pt2: inductor", "useJobTicket: true"],
+    [
+        "asyncCommunication: false",
+        "parallelType: ''",
+        "pt2: inductor",
+        "useJobTicket: true",
+        "{batchPolicy: adaptive, latencySloMs: 200}",
+    ],
 )
 def test_config_key_that_asks_for_nothing_special_is_fine(text, tmp_path):
     # Given

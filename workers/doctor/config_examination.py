@@ -14,6 +14,8 @@ COUNTS: Mapping[str, type] = {
     "maxWorkers": int,
     "batchSize": int,
     "maxBatchDelay": int,
+    "batchPolicy": str,
+    "latencySloMs": int,
     "responseTimeout": int,
     "startupTimeout": int,
     "deviceType": str,
