@@ -79,16 +79,11 @@ class Measurement:
     value: float
 
 
-def is_settable(kind: MetricKind) -> bool:
-    """Whether the last value counts, rather than the sum."""
-    return kind is MetricKind.GAUGE
-
-
 def by_field(measurements: Iterable[Measurement]) -> list[tuple[str, str, float]]:
     """(`set` or `add`, field, value) of each, as `record.lua` takes them."""
     return [
         (
-            "set" if is_settable(measurement.series.kind) else "add",
+            "set" if measurement.series.kind is MetricKind.GAUGE else "add",
             measurement.series.to_field(),
             measurement.value,
         )

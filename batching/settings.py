@@ -187,7 +187,6 @@ class Settings:
         """
         environment = os.environ if environment is None else environment
         values = dict(defaults or {})
-        without_effect: list[str] = []
         properties = read_properties(config_file) if config_file is not None else {}
         by_key = cls.fields_by_key()
         from_file, without_effect = file_values(properties, by_key, environment)

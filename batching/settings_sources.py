@@ -21,8 +21,15 @@ _VARIABLE = re.compile(r"\$\$(\w+)\$\$")
 TS_PREFIX = "TS_"
 TS_NAMES = {"token_expiration_min": "TS_TOKEN_EXPIRATION_TIME_MIN"}
 TS_NONE = frozenset(
-    {"io_ratio", "metric_time_interval", "model_snapshot", "models", "system_metrics_cmd"}
-) | {"use_native_io"}
+    {
+        "io_ratio",
+        "metric_time_interval",
+        "model_snapshot",
+        "models",
+        "system_metrics_cmd",
+        "use_native_io",
+    }
+)
 
 # Keys of the file that steer how the rest is read.
 ENABLE_ENVIRONMENT = "enable_envvars_config"

@@ -34,8 +34,6 @@ class StartFailed(Exception):
 
     def __init__(self, part_name: str, exit_code: int) -> None:
         super().__init__(f"{part_name} ended with exit code {exit_code} while starting")
-        self.part_name = part_name
-        self.exit_code = exit_code
 
 
 @dataclass(slots=True)

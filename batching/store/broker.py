@@ -40,10 +40,6 @@ class Broker:
         """Requests can be sent; connections are made on demand."""
         self._client = connect_async(self._redis_url)
 
-    def drain(self) -> None:
-        """New requests are refused; waiting ones go on."""
-        self._is_draining = True
-
     async def close(self) -> None:
         """All lanes and connections are closed; whoever still waits is refused."""
         self._is_draining = True

@@ -14,8 +14,6 @@ from tests.e2e.clients import innocent_traffic
 from tests.e2e.ferry_process import FerryServer
 from tests.e2e.refusals import assert_error
 
-NO_ARCHIVE = "is not a zip (.mar) archive, or it is damaged or encrypted."
-
 
 def write_corrupt(store: Path) -> str:
     (store / "corrupt.mar").write_bytes(b"PK\x03\x04 no archive at all" * 50)

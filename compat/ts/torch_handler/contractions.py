@@ -6,8 +6,10 @@ _MODALS = ("might", "must", "need", "should", "would", "ought")
 
 CONTRACTIONS = (
     {f"{word}n't": f"{word} not" for word in _AUXILIARIES + _MODALS}
-    | {f"{word}'ve": f"{word} have" for word in (*_PRONOUNS, "could", "might", "must")}
-    | {f"{word}'ve": f"{word} have" for word in ("should", "would")}
+    | {
+        f"{word}'ve": f"{word} have"
+        for word in (*_PRONOUNS, "could", "might", "must", "should", "would")
+    }
     | {f"{word}'ll": f"{word} will" for word in _PRONOUNS}
     | {f"{word}'d": f"{word} would" for word in _PRONOUNS}
     | {f"{word}'s": f"{word} is" for word in (*_PRONOUNS[2:5], *_PRONOUNS[7:], "how", "where")}
