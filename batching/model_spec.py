@@ -36,11 +36,6 @@ class ArchiveInfo:
     manifest: Mapping[str, Any] | None
     config: Mapping[str, Any]
 
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """The info that `asdict` turned into a JSON object."""
-        return cls(**record)
-
 
 @dataclass(frozen=True)
 class ModelSpec:

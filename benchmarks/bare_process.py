@@ -55,4 +55,4 @@ class BareLoop:
         )
         if run.returncode != 0:
             raise BenchmarkError(f"the bare loop failed:\n{run.stderr[-3000:]}")
-        return LoadReport.from_record(json.loads(run.stdout.splitlines()[-1]))
+        return LoadReport(**json.loads(run.stdout.splitlines()[-1]))

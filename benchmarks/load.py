@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,11 +65,6 @@ class LoadReport:
             p99_ms=record["p99_us"] / 1000,
             errors=errors,
         )
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "LoadReport":
-        """The report that `asdict` turned into a JSON object."""
-        return cls(**record)
 
 
 def wrk_path() -> str:

@@ -45,7 +45,7 @@ class ControlQueue:
             RequestTimeout: no node took the job, or it took too long.
         """
         record = self._run(INSPECT_ARCHIVE, url, may_be_downloaded, timeout_s=timeout_s)
-        return ArchiveInfo.from_json(record)
+        return ArchiveInfo(**record)
 
     def downloads(self) -> list[Download]:
         """The archives that nodes are downloading now.

@@ -12,7 +12,7 @@ from batching.store.connection import BLOCK_S, AsyncClient, at
 from batching.store.dedicated_connection import Command, DedicatedConnection
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from batching.store.open_records import rest_of_record
-from batching.store.scripts import async_script
+from batching.store.scripts import script
 
 COLLECT_AT_ONCE = 256
 CHUNKS_AT_ONCE = 16
@@ -72,8 +72,8 @@ class IngressVerbs:
         self._done = keys.done_prefix + ingress_id
         self._listener = DedicatedConnection(client)
         self._submitter = DedicatedConnection(client)
-        self._cancel = async_script(client, "cancel")
-        self._audit = async_script(client, "audit")
+        self._cancel = script(client, "cancel")
+        self._audit = script(client, "audit")
         self._submit_keys = [
             keys.config,
             keys.queue,

@@ -10,7 +10,7 @@ from batching.store import keys
 from batching.store.connection import AsyncClient, at, is_cluster
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.reclaiming import AT_ONCE, ReclaimMode, reclaim_arguments, reclaim_keys
-from batching.store.scripts import async_script
+from batching.store.scripts import script
 
 CALL_S = 1.0
 SPOKEN_OF_AT_ONCE = 256  # versions in one call, so that none holds Redis up for long
@@ -34,11 +34,11 @@ class NodeVerbs:
         self._client = client
         self._dead_after_ms = dead_after_ms
         self._max_attempts = max_attempts
-        self._beat = async_script(client, "beat")
-        self._reclaim = async_script(client, "reclaim")
-        self._refuse = async_script(client, "refuse")
-        self._living = async_script(client, "living")
-        self._report = async_script(client, "report")
+        self._beat = script(client, "beat")
+        self._reclaim = script(client, "reclaim")
+        self._refuse = script(client, "refuse")
+        self._living = script(client, "living")
+        self._report = script(client, "report")
 
     async def join(self, node: NodeStatus, *, is_unsure: bool = False) -> bool:
         """The node is alive and known; true when it was, or may have been, unknown before.

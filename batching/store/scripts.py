@@ -20,11 +20,6 @@ def sha(verb: str) -> str:
     return hashlib.sha1(source(verb).encode(), usedforsecurity=False).hexdigest()
 
 
-def script(client: Client, verb: str) -> Any:
-    """`verb` as a callable of (keys, args) on this client."""
-    return client.register_script(source(verb))
-
-
-def async_script(client: AsyncClient, verb: str) -> Any:
-    """`verb` as an awaitable callable of (keys, args) on this client."""
+def script(client: Client | AsyncClient, verb: str) -> Any:
+    """`verb` as a callable of (keys, args) on this client; of an asyncio client, to be awaited."""
     return client.register_script(source(verb))
