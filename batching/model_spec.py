@@ -1,9 +1,8 @@
 """What a registered model version is. TorchServe's parameter names are translated here, once."""
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
@@ -75,15 +74,9 @@ class ModelSpec:
         """The same version with other worker counts (per node)."""
         return replace(self, min_worker=min_worker, max_worker=max_worker)
 
-    def to_json(self) -> str:
-        """One line of JSON for the registry."""
-        # A date in model-config.yaml is a date to YAML and has no JSON: it becomes its text.
-        return json.dumps(asdict(self), separators=(",", ":"), default=str)
-
     @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """The spec that `to_json` wrote; fields of a later version are ignored."""
-        record = json.loads(text)
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """The spec that `asdict` and JSON made this of; fields of a later version are ignored."""
         known = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
         known["device_ids"] = tuple(known.get("device_ids", ()))
         return cls(**known)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
@@ -25,7 +25,7 @@ class Assignment:
     def to_environment(self) -> dict[str, str]:
         """The variable that `from_environment` reads."""
         record = {
-            "spec": self.spec.to_json(),
+            "spec": asdict(self.spec),
             "worker_id": self.worker_id,
             "model_dir": str(self.model_dir),
             "device_kind": self.device.kind,
@@ -43,7 +43,7 @@ class Assignment:
         """
         record = json.loads(os.environ[ENV_NAME])
         return cls(
-            spec=ModelSpec.from_json(record["spec"]),
+            spec=ModelSpec.from_record(record["spec"]),
             worker_id=record["worker_id"],
             model_dir=Path(record["model_dir"]),
             device=Device(record["device_kind"], record["device_index"]),

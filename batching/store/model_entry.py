@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from batching.errors import ModelNotFound, VersionNotFound
 from batching.model_spec import ModelSpec
@@ -17,16 +17,15 @@ class ModelEntry:
 
     def to_json(self) -> str:
         """One line of JSON for the registry."""
-        versions = {name: json.loads(spec.to_json()) for name, spec in self.versions.items()}
-        return json.dumps({"default": self.default_version, "versions": versions})
+        versions = {name: asdict(spec) for name, spec in self.versions.items()}
+        # A date in model-config.yaml is a date to YAML and has no JSON: it becomes its text.
+        return json.dumps({"default": self.default_version, "versions": versions}, default=str)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "ModelEntry":
         """The entry that `to_json` wrote."""
         record = json.loads(text)
-        versions = {
-            name: ModelSpec.from_json(json.dumps(spec)) for name, spec in record["versions"].items()
-        }
+        versions = {name: ModelSpec.from_record(spec) for name, spec in record["versions"].items()}
         return cls(record["default"], versions)
 
     def with_spec(self, spec: ModelSpec) -> "ModelEntry":
