@@ -36,105 +36,127 @@ class VersionKeys:
         """The keys of this version."""
         return cls(f"{{m:{key.model_name}:{key.model_version}}}")
 
-    # hash; permanent, deleted at unregistration: max_queue, whose absence means "no such version",
-    # and job_ticket, 1 if requests are accepted for idle workers only.
     @property
-    def config(self) -> str:  # noqa: D102
+    def config(self) -> str:
+        """Hash: max_queue and job_ticket; permanent, deleted at unregistration.
+
+        Without max_queue there is no such version. job_ticket is 1 if requests are accepted for
+        idle workers only.
+        """
         return f"{self.tag}:cfg"
 
-    # list of request ids, first attempts, oldest first; permanent, empty when idle.
     @property
-    def queue(self) -> str:  # noqa: D102
+    def queue(self) -> str:
+        """List of request ids, first attempts, oldest first; permanent, empty when idle."""
         return f"{self.tag}:q"
 
-    # list of request ids to run alone, as a worker died with them; permanent, empty when idle.
     @property
-    def solo(self) -> str:  # noqa: D102
+    def solo(self) -> str:
+        """List of request ids to run alone, as a worker died with them.
+
+        Permanent, empty when idle.
+        """
         return f"{self.tag}:solo"
 
-    # hash request id -> record (open_records.py) of all open requests, waiting and leased; TTL that
-    # of the longest-lived + 60 to 120 s, fields deleted by reply, cancel and whoever gives one up.
     @property
-    def open(self) -> str:  # noqa: D102
-        return f"{self.tag}:requests"  # `open` was a set once
+    def open(self) -> str:
+        """Hash request id -> record (open_records.py) of all open requests, waiting and leased.
 
-    # list of wake-up tokens for idle workers; TTL 60 s.
+        TTL that of the longest-lived + 60 to 120 s; fields deleted by reply, cancel and whoever
+        gives one up.
+        """
+        return f"{self.tag}:requests"  # in earlier versions `:open` was a set
+
     @property
-    def bell(self) -> str:  # noqa: D102
+    def bell(self) -> str:
+        """List of wake-up tokens for idle workers; TTL 60 s."""
         return f"{self.tag}:bell"
 
-    # hash worker, limit: the one that collects a partial batch; TTL its window + 500 ms.
     @property
-    def gather(self) -> str:  # noqa: D102
+    def gather(self) -> str:
+        """Hash worker, limit: the one that collects a partial batch; TTL its window + 500 ms."""
         return f"{self.tag}:gather"
 
-    # list, + worker id: wakes that collector when the batch is full; TTL 60 s.
     @property
-    def more_prefix(self) -> str:  # noqa: D102
+    def more_prefix(self) -> str:
+        """List, + worker id: wakes that collector when the batch is full; TTL 60 s."""
         return f"{self.tag}:more:"
 
-    # string, + request id: a body too large for its record; TTL its deadline + 60 s.
     @property
-    def body_prefix(self) -> str:  # noqa: D102
+    def body_prefix(self) -> str:
+        """String, + request id: a body too large for its record; TTL its deadline + 60 s."""
         return f"{self.tag}:in:"
 
-    # string, + request id: the reply; TTL 60 s, deleted by the ingress that collected it.
     @property
-    def reply_prefix(self) -> str:  # noqa: D102
+    def reply_prefix(self) -> str:
+        """String, + request id: the reply; TTL 60 s, deleted by the ingress that collected it."""
         return f"{self.tag}:rep:"
 
-    # string, + request id ':' attempt: a reply too large for a script; TTL 60 s.
     @property
-    def large_reply_prefix(self) -> str:  # noqa: D102
+    def large_reply_prefix(self) -> str:
+        """String, + request id ':' attempt: a reply too large for a script; TTL 60 s."""
         return f"{self.tag}:out:"
 
-    # list, + request id: pieces of an answer that its ingress has not sent on, at most some 64 of
-    # 16 KiB; TTL 60 s, renewed by each piece, deleted by the ingress and by cancel.
     @property
-    def chunk_prefix(self) -> str:  # noqa: D102
+    def chunk_prefix(self) -> str:
+        """List, + request id: pieces of an answer that its ingress has not sent on.
+
+        At most some 64 of 16 KiB; TTL 60 s, renewed by each piece, deleted by the ingress and by
+        cancel.
+        """
         return f"{self.tag}:chunks:"
 
-    # list, + ingress id: what waits for that ingress: '<request id> <value of its reply key>', or
-    # an id alone, whose reply or chunks are in keys of their own; TTL 60 s.
     @property
-    def done_prefix(self) -> str:  # noqa: D102
+    def done_prefix(self) -> str:
+        """List, + ingress id: what waits for that ingress; TTL 60 s.
+
+        '<request id> <value of its reply key>', or an id alone, whose reply or chunks are in keys
+        of their own.
+        """
         return f"{self.tag}:done:"
 
-    # list, + worker id: '<request id>:<attempt>' of what it owns; TTL 24 h, renewed by beats.
     @property
-    def lease_prefix(self) -> str:  # noqa: D102
+    def lease_prefix(self) -> str:
+        """List, + worker id: '<request id>:<attempt>' of what it owns.
+
+        TTL 24 h, renewed by beats.
+        """
         return f"{self.tag}:p:"
 
-    # zset worker id -> last beat, Redis ms; TTL 24 h, renewed by beats.
     @property
-    def worker_beats(self) -> str:  # noqa: D102
+    def worker_beats(self) -> str:
+        """Zset worker id -> last beat, Redis ms; TTL 24 h, renewed by beats."""
         return f"{self.tag}:w"
 
-    # zset worker id -> when it last had nothing to do, Redis ms; only with job tickets; TTL 60 s,
-    # renewed while that is so.
     @property
-    def idle(self) -> str:  # noqa: D102
+    def idle(self) -> str:
+        """Zset worker id -> when it last had nothing to do, Redis ms; only with job tickets.
+
+        TTL 60 s, renewed while that is so.
+        """
         return f"{self.tag}:idle"
 
-    # hash worker id -> WorkerStatus as JSON; permanent, fields deleted by node and reaper.
     @property
-    def workers(self) -> str:  # noqa: D102
+    def workers(self) -> str:
+        """Hash worker id -> WorkerStatus as JSON; permanent, fields deleted by node and reaper."""
         return f"{self.tag}:workers"
 
-    # zset ingress id -> last beat, Redis ms; TTL 24 h, renewed by beats.
     @property
-    def ingress_beats(self) -> str:  # noqa: D102
+    def ingress_beats(self) -> str:
+        """Zset ingress id -> last beat, Redis ms; TTL 24 h, renewed by beats."""
         return f"{self.tag}:ing"
 
-    # hash of counters (accepted, replied, cancelled, ...); permanent, deleted by nodes once the
-    # version is unregistered and idle.
     @property
-    def counters(self) -> str:  # noqa: D102
+    def counters(self) -> str:
+        """Hash of counters (accepted, replied, cancelled, ...).
+
+        Permanent, deleted by nodes once the version is unregistered and idle.
+        """
         return f"{self.tag}:st"
 
-    # hash of what handlers have measured; permanent, deleted with the counters.
     @property
-    def metrics(self) -> str:  # noqa: D102
+    def metrics(self) -> str:
+        """Hash of what handlers have measured; permanent, deleted with the counters."""
         return f"{self.tag}:hm"
 
     def permanent(self) -> frozenset[str]:
