@@ -75,19 +75,19 @@ def connect_async(url: str, *, socket_timeout_s: float | None = None) -> AsyncCl
 
 def at(client: Client, tag: str) -> Client:
     """The client for keys with this hash tag: in a cluster one of its own, else the same one."""
-    deployment = getattr(client.connection_pool, "deployment", None)
+    deployment = _deployment(client)
     return client if deployment is None else deployment.client(tag)
 
 
 def for_rq(client: Client) -> Client:
     """The client for RQ, whose keys in a cluster are kept in one slot; else the same one."""
-    deployment = getattr(client.connection_pool, "deployment", None)
+    deployment = _deployment(client)
     return client if deployment is None else deployment.client(found.HOME, is_for_rq=True)
 
 
 def is_cluster(client: Client) -> bool:
     """Whether the keys are on several servers, one of which may fail while the others go on."""
-    deployment = getattr(client.connection_pool, "deployment", None)
+    deployment = _deployment(client)
     return deployment is not None and deployment.is_cluster
 
 
@@ -96,7 +96,12 @@ def idle_s(client: Client) -> float:
 
     Servers that others may take over from have to be looked after by whoever waits.
     """
-    return IDLE_S if getattr(client.connection_pool, "deployment", None) is None else BLOCK_S
+    return IDLE_S if _deployment(client) is None else BLOCK_S
+
+
+def _deployment(client: Client) -> found.Deployment | None:
+    """The servers that have to be found; None for a single one that its URL names."""
+    return getattr(client.connection_pool, "deployment", None)
 
 
 def _is_spread(url: str) -> bool:
