@@ -149,7 +149,9 @@ class _FolderReader:
         if not file.resolve().is_relative_to(self.path.resolve()) or not file.is_file():
             return None
         with file.open("rb") as stream:
-            return _limited(stream.read(MAX_TEXT_BYTES + 1), relative)
+            content = stream.read(MAX_TEXT_BYTES + 1)
+        _check_size(len(content), relative)
+        return content
 
 
 class _ArchiveReader:
@@ -170,16 +172,14 @@ class _ArchiveReader:
         with read_entries(self._path) as entries:
             for entry in entries:
                 if entry.path == self._root / relative and not entry.is_folder:
-                    if entry.size_bytes > MAX_TEXT_BYTES:
-                        return _limited(b"", relative, size_bytes=entry.size_bytes)
+                    _check_size(entry.size_bytes, relative)
                     return b"".join(read_chunks(entry))
         return None
 
 
-def _limited(content: bytes, relative: PurePosixPath, size_bytes: int = 0) -> bytes:
-    if max(len(content), size_bytes) > MAX_TEXT_BYTES:
+def _check_size(size_bytes: int, relative: PurePosixPath) -> None:
+    if size_bytes > MAX_TEXT_BYTES:
         raise InvalidModel(f"{relative} is larger than {MAX_TEXT_BYTES} bytes.")
-    return content
 
 
 def _extract(path: Path, folder: Path) -> None:

@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from ts.metrics.caching_metric import BUCKETS, CachingMetric, Change, Labels
@@ -158,9 +159,5 @@ def _measurements(series: Series, change: Change) -> Iterator[Measurement]:
         yield Measurement(series, change.value)
         return
     for bound, count in zip((*map(str, BUCKETS), ABOVE), change.counts, strict=True):
-        yield Measurement(_part(series, bound), count)
-    yield Measurement(_part(series, SUM), change.value)
-
-
-def _part(series: Series, part: str) -> Series:
-    return Series(series.name, series.kind, series.unit, series.labels, part)
+        yield Measurement(replace(series, part=bound), count)
+    yield Measurement(replace(series, part=SUM), change.value)

@@ -16,6 +16,7 @@ from ts.utils.util import PredictionException
 from batching.errors import InternalError, OutOfResources, PredictionFailed, ServeError
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.settings import Settings
+from batching.store.replies import error_reply
 from workers.batch_stream import BatchStream, Send, StreamAbandoned
 from workers.envelopes import OPEN_INFERENCE_ENVELOPE
 from workers.handlers import LoadedModel
@@ -224,9 +225,7 @@ def _shape(outputs: Any) -> str:
 def _error_reply(error: ServeError | PredictionException) -> Reply:
     """The answer that an error is; only texts meant for the client are in it."""
     if isinstance(error, ServeError):
-        return Reply(
-            error.status, error.message.encode(), error_type=error.type, reason=error.reason
-        )
+        return error_reply(error)
     return Reply(
         error.error_code if error.error_code in _STATUSES else InternalError.status,
         str(error.message).encode(errors="replace"),

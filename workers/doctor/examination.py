@@ -16,8 +16,8 @@ from workers.doctor.source_examination import (
     Source,
     examine_entry,
     examine_imports,
-    own_modules,
     parse_source,
+    top_level_modules,
 )
 from workers.doctor.ts_names import TsNames
 from workers.doctor.weights_examination import examine_other_files, examine_weights
@@ -85,7 +85,7 @@ class _Examination:
         yield from requirements[1]
         yield from self._examine_handler(requirements[0])
         yield from self._examine_weights()
-        yield from examine_other_files(iter(self._files))
+        yield from examine_other_files(self._files)
         yield from examine_config(self._info.config)
 
     def _examine_layout(self) -> Iterator[Finding]:
@@ -162,9 +162,8 @@ class _Examination:
         required: frozenset[str],
     ) -> Iterator[Finding]:
         found = list(examine_entry(sources[handler], function_name))
-        mine = own_modules(self._files) | own_modules(
-            {PurePosixPath(name).name: path for name, path in self._files.items()}
-        )
+        base_names = (PurePosixPath(name).name for name in self._files)
+        mine = top_level_modules(self._files) | top_level_modules(base_names)
         for source in sources.values():
             found += examine_imports(source, mine, required, self._ts_names)
         yield from found

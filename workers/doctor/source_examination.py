@@ -3,7 +3,7 @@
 import ast
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,6 +126,6 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def own_modules(files: Mapping[str, Path]) -> frozenset[str]:
-    """The top-level modules that these files of an archive are."""
-    return frozenset(name.split("/")[0].removesuffix(".py") for name in files)
+def top_level_modules(names: Iterable[str]) -> frozenset[str]:
+    """The top-level modules that files of an archive with these names are."""
+    return frozenset(name.split("/")[0].removesuffix(".py") for name in names)

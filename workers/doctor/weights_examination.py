@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def examine_weights(
         yield note(PART, f"{name} is the handler's own business")
 
 
-def examine_other_files(names: Iterator[str]) -> Iterator[Finding]:
+def examine_other_files(names: Iterable[str]) -> Iterator[Finding]:
     """Pickles among the extra files."""
     for name in names:
         if name.endswith(_PICKLES):
