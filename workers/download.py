@@ -58,8 +58,8 @@ def is_public(address: str) -> bool:
 
 def was_downloaded(url: str, model_store: Path | None) -> bool:
     """Whether the archive in the store under this URL's file name was downloaded from it."""
-    name = unquote(urlsplit(url).path.rpartition("/")[2])
-    if model_store is None or not _FILE_NAME.fullmatch(name):
+    name = _file_name(url)
+    if model_store is None or not name:
         return False
     note = _note(model_store / name)
     return note.is_file() and note.read_text(encoding="utf-8") == url
@@ -72,10 +72,27 @@ def remove_download(url: str, model_store: Path) -> bool:
     """
     if not was_downloaded(url, model_store):
         return False
-    target = model_store / unquote(urlsplit(url).path.rpartition("/")[2])
+    target = model_store / _file_name(url)
     target.unlink(missing_ok=True)
     _note(target).unlink(missing_ok=True)
     return True
+
+
+def store_path(url: str, model_store: Path) -> Path:
+    """Where the archive at `url` belongs in the model store.
+
+    Raises:
+        DownloadFailed: the URL does not end in a file name.
+    """
+    if not (name := _file_name(url)):
+        raise DownloadFailed(f"Failed to download archive from: {url}")
+    return model_store / name
+
+
+def _file_name(url: str) -> str:
+    """The last segment of the URL's path; empty if that is no name that a file may have here."""
+    name = unquote(urlsplit(url).path.rpartition("/")[2])
+    return name if _FILE_NAME.fullmatch(name) else ""
 
 
 def _note(target: Path) -> Path:
@@ -100,17 +117,6 @@ class Downloader:
         self._resolve = resolve
         self._transport = transport
 
-    def target(self, url: str, model_store: Path) -> Path:
-        """Where the archive at `url` belongs in the model store.
-
-        Raises:
-            DownloadFailed: the URL does not end in a file name.
-        """
-        name = unquote(urlsplit(url).path.rpartition("/")[2])
-        if not _FILE_NAME.fullmatch(name):
-            raise DownloadFailed(f"Failed to download archive from: {url}")
-        return model_store / name
-
     def fetch(self, url: str, model_store: Path, on_progress: Progress | None = None) -> Path:
         """The verified archive is in the model store; a failed download leaves nothing there.
 
@@ -121,7 +127,7 @@ class Downloader:
             InternalError: the store has a file of that name already, or cannot be written.
         """
         self._check_allowed(url, url)
-        target = self.target(url, model_store)
+        target = store_path(url, model_store)
         if target.exists():
             raise InternalError(f"Model file already exists {target.name}")
         try:

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from batching.errors import DownloadFailed, ModelNotFound
 from batching.settings import DEFAULT_ALLOWED_URLS
-from workers.download import Downloader
+from workers.download import Downloader, store_path
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
@@ -53,9 +53,9 @@ def locate_archive(
         return _in_store(url, model_store)
     if match[1].lower() == "file":
         return _file_in_store(url, model_store)
-    downloader = downloader or Downloader(allowed_urls)
-    if is_registered and (known := downloader.target(url, model_store)).exists():
+    if is_registered and (known := store_path(url, model_store)).exists():
         return known
+    downloader = downloader or Downloader(allowed_urls)
     return downloader.fetch(url, model_store, on_progress)
 
 
