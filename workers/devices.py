@@ -1,5 +1,6 @@
 """Devices that a model worker can be pinned to, found without loading torch."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -33,19 +34,25 @@ def list_gpus(limit: int) -> list[int]:
     return list(range(count if limit < 0 else min(count, limit)))
 
 
+def ask_nvidia_smi(*arguments: str) -> list[str] | None:
+    """The lines that nvidia-smi prints; None where it is not installed.
+
+    Raises:
+        OSError, SubprocessError: the driver does not answer.
+    """
+    if (program := shutil.which("nvidia-smi")) is None:
+        return None
+    answer = subprocess.run(  # noqa: S603 - a fixed argument list
+        [program, *arguments], capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True
+    )
+    return answer.stdout.splitlines()
+
+
 def _count_gpus() -> int:
-    if (nvidia_smi := shutil.which("nvidia-smi")) is not None:
-        try:
-            listing = subprocess.run(  # noqa: S603 - a fixed argument list
-                [nvidia_smi, "-L"],
-                capture_output=True,
-                text=True,
-                timeout=_QUERY_TIMEOUT_S,
-                check=True,
-            )
-            return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
-        except (OSError, subprocess.SubprocessError):
-            pass  # a driver that does not answer: look at what the kernel knows
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        if (listing := ask_nvidia_smi("-L")) is not None:
+            return sum(line.startswith("GPU ") for line in listing)
+    # A driver that does not answer, or nobody to ask it: what the kernel knows.
     return len(list(_GPU_FOLDER.iterdir())) if _GPU_FOLDER.is_dir() else 0
 
 

@@ -5,7 +5,6 @@ Source: TorchServe 0.12 ts/metrics/system_metrics.py, `MetricCollector`.
 
 import asyncio
 import logging
-import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -16,6 +15,7 @@ from batching.status import HostSample, NodeStatus
 from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
 from batching.torchserve_metrics import host_dimensions, metric_line, metric_log
+from workers.devices import ask_nvidia_smi
 from workers.slot import Slot
 
 log = logging.getLogger("workers.host_meter")
@@ -25,7 +25,6 @@ FIRST_S = 2.0
 
 _MEGABYTE, _GIGABYTE = 2**20, 2**30
 _CPU_WINDOW_S = 0.1
-_QUERY_TIMEOUT_S = 20
 _GPU_QUERY = ("index", "memory.used", "memory.total", "utilization.gpu")
 
 
@@ -83,20 +82,13 @@ def measure() -> tuple[HostSample, ...]:
 
 
 def _gpu_samples() -> Iterator[HostSample]:
-    if (nvidia_smi := shutil.which("nvidia-smi")) is None:
-        return
+    query = f"--query-gpu={','.join(_GPU_QUERY)}"
     try:
-        answer = subprocess.run(  # noqa: S603 - a fixed argument list
-            [nvidia_smi, f"--query-gpu={','.join(_GPU_QUERY)}", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=_QUERY_TIMEOUT_S,
-            check=True,
-        ).stdout
+        lines = ask_nvidia_smi(query, "--format=csv,noheader,nounits")
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("GPUs not measured: %s", error)
         return
-    for line in answer.splitlines():
+    for line in lines or ():
         yield from gpu_samples(line)
 
 

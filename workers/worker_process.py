@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 from batching.child_process import exited, has_exited, kill_group, spawn
 
 PIPE_PATIENCE_S = 0.2
@@ -53,11 +55,10 @@ class WorkerProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory it holds now; 0 where the system does not tell."""
+        """Memory it holds now; 0 once it is gone."""
         try:
-            fields = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()
-            return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, IndexError, ValueError):
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except psutil.Error:
             return 0
 
     def terminate(self) -> None:

@@ -1,21 +1,16 @@
 """Resident memory of processes."""
 
 from collections.abc import Iterable
-from pathlib import Path
 
-_KIB = 1024
+import psutil
 
 
 def get_cpu_usage(pid: str) -> int:
     """Resident memory of a process in bytes (the name is TorchServe's); 0 when it is gone."""
     try:
-        status = Path(f"/proc/{int(pid)}/status").read_text(encoding="ascii")
-    except (OSError, ValueError):
+        return int(psutil.Process(int(pid)).memory_info().rss)
+    except (psutil.Error, ValueError):
         return 0
-    for line in status.splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * _KIB
-    return 0
 
 
 def check_process_mem_usage(stdin: Iterable[str]) -> list[str]:
