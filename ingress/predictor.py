@@ -92,12 +92,7 @@ class Predictor:
             if is_tensors:
                 request = read_tensors(target, headers, body)
             elif request is None:
-                is_large = len(body) > _LARGE_FORM_BYTES
-                request = (
-                    await _read(target, headers, body)
-                    if is_large
-                    else read_request(target, headers, body)
-                )
+                request = await _read(target, headers, body)
             reply = await self._broker.predict(
                 spec,
                 request,

@@ -38,12 +38,8 @@ def stream_response(
             yield piece
 
     response = PlainResponse(pieces(), status=answer.status, headers=answer.headers)
-    response.call_on_close(lambda: on_loop(_closed(answer)))
+    response.call_on_close(lambda: on_loop(answer.close()))
     return response
-
-
-async def _closed(answer: StreamedAnswer) -> None:
-    await answer.close()
 
 
 def json_response(document: Any, status: int = 200) -> Response:

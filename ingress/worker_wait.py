@@ -83,14 +83,9 @@ def wait_for_workers(
 
 def wait_for_node(registry: Registry, should_stop: ShouldStop, *, timeout_s: float) -> bool:
     """Whether a node runs, or has come within `timeout_s`."""
-    deadline_s = time.monotonic() + timeout_s
-    with registry.changes() as wait:
-        while not registry.nodes():
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or should_stop():
-                return False
-            wait(min(left_s, _LOOK_FOR_NODE_S))
-    return True
+    return _wait_until(
+        lambda: bool(registry.nodes()), registry, should_stop, timeout_s, _LOOK_FOR_NODE_S
+    )
 
 
 def wait_until_listed(registry: Registry, key: VersionKey, should_stop: ShouldStop) -> None:
@@ -98,13 +93,7 @@ def wait_until_listed(registry: Registry, key: VersionKey, should_stop: ShouldSt
 
     Returns without one after LISTED_WITHIN_S: nodes that are slow to react are no error.
     """
-    deadline_s = time.monotonic() + LISTED_WITHIN_S
-    with registry.changes() as wait:
-        while not registry.workers(key) and not should_stop():
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                return
-            wait(min(left_s, _SLICE_S))
+    _wait_until(lambda: bool(registry.workers(key)), registry, should_stop, LISTED_WITHIN_S)
 
 
 def wait_until_gone(
@@ -116,14 +105,27 @@ def wait_until_gone(
         RequestTimeout: they are still there after `timeout_s`.
         Draining: this server stops.
     """
+    if not _wait_until(lambda: not registry.workers(key), registry, should_stop, timeout_s):
+        _raise_if_stopping(should_stop)
+        raise RequestTimeout(f"Timed out while cleaning resources: {key.model_name}")
+
+
+def _wait_until(
+    is_so: Callable[[], bool],
+    registry: Registry,
+    should_stop: ShouldStop,
+    timeout_s: float,
+    slice_s: float = _SLICE_S,
+) -> bool:
+    """Whether it is so, or has come to be within `timeout_s` and before this server stops."""
     deadline_s = time.monotonic() + timeout_s
     with registry.changes() as wait:
-        while registry.workers(key):
+        while not is_so():
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                raise RequestTimeout(f"Timed out while cleaning resources: {key.model_name}")
-            _raise_if_stopping(should_stop)
-            wait(min(left_s, _SLICE_S))
+            if left_s <= 0 or should_stop():
+                return False
+            wait(min(left_s, slice_s))
+    return True
 
 
 def _progress(workers: Sequence[WorkerStatus], spec: ModelSpec, *, nodes: int) -> Progress:
