@@ -6,8 +6,11 @@ _AT_ONCE = 256
 _made: list[str] = []  # pop and extend are atomic, so any thread may ask
 
 
-def next_uuid4() -> str:
-    """A new UUID4 as text: 122 random bits that nobody can guess. Not for forked processes."""
+def fresh_request_id() -> str:
+    """A new UUID4 as text: 122 random bits that nobody can guess. Not for forked processes.
+
+    What a client sent as x-request-id is never used.
+    """
     while True:
         try:
             return _made.pop()

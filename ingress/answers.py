@@ -17,7 +17,6 @@ from batching.errors import (
     ServeError,
 )
 from batching.protocol import Reply, ReplyChunk
-from batching.request_ids import next_uuid4
 
 JSON_CONTENT_TYPE = ("content-type", "application/json")
 NO_CACHE_HEADERS = (
@@ -60,11 +59,6 @@ class Answer(NamedTuple):
     status: int
     headers: list[tuple[str, str]]
     body: bytes
-
-
-def fresh_request_id() -> str:
-    """A UUID4; what the client sent as x-request-id is never used."""
-    return next_uuid4()
 
 
 def json_bytes(document: Any) -> bytes:

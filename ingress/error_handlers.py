@@ -12,7 +12,8 @@ from batching.errors import (
     PayloadTooLarge,
     ServeError,
 )
-from ingress.answers import error_answer, fresh_request_id, not_found, wrong_method
+from batching.request_ids import fresh_request_id
+from ingress.answers import error_answer, not_found, wrong_method
 from ingress.responses import to_response
 
 log = logging.getLogger(__name__)

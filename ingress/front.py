@@ -6,8 +6,9 @@ A thread per waiting request is what costs (docs/adr): here a waiting prediction
 import logging
 
 from batching.errors import InternalError, ServeError
+from batching.request_ids import fresh_request_id
 from batching.store.broker import ClientLeft
-from ingress.answers import Answer, error_answer, fresh_request_id, status_answer
+from ingress.answers import Answer, error_answer, status_answer
 from ingress.auth import OPEN_GATE, Gate
 from ingress.body_reader import read_body
 from ingress.exchange import Exchange

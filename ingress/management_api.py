@@ -14,7 +14,8 @@ from flask import Blueprint, Response, request
 from batching.errors import BadRequest, ModelNotFound, NoWorker, ServeError
 from batching.model_spec import ModelSpec, bool_parameter
 from batching.protocol import Reply
-from ingress.answers import fresh_request_id, reply_answer, wrong_method
+from batching.request_ids import fresh_request_id
+from ingress.answers import reply_answer, wrong_method
 from ingress.descriptions import describe_version, list_page
 from ingress.openapi import model_management_document
 from ingress.registrar import Registrar, check_name

@@ -8,8 +8,9 @@ from flask import Blueprint, Response
 
 from batching.errors import ServeError
 from batching.model_spec import ModelSpec
+from batching.request_ids import fresh_request_id
 from batching.status import WorkerState
-from ingress.answers import error_answer, fresh_request_id, with_error_key
+from ingress.answers import error_answer, with_error_key
 from ingress.health import Health
 from ingress.openapi import VERSION
 from ingress.responses import json_response, to_response

@@ -13,6 +13,7 @@ from batching.errors import (
 )
 from batching.model_spec import NAME_PATTERN, ModelSpec
 from batching.protocol import BatchTiming, Reply, Request
+from batching.request_ids import fresh_request_id
 from batching.store.broker import Broker, ReplyStream
 from batching.store.catalog import Catalog
 from batching.store.lane import ClientGone
@@ -20,7 +21,6 @@ from batching.telemetry import Metrics, VersionMetrics
 from ingress.answers import (
     Answer,
     error_answer,
-    fresh_request_id,
     reply_answer,
     stream_head,
     with_error_key,

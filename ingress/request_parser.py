@@ -13,7 +13,8 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from ingress.answers import Answer, error_answer, fresh_request_id, wrong_method
+from batching.request_ids import fresh_request_id
+from ingress.answers import Answer, error_answer, wrong_method
 from ingress.exchange import Exchange, Header
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from typing import Any
 
 from flask import Request, Response
 
-from ingress.answers import Answer, fresh_request_id, json_answer, status_answer
+from batching.request_ids import fresh_request_id
+from ingress.answers import Answer, json_answer, status_answer
 from ingress.streamed_answer import StreamedAnswer
 
 

@@ -8,7 +8,8 @@ import logging
 from flask import Blueprint, Response, request
 
 from batching.errors import InternalError
-from ingress.answers import JSON_CONTENT_TYPE, NO_CACHE_HEADERS, Answer, fresh_request_id
+from batching.request_ids import fresh_request_id
+from ingress.answers import JSON_CONTENT_TYPE, NO_CACHE_HEADERS, Answer
 from ingress.auth import TOKEN_PATH, refused_renewal, require_api_key
 from ingress.key_file import RENEWABLE, KeyFile
 from ingress.responses import to_response

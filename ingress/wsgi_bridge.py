@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from wsgiref.types import WSGIApplication
 
 from batching.errors import ServeError
-from ingress.answers import Answer, error_answer, fresh_request_id
+from batching.request_ids import fresh_request_id
+from ingress.answers import Answer, error_answer
 from ingress.auth import OPEN_GATE, Gate
 from ingress.body_reader import read_body
 from ingress.exchange import Exchange

@@ -20,7 +20,7 @@ from batching import errors
 from batching.drain_rate import DrainRate
 from batching.model_spec import VersionKey
 from batching.protocol import ProtocolError, Reply
-from batching.request_ids import next_uuid4
+from batching.request_ids import fresh_request_id
 from batching.store.departures import Departures
 from batching.store.ingress_verbs import AuditCode, IngressVerbs, SubmitCode
 from batching.store.refusals import queue_lost, refusal
@@ -283,7 +283,7 @@ class Lane:
             return
         del self._waiting[ticket.request_id]
         # A new id: whoever still works on the old one can answer nobody.
-        new_id = next_uuid4()
+        new_id = fresh_request_id()
         log.warning("resubmitted model=%s request=%s as=%s", self._key, ticket.request_id, new_id)
         self.resubmitted += 1
         ticket.enter_anew(new_id, self._loop.time())
