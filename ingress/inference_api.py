@@ -5,8 +5,8 @@ Source: TorchServe 0.12 inference API; contract section 1.
 
 from flask import Blueprint, Response, request
 
-from batching.errors import ModelNotFound, NotFound
-from batching.model_spec import NAME_PATTERN
+from batching.errors import NotFound
+from batching.store.model_entry import check_names, existing
 from ingress.answers import not_found
 from ingress.front import LIVE_TEXT
 from ingress.health import Health
@@ -86,9 +86,8 @@ class _InferenceView:
         raise WorkflowNotFound(f"Workflow not found: {workflow_name}")
 
     def document(self, model_name: str, _: str = "") -> Response:
-        is_name = NAME_PATTERN.fullmatch(model_name) is not None
-        if not is_name or self._services.registry.get(model_name) is None:
-            raise ModelNotFound(f"Model not found: {model_name}")
+        check_names(model_name)
+        existing(self._services.registry.get(model_name), model_name)
         return json_response(model_prediction_document(model_name))
 
     def ping(self) -> Response:

@@ -11,14 +11,15 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from batching.errors import BadRequest, ModelNotFound, NoWorker, ServeError
+from batching.errors import BadRequest, NoWorker, ServeError
 from batching.model_spec import ModelSpec, bool_parameter
 from batching.protocol import Reply
 from batching.request_ids import fresh_request_id
+from batching.store.model_entry import check_names, existing
 from ingress.answers import reply_answer, wrong_method
 from ingress.descriptions import describe_version, list_page
 from ingress.openapi import model_management_document
-from ingress.registrar import Registrar, check_name
+from ingress.registrar import Registrar
 from ingress.responses import json_response, status_response, to_response
 from ingress.services import Services
 
@@ -88,10 +89,8 @@ class _ManagementView:
 
     def describe(self, model_name: str, model_version: str | None = None) -> Response:
         if model_version == ALL_VERSIONS:
-            check_name(model_name)
-            entry = self._registry.get(model_name)
-            if entry is None:
-                raise ModelNotFound(f"Model not found: {model_name}")
+            check_names(model_name)
+            entry = existing(self._registry.get(model_name), model_name)
             return json_response([self._describe(spec) for spec in entry.versions.values()])
         spec = self._registrar.resolve(model_name, model_version)
         document = self._describe(spec)

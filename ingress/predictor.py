@@ -3,20 +3,14 @@
 import asyncio
 import time
 
-from batching.errors import (
-    BadRequest,
-    ModelNotFound,
-    NoWorker,
-    PredictionFailed,
-    ServeError,
-    VersionNotFound,
-)
-from batching.model_spec import NAME_PATTERN, ModelSpec
+from batching.errors import BadRequest, NoWorker, PredictionFailed, ServeError
+from batching.model_spec import ModelSpec
 from batching.protocol import BatchTiming, Reply, Request
 from batching.request_ids import fresh_request_id
 from batching.store.broker import Broker, ReplyStream
 from batching.store.catalog import Catalog
 from batching.store.lane import ClientGone
+from batching.store.model_entry import check_names
 from batching.telemetry import Metrics, VersionMetrics
 from ingress.answers import (
     Answer,
@@ -118,13 +112,7 @@ class Predictor:
             ModelNotFound, VersionNotFound: unknown, or no name that a model could have.
             StoreUnavailable: not known here, and Redis does not answer.
         """
-        # Checked before anything builds a key from it.
-        if not NAME_PATTERN.fullmatch(model_name):
-            raise ModelNotFound(f"Model not found: {model_name}")
-        if model_version is not None and not NAME_PATTERN.fullmatch(model_version):
-            raise VersionNotFound(
-                f"Model version: {model_version} does not exist for model: {model_name}"
-            )
+        check_names(model_name, model_version)
         return await self._catalog.resolve(model_name, model_version)
 
     async def _named(self, target: Target, request: Request, query: str) -> Target:

@@ -15,10 +15,8 @@ from batching.errors import (
     OutOfResources,
     ServeError,
     Unavailable,
-    VersionNotFound,
 )
 from batching.model_spec import (
-    NAME_PATTERN,
     ArchiveInfo,
     ModelSpec,
     VersionKey,
@@ -27,6 +25,7 @@ from batching.model_spec import (
     int_parameter,
     spec_from_registration,
 )
+from batching.store.model_entry import check_names
 from ingress.services import Services
 from ingress.worker_wait import (
     Progress,
@@ -151,7 +150,7 @@ class Registrar:
         Raises:
             ModelNotFound, VersionNotFound: unknown.
         """
-        check_name(model_name)
+        check_names(model_name)
         self._registry.set_default(model_name, model_version)
         self._forget(model_name)
         return f'Default version successfully updated for model "{model_name}" to "{model_version}"'
@@ -179,11 +178,7 @@ class Registrar:
         Raises:
             ModelNotFound, VersionNotFound: unknown, or no name that a model could have.
         """
-        check_name(model_name)
-        if model_version is not None and not NAME_PATTERN.fullmatch(model_version):
-            raise VersionNotFound(
-                f"Model version: {model_version} does not exist for model: {model_name}"
-            )
+        check_names(model_name, model_version)
         return self._registry.resolve(model_name, model_version)
 
     def _first_workers(self, spec: ModelSpec) -> Progress:
@@ -223,16 +218,6 @@ def _require_name(parameters: Mapping[str, Any], archive: ArchiveInfo) -> None:
     # Only a model that is loaded at start is named after its file, as in TorchServe.
     if archive.manifest is None and not parameters.get("model_name"):
         raise InvalidModel("Model name is not defined.")
-
-
-def check_name(model_name: str) -> None:
-    """Nothing happens to a name that a model could have.
-
-    Raises:
-        ModelNotFound: no model can be called that, so no key is built from it.
-    """
-    if not NAME_PATTERN.fullmatch(model_name):
-        raise ModelNotFound(f"Model not found: {model_name}")
 
 
 def _failed_text(key: VersionKey) -> str:

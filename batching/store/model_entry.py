@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from batching.errors import ModelNotFound, VersionNotFound
-from batching.model_spec import ModelSpec
+from batching.model_spec import NAME_PATTERN, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def pick_version(entry: ModelEntry | None, model_name: str, model_version: str |
     known = existing(entry, model_name)
     version = known.default_version if model_version is None else model_version
     if version not in known.versions:
-        raise VersionNotFound(f"Model version: {version} does not exist for model: {model_name}")
+        raise _no_version(model_name, version)
     return known.versions[version]
 
 
@@ -65,5 +65,25 @@ def existing(entry: ModelEntry | None, model_name: str) -> ModelEntry:
         ModelNotFound: there is none.
     """
     if entry is None:
-        raise ModelNotFound(f"Model not found: {model_name}")
+        raise _no_model(model_name)
     return entry
+
+
+def check_names(model_name: str, model_version: str | None = None) -> None:
+    """Nothing happens to names that a model and its version could have.
+
+    Raises:
+        ModelNotFound, VersionNotFound: none can be called that, so no key is built from it.
+    """
+    if not NAME_PATTERN.fullmatch(model_name):
+        raise _no_model(model_name)
+    if model_version is not None and not NAME_PATTERN.fullmatch(model_version):
+        raise _no_version(model_name, model_version)
+
+
+def _no_model(model_name: str) -> ModelNotFound:
+    return ModelNotFound(f"Model not found: {model_name}")
+
+
+def _no_version(model_name: str, model_version: str) -> VersionNotFound:
+    return VersionNotFound(f"Model version: {model_version} does not exist for model: {model_name}")
