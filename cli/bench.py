@@ -7,7 +7,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -20,7 +20,7 @@ from rich.table import Table
 from cli.api import TOKEN_VARIABLE, Api
 from cli.load.driver import Load, Outcome, drive
 from cli.load.figures import Figures, batch_count, figures
-from cli.load.report import Point, heads, table, write_report
+from cli.load.report import HEADS, Point, table, write_report
 from cli.options import err, inference_option, json_option, management_option, out
 
 EXTRA = "this needs more packages: pip install 'torchferry[bench]'"
@@ -81,7 +81,7 @@ def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None
     with _progress(load.warmup_s + load.duration_s, is_quiet=as_json) as bar:
         found = _measured(load, metrics_url, bar, url)
     if as_json:
-        click.echo(json.dumps({"url": url, **found.to_json()}, indent=2))
+        click.echo(json.dumps({"url": url, **asdict(found)}, indent=2))
     else:
         _print_figures(found)
     if found.errors == found.requests:
@@ -270,7 +270,7 @@ def _print_figures(found: Figures) -> None:
 
 
 def _print_points(points: list[Point]) -> None:
-    grid = Table(*heads(), box=None)
+    grid = Table(*HEADS, box=None)
     for column in grid.columns:
         column.justify = "right"
     for row in table(points):

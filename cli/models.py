@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -146,12 +147,7 @@ def all_models(api: Api) -> list[dict[str, str]]:
 
 def worker_states(record: dict[str, Any]) -> dict[str, int]:
     """How many workers of a described version are in each state."""
-    states: dict[str, int] = {}
-    for worker in record.get("workers", ()):
-        # TorchServe's `status` only tells READY from UNLOADING; `state`, where given, tells more.
-        state = worker.get("state") or worker["status"]
-        states[state] = states.get(state, 0) + 1
-    return states
+    return dict(Counter(worker["status"] for worker in record.get("workers", ())))
 
 
 def _watched(api: Api, url: str, query: dict[str, Any], *, is_quiet: bool) -> Any:
@@ -242,10 +238,9 @@ def _print_version(record: dict[str, Any]) -> None:
 def _print_workers(workers: Iterable[dict[str, Any]]) -> None:
     table = Table("worker", "state", "pid", "device", "memory", "since", box=None)
     for worker in workers:
-        device = worker.get("device") or ("gpu" if worker.get("gpu") else "cpu")
+        device = "gpu" if worker.get("gpu") else "cpu"
         memory_mib = f"{worker.get('memoryUsage', 0) / 2**20:.0f} MiB"
-        state = worker.get("state") or worker["status"]
-        row = (worker["id"], state, worker.get("pid", ""), device, memory_mib)
+        row = (worker["id"], worker["status"], worker.get("pid", ""), device, memory_mib)
         table.add_row(*(escape(str(cell)) for cell in row), worker.get("startTime", ""))
     if table.row_count:
         out().print(table)

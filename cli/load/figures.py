@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -41,10 +40,6 @@ class Figures:
     p95_ms: float
     p99_ms: float
     mean_batch: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
 
 
 def figures(outcome: Outcome, mean_batch: float | None = None) -> Figures:

@@ -4,7 +4,7 @@ import html
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ svg { max-width: 100%; height: auto } dt { float: left; clear: left; width: 9rem
 @media (prefers-color-scheme: dark) { body { background: #181818; color: #ddd }
 svg { background: #fff } }
 """
-_HEADS = (
+HEADS = (
     *("size", "delay ms", "req/s", "x single", "p50 ms", "p95 ms", "p99 ms"),
     *("batch", "requests", "errors"),
 )
@@ -53,7 +53,7 @@ def write_report(
         OSError: they cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    records = [{**_record(point), **point.figures.to_json()} for point in points]
+    records = [{**_record(point), **asdict(point.figures)} for point in points]
     paths = [folder / name for name in ("report.json", "chart.png", "report.html")]
     paths[0].write_text(json.dumps({"facts": facts, "points": records}, indent=2) + "\n")
     chart = draw(points)
@@ -100,7 +100,7 @@ def draw(points: Sequence[Point]) -> "Figure":
 def page(title: str, facts: dict[str, str], points: Sequence[Point], drawing: str) -> str:
     """The whole page; `drawing` is an SVG document."""
     said = "".join(f"<dt>{html.escape(k)}<dd>{html.escape(v)}" for k, v in facts.items())
-    heads = "".join(f"<th>{head}" for head in _HEADS)
+    heads = "".join(f"<th>{head}" for head in HEADS)
     rows = "".join("<tr>" + "".join(f"<td>{cell}" for cell in row) for row in table(points))
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
@@ -110,14 +110,9 @@ def page(title: str, facts: dict[str, str], points: Sequence[Point], drawing: st
 
 
 def table(points: Sequence[Point]) -> list[list[str]]:
-    """One row of texts per point, under `_HEADS`; a batch size of 1 is what others are held to."""
+    """One row of texts per point, under `HEADS`; a batch size of 1 is what others are held to."""
     single = next((p.figures.requests_per_s for p in points if p.batch_size == 1), 0.0)
     return [_row(point, single) for point in points]
-
-
-def heads() -> Sequence[str]:
-    """What the columns of `table` are."""
-    return _HEADS
 
 
 def _row(point: Point, single_per_s: float) -> list[str]:
