@@ -2,11 +2,9 @@
 
 import importlib.metadata
 import shutil
-import sys
 from pathlib import Path
 
-from benchmarks.load import BenchmarkError
-from benchmarks.servers import Job, Server
+from benchmarks.servers import Job, Server, ferry_command
 from benchmarks.torchserve_env import TORCHSERVE_VERSION, write_captum
 
 WARNINGS_ONLY = Path(__file__).with_name("torchserve_warnings_only.xml")
@@ -100,10 +98,8 @@ class Torchferry(ArchiveServer):
         self.version = importlib.metadata.version("torchferry")
 
     def _command(self, folder: Path) -> list[str]:
-        ferry = Path(sys.executable).with_name("ferry")
-        if not ferry.exists():
-            raise BenchmarkError(f"no ferry command beside {sys.executable}: pip install -e .")
-        return [str(ferry), "up", "--model-store", self._store(folder, self._job.own_archive)]
+        store = self._store(folder, self._job.own_archive)
+        return [ferry_command(), "up", "--model-store", store]
 
     def _environment(self, folder: Path) -> dict[str, str]:
         return {

@@ -26,11 +26,11 @@ from benchmarks.contest import SERVERS, Contest, Pairs
 from benchmarks.load import BenchmarkError, wrk_path
 from benchmarks.presentation import markdown, print_record, write_chart
 from benchmarks.records import PERFORMANCE, RESULTS, ROOT, write_block, write_record
+from benchmarks.reports import EXIT_CODES, positive
 from benchmarks.workloads import WORKLOADS, Workload
 
 CACHE = ROOT / ".bench"
 CHARTS = PERFORMANCE.parent / "charts"
-EXIT_CODES = {True: 0, False: 1, None: 2}
 # Of tables in a file.
 WIDTH = 110
 PAIRS, SHORT_PAIRS, SHORT_SECONDS = 5, 2, 2.0
@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--servers", type=_names(SERVERS), default=None, help="beside torchferry, with commas"
     )
-    parser.add_argument("--pairs", type=_positive, default=None)
+    parser.add_argument("--pairs", type=positive, default=None)
     parser.add_argument("--seconds", type=float, default=None, help="of each run")
     parser.add_argument(
         "--torchserve-logs",
@@ -185,13 +185,6 @@ def _names(known: Collection[str]) -> Callable[[str], list[str]]:
         return names
 
     return read
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return value
 
 
 if __name__ == "__main__":

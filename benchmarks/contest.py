@@ -22,8 +22,6 @@ SERVERS = {
     **{name: kind.name for name, kind in APP_SERVERS.items()},
     "bare": BareLoop.name,
 }
-# Of resnet.py, which is not imported here: it brings torch along.
-_PHOTOS = 8
 _CONTENT = bytes(range(128))
 
 OnRun = Callable[[str], None]
@@ -64,7 +62,7 @@ class Contest:
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if run.returncode != 0:
             raise BenchmarkError(f"ResNet-152 cannot be made:\n{run.stderr[-3000:]}")
-        photos = [folder / f"photo-{number}.jpg" for number in range(_PHOTOS)]
+        photos = sorted(folder.glob("photo-*.jpg"))
         name = "resnet-152"
         is_half = workload.network == "bfloat16"
         job = Job(

@@ -1,8 +1,6 @@
 """`ferry up`, further nodes beside it, and any number of models of one handler."""
 
 import contextlib
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +14,7 @@ from benchmarks.archives import write_archive
 from benchmarks.child import Child
 from benchmarks.load import BenchmarkError
 from benchmarks.processors import by_role
-from benchmarks.servers import free_ports
+from benchmarks.servers import ferry_command, free_ports, inherited_environment
 from cli.embedded_redis import EmbeddedRedis, find_server
 
 START_TIMEOUT_S = 60.0
@@ -123,19 +121,14 @@ class Fleet:
         for number, role in enumerate(["up", *["node"] * (self._nodes - 1)]):
             own = folder / str(number)
             own.mkdir()
-            child = Child([_ferry(), role, *common], self._environment(own), own)
+            child = Child([ferry_command(), role, *common], self._environment(own), own)
             child.start()
             # Those that began last end first: the Redis of `ferry up` must outlive the others.
             stack.callback(child.stop, whole_group=False)
             self._children.append(child)
 
     def _environment(self, folder: Path) -> dict[str, str]:
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if name != "REDIS_URL" and not name.startswith(("FERRY_", "TS_"))
-        }
-        return inherited | {
+        return inherited_environment() | {
             "FERRY_INFERENCE_ADDRESS": self._address(0),
             "FERRY_MANAGEMENT_ADDRESS": self._address(1),
             "FERRY_METRICS_ADDRESS": self._address(2),
@@ -168,10 +161,3 @@ class Fleet:
 
     def _address(self, index: int) -> str:
         return f"http://127.0.0.1:{self._ports[index]}"
-
-
-def _ferry() -> str:
-    ferry = Path(sys.executable).with_name("ferry")
-    if not ferry.exists():
-        raise BenchmarkError(f"no ferry command beside {sys.executable}: pip install -e .")
-    return str(ferry)

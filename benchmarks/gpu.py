@@ -25,6 +25,7 @@ from benchmarks.gpu_points import Point, forwards_per_s, served, split_ms, write
 from benchmarks.gpu_report import BAR, markdown, to_point, verdict
 from benchmarks.load import BenchmarkError
 from benchmarks.records import PERFORMANCE, RESULTS, ROOT, origin, write_block, write_record
+from benchmarks.reports import positive
 
 EXIT_REACHED, EXIT_MISSED, EXIT_FAILED = 0, 1, 2
 DTYPES, DECODERS = ("float32", "bfloat16", "float16"), ("cpu", "gpu")
@@ -36,8 +37,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.gpu", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--models", nargs="+", default=["resnet50", "resnet152"])
-    parser.add_argument("--batches", nargs="+", type=_positive, default=[32, 64])
-    parser.add_argument("--workers", nargs="+", type=_positive, default=[1, 4])
+    parser.add_argument("--batches", nargs="+", type=positive, default=[32, 64])
+    parser.add_argument("--workers", nargs="+", type=positive, default=[1, 4])
     parser.add_argument("--decode", nargs="+", choices=DECODERS, default=list(DECODERS))
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run")
@@ -132,13 +133,6 @@ def find_gpu() -> dict[str, str] | None:
         run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
         found["driver"] = run.stdout.strip()
     return found
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return value
 
 
 if __name__ == "__main__":

@@ -12,17 +12,18 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torchvision
-from rich.console import Console
 
 from benchmarks.archives import write_archive
 from benchmarks.measured_ferry import MeasuredFerry
-from benchmarks.records import PERFORMANCE, RESULTS, ROOT, origin, told, write_block, write_record
+from benchmarks.records import told
+from benchmarks.reports import finish, to_record
 from benchmarks.servers import Job
 
 NETWORK = "resnet152"
@@ -45,11 +46,7 @@ LAYERS = {"resnet152": [3, 8, 36, 3], "resnet50": [3, 4, 6, 3]}
 
 def pss_bytes(pid: int) -> int:
     """The process's share of the memory that it uses."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines():
-        name, number, *_ = line.split()
-        if name == "Pss:":
-            return int(number) * 1024
-    return 0
+    return int(psutil.Process(pid).memory_full_info().pss)
 
 
 def write_model(folder: Path, network: str, way: str) -> Path:
@@ -97,7 +94,7 @@ def workers_bytes(network: str, way: str, workers: int) -> list[int]:
             return [pss_bytes(pid) for pid in server.worker_pids()]
 
 
-def markdown(record: dict[str, Any]) -> str:
+def markdown(record: Mapping[str, Any]) -> str:
     """Who measured, and a table."""
     lines = [
         f"`python -m benchmarks.memory` at {told(record)}, torch {torch.__version__}; "
@@ -113,31 +110,27 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Everything is measured, printed and written."""
+    """Everything is measured, printed and written; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory")
     parser.add_argument("--network", choices=list(LAYERS), default=NETWORK)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--short", action="store_true", help="leave the document as it is")
     options = parser.parse_args(arguments)
-    network = torchvision.models.get_model(options.network, weights=None)
-    record = {
-        "measured": "memory of workers (PSS) after loading",
-        **origin(),
-        "network": options.network,
-        "workers": options.workers,
-        "weights_bytes": sum(one.nbytes for one in network.state_dict().values()),
-        "pss_bytes": {
-            way: workers_bytes(options.network, way, options.workers) for way in options.ways
-        },
-    }
-    path = (ROOT / ".bench" / "results" if options.short else RESULTS) / "memory.json"
-    write_record(record, path)
-    table = markdown(record)
-    if not options.short:
-        write_block(PERFORMANCE, "memory", table)
-    Console(highlight=False, soft_wrap=True).print(f"{table}\nwritten to {path}", markup=False)
-    return 0
+
+    def record() -> dict[str, Any]:
+        network = torchvision.models.get_model(options.network, weights=None)
+        about = {
+            "network": options.network,
+            "workers": options.workers,
+            "weights_bytes": sum(one.nbytes for one in network.state_dict().values()),
+            "pss_bytes": {
+                way: workers_bytes(options.network, way, options.workers) for way in options.ways
+            },
+        }
+        return to_record("memory of workers (PSS) after loading", about, [])
+
+    return finish("memory", record, markdown, is_short=options.short)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What measurements with bars of their own share: verdicts, a record, where it goes, exit codes."""
 
+import argparse
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,18 @@ from benchmarks.records import PERFORMANCE, RESULTS, ROOT, origin, write_block, 
 SHORT_RESULTS = ROOT / ".bench" / "results"
 EXIT_CODES = {True: 0, False: 1, None: 2}
 WORDS = {True: "reached", False: "missed", None: "not judged"}
+
+
+def positive(text: str) -> int:
+    """The value of an option that counts something.
+
+    Raises:
+        ArgumentTypeError: it is less than 1.
+    """
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return value
 
 
 def at_most(value: float, bar: float, text: str, form: str) -> Verdict:

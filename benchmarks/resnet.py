@@ -28,16 +28,11 @@ SEED = 152
 MARGIN = 9.0
 
 
-def photo_path(folder: Path, number: int) -> Path:
-    """Where `write_all` puts a photo."""
-    return folder / f"photo-{number}.jpg"
-
-
 def write_all(folder: Path) -> None:
     """The folder has the photos, the scripted network and its two archives."""
     photos = [photo(number) for number in range(PHOTOS)]
     for number, content in enumerate(photos):
-        photo_path(folder, number).write_bytes(content)
+        (folder / f"photo-{number}.jpg").write_bytes(content)
     network = make_decided_network([pixels(content) for content in photos])
     weights = folder / WEIGHTS
     with warnings.catch_warnings():

@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import socket
+import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -152,14 +153,10 @@ class Server(ABC):
 
     def _start(self, folder: Path) -> None:
         self._ports = free_ports(PORTS)
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if name != "REDIS_URL" and not name.startswith(("FERRY_", "TS_"))
-        }
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._job.threads))
         command = self._command(folder)
-        self._child = Child(command, inherited | threads | self._environment(folder), folder)
+        environment = inherited_environment() | threads | self._environment(folder)
+        self._child = Child(command, environment, folder)
         self._child.start()
 
     def _wait_until_healthy(self) -> None:
@@ -187,6 +184,27 @@ class Server(ABC):
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+def inherited_environment() -> dict[str, str]:
+    """This process's environment without what would configure a server."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name != "REDIS_URL" and not name.startswith(("FERRY_", "TS_"))
+    }
+
+
+def ferry_command() -> str:
+    """The `ferry` of this environment.
+
+    Raises:
+        BenchmarkError: it is not installed.
+    """
+    ferry = Path(sys.executable).with_name("ferry")
+    if not ferry.exists():
+        raise BenchmarkError(f"no ferry command beside {sys.executable}: pip install -e .")
+    return str(ferry)
 
 
 def json_answer(answer: bytes) -> Any:
