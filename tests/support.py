@@ -13,6 +13,7 @@ import fakeredis.aioredis
 
 from batching.model_spec import ModelSpec, VersionKey
 from batching.protocol import Batch, Owned, Part, Reply, Request
+from batching.status import NodeStatus
 from batching.store import keys
 from batching.store.connection import connect, connect_async
 from batching.store.ingress_verbs import IngressVerbs, Submission
@@ -158,6 +159,12 @@ def server_backend(url: str) -> Backend:
     )
 
 
+async def join(verbs: NodeVerbs, node: NodeStatus) -> None:
+    """The node has beaten and everybody sees its record, as after a heartbeat's first beat."""
+    await verbs.beat({}, node.node_id)
+    await verbs.describe(node)
+
+
 class Blocking:
     """Async verbs, called one at a time from a test that is not async."""
 
@@ -203,6 +210,9 @@ class Desk:
 
     def worker(self, worker_id: str = "worker-a") -> WorkerVerbs:
         return WorkerVerbs(self._connect(), KEY, worker_id, DEAD_AFTER_MS)
+
+    def join(self, node: NodeStatus) -> None:
+        self._runner.run(join(NodeVerbs(self._async_client, DEAD_AFTER_MS), node))
 
     def registry(self) -> Registry:
         return Registry(self._connect())

@@ -40,20 +40,6 @@ class NodeVerbs:
         self._living = script(client, "living")
         self._report = script(client, "report")
 
-    async def join(self, node: NodeStatus, *, is_unsure: bool = False) -> bool:
-        """The node is alive and known; true when it was, or may have been, unknown before.
-
-        Args:
-            node: this node.
-            is_unsure: the answer to an earlier beat was lost; it may have made the node known
-                without its record.
-        """
-        # The beat is a script that maxmemory does not stop; the record is written when needed.
-        is_new = (await self.beat({}, node.node_id)).is_new_node or is_unsure
-        if is_new:
-            await self.describe(node)
-        return is_new
-
     async def describe(self, node: NodeStatus) -> None:
         """Everybody sees this record of a node that has joined."""
         await self._client.hset(keys.NODE_INFO, node.node_id, node.to_json())

@@ -17,7 +17,7 @@ from batching.store.keys import VersionKeys
 from batching.store.node_verbs import NodeVerbs
 from batching.store.registry import Registry
 from batching.store.tasks import end_tasks
-from tests.support import KEY, eventually_async, make_spec
+from tests.support import KEY, eventually_async, join, make_spec
 from workers import heartbeat as heartbeat_module
 from workers.devices import Device
 from workers.heartbeat import Heartbeat
@@ -78,7 +78,7 @@ def test_nobody_is_taken_for_dead_right_after_an_outage(parts, is_new):
             await parts.heart.beat()
         await parts.verbs.report(KEY, other)
         await parts.verbs.beat({KEY: ["node-b-1"]})
-        await parts.verbs.join(replace(NODE, node_id="node-b"))
+        await join(parts.verbs, replace(NODE, node_id="node-b"))
         # When nobody can be heard for longer than anybody may be silent
         parts.server.connected = False
         with pytest.raises(redis.ConnectionError):
@@ -107,7 +107,7 @@ def test_silent_worker_is_looked_for_when_it_would_be_dead(parts):
         await parts.heart.beat()
         reaping = asyncio.create_task(parts.reaper.run())
         await parts.verbs.report(KEY, replace(WORKER, worker_id="node-b-1", node_id="node-b"))
-        await parts.verbs.join(replace(NODE, node_id="node-b"))
+        await join(parts.verbs, replace(NODE, node_id="node-b"))
         await parts.verbs.beat({KEY: ["node-b-1"]})
         parts.silence("node-b-1")
         # When nobody beats any more
@@ -136,7 +136,7 @@ def test_silent_node_is_forgotten(parts):
     async def run():
         # Given
         await parts.heart.beat()
-        await parts.verbs.join(replace(NODE, node_id="node-b"))
+        await join(parts.verbs, replace(NODE, node_id="node-b"))
         client = fakeredis.FakeRedis(server=parts.server)
         client.zincrby(keys.NODES, -2000 * DEAD_AFTER_S, "node-b")
         # When

@@ -10,6 +10,7 @@ from batching.store.connection import BLOCK_S, connect, connect_async
 from batching.store.node_verbs import NodeVerbs
 from batching.store.registry import Registry
 from batching.store.worker_verbs import WorkerVerbs
+from tests.support import join
 
 DEAD_AFTER_S = 30.0
 
@@ -79,7 +80,7 @@ class SimulatedNode:
         )
         verbs = NodeVerbs(client, int(DEAD_AFTER_S * 1000))
         while not self._stop.is_set():
-            await verbs.join(NodeStatus("node-a", "host", 1, "2026-01-01T00:00:00.000Z"))
+            await join(verbs, NodeStatus("node-a", "host", 1, "2026-01-01T00:00:00.000Z"))
             self._joined.set()
             specs = [
                 spec for entry in registry.snapshot().values() for spec in entry.versions.values()

@@ -8,41 +8,41 @@ NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
 WORKER = WorkerStatus("worker-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
 
 
-def test_join_makes_the_node_known(desk):
+def test_beat_tells_whether_the_node_was_unknown(desk):
     # When
-    desk.node().join(NODE)
+    answers = [desk.node().beat({}, "node-a"), desk.node().beat({}, "node-a")]
+    desk.client.flushall()
+    answers.append(desk.node().beat({}, "node-a"))
+
+    # Then
+    assert [heard.is_new_node for heard in answers] == [True, False, True]
+
+
+def test_node_beats_when_memory_is_full(real_desk, full_memory):
+    # Given
+    real_desk.join(NODE)
+    real_desk.client.zincrby(keys.NODES, -10_000, "node-a")
+    full_memory()
+
+    # When
+    heard = real_desk.node().beat({}, "node-a")
+
+    # Then
+    assert not heard.is_new_node
+    assert real_desk.node().dead_nodes() == []
+
+
+def test_described_node_is_seen_while_it_beats(desk):
+    # When
+    desk.join(NODE)
 
     # Then
     assert desk.registry().nodes() == [NODE]
 
 
-def test_join_tells_whether_the_node_was_unknown(desk):
-    # When
-    answers = [desk.node().join(NODE), desk.node().join(NODE)]
-    desk.client.flushall()
-    answers.append(desk.node().join(NODE))
-
-    # Then
-    assert answers == [True, False, True]
-
-
-def test_join_goes_on_when_memory_is_full(real_desk, full_memory):
-    # Given
-    real_desk.node().join(NODE)
-    real_desk.client.zincrby(keys.NODES, -10_000, "node-a")
-    full_memory()
-
-    # When
-    is_new = real_desk.node().join(NODE)
-
-    # Then
-    assert not is_new
-    assert real_desk.node().dead_nodes() == []
-
-
 def test_leave_makes_the_node_unknown(desk):
     # Given
-    desk.node().join(NODE)
+    desk.join(NODE)
 
     # When
     desk.node().leave("node-a")
@@ -54,7 +54,7 @@ def test_leave_makes_the_node_unknown(desk):
 
 def test_silent_node_is_dead_until_it_is_forgotten(desk):
     # Given
-    desk.node().join(NODE)
+    desk.join(NODE)
     desk.client.zincrby(keys.NODES, -10_000, "node-a")
 
     # When
@@ -69,7 +69,7 @@ def test_silent_node_is_dead_until_it_is_forgotten(desk):
 
 def test_report_shows_the_workers_latest_state(desk):
     # Given
-    desk.node().join(NODE)
+    desk.join(NODE)
     desk.node().report(KEY, WORKER)
     failed = WorkerStatus("worker-1", "node-a", 0, WorkerState.FAILED, 0, "cpu", "now", failures=3)
 
@@ -82,7 +82,7 @@ def test_report_shows_the_workers_latest_state(desk):
 
 def test_forget_takes_the_worker_off_every_list(desk):
     # Given
-    desk.node().join(NODE)
+    desk.join(NODE)
     desk.node().report(KEY, WORKER)
     desk.node().beat({KEY: ["worker-1"]})
 
@@ -96,7 +96,7 @@ def test_forget_takes_the_worker_off_every_list(desk):
 
 def test_hidden_worker_is_still_seen_and_does_not_count(desk):
     # Given
-    desk.node().join(NODE)
+    desk.join(NODE)
     desk.node().report(KEY, WORKER)
 
     # When

@@ -29,7 +29,7 @@ def staffed(real_desk):
     registry.create(SPEC)
     node = real_desk.node()
     for node_id in ("node-a", "node-b"):
-        node.join(NodeStatus(node_id, "host", 1, "2026-01-01T00:00:00.000Z"))
+        real_desk.join(NodeStatus(node_id, "host", 1, "2026-01-01T00:00:00.000Z"))
     status = WorkerStatus("worker-a", "node-a", 0, WorkerState.READY, 1, "cpu", "")
     node.report(KEY, status)
     return real_desk

@@ -158,7 +158,7 @@ def test_worker_may_record_what_handlers_measure_and_ingress_may_read_it(desks):
 def test_worker_may_keep_the_lists_of_nodes_and_workers(desks):
     _, worker = desks
     node = worker.node()
-    node.join(NodeStatus("node-a", "host", 1, "2026-01-01T00:00:00.000Z"))
+    worker.join(NodeStatus("node-a", "host", 1, "2026-01-01T00:00:00.000Z"))
     assert node.dead_nodes() == []
     assert node.dead_workers([KEY]) == []
     node.forget(KEY, "worker-a")

@@ -384,7 +384,7 @@ def test_workers_are_those_of_live_nodes_by_node_and_slot(desk):
     # Given
     node = desk.node()
     for node_id in ("node-b", "node-a", "node-dead"):
-        node.join(NodeStatus(node_id, "host", 1, "now"))
+        desk.join(NodeStatus(node_id, "host", 1, "now"))
     statuses = [
         status_of("w4", "node-b", 0),
         status_of("w2", "node-a", 1),
