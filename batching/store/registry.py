@@ -41,11 +41,6 @@ class Registry:
             text = self._client.hget(keys.MODELS, model_name)
         return ModelEntry.from_json(text) if text else None
 
-    def names(self) -> list[str]:
-        """All model names, sorted."""
-        with _unavailable():
-            return sorted(name.decode() for name in self._client.hkeys(keys.MODELS))
-
     def snapshot(self) -> dict[str, ModelEntry]:
         """The whole registry."""
         with _unavailable():

@@ -71,7 +71,7 @@ def test_model_api_is_refused_as_in_torchserve_when_it_is_off(ingress, method, p
     assert answer.status_code == 405
     assert answer.get_json()["type"] == "MethodNotAllowedException"
     assert answer.get_json()["message"] == REFUSED
-    assert ingress.registry.names() == ["echo"]
+    assert sorted(ingress.registry.snapshot()) == ["echo"]
 
 
 @pytest.mark.usefixtures("node")

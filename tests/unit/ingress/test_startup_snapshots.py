@@ -59,7 +59,7 @@ def test_snapshot_comes_before_load_models(ingress, tmp_path):
     # Then
     assert failures == []
     assert ingress.registry.resolve("echo", None).batch_size == 8
-    assert ingress.registry.names() == ["echo", "other"]
+    assert sorted(ingress.registry.snapshot()) == ["echo", "other"]
 
 
 def test_archive_that_has_gone_is_named_and_the_rest_restored(ingress, tmp_path):
@@ -72,7 +72,7 @@ def test_archive_that_has_gone_is_named_and_the_rest_restored(ingress, tmp_path)
     failures = start(ingress, snapshot_file=path)
     # Then
     assert failures == [{"model": "lost 1.0", "error": "Model not found at: lost.mar"}]
-    assert ingress.registry.names() == ["kept"]
+    assert sorted(ingress.registry.snapshot()) == ["kept"]
 
 
 def test_snapshot_that_cannot_be_read_is_named(ingress, tmp_path):

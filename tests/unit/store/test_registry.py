@@ -33,7 +33,6 @@ def max_queue(backend, spec):
 
 
 def test_registry_knows_nothing_at_first(registry):
-    assert registry.names() == []
     assert registry.get("digits") is None
     assert registry.snapshot() == {}
 
@@ -47,18 +46,8 @@ def test_registry_returns_what_was_created(registry, store_backend):
     entry = registry.get("digits")
     assert entry.default_version == "1.0"
     assert entry.versions == {"1.0": V1, "2.0": V2}
-    assert registry.names() == ["digits"]
     assert registry.snapshot() == {"digits": entry}
     assert max_queue(store_backend, V1) == 10
-
-
-def test_registry_sorts_names(registry):
-    # When
-    for name in ("b", "a", "c"):
-        registry.create(make_spec(model_name=name))
-
-    # Then
-    assert registry.names() == ["a", "b", "c"]
 
 
 def test_create_refuses_a_version_that_is_there_and_leaves_it_as_it_is(registry, store_backend):
@@ -221,7 +210,7 @@ def test_remove_forgets_the_model_with_its_last_version(registry):
 
     # Then
     assert registry.get("digits") is None
-    assert registry.names() == []
+    assert sorted(registry.snapshot()) == []
 
 
 def test_create_after_remove_takes_the_new_configuration(registry, store_backend):
@@ -521,7 +510,7 @@ def test_changes_wait_as_long_as_they_were_told(registry):
     [
         lambda registry: registry.ping(),
         lambda registry: registry.get("digits"),
-        lambda registry: registry.names(),
+        lambda registry: registry.snapshot(),
         lambda registry: registry.create(V1),
         lambda registry: registry.scale(V1.key, 1, 1),
         lambda registry: registry.queue(V1),
