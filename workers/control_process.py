@@ -11,7 +11,7 @@ import sys
 from batching.child_process import exited, has_exited, kill_group, spawn
 from batching.settings import Settings
 
-log = logging.getLogger("workers.control_process")
+log = logging.getLogger(__name__)
 
 RESTART_S = 1.0
 STOP_S = 2.0

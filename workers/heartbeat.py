@@ -12,7 +12,7 @@ from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
 from workers.slot import Slot
 
-log = logging.getLogger("workers.heartbeat")
+log = logging.getLogger(__name__)
 
 # Less than the second within which a lost wake-up is made up for.
 BEAT_S = 0.9

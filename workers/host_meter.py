@@ -18,7 +18,7 @@ from batching.torchserve_metrics import host_dimensions, metric_line, metric_log
 from workers.devices import ask_nvidia_smi
 from workers.slot import Slot
 
-log = logging.getLogger("workers.host_meter")
+log = logging.getLogger(__name__)
 
 # The node has joined by then, and its workers have begun to start.
 FIRST_S = 2.0

@@ -32,7 +32,7 @@ from workers.quarantine import ABANDONED_AFTER_S, mark_used, remove_unused
 from workers.requirements import environment_name, read_requirements
 from workers.worker_environment import allowed_environment
 
-log = logging.getLogger("workers.installer")
+log = logging.getLogger(__name__)
 
 FOLDER = "environments"
 READY = "ready"

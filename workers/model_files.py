@@ -16,7 +16,7 @@ from workers.download import remove_download
 from workers.installer import Installer
 from workers.quarantine import mark_used, remove_unused
 
-log = logging.getLogger("workers.node")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

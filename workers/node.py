@@ -44,7 +44,7 @@ from workers.reaper import Reaper
 from workers.slot import Slot, SlotContext
 from workers.sweeper import Sweeper
 
-log = logging.getLogger("workers.node")
+log = logging.getLogger(__name__)
 
 RECONCILE_S = 5.0  # changes are announced; this is for an announcement that was lost
 RETRY_S = 0.5

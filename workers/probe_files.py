@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-log = logging.getLogger("workers.probe_files")
+log = logging.getLogger(__name__)
 
 TOUCH_S = 1.0
 ALIVE, READY = "alive", "ready"

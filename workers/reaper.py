@@ -11,7 +11,7 @@ from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
 from batching.store.reclaiming import ReclaimMode
 
-log = logging.getLogger("workers.reaper")
+log = logging.getLogger(__name__)
 
 # All nodes learn at once who will be dead when. The first one leaves nothing to the others.
 JITTER_S = 0.1

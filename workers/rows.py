@@ -15,7 +15,7 @@ from batching.errors import PredictionFailed
 from batching.protocol import OPEN_INFERENCE_TYPE, Part, Request
 from workers.open_inference import Inference
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def decode_row(request: Request, *, is_decoding: bool) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _decode(part: Part) -> Any:
         if kind.startswith("text"):
             return part.content.decode()
     except (ValueError, RecursionError):
-        logger.warning("undecodable part=%r type=%s: the handler gets its bytes", part.name, kind)
+        log.warning("undecodable part=%r type=%s: the handler gets its bytes", part.name, kind)
     return bytearray(part.content)
 
 

@@ -23,7 +23,7 @@ from workers.handlers import LoadedModel
 from workers.open_inference import Inference
 from workers.rows import decode_row, encode_output, header_texts, line_text, request_headers
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _STATUSES = range(200, 600)
 _BROKEN_STREAM = InternalError("The client did not take its answer in time.")
@@ -93,15 +93,15 @@ class Runner:
         try:
             outputs = self._call(items)
         except StreamAbandoned:
-            logger.info("abandoned model=%s batch=%d: no client is left", self._name, len(items))
+            log.info("abandoned model=%s batch=%d: no client is left", self._name, len(items))
             return [_error_reply(_BROKEN_STREAM)] * len(items)
         except Exception as error:
             # Anything may come out of a handler; the worker has to live on.
-            logger.exception("handler failed model=%s batch=%d", self._name, len(items))
+            log.exception("handler failed model=%s batch=%d", self._name, len(items))
             self.is_device_broken = self.is_device_broken or _has_broken_device(error)
             return self._all_or_none(items, _as_answer(error))
         if not isinstance(outputs, list) or len(outputs) != len(items):
-            logger.error("handler returned %s for a batch of %d", _shape(outputs), len(items))
+            log.error("handler returned %s for a batch of %d", _shape(outputs), len(items))
             return self._all_or_none(items, _misshapen(outputs))
         return [self._reply(index, output) for index, output in enumerate(outputs)]
 
@@ -173,7 +173,7 @@ class Runner:
             return Reply(int(status), body, header_texts(headers), line_text(phrase))
         except Exception as error:
             # What it returned may do anything when it is encoded; its neighbours are answered.
-            logger.exception("answer refused model=%s row=%d", self._name, index)
+            log.exception("answer refused model=%s row=%d", self._name, index)
             return _error_reply(_as_answer(error))
 
     @property

@@ -31,7 +31,7 @@ from workers.model_files import Prepared
 from workers.worker_environment import worker_environment
 from workers.worker_process import WorkerProcess
 
-log = logging.getLogger("workers.slot")
+log = logging.getLogger(__name__)
 
 PROVEN_AFTER_S = 2.0  # a worker that was READY for so long has not died of its start
 RECLAIM_RETRY_S = 0.1

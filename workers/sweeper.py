@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from batching.model_spec import ModelSpec
 from workers.model_files import ModelFiles
 
-log = logging.getLogger("workers.sweeper")
+log = logging.getLogger(__name__)
 
 # Nodes may share a folder, and each has to mark what it needs in time.
 LOOKS_WHILE_KEPT = 24
