@@ -117,21 +117,21 @@ class Catalog:
     async def _look_up_soon(self, model_name: str) -> ModelEntry | None:
         try:
             async with asyncio.timeout(LOOK_UP_PATIENCE_S):
-                return await asyncio.to_thread(self._look_up, model_name)
+                is_lost, entry = await asyncio.to_thread(self._ask, model_name)
         except TimeoutError:
             # Of a Redis that is cut off, a thread learns late, and the threads are few.
             raise store_unavailable() from None
-
-    def _look_up(self, model_name: str) -> ModelEntry | None:
-        # Asked first: after Redis was emptied, a node reports its workers, which makes us forget,
-        # then restores the models, and only then sets the mark.
-        is_lost = self._registry.is_lost()
         self._was_whole = self._was_whole or not is_lost
-        entry = self._registry.get(model_name)
         if entry is None and is_lost and self._was_whole:
             return self._former.get(model_name)
         self._former.pop(model_name, None)
         return entry
+
+    def _ask(self, model_name: str) -> tuple[bool, ModelEntry | None]:
+        """Whether Redis was emptied, and the entry. Runs in a thread, and changes nothing here."""
+        # In this order: after Redis was emptied, a node reports its workers, which makes us forget,
+        # then restores the models, and only then sets the mark.
+        return self._registry.is_lost(), self._registry.get(model_name)
 
     async def _listen(self) -> None:
         while True:
