@@ -249,7 +249,7 @@ MUTANTS = (
     Mutant(
         "a client that left is noticed",
         "batching/store/departures.py",
-        "self._keep(asyncio.ensure_future(self._follow(ticket, client_left)))",
+        "self._keep(self._follow(ticket, client_left))",
         "pass",
         f"{CHAOS}clients.py::test_f26_work_of_clients_that_left_the_queue_is_not_done",
     ),
