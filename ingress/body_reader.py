@@ -53,12 +53,14 @@ async def read_body(exchange: Exchange, headers: Mapping[str, str], limit_bytes:
         raise BadRequest("The only transfer encoding is chunked.")
     if length is None and transfer is None:
         return b""
-    # The parser has refused lengths that are no numbers, and stops at the announced one.
-    if length is not None and exchange.is_received and int(length) <= limit_bytes:
+    # The parser has refused lengths that are no numbers, and stops at the announced one. Thousands
+    # of zeros before it would be too many digits for int().
+    length_bytes = None if length is None else int(length.lstrip("0") or "0")
+    if length_bytes is not None and exchange.is_received and length_bytes <= limit_bytes:
         return exchange.received()
     try:
-        if length is not None:
-            return await _read_announced(exchange, int(length), limit_bytes, "expect" in headers)
+        if length_bytes is not None:
+            return await _read_announced(exchange, length_bytes, limit_bytes, "expect" in headers)
         return await _read_pieces(exchange, limit_bytes)
     except TimeoutError as error:
         raise RequestTimeout("The request body did not arrive in time.") from error

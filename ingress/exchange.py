@@ -21,8 +21,8 @@ class ConnectionEnded(Exception):
 class Exchange:
     """A request that can be answered once. Lives on its connection's event loop.
 
-    `path` is percent-decoded, `query` is not. `headers` are in order, names in lower case; values
-    that are not UTF-8 are left out. `status` is 0 until there is an answer.
+    `path` is percent-decoded, `query` is not. `headers` are in order, names in lower case; those
+    whose values are not UTF-8 are left out. `status` is 0 until there is an answer.
     """
 
     __slots__ = (
@@ -170,7 +170,7 @@ class Exchange:
             raise ConnectionEnded
         if not self._is_wanted:
             self._is_wanted = True
-            if ("expect", "100-continue") in self.headers:
+            if any(n == "expect" and v.lower() == "100-continue" for n, v in self.headers):
                 self._connection.say_continue()
         self._connection.take_more()
         self._waiter = asyncio.get_running_loop().create_future()

@@ -73,6 +73,6 @@ class Front:
         except ClientLeft:
             answer = Answer(CLIENT_CLOSED_REQUEST, [], b"")
         except Exception:  # the outermost frame that can name the model
-            log.exception("prediction failed model=%s", target.model_name)
+            log.exception("prediction failed model=%r", target.model_name)
             answer = error_answer(InternalError("Internal server error."), fresh_request_id())
         exchange.respond(*answer)

@@ -15,7 +15,7 @@ from typing import Any
 from ingress.answer_stream import AnswerStream
 from ingress.answers import Answer
 from ingress.exchange import ConnectionEnded, Exchange, Header
-from ingress.http_head import CHUNKED, CONTINUE, head_bytes
+from ingress.http_head import CHUNKED, CONTINUE, WITHOUT_BODY, head_bytes
 from ingress.http_host import HttpHost
 from ingress.request_parser import RequestParser, Unreadable
 
@@ -27,6 +27,9 @@ STALL_S = 10.0
 # A socket that is closed while the client still sends answers with a reset, and the client may
 # never see why it was refused: what comes is read for a while.
 LINGER_S = 1.0
+
+# So many requests of one connection may wait for another one. Then it ends with their answers.
+MAX_WAITING = 256
 
 _LARGE_BYTES = 64 * 1024
 
@@ -43,6 +46,7 @@ class HttpConnection(asyncio.Protocol):
         self._held: list[bytes] = []
         self._is_paused = False
         self._is_last = False  # no further request is read
+        self._is_behind = False  # with reading answers; the next request is not begun
         self._silent_since_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
@@ -82,6 +86,9 @@ class HttpConnection(asyncio.Protocol):
             self.take_no_more()
         elif self._asked or not self._is_last:
             self._parse(data)
+            if len(self._asked) > 1:
+                # The rest of the last one is read when its turn comes.
+                self.take_no_more()
 
     def eof_received(self) -> bool:
         """The client sends no more. It may still read why its body was not enough."""
@@ -95,6 +102,7 @@ class HttpConnection(asyncio.Protocol):
         """There is no connection any more."""
         del error
         self._set_timer(None)
+        self._is_behind = False
         self.resume_writing()
         for exchange in self._asked:
             exchange.break_off()
@@ -111,6 +119,9 @@ class HttpConnection(asyncio.Protocol):
         drained, self._drained = self._drained, None
         if drained is not None:
             drained.set_result(None)
+        if self._is_behind:
+            self._is_behind = False
+            self._go_on()
 
     def _parse(self, data: bytes) -> None:
         if self._parser is None:
@@ -135,10 +146,11 @@ class HttpConnection(asyncio.Protocol):
     def _on_silence(self) -> None:
         end_s = self._silent_since_s + self._host.silence_timeout_s
         now_s = self._loop.time()
-        if not self._asked and now_s >= end_s:
+        is_answering = bool(self._asked) and not self._is_behind
+        if not is_answering and now_s >= end_s:
             self._transport.close()
         else:
-            again_s = self._host.silence_timeout_s if self._asked else end_s - now_s
+            again_s = self._host.silence_timeout_s if is_answering else end_s - now_s
             self._timer = self._loop.call_later(again_s, self._on_silence)
 
     def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
@@ -151,8 +163,12 @@ class HttpConnection(asyncio.Protocol):
         if is_all_read or self._transport.is_closing():
             self._transport.close()
             return
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
+        try:
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+        except OSError:  # the client has left, unheard while nothing was read
+            self._transport.abort()
+            return
         self.take_more()
         self._set_timer(self._loop.call_later(LINGER_S, self._transport.close))
 
@@ -182,7 +198,7 @@ class HttpConnection(asyncio.Protocol):
             return
         keeps_alive = self._keeps_alive(exchange, status)
         framing = f"content-length: {len(body)}"
-        if exchange.method == "HEAD":
+        if exchange.method == "HEAD" or status in WITHOUT_BODY:
             body, framing = b"", ""
         head = head_bytes(status, headers, keeps_alive=keeps_alive, framing=framing)
         if len(body) < _LARGE_BYTES:
@@ -225,8 +241,8 @@ class HttpConnection(asyncio.Protocol):
     def _on_request(self, exchange: Exchange) -> None:
         if self._is_last:
             return
-        self._is_last = not exchange.keeps_alive
         self._asked.append(exchange)
+        self._is_last = not exchange.keeps_alive or len(self._asked) > MAX_WAITING
         if len(self._asked) == 1:
             self._begin(exchange)
 
@@ -268,15 +284,23 @@ class HttpConnection(asyncio.Protocol):
         self._asked.popleft()
         if not keeps_alive or (self._is_last and not self._asked):
             self._is_last = True
-            is_all_read = exchange.is_received and not self._held and not self._asked
+            is_all_read = (
+                exchange.is_received and not self._held and not self._asked and not self._is_paused
+            )
             self._asked.clear()
             self._held.clear()
             self._close(is_all_read=is_all_read)
             return
         self._silent_since_s = self._loop.time()
-        if self._asked:
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """The next request is begun, once the client has taken in the answers before it."""
+        if self._asked and self._drained is not None:
+            self._is_behind = True
+        elif self._asked:
             self._begin(self._asked[0])
-        elif self._held:
+        else:
             held, self._held = self._held, []
             self.take_more()
             for data in held:

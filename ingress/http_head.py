@@ -11,7 +11,8 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 CHUNKED = "transfer-encoding: chunked"
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}" for status in HTTPStatus}
-_WITHOUT_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
+# Such an answer ends with its head; what came behind would be taken for the next answer.
+WITHOUT_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
 _date: tuple[int, str] = (0, "")
 
@@ -34,7 +35,7 @@ def head_bytes(status: int, headers: Sequence[Header], *, keeps_alive: bool, fra
     # The version stays unsaid.
     lines.append("server: torchferry")
     lines.append(_date_line())
-    if framing and status not in _WITHOUT_BODY:
+    if framing and status not in WITHOUT_BODY:
         lines.append(framing)
     head = "\r\n".join(lines)
     if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:

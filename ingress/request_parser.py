@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
 _MAX_KEPT_CHARS = 256
+# The headers that tell where a request ends.
+_FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding", b"upgrade"})
 
 # Of a body in chunks, what is not the body: the chunks' own lines, and trailers.
 MAX_AROUND_BYTES = 1024 * 1024
@@ -99,6 +101,8 @@ class RequestParser:
         try:
             text = value.decode()
         except UnicodeDecodeError:
+            if name.lower() in _FRAMING:
+                raise  # the parser has read the request by it, and nobody else would
             return
         self._headers.append((name.decode("latin-1").lower(), text.strip(" \t")))
 

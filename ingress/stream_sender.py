@@ -5,6 +5,7 @@ import logging
 from batching.errors import InternalError, ServeError
 from ingress.answer_stream import AnswerStream
 from ingress.exchange import ConnectionEnded, Exchange
+from ingress.http_head import WITHOUT_BODY
 from ingress.streamed_answer import StreamedAnswer
 
 log = logging.getLogger(__name__)
@@ -13,13 +14,14 @@ log = logging.getLogger(__name__)
 async def send_answer(answer: StreamedAnswer, exchange: Exchange, limit_bytes: int) -> None:
     """The answer is sent in pieces, or in one to a client that could not tell its end.
 
-    HTTP/1.0 knows no chunks, and the answer to HEAD has no body at all.
+    HTTP/1.0 knows no chunks; the answer to HEAD, and one with 204 or 304, has no body at all.
 
     Raises:
         ServeError: nothing was sent.
     """
     try:
-        if exchange.http_version == "1.1" and exchange.method != "HEAD":
+        has_body = exchange.method != "HEAD" and answer.status not in WITHOUT_BODY
+        if exchange.http_version == "1.1" and has_body:
             stream = exchange.respond_in_pieces(answer.status, answer.headers)
             await _pump(answer, stream)
         else:

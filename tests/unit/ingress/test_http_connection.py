@@ -14,6 +14,7 @@ from tests.support import eventually
 from tests.unit.ingress.sockets import connect_to, read_to_end, statuses
 
 CLOSE = b"Connection: close\r\n"
+LARGE_BYTES = 2 * 2**20
 
 
 class Application:
@@ -36,6 +37,10 @@ class Application:
                 exchange.respond(200, [("x-a", "b\r\nx-c: d")], b"")
             case "/stream":
                 await exchange.respond_in_pieces(200, []).send(b"abc")
+            case "/large":
+                exchange.respond(200, [], bytes(LARGE_BYTES))
+            case "/204" | "/304" as path:
+                exchange.respond(int(path[1:]), [], b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
             case "/unread":
                 self.echo(exchange, b"")
             case "/pieces":
@@ -165,6 +170,84 @@ def test_head_has_neither_body_nor_length(serve):
     assert answer.count(b"content-length") == 1
 
 
+@pytest.mark.parametrize("status", [204, 304])
+def test_answer_that_has_no_body_does_not_begin_another_one(serve, status):
+    answer = serve(sent(get(b"/%d" % status), get(b"/next", CLOSE)))
+    assert statuses(answer) == [status, 200]
+    assert bodies(answer) == [b"", b"GET /next? "]
+
+
+def test_requests_are_begun_when_the_answers_before_them_are_taken_in(serve):
+    count = 20  # the system's own buffers hold some megabytes
+
+    def client(url, app):
+        with connect_to(url) as connection:
+            # When nobody reads
+            connection.sendall(get(b"/large") * (count - 1) + get(b"/large", CLOSE))
+            assert eventually(lambda: app.seen)
+            with connect_to(url) as other:
+                for _ in range(count):
+                    other.sendall(get(b"/other"))
+                    other.recv(1000)
+            begun = len(app.seen) - count
+            return begun, read_to_end(connection)
+
+    # Then
+    begun, answer = serve(client)
+    assert begun < count / 2
+    assert statuses(answer) == [200] * count
+    assert len(answer) > count * LARGE_BYTES
+
+
+def test_requests_that_wait_for_one_before_them_are_few(serve):
+    def client(url, app):
+        with connect_to(url) as connection:
+            # When: each piece ends within a request, so that there is always one to be read on
+            connection.sendall(b"POST /waits HTTP/1.1\r\nContent-Length: 1\r\n\r\n")
+            piece = b"x" + get(b"/n") * 400 + b"POST / HTTP/1.1\r\nContent-Length: 1\r\n\r\n"
+            with contextlib.suppress(TimeoutError):
+                connection.settimeout(0.2)
+                for _ in range(400):
+                    connection.sendall(piece)
+            app.open()
+            connection.settimeout(10)
+            return read_to_end(connection)
+
+    # Then: the connection ends with the answers to some of them
+    answer = serve(client)
+    assert set(statuses(answer)) == {200}
+    assert len(statuses(answer)) == 257
+
+
+def test_bodies_of_requests_that_wait_are_not_read_ahead(serve):
+    def client(url, app):
+        with connect_to(url) as connection:
+            # When: as above, with bodies
+            connection.sendall(b"POST /waits HTTP/1.1\r\nContent-Length: 1\r\n\r\n")
+            head = b"POST / HTTP/1.1\r\nContent-Length: 200001\r\n\r\n"
+            sent_bytes = 0
+            connection.settimeout(0.5)
+            with contextlib.suppress(TimeoutError):
+                for _ in range(200):
+                    sent_bytes += connection.send(b"x" + head + bytes(200_000))
+            return sent_bytes
+
+    # Then: there are some megabytes in the system's own buffers
+    assert serve(client) < 20_000_000
+
+
+def test_pipelined_body_is_read_when_its_turn_comes(serve):
+    def client(url, app):
+        with connect_to(url) as connection:
+            connection.sendall(get(b"/waits") + b"POST /a HTTP/1.1\r\nContent-Length: 6\r\n\r\nabc")
+            eventually(lambda: app.seen)
+            connection.sendall(b"def" + get(b"/b", CLOSE))
+            app.open()
+            return read_to_end(connection)
+
+    assert bodies(serve(client)) == [b"GET /waits? ", b"POST /a? abcdef", b"GET /b? "]
+
+
 @pytest.mark.parametrize(
     ("lines", "count"), [(b"", 1), (CLOSE, 1), (b"Connection: Keep-Alive\r\n", 2)]
 )
@@ -174,10 +257,11 @@ def test_http_1_0_closes_unless_asked_not_to(serve, lines, count):
     assert answer.count(b"connection: keep-alive") == count - 1
 
 
-def test_client_that_waits_to_continue_is_told_to(serve):
+@pytest.mark.parametrize("expectation", [b"100-continue", b"100-Continue"])
+def test_client_that_waits_to_continue_is_told_to(serve, expectation):
     def client(url, _):
         with connect_to(url) as connection:
-            lines = b"Expect: 100-continue\r\nContent-Length: 3\r\n" + CLOSE
+            lines = b"Expect: %b\r\nContent-Length: 3\r\n" % expectation + CLOSE
             connection.sendall(get(b"/", lines, method=b"POST"))
             assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
             connection.sendall(b"abc")
@@ -225,6 +309,7 @@ def test_wish_for_another_protocol_is_passed_over(serve):
         (b"GET / HTTP/3.7\r\n\r\n", 400),
         (get(b"/", method=b"FROB"), 405),
         (get(b"/", b"X: y\r\n Z: folded\r\n"), 400),
+        (get(b"/", b"Transfer-Encoding: \xff, chunked\r\n"), 400),
         (get(b"/" + b"x" * 100_000), 431),
         (get(b"/", b"X: y\r\n" * (MAX_HEADERS + 1)), 431),
     ],
