@@ -15,6 +15,7 @@ from functools import partial
 import uvloop
 
 from batching.metrics_config import read_metrics_config
+from batching.outage import Outage
 from batching.readiness import notify_ready
 from batching.settings import Settings, SettingsError
 from batching.store.broker import Broker
@@ -91,8 +92,9 @@ class _Ingress:
         client = connect(url)
         self._registry = Registry(client, dead_after_s=settings.dead_after_s)
         self._control = ControlQueue(client)
-        self._catalog = Catalog(self._registry, url)
-        self._broker = Broker(url, dead_after_s=settings.dead_after_s)
+        outage = Outage(log, settings.redis_url)
+        self._catalog = Catalog(self._registry, url, outage=outage)
+        self._broker = Broker(url, dead_after_s=settings.dead_after_s, outage=outage)
         probe_client = connect(url, socket_timeout_s=_PROBE_TIMEOUT_S)
         self._probe_registry = Registry(probe_client, dead_after_s=settings.dead_after_s)
         self._metrics.watch(

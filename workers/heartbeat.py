@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from batching.model_spec import VersionKey
+from batching.outage import Outage
 from batching.status import NodeStatus
 from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
@@ -35,6 +36,7 @@ class Heartbeat:
         on_forgotten: Callable[[], None],
         *,
         dead_after_s: float = 3.0,
+        outage: Outage | None = None,
     ) -> None:
         self._verbs = verbs
         self._node = node
@@ -42,6 +44,7 @@ class Heartbeat:
         self._versions = versions
         self._on_forgotten = on_forgotten
         self._dead_after_s = dead_after_s
+        self._outage = outage or Outage(log)
         self._is_node_unsure = False
         self._is_forgotten = False
         self._unsure: set[VersionKey] = set()
@@ -57,7 +60,9 @@ class Heartbeat:
             try:
                 await self.beat()
             except (RedisError, OSError) as error:
-                log.warning("beat failed: %s", error)
+                self._outage.note("beat", error)
+            else:
+                self._outage.over()
             await asyncio.sleep(max(0.1, BEAT_S - (time.monotonic() - started)))
 
     async def beat(self) -> None:

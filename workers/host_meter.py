@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import psutil
 
+from batching.outage import Outage
 from batching.status import HostSample, NodeStatus
 from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
@@ -39,12 +40,14 @@ class HostMeter:
         *,
         interval_s: float,
         is_logging: bool,
+        outage: Outage,
     ) -> None:
         self._verbs = verbs
         self._node = node
         self._slots = slots
         self._interval_s = interval_s
         self._is_logging = is_logging
+        self._outage = outage
 
     async def run(self) -> None:
         """Measures until cancelled."""
@@ -52,7 +55,9 @@ class HostMeter:
         while True:
             try:
                 await self._report(await asyncio.to_thread(measure))
-            except (RedisError, OSError, psutil.Error) as error:
+            except RedisError as error:
+                self._outage.note("measure", error)
+            except (OSError, psutil.Error) as error:
                 log.warning("not measured: %s", error)
             await asyncio.sleep(self._interval_s)
 

@@ -24,6 +24,7 @@ from typing import Any
 import compat
 from batching.errors import StoreUnavailable
 from batching.model_spec import ModelSpec, VersionKey
+from batching.outage import Outage
 from batching.readiness import notify_ready
 from batching.settings import Settings, SettingsError
 from batching.status import NodeStatus, WorkerState, utc_now
@@ -64,6 +65,7 @@ class Node:
             pid=os.getpid(),
             started_at=utc_now(),
         )
+        self._outage = Outage(log, settings.redis_url)
         self._registry = Registry(connect(store_url(settings)), dead_after_s=settings.dead_after_s)
         self._client = connect_async(store_url(settings))
         self._verbs = NodeVerbs(self._client, int(settings.dead_after_s * 1000))
@@ -86,6 +88,7 @@ class Node:
             sequence=itertools.count(1),
             prepare=self._files.prepare,
             compat_dir=Path(compat.__file__).parent,
+            outage=self._outage,
         )
 
     async def run(self) -> None:
@@ -98,9 +101,12 @@ class Node:
             self._versions,
             self._on_joined,
             dead_after_s=self._settings.dead_after_s,
+            outage=self._outage,
         )
         sweeper = Sweeper(self._files, self._known_specs, kept_s=self._settings.unused_files_kept_s)
-        reaper = Reaper(self._verbs, self._versions, heartbeat.is_steady, heartbeat.overdue)
+        reaper = Reaper(
+            self._verbs, self._versions, heartbeat.is_steady, heartbeat.overdue, self._outage
+        )
         self._starters = [
             asyncio.create_task(self._reconcile_forever(), name="reconciler"),
             asyncio.create_task(keep_control_worker(self._settings), name="control worker"),
@@ -137,6 +143,7 @@ class Node:
             self._slots.values,
             interval_s=self._settings.metric_time_interval_s,
             is_logging=self._settings.is_logging_metrics,
+            outage=self._outage,
         )
 
     def _handle_signals(self) -> None:
@@ -183,7 +190,7 @@ class Node:
             try:
                 await self._reconcile()
             except (StoreUnavailable, RedisError, OSError) as error:
-                log.warning("registry unreachable: %s", error)
+                self._outage.note("reconcile", error)
                 await asyncio.sleep(RETRY_S)
                 continue
             with contextlib.suppress(TimeoutError):
@@ -196,7 +203,7 @@ class Node:
                     async for _ in changes:
                         self._must_look.set()
             except (RedisError, OSError) as error:
-                log.warning("change channel broken: %s", error)
+                self._outage.note("listen", error)
                 await asyncio.sleep(RETRY_S)
 
     async def _reconcile(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from batching.model_spec import VersionKey
+from batching.outage import Outage
 from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
 from batching.store.reclaiming import ReclaimMode
@@ -26,11 +27,13 @@ class Reaper:
         versions: Callable[[], Iterable[VersionKey]],
         is_steady: Callable[[VersionKey | None], bool],
         somebody_is_overdue: Callable[[], Awaitable[None]],
+        outage: Outage | None = None,
     ) -> None:
         self._verbs = verbs
         self._versions = versions
         self._is_steady = is_steady
         self._somebody_is_overdue = somebody_is_overdue
+        self._outage = outage or Outage(log)
 
     async def run(self) -> None:
         """Reaps until cancelled; who is still overdue after that is told of again."""
@@ -40,7 +43,7 @@ class Reaper:
             try:
                 await self.reap()
             except (RedisError, OSError) as error:
-                log.warning("reaping failed: %s", error)
+                self._outage.note("reap", error)
 
     async def reap(self) -> None:
         """Once over all versions."""

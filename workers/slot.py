@@ -12,12 +12,13 @@ import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from batching.errors import DependenciesFailed, ServeError
 from batching.model_spec import ModelSpec
+from batching.outage import Outage
 from batching.settings import Settings
 from batching.status import WorkerState, WorkerStatus, utc_now
 from batching.store.connection import RedisError
@@ -48,6 +49,7 @@ class SlotContext:
     sequence: "itertools.count[int]"
     prepare: Callable[[ModelSpec], Awaitable[Prepared]]
     compat_dir: Path
+    outage: Outage = field(default_factory=lambda: Outage(log))
 
 
 class Slot:
@@ -296,5 +298,5 @@ class Slot:
             try:
                 return await verb(*arguments)
             except (RedisError, OSError) as error:
-                log.warning("%s failed: %s", getattr(verb, "__name__", verb), error)
+                self._context.outage.note(getattr(verb, "__name__", str(verb)), error)
                 await asyncio.sleep(RECLAIM_RETRY_S)

@@ -22,6 +22,7 @@ from typing import Any
 
 from batching.batcher import Batcher
 from batching.metrics_config import read_metrics_config
+from batching.outage import Outage
 from batching.policy import policy_of
 from batching.protocol import Batch, Owned, Reply
 from batching.settings import Settings
@@ -61,12 +62,14 @@ class Worker:
         is_broken: Callable[[], bool] = lambda: False,
         *,
         idle_s: float = BLOCK_S,
+        outage: Outage | None = None,
     ) -> None:
         self._batcher = batcher
         self._verbs = verbs
         self._run = run
         self._is_broken = is_broken
         self._idle_s = idle_s
+        self._outage = outage or Outage(log)
         self._should_stop = False
         self._unsure_until = 0.0
         self._look_at = 0.0
@@ -88,7 +91,7 @@ class Worker:
             except (RedisError, OSError) as error:
                 # The claim may have been carried out and only its answer lost.
                 self._unsure_until = time.monotonic() + UNSURE_S
-                log.warning("claim failed: %s", error)
+                self._outage.note("claim", error)
                 time.sleep(RETRY_S)
                 continue
             if batch is not None:
@@ -112,11 +115,13 @@ class Worker:
             except (RedisError, OSError) as error:
                 # What cannot be answered is given back before the next claim.
                 self._unsure_until = time.monotonic() + UNSURE_S
+                self._outage.note("reply", error)
                 if time.monotonic() > end:
                     log.error("reply failed for %.0f s, giving up: %s", REPLY_PATIENCE_S, error)
                     return
                 time.sleep(RETRY_S)
             else:
+                self._outage.over("reply")
                 return
 
     def _gather(self) -> Batch | None:
@@ -125,6 +130,7 @@ class Worker:
         is_unsure = now_s < self._unsure_until
         if is_unsure or now_s >= self._look_at:
             self._verbs.recover()
+            self._outage.over()
             self._look_at = now_s + (LOOK_AGAIN_S if is_unsure else LOOK_S)
         end = self._look_at
         idle_s = BLOCK_S if is_unsure else self._idle_s
@@ -209,6 +215,7 @@ def main() -> int:
         lambda: runner.is_device_broken,
         # A ticket is only good while it is young.
         idle_s=BLOCK_S if spec.use_job_ticket else idle_s(client),
+        outage=Outage(log, settings.redis_url),
     )
     signal.signal(signal.SIGTERM, worker.stop)
     reporter.start()

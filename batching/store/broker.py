@@ -1,9 +1,11 @@
 """The ingress's door to the queue: one call per request, one reply back."""
 
+import logging
 import uuid
 
 from batching import errors
 from batching.model_spec import ModelSpec, VersionKey
+from batching.outage import Outage
 from batching.protocol import Reply, Request
 from batching.store import keys
 from batching.store.connection import AsyncClient, RedisError, connect_async
@@ -15,12 +17,17 @@ from batching.store.ticket import ClientGone, ClientLeft
 
 __all__ = ["Broker", "ClientLeft", "ReplyStream"]
 
+log = logging.getLogger(__name__)
+
 
 class Broker:
     """Owns a lane per model version that has had traffic. Lives on one event loop."""
 
-    def __init__(self, redis_url: str, *, dead_after_s: float = 3.0) -> None:
+    def __init__(
+        self, redis_url: str, *, dead_after_s: float = 3.0, outage: Outage | None = None
+    ) -> None:
         self._redis_url = redis_url
+        self._outage = outage or Outage(log, redis_url)
         self._dead_after_ms = int(dead_after_s * 1000)
         self._ingress_id = uuid.uuid4().hex
         self._client: AsyncClient | None = None
@@ -78,12 +85,17 @@ class Broker:
             timeout_s = default_timeout_s(spec)
         lane = self._lanes.get(spec.key) or self._open_lane(spec.key, self._client)
         try:
-            return await lane.ask(request_id, request.encode(), timeout_s, client_left)
+            reply = await lane.ask(request_id, request.encode(), timeout_s, client_left)
+        except errors.StoreUnavailable as error:
+            self._outage.note("submit", error)
+            raise
         except errors.VersionNotFound as error:
             # No longer registered, or not yet again.
             if await self._is_registry_lost(self._client):
                 raise queue_lost() from error
             raise
+        self._outage.over("submit")
+        return reply
 
     async def _is_registry_lost(self, client: AsyncClient) -> bool:
         try:

@@ -2,15 +2,19 @@
 
 import asyncio
 import contextlib
+import logging
 
 from batching.errors import StoreUnavailable
 from batching.model_spec import ModelSpec
+from batching.outage import Outage
 from batching.store.changes import changed_models
 from batching.store.connection import RedisError, connect_async
 from batching.store.model_entry import ModelEntry, pick_version
 from batching.store.refusals import store_unavailable
 from batching.store.registry import Registry
 from batching.store.tasks import end_tasks
+
+log = logging.getLogger(__name__)
 
 RECONNECT_S = 0.2
 LOOK_UP_PATIENCE_S = 0.8  # as a submit's
@@ -23,9 +27,10 @@ class Catalog:
     nobody can fill the memory with them.
     """
 
-    def __init__(self, registry: Registry, redis_url: str) -> None:
+    def __init__(self, registry: Registry, redis_url: str, *, outage: Outage | None = None) -> None:
         self._registry = registry
         self._redis_url = redis_url
+        self._outage = outage or Outage(log, redis_url)
         self._entries: dict[str, ModelEntry] = {}
         # What was forgotten, until the registry has said what has become of it.
         self._former: dict[str, ModelEntry] = {}
@@ -137,8 +142,9 @@ class Catalog:
         while True:
             try:
                 await self._follow_changes()
-            except (RedisError, OSError, StoreUnavailable):
+            except (RedisError, OSError, StoreUnavailable) as error:
                 self._is_listening = False
+                self._outage.note("listen", error)
                 await asyncio.sleep(RECONNECT_S)
 
     async def _follow_changes(self) -> None:
@@ -148,6 +154,7 @@ class Catalog:
                 if model_name is None:
                     await self._refresh()
                     self._is_listening = True
+                    self._outage.over()
                 else:
                     self.forget(model_name)
 

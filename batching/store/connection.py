@@ -34,6 +34,13 @@ IDLE_S = 2.0
 RedisError = redis.RedisError
 # Redis is not heard, and may be again.
 UNHEARD = (redis.TimeoutError, redis.ConnectionError)
+# Redis is heard, and will not: do this, or anything for this user.
+REFUSED = redis.ResponseError
+UNWELCOME = (
+    redis.AuthenticationError,
+    redis.exceptions.AuthorizationError,
+    redis.exceptions.NoPermissionError,
+)
 
 # redis-py types every answer as "bytes or str" and some methods not at all; here it is bytes.
 Client = Any

@@ -20,6 +20,7 @@ async def submit_tickets(verbs: IngressVerbs, tickets: Sequence[Ticket]) -> list
         QueueMemoryFull, StoreUnavailable: of all of them, nothing.
     """
     now = asyncio.get_running_loop().time
+    cause: Exception | None = None
     try:
         async with asyncio.timeout(_patience_s(tickets, now())):
             while True:
@@ -27,10 +28,11 @@ async def submit_tickets(verbs: IngressVerbs, tickets: Sequence[Ticket]) -> list
                     return await verbs.submit([_submission(ticket, now()) for ticket in tickets])
                 except OutOfMemoryError as error:
                     raise memory_full() from error
-                except (RedisError, OSError):
+                except (RedisError, OSError) as error:
+                    cause = error
                     await asyncio.sleep(RETRY_S)
     except TimeoutError:
-        raise store_unavailable() from None
+        raise store_unavailable() from cause
 
 
 def _submission(ticket: Ticket, now: float) -> Submission:

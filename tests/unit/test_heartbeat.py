@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import fakeredis.aioredis
 import pytest
 import redis
 
+from batching.outage import Outage
 from batching.settings import Settings
 from batching.status import NodeStatus, WorkerState, WorkerStatus
 from batching.store import keys
@@ -163,3 +165,25 @@ def test_worker_that_its_server_forgot_is_reported_again(parts):
         assert parts.forgotten == before + 1
 
     asyncio.run(run())
+
+
+def test_heart_says_once_that_redis_is_away_and_that_it_is_back(parts, caplog):
+    # Given
+    asked = []
+    log = logging.getLogger("here")
+    parts.heart._outage = Outage(log, clock=lambda: asked.append(1) or len(asked) / 1000)
+
+    async def run():
+        # When several beats have failed and one has not
+        parts.server.connected = False
+        beating = asyncio.create_task(parts.heart.run())
+        await eventually_async(lambda: len(asked) > 3)
+        parts.server.connected = True
+        await eventually_async(lambda: len(caplog.messages) > 1)
+        await end_tasks([beating])
+
+    asyncio.run(run())
+    # Then
+    away, back = caplog.messages
+    assert away.startswith("Redis does not answer redis=unknown verb=beat")
+    assert back.startswith("Redis answers again")
