@@ -171,13 +171,21 @@ def main() -> int:
     """Runs the worker described by the environment; returns the exit status."""
     settings, _ = Settings.load()
     assignment = Assignment.from_environment()
+    spec = assignment.spec
     # Beside the handler's own prints, as TorchServe's model_log has them.
-    configure_logging(settings.log_level, sys.stdout if settings.log_files else None)
+    configure_logging(
+        settings.log_level,
+        sys.stdout if settings.log_files else None,
+        {
+            "model": spec.model_name,
+            "version": spec.model_version,
+            "worker": assignment.worker_id,
+        },
+    )
     faulthandler.enable()
     # The handler's stacks are written before the default action ends the process.
     faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    spec = assignment.spec
     _report(assignment, state="LOADING")
     try:
         model = load_model(spec, assignment.model_dir, assignment.device, settings)
