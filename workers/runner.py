@@ -19,6 +19,7 @@ from batching.settings import Settings
 from batching.store.replies import error_reply
 from workers.batch_stream import BatchStream, Send, StreamAbandoned
 from workers.envelopes import OPEN_INFERENCE_ENVELOPE
+from workers.failure_log import FailureLog, short_ids
 from workers.handlers import LoadedModel
 from workers.open_inference import Inference
 from workers.rows import decode_row, encode_output, header_texts, line_text, request_headers
@@ -42,6 +43,7 @@ class Runner:
         self._stream = BatchStream(send)
         self._stream.attach(model.context)
         self._questions: dict[int, Inference] = {}
+        self._failures = FailureLog(logger)
         self.is_device_broken = False
 
     def run(self, batch: Batch) -> list[Reply]:
@@ -97,13 +99,16 @@ class Runner:
             return [_error_reply(_BROKEN_STREAM)] * len(items)
         except Exception as error:
             # Anything may come out of a handler; the worker has to live on.
-            log.exception("handler failed model=%s batch=%d", self._name, len(items))
+            self._failures.write(f"handler failed {self._what(items)}", error)
             self.is_device_broken = self.is_device_broken or _has_broken_device(error)
             return self._all_or_none(items, _as_answer(error))
         if not isinstance(outputs, list) or len(outputs) != len(items):
-            log.error("handler returned %s for a batch of %d", _shape(outputs), len(items))
+            log.error("handler returned %s for %s", _shape(outputs), self._what(items))
             return self._all_or_none(items, _misshapen(outputs))
-        return [self._reply(index, output) for index, output in enumerate(outputs)]
+        return [
+            self._reply(index, item, output)
+            for index, (item, output) in enumerate(zip(items, outputs, strict=True))
+        ]
 
     def _all_or_none(
         self, items: Sequence[Claimed], error: ServeError | PredictionException
@@ -160,7 +165,7 @@ class Runner:
             context.set_response_header(index, name, value)
         return body
 
-    def _reply(self, index: int, output: Any) -> Reply:
+    def _reply(self, index: int, item: Claimed, output: Any) -> Reply:
         try:
             body = self._encode(index, output)
             if len(body) > self._settings.max_response_size_bytes:
@@ -173,8 +178,11 @@ class Runner:
             return Reply(int(status), body, header_texts(headers), line_text(phrase))
         except Exception as error:
             # What it returned may do anything when it is encoded; its neighbours are answered.
-            log.exception("answer refused model=%s row=%d", self._name, index)
+            self._failures.write(f"answer refused {self._what([item])} row={index}", error)
             return _error_reply(_as_answer(error))
+
+    def _what(self, items: Sequence[Claimed]) -> str:
+        return f"model={self._name} batch={len(items)} requests={short_ids(items)}"
 
     @property
     def _name(self) -> str:

@@ -1,0 +1,60 @@
+"""Writes what a handler raised: in full once, and in one line while it goes on in the same way."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from traceback import walk_tb
+
+from batching.protocol import Claimed
+
+QUIET_S = 10.0
+# A handler that fails at so many places is written in full more often.
+MAX_PLACES = 64
+MAX_IDS = 8
+
+_Place = tuple[str, str, int]
+
+
+@dataclass(slots=True)
+class _Written:
+    at_s: float
+    left_out: int = 0
+
+
+class FailureLog:
+    """The tracebacks of one worker process. Keeps no exception: it would hold a batch's tensors."""
+
+    def __init__(self, log: logging.Logger, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._written: dict[_Place, _Written] = {}
+
+    def write(self, words: str, error: Exception) -> None:
+        """The log has these words, and the traceback unless it had the same one lately."""
+        kind, file_name, line = place = _innermost(error)
+        now_s = self._clock()
+        last = self._written.get(place)
+        if last is not None and now_s - last.at_s < QUIET_S:
+            last.left_out += 1
+            self._log.error("%s error=%s at=%s:%d", words, kind, file_name, line)
+            return
+        if len(self._written) >= MAX_PLACES:
+            self._written.clear()
+        self._written[place] = _Written(now_s)
+        if last is not None and last.left_out:
+            words = f"{words} left_out={last.left_out}"
+        self._log.error("%s", words, exc_info=error)
+
+
+def short_ids(items: Sequence[Claimed]) -> str:
+    """The ids of the first few of these requests."""
+    ids = [item.request_id for item in items[:MAX_IDS]]
+    return ",".join([*ids, "..."] if len(items) > MAX_IDS else ids)
+
+
+def _innermost(error: Exception) -> _Place:
+    file_name, line = "?", 0
+    for frame, line_number in walk_tb(error.__traceback__):
+        file_name, line = frame.f_code.co_filename, line_number
+    return type(error).__name__, file_name, line
