@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from batching.torchserve_metrics import log_load_time
 from workers.assignment import Assignment
 from workers.backoff import Backoff
 from workers.devices import Device
+from workers.exit_status import EXIT_OUT_OF_MEMORY, status_text
 from workers.model_files import Prepared
 from workers.worker_environment import worker_environment
 from workers.worker_process import WorkerProcess
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 PROVEN_AFTER_S = 2.0  # a worker that was READY for so long has not died of its start
 RECLAIM_RETRY_S = 0.1
-EXIT_OUT_OF_MEMORY = -signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,18 +256,17 @@ class Slot:
         if self._is_proven():
             self._backoff.succeed()
         log.warning(
-            "worker died model=%s version=%s worker=%s exit=%d after_ready_s=%.1f",
+            "worker died model=%s version=%s worker=%s exit=%s after_ready_s=%.1f",
             *self.spec.key,
             self.worker_id,
-            returncode,
+            status_text(returncode, self.spec.response_timeout_s),
             was_ready_s,
         )
         was_loading = self._ready_at is None
         known = self._status.error if self._status else ""
         error = known or f"exit status {returncode}" if was_loading else ""
         await self._note_failure(
-            error=error,
-            is_out_of_memory=was_loading and returncode == EXIT_OUT_OF_MEMORY,
+            error=error, is_out_of_memory=was_loading and returncode == EXIT_OUT_OF_MEMORY
         )
 
     async def _note_failure(
