@@ -135,6 +135,7 @@ class Node:
         for role in roles:
             if not role.cancelled() and (error := role.exception()):
                 raise error
+        log.info("node=%s stopped", self._node.node_id)
 
     def _host_meter(self) -> HostMeter:
         return HostMeter(

@@ -60,4 +60,10 @@ class Reaper:
                 )
 
     async def _reap_nodes(self) -> None:
-        await self._verbs.forget_nodes(await self._verbs.dead_nodes())
+        for gone in await self._verbs.forget_nodes(await self._verbs.dead_nodes()):
+            log.warning(
+                "node gone node=%s host=%s silent_s=%.1f",
+                gone.node_id,
+                gone.hostname,
+                gone.silent_s,
+            )

@@ -27,6 +27,15 @@ class Heard:
     silent_s: Sequence[float]
 
 
+@dataclass(frozen=True, slots=True)
+class GoneNode:
+    """A node that was silent for too long."""
+
+    node_id: str
+    hostname: str
+    silent_s: float
+
+
 class NodeVerbs:
     """Thin, typed calls of the scripts; raises redis' own errors."""
 
@@ -204,13 +213,32 @@ class NodeVerbs:
             version_keys.counters, version_keys.metrics, version_keys.ingress_beats
         )
 
-    async def forget_nodes(self, node_ids: Iterable[str]) -> None:
-        """These dead nodes are not listed any more."""
+    async def forget_nodes(self, node_ids: Iterable[str]) -> list[GoneNode]:
+        """These dead nodes are not listed any more; those that nobody else has removed."""
+        gone = []
         for node_id in node_ids:
-            await self.leave(node_id)
+            async with self._client.pipeline(transaction=False) as pipe:
+                pipe.time()
+                pipe.zscore(keys.NODES, node_id)
+                pipe.hget(keys.NODE_INFO, node_id)
+                pipe.zrem(keys.NODES, node_id)
+                pipe.hdel(keys.NODE_INFO, node_id)
+                (second, micros), beat_ms, record, is_removed, _ = await pipe.execute()
+            if is_removed:
+                silent_s = second + micros / 1e6 - beat_ms / 1000
+                gone.append(GoneNode(node_id, _hostname(record), silent_s))
+        return gone
 
     def _at(self, version_keys: VersionKeys) -> AsyncClient:
         return at(self._client, version_keys.tag)
 
     def _at_all(self, group: Iterable[VersionKey]) -> AsyncClient:
         return self._at(VersionKeys.of(next(iter(group))))
+
+
+def _hostname(record: bytes | None) -> str:
+    # Whatever is there: a record that nobody can read must not keep its node listed.
+    try:
+        return NodeStatus.from_json(record or b"").hostname
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return "unknown"

@@ -76,6 +76,7 @@ def test_second_node_serves_registered_models_and_shares_their_batches(
 
         # When the second node is stopped
         node.stop_cleanly()
+        assert node.log().splitlines()[-1].endswith(" stopped")
 
         # Then its worker leaves the description, and the first node goes on
         eventually(lambda: len(shared_server.worker_pids("shared")) == 1, JOIN_TIMEOUT_S)

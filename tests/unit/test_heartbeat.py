@@ -134,7 +134,7 @@ def test_nobody_is_looked_for_while_everybody_beats(parts):
     asyncio.run(run())
 
 
-def test_silent_node_is_forgotten(parts):
+def test_silent_node_is_forgotten_and_told_of(parts, caplog):
     async def run():
         # Given
         await parts.heart.beat()
@@ -147,6 +147,8 @@ def test_silent_node_is_forgotten(parts):
         assert client.hkeys(keys.NODE_INFO) == [b"node-a"]
 
     asyncio.run(run())
+    [message] = caplog.messages
+    assert message.startswith("node gone node=node-b host=host silent_s=0.")
 
 
 def test_worker_that_its_server_forgot_is_reported_again(parts):

@@ -59,10 +59,13 @@ def test_silent_node_is_dead_until_it_is_forgotten(desk):
 
     # When
     dead = desk.node().dead_nodes()
-    desk.node().forget_nodes(dead)
+    first, second = (desk.node().forget_nodes(dead) for _ in range(2))
 
     # Then
     assert dead == ["node-a"]
+    assert [(gone.node_id, gone.hostname) for gone in first] == [("node-a", NODE.hostname)]
+    assert 10 <= first[0].silent_s < 15
+    assert second == []
     assert desk.node().dead_nodes() == []
     assert not desk.client.exists(keys.NODE_INFO)
 
