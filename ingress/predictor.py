@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from batching.errors import BadRequest, NoWorker, PredictionFailed, ServeError
-from batching.model_spec import ModelSpec
+from batching.model_spec import ModelSpec, VersionKey
 from batching.protocol import BatchTiming, Reply, Request
 from batching.request_ids import fresh_request_id
 from batching.store.broker import Broker, ReplyStream
@@ -19,6 +19,7 @@ from ingress.answers import (
     stream_head,
     with_error_key,
 )
+from ingress.failed_requests import FailedRequests
 from ingress.payload import (
     first_in_query,
     read_request,
@@ -49,6 +50,7 @@ class Predictor:
         self._broker = broker
         self._metrics = metrics
         self._is_open_inference = is_open_inference
+        self._failed = FailedRequests()
 
     async def answer(
         self,
@@ -71,7 +73,7 @@ class Predictor:
             ClientLeft: there is nobody to answer.
         """
         request_id = fresh_request_id()
-        measure = _Measure(self._metrics)
+        measure = _Measure(self._metrics, self._failed, request_id)
         is_tensors = target.is_v2 and (self._is_open_inference or speaks_of_binary(headers, body))
         try:
             request = None
@@ -155,24 +157,37 @@ class Predictor:
 
 
 class _Measure:
-    """What one prediction adds to the metrics."""
+    """What one prediction adds to the metrics, and to the log if it fails."""
 
-    __slots__ = ("_children", "_full_size", "_metrics", "_started_s")
+    __slots__ = (
+        "_children",
+        "_failed",
+        "_full_size",
+        "_key",
+        "_metrics",
+        "_request_id",
+        "_started_s",
+    )
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, failed: FailedRequests, request_id: str) -> None:
         self._metrics = metrics
+        self._failed = failed
+        self._request_id = request_id
+        self._key: VersionKey | None = None
         self._started_s = time.perf_counter()
         self._children: VersionMetrics | None = None
         self._full_size = 1
 
     def begin(self, spec: ModelSpec, asked_version: str | None) -> None:
         """The version is known."""
+        self._key = spec.key
         self._children = self._metrics.version(spec.key, asked_version)
         self._full_size = spec.batch_size
         self._children.count_arrival()
 
     def end(self, status: int, timing: BatchTiming | None, reason: str) -> None:
         """It was answered, or its client has gone."""
+        self._failed.note(self._request_id, self._key, status, reason)
         if self._children is None:
             self._metrics.count_unknown(status, reason)
         else:

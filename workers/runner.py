@@ -43,7 +43,7 @@ class Runner:
         self._stream = BatchStream(send)
         self._stream.attach(model.context)
         self._questions: dict[int, Inference] = {}
-        self._failures = FailureLog(logger)
+        self._failures = FailureLog(log)
         self.is_device_broken = False
 
     def run(self, batch: Batch) -> list[Reply]:

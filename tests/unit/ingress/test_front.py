@@ -61,6 +61,18 @@ def test_prediction_without_workers_is_refused_in_torchserves_words(ingress):
     assert answer.headers["retry-after"] == "1"
 
 
+def test_failed_prediction_is_in_the_log_by_the_id_that_its_client_has(ingress, caplog):
+    # Given
+    ingress.register("idle", min_worker=0, max_worker=0)
+    # When
+    request_id = ingress.predict("/predictions/idle").headers["x-request-id"]
+    # Then
+    named = [message for message in caplog.messages if message.startswith("failed request=")]
+    assert named == [
+        f"failed request={request_id} status=503 reason=no_worker model=idle version=1.0"
+    ]
+
+
 def test_error_closes_the_connection(ingress):
     # When: raw() returns only when the server has closed
     answer = raw(ingress, b"GET /predictions/nobody HTTP/1.1\r\nHost: x\r\n\r\n")
