@@ -16,6 +16,7 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import TimerDeathPenalty
 
 from batching.errors import InternalError, ServeError
+from batching.outage import Outage
 from batching.settings import Settings
 from batching.store.connection import UNHEARD, Client, RedisError, connect, for_rq, store_url
 from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, wrap_error
@@ -67,6 +68,7 @@ class ControlWorker(SimpleWorker):
 
     death_penalty_class = TimerDeathPenalty
     max_connection_wait_time = 2.0
+    outage: Outage
 
     def dequeue_job_and_maintain_ttl(
         self, timeout: int | None, max_idle_time: int | None = None
@@ -76,8 +78,18 @@ class ControlWorker(SimpleWorker):
             try:
                 return super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
             except UNHEARD as error:
-                log.warning("Redis is not heard: %s", error)
+                self.outage.note("dequeue", error)
                 time.sleep(RETRY_S)
+
+    def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
+        """Redis knows that this worker lives; RQ tries it first whenever it tries again."""
+        try:
+            super().heartbeat(timeout, pipeline)
+        except UNHEARD as error:
+            self.outage.note("heartbeat", error)
+            raise
+        if pipeline is None:
+            self.outage.over()
 
     def subscribe(self) -> None:
         """Nothing listens: commands to workers through Redis are not wanted."""
@@ -128,17 +140,25 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
         progress.end()
 
 
-def make_worker(client: Client) -> ControlWorker:
+def make_worker(client: Client, outage: Outage | None = None) -> ControlWorker:
     """A worker of the control queue."""
     client = for_rq(client)
     queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer, job_class=ControlJob)
-    return ControlWorker(
+    worker = ControlWorker(
         [queue],
         connection=client,
         serializer=JSONSerializer,
         job_class=ControlJob,
         worker_ttl=WORKER_TTL_S,
     )
+    worker.outage = outage or Outage(log)
+    # RQ says at each try what the outage says once.
+    worker.log.addFilter(_is_news)
+    return worker
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return "could not connect to Redis" not in str(record.msg)
 
 
 def main() -> int:
@@ -146,11 +166,12 @@ def main() -> int:
     settings, _ = Settings.load()
     configure_logging(settings.log_level)
     logging.getLogger("rq").setLevel(logging.WARNING)
+    outage = Outage(log, settings.redis_url)
     client = connect(store_url(settings), socket_timeout_s=RQ_SOCKET_TIMEOUT_S)
     try:
-        make_worker(client).work(logging_level="WARNING")
+        make_worker(client, outage).work(logging_level="WARNING")
     except RedisError as error:
-        log.warning("Redis is not heard: %s", error)
+        outage.note("work", error)
         return EXIT_UNHEARD
     return 0
 

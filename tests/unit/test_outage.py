@@ -20,6 +20,7 @@ from batching.store.registry import Registry
 from batching.store.worker_verbs import WorkerVerbs
 from tests.support import KEY, eventually, eventually_async, make_request, make_spec
 from workers import worker as worker_module
+from workers.control_jobs import make_worker
 from workers.worker import Worker
 
 URL = "redis://user:secret@far:6379/2"
@@ -131,6 +132,25 @@ def test_worker_says_once_that_redis_is_away(tmp_path, caplog, monkeypatch):
     # Then
     assert len(caplog.messages) == 1
     assert "verb=claim" in caplog.messages[0]
+
+
+def test_control_worker_says_once_that_redis_is_away_and_that_it_is_back(
+    real_backend, tmp_path, caplog
+):
+    # Given
+    worker = make_worker(real_backend.client)
+    worker.connection = connect(f"unix://{tmp_path}/nobody.sock")
+    # When
+    for _ in range(3):
+        with pytest.raises(redis.ConnectionError):
+            worker.heartbeat()
+        worker.log.error("Worker %s: could not connect to Redis instance: %s", "w", "why")
+    worker.connection = real_backend.client
+    worker.heartbeat()
+    # Then
+    away, back = caplog.messages
+    assert "Redis does not answer" in away
+    assert "Redis answers again" in back
 
 
 def test_ingress_says_that_redis_is_away(tmp_path, caplog, monkeypatch):
