@@ -30,7 +30,7 @@ class Outage:
         self._clock = clock
         self._failing: set[str] = set()
         self._since_s = 0.0
-        self._silent_until_s = float("-inf")
+        self._silent_until_s: dict[str, float] = {}
         self._is_said = False
 
     def note(self, verb: str, error: Exception) -> None:
@@ -39,13 +39,15 @@ class Outage:
         if not self._failing:
             self._since_s = now_s
         self._failing.add(verb)
-        if now_s < self._silent_until_s:
-            return
-        self._silent_until_s, self._is_said = now_s + REMIND_S, True
         error = _innermost(error)
+        words = _words(error)
+        # A server that comes back with another password is news.
+        if now_s < self._silent_until_s.get(words, now_s):
+            return
+        self._silent_until_s[words], self._is_said = now_s + REMIND_S, True
         self._log.warning(
             "%s redis=%s verb=%s away_s=%.0f: %s",
-            _words(error),
+            words,
             self._where,
             verb,
             now_s - self._since_s,
@@ -64,7 +66,8 @@ class Outage:
             self._log.warning(
                 "Redis answers again redis=%s away_s=%.1f", self._where, now_s - self._since_s
             )
-            self._silent_until_s, self._is_said = now_s + AGAIN_S, False
+            self._silent_until_s = dict.fromkeys(self._silent_until_s, now_s + AGAIN_S)
+            self._is_said = False
 
 
 def _innermost(error: Exception) -> Exception:

@@ -94,6 +94,16 @@ def test_outage_is_over_when_every_call_that_failed_has_succeeded(outage, caplog
     assert "answers again" in caplog.messages[-1]
 
 
+def test_server_that_comes_back_with_another_password_is_told_of_at_once(outage, caplog):
+    # When
+    for error in (REFUSED, redis.AuthenticationError("invalid password")) * 5:
+        outage.note("claim", error)
+    # Then
+    away, refused = caplog.messages
+    assert away.startswith("Redis does not answer ")
+    assert refused.startswith("Redis refuses this user or password ")
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
