@@ -49,6 +49,36 @@ def eventually(predicate: Callable[[], Any], timeout_s: float = 5.0) -> Any:
     return value
 
 
+def hold_connections(client: Any, count: int) -> int:
+    """How many of the client's connections answered while all of them were held."""
+    pool = client.connection_pool
+    held = []
+    try:
+        for _ in range(count):
+            held.append(connection := pool.get_connection())
+            connection.send_command("PING")
+        return sum(connection.read_response() == b"PONG" for connection in held)
+    finally:
+        for connection in held:
+            pool.release(connection)
+        pool.disconnect()
+
+
+async def hold_connections_async(client: Any, count: int) -> int:
+    """As `hold_connections`."""
+    pool = client.connection_pool
+    held = []
+    try:
+        for _ in range(count):
+            held.append(connection := await pool.get_connection())
+            await connection.send_command("PING")
+        return sum([await connection.read_response() == b"PONG" for connection in held])
+    finally:
+        for connection in held:
+            await pool.release(connection)
+        await pool.disconnect()
+
+
 @contextlib.contextmanager
 def processor_time(limit_s: float) -> Iterator[None]:
     """The block computes for `limit_s` at most, all threads of this process together.

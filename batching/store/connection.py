@@ -120,6 +120,7 @@ def _options(url: str, socket_timeout_s: float) -> dict[str, Any]:
         "socket_connect_timeout": min(CONNECT_TIMEOUT_S, socket_timeout_s),
         "socket_timeout": socket_timeout_s,
         "health_check_interval": 0,
+        "max_connections": found.MOST_CONNECTIONS,
         "protocol": 2,  # RESP3 would cost each new connection a round trip, for what nobody uses
     }
     if not url.startswith("unix:"):

@@ -32,11 +32,16 @@ from batching.store.tcp_limits import TCP_LIMITS
 # A frozen server is given up sooner than a single one, as there is another to go to.
 COMMAND_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S = 1.0
+# redis-py refuses the 101st connection of a client unless told otherwise; every worker that a node
+# speaks of, and every version that an ingress serves, may need one at the same moment.
+MOST_CONNECTIONS = 2**31
 
 ASK_AGAIN = 3
 ASK_AGAIN_S = 0.05
 
 HOME = "{ferry}"
+
+_DEFAULTS = {"socket_connect_timeout": CONNECT_TIMEOUT_S, "max_connections": MOST_CONNECTIONS}
 
 # Sent by a server that is a replica now, or starts, or is cut off.
 _NOT_HERE = ("CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED")
@@ -291,7 +296,7 @@ def _make_client(
         connection_class=kinds[is_for_rq][deployment.is_tls],
         finder=finder,
         retry=Retry(ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN, supported_errors=_REFUSALS),
-        **{"socket_connect_timeout": CONNECT_TIMEOUT_S, **options, **parsed},
+        **{**_DEFAULTS, **options, **parsed},
     )
     pool.deployment = deployment
     return redis.Redis.from_pool(pool)
@@ -305,7 +310,7 @@ def _make_async_client(
         connection_class=AsyncFoundTlsConnection if deployment.is_tls else AsyncFoundConnection,
         finder=finder,
         retry=AsyncRetry(ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN, supported_errors=_REFUSALS),
-        **{"socket_connect_timeout": CONNECT_TIMEOUT_S, **options, **parsed},
+        **{**_DEFAULTS, **options, **parsed},
     )
     pool.deployment = deployment
     return redis.asyncio.Redis.from_pool(pool)

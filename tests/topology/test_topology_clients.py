@@ -18,15 +18,21 @@ from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, ControlQue
 from batching.store.registry import Registry
 from tests.e2e.ferry_process import eventually
 from tests.ports import free_ports
-from tests.support import eventually_async, make_spec
+from tests.support import (
+    eventually_async,
+    hold_connections,
+    hold_connections_async,
+    make_spec,
+)
 from tests.timing import assert_within
 from tests.topology.conftest import FERRY_SLOT
-from tests.topology.servers import HOST, PLAIN, SERVICE, SLOTS, Cluster, Node
+from tests.topology.servers import HOST, PLAIN, SERVICE, SLOTS, Cluster, Node, SentinelGroup
 from tests.unit.store.test_redis_tls import OPENSSL, TlsProxy, make_certificates, server_context
 from tests.unit.store.test_redis_users import PASSWORD, USERS
 from workers.control_jobs import make_worker
 
 LIST = "{ferry}:list"
+MANY = 150  # connections at once; redis-py's own limit is 100
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +74,18 @@ def test_refused_call_is_carried_out_once_by_the_successor(cluster: Cluster) -> 
             pipe.rpush(LIST, "blocking")
             assert pipe.execute() == [6]
         assert client.rpush(LIST, "blocking") == 7
+
+
+def test_client_of_a_cluster_has_as_many_connections_as_it_needs(cluster: Cluster) -> None:
+    assert hold_connections(at(connect(cluster.url), "{other}"), MANY) == MANY
+    assert hold_connections(for_rq(connect(cluster.url)), MANY) == MANY
+    assert asyncio.run(hold_connections_async(connect_async(cluster.url), MANY)) == MANY
+
+
+def test_client_behind_sentinels_has_as_many_connections_as_it_needs() -> None:
+    with SentinelGroup() as group:
+        assert hold_connections(connect(group.url), MANY) == MANY
+        assert asyncio.run(hold_connections_async(connect_async(group.url), MANY)) == MANY
 
 
 def test_blocked_call_goes_on_at_the_successor(cluster: Cluster) -> None:
