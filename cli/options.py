@@ -15,9 +15,13 @@ from typing import Any
 import click
 from rich.console import Console
 
+from batching.open_files import raise_open_files
 from batching.settings import Settings, SettingsError
 
 Command = Callable[..., Any]
+
+# A node holds two descriptors per worker and an ingress two per connection of a client.
+_ENOUGH_FILES = 1_024
 
 # The spelling that torchserve users know; the field's own name works as well.
 _ALIASES = {
@@ -34,6 +38,17 @@ def out() -> Console:
 def err() -> Console:
     """Where progress and complaints go."""
     return Console(stderr=True, highlight=False)
+
+
+def allow_many_files() -> None:
+    """This process and its children may open what a server needs, or a warning says otherwise."""
+    if (allowed := raise_open_files()) < _ENOUGH_FILES:
+        err().print(
+            f"[yellow]warning:[/] only {allowed} files may be open at once, connections included, "
+            f"and a server needs {_ENOUGH_FILES} or more: raise the hard limit (`ulimit -Hn`, "
+            "LimitNOFILE= of systemd, --ulimit nofile= of docker)",
+            soft_wrap=True,
+        )
 
 
 def settings_options(command: Command) -> Command:

@@ -9,7 +9,7 @@ import sys
 import click
 
 from batching.settings import Settings
-from cli.options import settings_options
+from cli.options import allow_many_files, settings_options
 
 
 @click.command()
@@ -17,6 +17,7 @@ from cli.options import settings_options
 def ingress(settings: Settings) -> None:
     """Run the HTTP front only. Needs a Redis: --redis-url or REDIS_URL."""
     _require_redis(settings)
+    allow_many_files()
     from ingress.server import run  # noqa: PLC0415 - see above
 
     sys.exit(run(settings))
@@ -27,6 +28,7 @@ def ingress(settings: Settings) -> None:
 def node(settings: Settings) -> None:
     """Run this machine's workers only. Needs a Redis: --redis-url or REDIS_URL."""
     _require_redis(settings)
+    allow_many_files()
     from workers.node import run  # noqa: PLC0415 - see above
 
     sys.exit(run(settings))

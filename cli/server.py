@@ -25,7 +25,7 @@ from cli.embedded_redis import (
     find_server,
 )
 from cli.log_files import LogFiles
-from cli.options import err, out
+from cli.options import allow_many_files, err, out
 from cli.ready_pipe import ReadyPipe
 from cli.supervisor import Interrupted, Part, StartFailed, Supervisor
 
@@ -63,6 +63,7 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
         ClickException: it cannot start; nothing of it is left.
     """
     settings = _absolute(settings)
+    allow_many_files()  # before anything is started, which inherits it
     check_free((settings.inference_address, settings.management_address, settings.metrics_address))
     with contextlib.ExitStack() as cleanup:
         redis = None if settings.redis_url else _embedded_redis(redis_memory)

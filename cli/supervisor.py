@@ -2,7 +2,7 @@
 
 Started in the order given, stopped in the reverse one: the ingress first, because it drains what is
 in flight and needs workers for it; then the node; Redis last, because both talk to it while they
-leave. One thread: signals and the ends of children wake one `select`.
+leave. One thread: signals and the ends of children wake one `poll`.
 """
 
 import contextlib
@@ -168,7 +168,10 @@ class Supervisor:
 
     def _wait(self, timeout_s: float, *fds: int) -> None:
         assert self._wake_socket is not None
-        select.select([self._wake_socket.fileno(), *fds], [], [], max(0.0, timeout_s))
+        poller = select.poll()  # select.select() takes no descriptor above 1,023
+        for fd in (self._wake_socket.fileno(), *fds):
+            poller.register(fd, select.POLLIN)
+        poller.poll(max(0.0, timeout_s) * 1000)
         with contextlib.suppress(BlockingIOError):
             while self._wake_socket.recv(1024):
                 pass
