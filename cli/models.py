@@ -4,16 +4,17 @@ import concurrent.futures
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
+import httpx
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from batching.model_spec import BATCH_POLICIES
-from cli.api import Api
+from cli.api import Api, ApiError
 from cli.options import err, json_option, management_option, out
 
 POLL_S = 0.3
@@ -95,18 +96,20 @@ def describe(model: str, version: str, management_url: str, as_json: bool) -> No
 @management_option
 @json_option
 def list_models(management_url: str, as_json: bool) -> None:
-    """List the registered models."""
+    """List the registered models, with all their versions."""
     with Api(management_url) as api:
-        found = all_models(api)
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-    elif not found:
+        if as_json:
+            click.echo(json.dumps(all_models(api), indent=2))
+            return
+        found = all_versions(api)
+    if not found:
         click.echo("No models. `ferry models register` adds one.")
-    else:
-        table = Table("model", "archive", box=None)
-        for record in found:
-            table.add_row(escape(record["modelName"]), escape(record["modelUrl"]))
-        out().print(table)
+        return
+    table = Table("model", "version", "archive", box=None)
+    for record in found:
+        row = (record["modelName"], marked_version(record), record["modelUrl"])
+        table.add_row(*(escape(cell) for cell in row))
+    out().print(table)
 
 
 @models.command()
@@ -143,6 +146,29 @@ def all_models(api: Api) -> list[dict[str, str]]:
         found += page["models"]
         start = page.get("nextPageToken") if page["models"] else None
     return found
+
+
+def all_versions(api: Api) -> list[dict[str, Any]]:
+    """Every version of every registered model, described."""
+    found: list[dict[str, Any]] = []
+    for model in all_models(api):
+        try:
+            found += api.call("GET", "models", model["modelName"], "all")
+        except ApiError as error:
+            # It may have been unregistered since it was listed.
+            if error.status != httpx.codes.NOT_FOUND:
+                raise
+    return found
+
+
+def marked_version(record: dict[str, Any]) -> str:
+    """A described version's name, and whether it is the one that requests without any go to."""
+    return f"{record['modelVersion']}{' (default)' if record.get('isDefault') else ''}"
+
+
+def hosts_of_nodes(workers: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Node id to host name, of the nodes of described workers; empty where it is not known."""
+    return {worker["node"]: worker.get("host", "") for worker in workers if "node" in worker}
 
 
 def worker_states(record: dict[str, Any]) -> dict[str, int]:
@@ -220,7 +246,8 @@ def _print_status(answer: dict[str, Any], as_json: bool) -> None:
 def _print_version(record: dict[str, Any]) -> None:
     console = out()
     queue = record.get("jobQueueStatus", {})
-    console.print(f"[bold]{escape(record['modelName'])}[/] version {record['modelVersion']}")
+    version = escape(marked_version(record))
+    console.print(f"[bold]{escape(record['modelName'])}[/] version {version}")
     facts = {
         "archive": record["modelUrl"],
         "batch": f"{record['batchSize']}, at most {record['maxBatchDelay']} ms",
@@ -235,7 +262,7 @@ def _print_version(record: dict[str, Any]) -> None:
     _print_workers(record.get("workers", ()))
 
 
-def _print_workers(workers: Iterable[dict[str, Any]]) -> None:
+def _print_workers(workers: Sequence[dict[str, Any]]) -> None:
     table = Table("worker", "state", "pid", "device", "memory", "since", box=None)
     for worker in workers:
         device = "gpu" if worker.get("gpu") else "cpu"
@@ -244,3 +271,9 @@ def _print_workers(workers: Iterable[dict[str, Any]]) -> None:
         table.add_row(*(escape(str(cell)) for cell in row), worker.get("startTime", ""))
     if table.row_count:
         out().print(table)
+    for node, host in hosts_of_nodes(workers).items():
+        if host:
+            out().print(f"node {escape(node)} on {escape(host)}", soft_wrap=True)
+    # Each once: what keeps one worker from loading mostly keeps all of them.
+    for error in dict.fromkeys(worker["error"] for worker in workers if worker.get("error")):
+        out().print(f"[red]not started:[/] {escape(error)}", soft_wrap=True)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.api import Api, error_text
-from cli.models import all_models, worker_states
+from cli.models import all_versions, hosts_of_nodes, worker_states
 from cli.options import inference_option, json_option, management_option, out
 
 
@@ -23,15 +23,12 @@ def status(management_url: str, inference_url: str, as_json: bool) -> None:
     with Api(inference_url, answer_timeout_s=10) as inference:
         response = inference.send("GET", "readyz")
     with Api(management_url, answer_timeout_s=10) as management:
-        versions = [
-            version
-            for model in all_models(management)
-            for version in management.call("GET", "models", model["modelName"], "all")
-        ]
+        versions = all_versions(management)
     record = {
         "ready": response.status_code == httpx.codes.OK,
         "reason": "" if response.status_code == httpx.codes.OK else _reason(response),
         "nodes": _workers_by_node(versions),
+        "hosts": hosts_of_nodes(one for version in versions for one in version["workers"]),
         "models": [_summary(version) for version in versions],
     }
     if as_json:
@@ -59,6 +56,7 @@ def _summary(version: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": version["modelName"],
         "version": version["modelVersion"],
+        "is_default": version.get("isDefault", False),
         "workers": worker_states(version),
         "workers_per_node": version["minWorkers"],
         "waiting": queue["pendingRequests"],
@@ -66,19 +64,25 @@ def _summary(version: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _on_host(node: str, record: dict[str, Any]) -> str:
+    host = record["hosts"].get(node)
+    return f"{node} on {host}" if host else node
+
+
 def _print(record: dict[str, Any]) -> None:
     console = out()
     console.print("[green]ready[/]" if record["ready"] else f"[red]{escape(record['reason'])}[/]")
     nodes = ", ".join(
-        f"{name} ({count} worker{'s' * (count != 1)})" for name, count in record["nodes"].items()
+        f"{_on_host(name, record)} ({count} worker{'s' * (count != 1)})"
+        for name, count in record["nodes"].items()
     )
-    console.print(f"Nodes with workers: {nodes or 'none'}", soft_wrap=True)
+    console.print(f"Nodes with workers: {escape(nodes) or 'none'}", soft_wrap=True)
     table = Table("model", "version", "workers", "per node", "waiting", "room", box=None)
     for model in record["models"]:
         states = ", ".join(f"{count} {state}" for state, count in model["workers"].items())
         table.add_row(
             escape(model["model"]),
-            escape(model["version"]),
+            escape(model["version"]) + (" (default)" if model["is_default"] else ""),
             states or "none",
             str(model["workers_per_node"]),
             str(model["waiting"]),

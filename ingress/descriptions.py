@@ -13,9 +13,22 @@ MAX_PAGE = 100
 
 
 def describe_version(
-    spec: ModelSpec, workers: Sequence[WorkerStatus], queue: QueueStatus
+    spec: ModelSpec,
+    workers: Sequence[WorkerStatus],
+    queue: QueueStatus,
+    *,
+    is_default: bool,
+    hosts: Mapping[str, str],
 ) -> dict[str, Any]:
-    """One version, keys in TorchServe's order."""
+    """One version, keys in TorchServe's order, then our own.
+
+    Args:
+        spec: as registered.
+        workers: those of live nodes.
+        queue: its line.
+        is_default: whether requests without a version go to it.
+        hosts: node id to host name, as far as known.
+    """
     document: dict[str, Any] = {
         "modelName": spec.model_name,
         "modelVersion": spec.model_version,
@@ -48,11 +61,12 @@ def describe_version(
         "maxNumSequence": 0,
         "maxSequenceJobQueueSize": 0,
         "loadedAtStartup": spec.is_loaded_at_startup,
-        "workers": [_describe_worker(worker) for worker in workers],
+        "workers": [_describe_worker(one, hosts.get(one.node_id, "")) for one in workers],
         "jobQueueStatus": {
             "remainingCapacity": max(0, queue.capacity - queue.waiting),
             "pendingRequests": queue.waiting,
         },
+        "isDefault": is_default,
     }
     return document
 
@@ -77,7 +91,7 @@ def list_page(
     return page
 
 
-def _describe_worker(worker: WorkerStatus) -> dict[str, Any]:
+def _describe_worker(worker: WorkerStatus, host: str) -> dict[str, Any]:
     kind, _, index = worker.device.partition(":")
     is_gpu = kind == "cuda"
     document: dict[str, Any] = {
@@ -91,6 +105,8 @@ def _describe_worker(worker: WorkerStatus) -> dict[str, Any]:
         # Beyond TorchServe, so at the end: the machine that runs it.
         "node": worker.node_id,
     }
+    if host:
+        document["host"] = host
     if worker.error:
         document["error"] = worker.error
     return document

@@ -4,7 +4,7 @@ Source: TorchServe 0.12 management API; contract section 2.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from batching.errors import BadRequest, NoWorker, ServeError
 from batching.model_spec import ModelSpec, bool_parameter
 from batching.protocol import Reply
 from batching.request_ids import fresh_request_id
-from batching.store.model_entry import check_names, existing
+from batching.store.model_entry import ModelEntry, check_names, existing
 from ingress.answers import reply_answer, wrong_method
 from ingress.descriptions import describe_version, list_page
 from ingress.openapi import model_management_document
@@ -91,9 +91,9 @@ class _ManagementView:
         if model_version == ALL_VERSIONS:
             check_names(model_name)
             entry = existing(self._registry.get(model_name), model_name)
-            return json_response([self._describe(spec) for spec in entry.versions.values()])
+            return json_response(self._describe(entry.versions.values(), entry))
         spec = self._registrar.resolve(model_name, model_version)
-        document = self._describe(spec)
+        [document] = self._describe([spec], self._registry.get(model_name))
         if bool_parameter(request.args, "customized", default=False):
             reply = self._ask_handler(spec)
             if reply.error_type:
@@ -126,9 +126,20 @@ class _ManagementView:
         if not self._services.settings.enable_model_api:
             raise wrong_method()
 
-    def _describe(self, spec: ModelSpec) -> dict[str, Any]:
-        workers = self._registry.workers(spec.key)
-        return describe_version(spec, workers, self._registry.queue(spec))
+    def _describe(
+        self, specs: Iterable[ModelSpec], entry: ModelEntry | None
+    ) -> list[dict[str, Any]]:
+        hosts = {node.node_id: node.hostname for node in self._registry.nodes()}
+        return [
+            describe_version(
+                spec,
+                self._registry.workers(spec.key),
+                self._registry.queue(spec),
+                is_default=entry is not None and entry.default_version == spec.model_version,
+                hosts=hosts,
+            )
+            for spec in specs
+        ]
 
     def _ask_handler(self, spec: ModelSpec) -> Reply:
         try:

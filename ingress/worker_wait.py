@@ -1,5 +1,6 @@
 """Waits for a node, and until a model version's workers are what the registry wants."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -14,6 +15,8 @@ from batching.errors import (
 from batching.model_spec import ModelSpec, VersionKey
 from batching.status import WorkerState, WorkerStatus
 from batching.store.registry import Registry
+
+log = logging.getLogger(__name__)
 
 # A wait is cut into slices, so that a stopping server and a missed notice are seen in time.
 _SLICE_S = 1.0
@@ -151,6 +154,9 @@ def _raise_if_failed(
         for worker in failed:
             if worker.reason == DependenciesFailed.reason:
                 raise DependenciesFailed(worker.error)
+        # The answer's text is TorchServe's, and what handlers raise is for operators only.
+        errors = "; ".join(sorted({worker.error for worker in failed if worker.error}))
+        log.error("not started model=%s version=%s: %s", model_name, version_text, errors)
         is_out_of_memory = any(worker.is_out_of_memory for worker in failed)
         kind = OutOfResources if is_out_of_memory else InternalError
         raise kind(f"Failed to start workers for model {model_name} version: {version_text}")

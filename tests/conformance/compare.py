@@ -9,7 +9,7 @@ from tests.conformance.case_list import Difference
 
 # What we add to any answer: docs/torchserve-compatibility.md, "Everywhere".
 ADDED_HEADERS = ("server", "x-ferry-reason", "retry-after")
-ADDED_KEYS = ("node",)
+ADDED_KEYS = ("host", "isDefault", "node")
 ADDED_METRICS = "ferry_"
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

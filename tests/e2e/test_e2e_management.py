@@ -1,6 +1,7 @@
 """Register, describe and list in TorchServe's shapes."""
 
 import re
+import socket
 
 import pytest
 
@@ -117,7 +118,7 @@ def test_describe_has_torchserves_keys_in_its_order(server: FerryServer, scripte
     # Then the answer is an array of one, with every key of TorchServe in its order
     assert response.headers["content-type"] == "application/json"
     [document] = response.json()
-    assert list(document) == DESCRIBE_KEYS
+    assert list(document) == [*DESCRIBE_KEYS, "isDefault"]
     expected = {
         "modelName": "described",
         "modelVersion": "1.0",
@@ -130,12 +131,14 @@ def test_describe_has_torchserves_keys_in_its_order(server: FerryServer, scripte
         "responseTimeout": 120,
         "startupTimeout": 120,
         "loadedAtStartup": False,
+        "isDefault": True,
         "jobQueueStatus": {"remainingCapacity": 100, "pendingRequests": 0},
     }
     assert document | expected == document
     [worker] = document["workers"]
     assert list(worker)[: len(WORKER_KEYS)] == WORKER_KEYS
     assert DATE.fullmatch(worker["startTime"])
+    assert worker["host"] == socket.gethostname()
     assert worker["status"] == "READY"
     assert worker["memoryUsage"] > 0
 

@@ -239,6 +239,45 @@ def test_describe_shows_settings_queue_and_workers(server, ferry):
     assert "n2-1 UNLOADING 8" in words
 
 
+def worker(number, **fields):
+    return {"id": f"n1-{number}", "status": "UNLOADING", "node": "n1", "host": "box", **fields}
+
+
+def test_describe_shows_each_error_once_the_hosts_and_the_default(server, ferry):
+    # Given
+    errors = ["ValueError: no [weights]", "ValueError: no [weights]", "exit status 3"]
+    workers = [worker(number, error=error) for number, error in enumerate(errors)]
+    record = {**DESCRIPTION, "workers": workers, "isDefault": True}
+    server.answers["GET", "/models/m/all"] = (200, [record])
+    # When
+    lines = ferry("models", "describe", "m").stdout.splitlines()
+    # Then
+    assert lines[0] == "m version 1.0 (default)"
+    assert lines[-3:] == [
+        "node n1 on box",
+        "not started: ValueError: no [weights]",
+        "not started: exit status 3",
+    ]
+
+
+def test_list_and_status_show_all_versions_and_the_default(server, ferry):
+    # Given a model with two versions, and one that goes while it is asked for
+    names = [{"modelName": name, "modelUrl": f"{name}.mar"} for name in ("gone", "m")]
+    second = {**DESCRIPTION, "modelVersion": "2.0", "isDefault": True, "workers": [worker(1)]}
+    server.answers |= {
+        ("GET", "/readyz"): (200, {}),
+        ("GET", "/models"): (200, {"models": names}),
+        ("GET", "/models/m/all"): (200, [{**DESCRIPTION, "isDefault": False}, second]),
+    }
+    # When
+    listed = [line.split() for line in ferry("models", "list").stdout.splitlines()]
+    status = " ".join(ferry("status").stdout.split())
+    # Then
+    assert listed[1:] == [["m", "1.0", "m.mar"], ["m", "2.0", "(default)", "m.mar"]]
+    assert "m 2.0 (default) 1 UNLOADING" in status
+    assert "n1 on box (2 workers), n2 (1 worker)" in status
+
+
 def test_status_counts_workers_by_node_and_state(server, ferry):
     # Given
     server.answers["GET", "/readyz"] = (503, {"status": "No ready worker: m"})

@@ -33,6 +33,10 @@ def test_list_puts_the_token_first():
     assert list(list_page(NAMES, URLS, {})) == ["nextPageToken", "models"]
 
 
+def described(*arguments, is_default=False):
+    return describe_version(*arguments, is_default=is_default, hosts={"node-a": "gpu-box"})
+
+
 def test_describe_has_torchserves_keys_in_order():
     # Given
     spec = ModelSpec("m", "1.0", "m.mar", "h.py", batch_size=8, min_worker=1, max_worker=1)
@@ -40,7 +44,8 @@ def test_describe_has_torchserves_keys_in_order():
         "9000", "node-a", 0, WorkerState.READY, 42, "cpu", "2026-01-01T00:00:00.000Z", 1024
     )
     # When
-    document = describe_version(spec, [worker], QueueStatus(3, 100, 3, 0.0, {}))
+    document = described(spec, [worker], QueueStatus(3, 100, 3, 0.0, {}), is_default=True)
+    assert document["isDefault"] is True
     # Then
     assert list(document) == [
         "modelName",
@@ -69,6 +74,7 @@ def test_describe_has_torchserves_keys_in_order():
         "loadedAtStartup",
         "workers",
         "jobQueueStatus",
+        "isDefault",
     ]
     assert document["workers"] == [
         {
@@ -80,6 +86,7 @@ def test_describe_has_torchserves_keys_in_order():
             "gpu": False,
             "gpuUsage": "N/A",
             "node": "node-a",
+            "host": "gpu-box",
         }
     ]
     assert document["jobQueueStatus"] == {"remainingCapacity": 97, "pendingRequests": 3}
@@ -91,7 +98,7 @@ def test_job_tickets_are_described(has_tickets):
     spec = ModelSpec("m", "1.0", "m.mar", "h.py", use_job_ticket=has_tickets)
 
     # When / Then
-    document = describe_version(spec, [], QueueStatus(0, 100, 0, 0.0, {}))
+    document = described(spec, [], QueueStatus(0, 100, 0, 0.0, {}))
     assert document["useJobTicket"] is has_tickets
 
 
@@ -103,7 +110,7 @@ def test_worker_that_does_not_start_says_why():
     )
 
     # When
-    document = describe_version(spec, [worker], QueueStatus(0, 100, 0, 0.0, {}))
+    document = described(spec, [worker], QueueStatus(0, 100, 0, 0.0, {}))
 
     # Then
     assert document["workers"][0]["error"] == "No."

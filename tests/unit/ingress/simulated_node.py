@@ -13,6 +13,7 @@ from batching.store.worker_verbs import WorkerVerbs
 from tests.support import join
 
 DEAD_AFTER_S = 30.0
+ERROR = "ValueError: no weights"  # of a worker that has failed
 
 
 def echo(request):
@@ -121,7 +122,8 @@ class SimulatedNode:
         status = WorkerStatus(
             worker_id, "node-a", slot, state, 42, "cpu", "2026-01-01T00:00:00.000Z"
         )
-        return replace(status, is_out_of_memory=self.behaviour == "out of memory")
+        error = ERROR if state is WorkerState.FAILED else ""
+        return replace(status, error=error, is_out_of_memory=self.behaviour == "out of memory")
 
     def _send(self, verbs, item):
         """As many pieces as the request asks for before its reply; how many that were."""

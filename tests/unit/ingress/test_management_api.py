@@ -7,7 +7,7 @@ from batching.store import keys
 from batching.store.connection import connect
 from ingress import registrar
 from tests.support import eventually
-from tests.unit.ingress.simulated_node import SimulatedNode
+from tests.unit.ingress.simulated_node import ERROR, SimulatedNode
 
 ECHO_TEXT = 'Model "echo" Version: 1.0 registered with'
 
@@ -132,7 +132,9 @@ def test_register_waits_for_a_node_that_comes_a_little_later(ingress, redis_url)
 
 
 @pytest.mark.parametrize(("behaviour", "status"), [("failed", 500), ("out of memory", 507)])
-def test_register_leaves_nothing_when_the_workers_fail(manager, node, behaviour, status):
+def test_register_leaves_nothing_but_a_reason_in_the_log_when_the_workers_fail(
+    manager, node, caplog, behaviour, status
+):
     # Given
     node.behaviour = behaviour
     # When
@@ -144,6 +146,7 @@ def test_register_leaves_nothing_when_the_workers_fail(manager, node, behaviour,
         "Failed to start workers for model echo version: 1.0",
     )
     assert sorted(manager.registry.snapshot()) == []
+    assert f"not started model=echo version=1.0: {ERROR}" in caplog.text
 
 
 def test_register_ends_when_the_server_drains(manager, node):
