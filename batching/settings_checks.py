@@ -1,6 +1,7 @@
 """Settings that do not fit together are refused at start, not at the first request."""
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,14 @@ def check_settings(settings: "Settings") -> None:
     for pattern in settings.allowed_urls.split(","):
         _check_pattern("allowed_urls", pattern.strip(), "; commas separate expressions")
     _check_pattern("blacklist_env_vars", settings.blacklist_env_vars)
+    _check_words(settings)
+    _check_numbers(settings)
+    if settings.redis_url:
+        _check_redis(settings)
+    model_settings(settings.model_settings)
+
+
+def _check_words(settings: "Settings") -> None:
     if settings.metrics_mode not in METRICS_MODES:
         raise SettingsError(
             f"metrics_mode={settings.metrics_mode!r} is none of: {', '.join(METRICS_MODES)}"
@@ -39,13 +48,19 @@ def check_settings(settings: "Settings") -> None:
         )
     if settings.service_envelope and settings.open_inference_rows:
         raise SettingsError("open_inference_rows is for handlers without a service_envelope")
+    if settings.log_level.upper() not in logging.getLevelNamesMapping():
+        raise SettingsError(
+            f"log_level={settings.log_level!r} is none of: debug, info, warning, error"
+        )
+
+
+def _check_numbers(settings: "Settings") -> None:
+    if settings.job_queue_size < 1:
+        raise SettingsError("job_queue_size must be 1 or more: every request waits, if briefly")
     if settings.metric_time_interval_s < 1:
         raise SettingsError("metric_time_interval must be 1 second or more")
     if settings.unused_files_kept_s < MIN_UNUSED_FILES_KEPT_S:
         raise SettingsError(f"unused_files_kept must be {MIN_UNUSED_FILES_KEPT_S} seconds or more")
-    if settings.redis_url:
-        _check_redis(settings)
-    model_settings(settings.model_settings)
 
 
 def _check_redis(settings: "Settings") -> None:

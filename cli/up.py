@@ -1,12 +1,16 @@
 """`ferry up`: Redis, ingress and one node in one process tree, for a laptop and for tests."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import click
 
 from batching.settings import Settings
 from cli.options import settings_options
 from cli.server import run_server
+
+_ADDRESSES = ("inference_address", "management_address", "metrics_address")
 
 
 @click.command()
@@ -27,8 +31,16 @@ from cli.server import run_server
 def up(settings: Settings, port_base: int | None, redis_memory: str) -> None:
     """Run the whole server here: Redis (unless --redis-url), ingress and one node."""
     if port_base is not None:
+        _refuse_addresses(click.get_current_context().params)
         settings = _with_ports(settings, port_base)
     run_server(settings, redis_memory=redis_memory)
+
+
+def _refuse_addresses(given: Mapping[str, Any]) -> None:
+    # Those of a file or the environment are what a flag is there to override.
+    flags = [f"--{name.replace('_', '-')}" for name in _ADDRESSES if given[name] is not None]
+    if flags:
+        raise click.UsageError(f"--port-base and {', '.join(flags)} do not go together: which one?")
 
 
 def _with_ports(settings: Settings, base: int) -> Settings:

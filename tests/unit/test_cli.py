@@ -372,6 +372,24 @@ def test_role_asks_for_a_redis_when_it_has_none(role):
     assert "which Redis?" in result.stderr
 
 
+def test_node_refuses_a_model_store_that_is_no_folder(tmp_path):
+    # Given / When
+    flags = ["--redis-url", "redis://127.0.0.1:1", "--model-store", str(tmp_path / "missing")]
+    result = CliRunner().invoke(main, ["node", *flags])
+    # Then
+    assert result.exit_code == 1
+    assert "the model store is not a folder" in result.stderr
+
+
+def test_up_refuses_an_address_beside_a_port_base():
+    # Given / When
+    flags = ["--port-base", "18080", "--management-address", "http://127.0.0.1:9000"]
+    result = CliRunner().invoke(main, ["up", "--model-store", "missing", *flags])
+    # Then
+    assert result.exit_code == 2
+    assert "--port-base and --management-address do not go together" in result.stderr
+
+
 def test_check_free_names_the_address_when_it_is_in_use():
     # Given
     with socket.create_server(("127.0.0.1", 0)) as taken:

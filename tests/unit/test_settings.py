@@ -180,6 +180,19 @@ def test_model_defaults_are_the_settings_of_the_same_name():
     assert defaults.queue_timeout_s == 5.0
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("FERRY_LOG_LEVEL", "loud"), ("FERRY_JOB_QUEUE_SIZE", "0"), ("FERRY_JOB_QUEUE_SIZE", "-1")],
+)
+def test_settings_refuse_what_cannot_work(variable, value):
+    with pytest.raises(SettingsError, match=variable.removeprefix("FERRY_").lower()):
+        Settings.load(None, {variable: value}, {})
+
+
+def test_settings_take_a_log_level_in_any_case():
+    assert Settings.load(None, {"FERRY_LOG_LEVEL": "Warning"}, {})[0].log_level == "Warning"
+
+
 @pytest.mark.parametrize("pattern", ["https://(", "https://x/.*,[a", "*"])
 def test_settings_refuse_allowed_urls_that_are_no_expressions(pattern):
     with pytest.raises(SettingsError, match=r"allowed_urls: .* commas separate"):
