@@ -124,7 +124,9 @@ class Settings:
         False, doc="let management listen beyond loopback without tokens"
     )
     token_auth: bool = _setting(
-        False, key="token_authorization", doc="ask for tokens; makes key_file if it is not there"
+        False,
+        key="token_authorization",
+        doc="ask for tokens (`ferry models` and others send FERRY_TOKEN); makes key_file if needed",
     )
     key_file: Path | None = _setting(
         None, doc="the keys; naming one asks for tokens. Default of --token-auth: key_file.json"

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rich.console import Console
 
 from batching.open_files import raise_open_files
 from batching.settings import Settings, SettingsError
+from cli.api import TOKEN_VARIABLE
 
 Command = Callable[..., Any]
 
@@ -51,8 +52,11 @@ def allow_many_files() -> None:
         )
 
 
-def settings_options(command: Command) -> Command:
-    """Adds `--config` and one option per setting; the command gets a `settings` argument."""
+def settings_options(command: Command, *, unlisted: Collection[str] = ()) -> Command:
+    """Adds `--config` and one option per setting; the command gets a `settings` argument.
+
+    The help does not list the settings in `unlisted`.
+    """
 
     @functools.wraps(command)
     def with_settings(config: Path | None, **arguments: Any) -> Any:
@@ -63,7 +67,7 @@ def settings_options(command: Command) -> Command:
 
     decorated: Command = with_settings
     for spec in reversed(dataclasses.fields(Settings)):
-        decorated = _option(spec)(decorated)
+        decorated = _option(spec, is_listed=spec.name not in unlisted)(decorated)
     return click.option(
         "--config",
         "--ts-config",
@@ -94,18 +98,26 @@ def load_settings(
     return settings
 
 
-def _option(spec: "dataclasses.Field[Any]") -> Callable[[Command], Command]:
+def _option(spec: "dataclasses.Field[Any]", *, is_listed: bool) -> Callable[[Command], Command]:
     name = f"--{spec.name.replace('_', '-')}"
     names = (*_ALIASES.get(spec.name, ()), name, spec.name)
     default = "" if spec.default in ("", None) else f" [default: {spec.default}]"
-    doc: str = spec.metadata["doc"]
-    help_text = f"{doc[0].upper()}{doc[1:]}.{default}"
+    option = functools.partial(
+        click.option, help=f"{_sentence(spec.metadata['doc'])}{default}", hidden=not is_listed
+    )
     if spec.type is bool:
         names = (*_ALIASES.get(spec.name, ()), f"{name}/--no-{name[2:]}", spec.name)
-        return click.option(*names, default=None, help=help_text)
+        return option(*names, default=None)
     if spec.name == "load_models":
-        return click.option(*names, multiple=True, metavar="[NAME=]ARCHIVE", help=help_text)
-    return click.option(*names, type=_click_type(spec.type), default=None, help=help_text)
+        return option(*names, multiple=True, metavar="[NAME=]ARCHIVE")
+    return option(*names, type=_click_type(spec.type), default=None)
+
+
+def _sentence(doc: str) -> str:
+    first, *others = doc.split(" ")
+    # Whatever is more than a word is a value, and values are written as they are.
+    first = first.capitalize() if first.isalpha() and first.islower() else first
+    return f"{' '.join([first, *others])}."
 
 
 def _click_type(kind: Any) -> Any:
@@ -122,7 +134,7 @@ def management_option(command: Command) -> Command:
         default="http://127.0.0.1:8081",
         show_default=True,
         show_envvar=True,
-        help="Where the management API listens.",
+        help=f"Where the management API listens. {TOKEN_VARIABLE}, if set, is the token for it.",
     )(command)
 
 
@@ -134,7 +146,7 @@ def inference_option(command: Command) -> Command:
         default="http://127.0.0.1:8080",
         show_default=True,
         show_envvar=True,
-        help="Where the inference API listens.",
+        help=f"Where the inference API listens. {TOKEN_VARIABLE}, if set, is the token for it.",
     )(command)
 
 

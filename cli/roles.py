@@ -5,15 +5,17 @@ ingress has no torch and a node no flask.
 """
 
 import sys
+from functools import partial
 
 import click
 
 from batching.settings import Settings
 from cli.options import allow_many_files, settings_options
+from cli.role_settings import OF_INGRESS, OF_NODE, OF_WHOLE_SERVERS
 
 
 @click.command()
-@settings_options
+@partial(settings_options, unlisted=OF_NODE | OF_WHOLE_SERVERS)
 def ingress(settings: Settings) -> None:
     """Run the HTTP front only. Needs a Redis: --redis-url or REDIS_URL."""
     _require_redis(settings)
@@ -24,7 +26,7 @@ def ingress(settings: Settings) -> None:
 
 
 @click.command()
-@settings_options
+@partial(settings_options, unlisted=OF_INGRESS | OF_WHOLE_SERVERS)
 def node(settings: Settings) -> None:
     """Run this machine's workers only. Needs a Redis: --redis-url or REDIS_URL."""
     _require_redis(settings)

@@ -1,0 +1,59 @@
+"""Which settings concern one role only; the help of the other one leaves them out.
+
+They are accepted all the same, so that one set of flags, one file or one environment does for both.
+"""
+
+OF_INGRESS = frozenset(
+    {
+        "access_log",
+        "allow_open_management",
+        "certificate_file",
+        "config_snapshots",
+        "cors_allowed_headers",
+        "cors_allowed_methods",
+        "cors_allowed_origin",
+        "default_response_timeout_s",
+        "default_service_handler",
+        "default_startup_timeout_s",
+        "default_workers_per_model",
+        "disable_token_authorization",
+        "drain_delay_s",
+        "enable_metrics_api",
+        "enable_model_api",
+        "inference_address",
+        "job_queue_size",
+        "key_file",
+        "load_models",
+        "management_address",
+        "max_request_size_bytes",
+        "metrics_address",
+        "model_settings",
+        "open_inference_rows",
+        "private_key_file",
+        "queue_timeout_s",
+        "snapshot_dir",
+        "snapshot_file",
+        "token_auth",
+        "token_expiration_min",
+        "unregister_model_timeout_s",
+    }
+)
+OF_NODE = frozenset(
+    {
+        "allowed_urls",
+        "blacklist_env_vars",
+        "decode_input_request",
+        "disable_system_metrics",
+        "limit_max_image_pixels",
+        "max_image_pixels",
+        "metric_time_interval_s",
+        "model_metrics_auto_detect",
+        "number_of_gpu",
+        "probe_dir",
+        "service_envelope",
+        "unused_files_kept_s",
+        "work_dir",
+    }
+)
+# Who runs a part by itself keeps its lines; log files and their folder are for whole servers.
+OF_WHOLE_SERVERS = frozenset({"log_files", "log_location"})
