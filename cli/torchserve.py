@@ -220,6 +220,7 @@ def _stop() -> None:
     if process is None:
         click.echo("TorchServe is not currently running.")
         return
+    click.echo(f"Stopping the server with pid {process.pid}.")
     with contextlib.suppress(psutil.Error):
         process.send_signal(signal.SIGTERM)
         try:

@@ -6,6 +6,7 @@ unpack_archive    quarantine → verify → rename to work_dir/<sha256>
 
 import hashlib
 import json
+import logging
 import os
 import re
 import tempfile
@@ -27,6 +28,8 @@ RUNTIMES = ("python", "python3", "LSP")
 # The manifest and model-config.yaml are read into memory.
 MAX_TEXT_BYTES = 1024**2
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+log = logging.getLogger(__name__)
+
 _ARCHIVE_SUFFIXES = re.compile(r"(\.mar|\.tar\.gz|\.tgz|\.tar|\.model)$")
 
 
@@ -50,7 +53,7 @@ def inspect_archive(path: Path, url: str) -> ArchiveInfo:
         if config_file:
             config_text = reader.read_text(PurePosixPath(config_file))
     except (OSError, InternalError) as error:
-        raise InternalError(f"Failed to save model: {url}") from error
+        raise not_saved(url, path, error) from error
     model = (manifest or {}).get("model") or {}
     config = _parse_config(config_text, config_file) if config_file else {}
     return ArchiveInfo(
@@ -104,8 +107,20 @@ def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
                 content = _without_wrapper(content)
             _rename_unless_there(content, target)
     except OSError as error:
-        raise InternalError(f"Failed to save model: {path.name}") from error
+        raise not_saved(path.name, work_dir, error) from error
     return target
+
+
+def not_saved(name: str, place: Path, error: Exception) -> InternalError:
+    """What a client is told of an archive that could not be read or written; the log has the cause.
+
+    Args:
+        name: how the answer names the archive.
+        place: the file or folder; a full disk's error names none.
+        error: the cause.
+    """
+    log.error("not saved model=%s at=%s: %s", name, place, error)
+    return InternalError(f"Failed to save model: {name}")
 
 
 def hash_archive(path: Path) -> str:

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import httpx
 
 from batching.errors import DownloadFailed, InternalError, ModelNotFound
-from workers.archive import inspect_archive
+from workers.archive import inspect_archive, not_saved
 from workers.archive_entries import MAX_UNPACKED_BYTES
 from workers.quarantine import DOWNLOAD_PREFIX
 
@@ -138,7 +138,7 @@ class Downloader:
                 file.rename(target)
                 _note(target).write_text(url, encoding="utf-8")
         except OSError as error:
-            raise InternalError(f"Failed to save model: {url}") from error
+            raise not_saved(url, model_store, error) from error
         return target
 
     def _download(self, url: str, file: Path, on_progress: Progress | None) -> None:

@@ -1,6 +1,7 @@
 """Archives that nobody should unpack: refused, and nothing left behind."""
 
 import os
+import resource
 import tarfile
 import zipfile
 
@@ -141,3 +142,23 @@ def test_b09_truncated_archive_is_refused(tmp_path):
     # When / Then
     with pytest.raises(InvalidModel, match="damaged"):
         inspect_archive(path, "x.tgz")
+
+
+def test_archive_that_cannot_be_written_has_its_cause_in_the_log_only(tmp_path, caplog):
+    # Given a disk that takes no more than 10 kB, whose error names no file
+    path = write_zip(tmp_path / "x.mar", {"a": os.urandom(100_000)})
+    sha256, work_dir = hash_archive(path), tmp_path / "work"
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    # When
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(InternalError) as caught:
+            unpack_archive(path, sha256, work_dir)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    # Then
+    assert caught.value.message == "Failed to save model: x.mar"
+    assert f"not saved model=x.mar at={work_dir}: [Errno 27] File too large" in caplog.text
+    assert everything_in(work_dir) == []

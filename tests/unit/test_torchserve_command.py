@@ -129,6 +129,20 @@ def test_pid_file_names_a_server_of_torchserve_itself_too():
     assert found.pid == process.pid
 
 
+def test_stop_says_which_server_it_stops():
+    # Given
+    words = [sys.executable, "-c", "input()", "org.pytorch.serve.ModelServer"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+        pid_file().write_text(str(process.pid))
+        # When
+        printed = CliRunner().invoke(main, ["torchserve", "--stop"]).stdout
+    # Then
+    assert printed.splitlines() == [
+        f"Stopping the server with pid {process.pid}.",
+        "TorchServe has stopped.",
+    ]
+
+
 def test_pid_file_is_not_written_through_a_link(tmp_path):
     # Given somebody else's trap in the temporary folder
     pid_file().symlink_to(tmp_path / "precious")
