@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ts.context import Context
 
-from workers.tensors import BYTES, Tensor, read_tensor, tensor_of
+from workers.tensors import BYTES, Tensor, check_rows, read_tensor, tensor_of
 
 Entry = Callable[[Any, Context], Any]
 
@@ -108,7 +108,7 @@ class _KServeV2:
     """The Open Inference Protocol: an instance is an input tensor, an output is one, too."""
 
     def open(self, row: Any) -> list[Any]:
-        return [_opened_input(description) for description in _document(row)["inputs"]]
+        return _opened_inputs(_document(row)["inputs"])
 
     def close(
         self, outputs: list[Any], instances: Any, row: Any, context: Context, index: int
@@ -156,12 +156,19 @@ def _unpacked(instance: Any) -> Any:
     }
 
 
-def _opened_input(description: dict[str, Any]) -> dict[str, Any]:
-    data = description["data"]
+def _opened_inputs(descriptions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    tensors = [_numbers(description) for description in descriptions]
+    check_rows(tensor.shape for tensor in tensors if tensor)
+    return [
+        {**description, "data": tensor.nested() if tensor else description["data"][0]}
+        for description, tensor in zip(descriptions, tensors, strict=True)
+    ]
+
+
+def _numbers(description: dict[str, Any]) -> Tensor | None:
     if description["datatype"] == BYTES:
-        return {**description, "data": data[0]}
-    tensor = read_tensor(description["datatype"], description["shape"], data)
-    return {**description, "data": _alike(tensor).nested()}
+        return None
+    return _alike(read_tensor(description["datatype"], description["shape"], description["data"]))
 
 
 def _alike(tensor: Tensor) -> Tensor:

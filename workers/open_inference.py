@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batching.errors import BadRequest
-from workers.tensors import BYTES, Tensor, read_tensor, tensor_of, text_tensor
+from workers.tensors import BYTES, Tensor, check_rows, read_tensor, tensor_of, text_tensor
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OUTPUT_NAME = "output"
@@ -39,7 +39,9 @@ class Inference:
         inputs = document.get("inputs") if isinstance(document, dict) else None
         if not isinstance(inputs, list) or not inputs:
             raise BadRequest("The inference request has no inputs.")
-        return cls(document, dict(_tensors(inputs, content[json_bytes:])))
+        tensors = list(_tensors(inputs, content[json_bytes:]))
+        check_rows(tensor.shape for _, tensor in tensors)
+        return cls(document, dict(tensors))
 
     def row(self) -> dict[str, Any]:
         """What a handler gets: a value per input under its name.

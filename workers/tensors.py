@@ -7,7 +7,7 @@ values row by row, little endian, BYTES elements after their length in 4 bytes.
 import json
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -50,8 +50,8 @@ _BY_DTYPE = {
 }
 _LENGTH = struct.Struct("<I")
 _MAX_DIMENSIONS = 32
-# A body of 6 MB of bytes with 31 dimensions of length 1 would become 13 GB of lists.
-_MAX_LISTS = 1_000_000
+# Of one request: 6 MB of bytes with 31 dimensions of length 1 would become 13 GB of lists.
+_MAX_ROWS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,16 @@ def read_tensor(datatype: Any, shape: Any, data: Any) -> Tensor:
     return Tensor(datatype, lengths, values)
 
 
+def check_rows(shapes: Iterable[Sequence[int]]) -> None:
+    """Tensors of these shapes may be made into nested lists, all of them together.
+
+    Raises:
+        BadRequest: of too many lists.
+    """
+    if sum(rows for shape in shapes for rows in accumulate(shape[:-1], mul)) > _MAX_ROWS:
+        raise BadRequest(f"The tensors of a request may be made of at most {_MAX_ROWS} rows.")
+
+
 def tensor_of(value: Any) -> Tensor | None:
     """A handler's output as a tensor; None where it is none (text, ragged lists, objects)."""
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
@@ -149,8 +159,7 @@ def _checked_shape(shape: Any) -> list[int]:
     is_shape = isinstance(shape, list) and len(shape) <= _MAX_DIMENSIONS
     if not is_shape or not all(type(length) is int and length >= 0 for length in shape):
         raise BadRequest("The shape of a tensor is a list of lengths.")
-    if sum(accumulate(shape[:-1], mul)) > _MAX_LISTS:
-        raise BadRequest(f"A tensor may be made of at most {_MAX_LISTS} rows.")
+    check_rows([shape])
     return list(shape)
 
 

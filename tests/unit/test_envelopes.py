@@ -182,6 +182,21 @@ def test_kservev2_envelope_reshapes_inputs_and_flattens_outputs():
     }
 
 
+def test_b18_kservev2_envelope_has_one_limit_of_rows_for_all_inputs():
+    # Given two inputs of 620 000 lists each, out of 20 kB; the limit is a million
+    thin = {"name": "a", "datatype": "UINT8", "shape": [20_000] + [1] * 31, "data": [0] * 20_000}
+
+    # When
+    calls, (reply,) = ask(
+        "kservev2", lambda inputs, _: [[1]] * len(inputs), posted({"inputs": [thin, thin]})
+    )
+
+    # Then
+    status, _, text = error_of(reply)
+    assert (status, calls) == (400, [])
+    assert "at most 1000000 rows" in text
+
+
 def test_kservev2_envelope_keeps_the_ids_of_a_batch_apart():
     # Given
     def answer(inputs, _context):

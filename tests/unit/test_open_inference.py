@@ -132,6 +132,28 @@ def test_bad_request_fails_alone_with_400(document, binary, words):
     assert (good.status, good.body) == (200, b"fine")
 
 
+def thin(name, datatype="UINT8"):
+    """620 000 lists out of 20 kB; the limit is a million."""
+    return described(name, [0] * 20_000, datatype, shape=[20_000] + [1] * 31)
+
+
+def test_b18_inputs_share_one_limit_of_rows():
+    # Given a batch of one request whose inputs are small enough one by one, and another request
+    handler = Handler(lambda rows, _: ["fine"] * len(rows))
+    requests = batch(
+        inference({"inputs": [thin("a"), thin("b")]}), inference({"inputs": [thin("a")]})
+    )
+
+    # When
+    bad, good = runner(handler).run(requests)
+
+    # Then
+    status, kind, text = error_of(bad)
+    assert (status, kind) == (400, "BadRequestException")
+    assert "at most 1000000 rows" in text
+    assert good.status == 200
+
+
 def test_other_rows_of_the_batch_stay_as_they_are():
     # Given
     handler = Handler(echo)
