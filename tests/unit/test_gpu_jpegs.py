@@ -72,6 +72,17 @@ def test_b04_jpeg_decoder_keeps_to_the_limit_of_pixels(monkeypatch):
     assert decoder().decode([JPEG]) == [None]
 
 
+def test_b18_jpeg_decoder_leaves_what_is_too_thin_to_be_resized_to_pillow(monkeypatch):
+    # Given
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 256 * 256 * 20)
+
+    # When
+    images = decoder().decode([picture(size=(1, y), image_format="JPEG") for y in (21, 20)])
+
+    # Then
+    assert [image is None for image in images] == [True, False]
+
+
 def test_jpeg_decoder_leaves_the_batch_to_pillow_when_one_jpeg_is_broken(caplog):
     # Given a table of codes that says there are more of them than can be
     table = JPEG.index(b"\xff\xc4") + 5

@@ -10,10 +10,13 @@ import pytest
 import torch
 from PIL import Image
 from torchvision import transforms
+from torchvision.transforms import v2
 from ts.torch_handler import vision_handler
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.image_segmenter import ImageSegmenter
+from ts.torch_handler.images import is_plain_jpeg
 from ts.torch_handler.object_detector import ObjectDetector
+from ts.torch_handler.resizing import short_side_after
 from ts.torch_handler.vision_handler import VisionHandler
 
 from batching.protocol import Part, Request
@@ -193,6 +196,59 @@ def test_b04_unreadable_image_is_a_bad_request(content, classify):
     assert reply.body.startswith(b"Input is not a readable image: ")
     assert b"/" not in reply.body
     assert b"object at" not in reply.body
+
+
+# Of a resize to 256, in a test that may use some 10 MB: 256 * 256 * 25 pixels, three bytes each.
+THINNEST = 25
+
+
+@pytest.fixture
+def few_pixels(classify, monkeypatch):
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 256 * 256 * THINNEST)
+
+
+@pytest.mark.parametrize("size", [(1, THINNEST + 1), (THINNEST + 1, 1), (2, 2 * THINNEST + 1)])
+def test_b18_image_that_is_too_thin_to_be_resized_fails_alone(size, classify, few_pixels):
+    # When
+    thin, good = classify(picture(size=size), picture(size=(1, THINNEST)))
+
+    # Then
+    assert (thin.status, good.status) == (400, 200)
+    assert thin.body.startswith(b"Input is not a readable image: so thin,")
+
+
+def test_b18_jpeg_that_is_too_thin_is_not_resized_on_a_gpu_either(few_pixels):
+    thin, good = (picture(size=(1, y), image_format="JPEG") for y in (THINNEST + 1, THINNEST))
+    assert [is_plain_jpeg(content, 256) for content in (thin, good)] == [False, True]
+
+
+def test_limit_of_pixels_below_the_models_size_refuses_none_for_its_shape(classify, monkeypatch):
+    # Given
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 224 * 224)
+
+    # When
+    (reply,) = classify(picture(size=(100, 200)))
+
+    # Then
+    assert reply.status == 200
+
+
+@pytest.mark.parametrize(
+    ("processing", "short_side"),
+    [
+        (ImageClassifier.image_processing, 256),
+        (transforms.Compose([transforms.ToTensor(), transforms.Resize([64])]), 64),
+        (v2.Compose([v2.ToImage(), v2.Resize(32)]), 32),
+        (transforms.Resize(16), 16),
+        (transforms.Resize((16, 16)), None),
+        (transforms.Resize(16, max_size=20), None),
+        (transforms.Compose([transforms.CenterCrop(9), transforms.Resize(16)]), None),
+        (ObjectDetector.image_processing, None),
+        (len, None),
+    ],
+)
+def test_length_of_the_short_side_is_known_where_the_steps_say_it(processing, short_side):
+    assert short_side_after(processing) == short_side
 
 
 def test_b04_unreadable_image_fails_alone_in_its_batch(classify):

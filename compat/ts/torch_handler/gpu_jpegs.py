@@ -12,6 +12,7 @@ import torch
 from torchvision import transforms  # type: ignore[import-untyped]
 from torchvision.io import ImageReadMode, decode_jpeg  # type: ignore[import-untyped]
 from ts.torch_handler.images import is_plain_jpeg
+from ts.torch_handler.resizing import short_side_after
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class JpegDecoder:
         self, processing: Callable[[torch.Tensor], torch.Tensor], device: torch.device
     ) -> None:
         self._processing = processing
+        self._short_side = short_side_after(processing)
         self._device = device
 
     def decode(self, values: Sequence[Any]) -> list[torch.Tensor | None]:
@@ -59,7 +61,9 @@ class JpegDecoder:
         That is whatever is no complete JPEG in grey or RGB within the limit of pixels, and all of a
         batch that the GPU refuses: it names no culprit.
         """
-        chosen = [index for index, value in enumerate(values) if is_plain_jpeg(value)]
+        chosen = [
+            index for index, value in enumerate(values) if is_plain_jpeg(value, self._short_side)
+        ]
         images: list[torch.Tensor | None] = [None] * len(values)
         try:
             decoded = self.decode_all([values[index] for index in chosen])

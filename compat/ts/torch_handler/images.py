@@ -7,6 +7,7 @@ import zlib
 from typing import Any
 
 from PIL import Image
+from ts.torch_handler.resizing import is_too_thin
 from ts.utils.util import PredictionException
 
 # Pillow would try some forty parsers, EPS among them, which runs Ghostscript.
@@ -27,10 +28,14 @@ _UNREADABLE = (
 )
 
 
-def open_image(value: Any) -> Image.Image:
+def open_image(value: Any, short_side: int | None = None) -> Image.Image:
     """The first frame as RGB: from bytes, or from text in base64.
 
     TorchServe does not convert, so that greyscale, CMYK or transparent images fail there.
+
+    Args:
+        value: what the client sent.
+        short_side: to which the shorter side will be scaled, in pixels; None if it will not be.
 
     Raises:
         PredictionException: status 400, not an image that this server reads.
@@ -38,6 +43,8 @@ def open_image(value: Any) -> Image.Image:
     try:
         content = base64.b64decode(value) if isinstance(value, str) else bytes(value)
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            if is_too_thin(image.size, short_side):
+                raise _unreadable("so thin, it would have too many pixels when resized")
             return _to_rgb(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _unreadable("it has too many pixels") from error
@@ -45,16 +52,20 @@ def open_image(value: Any) -> Image.Image:
         raise _unreadable(f"not a complete {', '.join(FORMATS)} file, nor base64 of one") from error
 
 
-def is_plain_jpeg(value: Any) -> bool:
+def is_plain_jpeg(value: Any, short_side: int | None = None) -> bool:
     """Whether these bytes end as a JPEG does and begin as one in grey or RGB, of a size allowed.
 
     Only its head is read; the pixels may still turn out to be broken.
+
+    Args:
+        value: what the client sent.
+        short_side: to which the shorter side will be scaled, in pixels; None if it will not be.
     """
     if not isinstance(value, bytes | bytearray) or not value.endswith(_END_OF_JPEG):
         return False
     try:
         with Image.open(io.BytesIO(value), formats=("JPEG",)) as image:
-            return image.mode in ("RGB", "L")
+            return image.mode in ("RGB", "L") and not is_too_thin(image.size, short_side)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, *_UNREADABLE):
         return False
 

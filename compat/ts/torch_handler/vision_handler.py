@@ -13,6 +13,7 @@ from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.gpu_jpegs import JpegDecoder, on_tensors, read_decoder
 from ts.torch_handler.images import open_image
 from ts.torch_handler.preparation import prepare, read_dtype
+from ts.torch_handler.resizing import short_side_after
 from ts.torch_handler.weights import give_back_memory
 from ts.utils.util import PredictionException
 
@@ -131,7 +132,8 @@ class VisionHandler(BaseHandler):
 
     def _image(self, value: Any) -> torch.Tensor:
         if isinstance(value, bytes | bytearray | str):
-            return self.image_processing(open_image(value))  # type: ignore[no-any-return]
+            image = open_image(value, short_side_after(self.image_processing))
+            return self.image_processing(image)  # type: ignore[no-any-return]
         try:
             return torch.as_tensor(value, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
