@@ -15,6 +15,7 @@ from ts.torch_handler import vision_handler
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.image_segmenter import ImageSegmenter
 from ts.torch_handler.images import is_plain_jpeg
+from ts.torch_handler.jpeg_scans import MOST_SCANS
 from ts.torch_handler.object_detector import ObjectDetector
 from ts.torch_handler.resizing import short_side_after
 from ts.torch_handler.vision_handler import VisionHandler
@@ -231,6 +232,53 @@ def test_limit_of_pixels_below_the_models_size_refuses_none_for_its_shape(classi
 
     # Then
     assert reply.status == 200
+
+
+def jpeg_of_scans(count, comment=b""):
+    """A progressive JPEG whose last scan is repeated, with a segment of text before its pixels."""
+    content = picture(image_format="JPEG", progressive=True)
+    last = content[content.rindex(b"\xff\xda") : -2]
+    scans = last * (count - content.count(b"\xff\xda"))
+    text = b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment
+    return content[:2] + text + content[2:-2] + scans + b"\xff\xd9"
+
+
+@pytest.mark.parametrize(
+    "filling", [b"", b"\xff\xff", b"\xff\x01", b"\xff\x02\xff\xff", b"\xff\xd3"]
+)
+def test_b18_jpeg_of_too_many_scans_fails_alone(filling, classify):
+    # Given
+    content = jpeg_of_scans(MOST_SCANS + 1)
+    last = content.rindex(b"\xff\xda")
+
+    # When
+    many, good = classify(content[:last] + filling + content[last:], jpeg_of_scans(MOST_SCANS))
+
+    # Then
+    assert (many.status, good.status) == (400, 200)
+    assert many.body == b"Input is not a readable image: it has too many scans."
+
+
+def test_b18_jpeg_of_too_many_scans_is_not_decoded_on_a_gpu_either():
+    contents = [jpeg_of_scans(MOST_SCANS + 1), jpeg_of_scans(MOST_SCANS)]
+    assert [is_plain_jpeg(content) for content in contents] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        jpeg_of_scans(MOST_SCANS, comment=b"\xff\xda" * 9),
+        picture(image_format="JPEG") + b"\xff\xda\0\2" * MOST_SCANS * 2,
+        picture(image_format="PNG") + b"\xff\xda\0\2" * MOST_SCANS * 2,
+    ],
+    ids=["in a segment", "behind the image", "no jpeg"],
+)
+def test_what_only_looks_like_a_scan_is_not_counted(content, classify):
+    # When
+    (reply,) = classify(content)
+
+    # Then
+    assert reply.status == 200, reply.body
 
 
 @pytest.mark.parametrize(

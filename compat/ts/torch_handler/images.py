@@ -7,12 +7,14 @@ import zlib
 from typing import Any
 
 from PIL import Image
+from ts.torch_handler.jpeg_scans import has_too_many_scans
 from ts.torch_handler.resizing import is_too_thin
 from ts.utils.util import PredictionException
 
 # Pillow would try some forty parsers, EPS among them, which runs Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 
+_START_OF_JPEG = b"\xff\xd8"
 _END_OF_JPEG = b"\xff\xd9"
 
 _UNREADABLE = (
@@ -45,6 +47,8 @@ def open_image(value: Any, short_side: int | None = None) -> Image.Image:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if is_too_thin(image.size, short_side):
                 raise _unreadable("so thin, it would have too many pixels when resized")
+            if content.startswith(_START_OF_JPEG) and has_too_many_scans(content):
+                raise _unreadable("it has too many scans")
             return _to_rgb(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _unreadable("it has too many pixels") from error
@@ -62,6 +66,8 @@ def is_plain_jpeg(value: Any, short_side: int | None = None) -> bool:
         short_side: to which the shorter side will be scaled, in pixels; None if it will not be.
     """
     if not isinstance(value, bytes | bytearray) or not value.endswith(_END_OF_JPEG):
+        return False
+    if has_too_many_scans(value):
         return False
     try:
         with Image.open(io.BytesIO(value), formats=("JPEG",)) as image:
