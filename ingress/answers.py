@@ -43,6 +43,7 @@ _OWNED_NAMES = frozenset(
         "trailer",
         "transfer-encoding",
         "upgrade",
+        "x-content-type-options",
         "x-request-id",
     }
 )

@@ -1,4 +1,4 @@
-"""The outermost layer of every listener: each answer is counted, may be logged, and gets CORS.
+"""The outermost layer of every listener: each answer is counted, may be logged, and gets headers.
 
 Source: TorchServe 0.12 `NettyUtils.sendHttpResponse`, `HttpRequestHandler`; contract 0.3 and 0.7.
 """
@@ -14,6 +14,16 @@ from ingress.exchange import Application, Exchange, Header
 
 # The names by which operators of TorchServe find these lines.
 access_log = logging.getLogger("ACCESS_LOG")
+
+
+# A prediction has the type that its handler gave it, or none: a browser that then guessed would run
+# the HTML that a handler echoes.
+NO_GUESSING: Header = ("x-content-type-options", "nosniff")
+
+
+def added_headers(settings: Settings) -> list[Header]:
+    """What every answer gets beside its own headers."""
+    return [NO_GUESSING, *cors_headers(settings)]
 
 
 def cors_headers(settings: Settings) -> list[Header]:

@@ -29,7 +29,7 @@ from batching.telemetry import Metrics, configure_logging
 from batching.torchserve_metrics import LEGACY
 from ingress.app import create_app
 from ingress.auth import Gate
-from ingress.edge import Edge, cors_headers
+from ingress.edge import Edge, added_headers
 from ingress.exchange import Application
 from ingress.front import Front
 from ingress.handler_metrics import HandlerMetrics
@@ -168,7 +168,7 @@ class _Ingress:
         return Edge(
             app,
             self._metrics.torchserve.count_answer,
-            added_headers=cors_headers(self._settings),
+            added_headers=added_headers(self._settings),
             is_logging=self._settings.access_log,
         )
 

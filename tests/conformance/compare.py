@@ -8,7 +8,7 @@ from typing import Any
 from tests.conformance.case_list import Difference
 
 # What we add to any answer: docs/torchserve-compatibility.md, "Everywhere".
-ADDED_HEADERS = ("server", "x-ferry-reason", "retry-after")
+ADDED_HEADERS = ("server", "x-content-type-options", "x-ferry-reason", "retry-after")
 ADDED_KEYS = ("host", "isDefault", "node")
 ADDED_METRICS = "ferry_"
 

@@ -27,6 +27,7 @@ _PASSING_HEADERS = frozenset(
         "server",
         "transfer-encoding",
         "ts_stream_next",
+        "x-content-type-options",
         "x-ferry-reason",
         "x-request-id",
     }

@@ -86,6 +86,7 @@ def test_handler_headers_cannot_break_the_answer():
         "Content-Length": "9999",
         "Transfer-Encoding": "chunked",
         "CONNECTION": "upgrade",
+        "x-content-type-options": "guess",
         "x-request-id": "forged",
     }
     # When

@@ -107,6 +107,22 @@ def test_server_says_that_it_is_ready_and_stops_at_sigterm(start):
     assert "Traceback" not in log
 
 
+def test_server_tells_browsers_not_to_guess_the_type_of_an_answer(start, node, echo_model):
+    # Given
+    server = start()
+    server.ready_lines()
+    # When
+    page = requests.post(server.url("inference", "/predictions/echo"), b"<script>", timeout=20)
+    others = [
+        requests.get(server.url(role, "/none"), timeout=5)
+        for role in ("inference", "management", "metrics")
+    ]
+    # Then
+    assert "content-type" not in page.headers
+    found = [answer.headers.get("x-content-type-options") for answer in (page, *others)]
+    assert found == ["nosniff"] * 4
+
+
 def test_server_stops_while_it_waits_for_a_node(start):
     # Given: a startup model, and no node to load it
     server = start(load_models="a.mar")
