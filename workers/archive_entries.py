@@ -28,6 +28,9 @@ CHUNK_BYTES = 1024**2
 # What a zip of MAX_ENTRIES needs at most for its directory, with generous names. `zipfile` reads
 # the directory as a whole and makes an object per entry before anybody can count them.
 MAX_ZIP_DIRECTORY_BYTES = MAX_ENTRIES * 1024
+# What zip tools and torch-model-archiver write. zipfile inflates only these piece by piece; of
+# bzip2 and LZMA one read may come to gigabytes, before anybody can count them.
+_ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ZIP_TAIL_BYTES = 56 + 20 + 22 + 65_535  # zip64 record, its locator, plain record, comment
 
 _BROKEN = (
@@ -185,6 +188,10 @@ def _check_zip_directory(path: Path) -> None:
 
 def _zip_entries(bundle: zipfile.ZipFile) -> Iterator[_Raw]:
     for info in bundle.infolist():
+        if info.compress_type not in _ZIP_METHODS:
+            raise InvalidModel(
+                f"Archive entry {info.filename!r} is packed by another method than deflate."
+            )
         # The upper half holds the Unix mode where a Unix tool wrote the zip, else zero.
         file_type = stat.S_IFMT(info.external_attr >> 16)
         yield _Raw(

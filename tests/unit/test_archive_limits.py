@@ -48,6 +48,14 @@ def write_duplicate(path):
     return path
 
 
+def write_packed_zip(path, method):
+    """A zip with one more entry, a MiB of zeros, which this method packs to a few bytes."""
+    write_zip(path)
+    with zipfile.ZipFile(path, "a", method) as bundle:
+        bundle.writestr("weights.bin", bytes(1024**2))
+    return path
+
+
 def write_lying_zip(path):
     """A zip whose header says 10 bytes where 1000 are."""
     write_zip(path, {"a.txt": os.urandom(1000)}, manifest=None)
@@ -90,6 +98,8 @@ BAD_ARCHIVES = {
     "zip ratio": (lambda f: write_zip(f / "x.mar", {"a": bytes(3_000_000)}), "100 times"),
     "tar ratio": (lambda f: write_tar(f / "x.tgz", {"a": bytes(9_000_000)}), "100 times"),
     "pax bomb": (lambda f: write_pax_bomb(f / "x.tgz"), "oversized|100 times"),
+    "zip bzip2": (lambda f: write_packed_zip(f / "x.mar", zipfile.ZIP_BZIP2), "than deflate"),
+    "zip lzma": (lambda f: write_packed_zip(f / "x.mar", zipfile.ZIP_LZMA), "than deflate"),
     "twice": (lambda f: write_duplicate(f / "x.mar"), "there twice"),
     "case": (lambda f: write_zip(f / "x.mar", {"A.py": b"", "a.py": b""}), "clashes"),
     "folder case": (lambda f: write_zip(f / "x.mar", {"A/x": b"", "a/y": b""}), "clashes"),
