@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from batching.handler_metrics import MetricKind
+from batching.plain_yaml import load_yaml
 from batching.settings import SettingsError
 
 
@@ -42,14 +41,14 @@ def read_metrics_config(path: Path | None) -> tuple[DeclaredMetric, ...]:
     if path is None:
         return DEFAULT_METRICS
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = load_yaml(path.read_text(encoding="utf-8"))
         section = document["model_metrics"] or {}
         return tuple(
             _declared(entry, kind) for kind in MetricKind for entry in section.get(kind.value) or ()
         )
     except OSError as error:
         raise SettingsError(f"metrics_config: cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SettingsError(
             f"metrics_config: {path} must have `model_metrics` with lists `counter`, `gauge` and "
             f"`histogram` of name, unit and dimensions ({type(error).__name__}: {error})"

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
-
 from batching.errors import InternalError, InvalidModel
 from batching.model_spec import ArchiveInfo
 from workers.archive_entries import CHUNK_BYTES, MAX_ENTRIES, read_chunks, read_entries
+from workers.model_config import as_json, parse_config
 from workers.quarantine import UNPACK_PREFIX
 
 MANIFEST_PATH = PurePosixPath("MAR-INF/MANIFEST.json")
@@ -55,7 +54,7 @@ def inspect_archive(path: Path, url: str) -> ArchiveInfo:
     except (OSError, InternalError) as error:
         raise not_saved(url, path, error) from error
     model = (manifest or {}).get("model") or {}
-    config = _parse_config(config_text, config_file) if config_file else {}
+    config = parse_config(config_text, config_file) if config_file else {}
     return ArchiveInfo(
         url=url,
         sha256=sha256,
@@ -64,8 +63,7 @@ def inspect_archive(path: Path, url: str) -> ArchiveInfo:
         handler=_as_text(model.get("handler")) or "",
         runtime=(manifest or {}).get("runtime", "python"),
         manifest=manifest,
-        # It travels as JSON; a worker reads the file again and sees dates and the like as they are.
-        config=json.loads(json.dumps(config, default=str)),
+        config=as_json(config, config_file),
     )
 
 
@@ -152,7 +150,7 @@ def read_model_config(model_dir: Path, manifest: Mapping[str, Any] | None) -> di
     if not config_file:
         return {}
     text = _FolderReader(model_dir).read_text(PurePosixPath(config_file))
-    return _parse_config(text, config_file)
+    return parse_config(text, config_file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,20 +284,6 @@ def _parse_manifest(text: bytes) -> dict[str, Any]:
 def _config_file(manifest: Mapping[str, Any] | None) -> str:
     model = (manifest or {}).get("model") or {}
     return _as_text(model.get("configFile")) or ""
-
-
-def _parse_config(text: bytes | None, config_file: str) -> dict[str, Any]:
-    if text is None:
-        raise InvalidModel(f"The manifest names {config_file}, but the archive does not hold it.")
-    try:
-        config = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidModel(f"{config_file} is not valid YAML.") from error
-    if config is None:
-        return {}
-    if not isinstance(config, dict):
-        raise InvalidModel(f"{config_file} is not a YAML mapping.")
-    return config
 
 
 def _as_text(value: Any) -> str | None:

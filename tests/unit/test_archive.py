@@ -122,6 +122,10 @@ BAD_CONFIGS = {
     "broken": b"a: [",
     "list": b"- 1",
     "huge": b"a: " + b"x" * (1024**2 + 1),
+    "date as a key": b"2026-11-20: a",
+    "circle": b"a: &a [*a]",
+    "circle of keys": b"a: &a {<<: *a}",
+    "number of 5000 digits": b"a: 0x" + b"f" * 5000,
 }
 
 
