@@ -40,7 +40,8 @@ class ControlJob(Job):
     """A job of ours, or one that fails.
 
     RQ imports and calls whatever function a job's record names, `os.system` too, and its callbacks
-    likewise. Who can write to Redis must not be able to run code here.
+    likewise; its webhooks have RQ (2.12 and later) send requests to any address. Who can write to
+    Redis must not be able to run code here, nor to reach what only this machine can.
     """
 
     @property
@@ -61,6 +62,15 @@ class ControlJob(Job):
     @property
     def stopped_callback(self) -> None:
         """None, whatever the record names."""
+
+    @property
+    def webhooks(self) -> list[Any]:
+        """None, whatever the record names."""
+        return []
+
+    @webhooks.setter
+    def webhooks(self, value: list[Any]) -> None:
+        """Nothing is kept of what RQ reads there."""
 
 
 class ControlWorker(SimpleWorker):

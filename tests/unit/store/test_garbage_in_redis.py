@@ -4,7 +4,9 @@ Everything here goes in by RPUSH, SET and HSET, past our own verbs.
 """
 
 import contextlib
+import json
 import pickle  # noqa: TID251 - what an attacker would write
+import socket
 import sys
 
 import msgpack
@@ -183,3 +185,22 @@ def test_b08_control_job_runs_our_function_and_no_other(control, tmp_path):
     assert not (tmp_path / "made").exists()
     assert ours.latest_result().return_value["error"] == "ModelNotFound"
     assert queue.count == 0
+
+
+def test_b08_control_job_sends_no_request_to_whom_its_record_names(control):
+    # Given: what RQ 2.12 and later would call when the job is done
+    client, work = control
+    queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer)
+    done, failed = queue.enqueue(INSPECT_ARCHIVE, args=("x",)), queue.enqueue("os.getcwd")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        for job, status in ((done, "finished"), (failed, "failed")):
+            hook = {"url": url, "job_status": status, "method": "POST", "timeout": 1}
+            client.hset(job.key, "webhooks", json.dumps([hook]))
+        # When
+        work()
+        # Then
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert done.latest_result() is not None
