@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = "environments"
 READY = "ready"
+REQUIREMENTS = "requirements.txt"
 LOCK_POLL_S = 0.2
 MAX_LINE_BYTES = 1024**2
 # Workers of one model, started again and again, do not each wait for pip to fail.
@@ -85,7 +86,7 @@ class Installer:
             text = read_requirements(model_dir, file_name)
             name = environment_name(text, spec.archive_sha256)
             async with self._locks.setdefault(name, asyncio.Lock()):
-                return await self._prepared(spec, name, model_dir / file_name)
+                return await self._prepared(spec, name, text, (model_dir / file_name).parent)
         except DependenciesFailed as error:
             raise DependenciesFailed(
                 f"Custom pip package installation failed for model {spec.model_name}: "
@@ -110,7 +111,7 @@ class Installer:
         older_than_s = max(older_than_s, ABANDONED_AFTER_S)
         remove_unused(self._folder, self._folder.parent, older_than_s=older_than_s)
 
-    async def _prepared(self, spec: ModelSpec, name: str, requirements: Path) -> Path:
+    async def _prepared(self, spec: ModelSpec, name: str, text: str, cwd: Path) -> Path:
         place = self._folder / name
         python = _python_in(place)
         if _is_ready(place) and mark_used(place):
@@ -124,7 +125,9 @@ class Installer:
                 if not _is_ready(place):  # otherwise another node made it meanwhile
                     log.info("installing model=%s version=%s into=%s", *spec.key, place)
                     await asyncio.to_thread(_make, place)
-                    await self._install(spec, python, requirements)
+                    # With a BOM, or pip would take it to be in the locale's encoding.
+                    place.joinpath(REQUIREMENTS).write_text(text, encoding="utf-8-sig")
+                    await self._install(spec, python, place / REQUIREMENTS, cwd)
                     (place / READY).touch()
                     log.info("installed model=%s version=%s", *spec.key)
         except TimeoutError:
@@ -136,14 +139,14 @@ class Installer:
             raise
         return python
 
-    async def _install(self, spec: ModelSpec, python: Path, requirements: Path) -> None:
+    async def _install(self, spec: ModelSpec, python: Path, requirements: Path, cwd: Path) -> None:
         argv = [
             *(str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"),
             *("--progress-bar", "off", "--no-color", "--requirement", str(requirements)),
         ]
         reason = ""
         environment = allowed_environment(os.environ, self._forbidden)
-        async with _output(argv, environment, requirements.parent) as (child, lines):
+        async with _output(argv, environment, cwd) as (child, lines):
             async for line in lines:
                 log.info("pip model=%s: %s", spec.model_name, line)
                 if line.startswith("ERROR:") or not reason.startswith("ERROR:"):

@@ -1,7 +1,11 @@
-"""The requirements.txt of an archive, read before pip sees it."""
+"""The requirements.txt of an archive, read as pip does, before pip sees it.
+
+Source: pip 23.2 `_internal/req/req_file.py`, as to what a line is and where options begin.
+"""
 
 import hashlib
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +16,20 @@ MAX_BYTES = 1024**2
 
 # Options that change where packages come from are the operator's to give, not the archive's.
 _HARMLESS_OPTIONS = ("--pre", "--prefer-binary", "--only-binary", "--no-binary", "--require-hashes")
+# Of one requirement, behind it on its line.
+_REQUIREMENT_OPTIONS = ("--hash", "--config-settings", "--global-option")
+# pip would read the file in that encoding.
+_CODING = re.compile(r"#.*?coding[:=]\s*([-\w.]+)")
+# pip's own pattern begins with `\s+`, which takes hours for a line of blanks.
+_COMMENT = re.compile(r"(^|\s)#.*$")
 # A file of the archive, so that the same text may mean something else in another archive.
 _LOCAL_FILE = re.compile(r"(^|@\s*|\s)(\.{0,2}/|file:)|\.(whl|zip|tar\.gz)\b")
 
 
 def read_requirements(model_dir: Path, file_name: str) -> str:
-    """The text of the file, if pip may have it.
+    """What the file requires, written anew from what was understood of it: for pip to have.
+
+    Not the file itself: what pip reads otherwise than we do would be an option unseen.
 
     Raises:
         DependenciesFailed: the file is missing, or says where pip shall look for packages.
@@ -28,24 +40,73 @@ def read_requirements(model_dir: Path, file_name: str) -> str:
         raise DependenciesFailed(f"{file_name} is missing in the archive, or too large.")
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DependenciesFailed(f"{file_name} is not UTF-8.") from error
-    for option in options_of(text):
-        if option not in _HARMLESS_OPTIONS:
-            raise DependenciesFailed(
-                f"{file_name} has the option {option}. Where packages come from is set on the node "
-                "(pip's configuration, PIP_INDEX_URL and the like); list all packages in one file."
-            )
-    return text
+        _check_coding(text)
+        lines = [_split(line) for line in _logical_lines(text)]
+    except ValueError as error:  # UnicodeDecodeError among them
+        raise DependenciesFailed(
+            f"{file_name} is not UTF-8, or cannot be read: {error}."
+        ) from error
+    for requirement, words in lines:
+        for option in _options_of(words):
+            if option not in _HARMLESS_OPTIONS + (_REQUIREMENT_OPTIONS if requirement else ()):
+                raise DependenciesFailed(
+                    f"{file_name} has the option {option}. Where packages come from is set on the "
+                    "node (pip's configuration, PIP_INDEX_URL and the like); list all packages in "
+                    "one file."
+                )
+    return "\n".join(_joined(requirement, words) for requirement, words in lines)
 
 
-def options_of(text: str) -> Iterator[str]:
-    """The options for pip that have a line of their own, without their values."""
-    joined = re.sub(r"\\\r?\n", " ", text)
-    for line in (line.strip() for line in joined.splitlines()):
-        if line.startswith("-"):
-            words = (word.partition("=")[0] for word in line.split() if word.startswith("-"))
-            yield from (word if word.startswith("--") else word[:2] for word in words)
+def _check_coding(text: str) -> None:
+    for line in text.split("\n")[:2]:
+        coding = _CODING.match(line)
+        if coding and coding[1].lower() not in ("utf-8", "utf8"):
+            raise ValueError(f"it says that it is {coding[1]}")
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """The lines that are not empty, without comments; a backslash continues all but comments."""
+    begun = ""
+    for line in (*text.splitlines(), ""):
+        is_comment = line.lstrip().startswith("#")
+        if line.endswith("\\") and not is_comment:
+            begun += line.strip("\\")
+            continue
+        whole = _COMMENT.sub("", begun + (f" {line}" if is_comment else line)).strip()
+        begun = ""
+        if whole:
+            yield whole
+
+
+def _split(line: str) -> tuple[str, list[str]]:
+    """The requirement, which may be none, and the words of the options behind it.
+
+    Raises:
+        ValueError: quotes that never end, or a backslash that would continue another line.
+    """
+    if line.endswith("\\"):
+        raise ValueError("a backslash without a next line")
+    tokens = line.split(" ")
+    begin = next((n for n, token in enumerate(tokens) if token.startswith("-")), len(tokens))
+    return " ".join(tokens[:begin]).strip(), shlex.split(" ".join(tokens[begin:]))
+
+
+def _options_of(words: list[str]) -> Iterator[str]:
+    """The options without their values. Whatever begins like one is one."""
+    names = (word.partition("=")[0] for word in words if word.startswith("-"))
+    yield from (name if name.startswith("--") else name[:2] for name in names)
+
+
+def _joined(requirement: str, words: list[str]) -> str:
+    return " ".join([*filter(None, [requirement]), *map(_quoted, words)])
+
+
+def _quoted(word: str) -> str:
+    if not word.startswith("-"):
+        return shlex.quote(word)
+    # Quotes around all of `--option=value` would hide from pip that it is an option.
+    name, equals, value = word.partition("=")
+    return name + equals + (shlex.quote(value) if value else "")
 
 
 def environment_name(text: str, archive_sha256: str) -> str:

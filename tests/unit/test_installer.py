@@ -181,7 +181,13 @@ def test_model_without_requirements_runs_in_the_servers_environment(tmp_path, mo
         ("  --find-links /tmp", "--find-links"),
         ("-r more.txt", "-r"),
         ("--pre --index-url https://elsewhere.example/simple", "--index-url"),
-        ("--trust\\\ned-host elsewhere.example", "--trust"),
+        ("--trust\\\ned-host elsewhere.example", "--trusted-host"),
+        ('--pre "--index-url" https://elsewhere.example/simple', "--index-url"),
+        ("--pre \\--index-url https://elsewhere.example/simple", "--index-url"),
+        ("# harmless \\\n--index-url https://elsewhere.example/simple", "--index-url"),
+        ("\\\n# harmless\n--index-url https://elsewhere.example/simple", "--index-url"),
+        ("x --hash=sha256:0 --index-url https://elsewhere.example/simple", "--index-url"),
+        ("numpy\x0b--index-url https://elsewhere.example/simple", "--index-url"),
     ],
 )
 def test_archive_does_not_say_where_packages_come_from(line, option, tmp_path, model_dir):
@@ -191,6 +197,56 @@ def test_archive_does_not_say_where_packages_come_from(line, option, tmp_path, m
     # When / Then
     with pytest.raises(DependenciesFailed, match=f"has the option {option}. Where packages"):
         install(tmp_path, model_dir)
+
+
+REWRITTEN = {
+    "numpy  # the only one\n\n# nothing\n": "numpy",
+    "# coding: utf-8\nnumpy": "numpy",
+    "numpy \\\n  >=1 ; python_version > '3'": "numpy   >=1 ; python_version > '3'",
+    "numpy==1 \\\n --hash=sha256:12 \\\n --hash sha256:34": (
+        "numpy==1 --hash=sha256:12 --hash sha256:34"
+    ),
+    "a --config-settings='--build-option=x y'": "a --config-settings='--build-option=x y'",
+    "--only-binary=:all:\n--no-binary 'a,b'\n./a b.whl": (
+        "--only-binary=:all:\n--no-binary a,b\n./a b.whl"
+    ),
+    "numpy \\\n# harmless \\\ntorch": "numpy\ntorch",
+    "": "",
+}
+
+
+@pytest.mark.parametrize(("text", "rewritten"), REWRITTEN.items(), ids=range(len(REWRITTEN)))
+def test_requirements_are_for_pip_what_they_are_for_us(text, rewritten, model_dir):
+    # Given
+    file = model_dir / "requirements.txt"
+    file.write_text(text)
+
+    # When
+    first = read_requirements(model_dir, file.name)
+    file.write_text(first)
+
+    # Then
+    assert first == rewritten
+    assert read_requirements(model_dir, file.name) == first
+
+
+UNREADABLE = [
+    b"# -*- coding: utf-7 -*-\n+AC0ALQ-index-url https://elsewhere.example/simple",
+    b"numpy\n#coding=latin-1",
+    b"--pre 'never ending",
+    b"numpy \\ # a comment\n--pre",
+    b"\xff\xfen\0",
+]
+
+
+@pytest.mark.parametrize("content", UNREADABLE)
+def test_requirements_are_refused_when_pip_might_read_them_otherwise(content, model_dir):
+    # Given
+    (model_dir / "requirements.txt").write_bytes(content)
+
+    # When / Then
+    with pytest.raises(DependenciesFailed, match="is not UTF-8, or cannot be read: "):
+        read_requirements(model_dir, "requirements.txt")
 
 
 def test_requirements_outside_of_the_archive_are_not_read(tmp_path, model_dir):
