@@ -11,13 +11,14 @@ import unicodedata
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from batching.errors import InternalError, InvalidModel
+from workers.zip_directory import zip_directory_bytes
 
 MAX_ENTRIES = 2000
 MAX_UNPACKED_BYTES = 4 * 1024**3
@@ -31,7 +32,6 @@ MAX_ZIP_DIRECTORY_BYTES = MAX_ENTRIES * 1024
 # What zip tools and torch-model-archiver write. zipfile inflates only these piece by piece; of
 # bzip2 and LZMA one read may come to gigabytes, before anybody can count them.
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_ZIP_TAIL_BYTES = 56 + 20 + 22 + 65_535  # zip64 record, its locator, plain record, comment
 
 _BROKEN = (
     zipfile.BadZipFile,
@@ -41,7 +41,7 @@ _BROKEN = (
     EOFError,
     NotImplementedError,  # zipfile: a compression method that this Python does not know
     RuntimeError,  # zipfile: an encrypted entry
-    UnicodeError,
+    ValueError,  # tarfile: a length of 5000 digits; UnicodeError, too
 )
 
 
@@ -78,7 +78,8 @@ def read_entries(path: Path) -> Iterator[Iterator[Entry]]:
     """
     try:
         if path.suffix == ".mar":
-            _check_zip_directory(path)
+            if zip_directory_bytes(path) > MAX_ZIP_DIRECTORY_BYTES:
+                raise InvalidModel(f"{path.name} has more than {MAX_ENTRIES} entries.")
             with zipfile.ZipFile(path) as bundle:
                 yield _checked(_zip_entries(bundle), path.name)
         else:
@@ -122,6 +123,8 @@ def _checked(raw_entries: Iterator[_Raw], archive_name: str) -> Iterator[Entry]:
         if not path.parts:  # "./", the root itself
             continue
         paths.add(path, is_folder=raw.is_folder)
+        if raw.size_bytes < 0:  # it would make room for others in the total
+            raise InvalidModel(f"Archive entry {path} claims a negative size.")
         total_bytes += raw.size_bytes
         if total_bytes > MAX_UNPACKED_BYTES:
             raise InvalidModel(
@@ -164,28 +167,6 @@ class _Paths:
             raise InvalidModel(f"Archive entry {path} clashes with another entry's name.")
 
 
-def _check_zip_directory(path: Path) -> None:
-    """Refuses a zip whose directory alone is a bomb.
-
-    Source: PKWARE APPNOTE 6.3.10, 4.3.14 to 4.3.16 (end of central directory records).
-    """
-    with path.open("rb") as stream:
-        stream.seek(0, 2)
-        stream.seek(max(0, stream.tell() - _ZIP_TAIL_BYTES))
-        tail = stream.read()
-    end = tail.rfind(b"PK\x05\x06")
-    # The zip64 record, 56 bytes, and its locator, 20 bytes, come right before the plain record.
-    end64 = end - 20 - 56
-    if end64 >= 0 and tail.startswith(b"PK\x06\x06", end64):
-        directory_bytes = int.from_bytes(tail[end64 + 40 : end64 + 48], "little")
-    elif end >= 0:
-        directory_bytes = int.from_bytes(tail[end + 12 : end + 16], "little")
-    else:
-        return  # not a zip: zipfile says so
-    if directory_bytes > MAX_ZIP_DIRECTORY_BYTES:
-        raise InvalidModel(f"{path.name} has more than {MAX_ENTRIES} entries.")
-
-
 def _zip_entries(bundle: zipfile.ZipFile) -> Iterator[_Raw]:
     for info in bundle.infolist():
         if info.compress_type not in _ZIP_METHODS:
@@ -226,28 +207,26 @@ def _open_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
 
 @contextmanager
 def _open_tar(path: Path) -> Iterator[tarfile.TarFile]:
+    limit_bytes = max(RATIO_FREE_BYTES, MAX_RATIO * path.stat().st_size)
     with path.open("rb") as plain:
         is_gzip = plain.read(2) == b"\x1f\x8b"
         plain.seek(0)
-        if not is_gzip:
-            with tarfile.open(fileobj=plain, mode="r:") as tar:
-                yield tar
-            return
-        limit_bytes = max(RATIO_FREE_BYTES, MAX_RATIO * path.stat().st_size)
-        with gzip.GzipFile(fileobj=plain) as unzipped:
-            capped = _CappedStream(unzipped, limit_bytes, path.name)
+        with gzip.GzipFile(fileobj=plain) if is_gzip else nullcontext(plain) as content:
+            capped = _CappedStream(content, limit_bytes, path.name)
             with tarfile.open(fileobj=capped, mode="r:") as tar:  # type: ignore[call-overload]
                 yield tar
 
 
 class _CappedStream:
-    """A gzip stream that ends in an error when it inflates beyond all measure.
+    """A tar, unzipped or plain, that ends in an error when it inflates beyond all measure.
 
     A single large read is refused too: tarfile reads an extended header in one piece, of
     whatever size the header claims.
     """
 
-    def __init__(self, inner: gzip.GzipFile, limit_bytes: int, archive_name: str) -> None:
+    def __init__(
+        self, inner: gzip.GzipFile | IO[bytes], limit_bytes: int, archive_name: str
+    ) -> None:
         self._inner = inner
         self._limit_bytes = limit_bytes
         self._archive_name = archive_name

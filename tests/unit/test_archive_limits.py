@@ -1,7 +1,9 @@
 """Archives that nobody should unpack: refused, and nothing left behind."""
 
+import gzip
 import os
 import resource
+import struct
 import tarfile
 import zipfile
 
@@ -77,6 +79,50 @@ def write_pax_bomb(path):
     return path
 
 
+def write_long_name_tar(path):
+    """A plain tar, with a hole, whose name has 64 MiB, read in one piece by tarfile."""
+    entry = tarfile.TarInfo("././@LongLink")
+    entry.type = tarfile.GNUTYPE_LONGNAME
+    entry.size = 64 * 1024**2
+    with path.open("wb") as stream:
+        stream.write(entry.tobuf(tarfile.GNU_FORMAT))
+        stream.truncate(512 + entry.size + 1024)
+    return path
+
+
+def write_backward_tar(path):
+    """A plain tar whose extended header has -512 bytes: to read so many is to read all."""
+    path.write_bytes(_negative("header", tarfile.XHDTYPE, -512) + bytes(1024))
+    return path
+
+
+def write_negative_tar(path):
+    with gzip.open(path, "wb") as stream:
+        stream.write(_negative("folder/", tarfile.DIRTYPE, -(2**60)) + bytes(1024))
+    return path
+
+
+def _negative(name, kind, size_bytes):
+    """A header with a size in base 256, as GNU tar writes what octal digits cannot say."""
+    entry = tarfile.TarInfo(name)
+    entry.type = kind
+    header = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = tarfile.itn(size_bytes, 12, tarfile.GNU_FORMAT)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def write_digits_tar(path):
+    """A tar whose extended header is of a length that Python refuses to make a number of."""
+    entry = tarfile.TarInfo("header")
+    entry.type = tarfile.XHDTYPE
+    content = b"9" * 5000 + b" a=b\n"
+    entry.size = len(content)
+    path.write_bytes(entry.tobuf(tarfile.USTAR_FORMAT) + content.ljust(5120, b"\0") + bytes(1024))
+    return path
+
+
 def write_sparse_tar(path):
     with tarfile.open(path, "w:gz") as bundle:
         entry = tarfile.TarInfo("sparse")
@@ -100,6 +146,10 @@ BAD_ARCHIVES = {
     "pax bomb": (lambda f: write_pax_bomb(f / "x.tgz"), "oversized|100 times"),
     "zip bzip2": (lambda f: write_packed_zip(f / "x.mar", zipfile.ZIP_BZIP2), "than deflate"),
     "zip lzma": (lambda f: write_packed_zip(f / "x.mar", zipfile.ZIP_LZMA), "than deflate"),
+    "long name": (lambda f: write_long_name_tar(f / "x.tar"), "oversized"),
+    "backwards": (lambda f: write_backward_tar(f / "x.tar"), "oversized|damaged"),
+    "negative": (lambda f: write_negative_tar(f / "x.tgz"), "negative size"),
+    "digits": (lambda f: write_digits_tar(f / "x.tar"), "damaged"),
     "twice": (lambda f: write_duplicate(f / "x.mar"), "there twice"),
     "case": (lambda f: write_zip(f / "x.mar", {"A.py": b"", "a.py": b""}), "clashes"),
     "folder case": (lambda f: write_zip(f / "x.mar", {"A/x": b"", "a/y": b""}), "clashes"),
@@ -123,14 +173,50 @@ def test_b09_bad_archive_is_refused_and_leaves_nothing(write, text, tmp_path):
     assert everything_in(tmp_path) == ["work", path.name]
 
 
-def test_b09_zip_with_a_huge_directory_is_refused_before_it_is_read(tmp_path, monkeypatch):
+def with_misleading_offset(content):
+    """The record's last field but one reads like the record's beginning."""
+    return content[:-6] + b"PK\5\6" + content[-2:]
+
+
+def with_record_64_but_no_locator(content):
+    return content[:-22] + b"PK\6\6".ljust(76, b"\0") + content[-22:]
+
+
+ENDS = [bytes, with_misleading_offset, with_record_64_but_no_locator]
+
+
+@pytest.mark.parametrize("changed", ENDS)
+def test_b09_zip_with_a_huge_directory_is_refused_before_it_is_read(changed, tmp_path, monkeypatch):
     # Given
     path = write_zip(tmp_path / "x.mar")
+    path.write_bytes(changed(path.read_bytes()))
     monkeypatch.setattr(archive_entries, "MAX_ZIP_DIRECTORY_BYTES", 10)
     monkeypatch.setattr(zipfile.ZipFile, "_RealGetContents", None)  # would fail if called
 
     # When / Then
     with pytest.raises(InvalidModel, match="more than 2000 entries"):
+        inspect_archive(path, "x.mar")
+
+
+def write_zip64(path):
+    """A zip with a zip64 record and its locator, as of archives of 2 GiB and more."""
+    content = write_zip(path).read_bytes()
+    count, size, offset = struct.unpack("<HII", content[-12:-2])
+    end64 = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, offset)
+    locator = struct.pack("<4sIQI", b"PK\6\7", 0, len(content) - 22, 1)
+    path.write_bytes(content[:-22] + end64 + locator + content[-22:])
+    return path
+
+
+def test_zip64_is_read_unless_its_locator_points_elsewhere(tmp_path):
+    # Given
+    path = write_zip64(tmp_path / "x.mar")
+    assert inspect_archive(path, "x.mar").model_name == "echo"
+    content = path.read_bytes()
+    path.write_bytes(content[:-34] + bytes(8) + content[-26:])
+
+    # When / Then
+    with pytest.raises(InvalidModel, match="elsewhere than it says"):
         inspect_archive(path, "x.mar")
 
 
