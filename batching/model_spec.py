@@ -13,6 +13,9 @@ _INTEGER_PATTERN = re.compile(r"[+-]?[0-9]{1,20}")
 RUNTIMES = ("python", "python3")
 BATCH_POLICIES = ("fixed", "adaptive")
 MAX_WORKERS_PER_NODE = 1024
+# Java's int, as in TorchServe: 68 years of seconds. Python reads any number of digits, and then no
+# clock or system call takes them.
+MIN_INTEGER, MAX_INTEGER = -(2**31), 2**31 - 1
 
 
 class VersionKey(NamedTuple):
@@ -105,7 +108,7 @@ def int_parameter(parameters: Mapping[str, Any], name: str, default: int) -> int
     if not _INTEGER_PATTERN.fullmatch(text):
         return default
     number = int(text)
-    return number if -(2**31) <= number < 2**31 else default
+    return number if MIN_INTEGER <= number <= MAX_INTEGER else default
 
 
 def bool_parameter(parameters: Mapping[str, Any], name: str, *, default: bool) -> bool:
@@ -126,7 +129,7 @@ def spec_from_registration(
     Source: torchserve 0.12 ModelManager.registerModel, documented under "Register a model".
 
     Raises:
-        BadRequest: a runtime, batch size or name that nobody can serve.
+        BadRequest: a runtime, number or name that nobody can serve.
         InvalidModel: the archive does not say how the model is called.
     """
     model_name = _checked_name(str(parameters.get("model_name") or archive.model_name))
@@ -238,15 +241,27 @@ def _checked_name(name: str, what: str = "name") -> str:
     return name
 
 
+def _checked_integer(value: int, name: str) -> int:
+    if not MIN_INTEGER <= value <= MAX_INTEGER:
+        raise BadRequest(f"{name} must be from {MIN_INTEGER} to {MAX_INTEGER}.")
+    return value
+
+
 class _ConfigReader:
-    """Reads model-config.yaml; a value of the wrong type counts as missing, as in TorchServe."""
+    """Reads model-config.yaml; a value of the wrong type counts as missing, as in TorchServe.
+
+    Raises:
+        BadRequest: an integer that is out of all bounds.
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
 
     def integer(self, name: str, default: int) -> int:
         value = self._config.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) else default
+        if not isinstance(value, int) or isinstance(value, bool):
+            return default
+        return _checked_integer(value, name)
 
     def flag(self, name: str) -> bool:
         return self._config.get(name) is True
@@ -259,7 +274,7 @@ class _ConfigReader:
         value = self._config.get(name)
         if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
             return ()
-        return tuple(value)
+        return tuple(_checked_integer(item, name) for item in value)
 
     def workers(self, default: int) -> tuple[int, int]:
         low, high = self.integer("minWorkers", 0), self.integer("maxWorkers", 0)

@@ -109,6 +109,27 @@ def test_b16_odd_answers_of_a_handler_are_errors_with_a_reason_and_kill_no_worke
     assert server.worker_pids(odd) == pids
 
 
+TIMES = ("responseTimeout", "startupTimeout", "maxRetryTimeoutInSec")
+
+
+@pytest.mark.slow
+def test_b09_times_of_an_archive_are_served_or_refused_and_never_half(server: FerryServer) -> None:
+    # Given the largest times that are allowed, and one that is larger
+    files = {"handler.py": ODD_ANSWERS}
+    config = "".join(f"{name}: {2**31 - 1}\n" for name in TIMES)
+    patient = make_archive(server.store, "patient", files, config=config)
+    endless = make_archive(server.store, "endless", files, config=f"startupTimeout: {10**400}")
+
+    # When / Then
+    with server.model(patient, "patient"):
+        answer = server.predict("patient", b"bytes")
+        assert (answer.status_code, answer.text) == (200, "fine")
+    refused = server.manage("POST", "models", url=endless, initial_workers=1)
+    assert refused.status_code == 400
+    assert refused.json()["message"].startswith("startupTimeout must be")
+    assert server.manage("GET", "models/endless").status_code == 404
+
+
 @pytest.mark.slow
 def test_b11_server_with_tokens_serves_who_has_the_key(tmp_path: Path) -> None:
     # Given

@@ -148,6 +148,37 @@ def test_registration_is_refused_when_the_archives_queue_has_no_room():
         register(config={"jobQueueSize": 0})
 
 
+INTEGERS = [
+    "batchSize",
+    "maxBatchDelay",
+    "latencySloMs",
+    "responseTimeout",
+    "startupTimeout",
+    "clientTimeoutInMills",
+    "maxRetryTimeoutInSec",
+    "jobQueueSize",
+    "minWorkers",
+    "maxWorkers",
+]
+
+
+@pytest.mark.parametrize("number", [2**31, -(2**31) - 1, 10**20, 10**400], ids=range(4))
+@pytest.mark.parametrize("name", INTEGERS)
+def test_registration_is_refused_when_a_number_of_the_archive_is_no_java_int(name, number):
+    # Given / When / Then
+    text = f"^{name} must be from -2147483648 to 2147483647.$"
+    with pytest.raises(BadRequest, match=text):
+        register(config={name: number})
+    with pytest.raises(BadRequest, match=text):
+        register({}, ModelDefaults(model_settings={"m": {"1.0": {name: number}}}))
+
+
+def test_registration_is_refused_when_the_archive_names_an_impossible_device():
+    # Given / When / Then
+    with pytest.raises(BadRequest, match=r"^deviceIds must be"):
+        register(config={"deviceIds": [0, 2**31]})
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(True, True), (False, False), ("true", False), (1, False), (None, False), ([True], False)],
