@@ -28,6 +28,11 @@ _TIMEOUT = httpx.Timeout(30, connect=10)
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+# All that IANA has given out as global unicast. `is_global` is true of most others, too, of which
+# some lead to IPv4 (::a.b.c.d, ::ffff:0:a.b.c.d, 64:ff9b:1::/48) or to a site (fec0::/10).
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+# Not global by IANA's registry, and yet to the `ipaddress` of some Pythons that we run on.
+_SPECIAL = (ipaddress.IPv6Network("3fff::/20"), ipaddress.IPv4Network("192.0.0.0/24"))
 
 Progress = Callable[[int, int | None], None]
 
@@ -53,7 +58,10 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF)
         if inner is not None:
             return is_public(str(inner))
-    return ip.is_global and not ip.is_multicast
+        if ip not in _GLOBAL_UNICAST:
+            return False
+    is_special = any(ip in network for network in _SPECIAL)
+    return ip.is_global and not ip.is_multicast and not is_special
 
 
 def was_downloaded(url: str, model_store: Path | None) -> bool:
