@@ -20,8 +20,8 @@ from typing import IO
 from batching.errors import InternalError, InvalidModel
 from workers.zip_directory import zip_directory_bytes
 
-MAX_ENTRIES = 2000
-MAX_UNPACKED_BYTES = 4 * 1024**3
+MAX_ENTRIES = 10_000
+MAX_UNPACKED_BYTES = 64 * 1024**3  # language models fill tens of them
 MAX_RATIO = 100
 # Below this size an entry may shrink as far as it likes: a file of zeros is not yet a bomb.
 RATIO_FREE_BYTES = 1024**2
