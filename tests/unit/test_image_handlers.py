@@ -378,6 +378,44 @@ def test_fewer_classes_than_topk_are_all_named():
     assert handler.get_max_result_classes() == 5
 
 
+def own_transforms(means, model):
+    """A handler with transforms of its own: a Normalize of so many means, or none."""
+    normalise = [transforms.Normalize((0.1307,) * means, (0.3081,) * means)] if means else []
+
+    class Own(ImageClassifier):
+        image_processing = transforms.Compose([transforms.ToTensor(), *normalise])
+
+    handler = Own()
+    handler.device, handler.model = torch.device("cpu"), model
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("means", "channels", "expected"),
+    [(1, 1, 1), (1, None, 1), (0, None, 1), (0, 1, 1), (3, None, 3), (1, 3, 3), (0, 3, 3)],
+)
+def test_grey_image_stays_grey_for_transforms_that_do_not_want_rgb(means, channels, expected):
+    # Given
+    model = torch.nn.Sequential(torch.nn.Conv2d(channels, 8, 3)) if channels else None
+    handler = own_transforms(means, model)
+
+    # When
+    pixels = handler.preprocess([{"data": picture("L")}, {"body": picture("L")}])
+
+    # Then
+    assert pixels.shape == (2, expected, 200, 300)
+
+
+def test_grey_image_is_rgb_for_built_in_transforms_and_colour_stays():
+    # Given
+    detector, classifier = ObjectDetector(), own_transforms(1, None)
+    detector.device = torch.device("cpu")
+
+    # When / Then
+    assert detector.preprocess([{"data": picture("L")}]).shape[1] == 3
+    assert classifier.preprocess([{"data": picture()}]).shape[1] == 3
+
+
 def test_object_detector_takes_images_of_different_sizes():
     # Given
     handler = ObjectDetector()

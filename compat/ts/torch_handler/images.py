@@ -30,14 +30,18 @@ _UNREADABLE = (
 )
 
 
-def open_image(value: Any, short_side: int | None = None) -> Image.Image:
+def open_image(
+    value: Any, short_side: int | None = None, *, keep_grey: bool = False
+) -> Image.Image:
     """The first frame as RGB: from bytes, or from text in base64.
 
-    TorchServe does not convert, so that greyscale, CMYK or transparent images fail there.
+    TorchServe does not convert, so that CMYK or transparent images fail there, and grey ones where
+    three channels are wanted; with `keep_grey` those stay grey.
 
     Args:
         value: what the client sent.
         short_side: to which the shorter side will be scaled, in pixels; None if it will not be.
+        keep_grey: leave a grey image grey.
 
     Raises:
         PredictionException: status 400, not an image that this server reads.
@@ -49,6 +53,9 @@ def open_image(value: Any, short_side: int | None = None) -> Image.Image:
                 raise _unreadable("so thin, it would have too many pixels when resized")
             if content.startswith(_START_OF_JPEG) and has_too_many_scans(content):
                 raise _unreadable("it has too many scans")
+            if keep_grey and image.mode == "L":
+                image.load()
+                return image
             return _to_rgb(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _unreadable("it has too many pixels") from error

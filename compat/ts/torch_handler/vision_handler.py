@@ -1,5 +1,6 @@
 """What the image handlers share: rows of bytes become one batch of pixels."""
 
+import functools
 import importlib
 import io
 import logging
@@ -11,6 +12,7 @@ import torch
 from PIL import Image
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.gpu_jpegs import JpegDecoder, on_tensors, read_decoder
+from ts.torch_handler.grey_images import keeps_grey
 from ts.torch_handler.images import open_image
 from ts.torch_handler.preparation import prepare, read_dtype
 from ts.torch_handler.resizing import short_side_after
@@ -58,7 +60,8 @@ class VisionHandler(BaseHandler):
 
         The first image takes long: nvJPEG is loaded for it.
         """
-        processing = on_tensors(self.image_processing)
+        # The GPU makes RGB of grey.
+        processing = None if self._keeps_grey else on_tensors(self.image_processing)
         if self.device.type != "cuda" or processing is None:
             why = "there is none" if processing else "image_processing may want Pillow's images"
             logger.warning("images are not decoded by the GPU: %s", why)
@@ -80,7 +83,8 @@ class VisionHandler(BaseHandler):
         def reload() -> Any:
             return self._load_model(properties["model_dir"], section.get("modelFile", ""))
 
-        grey = self.image_processing(Image.new("RGB", (256, 256), (128, 128, 128)))
+        image = Image.new("L", (256, 256), 128)
+        grey = self.image_processing(image if self._keeps_grey else image.convert("RGB"))
         example = grey.unsqueeze(0).to(self.device)
         prepared = prepare(self.model, reload, example, dtype, properties["batch_size"])
         self.model = prepared or self.model
@@ -130,9 +134,14 @@ class VisionHandler(BaseHandler):
             torch.set_num_threads(1)
         return self._image(value)
 
+    @functools.cached_property
+    def _keeps_grey(self) -> bool:
+        return keeps_grey(self)
+
     def _image(self, value: Any) -> torch.Tensor:
         if isinstance(value, bytes | bytearray | str):
-            image = open_image(value, short_side_after(self.image_processing))
+            short_side = short_side_after(self.image_processing)
+            image = open_image(value, short_side, keep_grey=self._keeps_grey)
             return self.image_processing(image)  # type: ignore[no-any-return]
         try:
             return torch.as_tensor(value, dtype=torch.float32)
