@@ -416,6 +416,17 @@ def test_grey_image_is_rgb_for_built_in_transforms_and_colour_stays():
     assert classifier.preprocess([{"data": picture()}]).shape[1] == 3
 
 
+@pytest.mark.parametrize("built_in", [ImageClassifier, ObjectDetector])
+def test_handler_that_does_not_call_our_constructor_reads_images(built_in):
+    # Given
+    class Silent(built_in):
+        def __init__(self):
+            self.device = torch.device("cpu")
+
+    # When / Then
+    assert len(Silent().preprocess([{"data": picture()}] * 2)) == 2
+
+
 def test_object_detector_takes_images_of_different_sizes():
     # Given
     handler = ObjectDetector()

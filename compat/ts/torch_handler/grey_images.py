@@ -17,7 +17,8 @@ def keeps_grey(handler: Any) -> bool:
     """
     if _is_built_in(handler):
         return False
-    return CHANNELS_OF_RGB not in {*_means(handler.image_processing), *_inputs(handler.model)}
+    model = getattr(handler, "model", None)  # its constructor may not call ours
+    return CHANNELS_OF_RGB not in {*_means(handler.image_processing), *_inputs(model)}
 
 
 def _is_built_in(handler: Any) -> bool:

@@ -33,11 +33,13 @@ class VisionHandler(BaseHandler):
     # Whether all images become tensors of one size, so that the model can be prepared for it.
     has_one_size: ClassVar[bool] = False
 
-    def __init__(self) -> None:
-        super().__init__()
+    # Nothing is set in a constructor: handlers exist that do not call it.
+    _gpu_jpegs: JpegDecoder | None = None
+
+    @functools.cached_property
+    def _decoders(self) -> ThreadPoolExecutor:
         # Reading a JPEG takes some 8 ms and lets other threads run.
-        self._decoders = ThreadPoolExecutor(decoder_count(), thread_name_prefix="decode")
-        self._gpu_jpegs: JpegDecoder | None = None
+        return ThreadPoolExecutor(decoder_count(), thread_name_prefix="decode")
 
     def initialize(self, context: Any) -> None:
         """The model is on its device, and made ready for inference where that is known to be safe.
