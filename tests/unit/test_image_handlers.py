@@ -427,6 +427,16 @@ def test_handler_that_does_not_call_our_constructor_reads_images(built_in):
     assert len(Silent().preprocess([{"data": picture()}] * 2)) == 2
 
 
+@pytest.mark.parametrize("device", ["cpu", None])
+def test_handler_may_name_its_device_as_text_or_not_at_all(device):
+    # Given
+    handler = ImageClassifier()
+    handler.device = device
+
+    # When / Then
+    assert handler.preprocess([{"data": picture()}]).device.type == "cpu"
+
+
 def test_object_detector_takes_images_of_different_sizes():
     # Given
     handler = ObjectDetector()

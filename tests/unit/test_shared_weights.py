@@ -50,10 +50,10 @@ def write(folder, state, **options):
     os.utime(path, (LONG_AGO_S, LONG_AGO_S))
 
 
-def loaded(folder):
+def loaded(folder, device=CPU):
     torch.manual_seed(8)
     model = Network()
-    load_state(model, str(folder / "weights.pth"), str(folder), CPU)
+    load_state(model, str(folder / "weights.pth"), str(folder), device)
     return model.eval()
 
 
@@ -122,6 +122,12 @@ def test_shared_weights_outlive_their_file(folder):
 
     # Then
     assert torch.equal(model.weigh(ONES), trained().weigh(ONES))
+
+
+@pytest.mark.parametrize("device", ["cpu", None])
+def test_weights_are_loaded_to_a_device_named_as_text_or_not_at_all(device, folder):
+    # When / Then
+    assert torch.equal(loaded(folder, device).weigh.weight, trained().weigh.weight)
 
 
 def test_weights_of_another_type_become_the_models(folder):

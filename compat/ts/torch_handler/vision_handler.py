@@ -104,7 +104,8 @@ class VisionHandler(BaseHandler):
         return self._stacked(self._images(data))
 
     def _stacked(self, images: list[torch.Tensor]) -> torch.Tensor:
-        if self.device.type != "cuda":
+        # A handler may have set its device as text, or none.
+        if self.device is None or torch.device(self.device).type != "cuda":
             return torch.stack(images).to(self.device)
         if any(image.is_cuda for image in images):
             return torch.stack([image.to(self.device) for image in images])

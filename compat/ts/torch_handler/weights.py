@@ -26,12 +26,13 @@ _FORCE_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _STARTED_S = time.time()  # noqa: TID251
 
 
-def load_state(model: Any, path: str, model_dir: str, device: torch.device) -> None:
+def load_state(model: Any, path: str, model_dir: str, device: torch.device | str | None) -> None:
     """The model has the weights of a state dict; on the CPU, workers of one host share the memory.
 
-    A checkpoint that wants to run code when it is loaded is refused.
+    Handlers may call this before they have a device: weights then go to where they were saved, and
+    are not mapped. A checkpoint that wants to run code when it is loaded is refused.
     """
-    is_mapped = _may_be_mapped(path, model_dir, device)
+    is_mapped = device is not None and _may_be_mapped(path, model_dir, torch.device(device))
     state = torch.load(path, map_location=device, weights_only=True, mmap=is_mapped)
     model.load_state_dict(state)
     if is_mapped and isinstance(model, torch.nn.Module):
