@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import time
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from ts.service import PredictionException
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
+from ts.utils.util import CLEANUP_REGEX
 
+from tests.timing import assert_within
 from tests.unit.models import MODEL_SOURCE, Pooled, manifest, saved, scripted
 
 
@@ -167,6 +170,41 @@ def test_text_classifier_answers_every_row_of_a_batch(load_handler):
     # Then
     assert [max(row, key=row.get) for row in output] == ["up", "down", "down", "up"]
     assert all(sum(row.values()) == pytest.approx(1) for row in output)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fish &amp; chips &#38; &#x26;", "fish  chips  "),
+        ("&AMP; &; &#1234567; a&b", "amp  1234567 ab"),
+        ("how'd why's what're where've", "how did why is what are where have"),
+        ("sha'n't mayn't ma'am so's", "shall not may not madam so as"),
+        ("can't've 'cause ain't", "cannotve ecause as not"),
+        ("Y'ALL're i'd've he've", "you allre i wouldve heve"),
+        ("the dog's it's", "the dogs it is"),
+    ],
+)
+def test_text_is_cleaned_as_in_torchserve(text, words):
+    # Given
+    handler = importlib.import_module("ts.torch_handler.text_classifier").TextClassifier()
+
+    # When
+    plain = handler._expand_contractions(handler._remove_html_tags(text).lower())
+
+    # Then
+    assert handler._remove_punctuation(plain) == words
+
+
+def test_long_text_of_ampersands_is_cleaned_in_no_time():
+    # Given
+    text = "&" * 100_000 + "a" * 100_000 + "&#" * 100_000
+
+    # When
+    started_s = time.perf_counter()
+    CLEANUP_REGEX.sub("", text)
+
+    # Then
+    assert_within(time.perf_counter() - started_s, 1)
 
 
 def test_text_classifier_refuses_what_is_no_text():

@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 from ts.torch_handler.base_handler import BaseHandler
-from ts.torch_handler.contractions import CONTRACTIONS
+from ts.torch_handler.contractions import CONTRACTION_MAP
+from ts.utils.util import ENTITY
 
 UNKNOWN_TOKEN = "<unk>"  # noqa: S105 - a word of the vocabulary, not a secret
-_CONTRACTIONS = re.compile(r"\b(" + "|".join(map(re.escape, CONTRACTIONS)) + r")\b")
+# As in TorchServe a short one is found before a longer one, and inside of words, too.
+_CONTRACTIONS = re.compile("|".join(sorted(CONTRACTION_MAP, key=len)), re.IGNORECASE)
+_ENTITIES = re.compile(ENTITY)
 # A tag; without `>` at its end, the rest of a line that has no tag any more.
-_TAGS = re.compile(r"<[^>\n]*>?")
+_TAGS = re.compile(rf"<[^>\n]*>?|{ENTITY}")
 _TOKENS = re.compile(r"\w+|[.,!?()]")
 
 # Accents that follow each other are sorted by insertion: as one piece, 500 kB took a minute.
@@ -59,11 +62,11 @@ class TextHandler(BaseHandler):
     def _remove_html_tags(self, text: str) -> str:
         # As TorchServe's CLEANUP_REGEX, which reads the rest of a line for each `<` that is not
         # closed there: 40 kB of them took 15 s.
-        return _TAGS.sub(lambda match: "" if match[0].endswith(">") else match[0], text)
+        return _TAGS.sub(_without_markup, text)
 
     def _expand_contractions(self, text: str) -> str:
         text = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
-        return _CONTRACTIONS.sub(lambda match: CONTRACTIONS[match[0]], text)
+        return _CONTRACTIONS.sub(_expanded, text).replace("'", "")
 
     def _remove_accented_characters(self, text: str) -> str:
         # In pieces, wherever they end: what would be sorted across an end is not ASCII, and goes.
@@ -78,3 +81,15 @@ class TextHandler(BaseHandler):
 
     def _tokenize(self, text: str) -> list[str]:
         return _TOKENS.findall(text.lower())
+
+
+def _without_markup(match: re.Match[str]) -> str:
+    found = match[0]
+    is_whole = found.startswith("&") or found.endswith(">")
+    return "" if is_whole else _ENTITIES.sub("", found)
+
+
+def _expanded(match: re.Match[str]) -> str:
+    # The first letter stays, whatever its case: a model may have learned "as not" for "ain't".
+    short = match[0]
+    return short[0] + CONTRACTION_MAP[short.lower()][1:]

@@ -13,7 +13,9 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-CLEANUP_REGEX = re.compile("<.*?>")
+# None of its runs holds an ampersand, so that no text is looked at more than twice.
+ENTITY = "&(?:[a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});"
+CLEANUP_REGEX = re.compile(f"<.*?>|{ENTITY}")
 
 
 class PredictionException(Exception):
