@@ -3,6 +3,7 @@
 import importlib
 import os
 import pkgutil
+import queue
 import sys
 import threading
 import types
@@ -226,16 +227,21 @@ class Streamer:
 
     def __init__(self, tokenizer, skip_prompt, timeout, **options):
         self.tokenizer = tokenizer
-        self.texts = []
+        self.texts = queue.SimpleQueue()
 
     def put(self, tokens):
-        self.texts.append("".join(self.tokenizer[token] for token in tokens.tolist()))
+        self.texts.put("".join(self.tokenizer[token] for token in tokens.tolist()))
 
     def end(self):
-        pass
+        self.texts.put(None)
 
     def __iter__(self):
-        yield from self.texts
+        return self
+
+    def __next__(self):
+        if (text := self.texts.get(timeout=5)) is None:
+            raise StopIteration
+        return text
 
 
 def test_batch_streamer_gives_the_text_of_all_rows_step_by_step(monkeypatch):
@@ -251,9 +257,25 @@ def test_batch_streamer_gives_the_text_of_all_rows_step_by_step(monkeypatch):
     streamer.end()
 
     # Then
-    assert list(streamer) == [["ab", "cd"], ["b", "c"]]
+    assert list(streamer) == [[{"text": "ab"}, {"text": "cd"}], [{"text": "b"}, {"text": "c"}]]
     with pytest.raises(ValueError, match="shorter"):
         streamer.put(torch.tensor([1]))
+
+
+def test_batch_streamer_may_be_used_again(monkeypatch):
+    # Given
+    monkeypatch.setitem(
+        sys.modules, "transformers", types.SimpleNamespace(TextIteratorStreamer=Streamer)
+    )
+    streamer = TextIteratorStreamerBatch(dict(enumerate("abcd")), 2)
+
+    for _ in range(2):
+        # When
+        streamer.put(torch.tensor([[0, 1], [2, 3]]))
+        streamer.end()
+
+        # Then
+        assert list(streamer) == [[{"text": "ab"}, {"text": "cd"}]]
 
 
 def test_metric_is_written_as_torchserve_writes_it():

@@ -5,9 +5,10 @@ from typing import Any
 
 
 class TextIteratorStreamerBatch:
-    """Iterates over steps; each is a list with the new text of every row.
+    """Iterates over steps; each is a list with {"text": new text} of every row.
 
-    Goes to `model.generate(streamer=…)` in one thread and is iterated over in another.
+    Goes to `model.generate(streamer=…)` in one thread and is iterated over in another. Once it has
+    ended, the next call of `generate` with as many rows may take it, too.
     """
 
     def __init__(
@@ -18,7 +19,7 @@ class TextIteratorStreamerBatch:
         timeout: float | None = None,
         **decode_kwargs: Any,
     ) -> None:
-        """Made for one call of `generate`.
+        """One streamer of transformers per row.
 
         Raises:
             ImportError: the package transformers is not installed.
@@ -29,7 +30,6 @@ class TextIteratorStreamerBatch:
             transformers.TextIteratorStreamer(tokenizer, skip_prompt, timeout, **decode_kwargs)
             for _ in range(batch_size)
         ]
-        self._steps = zip(*self._rows, strict=False)
 
     def put(self, value: Any) -> None:
         """Tokens of the prompt, int [batch_size, n], or of one step, int [batch_size].
@@ -48,5 +48,9 @@ class TextIteratorStreamerBatch:
     def __iter__(self) -> "TextIteratorStreamerBatch":
         return self
 
-    def __next__(self) -> list[str]:
-        return list(next(self._steps))
+    def __next__(self) -> list[dict[str, str]]:
+        # Every row is asked: one that is not would begin the next answer with the end of this one.
+        texts = [next(row, None) for row in self._rows]
+        if None in texts:
+            raise StopIteration
+        return [{"text": text} for text in texts]
