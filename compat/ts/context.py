@@ -98,6 +98,15 @@ class Context:
         self.header_key_sequence_start = "ts_request_sequence_start"
         self.header_key_sequence_end = "ts_request_sequence_end"
 
+    @property
+    def _system_properties(self) -> dict[str, Any]:
+        # Where TorchServe keeps it, and where some handlers look.
+        return self.system_properties
+
+    @property
+    def _request_processor(self) -> list[RequestProcessor]:
+        return self.request_processor
+
     def get_request_id(self, idx: int = 0) -> str | None:
         """The id of one request of the batch."""
         return self.request_ids.get(idx)

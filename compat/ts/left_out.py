@@ -17,11 +17,18 @@ _SPREAD = (
 _ENVELOPES = "envelope classes; the setting service_envelope names the ones that are built in"
 _DENSENET = "TorchServe's first image handler; use image_classifier"
 _ASYNCHRONOUS = "handlers that answer out of order; run the engine inside of a handler of your own"
+_FROM_HUBS = "downloads by handlers; call `snapshot_download` of huggingface_hub"
+_FROM_FILES = "metrics that a handler reads from a file itself; those of metrics_config are there"
+_TIMEIT = "a decorator that fails with each Python since 3.8; use handler_utils.timer"
+_SERVICES = "base classes of TorchServe's predecessor; extend torch_handler.base_handler"
 
 # Module or package -> what it is for; everything below a package is left out with it.
 LEFT_OUT = {
     "ts.handler_utils.distributed": _SPREAD,
     "ts.handler_utils.preprocess": _DALI,
+    "ts.metrics.metric_cache_abstract": _FROM_FILES,
+    "ts.metrics.metric_cache_yaml_impl": _FROM_FILES,
+    "ts.model_service": _SERVICES,
     "ts.torch_handler.dali_handler": _DALI,
     "ts.torch_handler.dali_image_classifier": _DALI,
     "ts.torch_handler.dali_image_segmenter": _DALI,
@@ -30,6 +37,8 @@ LEFT_OUT = {
     "ts.torch_handler.request_envelope": _ENVELOPES,
     "ts.torch_handler.trt_llm_handler": _ASYNCHRONOUS,
     "ts.torch_handler.vllm_handler": _ASYNCHRONOUS,
+    "ts.utils.hf_utils": _FROM_HUBS,
+    "ts.utils.timeit_decorator": _TIMEIT,
 }
 
 

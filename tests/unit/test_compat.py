@@ -1,6 +1,7 @@
 """The `ts` package: what handlers written for TorchServe import, and what they get."""
 
 import importlib
+import json
 import os
 import pkgutil
 import queue
@@ -12,6 +13,7 @@ import pytest
 import torch
 import ts
 from ts.context import Context, RequestProcessor
+from ts.handler_utils import text_utils
 from ts.handler_utils.hf_batch_streamer import TextIteratorStreamerBatch
 from ts.handler_utils.micro_batching import MicroBatching
 from ts.handler_utils.timer import timed
@@ -19,10 +21,11 @@ from ts.handler_utils.utils import import_class, send_intermediate_predict_respo
 from ts.left_out import LEFT_OUT
 from ts.metrics.dimension import Dimension
 from ts.metrics.metric import Metric
+from ts.metrics.metric_encoder import MetricEncoder
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.metrics.metrics_store import MetricsStore
 from ts.metrics.process_memory_metric import check_process_mem_usage
-from ts.service import PredictionException
+from ts.service import PredictionException, emit_metrics
 from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
 from ts.utils import util
 
@@ -107,6 +110,57 @@ def test_context_answers_by_row():
     assert context.get_response_content_type(0) is None
     assert context.get_response_headers(1) == {"content-type": "text/plain"}
     assert context.get_all_request_header(0) == {"Ts_Request_Sequence_Id": "s"}
+
+
+def test_context_is_found_where_torchserve_keeps_it():
+    # Given
+    context = Context("m", "/models/m", None, 2, None, "0.12.0")
+    context.request_processor = [RequestProcessor({})]
+
+    # When / Then
+    assert context._system_properties["model_dir"] == "/models/m"
+    assert context._request_processor is context.request_processor
+
+
+def test_yaml_config_is_read(tmp_path):
+    # Given
+    path = tmp_path / "config.yaml"
+    path.write_text("handler: {top_k: 3}\n")
+
+    # When / Then
+    assert util.get_yaml_config(str(path)) == {"handler": {"top_k": 3}}
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ('It\'s "so" good; (he said): yes!', ["it", "'", "s", "so", "good", "(", "he", "said"]),
+        ("one<br />two, three.four", ["one", "two", ",", "three", ".", "four"]),
+    ],
+)
+def test_text_is_split_as_torchtext_splits_it(text, tokens):
+    # When / Then
+    assert text_utils.get_tokenizer("basic_english")(text)[:8] == tokens
+    assert text_utils.get_tokenizer(None)(text) == text.split()
+    with pytest.raises(ValueError, match="spacy"):
+        text_utils.get_tokenizer("spacy")
+
+
+def test_runs_of_words_follow_the_words():
+    # When / Then
+    expected = ["a", "b", "c", "a b", "b c", "a b c"]
+    assert list(text_utils.ngrams_iterator(["a", "b", "c"], 3)) == expected
+
+
+def test_metrics_are_written_in_json():
+    # Given
+    metric = Metric("Load", 1, "percent", [Dimension("Level", "Host")])
+
+    # When / Then
+    assert json.loads(json.dumps([metric], cls=MetricEncoder)) == [metric.to_dict()]
+    assert emit_metrics([metric]) is None
+    with pytest.raises(TypeError):
+        json.dumps(object(), cls=MetricEncoder)
 
 
 def test_metrics_add_up_by_dimension():

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from ts.handler_utils.text_utils import ngrams_iterator
 from ts.torch_handler.text_handler import TextHandler
 from ts.utils.util import PredictionException, map_class_to_label
 
@@ -47,9 +48,4 @@ class TextClassifier(TextHandler):
         text = self._expand_contractions(self._remove_html_tags(text).lower())
         text = self._remove_punctuation(self._remove_accented_characters(text))
         words = self._tokenize(text)
-        grams = [
-            " ".join(words[start : start + size])
-            for size in range(1, self.ngrams + 1)
-            for start in range(len(words) - size + 1)
-        ]
-        return [self.get_token_number(gram) for gram in grams]
+        return [self.get_token_number(gram) for gram in ngrams_iterator(words, self.ngrams)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ts.handler_utils.text_utils import BASIC_ENGLISH, get_tokenizer
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.contractions import CONTRACTION_MAP
 from ts.utils.util import ENTITY
@@ -17,8 +18,6 @@ _CONTRACTIONS = re.compile("|".join(sorted(CONTRACTION_MAP, key=len)), re.IGNORE
 _ENTITIES = re.compile(ENTITY)
 # A tag; without `>` at its end, the rest of a line that has no tag any more.
 _TAGS = re.compile(rf"<[^>\n]*>?|{ENTITY}")
-_TOKENS = re.compile(r"\w+|[.,!?()]")
-
 # Accents that follow each other are sorted by insertion: as one piece, 500 kB took a minute.
 _PIECE_CHARACTERS = 256
 
@@ -29,6 +28,7 @@ class TextHandler(BaseHandler):
     def __init__(self) -> None:
         super().__init__()
         self.source_vocab: Any = None
+        self.tokenizer = get_tokenizer(BASIC_ENGLISH)
 
     def initialize(self, context: Any) -> None:
         """The model and its vocabulary are loaded.
@@ -80,7 +80,7 @@ class TextHandler(BaseHandler):
         return text.translate(str.maketrans("", "", string.punctuation))
 
     def _tokenize(self, text: str) -> list[str]:
-        return _TOKENS.findall(text.lower())
+        return self.tokenizer(text)
 
 
 def _without_markup(match: re.Match[str]) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import yaml
+
 logger = logging.getLogger(__name__)
 
 # None of its runs holds an ampersand, so that no text is looked at more than twice.
@@ -55,6 +57,16 @@ def check_valid_pt2_backend(backend: str) -> bool:
     if not is_known:
         logger.warning("%s is not a supported torch.compile backend", backend)
     return is_known
+
+
+def get_yaml_config(yaml_file_path: str | Path) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        OSError: it cannot be read.
+        yaml.YAMLError: it is no YAML.
+    """
+    return yaml.safe_load(Path(yaml_file_path).read_text(encoding="utf-8"))
 
 
 def list_classes_from_module(module: ModuleType, parent_class: type | None = None) -> list[type]:
