@@ -8,6 +8,30 @@ from ts.metrics.metrics_store import MetricsStore
 CONTENT_TYPE = "content-type"
 
 
+class RequestHeaders(dict[str, Any]):
+    """Headers that are found in any case of their names; an exact match wins.
+
+    Where HTTP brings them in, names are in lower case, as HTTP/2 has them.
+    """
+
+    def __init__(self, headers: dict[str, Any]) -> None:
+        super().__init__(headers)
+        self._by_lower_name = {name.lower(): value for name, value in headers.items()}
+
+    def __missing__(self, key: str) -> Any:
+        return self._by_lower_name[key.lower()]
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or str(key).lower() in self._by_lower_name
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The header, or the default without it."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+
 class RequestProcessor:
     """The headers of one request, and the status and headers that its answer shall have."""
 
@@ -16,21 +40,19 @@ class RequestProcessor:
         self._reason_phrase = ""
         self._response_header: dict[str, str] = {}
         self._request_header = request_header
-        self._by_lower_name: dict[str, Any] | None = None
+        self._any_case: RequestHeaders | None = None
 
     def get_request_property(self, key: str) -> Any:
         """A request header, None without it. An exact match wins over one in another case."""
         if key in self._request_header:
             return self._request_header[key]
-        if self._by_lower_name is None:
-            self._by_lower_name = {
-                name.lower(): value for name, value in self._request_header.items()
-            }
-        return self._by_lower_name.get(key.lower())
+        return self.get_request_properties().get(key)
 
-    def get_request_properties(self) -> dict[str, Any]:
-        """All request headers, named as the client wrote them."""
-        return self._request_header
+    def get_request_properties(self) -> RequestHeaders:
+        """All request headers; they are found by their names in any case."""
+        if self._any_case is None:
+            self._any_case = RequestHeaders(self._request_header)
+        return self._any_case
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
         """The answer has this status."""
@@ -115,8 +137,8 @@ class Context:
         """A header of one request, whatever the case of its name; None without it."""
         return self.request_processor[idx].get_request_property(key)
 
-    def get_all_request_header(self, idx: int) -> dict[str, Any]:
-        """All headers of one request."""
+    def get_all_request_header(self, idx: int) -> RequestHeaders:
+        """All headers of one request; they are found by their names in any case."""
         return self.request_processor[idx].get_request_properties()
 
     def get_sequence_id(self, idx: int) -> str:

@@ -112,6 +112,24 @@ def test_context_answers_by_row():
     assert context.get_all_request_header(0) == {"Ts_Request_Sequence_Id": "s"}
 
 
+def test_all_headers_of_a_request_are_found_in_any_case():
+    # Given
+    context = Context("m", "/", None, 1, None, "0.12.0")
+    context.request_processor = [RequestProcessor({"x-corpus": "a", "X-Own": "b", "x-own": "c"})]
+
+    # When
+    headers = context.get_all_request_header(0)
+
+    # Then
+    assert dict(headers) == {"x-corpus": "a", "X-Own": "b", "x-own": "c"}
+    assert (headers["X-Corpus"], headers.get("X-CORPUS"), headers["X-Own"]) == ("a", "a", "b")
+    assert "X-Corpus" in headers
+    assert "X-Other" not in headers
+    assert headers.get("X-Other", "none") == "none"
+    with pytest.raises(KeyError):
+        headers["X-Other"]
+
+
 def test_context_is_found_where_torchserve_keeps_it():
     # Given
     context = Context("m", "/models/m", None, 2, None, "0.12.0")
