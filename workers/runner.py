@@ -175,7 +175,7 @@ class Runner:
                 )
             status, phrase = self._model.context.get_response_status(index)
             headers = self._model.context.get_response_headers(index)
-            return Reply(int(status), body, header_texts(headers), line_text(phrase))
+            return Reply(int(status), body, header_texts(headers), line_text(phrase or ""))
         except Exception as error:
             # What it returned may do anything when it is encoded; its neighbours are answered.
             self._failures.write(f"answer refused {self._what([item])} row={index}", error)

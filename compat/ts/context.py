@@ -37,7 +37,7 @@ class RequestProcessor:
 
     def __init__(self, request_header: dict[str, Any]) -> None:
         self._status_code = 200
-        self._reason_phrase = ""
+        self._reason_phrase: str | None = None
         self._response_header: dict[str, str] = {}
         self._request_header = request_header
         self._any_case: RequestHeaders | None = None
@@ -57,14 +57,14 @@ class RequestProcessor:
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
         """The answer has this status."""
         self._status_code = code
-        self._reason_phrase = reason_phrase or ""
+        self._reason_phrase = reason_phrase
 
     def get_response_status_code(self) -> int:
         """The answer's status, 200 unless set."""
         return self._status_code
 
-    def get_response_status_phrase(self) -> str:
-        """The answer's reason phrase, empty unless set."""
+    def get_response_status_phrase(self) -> str | None:
+        """The answer's reason phrase, None unless set."""
         return self._reason_phrase
 
     def add_response_property(self, key: str, value: str) -> None:
@@ -141,9 +141,9 @@ class Context:
         """All headers of one request; they are found by their names in any case."""
         return self.request_processor[idx].get_request_properties()
 
-    def get_sequence_id(self, idx: int) -> str:
-        """The sequence that one request belongs to; empty without one."""
-        return self.get_request_header(idx, self.header_key_sequence_id) or ""
+    def get_sequence_id(self, idx: int) -> Any:
+        """The sequence that one request belongs to; None without one."""
+        return self.get_request_header(idx, self.header_key_sequence_id)
 
     def set_response_content_type(self, idx: int, value: str) -> None:
         """The answer to one request has this content type."""
@@ -165,8 +165,8 @@ class Context:
         """The answer to one request has this status; its body is sent as returned."""
         self.request_processor[idx].report_status(code, reason_phrase=phrase)
 
-    def get_response_status(self, idx: int) -> tuple[int, str]:
-        """Status and reason phrase of one answer."""
+    def get_response_status(self, idx: int) -> tuple[int, str | None]:
+        """Status and reason phrase of one answer; None for a phrase that was not set."""
         processor = self.request_processor[idx]
         return processor.get_response_status_code(), processor.get_response_status_phrase()
 

@@ -19,6 +19,7 @@ from ts.handler_utils.micro_batching import MicroBatching
 from ts.handler_utils.timer import timed
 from ts.handler_utils.utils import import_class, send_intermediate_predict_response
 from ts.left_out import LEFT_OUT
+from ts.metrics import metric_cache_errors
 from ts.metrics.dimension import Dimension
 from ts.metrics.metric import Metric
 from ts.metrics.metric_encoder import MetricEncoder
@@ -104,7 +105,8 @@ def test_context_answers_by_row():
 
     # Then
     assert (context.get_request_id(), context.get_request_id(1)) == ("a", "b")
-    assert (context.get_sequence_id(0), context.get_sequence_id(1)) == ("s", "")
+    assert (context.get_sequence_id(0), context.get_sequence_id(1)) == ("s", None)
+    assert RequestProcessor({}).get_response_status_phrase() is None
     assert context.get_response_status(0) == (201, "Made")
     assert context.get_response_status(1) == (404, "")
     assert context.get_response_content_type(0) is None
@@ -263,11 +265,13 @@ def test_metric_of_unknown_unit_type_or_name_is_refused():
     metrics = MetricsStore("m")
 
     # When / Then
-    with pytest.raises(ValueError, match="unit must be one of"):
+    with pytest.raises(metric_cache_errors.MetricsCacheValueError, match="unit must be one of"):
         metrics.add_size("s", 1, unit="ms")
     with pytest.raises(ValueError, match="summary"):
         metrics.add_metric_to_cache("s", "ms", [], "summary")
-    with pytest.raises(KeyError, match="metrics_config"):
+    with pytest.raises(metric_cache_errors.MetricsCacheTypeError, match="are text"):
+        metrics.add_metric_to_cache("s", None)
+    with pytest.raises(metric_cache_errors.MetricsCacheKeyError, match="metrics_config"):
         metrics.get_metric("absent")
 
 

@@ -7,6 +7,11 @@ from collections.abc import Sequence
 
 from ts.metrics.caching_metric import CachingMetric
 from ts.metrics.dimension import Dimension
+from ts.metrics.metric_cache_errors import (
+    MetricsCacheKeyError,
+    MetricsCacheTypeError,
+    MetricsCacheValueError,
+)
 from ts.metrics.metric_type_enum import MetricTypes
 
 
@@ -31,10 +36,13 @@ class MetricsStore:
         """A new metric, or the one of this name and type that is there already.
 
         Raises:
-            ValueError: a name or unit that is no text, or another type than MetricTypes has.
+            MetricsCacheTypeError: a name or unit that is no text.
+            ValueError: another type than MetricTypes has.
         """
         if not isinstance(metric_name, str) or not isinstance(unit, str):
-            raise ValueError(f"name and unit of a metric are text, not {metric_name!r}, {unit!r}")
+            raise MetricsCacheTypeError(
+                f"name and unit of a metric are text, not {metric_name!r}, {unit!r}"
+            )
         metric_type = MetricTypes(metric_type)
         key = (metric_name, metric_type)
         if key not in self.cache:
@@ -47,12 +55,12 @@ class MetricsStore:
         """The metric of this name and type.
 
         Raises:
-            KeyError: there is none.
+            MetricsCacheKeyError: there is none.
         """
         try:
             return self.cache[metric_name, metric_type]
         except KeyError:
-            raise KeyError(
+            raise MetricsCacheKeyError(
                 f"no {metric_type} called {metric_name}: list it in the metrics_config file or "
                 "call add_metric_to_cache first"
             ) from None
@@ -96,7 +104,7 @@ class MetricsStore:
         """A duration in `ms` or `s`.
 
         Raises:
-            ValueError: another unit.
+            MetricsCacheValueError: another unit.
         """
         _check_unit(unit, ("ms", "s"))
         self.add_metric(name, value, unit, idx, dimensions, metric_type)
@@ -113,7 +121,7 @@ class MetricsStore:
         """A size in `B`, `kB`, `MB` or `GB`.
 
         Raises:
-            ValueError: another unit.
+            MetricsCacheValueError: another unit.
         """
         _check_unit(unit, ("MB", "kB", "GB", "B"))
         self.add_metric(name, value, unit, idx, dimensions, metric_type)
@@ -147,4 +155,4 @@ class MetricsStore:
 
 def _check_unit(unit: str, known: Sequence[str]) -> None:
     if unit not in known:
-        raise ValueError(f"unit must be one of {', '.join(known)}, not {unit!r}")
+        raise MetricsCacheValueError(f"unit must be one of {', '.join(known)}, not {unit!r}")
