@@ -1,8 +1,8 @@
 """Loading weights, explaining, and the built-in handler for text."""
 
-import importlib
 import sys
 import time
+import types
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from ts.metrics.metric_type_enum import MetricTypes
 from ts.service import PredictionException
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.image_classifier import ImageClassifier
+from ts.torch_handler.text_classifier import TextClassifier
 from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
 from ts.utils.util import CLEANUP_REGEX
 
@@ -186,7 +187,7 @@ def test_text_classifier_answers_every_row_of_a_batch(load_handler):
 )
 def test_text_is_cleaned_as_in_torchserve(text, words):
     # Given
-    handler = importlib.import_module("ts.torch_handler.text_classifier").TextClassifier()
+    handler = TextClassifier()
 
     # When
     plain = handler._expand_contractions(handler._remove_html_tags(text).lower())
@@ -207,13 +208,79 @@ def test_long_text_of_ampersands_is_cleaned_in_no_time():
     assert_within(time.perf_counter() - started_s, 1)
 
 
-def test_text_classifier_refuses_what_is_no_text():
-    # Given
-    from_module = importlib.import_module("ts.torch_handler.text_classifier")
+class Gradients:
+    """As much of captum's attributions as the handlers call."""
 
+    def __init__(self, model, layer=None):
+        self.model, self.layer = model, layer
+
+    def attribute(self, inputs, baseline=None, **options):
+        self.asked = (inputs, baseline, options)
+        return torch.zeros(1, 4)
+
+
+@pytest.fixture
+def captum(monkeypatch):
+    module = types.SimpleNamespace(
+        IntegratedGradients=Gradients, LayerIntegratedGradients=Gradients
+    )
+    monkeypatch.setitem(sys.modules, "captum.attr", module)
+
+
+@pytest.mark.usefixtures("captum")
+def test_text_classifier_explains_by_its_embedding():
+    # Given
+    handler = TextClassifier()
+    handler.device, handler.source_vocab = torch.device("cpu"), {"a": 3, "film": 4, "a film": 5}
+    handler.model = torch.nn.ModuleDict({"embedding": torch.nn.EmbeddingBag(6, 4)})
+    handler.model.embedding = handler.model["embedding"]
+
+    # When
+    output = handler.get_insights(handler.preprocess([{"data": "A film"}]), None, target=1)
+
+    # Then
+    assert output == [{"importances": [[0.25] * 4], "words": ["a", "film"]}]
+    tokens, baseline, options = handler.lig.asked
+    assert handler.lig.layer is handler.model.embedding
+    assert (tokens.tolist(), baseline.tolist()) == ([3, 4, 5], [0, 0, 0])
+    assert options["additional_forward_args"].tolist() == [0]
+    assert (options["target"], options["return_convergence_delta"]) == (1, False)
+    assert handler.get_word_token(["\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}film"]) == ["film"]
+
+
+@pytest.mark.usefixtures("captum")
+def test_image_handler_has_integrated_gradients_of_its_model():
+    # Given
+    handler = ImageClassifier()
+    handler.model = torch.nn.Identity()
+
+    # When
+    output = handler.get_insights(torch.zeros(1, 4), None, 2)
+
+    # Then
+    assert handler.ig.model is handler.model
+    assert handler.ig.asked[2] == {"target": 2, "n_steps": 15}
+    assert output == [[0] * 4]
+
+
+def test_words_that_a_handler_puts_beside_the_tokens_are_those_of_one_row():
+    # Given
+    handler = TextClassifier()
+    handler.device, handler.source_vocab = torch.device("cpu"), {"good": 1}
+    handler.model = BagOfWords()
+
+    # When
+    tokens, words = handler.preprocess([{"data": "good good"}])
+
+    # Then
+    assert words == ["good", "good"]
+    assert handler.inference((tokens, list(words))).tolist() == [[10, 0]]
+
+
+def test_text_classifier_refuses_what_is_no_text():
     # When / Then
     with pytest.raises(PredictionException, match="not text") as caught:
-        from_module.TextClassifier().preprocess([{"data": {"a": 1}}])
+        TextClassifier().preprocess([{"data": {"a": 1}}])
     assert caught.value.error_code == 400
 
 

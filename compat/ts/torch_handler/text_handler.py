@@ -1,17 +1,21 @@
 """What the text handlers share: clean-up, tokens and the vocabulary."""
 
+import functools
 import re
 import string
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from ts.handler_utils.text_utils import BASIC_ENGLISH, get_tokenizer
+from ts.torch_handler.attribution import captum_attributions
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.contractions import CONTRACTION_MAP
 from ts.utils.util import ENTITY
 
+WORD_MARK = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"
 UNKNOWN_TOKEN = "<unk>"  # noqa: S105 - a word of the vocabulary, not a secret
 # As in TorchServe a short one is found before a longer one, and inside of words, too.
 _CONTRACTIONS = re.compile("|".join(sorted(CONTRACTION_MAP, key=len)), re.IGNORECASE)
@@ -58,6 +62,26 @@ class TextHandler(BaseHandler):
         """The token's number; unknown tokens share that of `<unk>`, 0 without it."""
         unknown = self.source_vocab.get(UNKNOWN_TOKEN, 0)
         return int(self.source_vocab.get(token, unknown))
+
+    @functools.cached_property
+    def lig(self) -> Any:
+        """Captum's integrated gradients of the model's layer `embedding`.
+
+        Raises:
+            AttributeError: the model has no such layer.
+            PredictionException: status 501, the package captum is not installed.
+        """
+        gradients = captum_attributions().LayerIntegratedGradients
+        return gradients(self.model, self.model.embedding)
+
+    def get_word_token(self, input_tokens: Iterable[str]) -> list[str]:
+        """The tokens without the mark that a byte-pair encoding puts where a word begins."""
+        return [token.replace(WORD_MARK, "") for token in input_tokens]
+
+    def summarize_attributions(self, attributions: torch.Tensor) -> torch.Tensor:
+        """Float [n, dimensions] as shares of each row, over the length of all rows' sums."""
+        shares = torch.nn.functional.softmax(attributions, dim=-1)
+        return shares / torch.linalg.vector_norm(shares.sum(dim=-1))
 
     def _remove_html_tags(self, text: str) -> str:
         # As TorchServe's CLEANUP_REGEX, which reads the rest of a line for each `<` that is not

@@ -1,7 +1,6 @@
 """What the image handlers share: rows of bytes become one batch of pixels."""
 
 import functools
-import importlib
 import io
 import logging
 import os
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from PIL import Image
+from ts.torch_handler.attribution import captum_attributions
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.gpu_jpegs import JpegDecoder, on_tensors, read_decoder
 from ts.torch_handler.grey_images import keeps_grey
@@ -152,18 +152,22 @@ class VisionHandler(BaseHandler):
             message = "Input is not a readable image: send bytes, base64 or lists of numbers."
             raise PredictionException(message, 400) from error
 
+    @functools.cached_property
+    def ig(self) -> Any:
+        """Captum's integrated gradients of the model.
+
+        Raises:
+            PredictionException: status 501, the package captum is not installed.
+        """
+        return captum_attributions().IntegratedGradients(self.model)
+
     def get_insights(self, tensor_data: Any, _: Any, target: Any = 0) -> list[Any]:
         """Integrated gradients of the pixels for one class.
 
         Raises:
             PredictionException: status 501, the package captum is not installed.
         """
-        try:
-            attribution = importlib.import_module("captum.attr")
-        except ImportError as error:
-            raise PredictionException("Explanations need the package captum.", 501) from error
-        gradients = attribution.IntegratedGradients(self.model)
-        result = gradients.attribute(tensor_data, target=target, n_steps=EXPLANATION_STEPS)
+        result = self.ig.attribute(tensor_data, target=target, n_steps=EXPLANATION_STEPS)
         return result.tolist()  # type: ignore[no-any-return]
 
 

@@ -1,0 +1,9 @@
+"""The words of a batch, as handlers find them beside the tokens."""
+
+from collections.abc import Sequence
+
+
+class Words(list[str]):
+    """The words of all rows in a line; `starts` says where the tokens of each row begin."""
+
+    starts: Sequence[int] = (0,)
