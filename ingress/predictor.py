@@ -139,12 +139,12 @@ class Predictor:
     async def describe(self, spec: ModelSpec) -> Reply:
         """What a worker's handler says of itself.
 
-        Source: TorchServe 0.12 describe job, a batch row with the header `describe`.
+        Source: TorchServe 0.12 describe job, a batch row without parts, with the header `describe`.
 
         Raises:
             ServeError: no worker, or no answer.
         """
-        request = read_request(Target(*spec.key, "False", ""), {"describe": "True"}, b"")
+        request = Request({"describe": "True"}, [])
         reply = await self._broker.predict(spec, request, request_id=fresh_request_id())
         if isinstance(reply, ReplyStream):
             await reply.close()

@@ -1,6 +1,7 @@
 """A node without processes: workers are reported, and one of them echoes."""
 
 import asyncio
+import json
 import threading
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ def echo(request):
     """The reply that a model named `echo` gives: what it was asked."""
     parts = {part.name: part.content for part in request.parts}
     if request.headers.get("describe") == "True":
-        return Reply(200, b'{"labels": 2}')
+        return Reply(200, json.dumps({"labels": 2, "parts": list(parts)}).encode())
     if "x-fail" in request.headers:
         return Reply(
             503, b"Prediction failed", {}, "", "InternalServerException", "prediction_failed"

@@ -316,7 +316,7 @@ def test_describe_shows_one_version_or_all(manager):
 def test_describe_asks_the_handler_when_customized(manager):
     manager.register("echo")
     [document] = manager.manage("GET", "/models/echo?customized=true").json()
-    assert document["customizedMetadata"] == {"labels": 2}
+    assert document["customizedMetadata"] == {"labels": 2, "parts": []}
     assert list(document)[-1] == "customizedMetadata"
 
 
