@@ -18,18 +18,23 @@ ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(8 * 1024 * 1024 * 1024),
 }
 
+# How many cores a worker computes on, as OpenMP and MKL are told.
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
 
 def worker_environment(
     assignment: Assignment, settings: Settings, compat_dir: Path, threads: int
 ) -> dict[str, str]:
-    """All that a worker needs to know, and what this process knows, but for what is forbidden."""
+    """All that a worker needs to know, and what this process knows, but for what is forbidden.
+
+    What the operator has set wins over what suits most: the allocator, the threads.
+    """
     return {
         **ALLOCATOR,
+        **dict.fromkeys(THREADS, str(threads)),
         **allowed_environment(os.environ, settings.blacklist_env_vars),
         **settings.to_environment(),
         **assignment.to_environment(),
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
         "PYTHONPATH": _python_path(compat_dir),
         "PYTHONUNBUFFERED": "1",
     }

@@ -1,11 +1,17 @@
 """What a node measures of its host, and what a worker's environment leaves out."""
 
+from pathlib import Path
+
 import pytest
 
+from batching.model_spec import ModelSpec
+from batching.settings import Settings
 from batching.status import HostSample, NodeStatus
 from batching.torchserve_metrics import GAUGES, metric_line
+from workers.assignment import Assignment
+from workers.devices import Device
 from workers.host_meter import gpu_samples, measure
-from workers.worker_environment import allowed_environment
+from workers.worker_environment import allowed_environment, worker_environment
 
 
 def test_host_is_measured_under_torchserves_names():
@@ -62,3 +68,15 @@ def test_worker_does_not_get_variables_that_are_named():
     # When / Then
     assert allowed_environment(environment, "") == environment
     assert set(allowed_environment(environment, "AWS_.*|PATH")) == {"MY_AWS"}
+
+
+def test_threads_of_a_worker_are_its_share_unless_the_operator_says_otherwise(monkeypatch):
+    # Given
+    spec = ModelSpec("m", "1.0", "m.mar", "m.py")
+    assignment = Assignment(spec, "w", Path("m"), Device("cpu"), 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    # When
+    found = worker_environment(assignment, Settings(), Path("compat"), 2)
+    # Then
+    assert (found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"]) == ("7", "2")
