@@ -200,6 +200,8 @@ class Settings:
         values |= torchserve_environment(properties, by_key, environment)
         if values.get("limit_max_image_pixels") is False:
             values["max_image_pixels"] = 0
+        if mode := values.get("metrics_mode"):
+            values["metrics_mode"] = mode.lower()  # TorchServe takes it in any case
         settings = cls(**values)
         check_settings(settings)
         return settings, without_effect

@@ -101,6 +101,10 @@ def test_images_have_no_limit_when_torchserves_key_lifts_it(tmp_path):
     assert load(tmp_path, "limit_max_image_pixels=true\n").max_image_pixels == 25_000_000
 
 
+def test_metrics_mode_is_taken_in_any_case(tmp_path):
+    assert load(tmp_path, "metrics_mode=PROMETHEUS\n").metrics_mode == "prometheus"
+
+
 def test_defaults_of_a_command_give_way_to_everything_else(tmp_path):
     # Given
     defaults = {"metrics_mode": "log", "token_auth": True}
