@@ -8,7 +8,10 @@ from typing import Any, NamedTuple, Self
 
 from batching.errors import BadRequest, InvalidModel
 
-NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# What keys, paths and labels can hold without being quoted.
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+# A plus stands before what a version says of its build: 1.0+cpu.
+VERSION_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
 _INTEGER_PATTERN = re.compile(r"[+-]?[0-9]{1,20}")
 RUNTIMES = ("python", "python3")
 BATCH_POLICIES = ("fixed", "adaptive")
@@ -133,7 +136,7 @@ def spec_from_registration(
         InvalidModel: the archive does not say how the model is called.
     """
     model_name = _checked_name(str(parameters.get("model_name") or archive.model_name))
-    model_version = _checked_name(archive.model_version or "1.0", what="version")
+    model_version = _checked_version(archive.model_version or "1.0")
     configured = defaults.model_settings.get(model_name, {}).get(model_version, {})
     config = _ConfigReader({**configured, **archive.config})
     batch_size, delay_ms = _batching(parameters, config)
@@ -230,13 +233,13 @@ def check_worker_count(min_worker: int) -> None:
         raise BadRequest(f"A node runs at most {MAX_WORKERS_PER_NODE} workers of a model.")
 
 
-def _checked_name(name: str, what: str = "name") -> str:
+def _checked_name(name: str) -> str:
     if not name:
-        raise InvalidModel(f"Model {what} is not defined.")
+        raise InvalidModel("Model name is not defined.")
     if not NAME_PATTERN.fullmatch(name):
         raise BadRequest(
-            f"Invalid model {what}: use letters, digits, '.', '_' and '-', at most 128 of them, "
-            "beginning with a letter or digit."
+            "Invalid model name: use letters, digits, '.', '_' and '-', at most 128 of them, "
+            "beginning with a letter, digit or '_'."
         )
     return name
 
@@ -245,6 +248,15 @@ def _checked_integer(value: int, name: str) -> int:
     if not MIN_INTEGER <= value <= MAX_INTEGER:
         raise BadRequest(f"{name} must be from {MIN_INTEGER} to {MAX_INTEGER}.")
     return value
+
+
+def _checked_version(version: str) -> str:
+    if not VERSION_PATTERN.fullmatch(version):
+        raise BadRequest(
+            "Invalid model version: use letters, digits, '.', '_', '+' and '-', at most 128 of "
+            "them, beginning with a letter, digit or '_'."
+        )
+    return version
 
 
 class _ConfigReader:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from batching.errors import ModelNotFound, VersionNotFound
-from batching.model_spec import NAME_PATTERN, ModelSpec
+from batching.model_spec import NAME_PATTERN, VERSION_PATTERN, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def check_names(model_name: str, model_version: str | None = None) -> None:
     """
     if not NAME_PATTERN.fullmatch(model_name):
         raise _no_model(model_name)
-    if model_version is not None and not NAME_PATTERN.fullmatch(model_version):
+    if model_version is not None and not VERSION_PATTERN.fullmatch(model_version):
         raise _no_version(model_name, model_version)
 
 

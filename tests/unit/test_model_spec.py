@@ -118,6 +118,13 @@ def test_version_is_one_dot_zero_when_the_archive_has_none():
     assert register(model_version="").model_version == "1.0"
 
 
+def test_version_may_name_its_build():
+    # Given / When / Then
+    assert register(model_version="1.0+cpu").model_version == "1.0+cpu"
+    with pytest.raises(BadRequest, match="model version"):
+        register(model_version="1.0 cpu")
+
+
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -133,6 +140,7 @@ def test_version_is_one_dot_zero_when_the_archive_has_none():
         {"model_name": "a\n"},
         {"model_name": "m" * 129},
         {"model_name": "ⅿodel"},
+        {"model_name": "a+b"},
         {"initial_workers": "2000000000"},
     ],
 )

@@ -313,6 +313,26 @@ def test_describe_shows_one_version_or_all(manager):
     }
 
 
+@pytest.mark.parametrize("version", ["1.0+cpu", "1.0%2Bcpu"])
+def test_name_with_an_underscore_and_version_with_a_plus_are_served(version, manager):
+    # Given
+    manager.archives.add("own.mar", "_own", "1.0+cpu")
+    manager.archives.add("other.mar", "_own", "2.0")
+    for url in ("own.mar", "other.mar"):
+        assert manager.manage("POST", f"/models?url={url}&initial_workers=1").status_code == 200
+    # When
+    [document] = manager.manage("GET", f"/models/_own/{version}").json()
+    answers = [
+        manager.predict(f"/predictions/_own/{version}"),
+        manager.manage("PUT", f"/models/_own/{version}?min_worker=2&synchronous=true"),
+        manager.manage("PUT", "/models/_own/2.0/set-default"),
+        manager.manage("DELETE", f"/models/_own/{version}"),
+    ]
+    # Then
+    assert document["modelVersion"] == "1.0+cpu"
+    assert [answer.status_code for answer in answers] == [200] * 4
+
+
 def test_describe_asks_the_handler_when_customized(manager):
     manager.register("echo")
     [document] = manager.manage("GET", "/models/echo?customized=true").json()
