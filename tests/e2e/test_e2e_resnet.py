@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     # TorchScript, which archives hold, is deprecated; some torch versions warn of it.
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),
 ]
 
 

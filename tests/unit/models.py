@@ -7,6 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
+# What torch calls TorchScript, by its version.
+DEPRECATED = (DeprecationWarning, FutureWarning)
+
 NAMES = json.dumps({str(number): ["n0", f"label{number}"] for number in range(8)})
 MODEL_SOURCE = """
 import torch
@@ -36,15 +39,15 @@ def saved(value):
 
 def scripted(model):
     buffer = io.BytesIO()
-    with pytest.warns(FutureWarning, match="deprecated"):
+    with pytest.warns(DEPRECATED, match="deprecated"):
         torch.jit.save(torch.jit.script(model), buffer)
     return buffer.getvalue()
 
 
 def frozen(model):
-    with pytest.warns(FutureWarning, match="deprecated"):
+    with pytest.warns(DEPRECATED, match="deprecated"):
         model = torch.jit.script(model.eval())
-    with pytest.warns(FutureWarning, match="deprecated"):
+    with pytest.warns(DEPRECATED, match="deprecated"):
         return torch.jit.freeze(model.to(memory_format=torch.channels_last))
 
 

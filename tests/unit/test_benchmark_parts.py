@@ -106,7 +106,7 @@ def test_torchferry_serves_the_echo_of_a_comparison(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 def test_bare_loop_runs_an_archive_without_a_server(tmp_path):
     # Given a classifier that is there at once
     network = torch.nn.Sequential(

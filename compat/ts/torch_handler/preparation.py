@@ -139,7 +139,7 @@ def _frozen(model: Any, dtype: torch.dtype) -> Any:
     if isinstance(model, torch.jit.ScriptModule):
         with warnings.catch_warnings():
             # Existing archives hold TorchScript, whatever new models should be compiled with.
-            warnings.filterwarnings("ignore", r".*torch\.jit\.freeze", FutureWarning)
+            warnings.filterwarnings("ignore", r".*torch\.jit\.freeze")
             model = torch.jit.freeze(model)
     return model
 

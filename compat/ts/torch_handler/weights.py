@@ -97,7 +97,7 @@ def load_torchscript(path: str, device: torch.device) -> Any:
     """The scripted or traced module on this device."""
     with warnings.catch_warnings():
         # Existing archives hold TorchScript, whatever new models should be exported with.
-        warnings.filterwarnings("ignore", r".*torch\.jit\.load", FutureWarning)
+        warnings.filterwarnings("ignore", r".*torch\.jit\.load")
         return torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
 
 
