@@ -1,5 +1,6 @@
 """What every measurement shares: where it was made, its JSON, and its table in a document."""
 
+import contextlib
 import datetime
 import json
 import os
@@ -19,11 +20,17 @@ def origin() -> dict[str, Any]:
     """When, at which commit and on which machine this is asked, for the head of a record.
 
     `is_clean`: the code is that commit's. What measurements write may differ: one follows another.
+    Where there is no git, or only a copy of the files, BENCH_COMMIT says which commit's they are.
     """
+    commit, changes = _git("rev-parse", "--short=12", "HEAD"), ""
+    if commit:
+        changes = _git("status", "--porcelain", "--untracked-files=no", "--", *_CODE)
+    else:
+        commit = os.environ.get("BENCH_COMMIT", "")
     return {
         "date": datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "--short=12", "HEAD") or "unknown",
-        "is_clean": not _git("status", "--porcelain", "--untracked-files=no", "--", *_CODE),
+        "commit": commit or "unknown",
+        "is_clean": bool(commit) and not changes,
         "machine": machine(),
     }
 
@@ -80,7 +87,9 @@ def with_block(text: str, name: str, content: str) -> str:
 
 def _git(*words: str) -> str:
     command = ["git", "-C", str(ROOT), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
 
 
 def _processor() -> str:

@@ -12,6 +12,7 @@ from benchmarks.compare import main, parse
 from benchmarks.contest import Contest
 from benchmarks.environments import environment_python
 from benchmarks.load import BenchmarkError, Load, drive_to_the_end
+from benchmarks.records import origin
 from benchmarks.resnet import photo
 from benchmarks.servers import Job
 from benchmarks.workloads import WORKLOADS
@@ -55,6 +56,23 @@ def test_load_is_refused_when_nothing_succeeds(url):
     # When / Then
     with pytest.raises(BenchmarkError, match="500"):
         drive_to_the_end(Load(url, b"bad", "image/jpeg", connections=1), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("told", "commit", "is_clean"), [("abc123", "abc123", True), ("", "unknown", False)]
+)
+def test_record_names_the_commit_that_it_is_told_where_there_is_no_git(
+    told, commit, is_clean, tmp_path, monkeypatch
+):
+    # Given
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("BENCH_COMMIT", told)
+
+    # When
+    made = origin()
+
+    # Then
+    assert (made["commit"], made["is_clean"]) == (commit, is_clean)
 
 
 @pytest.mark.parametrize("words", [["--workload", "ehco"], ["--servers", "torchserve,mozec"]])
