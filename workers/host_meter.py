@@ -57,8 +57,8 @@ class HostMeter:
                 await self._report(await asyncio.to_thread(measure))
             except RedisError as error:
                 self._outage.note("measure", error)
-            except (OSError, psutil.Error) as error:
-                log.warning("not measured: %s", error)
+            except Exception as error:  # whatever host and driver say, the node serves on
+                log.warning("not measured: %r", error)
             await asyncio.sleep(self._interval_s)
 
     async def _report(self, samples: tuple[HostSample, ...]) -> None:
@@ -100,9 +100,12 @@ def _gpu_samples() -> Iterator[HostSample]:
 def gpu_samples(line: str) -> Iterator[HostSample]:
     """The samples of one GPU, from a line `index, MiB used, MiB in all, percent busy`.
 
-    A value that a card does not tell (`[N/A]`) is left out.
+    A value that a card does not tell (`[N/A]`) is left out, and so is a line of another kind:
+    nvidia-smi also says "No devices were found" there.
     """
     index, *texts = (text.strip() for text in line.split(","))
+    if len(texts) != len(_GPU_QUERY) - 1:
+        return
     used, total, busy = (_number(text) for text in texts)
     if used is not None:
         yield HostSample("GPUMemoryUsed", used, index)

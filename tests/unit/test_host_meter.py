@@ -1,5 +1,7 @@
 """What a node measures of its host, and what a worker's environment leaves out."""
 
+import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from batching.status import HostSample, NodeStatus
 from batching.torchserve_metrics import GAUGES, metric_line
 from workers.assignment import Assignment
 from workers.devices import Device
-from workers.host_meter import gpu_samples, measure
+from workers.host_meter import HostMeter, gpu_samples, measure
 from workers.worker_environment import allowed_environment, worker_environment
 
 
@@ -49,6 +51,32 @@ def test_gpu_is_measured_as_far_as_it_tells(line, expected):
     samples = list(gpu_samples(line))
     assert {one.name: one.value for one in samples} == expected
     assert {one.device_id for one in samples} == {line[0]}
+
+
+@pytest.mark.parametrize("line", ["No devices were found", "", "0, 1, 2", "0, 1, 2, 3, 4"])
+def test_gpu_is_not_measured_by_a_line_of_another_kind(line):
+    assert list(gpu_samples(line)) == []
+
+
+def test_node_lives_on_when_its_host_cannot_be_measured(monkeypatch, caplog):
+    # Given
+    tries = []
+
+    def fail():
+        tries.append(None)
+        raise ValueError("odd")
+
+    monkeypatch.setattr("workers.host_meter.measure", fail)
+    monkeypatch.setattr("workers.host_meter.FIRST_S", 0)
+    meter = HostMeter(None, NodeStatus("n", "h", 1, "now"), list, interval_s=0, is_logging=False)
+
+    # When
+    with contextlib.suppress(TimeoutError):
+        asyncio.run(asyncio.wait_for(meter.run(), 0.5))
+
+    # Then
+    assert len(tries) > 1
+    assert "odd" in caplog.text
 
 
 def test_samples_survive_the_way_through_the_registry():
