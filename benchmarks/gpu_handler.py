@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from gpu_strict_handler import StrictClassifier
 from ts.metrics.metric_type_enum import MetricTypes
-from ts.torch_handler.image_classifier import ImageClassifier
 
 
-class TimedClassifier(ImageClassifier):
+class TimedClassifier(StrictClassifier):
     """Counts the milliseconds of each step in `step_<name>`."""
 
     def _images(self, data: Any) -> Any:

@@ -1,45 +1,57 @@
 """torchvision's networks with random weights, archived, and a photo for them.
 
-    python -m benchmarks.gpu_model FOLDER NETWORK DTYPE DECODE
+    python -m benchmarks.gpu_model FOLDER NETWORK DTYPE DECODE...
 
 A process of its own, so that whoever drives the load has no torch in its memory.
 """
 
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torchvision
 
 from benchmarks.archives import write_archive
-from benchmarks.gpu_points import PHOTO, PLAIN, TIMED
+from benchmarks.gpu_points import PHOTO, PLAIN, RAW, TIMED, archive_path
 from benchmarks.resnet import photo
 
-HANDLER = Path(__file__).with_name("gpu_handler.py")
+STRICT = Path(__file__).with_name("gpu_strict_handler.py")
+STOPWATCH = Path(__file__).with_name("gpu_handler.py")
 EXAMPLES = 8
 SEED = 152
 
 
-def write_all(folder: Path, network: str, dtype: str, decode: str) -> None:
-    """The folder has a photo and the network twice: with the built-in handler, and timed."""
+def write_all(folder: Path, network: str, dtype: str, decoders: Sequence[str]) -> None:
+    """The folder has a photo and the network's archives: as it came, and two for each decoder."""
     (folder / PHOTO).write_bytes(photo(0))
     weights = folder / f"{network}.pt"
     with warnings.catch_warnings():
         # Existing archives hold TorchScript, whatever new models should be compiled with.
         warnings.filterwarnings("ignore", r".*torch\.jit.*")
         torch.jit.script(make_network(network)).save(str(weights))
-    config = folder / "model-config.yaml"
-    # A handler of one's own is prepared only when it asks for it.
-    config.write_text(f"prepare: true\ndtype: {dtype}\njpeg_decoder: {decode}\n")
+    write_one(archive_path(folder, RAW), weights, "prepare: false\n")
+    for decode in decoders:
+        # A handler of one's own is prepared only when it asks for it.
+        config = f"prepare: true\ndtype: {dtype}\njpeg_decoder: {decode}\n"
+        plain = () if decode == "cpu" else (STRICT,)
+        write_one(archive_path(folder, PLAIN, decode), weights, config, *plain)
+        write_one(archive_path(folder, TIMED, decode), weights, config, STOPWATCH, STRICT)
+
+
+def write_one(archive: Path, weights: Path, config: str, *handlers: Path) -> None:
+    """The archive has the weights and the first of the handlers; the built-in one without any."""
+    config_file = archive.with_name("model-config.yaml")
+    config_file.write_text(config)
     model = {
-        "modelName": network,
+        "modelName": weights.stem,
         "modelVersion": "1.0",
         "serializedFile": weights.name,
-        "configFile": config.name,
+        "configFile": config_file.name,
+        "handler": handlers[0].name if handlers else "image_classifier",
     }
-    write_archive(folder / PLAIN, model | {"handler": "image_classifier"}, weights, config)
-    write_archive(folder / TIMED, model | {"handler": HANDLER.name}, weights, config, HANDLER)
+    write_archive(archive, model, weights, config_file, *handlers)
 
 
 def make_network(name: str) -> torch.nn.Module:
@@ -55,5 +67,5 @@ def make_network(name: str) -> torch.nn.Module:
 
 
 if __name__ == "__main__":
-    folder, network, dtype, decode = sys.argv[1:]
-    write_all(Path(folder), network, dtype, decode)
+    folder, network, dtype, *decoders = sys.argv[1:]
+    write_all(Path(folder), network, dtype, decoders)

@@ -1,27 +1,34 @@
 """Measures one network with one batch size: the forward alone, served, and served step by step."""
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from benchmarks.load import BenchmarkError, Load, LoadReport, drive_to_the_end
-from benchmarks.measured_ferry import MeasuredFerry
+from benchmarks.load import BenchmarkError, Load, LoadReport
+from benchmarks.loaders import Driven, driven, together
+from benchmarks.processors import Meter
 from benchmarks.records import ROOT
 from benchmarks.servers import Job
+from benchmarks.wide_ferry import WideFerry
 
-PLAIN, TIMED, PHOTO = "plain.mar", "timed.mar", "photo.jpg"
+PHOTO = "photo.jpg"
+# What an archive is for: figures, a stopwatch on each step, the model as it came.
+PLAIN, TIMED, RAW = "plain", "timed", "raw"
 MAX_BATCH_DELAY_MS = 50
 # Batches that wait or are on their way while each worker runs one.
 BATCHES_PER_WORKER = 3
-# A process of load gets no further than some thousand requests per second.
-LOADERS = 4
+# A process of load, and an ingress, get no further than some thousand requests per second.
+MOST_INGRESSES = 4
+CORES_PER_INGRESS = 4
+# Connections are made, lazy imports and first kernels are behind, all loaders have begun.
+WARM_UP_S = 2.0
 # Handlers' metrics are in /metrics within two seconds.
 METRICS_S = 2.5
 STEPS = ("decode", "to_device", "forward", "from_device")
@@ -37,32 +44,52 @@ class Point:
     decode: str
 
 
-def write_model(folder: Path, network: str, dtype: str, decode: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What clients saw, and how many cores each kind of process kept busy meanwhile."""
+
+    report: LoadReport
+    cores: Mapping[str, float]
+
+
+def archive_path(folder: Path, kind: str, decode: str = "cpu") -> Path:
+    """Where `write_model` puts an archive."""
+    return folder / f"{kind}-{decode}.mar"
+
+
+def write_model(folder: Path, network: str, dtype: str, decoders: Sequence[str]) -> None:
     """The archives and the photo are in the folder.
 
     Raises:
         BenchmarkError: there is no such network.
     """
-    _python("gpu_model", str(folder), network, dtype, decode)
+    _python("gpu_model", str(folder), network, dtype, *decoders)
 
 
-def forwards_per_s(folder: Path, kind: str, batch_size: int, seconds: float) -> float:
+def forwards_per_s(archive: Path, kind: str, batch_size: int, seconds: float) -> float:
     """Images per second of the forward alone.
 
     Raises:
         BenchmarkError: the model cannot be loaded, or failed.
     """
-    return float(_python("gpu_loop", str(folder / PLAIN), kind, str(batch_size), str(seconds)))
+    return float(_python("gpu_loop", str(archive), kind, str(batch_size), str(seconds)))
 
 
-def served(folder: Path, point: Point, kind: str, seconds: float) -> LoadReport:
-    """What clients saw of the built-in handler.
+def served(folder: Path, point: Point, kind: str, seconds: float) -> Served:
+    """What came of the built-in handler, after a warm-up.
 
     Raises:
-        BenchmarkError: the server did not start or answered nothing.
+        BenchmarkError: the server did not start or answered nothing; none of its GPUs decodes.
     """
-    with _ferry(folder / PLAIN, point, kind) as server:
-        return _drive(server, folder, point, seconds)
+    with (
+        _ferry(archive_path(folder, PLAIN, point.decode), point, kind) as server,
+        _loaders(server) as drive,
+    ):
+        drive(folder, point, WARM_UP_S)
+        meter = Meter(server.processes())
+        found = drive(folder, point, seconds)
+        cores = {role: round(usage.percent / 100, 2) for role, usage in meter.read().items()}
+        return Served(found.report, cores | {"load": round(found.cores, 2)})
 
 
 def split_ms(folder: Path, point: Point, kind: str, seconds: float) -> dict[str, float]:
@@ -75,10 +102,17 @@ def split_ms(folder: Path, point: Point, kind: str, seconds: float) -> dict[str,
     Raises:
         BenchmarkError: the server did not start or answered nothing.
     """
-    with _ferry(folder / TIMED, point, kind) as server:
-        report = _drive(server, folder, point, seconds)
+    with (
+        _ferry(archive_path(folder, TIMED, point.decode), point, kind) as server,
+        _loaders(server) as drive,
+    ):
+        drive(folder, point, WARM_UP_S)
         time.sleep(METRICS_S)
-        return per_batch(server.totals(), report.requests_per_s / point.workers)
+        before = server.totals()
+        found = drive(folder, point, seconds)
+        time.sleep(METRICS_S)
+        spent = {name: value - before.get(name, 0.0) for name, value in server.totals().items()}
+        return per_batch(spent, found.report.requests_per_s / point.workers)
 
 
 def per_batch(spent: Mapping[str, float], images_per_s: float) -> dict[str, float]:
@@ -97,7 +131,12 @@ def per_batch(spent: Mapping[str, float], images_per_s: float) -> dict[str, floa
     return found | {"images": round(spent["ferry_batch_size_sum"] / batches, 1)}
 
 
-def _ferry(archive: Path, point: Point, kind: str) -> MeasuredFerry:
+def ingress_count() -> int:
+    """How many ingresses a server gets, each with a process of load of its own."""
+    return max(1, min(MOST_INGRESSES, (os.cpu_count() or 1) // CORES_PER_INGRESS))
+
+
+def _ferry(archive: Path, point: Point, kind: str) -> WideFerry:
     job = Job(
         model_name=point.network,
         archive=archive,
@@ -108,31 +147,28 @@ def _ferry(archive: Path, point: Point, kind: str) -> MeasuredFerry:
         job_queue_size=2 * _connections(point),
         workers=point.workers,
     )
-    return MeasuredFerry(job, {"FERRY_NUMBER_OF_GPU": "0"} if kind == "cpu" else None)
+    environment = {"FERRY_NUMBER_OF_GPU": "0"} if kind == "cpu" else None
+    return WideFerry(job, environment, ingresses=ingress_count())
 
 
 def _connections(point: Point) -> int:
     return BATCHES_PER_WORKER * point.batch_size * point.workers
 
 
-def _drive(server: MeasuredFerry, folder: Path, point: Point, seconds: float) -> LoadReport:
-    """What several processes of load saw together."""
-    loaders = max(1, min(LOADERS, (os.cpu_count() or 1) // 4))
-    load = Load(
-        url=server.url,
-        body=(folder / PHOTO).read_bytes(),
-        content_type="image/jpeg",
-        connections=-(-_connections(point) // loaders),
-    )
+@contextlib.contextmanager
+def _loaders(server: WideFerry) -> Iterator[Callable[[Path, Point, float], Driven]]:
+    """Drives all ingresses at once, by processes that stay between two runs."""
+    urls = server.urls
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(loaders, mp_context=context) as pool:
-        reports = list(pool.map(partial(drive_to_the_end, load), [seconds] * loaders))
-    return LoadReport(
-        requests_per_s=round(sum(report.requests_per_s for report in reports), 3),
-        p50_ms=max(report.p50_ms for report in reports),
-        p99_ms=max(report.p99_ms for report in reports),
-        errors=sum(report.errors for report in reports),
-    )
+    with concurrent.futures.ProcessPoolExecutor(len(urls), mp_context=context) as pool:
+
+        def drive(folder: Path, point: Point, seconds: float) -> Driven:
+            body = (folder / PHOTO).read_bytes()
+            connections = -(-_connections(point) // len(urls))
+            loads = [Load(url, body, "image/jpeg", connections) for url in urls]
+            return together(list(pool.map(driven, loads, [seconds] * len(urls))))
+
+        yield drive
 
 
 def _python(module: str, *words: str) -> str:

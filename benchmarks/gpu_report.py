@@ -1,12 +1,19 @@
-"""What was measured on a GPU: one record per point, and the tables of them."""
+"""What was measured on a GPU: one record per point, and the tables of them.
 
+    python -m benchmarks.gpu_report RECORD
+
+writes the tables of a record, made on another machine perhaps, into docs/performance.md.
+"""
+
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_points import STEPS, Point
-from benchmarks.load import LoadReport
-from benchmarks.records import told
+from benchmarks.gpu_points import STEPS, Point, Served
+from benchmarks.records import PERFORMANCE, told, write_block
 
 # Of the forward's images per second.
 BAR = 0.9
@@ -21,19 +28,27 @@ _PARTS = {
 assert set(STEPS) < set(_PARTS)
 
 
-def to_point(
-    point: Point, alone_per_s: float, report: LoadReport, parts_ms: Mapping[str, float]
-) -> dict[str, Any]:
-    """One point and what was measured of it, as a JSON object."""
+def to_point(point: Point, alone_per_s: float, raw_per_s: float, served: Served) -> dict[str, Any]:
+    """One point and what was measured of it, as a JSON object; `batch_ms` may follow.
+
+    Args:
+        point: what was measured.
+        alone_per_s: images/s of the prepared model's forward.
+        raw_per_s: the same of the model as it came, in float32.
+        served: what clients saw.
+    """
+    report = served.report
     return {
         **asdict(point),
+        "raw_per_s": round(raw_per_s, 1),
         "forward_per_s": round(alone_per_s, 1),
         "served_per_s": round(report.requests_per_s, 1),
         "share": round(report.requests_per_s / alone_per_s, 3),
         "p50_ms": report.p50_ms,
         "p99_ms": report.p99_ms,
         "errors": report.errors,
-        "batch_ms": dict(parts_ms),
+        "cores": dict(served.cores),
+        "batch_ms": None,
     }
 
 
@@ -56,23 +71,31 @@ def verdict(record: Mapping[str, Any]) -> bool:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """Who measured, and two tables: what was served, and what a batch's time went to."""
-    gpu, setting = record["gpu"], record["setting"]
+    """Who measured, and three tables: what was served, at what cost, and what a batch took."""
+    gpu, setting, points = record["gpu"], record["setting"], record["points"]
+    roles = sorted({role for point in points for role in point["cores"]})
     where = "no GPU" if gpu is None else f"{gpu['name']}, driver {gpu.get('driver', 'unknown')}"
     lines = [
         f"`make bench-gpu` at {told(record)}; {where}; torch {record['versions']['torch']}, "
         f"{setting['dtype']}; load average {record['load_average']} before:",
         "",
-        "| | Batch | Workers | JPEGs decoded by | Forward alone, images/s | Served, images/s "
-        "| Share | p99, ms | Errors |",
-        "|---|---|---|---|---|---|---|---|---|",
-        *(_row(point, record["bar"]) for point in record["points"]),
+        "| | Batch | Workers | JPEGs decoded by | Forward as it came, images/s "
+        "| Forward alone, images/s | Served, images/s | Share | p99, ms | Errors |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        *(_row(point, record["bar"]) for point in points),
         "",
-        "Milliseconds of one batch, of runs in which the device is waited for after each step:",
+        f"Cores that were busy meanwhile, with {setting['ingresses']} ingresses:",
+        "",
+        "| | Batch | Workers | JPEGs decoded by | " + " | ".join(roles) + " |",
+        "|---|---|---|---|" + "---|" * len(roles),
+        *(_cores_row(point, roles) for point in points),
+        "",
+        "Milliseconds of one batch where most are served, of runs in which the device is waited "
+        "for after each step:",
         "",
         "| | Batch | Workers | JPEGs decoded by | Images | " + " | ".join(_PARTS.values()) + " |",
         "|---|---|---|---|---|" + "---|" * len(_PARTS),
-        *(_split_row(point) for point in record["points"]),
+        *(_split_row(point) for point in points if point["batch_ms"]),
     ]
     return "\n".join(lines)
 
@@ -87,12 +110,21 @@ def _row(point: Mapping[str, Any], bar: float) -> str:
     if point["share"] >= bar:
         share = f"**{share}**"
     return (
-        f"{_head(point)} | {point['forward_per_s']:.1f} | {point['served_per_s']:.1f} | {share} "
-        f"| {point['p99_ms']:.0f} | {point['errors']} |"
+        f"{_head(point)} | {point['raw_per_s']:.1f} | {point['forward_per_s']:.1f} "
+        f"| {point['served_per_s']:.1f} | {share} | {point['p99_ms']:.0f} | {point['errors']} |"
     )
+
+
+def _cores_row(point: Mapping[str, Any], roles: Sequence[str]) -> str:
+    busy = " | ".join(f"{point['cores'].get(role, 0.0):.1f}" for role in roles)
+    return f"{_head(point)} | {busy} |"
 
 
 def _split_row(point: Mapping[str, Any]) -> str:
     parts = point["batch_ms"]
     times = " | ".join(f"{parts[name]:.1f}" for name in _PARTS)
     return f"{_head(point)} | {parts['images']:.0f} | {times} |"
+
+
+if __name__ == "__main__":
+    write_block(PERFORMANCE, "gpu", markdown(json.loads(Path(sys.argv[1]).read_text())))

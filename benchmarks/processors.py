@@ -74,7 +74,8 @@ def _role(process: psutil.Process) -> str:
         return REDIS
     words = process.cmdline()
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
-    return ROLES.get(module, "node" if "node" in words else SUPERVISOR)
+    own = next((role for role in ("node", "ingress") if role in words), SUPERVISOR)
+    return ROLES.get(module, own)
 
 
 class Meter:

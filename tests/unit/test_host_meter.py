@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import logging
 from pathlib import Path
 
 import pytest
 
 from batching.model_spec import ModelSpec
+from batching.outage import Outage
 from batching.settings import Settings
 from batching.status import HostSample, NodeStatus
 from batching.torchserve_metrics import GAUGES, metric_line
@@ -68,7 +70,9 @@ def test_node_lives_on_when_its_host_cannot_be_measured(monkeypatch, caplog):
 
     monkeypatch.setattr("workers.host_meter.measure", fail)
     monkeypatch.setattr("workers.host_meter.FIRST_S", 0)
-    meter = HostMeter(None, NodeStatus("n", "h", 1, "now"), list, interval_s=0, is_logging=False)
+    outage = Outage(logging.getLogger("test"))
+    node = NodeStatus("n", "h", 1, "now")
+    meter = HostMeter(None, node, list, interval_s=0, is_logging=False, outage=outage)
 
     # When
     with contextlib.suppress(TimeoutError):

@@ -1,0 +1,25 @@
+"""The built-in image classifier, which fails where it would quietly decode by Pillow instead.
+
+Archived by `benchmarks.gpu`: a figure under "decoded by the GPU" is of nothing else.
+"""
+
+from typing import Any
+
+from ts.torch_handler.image_classifier import ImageClassifier
+
+
+class StrictClassifier(ImageClassifier):
+    """With `jpeg_decoder: gpu` the GPU decodes every image, or the handler raises RuntimeError."""
+
+    def initialize(self, context: Any) -> None:
+        super().initialize(context)
+        if self._is_for_gpu() and self._gpu_jpegs is None:
+            raise RuntimeError("the GPU decodes no JPEGs here; the worker's log says why")
+
+    def _decoded(self, values: list[Any]) -> Any:
+        if values and self._is_for_gpu():
+            raise RuntimeError(f"{len(values)} images are left to Pillow")
+        return super()._decoded(values)
+
+    def _is_for_gpu(self) -> bool:
+        return bool(self.model_yaml_config.get("jpeg_decoder") == "gpu")
