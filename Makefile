@@ -11,7 +11,12 @@ STAMP := $(VENV)/.installed
 #   make install TORCH_INDEX=<the URL that pytorch.org's install page shows for CPU>
 TORCH_INDEX ?=
 
-.PHONY: install demo test test-fast chaos chaos-mutants check bench bench-compare bench-gpu bench-scale clean topology
+# A folder from `make wheels`, for a machine without a package registry.
+WHEELS ?=
+WHEELS_VENV := .bench/venv
+WHEELS_TEST := pytest pytest-rerunfailures pytest-timeout 'fakeredis[lua]' hypothesis
+
+.PHONY: install demo test test-fast chaos chaos-mutants check bench bench-compare bench-gpu bench-scale clean topology wheels
 
 install: $(STAMP)
 
@@ -66,8 +71,35 @@ bench-compare: install
 	$(BIN)/python -m benchmarks.compare
 
 # ResNets on a GPU beside their forward alone: some ten minutes. Says so where there is no GPU.
+#   make bench-gpu BENCH_OPTIONS="--models resnet50"
+# On a machine without a package registry: benchmarks/README.md.
+BENCH_OPTIONS ?=
+ifeq ($(WHEELS),)
 bench-gpu: install
-	@$(BIN)/python -m benchmarks.gpu
+	@$(BIN)/python -m benchmarks.gpu $(BENCH_OPTIONS)
+else
+bench-gpu: $(WHEELS_VENV)/.installed
+	@PYTHONPATH=$(CURDIR) $(WHEELS_VENV)/bin/python -m benchmarks.gpu $(BENCH_OPTIONS)
+endif
+
+# All that the benchmark and the GPU's tests need but torch, torchvision and Pillow, for the Python of
+# another machine. One version of each, so the folder begins empty.
+WHEELS_PYTHON ?= 3.12
+wheels: install
+	rm -rf .wheels
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir .wheels .
+	$(BIN)/pip download --quiet --dest .wheels --only-binary=:all: --python-version $(WHEELS_PYTHON) \
+	  "$$(echo .wheels/torchferry-*.whl)[local]" 'aiohttp>=3.11,<4' $(WHEELS_TEST)
+
+# The wheels beside what $(PYTHON) has: torch, torchvision and Pillow, and pip, which the new
+# environment need not have. A .pth because that Python may be of a virtual environment itself.
+$(WHEELS_VENV)/.installed: $(wildcard $(WHEELS)/*.whl)
+	rm -rf $(WHEELS_VENV)
+	$(PYTHON) -m venv --without-pip $(WHEELS_VENV)
+	$(PYTHON) -c 'import site; print(*site.getsitepackages(), sep="\n")' \
+	  > "$$(echo $(WHEELS_VENV)/lib/python3*/site-packages)/machine.pth"
+	$(PYTHON) -m pip --python $(WHEELS_VENV)/bin/python install --quiet --no-index --no-deps $(WHEELS)/*.whl
+	@touch $@
 
 # How cost grows with workers, nodes and models, and what an idle server costs: some six minutes on a
 # machine that does nothing else. Needs wrk. The worse of both exit codes.
@@ -76,5 +108,5 @@ bench-scale: install
 	  { last=$$?; test $$last -le $$code || code=$$last; }; done; exit $$code
 
 clean:
-	rm -rf $(VENV) .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .demo .bench .wheels .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
