@@ -17,6 +17,7 @@ from ts.utils.util import CLEANUP_REGEX
 
 from tests.timing import assert_within
 from tests.unit.models import MODEL_SOURCE, Pooled, manifest, saved, scripted
+from workers.devices import Device
 
 
 def test_eager_model_gets_its_state_dict(load_handler):
@@ -34,6 +35,19 @@ def test_eager_model_gets_its_state_dict(load_handler):
     # Then
     assert torch.allclose(torch.tensor(output), model(images))
     assert ("HandlerTime", MetricTypes.GAUGE) in loaded.context.metrics.cache
+
+
+def test_gpu_that_torch_does_not_see_is_logged_with_what_to_do(load_handler, monkeypatch, caplog):
+    # Given
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    files, section = {"w.pt": scripted(Pooled(2).eval())}, manifest(serializedFile="w.pt")
+
+    # When
+    load_handler(files, handler="base_handler", manifest=section, device=Device("cuda", 1))
+
+    # Then
+    assert "GPU 1 is there, but torch" in caplog.text
+    assert "number_of_gpu=0" in caplog.text
 
 
 def test_eager_model_file_with_two_classes_is_refused(load_handler):

@@ -234,4 +234,11 @@ def _pick_device(gpu_id: Any) -> torch.device:
         return torch.device(f"cuda:{gpu_id}")
     if os.environ.get("TS_IPEX_GPU_ENABLE", "false").lower() == "true":
         return torch.device(f"xpu:{gpu_id}")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    logger.error(
+        "GPU %s is there, but torch %s does not see it; the model runs on the CPU. Install a torch "
+        "for this driver's CUDA (nvidia-smi names it), or set number_of_gpu=0.",
+        *(gpu_id, torch.__version__),
+    )
+    return torch.device("cpu")
