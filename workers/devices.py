@@ -30,7 +30,7 @@ def list_gpus(limit: int) -> list[int]:
     count = _count_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if count and visible is not None:
-        count = _count_visible(visible)
+        count = _count_visible(visible, count)
     return list(range(count if limit < 0 else min(count, limit)))
 
 
@@ -56,11 +56,17 @@ def _count_gpus() -> int:
     return len(list(_GPU_FOLDER.iterdir())) if _GPU_FOLDER.is_dir() else 0
 
 
-def _count_visible(visible: str) -> int:
-    """CUDA stops at the first entry that it does not know, -1 by convention."""
-    count = 0
+def _count_visible(visible: str, count: int) -> int:
+    """How many of `count` GPUs CUDA takes; it stops at the first entry that it does not know.
+
+    Numbers beyond the last GPU are such, and -1 by convention. Of parts of GPUs (MIG) a process
+    gets one.
+    """
+    found = 0
     for entry in (part.strip() for part in visible.split(",")):
-        if not entry or entry.startswith("-"):
+        if entry.startswith("MIG-"):
+            return max(found, 1)
+        if not (entry.startswith("GPU-") or (entry.isdecimal() and int(entry) < count)):
             break
-        count += 1
-    return count
+        found += 1
+    return min(found, count)

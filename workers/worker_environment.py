@@ -20,6 +20,8 @@ ALLOCATOR = {
 
 # How many cores a worker computes on, as OpenMP and MKL are told.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# GPUs are numbered as by nvidia-smi, and with it /metrics, not with the fastest one first.
+GPU_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def worker_environment(
@@ -32,6 +34,7 @@ def worker_environment(
     return {
         **ALLOCATOR,
         **dict.fromkeys(THREADS, str(threads)),
+        **GPU_ORDER,
         **allowed_environment(os.environ, settings.blacklist_env_vars),
         **settings.to_environment(),
         **assignment.to_environment(),

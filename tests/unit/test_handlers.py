@@ -222,6 +222,10 @@ def fake_smi(folder, gpus):
         ("", -1, []),
         ("-1", -1, []),
         ("GPU-a,GPU-b", 1, [0]),
+        ("0,1,2,3", -1, [0, 1, 2]),
+        ("2,3,0", -1, [0]),
+        ("5", -1, []),
+        ("MIG-a,MIG-b", -1, [0]),
     ],
 )
 def test_gpus_are_those_that_cuda_would_count(visible, limit, expected, tmp_path, monkeypatch):
