@@ -46,7 +46,7 @@ def on_tensors(processing: Any) -> Callable[[torch.Tensor], torch.Tensor] | None
 
 
 class JpegDecoder:
-    """Images as they were sent in, float32 [3, height, width] on the device out."""
+    """Images as they were sent in, [3, height, width] on the device out, as `processing` gives."""
 
     def __init__(
         self, processing: Callable[[torch.Tensor], torch.Tensor], device: torch.device
@@ -84,6 +84,10 @@ class JpegDecoder:
             return []
         # A bytearray, because torch warns of memory that it may not write to.
         encoded = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in contents]
+        if self._device.type == "cuda":
+            # torchvision decodes on streams of its own, which wait for nobody: the memory that they
+            # are given may still be read by what this stream has begun.
+            torch.cuda.current_stream(self._device).synchronize()
         with warnings.catch_warnings():
             # Since torchvision 0.29, whose successor is a package of its own.
             warnings.simplefilter("ignore", DeprecationWarning)
