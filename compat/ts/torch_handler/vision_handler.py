@@ -14,6 +14,7 @@ from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.gpu_jpegs import JpegDecoder, on_tensors, read_decoder
 from ts.torch_handler.grey_images import keeps_grey
 from ts.torch_handler.images import open_image
+from ts.torch_handler.pixel_steps import PixelSteps, divide_steps
 from ts.torch_handler.preparation import prepare, read_dtype
 from ts.torch_handler.resizing import short_side_after
 from ts.torch_handler.weights import give_back_memory
@@ -62,8 +63,13 @@ class VisionHandler(BaseHandler):
 
         The first image takes long: nvJPEG is loaded for it.
         """
+        steps = self._steps
         # The GPU makes RGB of grey.
-        processing = None if self._keeps_grey else on_tensors(self.image_processing)
+        processing = (
+            None
+            if self._keeps_grey
+            else on_tensors(steps.before if steps else self.image_processing)
+        )
         if self.device.type != "cuda" or processing is None:
             why = "there is none" if processing else "image_processing may want Pillow's images"
             logger.warning("images are not decoded by the GPU: %s", why)
@@ -103,9 +109,38 @@ class VisionHandler(BaseHandler):
         """
         return self._stacked(self._images(data))
 
-    def _stacked(self, images: list[torch.Tensor]) -> torch.Tensor:
+    @property
+    def _is_on_gpu(self) -> bool:
         # A handler may have set its device as text, or none.
-        if self.device is None or torch.device(self.device).type != "cuda":
+        return self.device is not None and torch.device(self.device).type == "cuda"
+
+    @property
+    def _steps(self) -> PixelSteps | None:
+        """What a GPU does to all images at once, if there is one and such steps.
+
+        Asked for anew each time: a handler may set `image_processing` whenever it likes. On a
+        processor each image is one thread's work.
+        """
+        if not self._is_on_gpu:
+            return None
+        return divide_steps(self.image_processing)
+
+    def _stacked(self, images: list[torch.Tensor]) -> torch.Tensor:
+        if len({image.dtype for image in images}) > 1:  # lists of numbers among them
+            return torch.stack(self._finished(images))
+        batch = self._on_device(images)
+        steps = self._steps if batch.dtype == torch.uint8 else None
+        return steps.together(batch) if steps else batch  # type: ignore[no-any-return]
+
+    def _finished(self, images: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Each image on the device, after its last step."""
+        steps, found = self._steps, [image.to(self.device) for image in images]
+        if steps is None:
+            return found
+        return [steps.together(one) if one.dtype == torch.uint8 else one for one in found]
+
+    def _on_device(self, images: list[torch.Tensor]) -> torch.Tensor:
+        if not self._is_on_gpu:
             return torch.stack(images).to(self.device)
         if any(image.is_cuda for image in images):
             return torch.stack([image.to(self.device) for image in images])
@@ -145,7 +180,9 @@ class VisionHandler(BaseHandler):
         if isinstance(value, bytes | bytearray | str):
             short_side = short_side_after(self.image_processing)
             image = open_image(value, short_side, keep_grey=self._keeps_grey)
-            return self.image_processing(image)  # type: ignore[no-any-return]
+            steps = self._steps
+            processing = steps.each if steps else self.image_processing
+            return processing(image)  # type: ignore[no-any-return]
         try:
             return torch.as_tensor(value, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
