@@ -214,8 +214,16 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _has_broken_device(error: Exception) -> bool:
-    # A failed assertion or an illegal access in a kernel: every later call fails with the same
-    # text, until the process ends. Want of memory is not of that kind.
+    # After a failed assertion or an illegal access in a kernel every later call fails with the same
+    # text, until the process ends; after want of memory or a wrong argument none does.
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
+    # Another library's device: by the text.
     text = str(error)
     return "CUDA error:" in text and "out of memory" not in text
 

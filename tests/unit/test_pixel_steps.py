@@ -1,4 +1,4 @@
-"""Steps that a GPU does over a whole batch: the same pixels, one wait. On a CPU they are the same."""
+"""Steps that a GPU does over a whole batch: the same pixels, one wait. A CPU could do the same."""
 
 import pytest
 import torch

@@ -212,6 +212,28 @@ def test_device_is_not_broken_by_other_failures(text):
     assert not failing.is_device_broken
 
 
+@pytest.mark.parametrize(
+    ("text", "is_broken"),
+    [("CUDA error: invalid argument", False), ("cuDNN error: EXECUTION_FAILED", True)],
+)
+def test_device_is_broken_when_it_fails_once_more(text, is_broken, monkeypatch):
+    # Given
+    def synchronize():
+        if is_broken:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", synchronize)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    failing = runner(Handler(raising(RuntimeError(text))))
+
+    # When
+    failing.run(batch(body()))
+
+    # Then
+    assert failing.is_device_broken is is_broken
+
+
 def test_explanations_and_descriptions_are_made_alone():
     # Given: a handler that goes by its first row, as TorchServe's do
     def answer(rows, context):
