@@ -75,6 +75,7 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
     declare(context.metrics, read_metrics_config(settings.metrics_config))
     module_name, function_name = split_handler(spec.handler)
     module = _import_handler(module_name)
+    _choose_gpu(device)
     entry = getattr(module, function_name, None)
     if entry is not None:
         # Such a handler initialises itself when it first sees no data.
@@ -122,6 +123,16 @@ def _limit_images(max_image_pixels: int) -> None:
     image.MAX_IMAGE_PIXELS = max_image_pixels or None
     # Pillow refuses twice the limit by itself, and only warns between once and twice.
     warnings.simplefilter("error", image.DecompressionBombWarning)
+
+
+def _choose_gpu(device: Device) -> None:
+    """A handler's plain `.cuda()` goes to its worker's GPU, not to the first one of all.
+
+    Only where the handler has loaded torch: this takes some memory of the GPU.
+    """
+    torch = sys.modules.get("torch")
+    if device.kind == "cuda" and torch is not None and torch.cuda.is_available():
+        torch.cuda.set_device(device.index)
 
 
 def _import_handler(module_name: str) -> ModuleType:

@@ -205,6 +205,20 @@ def test_device_is_written_as_torch_writes_it():
     assert str(Device("cuda", 3)) == "cuda:3"
 
 
+@pytest.mark.parametrize(("kind", "index", "chosen"), [("cuda", 2, [2]), ("cpu", None, [])])
+def test_handler_finds_its_workers_gpu_chosen(kind, index, chosen, load_handler, monkeypatch):
+    # Given
+    seen = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.set_device", seen.append)
+
+    # When
+    load_handler({"own.py": FUNCTION}, handler="own", device=Device(kind, index))
+
+    # Then
+    assert seen == chosen
+
+
 def fake_smi(folder, gpus):
     lines = "\n".join(f"echo 'GPU {gpu}: NVIDIA H200 (UUID: GPU-{gpu})'" for gpu in range(gpus))
     script = folder / "nvidia-smi"

@@ -87,8 +87,11 @@ def _is_same(weight: torch.Tensor, mapped: Any) -> bool:
 def give_back_memory() -> None:
     """What was used and freed since is the system's again, where the C library is glibc.
 
-    It would keep the small pieces, which of a network's weights come to as much as the network.
+    It would keep the small pieces, which of a network's weights come to as much as the network. Of
+    a GPU torch would keep what warming up has used, and other workers' models want it.
     """
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
