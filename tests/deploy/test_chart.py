@@ -260,6 +260,10 @@ def test_chart_leaves_the_number_of_pods_to_who_scales_them(everything):
 def test_chart_asks_for_gpus_where_it_is_told_to(everything):
     assert "nvidia.com/gpu" not in str(container(render(), "worker")["resources"])
     resources = container(everything, "worker")["resources"]
+    assert {
+        "name": "NVIDIA_DRIVER_CAPABILITIES",
+        "value": "compute,utility,video",
+    } in container(everything, "worker")["env"]
     assert resources["limits"]["nvidia.com/gpu"] == 2
     assert resources["limits"]["memory"] == "8Gi"
 

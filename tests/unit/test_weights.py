@@ -187,6 +187,34 @@ def test_model_is_compiled_as_the_config_says(pt2, load_handler):
     torch._dynamo.utils.counters.clear()
 
 
+@pytest.mark.slow
+def test_model_that_cannot_be_compiled_runs_eagerly(load_handler, tmp_path, monkeypatch):
+    # Given a machine without a C++ compiler, which is noticed when the model is first called
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", False)
+    model, images = Pooled(2).eval(), torch.rand(2, 3, 4, 4)
+    files = {
+        "eager_net.py": MODEL_SOURCE.format(classes=2),
+        "w.pt": saved(model.state_dict()),
+        "model-config.yaml": json.dumps({"pt2": "inductor"}),
+    }
+    section = manifest(
+        modelFile="eager_net.py", serializedFile="w.pt", configFile="model-config.yaml"
+    )
+    loaded = load_handler(files, handler="base_handler", manifest=section)
+
+    # When
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of torch's compiler about itself
+        output = torch.tensor(answer(loaded, images.tolist()))
+
+    # Then
+    assert torch.allclose(output, model(images), atol=1e-6)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
 def test_file_that_is_no_pt2_is_refused(tmp_path):
     # Given
     path = tmp_path / "model.pt2"

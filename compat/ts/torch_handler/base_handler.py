@@ -120,6 +120,8 @@ class BaseHandler:
         if options is None or not isinstance(self.model, torch.nn.Module):
             return
         try:
+            # It compiles when it is first called, and by then it would fail the request.
+            torch._dynamo.config.suppress_errors = True  # noqa: SLF001 - documented, under this name
             self.model = torch.compile(self.model, **options)
         except Exception:
             logger.exception("torch.compile failed; the model runs eagerly")
