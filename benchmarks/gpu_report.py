@@ -84,7 +84,7 @@ def markdown(record: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
         *(_row(point, record["bar"]) for point in points),
         "",
-        f"Cores that were busy meanwhile, with {setting['ingresses']} ingresses:",
+        f"Cores that were busy meanwhile; ingresses: {setting['ingresses']}.",
         "",
         "| | Batch | Workers | JPEGs decoded by | " + " | ".join(roles) + " |",
         "|---|---|---|---|" + "---|" * len(roles),
