@@ -1,5 +1,6 @@
 """The ingress's door to the queue: one call per request, one reply back."""
 
+import asyncio
 import logging
 import uuid
 
@@ -13,15 +14,22 @@ from batching.store.ingress_verbs import IngressVerbs
 from batching.store.lane import Lane
 from batching.store.refusals import queue_lost, store_unavailable
 from batching.store.reply_stream import ReplyStream
+from batching.store.tasks import end_tasks
 from batching.store.ticket import ClientGone, ClientLeft
 
 __all__ = ["Broker", "ClientLeft", "ReplyStream"]
 
 log = logging.getLogger(__name__)
 
+UNUSED_S = 60.0
+
 
 class Broker:
-    """Owns a lane per model version that has had traffic. Lives on one event loop."""
+    """Owns a lane per model version that has traffic. Lives on one event loop.
+
+    A lane has two connections of its own. Whenever one is opened, those that nobody has used for a
+    minute are closed, and those of versions that have been unregistered.
+    """
 
     def __init__(
         self, redis_url: str, *, dead_after_s: float = 3.0, outage: Outage | None = None
@@ -32,6 +40,8 @@ class Broker:
         self._ingress_id = uuid.uuid4().hex
         self._client: AsyncClient | None = None
         self._lanes: dict[VersionKey, Lane] = {}
+        self._resubmitted: dict[VersionKey, int] = {}  # by lanes that were closed
+        self._closing: asyncio.Task[None] | None = None
         self._is_draining = False
 
     @property
@@ -41,7 +51,9 @@ class Broker:
 
     def resubmitted(self) -> dict[VersionKey, int]:
         """How many requests Redis had lost and got again; from any thread."""
-        return {key: lane.resubmitted for key, lane in list(self._lanes.items())}
+        # In this order: a lane that is closed meanwhile is in one of the two.
+        open_lanes = list(self._lanes.items())
+        return {**self._resubmitted, **{key: lane.resubmitted for key, lane in open_lanes}}
 
     async def start(self) -> None:
         """Requests can be sent; connections are made on demand."""
@@ -50,6 +62,8 @@ class Broker:
     async def close(self) -> None:
         """All lanes and connections are closed; whoever still waits is refused."""
         self._is_draining = True
+        if self._closing is not None:
+            await end_tasks([self._closing])
         for lane in self._lanes.values():
             await lane.close()
         if self._client is not None:
@@ -106,7 +120,29 @@ class Broker:
     def _open_lane(self, key: VersionKey, client: AsyncClient) -> Lane:
         verbs = IngressVerbs(client, key, self._ingress_id, self._dead_after_ms)
         lane = self._lanes[key] = Lane(key, verbs)
+        lane.resubmitted = self._resubmitted.get(key, 0)
+        if self._closing is None or self._closing.done():
+            self._closing = asyncio.create_task(self._close_unused())
         return lane
+
+    async def _close_unused(self) -> None:
+        for key, lane in list(self._lanes.items()):
+            # Asked again after each wait: a request that came meanwhile keeps its lane, and one
+            # that comes later finds none and opens another.
+            if await self._is_unused(lane) and lane.is_idle:
+                self._resubmitted[key] = lane.resubmitted
+                del self._lanes[key]
+                await lane.close()
+
+    async def _is_unused(self, lane: Lane) -> bool:
+        if not lane.is_idle:
+            return False
+        if lane.unused_s > UNUSED_S:
+            return True
+        try:
+            return not await lane.has_version()
+        except (RedisError, OSError):
+            return False
 
 
 def default_timeout_s(spec: ModelSpec) -> float:

@@ -62,10 +62,12 @@ class DedicatedConnection:
         return answer
 
     async def close(self) -> None:
-        """The connection is given back; no call may be under way."""
+        """The connection is closed and given back; no call may be under way."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.socket_timeout = self._timeout_s
+            # Not kept for others: in a cluster they have pools of their own.
+            await connection.disconnect(nowait=True)
             await self._pool.release(connection)
 
     async def _exchange(self, connection: Any, commands: Sequence[Command]) -> list[Any]:

@@ -34,6 +34,11 @@ class Departures:
         self._is_cancelling = False
         self._loop = asyncio.get_running_loop()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether clients are being watched or requests cancelled."""
+        return bool(self._tasks)
+
     def watch(self, ticket: Ticket, client_left: ClientGone | None) -> None:
         """The request is given up at its deadline, or once `client_left` finishes.
 

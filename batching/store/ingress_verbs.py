@@ -107,9 +107,13 @@ class IngressVerbs:
         ]
 
     async def close(self) -> None:
-        """The connections of its own are given back; nothing may be under way."""
+        """The connections of its own are closed; nothing may be under way."""
         await self._listener.close()
         await self._submitter.close()
+
+    async def has_version(self) -> bool:
+        """Whether this version is registered."""
+        return bool(await self._client.exists(self._keys.config))
 
     async def submit(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
         """Each request waits in the queue, or is refused with a code."""

@@ -56,6 +56,7 @@ class Lane:
         self._tasks: list[asyncio.Task[None] | None] = [None] * len(self._loops)
         self._drain_rate = DrainRate()
         self._was_away_at = -BACK_S
+        self._used_at = self._loop.time()
         self._strays: set[asyncio.Task[None]] = set()
         self._departures = Departures(verbs, self._deliver)
 
@@ -63,6 +64,21 @@ class Lane:
     def waiting(self) -> int:
         """How many clients wait."""
         return len(self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits and nothing is under way."""
+        is_busy = any(task is not None and not task.done() for task in self._tasks)
+        return not (self._waiting or is_busy or self._strays or self._departures.is_busy)
+
+    @property
+    def unused_s(self) -> float:
+        """Seconds since the last client left."""
+        return self._loop.time() - self._used_at
+
+    async def has_version(self) -> bool:
+        """Whether the version is registered."""
+        return await self._verbs.has_version()
 
     async def ask(
         self, request_id: str, wire: bytes, timeout_s: float, client_left: ClientGone | None
@@ -82,6 +98,7 @@ class Lane:
             self._drain_rate.count(loop.time())
             return reply
         finally:
+            self._used_at = loop.time()
             ticket.leave()
             if self._waiting.get(ticket.request_id) is ticket:
                 del self._waiting[ticket.request_id]

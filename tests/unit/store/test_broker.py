@@ -1,14 +1,17 @@
 """What the broker knows beyond a lane: whether a version is gone or the whole registry."""
 
 import asyncio
+import contextlib
 
 import pytest
 
 from batching import errors
+from batching.store import broker as broker_module
+from batching.store import ingress_verbs as verbs_module
 from batching.store import lane as lane_module
 from batching.store.broker import Broker
 from batching.store.registry import Registry
-from tests.support import make_request, make_spec
+from tests.support import KEY, eventually_async, make_request, make_spec
 
 
 @pytest.fixture
@@ -49,3 +52,112 @@ def test_version_is_worth_another_try_when_redis_was_emptied(real_backend, regis
     # Then
     assert caught.value.status == 503
     assert caught.value.retry_after_s == 1.0
+
+
+# --- lanes
+
+
+@contextlib.asynccontextmanager
+async def open_broker(backend):
+    broker = Broker(backend.url)
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+@pytest.fixture
+def soon_idle(monkeypatch):
+    """A lane's loops end soon after its last client has left."""
+    monkeypatch.setattr(lane_module, "AUDIT_S", 0.01)
+    monkeypatch.setattr(verbs_module, "BLOCK_S", 0.01)
+
+
+async def use(broker, spec):
+    with pytest.raises(errors.NoWorker):
+        await broker.predict(spec, make_request("x"), request_id=f"of {spec.model_version}")
+
+
+@pytest.mark.usefixtures("soon_idle")
+def test_broker_closes_connections_of_versions_that_were_unregistered(real_backend, registry):
+    async def run():
+        async with open_broker(real_backend) as broker:
+            # Given
+            before = len(real_backend.client.client_list())
+            specs = [make_spec(model_version=str(number)) for number in range(30)]
+
+            # When: versions come and go
+            for spec in specs:
+                await asyncio.to_thread(registry.create, spec)
+                await use(broker, spec)
+                await asyncio.to_thread(registry.remove, spec.key)
+                await asyncio.sleep(0.05)
+
+            # Then
+            assert len(real_backend.client.client_list()) - before < 20
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("soon_idle")
+@pytest.mark.parametrize(("unused_s", "is_closed"), [(0.0, True), (60.0, False)])
+def test_broker_closes_a_lane_that_nobody_has_used_for_long(
+    real_backend, registry, monkeypatch, unused_s, is_closed
+):
+    monkeypatch.setattr(broker_module, "UNUSED_S", unused_s)
+
+    async def run():
+        async with open_broker(real_backend) as broker:
+            # Given
+            first, second = make_spec(), make_spec(model_version="2.0")
+            registry.create(first)
+            registry.create(second)
+            await use(broker, first)
+            lane = broker._lanes[first.key]
+            await eventually_async(lambda: lane.is_idle)
+
+            # When
+            await use(broker, second)
+            await eventually_async(broker._closing.done)
+
+            # Then
+            assert (first.key not in broker._lanes) == is_closed
+            await use(broker, first)
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("soon_idle")
+def test_broker_counts_resubmissions_of_lanes_that_were_closed(real_desk, monkeypatch):
+    monkeypatch.setattr(broker_module, "UNUSED_S", 0.0)
+    spec, other = make_spec(), make_spec(model_version="2.0")
+
+    async def run():
+        async with open_broker(real_desk.backend) as broker:
+            # Given: a request that Redis has lost
+            asked = asyncio.create_task(
+                broker.predict(spec, make_request("x"), request_id="a", timeout_s=5.0)
+            )
+            await eventually_async(lambda: real_desk.queued() == ["a"])
+            real_desk.client.delete(real_desk.keys.queue, real_desk.keys.open)
+            await eventually_async(lambda: broker.resubmitted() == {KEY: 1})
+            asked.cancel()
+            lane = broker._lanes[KEY]
+            await eventually_async(lambda: lane.is_idle)
+
+            # When
+            with pytest.raises(errors.QueueLost):
+                await broker.predict(other, make_request("x"), request_id="b")
+            await eventually_async(lambda: KEY not in broker._lanes)
+
+            # Then: and it goes on from there
+            assert broker.resubmitted()[KEY] == 1
+            asked = asyncio.create_task(
+                broker.predict(spec, make_request("x"), request_id="c", timeout_s=5.0)
+            )
+            await eventually_async(lambda: KEY in broker._lanes)
+            assert broker.resubmitted()[KEY] == 1
+            asked.cancel()
+
+    asyncio.run(run())
