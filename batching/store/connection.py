@@ -3,7 +3,9 @@
 redis-py repeats a command by itself when the connection breaks, up to ten times; a lost reply to a
 push would then push twice. Here nothing is repeated behind our back: every script is idempotent and
 its caller decides. A blocking call gets its own connection, whose socket waits longer than the
-server does, so that a reply can never reach a socket that nobody reads any more.
+server does, so that a reply can never reach a socket that nobody reads any more. A connection to a
+server that has become a replica is given up, also where the URL names one: what a managed Redis
+calls the primary moves to another machine, and only who connects anew gets there.
 
 Here a URL becomes clients, and nowhere else. Those of a single server are redis-py's own; those of
 servers behind sentinels or in a cluster are in `found`. In a cluster a client reaches the keys of
@@ -69,7 +71,8 @@ def connect(url: str, *, socket_timeout_s: float | None = None) -> Client:
     if _is_spread(url):
         return found.connect(RedisUrl.parse(url), socket_timeout_s or found.COMMAND_TIMEOUT_S)
     options = _options(url, socket_timeout_s or COMMAND_TIMEOUT_S)
-    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **options)
+    retry = Retry(NoBackoff(), 0)
+    return redis.Redis.from_url(url, retry=retry, parser_class=found.PARSER, **options)
 
 
 def connect_async(url: str, *, socket_timeout_s: float | None = None) -> AsyncClient:
@@ -77,7 +80,10 @@ def connect_async(url: str, *, socket_timeout_s: float | None = None) -> AsyncCl
     if _is_spread(url):
         return found.connect_async(RedisUrl.parse(url), socket_timeout_s or found.COMMAND_TIMEOUT_S)
     options = _options(url, socket_timeout_s or COMMAND_TIMEOUT_S)
-    return redis.asyncio.Redis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **options)
+    retry = AsyncRetry(NoBackoff(), 0)
+    return redis.asyncio.Redis.from_url(
+        url, retry=retry, parser_class=found.ASYNC_PARSER, **options
+    )
 
 
 def at(client: Client, tag: str) -> Client:

@@ -62,15 +62,15 @@ def _as_lost_connections(parser: Any) -> Any:
 
 # MOVED, which is an AskError, comes when a slot has gone; ASK and TRYAGAIN while it goes, and pass.
 _REFUSALS = (NotHere, redis.exceptions.AskError, redis.exceptions.TryAgainError)
-_PARSER = _as_lost_connections(redis.connection.DefaultParser)
-_ASYNC_PARSER = _as_lost_connections(redis.asyncio.connection.DefaultParser)
+PARSER = _as_lost_connections(redis.connection.DefaultParser)
+ASYNC_PARSER = _as_lost_connections(redis.asyncio.connection.DefaultParser)
 
 
 class FoundConnection(redis.Connection):
     """Connects to where its server is now; a frozen one has a second to greet."""
 
     def __init__(self, finder: Finder, **options: Any) -> None:
-        super().__init__(parser_class=_PARSER, **options)  # type: ignore[no-untyped-call]
+        super().__init__(parser_class=PARSER, **options)  # type: ignore[no-untyped-call]
         self._finder = finder
         self._opened_at = 0.0
 
@@ -146,7 +146,7 @@ class AsyncFoundConnection(redis.asyncio.Connection):
     """As `FoundConnection`."""
 
     def __init__(self, *, finder: Finder, **options: Any) -> None:
-        super().__init__(parser_class=_ASYNC_PARSER, **options)
+        super().__init__(parser_class=ASYNC_PARSER, **options)
         self._finder = finder
 
     async def connect(self) -> None:
