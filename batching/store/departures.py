@@ -1,10 +1,10 @@
 """Requests that nobody waits for any more are cancelled, those that leave together in one call.
 
-Nobody waits where the deadline has passed or the client has left.
+Nobody waits where the deadline has passed or the client has left. What Redis did not hear is said
+again until the request's deadline, as what waits is run once Redis is back.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +17,7 @@ from batching.store.ticket import ClientGone, ClientLeft, Ticket
 
 WATCH_AFTER_S = 0.1  # fast requests do not pay for watching their client
 CANCEL_AT_ONCE = 256
+AGAIN_S = 0.2  # so that who left 0.3 s before a claim is not in it, after an outage either
 CANCEL_PATIENCE_S = 0.08  # an answer is due 0.1 s after the deadline, if Redis answers or not
 
 
@@ -113,12 +114,24 @@ class Departures:
                 await asyncio.sleep(0)  # who leaves in the same turn of the loop goes along
                 leaving = self._leaving[:CANCEL_AT_ONCE]
                 del self._leaving[:CANCEL_AT_ONCE]
-                with contextlib.suppress(RedisError, OSError):
-                    await self._cancel_together([ticket.request_id for ticket, _ in leaving])
+                is_heard = await self._try_to_cancel([ticket for ticket, _ in leaving])
                 for ticket, error in leaving:
                     ticket.fail(error)
+                if not is_heard:
+                    self._leaving += [
+                        pair for pair in leaving if pair[0].deadline > self._loop.time()
+                    ]
+                    await asyncio.sleep(AGAIN_S)
         finally:
             self._is_cancelling = False
+
+    async def _try_to_cancel(self, tickets: Sequence[Ticket]) -> bool:
+        """Whether Redis was heard."""
+        try:
+            await self._cancel_together([ticket.request_id for ticket in tickets])
+        except (RedisError, OSError):
+            return False
+        return True
 
     async def _cancel_together(self, request_ids: Sequence[str]) -> None:
         codes = zip(request_ids, await self._verbs.cancel(request_ids), strict=True)

@@ -494,6 +494,52 @@ def test_lane_withdraws_a_request_whose_client_left_while_it_was_submitted(real_
     asyncio.run(run())
 
 
+def test_lane_takes_back_who_left_while_redis_was_away(fake_desk, monkeypatch):
+    monkeypatch.setattr(departures_module, "WATCH_AFTER_S", 0.0)
+    desk, server = fake_desk
+
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given
+            left = asyncio.Event()
+            asked = [ask(lane, name, client_left=left.wait) for name in "ab"]
+            await queued(desk, 2)
+
+            # When
+            server.connected = False
+            left.set()
+            outcomes = await asyncio.gather(*asked, return_exceptions=True)
+            server.connected = True
+
+            # Then
+            assert [type(one) for one in outcomes] == [ClientLeft, ClientLeft]
+            await queued(desk, 0)
+            assert desk.counters()["cancelled"] == 2
+
+    asyncio.run(run())
+
+
+def test_lane_says_nothing_more_of_a_request_whose_deadline_has_passed(fake_desk, monkeypatch):
+    monkeypatch.setattr(departures_module, "WATCH_AFTER_S", 0.0)
+    desk, server = fake_desk
+
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given
+            asked = ask(lane, "a", timeout_s=0.2)
+            await queued(desk, 1)
+
+            # When
+            server.connected = False
+            with pytest.raises(errors.DeadlineExceeded):
+                await asked
+
+            # Then: no claim takes it any more
+            await eventually_async(lambda: not lane._departures.is_busy)
+
+    asyncio.run(run())
+
+
 def test_lane_refuses_who_still_waits_when_it_is_closed(desk):
     async def run():
         async with open_lane(desk.backend.connect_async()) as lane:
