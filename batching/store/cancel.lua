@@ -7,7 +7,8 @@
 --
 -- Race closed: a reply and a cancellation of one request cannot both happen. LREM on a queue of
 -- 10,000 ids costs about 0.1 ms; it keeps the queue's length true, which admission relies on. What
--- waits nowhere is in one of the workers' leases.
+-- waits nowhere is in one of the workers' leases. An unknown request may have a body: its submit was
+-- given up between the two.
 
 local codes, cancelled = {}, 0
 local worker_ids
@@ -31,6 +32,7 @@ for i = 1, #ARGV do
     cancelled = cancelled + 1
     codes[i] = 1
   else
+    redis.call('DEL', KEYS[5] .. id)
     codes[i] = redis.call('EXISTS', KEYS[6] .. id) == 1 and 2 or 0
   end
 end

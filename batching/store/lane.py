@@ -139,10 +139,16 @@ class Lane:
             except errors.ServeError as error:
                 self._was_away_at = self._loop.time()
                 for ticket in tickets:
-                    ticket.fail(error)
+                    self._give_up(ticket, error)
                 continue
             for ticket, code in zip(tickets, codes, strict=True):
                 self._admit(ticket, code)
+
+    def _give_up(self, ticket: Ticket, error: errors.ServeError) -> None:
+        """Its client is told at once; it is not run later, and leaves no body behind."""
+        ticket.fail(error)
+        ticket.wire = b""
+        self._departures.add(ticket, error)
 
     def _admit(self, ticket: Ticket, code: SubmitCode) -> None:
         if code is SubmitCode.QUEUED or code is SubmitCode.KNOWN:

@@ -17,15 +17,20 @@ async def submit_tickets(verbs: IngressVerbs, tickets: Sequence[Ticket]) -> list
     """What became of each ticket's request.
 
     Raises:
-        QueueMemoryFull, StoreUnavailable: of all of them, nothing.
+        QueueMemoryFull, StoreUnavailable: it was given up. What Redis has heard of it, or will hear
+            late, is to be taken back.
     """
     now = asyncio.get_running_loop().time
     cause: Exception | None = None
     try:
         async with asyncio.timeout(_patience_s(tickets, now())):
             while True:
+                # Who was answered meanwhile, or has left: an earlier try has queued the request.
+                open_tickets = [ticket for ticket in tickets if not ticket.reply.done()]
                 try:
-                    return await verbs.submit([_submission(ticket, now()) for ticket in tickets])
+                    codes = await verbs.submit([_submission(one, now()) for one in open_tickets])
+                    found = dict(zip(open_tickets, codes, strict=True))
+                    return [found.get(ticket, SubmitCode.KNOWN) for ticket in tickets]
                 except OutOfMemoryError as error:
                     raise memory_full() from error
                 except (RedisError, OSError) as error:

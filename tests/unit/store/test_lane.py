@@ -14,8 +14,10 @@ from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store import departures as departures_module
 from batching.store import ingress_verbs as verbs_module
 from batching.store import lane as lane_module
+from batching.store import submitting as submitting_module
 from batching.store.connection import connect_async
 from batching.store.ingress_verbs import IngressVerbs
+from batching.store.keys import VersionKeys
 from batching.store.lane import ClientLeft, Lane
 from tests.support import (
     DEAD_AFTER_MS,
@@ -101,6 +103,22 @@ class DeafRedis(SteppedRedis):
             raise redis.ConnectionError("the answer is lost")
 
 
+class NeverSubmitting(SteppedRedis):
+    """Each submit is refused, before the script is carried out or after."""
+
+    is_carried_out = True
+
+    async def before(self, commands):
+        self.refuse(commands, is_due=not self.is_carried_out)
+
+    def after(self, commands):
+        self.refuse(commands, is_due=self.is_carried_out)
+
+    def refuse(self, commands, *, is_due):
+        if is_due and VersionKeys.of(KEY).config.encode() in commands:
+            raise redis.ConnectionError("the line is broken")
+
+
 def special(kind, url):
     client = kind.from_url(url, retry=redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0))
     pool = client.connection_pool
@@ -109,9 +127,10 @@ def special(kind, url):
         commands = b""
 
         async def send_packed_command(self, command, check_health=True):
-            self.commands = command if isinstance(command, bytes) else b"".join(command)
-            await client.before(self.commands)
+            commands = command if isinstance(command, bytes) else b"".join(command)
+            await client.before(commands)
             await super().send_packed_command(command, check_health)
+            self.commands = commands  # now: it may have connected, and sent a greeting
 
         async def read_response(self, *arguments, **options):
             answer = await super().read_response(*arguments, **options)
@@ -805,6 +824,48 @@ def test_lane_submits_again_when_the_answer_to_a_submit_was_lost(real_desk):
             # Then
             assert (await asked).body == b"A"
             assert real_desk.counters()["accepted"] == 1
+
+    asyncio.run(run())
+
+
+def test_lane_does_not_submit_again_what_was_answered_meanwhile(real_desk, monkeypatch):
+    monkeypatch.setattr(submitting_module, "RETRY_S", 0.4)
+
+    async def run():
+        client = special(DeafRedis, real_desk.backend.url)
+        async with open_lane(client) as lane:
+            # Given
+            client.lost = ("EVALSHA",)
+            asked = ask(lane, "a")
+            await queued(real_desk, 1)
+
+            # When
+            answer(real_desk.worker())
+            assert (await asked).body == b"A"
+            await eventually_async(lambda: lane.is_idle)
+
+            # Then
+            assert real_desk.queued() == []
+            assert real_desk.counters()["accepted"] == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_carried_out", [True, False])
+def test_lane_takes_back_what_it_gave_up_to_submit(real_desk, is_carried_out):
+    async def run():
+        client = special(NeverSubmitting, real_desk.backend.url)
+        client.is_carried_out = is_carried_out
+        async with open_lane(client) as lane:
+            # When
+            wire = wire_of("a", size=LARGE)
+            with pytest.raises(errors.StoreUnavailable):
+                await lane.ask("a", wire, TIMEOUT_S, None)
+
+            # Then: its client has been told, so it is not run, and its body fills no memory
+            await eventually_async(lambda: not real_desk.has_body("a"))
+            assert real_desk.queued() == []
+            assert real_desk.counters().get("cancelled", 0) == int(is_carried_out)
 
     asyncio.run(run())
 
