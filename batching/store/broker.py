@@ -9,8 +9,9 @@ from batching.model_spec import ModelSpec, VersionKey
 from batching.outage import Outage
 from batching.protocol import Reply, Request
 from batching.store import keys
-from batching.store.connection import AsyncClient, RedisError, connect_async
+from batching.store.connection import AsyncClient, RedisError, at, connect_async
 from batching.store.ingress_verbs import IngressVerbs
+from batching.store.keys import VersionKeys
 from batching.store.lane import Lane
 from batching.store.refusals import queue_lost, store_unavailable
 from batching.store.reply_stream import ReplyStream
@@ -129,18 +130,19 @@ class Broker:
         for key, lane in list(self._lanes.items()):
             # Asked again after each wait: a request that came meanwhile keeps its lane, and one
             # that comes later finds none and opens another.
-            if await self._is_unused(lane) and lane.is_idle:
+            if await self._is_unused(key, lane) and lane.is_idle:
                 self._resubmitted[key] = lane.resubmitted
                 del self._lanes[key]
                 await lane.close()
 
-    async def _is_unused(self, lane: Lane) -> bool:
+    async def _is_unused(self, key: VersionKey, lane: Lane) -> bool:
         if not lane.is_idle:
             return False
         if lane.unused_s > UNUSED_S:
             return True
+        version_keys = VersionKeys.of(key)
         try:
-            return not await lane.has_version()
+            return not await at(self._client, version_keys.tag).exists(version_keys.config)
         except (RedisError, OSError):
             return False
 

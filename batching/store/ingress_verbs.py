@@ -111,10 +111,6 @@ class IngressVerbs:
         await self._listener.close()
         await self._submitter.close()
 
-    async def has_version(self) -> bool:
-        """Whether this version is registered."""
-        return bool(await self._client.exists(self._keys.config))
-
     async def submit(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
         """Each request waits in the queue, or is refused with a code."""
         large = [item for item in submissions if len(item.wire) > INLINE_LIMIT_BYTES]

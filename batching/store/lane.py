@@ -26,7 +26,7 @@ from batching.store.ingress_verbs import AuditCode, IngressVerbs, SubmitCode
 from batching.store.refusals import queue_lost, refusal
 from batching.store.replies import LargeReply, decode_reply, error_reply
 from batching.store.reply_stream import ReplyStream
-from batching.store.submitting import RETRY_S, submit_tickets
+from batching.store.submitting import RETRY_S, submit_tickets, take_some
 from batching.store.tasks import end_tasks
 from batching.store.ticket import ClientGone, ClientLeft, Ticket
 
@@ -34,7 +34,6 @@ __all__ = ["ClientGone", "ClientLeft", "Lane"]
 
 log = logging.getLogger(__name__)
 
-SUBMIT_AT_ONCE = 256
 LARGE_AT_ONCE = 8  # replies of megabytes each must not come in one piece
 BACK_S = 3.0
 VERSION_PATIENCE_S = 1.5  # after Redis was emptied, a node restores the registry within a beat
@@ -56,6 +55,7 @@ class Lane:
         self._tasks: list[asyncio.Task[None] | None] = [None] * len(self._loops)
         self._drain_rate = DrainRate()
         self._was_away_at = -BACK_S
+        self._moved_at = 0.0
         self._used_at = self._loop.time()
         self._strays: set[asyncio.Task[None]] = set()
         self._departures = Departures(verbs, self._deliver)
@@ -75,10 +75,6 @@ class Lane:
     def unused_s(self) -> float:
         """Seconds since the last client left."""
         return self._loop.time() - self._used_at
-
-    async def has_version(self) -> bool:
-        """Whether the version is registered."""
-        return await self._verbs.has_version()
 
     async def ask(
         self, request_id: str, wire: bytes, timeout_s: float, client_left: ClientGone | None
@@ -130,17 +126,17 @@ class Lane:
     async def _flush(self) -> None:
         while self._pending:
             await asyncio.sleep(0)  # requests that arrive in the same turn of the loop go along
-            tickets = [t for t in self._pending[:SUBMIT_AT_ONCE] if not t.reply.done()]
-            del self._pending[:SUBMIT_AT_ONCE]
+            tickets = take_some(self._pending)
             if not tickets:
                 continue
             try:
-                codes = await submit_tickets(self._verbs, tickets)
+                codes = await submit_tickets(self._verbs, tickets, self._moved_at)
             except errors.ServeError as error:
                 self._was_away_at = self._loop.time()
                 for ticket in tickets:
                     self._give_up(ticket, error)
                 continue
+            self._moved_at = self._loop.time()
             for ticket, code in zip(tickets, codes, strict=True):
                 self._admit(ticket, code)
 

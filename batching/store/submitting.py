@@ -5,16 +5,41 @@ from collections.abc import Sequence
 
 from redis.exceptions import OutOfMemoryError, RedisError
 
+from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.ingress_verbs import IngressVerbs, Submission, SubmitCode
 from batching.store.refusals import memory_full, store_unavailable
 from batching.store.ticket import Ticket
 
+SUBMIT_AT_ONCE = 256
+SUBMIT_AT_ONCE_BYTES = 16 * 1024 * 1024
 SUBMIT_PATIENCE_S = 0.8  # Redis down at submit is answered within a second
+BYTES_PER_S = 10_000_000  # what bodies get time for: a line of 100 Mbit/s
 RETRY_S = 0.05
 
 
-async def submit_tickets(verbs: IngressVerbs, tickets: Sequence[Ticket]) -> list[SubmitCode]:
+def take_some(pending: list[Ticket]) -> list[Ticket]:
+    """The first that wait, as many as one submit may bring; they are pending no more."""
+    count = size_bytes = 0
+    for ticket in pending[:SUBMIT_AT_ONCE]:
+        size_bytes += len(ticket.wire)
+        if count and size_bytes > SUBMIT_AT_ONCE_BYTES:
+            break
+        count += 1
+    taken = pending[:count]
+    del pending[:count]
+    return [ticket for ticket in taken if not ticket.reply.done()]
+
+
+async def submit_tickets(
+    verbs: IngressVerbs, tickets: Sequence[Ticket], moved_at: float
+) -> list[SubmitCode]:
     """What became of each ticket's request.
+
+    Args:
+        verbs: of the version.
+        tickets: as taken.
+        moved_at: when the submit before this one succeeded, in the event loop's time. Whoever waits
+            behind many large bodies waits for nothing that has failed.
 
     Raises:
         QueueMemoryFull, StoreUnavailable: it was given up. What Redis has heard of it, or will hear
@@ -22,8 +47,9 @@ async def submit_tickets(verbs: IngressVerbs, tickets: Sequence[Ticket]) -> list
     """
     now = asyncio.get_running_loop().time
     cause: Exception | None = None
+    end = now() + _patience_s(tickets, moved_at, now())
     try:
-        async with asyncio.timeout(_patience_s(tickets, now())):
+        async with asyncio.timeout_at(end + _size_bytes(tickets) / BYTES_PER_S) as limit:
             while True:
                 # Who was answered meanwhile, or has left: an earlier try has queued the request.
                 open_tickets = [ticket for ticket in tickets if not ticket.reply.done()]
@@ -35,6 +61,7 @@ async def submit_tickets(verbs: IngressVerbs, tickets: Sequence[Ticket]) -> list
                     raise memory_full() from error
                 except (RedisError, OSError) as error:
                     cause = error
+                    limit.reschedule(end)  # what has failed is not on its way
                     await asyncio.sleep(RETRY_S)
     except TimeoutError:
         raise store_unavailable() from cause
@@ -50,7 +77,12 @@ def _submission(ticket: Ticket, now: float) -> Submission:
     )
 
 
-def _patience_s(tickets: Sequence[Ticket], now: float) -> float:
+def _size_bytes(tickets: Sequence[Ticket]) -> int:
+    sizes = [len(ticket.wire) for ticket in tickets]
+    return sum(size for size in sizes if size > INLINE_LIMIT_BYTES)
+
+
+def _patience_s(tickets: Sequence[Ticket], moved_at: float, now: float) -> float:
     """Seconds for this submit; whoever waited behind one that failed has less left."""
-    oldest_age_s = max(now - ticket.entered_at for ticket in tickets)
+    oldest_age_s = max(now - max(ticket.entered_at, moved_at) for ticket in tickets)
     return max(2 * RETRY_S, SUBMIT_PATIENCE_S - oldest_age_s)

@@ -119,6 +119,16 @@ class NeverSubmitting(SteppedRedis):
             raise redis.ConnectionError("the line is broken")
 
 
+class FarRedis(SteppedRedis):
+    """A body takes its time to it."""
+
+    body_s = 0.0
+
+    async def before(self, commands):
+        if commands.startswith(b"*5\r\n$3\r\nSET\r\n"):
+            await asyncio.sleep(self.body_s)
+
+
 def special(kind, url):
     client = kind.from_url(url, retry=redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0))
     pool = client.connection_pool
@@ -866,6 +876,49 @@ def test_lane_takes_back_what_it_gave_up_to_submit(real_desk, is_carried_out):
             await eventually_async(lambda: not real_desk.has_body("a"))
             assert real_desk.queued() == []
             assert real_desk.counters().get("cancelled", 0) == int(is_carried_out)
+
+    asyncio.run(run())
+
+
+def test_lane_waits_for_large_bodies_while_they_move(real_desk, monkeypatch):
+    monkeypatch.setattr(submitting_module, "SUBMIT_AT_ONCE_BYTES", LARGE)
+
+    async def run():
+        client = special(FarRedis, real_desk.backend.url)
+        client.body_s = 0.3
+        async with open_lane(client) as lane:
+            # When: together they take longer than Redis may take to answer
+            names = ["a", "b", "c", "d", "small"]
+            wires = [wire_of(name, size=LARGE) for name in names[:4]] + [wire_of("small")]
+            asked = [
+                asyncio.create_task(lane.ask(name, wire, TIMEOUT_S, None))
+                for name, wire in zip(names, wires, strict=True)
+            ]
+            await queued(real_desk, 5)
+
+            # Then
+            answer(real_desk.worker())
+            assert [reply.status for reply in await asyncio.gather(*asked)] == [200] * 5
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("bytes_per_s", "is_served"), [(LARGE, True), (100 * LARGE, False)])
+def test_lane_gives_a_large_body_time_for_its_way(real_desk, monkeypatch, bytes_per_s, is_served):
+    monkeypatch.setattr(submitting_module, "BYTES_PER_S", bytes_per_s)
+
+    async def run():
+        client = special(FarRedis, real_desk.backend.url)
+        client.body_s = 1.2
+        async with open_lane(client) as lane:
+            asked = asyncio.create_task(lane.ask("a", wire_of("a", size=LARGE), TIMEOUT_S, None))
+            if is_served:
+                await queued(real_desk, 1)
+                answer(real_desk.worker())
+                assert (await asked).status == 200
+            else:
+                with pytest.raises(errors.StoreUnavailable):
+                    await asked
 
     asyncio.run(run())
 
