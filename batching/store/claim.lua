@@ -16,7 +16,9 @@
 -- The first write frees or pops, so it works at maxmemory. A crash suspect from the solo list is
 -- handed out alone, and from then on its last owner comes too late. A record that is malformed, or
 -- that nobody can read, is dropped like a lost one: it must not stop the queue. A worker is idle from
--- the claim that finds nothing, or the reply before it, to the one that finds something.
+-- the claim that finds nothing, or the reply before it, to the one that finds something. What was
+-- queued in the future, by a clock that has stepped back, is as young as what comes now: nobody collects
+-- for longer than patience_us.
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -77,7 +79,7 @@ local function oldest_age_us()
     local record = redis.call('HGET', KEYS[5], id) or ''
     local queued_us, age_us = string.match(record, '^%d+ %S+ %d+ (%d+) ([%d-]+) ')
     age_us = queued_us and now_us - queued_us + (tonumber(age_us) or 0)
-    if age_us and math.abs(age_us) < 1e15 then return age_us end
+    if age_us and math.abs(age_us) < 1e15 then return math.max(age_us, 0) end
     redis.call('LPOP', KEYS[1])
     discard(id)
     orphaned = orphaned + 1

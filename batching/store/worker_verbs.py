@@ -249,7 +249,9 @@ class WorkerVerbs:
                 log.error("unreadable request=%s: %s", request_id, error)
                 unreadable.append(owned)
             else:
-                items.append(Claimed(owned, now_us - queued_us + age_us, request))
+                # Not below nothing, where Redis' clock has stepped back meanwhile.
+                waited_us = max(0, now_us - queued_us + age_us)
+                items.append(Claimed(owned, waited_us, request))
         if unreadable:
             self._refuse(unreadable)
         return Batch(items) if items else Nothing.EMPTY

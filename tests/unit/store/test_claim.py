@@ -96,6 +96,20 @@ def test_claim_takes_a_partial_batch_when_there_is_no_patience(desk):
     assert ids_of(desk.worker().claim(3, 0.0)) == ["a"]
 
 
+def test_claim_takes_what_was_queued_in_the_future_for_new(desk):
+    # Given: Redis' clock has stepped back by an hour
+    desk.submit("a")
+    desk.age_request("a", ms=-3_600_000)
+
+    # When
+    partial = desk.worker().claim(4, 0.05)
+
+    # Then: a collector that died would not stop the queue for an hour either
+    assert partial == Partial(waiting=1, oldest_age_s=0.0)
+    assert 0 < desk.client.pttl(desk.keys.gather) <= 50 + 500
+    assert desk.worker().claim(4, 0.0).items[0].queue_us == 0
+
+
 def test_claim_sends_other_workers_away_while_one_collects(desk):
     # Given
     desk.submit("a")
