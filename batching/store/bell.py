@@ -1,10 +1,9 @@
 """The bell of a version: tokens in a list, each of which wakes one idle worker."""
 
-import contextlib
-import socket
 from typing import Any
 
 from batching.store.connection import Client, RedisError
+from batching.store.hang_up import hang_up
 
 
 class Bell:
@@ -47,10 +46,7 @@ class Bell:
         A wait that was cut short is true, so that a token that came just then is passed on.
         """
         self._is_interrupted = True
-        if (opened := getattr(self._waiting, "_sock", None)) is not None:
-            with contextlib.suppress(OSError):
-                # Not its own `shutdown`, which takes a TLS session from under the read.
-                socket.socket.shutdown(opened, socket.SHUT_RDWR)
+        hang_up(self._waiting)
 
     def ring(self) -> None:
         """An idle worker is woken."""

@@ -3,7 +3,8 @@
 import time
 from typing import Any
 
-from batching.store.connection import BLOCK_S, Client
+from batching.store.connection import BLOCK_S, Client, RedisError
+from batching.store.hang_up import hang_up
 
 
 class ParkedPop:
@@ -18,13 +19,33 @@ class ParkedPop:
         self._name = name
         self._connection: Any = None
         self._is_parked = False
+        self.is_interrupted = False
+
+    def interrupt(self) -> None:
+        """The wait ends now, and each later one at once; safe in a signal handler."""
+        self.is_interrupted = True
+        hang_up(self._connection)
 
     def wait(self, timeout_s: float) -> bool:
-        """True once an element was popped, false after `timeout_s`."""
+        """True once an element was popped, false after `timeout_s` or when it is interrupted.
+
+        Raises:
+            RedisError, OSError: an element may have been lost.
+        """
+        try:
+            return self._wait(timeout_s)
+        except (RedisError, OSError):
+            if not self.is_interrupted:
+                raise
+            return False
+
+    def _wait(self, timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s
         try:
             while (left_s := end - time.monotonic()) > 0:
                 self._park()
+                if self.is_interrupted:
+                    return False
                 if not self._connection.can_read(timeout=left_s):
                     return False
                 self._is_parked = False

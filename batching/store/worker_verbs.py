@@ -1,5 +1,6 @@
 """The worker's verbs on one model version's queue: claim, reply, and waiting for work."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ from batching.protocol import (
     Request,
 )
 from batching.store.bell import Bell
-from batching.store.connection import Client, at
+from batching.store.connection import Client, RedisError, at
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.open_records import read_record
 from batching.store.parked_pop import ParkedPop
@@ -191,12 +192,16 @@ class WorkerVerbs:
     def wait_more(self, timeout_s: float) -> bool:
         """Blocks until the batch being collected is full; false after `timeout_s`.
 
-        In truth a little before: a claim at once then has the batch in hand after `timeout_s`.
+        True, too, once it is interrupted, so that another worker collects. The time ends a little
+        before `timeout_s`: a claim at once then has the batch in hand after it.
         """
         end = time.monotonic() + timeout_s
         wait_s = timeout_s - self._handover.seconds
         is_full = self._more.wait(max(MIN_WAIT_S, wait_s))
         self._window_end = None if is_full or wait_s < MIN_WAIT_S else end
+        if self._more.is_interrupted:
+            self._stop_collecting()
+            return True
         return is_full
 
     def wait_bell(self, timeout_s: float) -> bool:
@@ -204,12 +209,21 @@ class WorkerVerbs:
         return self._bell.wait(timeout_s)
 
     def interrupt(self) -> None:
-        """Nobody waits for the bell any more; safe in a signal handler."""
+        """Nobody waits for the bell or for a full batch any more; safe in a signal handler."""
         self._bell.interrupt()
+        self._more.interrupt()
 
     def ring(self) -> None:
         """Another idle worker is woken."""
         self._bell.ring()
+
+    def _stop_collecting(self) -> None:
+        """Another worker may collect, and is woken to do so."""
+        # Nobody else is the collector while this one's window lasts. Where it cannot be said, the
+        # window is over when its key expires.
+        with contextlib.suppress(RedisError, OSError):
+            self._client.delete(self._keys.gather)
+            self.ring()
 
     def _store_large(self, items: Sequence[Owned], values: Sequence[bytes]) -> set[Owned]:
         """Whose replies are in keys of their own now, as they are too large for a script."""

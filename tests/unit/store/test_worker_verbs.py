@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from batching.batcher import Batcher, Nothing
+from batching.batcher import Batcher, Nothing, Partial
 from batching.policy import FixedPolicy
 from batching.protocol import WIRE_VERSION
 from batching.store import parked_pop
@@ -199,6 +199,31 @@ def test_idle_worker_ends_at_once_when_it_is_stopped(real_desk):
         # Then
         serving.result(5.0)
         assert_within(time.monotonic() - started, 0.1)
+
+
+def test_collecting_worker_ends_at_once_when_it_is_stopped(real_desk):
+    # Given
+    real_desk.submit("a")
+    verbs, other = real_desk.worker(), real_desk.worker("worker-b")
+    batcher = Batcher(verbs, FixedPolicy(8, 10.0))
+    worker = Worker(batcher, verbs, lambda _: pytest.fail("nothing to run"), idle_s=10.0)
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(worker.serve)
+        eventually(lambda: is_blocked(real_desk.backend))
+        assert other.claim(8, 10.0) is Nothing.BUSY
+
+        # When
+        started = time.monotonic()
+        worker.stop()
+
+        # Then
+        serving.result(5.0)
+        assert_within(time.monotonic() - started, 0.1)
+
+    # And another one goes on collecting, for what is left of the window
+    assert other.wait_bell(5.0)
+    assert isinstance(other.claim(8, 10.0), Partial)
+    assert real_desk.queued() == ["a"]
 
 
 def test_ring_wakes_another_worker(real_desk):
