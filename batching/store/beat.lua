@@ -1,8 +1,8 @@
--- beat: the members of each set are alive now, by Redis' clock, and so are their leases; and a bell
--- that was lost while requests wait is rung again.
+-- beat: the members of each set are alive now, by Redis' clock, and so are their leases; a bell that
+-- was lost while requests wait is rung again, and ingresses that have gone are forgotten.
 --
 -- KEYS  of each set in turn: the beats (zset), the leases to keep alive, and after leases the
---       version's queue, solo and bell
+--       version's queue, solo, bell and ingress beats
 -- ARGV  1 ttl_ms  2 quiet_ms, then of each set in turn: how many leases, how many members, the members
 -- Returns {{silent_ms, ...}, added, added, ...}: for how long members of all sets have been silent, of
 -- those that have been for quiet_ms or longer, and for each set how many of its members were not known
@@ -32,7 +32,9 @@ while set <= #KEYS do
       redis.call('RPUSH', bell, '1')
       redis.call('PEXPIRE', bell, 60000)
     end
-    set = set + 3
+    -- A minute is longer than any of them may be silent and live.
+    redis.call('ZREMRANGEBYSCORE', KEYS[set + 3], '-inf', now_ms - 60000)
+    set = set + 4
   end
 end
 return {silent_ms, unpack(added)}

@@ -143,7 +143,10 @@ class VersionKeys:
 
     @property
     def ingress_beats(self) -> str:
-        """Zset ingress id -> last beat, Redis ms; TTL 24 h, renewed by beats."""
+        """Zset ingress id -> last beat, Redis ms; TTL 24 h, renewed by beats.
+
+        Who has been silent for a minute is deleted by nodes.
+        """
         return f"{self.tag}:ing"
 
     @property

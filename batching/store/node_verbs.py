@@ -114,6 +114,7 @@ class NodeVerbs:
             if worker_ids:
                 names += [version_keys.lease_prefix + worker_id for worker_id in worker_ids]
                 names += [version_keys.queue, version_keys.solo, version_keys.bell]
+                names.append(version_keys.ingress_beats)
         client = self._at_all(workers) if workers else self._client
         silent_ms, *added = await self._beat(keys=names, args=arguments, client=client)
         is_new_node = node_id is not None and added.pop(0) > 0

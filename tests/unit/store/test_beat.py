@@ -129,6 +129,19 @@ def test_beat_rings_for_nothing_when_nothing_waits(desk):
     assert not desk.client.exists(desk.keys.bell)
 
 
+def test_beat_forgets_ingresses_that_have_gone(desk):
+    # Given
+    for ingress_id, silent_ms in (("ingress-a", 0), ("ingress-b", 50_000), ("ingress-c", 70_000)):
+        desk.submit(ingress_id, ingress_id=ingress_id)
+        desk.silence_ingress(ingress_id, silent_ms)
+
+    # When
+    desk.node().beat({KEY: ["worker-a"]})
+
+    # Then
+    assert desk.client.zrange(desk.keys.ingress_beats, 0, -1) == [b"ingress-b", b"ingress-a"]
+
+
 def test_beat_goes_on_when_memory_is_full(real_desk, full_memory):
     # Given
     real_desk.silence_worker()
