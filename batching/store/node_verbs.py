@@ -9,6 +9,7 @@ from batching.status import NodeStatus, WorkerStatus
 from batching.store import keys
 from batching.store.connection import AsyncClient, at, is_cluster
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
+from batching.store.model_entry import ModelEntry
 from batching.store.reclaiming import AT_ONCE, ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.scripts import script
 
@@ -215,9 +216,16 @@ class NodeVerbs:
         )
 
     async def forget_nodes(self, node_ids: Iterable[str]) -> list[GoneNode]:
-        """These dead nodes are not listed any more; those that nobody else has removed."""
+        """These dead nodes and their workers are not listed any more.
+
+        Returns:
+            Those that nobody else has removed.
+        """
+        dead = frozenset(node_ids)
+        if dead:
+            await self._forget_workers_of(dead)
         gone = []
-        for node_id in node_ids:
+        for node_id in dead:
             async with self._client.pipeline(transaction=False) as pipe:
                 pipe.time()
                 pipe.zscore(keys.NODES, node_id)
@@ -229,6 +237,17 @@ class NodeVerbs:
                 silent_s = second + micros / 1e6 - beat_ms / 1000
                 gone.append(GoneNode(node_id, _hostname(record), silent_s))
         return gone
+
+    async def _forget_workers_of(self, dead: frozenset[str]) -> None:
+        # Those that were hidden beat no more, so that nobody would find them dead.
+        for text in (await self._client.hgetall(keys.MODELS)).values():
+            for spec in ModelEntry.from_json(text).versions.values():
+                version_keys = VersionKeys.of(spec.key)
+                client = self._at(version_keys)
+                worker_ids = [one.decode() for one in await client.hkeys(version_keys.workers)]
+                gone = [one for one in worker_ids if one.rpartition("-")[0] in dead]
+                if gone:
+                    await client.hdel(version_keys.workers, *gone)
 
     def _at(self, version_keys: VersionKeys) -> AsyncClient:
         return at(self._client, version_keys.tag)

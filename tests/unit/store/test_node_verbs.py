@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from batching.status import NodeStatus, WorkerState, WorkerStatus
 from batching.store import keys
-from tests.support import KEY
+from tests.support import KEY, make_spec
 
 NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
 WORKER = WorkerStatus("worker-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
@@ -109,6 +111,21 @@ def test_hidden_worker_is_still_seen_and_does_not_count(desk):
     # Then
     assert desk.registry().workers(KEY) == [WORKER]
     assert desk.submit("a")[0].name == "NO_WORKER"
+
+
+def test_workers_of_a_dead_node_are_forgotten_although_they_were_hidden(desk):
+    # Given
+    desk.registry().create(make_spec())
+    for node_id in ("node-a", "node-b"):
+        worker_id = f"{node_id}-1"
+        desk.node().report(KEY, replace(WORKER, worker_id=worker_id, node_id=node_id))
+        desk.node().hide(KEY, worker_id)
+
+    # When
+    desk.node().forget_nodes(["node-a"])
+
+    # Then
+    assert desk.client.hkeys(desk.keys.workers) == [b"node-b-1"]
 
 
 @pytest.mark.parametrize("verb", ["forget", "hide"])
