@@ -214,7 +214,8 @@ class Node:
             await asyncio.to_thread(self._files.forget, gone)
         specs = {spec.key: spec for spec in self._specs()}
         for (key, number), slot in self._slots.items():
-            if key not in specs or number >= specs[key].min_worker:
+            spec = specs.get(key)
+            if spec is None or number >= spec.min_worker or not slot.is_for(spec):
                 slot.stop()
         for spec in specs.values():
             for number in range(spec.min_worker):
