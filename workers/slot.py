@@ -135,10 +135,14 @@ class Slot:
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._should_stop.wait(), self._backoff.delay_s or 0.001)
-        last_ids, self._status = (self.worker_id, self._successor_id), None
+        last_ids, self._status = self._worker_ids(), None
         for worker_id in last_ids:
-            if worker_id is not None:
-                await self._retry(self._context.verbs.forget, self.spec.key, worker_id)
+            await self._retry(self._context.verbs.forget, self.spec.key, worker_id)
+
+    def _worker_ids(self) -> list[str]:
+        """The current process' name, and its successor's."""
+        ids = (self.worker_id, self._successor_id)
+        return [worker_id for worker_id in ids if worker_id is not None]
 
     def _new_id(self) -> str:
         return f"{self._context.node_id}-{next(self._context.sequence)}"
@@ -180,9 +184,9 @@ class Slot:
             return
         returncode = await self._watch(worker_id, prepared)
         await self._announce_successor()
-        await self._take_back(worker_id, returncode)
+        count = await self._take_back(worker_id, returncode)
         if not self._should_stop.is_set():
-            await self._judge(returncode)
+            await self._judge(returncode, was_at_work=count > 0)
 
     async def _watch(self, worker_id: str, prepared: Prepared) -> int:
         """The exit status of a worker process that was started, watched and has ended."""
@@ -232,21 +236,20 @@ class Slot:
     async def _announce_successor(self) -> None:
         """Somebody is expected before the dead worker is forgotten, so nobody is refused between.
 
-        Not after a second death in a row: then nobody knows whether the next one will serve.
+        Not after a second start in a row that failed: then nobody knows whether the next one will
+        serve. One that was READY may have died of a request; `_judge` hides the successor if not.
         """
-        if not self._should_stop.is_set() and (self._is_proven() or self._backoff.failures == 0):
+        has_started = self._ready_at is not None or self._backoff.failures == 0
+        if has_started and not self._should_stop.is_set():
             self._successor_id = self._new_id()
             await self._beat(self._successor_id)
 
-    def _is_proven(self) -> bool:
-        return self._ready_at is not None and time.monotonic() - self._ready_at >= PROVEN_AFTER_S
-
-    async def _take_back(self, worker_id: str, returncode: int) -> None:
+    async def _take_back(self, worker_id: str, returncode: int) -> int:
         mode = ReclaimMode.RELEASED if returncode == 0 else ReclaimMode.CRASHED
         if self._should_stop.is_set():
             mode = ReclaimMode.RELEASED
         reason = "out_of_resources" if returncode == EXIT_OUT_OF_MEMORY else "worker_crashed"
-        count = await self._retry(
+        count: int = await self._retry(
             self._context.verbs.reclaim, self.spec.key, worker_id, mode, reason
         )
         if count:
@@ -257,10 +260,12 @@ class Slot:
                 count,
                 returncode,
             )
+        return count
 
-    async def _judge(self, returncode: int) -> None:
+    async def _judge(self, returncode: int, *, was_at_work: bool) -> None:
         was_ready_s = time.monotonic() - self._ready_at if self._ready_at else 0.0
-        if self._is_proven():
+        # What kills workers at their work is bounded by the attempts of a request.
+        if was_at_work or was_ready_s >= PROVEN_AFTER_S:
             self._backoff.succeed()
         log.warning(
             "worker died model=%s version=%s worker=%s exit=%s after_ready_s=%.1f",
@@ -295,7 +300,8 @@ class Slot:
         self._status = replace(self._status, state=state, **changes)
         await self._retry(self._context.verbs.report, self.spec.key, self._status)
         if not self.is_expected:
-            await self._retry(self._context.verbs.hide, self.spec.key, self._status.worker_id)
+            for worker_id in self._worker_ids():
+                await self._retry(self._context.verbs.hide, self.spec.key, worker_id)
 
     async def _retry(self, verb: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
         """The verb's result, once Redis answers; all of them may be repeated."""

@@ -99,8 +99,8 @@ MUTANTS = (
     Mutant(
         "a node takes back what its dead child held",
         "workers/slot.py",
-        "        await self._take_back(worker_id, returncode)\n",
-        "        await asyncio.sleep(0)\n",
+        "        count = await self._take_back(worker_id, returncode)\n",
+        "        count = await asyncio.sleep(0, 0)\n",
         f"{CHAOS}workers.py::test_f01_killed_child_costs_its_batch_only_time",
     ),
     Mutant(
@@ -278,7 +278,7 @@ MUTANTS = (
         "a leaving node gives back its requests",
         "workers/slot.py",
         "            mode = ReclaimMode.RELEASED\n        reason",
-        "            return\n        reason",
+        "            return 0\n        reason",
         f"{CHAOS}stop.py::test_f32_second_signal_gives_back_at_once",
     ),
 )

@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 import time
+from collections import Counter
 
 import pytest
 
@@ -98,6 +99,21 @@ def test_f04_f05_poison_fails_alone(
         assert [statuses[body] for body in bad] == [500] * poisons
         assert {one.reason for one in sent if one.status == 500} == {"worker_crashed"}
         assert crashes == 2
+        model.check(crowd)
+
+
+def test_f04_poison_that_keeps_coming_costs_nobody_else_an_answer(rig: Rig, crowd: Crowd) -> None:
+    with rig.serve("f04b") as model:
+        # When one after the other kills the only worker, right after its start
+        with crowd.flow("f04b", 20, "good"):
+            for number in range(3):
+                crowd.ask("f04b", [f"segfault|{number}"])
+
+        # Then only they fail, and whoever comes while the worker is replaced waits for the next one
+        crowd.wait()
+        statuses = Counter((one.status, one.body.startswith("good")) for one in crowd.log)
+        assert statuses.pop((500, False)) == 3
+        assert set(statuses) == {(200, True)}
         model.check(crowd)
 
 
