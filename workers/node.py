@@ -250,7 +250,8 @@ class Node:
         del self._slots[place], self._tasks[place]
         if not task.cancelled() and (error := task.exception()):
             log.error("slot %s ended: %r", place, error, exc_info=error)
-        self._must_look.set()
+        else:
+            self._must_look.set()  # what fails at once is not tried all the time: at the next look
         if not self._should_exit.is_set():
             self._strays.add(stray := asyncio.create_task(self._refuse_waiting(place[0])))
             stray.add_done_callback(self._strays.discard)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -182,14 +183,24 @@ class Slot:
             return
         if self._should_stop.is_set():
             return
-        returncode = await self._watch(worker_id, prepared)
+        try:
+            returncode = await self._watch(worker_id, prepared)
+        except OSError as error:
+            # No descriptor, process or memory is left: a start that failed as any other.
+            log.error("model=%s version=%s cannot run a worker: %s", *self.spec.key, error)
+            await self._set_state(WorkerState.LOADING, error=f"{error.strerror or error}")
+            returncode = os.EX_OSERR
         await self._announce_successor()
         count = await self._take_back(worker_id, returncode)
         if not self._should_stop.is_set():
             await self._judge(returncode, was_at_work=count > 0)
 
     async def _watch(self, worker_id: str, prepared: Prepared) -> int:
-        """The exit status of a worker process that was started, watched and has ended."""
+        """The exit status of a worker process that was started, watched and has ended.
+
+        Raises:
+            OSError: the system would not have it started or watched; it is gone.
+        """
         process = self._process = WorkerProcess.start(
             prepared.python,
             lambda status_fd: self._environment(

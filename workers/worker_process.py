@@ -72,7 +72,11 @@ class WorkerProcess:
             self._child.kill()
 
     async def watch(self, on_report: Callable[[Report], Awaitable[None]]) -> int:
-        """Its exit status, once it has ended and all it reported was handled."""
+        """Its exit status, once it has ended and all it reported was handled.
+
+        Raises:
+            OSError: it cannot be watched, and was killed.
+        """
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._reader_fd, "rb")
@@ -83,6 +87,9 @@ class WorkerProcess:
             # Whatever the handler had started goes too; it may hold the device, and the pipe.
             kill_group(self._child)
             await asyncio.wait({reports}, timeout=PIPE_PATIENCE_S)
+        except OSError:
+            kill_group(self._child)
+            raise
         finally:
             reports.cancel()
             transport.close()

@@ -1,0 +1,91 @@
+"""A slot whose system does not let it have a worker process."""
+
+import asyncio
+import errno
+import itertools
+import os
+from pathlib import Path
+
+import fakeredis
+import fakeredis.aioredis
+import psutil
+
+from batching.settings import Settings
+from batching.status import NodeStatus
+from batching.store.keys import VersionKeys
+from batching.store.node_verbs import NodeVerbs
+from batching.store.registry import Registry
+from tests.support import KEY, eventually_async, join, make_spec
+from workers import worker_process
+from workers.devices import Device
+from workers.model_files import Prepared
+from workers.slot import Slot, SlotContext
+
+NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
+TRIED_AT_ONCE = 2  # starts before the first delay
+
+
+class Parts:
+    """A slot of a node that has joined; its worker is run by `python`."""
+
+    def __init__(self, python):
+        server = fakeredis.FakeServer()
+        self.client = fakeredis.FakeRedis(server=server)
+        self.registry = Registry(self.client)
+        self.verbs = NodeVerbs(fakeredis.aioredis.FakeRedis(server=server), 3000)
+        self.python = python
+        self.starts = 0
+        context = SlotContext(
+            "node-a", Settings(), self.verbs, itertools.count(), self._prepare, Path()
+        )
+        self.slot = Slot(context, make_spec(), 0, Device("cpu"), 1)
+
+    async def _prepare(self, _spec):
+        self.starts += 1
+        return Prepared(Path(), self.python)
+
+    async def fail_often(self):
+        """The slot has tried in vain until it is not counted on any more, and is stopped."""
+        await join(self.verbs, NODE)
+        living = asyncio.create_task(self.slot.run())
+        await eventually_async(lambda: not self.slot.is_expected and not self.beats())
+        [worker] = self.registry.workers(KEY)
+        assert not living.done()
+        self.slot.stop()
+        await living
+        return worker
+
+    def beats(self):
+        return self.client.zcard(VersionKeys.of(KEY).worker_beats)
+
+
+def test_worker_that_cannot_be_started_is_tried_again_later_and_not_counted_on():
+    # Given a system that starts no process
+    parts = Parts(Path("/nowhere/python"))
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then each start is a failed one, and everybody sees why
+    assert parts.starts == TRIED_AT_ONCE
+    assert (worker.failures, worker.error) == (TRIED_AT_ONCE, os.strerror(errno.ENOENT))
+
+
+def test_worker_that_cannot_be_watched_is_gone_and_tried_again_later(tmp_path, monkeypatch):
+    # Given a system that starts processes and has no descriptor left to watch them
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/pids\nexec sleep 60\n")
+    python.chmod(0o755)
+    pids = tmp_path / "pids"
+
+    async def exited(_child):
+        await eventually_async(lambda: len(pids.read_text().split()) == parts.starts)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    pids.touch()
+    monkeypatch.setattr(worker_process, "exited", exited)
+    parts = Parts(python)
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert parts.starts == TRIED_AT_ONCE
+    assert (worker.failures, worker.error) == (TRIED_AT_ONCE, os.strerror(errno.EMFILE))
+    assert not [pid for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
