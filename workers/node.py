@@ -1,8 +1,8 @@
 """A node: one per container or host. Turns what the registry wants into running worker processes.
 
 Roles, each a small file: Heartbeat says that the node and its workers live, Reaper takes back what
-dead nodes held, Slot keeps one worker process alive, Sweeper clears the disk, a child process runs
-control jobs.
+dead nodes held, Undertaker answers who waits for what is gone, Slot keeps one worker process alive,
+Sweeper clears the disk, a child process runs control jobs.
 
 Shutdown order: workers stop claiming, finish their batch and reply; what they left is released;
 then the heartbeat stops and the node is forgotten. A beat that stopped earlier would let others
@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,12 @@ from workers.probe_files import ProbeFiles
 from workers.reaper import Reaper
 from workers.slot import Slot, SlotContext
 from workers.sweeper import Sweeper
+from workers.undertaker import Undertaker
 
 log = logging.getLogger(__name__)
 
 RECONCILE_S = 5.0  # changes are announced; this is for an announcement that was lost
+LOOK_AGAIN_S = 1.0  # while others' workers are at their last batch, or dead
 RETRY_S = 0.5
 KILL_MARGIN_S = 1.2
 FAREWELL_S = 0.4  # to give back what was held, and as much to be forgotten
@@ -77,10 +79,10 @@ class Node:
         self._has_reconciled = asyncio.Event()
         self._repairs_due = self._repairs_done = 0
         self._files = ModelFiles(settings)
+        self._undertaker = Undertaker(self._verbs)
         self._should_exit = asyncio.Event()
         self._must_exit_now = asyncio.Event()
         self._must_look = asyncio.Event()
-        self._strays: set[asyncio.Task[None]] = set()
         self._context = SlotContext(
             node_id=self._node.node_id,
             settings=settings,
@@ -131,6 +133,7 @@ class Node:
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 await self._verbs.leave(self._node.node_id)
+                await self._undertaker.look()
         await self._client.aclose()
         for role in roles:
             if not role.cancelled() and (error := role.exception()):
@@ -177,7 +180,9 @@ class Node:
         return [spec for entry in self._wanted.values() for spec in entry.versions.values()]
 
     def _versions(self) -> list[VersionKey]:
-        return [spec.key for spec in self._specs()]
+        """Those that may have workers somewhere."""
+        wanted = [spec.key for spec in self._specs()]
+        return list(dict.fromkeys([*wanted, *self._undertaker.ended]))
 
     async def _known_specs(self) -> list[ModelSpec]:
         await self._has_reconciled.wait()
@@ -194,8 +199,9 @@ class Node:
                 self._outage.note("reconcile", error)
                 await asyncio.sleep(RETRY_S)
                 continue
+            wait_s = LOOK_AGAIN_S if self._undertaker.ended else RECONCILE_S
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._must_look.wait(), timeout=RECONCILE_S)
+                await asyncio.wait_for(self._must_look.wait(), timeout=wait_s)
 
     async def _follow_changes(self) -> None:
         while True:
@@ -209,10 +215,11 @@ class Node:
 
     async def _reconcile(self) -> None:
         """As many slots run as the registry wants; slots too many are being stopped."""
-        before, self._wanted = self._wanted, await asyncio.to_thread(self._registered)
-        if gone := _urls(before) - _urls(self._wanted):
-            await asyncio.to_thread(self._files.forget, gone)
+        before, self._wanted = self._specs(), await asyncio.to_thread(self._registered)
         specs = {spec.key: spec for spec in self._specs()}
+        self._undertaker.follow(before, specs)
+        if gone := _urls(before) - _urls(specs.values()):
+            await asyncio.to_thread(self._files.forget, gone)
         for (key, number), slot in self._slots.items():
             spec = specs.get(key)
             if spec is None or number >= spec.min_worker or not slot.is_for(spec):
@@ -226,6 +233,8 @@ class Node:
             # In a cluster one server may forget its versions while the registry's does not.
             await asyncio.to_thread(self._registry.repair, self._wanted.values())
             self._repairs_done = due
+        # After that: whoever comes to a version that is wanted again waits for its next worker.
+        await self._undertaker.look()
 
     def _registered(self) -> dict[str, ModelEntry]:
         """What is registered; again what Redis forgot, as the nodes remember it. Blocks."""
@@ -252,21 +261,6 @@ class Node:
             log.error("slot %s ended: %r", place, error, exc_info=error)
         else:
             self._must_look.set()  # what fails at once is not tried all the time: at the next look
-        if not self._should_exit.is_set():
-            self._strays.add(stray := asyncio.create_task(self._refuse_waiting(place[0])))
-            stray.add_done_callback(self._strays.discard)
-
-    async def _refuse_waiting(self, key: VersionKey) -> None:
-        """Nobody waits for a version that has lost its last worker for good."""
-        entry = self._wanted.get(key.model_name)
-        is_known = entry is not None and key.model_version in entry.versions
-        with contextlib.suppress(RedisError, OSError):
-            reason = "no_worker" if is_known else "unregistered"
-            count = await self._verbs.refuse_waiting(key, reason)
-            if count:
-                log.warning("refused model=%s version=%s requests=%d", *key, count)
-            if not is_known:
-                await self._verbs.bury(key)
 
     def _pick_device(self, spec: ModelSpec, number: int) -> Device:
         """GPUs in turn over all models, or in turn over the version's own list.
@@ -302,8 +296,8 @@ class Node:
             await asyncio.wait_for(ended, timeout=FAREWELL_S)
 
 
-def _urls(models: Mapping[str, ModelEntry]) -> set[str]:
-    return {spec.model_url for entry in models.values() for spec in entry.versions.values()}
+def _urls(specs: Iterable[ModelSpec]) -> set[str]:
+    return {spec.model_url for spec in specs}
 
 
 def run(settings: Settings) -> int:

@@ -208,6 +208,12 @@ class NodeVerbs:
             if left == 0:
                 return total
 
+    async def is_staffed(self, key: VersionKey) -> bool:
+        """Whether a worker of the version is counted on, or was and has not been reclaimed yet."""
+        version_keys = VersionKeys.of(key)
+        count: int = await self._at(version_keys).zcard(version_keys.worker_beats)
+        return count > 0
+
     async def bury(self, key: VersionKey) -> None:
         """Nothing is left of an unregistered version that nobody waits for."""
         version_keys = VersionKeys.of(key)

@@ -3,20 +3,25 @@
 import hashlib
 import os
 import signal
+import time
 from dataclasses import replace
 
 import pytest
 
+from batching.model_spec import VersionKey
 from batching.store.registry import Registry
 from tests.chaos.crowd import Crowd
 from tests.chaos.rig import Rig
 from tests.e2e.archives import make_archive
 from tests.e2e.ferry_process import eventually
+from tests.timing import assert_within
 
 SAYS_NEW = """
 def handle(data, context):
     return None if data is None else ["new"] * len(data)
 """
+
+REFUSED_S = 5.0  # after a node's death: missed after three seconds, and a second to look again
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
@@ -45,3 +50,79 @@ def test_node_that_missed_a_new_registration_serves_it_all_the_same(rig: Rig, cr
         [pid] = model.pids()
         rig.manage("PUT", "models/renewed", min_worker=2, synchronous="true")
         assert pid in model.pids()
+
+
+def test_request_waits_for_the_next_worker_when_its_version_is_scaled_to_none_and_back(
+    rig: Rig, crowd: Crowd
+) -> None:
+    with rig.serve("witness") as witness, rig.serve("bounced") as model:
+        # Given a busy worker, which the node has told to leave
+        busy = crowd.send("bounced", ["sleep 2|busy"])
+        model.wait_calls(1)
+        for name in ("bounced", "witness"):
+            rig.manage("PUT", f"models/{name}", min_worker=0)
+        assert eventually(lambda: witness.pids() == [], 5)
+
+        # When it is wanted again, and requests come
+        rig.manage("PUT", "models/bounced", min_worker=1)
+        waiting = crowd.send("bounced", ["one", "two"])
+        crowd.wait()
+
+        # Then its successor answers them
+        assert [one.status for one in busy + waiting] == [200] * 3
+        model.check(crowd)
+
+
+def test_unregistered_version_keeps_nobody_waiting_when_a_node_dies(rig: Rig, crowd: Crowd) -> None:
+    rig.add_node()
+    with rig.serve("orphan") as model:
+        # Given a worker of each of two nodes at its last batch, and requests behind them
+        model.wait_staffed(2)
+        busy = crowd.send("orphan", [f"sleep 2|{number}" for number in range(2)])
+        calls = model.wait_calls(2)
+        waiting = crowd.send("orphan", ["one", "two"])
+        assert eventually(lambda: model.waiting() == 2, 5)
+        victim = model.node_of(calls[0].pid)
+
+        # When the version is unregistered and one node is killed
+        Registry(rig.redis).remove(VersionKey("orphan", "1.0"))
+        rig.remove_node(victim)
+        killed_at = time.monotonic()
+        crowd.wait()
+
+        # Then all but what the other node finished is refused, as soon as the dead one is missed
+        assert sorted(one.status for one in busy) == [200, 404]
+        assert {one.status for one in waiting} == {404}
+        assert_within(max(one.answered_at for one in crowd.log) - killed_at, REFUSED_S)
+
+        # And nothing is left of it
+        assert eventually(lambda: _permanent(rig, "orphan") == [], 5), _permanent(rig, "orphan")
+
+
+def test_node_that_is_stopped_refuses_what_waits_for_an_unregistered_version(
+    rig: Rig, crowd: Crowd
+) -> None:
+    with rig.serve("last") as model:
+        # Given a busy worker, a request behind it, and a version that was unregistered
+        busy = crowd.send("last", ["sleep 1|busy"])
+        model.wait_calls(1)
+        waiting = crowd.send("last", ["one"])
+        assert eventually(lambda: model.waiting() == 1, 5)
+        Registry(rig.redis).remove(VersionKey("last", "1.0"))
+
+        # When the only node is stopped
+        stopped = rig.nodes[0].stop(signal.SIGTERM)
+        crowd.wait()
+
+        # Then nobody is left to wait, and nothing is left
+        assert stopped.exit_code == 0
+        assert [one.status for one in busy + waiting] == [200, 404]
+        assert eventually(lambda: _permanent(rig, "last") == [], 5), _permanent(rig, "last")
+    rig.remove_node(rig.nodes[0])
+    rig.restore()
+
+
+def _permanent(rig: Rig, model_name: str) -> list[bytes]:
+    """The version's keys that would stay for ever."""
+    names = rig.redis.scan_iter(f"{{m:{model_name}:*")
+    return [name for name in names if rig.redis.ttl(name) == -1]
