@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,7 +15,11 @@ import psutil
 
 from batching.child_process import exited, has_exited, kill_group, spawn
 
+log = logging.getLogger(__name__)
+
 PIPE_PATIENCE_S = 0.2
+LOOK_S = 2.0
+_PENDING = re.compile(r"^ShdPnd:\s*([0-9a-f]+)$", re.MULTILINE)
 
 Report = dict[str, Any]
 
@@ -61,6 +67,16 @@ class WorkerProcess:
         except psutil.Error:
             return 0
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether its timer has run out and it has not even died of that; only Linux tells."""
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8")
+        except OSError:
+            return False
+        pending = _PENDING.search(status)
+        return pending is not None and bool(int(pending[1], 16) >> signal.SIGALRM - 1 & 1)
+
     def terminate(self) -> None:
         """It finishes its batch and ends."""
         if not has_exited(self._child):
@@ -82,6 +98,7 @@ class WorkerProcess:
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._reader_fd, "rb")
         )
         reports = asyncio.create_task(_read_reports(reader, on_report))
+        ending = asyncio.create_task(self._end_when_still())
         try:
             await exited(self._child)
             # Whatever the handler had started goes too; it may hold the device, and the pipe.
@@ -92,8 +109,18 @@ class WorkerProcess:
             raise
         finally:
             reports.cancel()
+            ending.cancel()
             transport.close()
         return self._child.returncode
+
+    async def _end_when_still(self) -> None:
+        """A process that was stopped dies of its timer once it goes on; any other one is killed."""
+        signals = [signal.SIGCONT, signal.SIGKILL]
+        while signals:
+            await asyncio.sleep(LOOK_S)
+            if self.stands_still and not has_exited(self._child):
+                log.error("worker stands still pid=%d signal=%d", self.pid, signals[0])
+                self._child.send_signal(signals.pop(0))
 
 
 async def _read_reports(

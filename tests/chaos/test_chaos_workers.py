@@ -18,6 +18,7 @@ from tests.timing import assert_within
 RECLAIM_S = 0.3
 NODE_RECLAIM_S = 4.0
 DEAD_AFTER_S = 3.0
+STILL_S = 5.0  # until a worker is ended that its own timer did not end
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
@@ -159,6 +160,23 @@ def test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served(
         assert len(runs) == 2
         assert killed_s >= 1.0
         assert_within(killed_s, 1.5)
+        model.check(crowd)
+
+
+def test_f07_worker_that_stands_still_is_ended_after_its_time(rig: Rig, crowd: Crowd) -> None:
+    with rig.serve("f07b", response_timeout=1) as model:
+        # Given a worker that is stopped in the middle of a batch
+        [sent] = crowd.send("f07b", ["sleep 0.5|stopped"])
+        [call] = model.wait_calls(1)
+        os.kill(call.pid, signal.SIGSTOP)
+
+        # When its time is over
+        crowd.wait()
+
+        # Then it is ended although it could not end itself, and its successor answers
+        assert sent.status == 200
+        assert_within(sent.seconds, 1.0 + STILL_S)
+        assert len(model.calls()) == 2
         model.check(crowd)
 
 
