@@ -130,9 +130,11 @@ class Node:
         await asyncio.wait({exiting, *roles}, return_when=asyncio.FIRST_COMPLETED)
         await self._drain()
         await end_tasks([*roles, exiting])
-        with contextlib.suppress(RedisError, OSError, TimeoutError):
+        with contextlib.suppress(StoreUnavailable, RedisError, OSError, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 await self._verbs.leave(self._node.node_id)
+                # What was unregistered just before the stop has not been looked at yet.
+                await self._follow_registry()
                 await self._undertaker.look()
         await self._client.aclose()
         for role in roles:
@@ -215,9 +217,7 @@ class Node:
 
     async def _reconcile(self) -> None:
         """As many slots run as the registry wants; slots too many are being stopped."""
-        before, self._wanted = self._specs(), await asyncio.to_thread(self._registered)
-        specs = {spec.key: spec for spec in self._specs()}
-        self._undertaker.follow(before, specs)
+        before, specs = await self._follow_registry()
         if gone := _urls(before) - _urls(specs.values()):
             await asyncio.to_thread(self._files.forget, gone)
         for (key, number), slot in self._slots.items():
@@ -235,6 +235,13 @@ class Node:
             self._repairs_done = due
         # After that: whoever comes to a version that is wanted again waits for its next worker.
         await self._undertaker.look()
+
+    async def _follow_registry(self) -> tuple[list[ModelSpec], dict[VersionKey, ModelSpec]]:
+        """What was registered when this node last looked, and what is now."""
+        before, self._wanted = self._specs(), await asyncio.to_thread(self._registered)
+        specs = {spec.key: spec for spec in self._specs()}
+        self._undertaker.follow(before, specs)
+        return before, specs
 
     def _registered(self) -> dict[str, ModelEntry]:
         """What is registered; again what Redis forgot, as the nodes remember it. Blocks."""
