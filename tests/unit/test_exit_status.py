@@ -44,7 +44,7 @@ def test_node_says_in_words_why_a_worker_died(caplog):
         slot = Slot(context, spec, 0, Device("cpu"), 1)
         slot._status = WorkerStatus("a-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
         # When
-        await slot._judge(-signal.SIGALRM)
+        await slot._judge(-signal.SIGALRM, was_at_work=False)
 
     asyncio.run(run())
     # Then
