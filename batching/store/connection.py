@@ -24,6 +24,7 @@ from redis.retry import Retry
 from batching.redis_url import RedisUrl
 from batching.settings import Settings
 from batching.store import found
+from batching.store.lost_connections import ASYNC_PARSER, PARSER, noticing_its_loss
 from batching.store.tcp_limits import TCP_LIMITS
 
 CONNECT_TIMEOUT_S = 1.0
@@ -72,7 +73,7 @@ def connect(url: str, *, socket_timeout_s: float | None = None) -> Client:
         return found.connect(RedisUrl.parse(url), socket_timeout_s or found.COMMAND_TIMEOUT_S)
     options = _options(url, socket_timeout_s or COMMAND_TIMEOUT_S)
     retry = Retry(NoBackoff(), 0)
-    return redis.Redis.from_url(url, retry=retry, parser_class=found.PARSER, **options)
+    return redis.Redis.from_url(url, retry=retry, parser_class=PARSER, **options)
 
 
 def connect_async(url: str, *, socket_timeout_s: float | None = None) -> AsyncClient:
@@ -81,9 +82,11 @@ def connect_async(url: str, *, socket_timeout_s: float | None = None) -> AsyncCl
         return found.connect_async(RedisUrl.parse(url), socket_timeout_s or found.COMMAND_TIMEOUT_S)
     options = _options(url, socket_timeout_s or COMMAND_TIMEOUT_S)
     retry = AsyncRetry(NoBackoff(), 0)
-    return redis.asyncio.Redis.from_url(
-        url, retry=retry, parser_class=found.ASYNC_PARSER, **options
-    )
+    client = redis.asyncio.Redis.from_url(url, retry=retry, parser_class=ASYNC_PARSER, **options)
+    pool: Any = client.connection_pool
+    # Which kind it is, plain, TLS or a path's, the URL has decided.
+    pool.connection_class = noticing_its_loss(pool.connection_class)
+    return client
 
 
 def at(client: Client, tag: str) -> Client:

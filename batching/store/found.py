@@ -26,6 +26,7 @@ from redis.retry import Retry
 
 from batching.redis_url import CLUSTER, RedisUrl
 from batching.store.finding import ASK_TIMEOUT_S, Circle, Finder, MasterFinder, SlotFinder
+from batching.store.lost_connections import ASYNC_PARSER, PARSER, NotHere, NoticesItsLoss
 from batching.store.rq_names import RenamingPacker, received
 from batching.store.tcp_limits import TCP_LIMITS
 
@@ -43,27 +44,8 @@ HOME = "{ferry}"
 
 _DEFAULTS = {"socket_connect_timeout": CONNECT_TIMEOUT_S, "max_connections": MOST_CONNECTIONS}
 
-# Sent by a server that is a replica now, or starts, or is cut off.
-_NOT_HERE = ("CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED")
-
-
-class NotHere(redis.ConnectionError):
-    """The server cannot serve these keys now; another one may."""
-
-    def __init__(self, *arguments: Any, **_: Any) -> None:
-        super().__init__(*arguments)
-
-
-def _as_lost_connections(parser: Any) -> Any:
-    """The parser of redis-py that takes a server that is the wrong one for a lost connection."""
-    classes = {**parser.EXCEPTION_CLASSES, **dict.fromkeys(_NOT_HERE, NotHere)}
-    return type("FoundParser", (parser,), {"EXCEPTION_CLASSES": classes})
-
-
 # MOVED, which is an AskError, comes when a slot has gone; ASK and TRYAGAIN while it goes, and pass.
 _REFUSALS = (NotHere, redis.exceptions.AskError, redis.exceptions.TryAgainError)
-PARSER = _as_lost_connections(redis.connection.DefaultParser)
-ASYNC_PARSER = _as_lost_connections(redis.asyncio.connection.DefaultParser)
 
 
 class FoundConnection(redis.Connection):
@@ -142,7 +124,7 @@ class RqTlsConnection(RqConnection, redis.SSLConnection):
     """The same with TLS."""
 
 
-class AsyncFoundConnection(redis.asyncio.Connection):
+class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
     """As `FoundConnection`."""
 
     def __init__(self, *, finder: Finder, **options: Any) -> None:

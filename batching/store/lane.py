@@ -11,7 +11,7 @@ The waiting ingress is the durability: it still holds the body, and submits agai
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from itertools import islice
 
 from redis.exceptions import RedisError
@@ -114,7 +114,16 @@ class Lane:
         self._pending.append(ticket)
         for number, task in enumerate(self._tasks):
             if task is None or task.done():
-                self._tasks[number] = self._loop.create_task(self._loops[number]())
+                self._tasks[number] = self._loop.create_task(self._keep_up(self._loops[number]))
+
+    async def _keep_up(self, loop: Callable[[], Coroutine[None, None, None]]) -> None:
+        """What a loop did not foresee is logged, and costs those who wait no more than time."""
+        while True:
+            try:
+                return await loop()
+            except Exception:
+                log.exception("%s failed model=%s", loop.__name__, self._key)
+                await asyncio.sleep(AUDIT_S)
 
     def _stray(self, body: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(body)
@@ -136,6 +145,10 @@ class Lane:
                 for ticket in tickets:
                     self._give_up(ticket, error)
                 continue
+            except Exception:
+                for ticket in tickets:
+                    self._give_up(ticket, errors.InternalError("The request was not passed on."))
+                raise
             self._moved_at = self._loop.time()
             for ticket, code in zip(tickets, codes, strict=True):
                 self._admit(ticket, code)
@@ -193,6 +206,7 @@ class Lane:
                     await self._verbs.discard(discarded)
             except (RedisError, OSError):
                 # A doorbell may have been popped into the broken connection; the audit finds out.
+                self._was_away_at = self._loop.time()
                 collected = []
                 await asyncio.sleep(RETRY_S)
 

@@ -29,6 +29,7 @@ HEARD_S = 3.0  # for so long, who does not hear is heard
 TOLD_S = 1.0
 RECOVERED_S = 3.0
 STOP_S = 8.0
+SILENCE_S = 6.0
 SLACK_S = 1.0  # for a machine that does other things, too
 PROBES = {"livez": 200, "ping": 200, "readyz": 503}
 
@@ -135,6 +136,28 @@ def test_ingress_cut_off_tells_its_clients_and_recovers(
         in_vain = [at - cut_at for at in calls_since(model, silent_at) if at < joined_at]
         assert in_vain == []
         assert ran_for_nobody(model, hasty + late) == []
+        model.check(crowd)
+
+
+def test_ingress_cut_off_while_nobody_asks_serves_the_first_who_does(
+    rig: NetworkRig, crowd: Crowd, record_promise
+) -> None:
+    with rig.serve("cut-idle") as model:
+        # Given a model that was in use, so that the ingress keeps its connections
+        model.wait_staffed(2)
+        assert crowd.ask("cut-idle", ["before"])[0].status == 200
+
+        # When the ingress' host loses its network for longer than a connection may be silent
+        with rig.network.cut_off(rig.hosts["ingress"]):
+            for_seconds(SILENCE_S)
+
+        # Then the first request is served
+        [first] = crowd.ask("cut-idle", ["first"], timeout_ms=20_000)
+        record_promise(
+            "N2", "idle while cut off: first request", "<= 3 s", f"{first.seconds:.2f} s"
+        )
+        assert first.status == 200
+        assert_within(first.seconds, RECOVERED_S + SLACK_S)
         model.check(crowd)
 
 

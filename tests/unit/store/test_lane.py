@@ -666,6 +666,33 @@ def test_lane_waits_for_the_workers_next_beat_when_redis_was_away(fake_desk):
     asyncio.run(run())
 
 
+def test_lane_learns_from_who_waits_that_redis_was_away(fake_desk):
+    desk, server = fake_desk
+
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given: nobody came while Redis was away, but somebody waited
+            first = ask(lane, "a")
+            await queued(desk, 1)
+            server.connected = False
+            await eventually_async(lambda: lane._was_away_at > 0)
+            server.connected = True
+            desk.silence_worker()
+            asked = ask(lane, "b")
+            await asyncio.wait({asked}, timeout=0.3)
+            assert not asked.done()
+
+            # When
+            desk.open()
+
+            # Then
+            await queued(desk, 2)
+            answer(desk.worker())
+            assert [(await one).body for one in (first, asked)] == [b"A", b"B"]
+
+    asyncio.run(run())
+
+
 @pytest.fixture
 def fake_desk():
     """A desk on a Redis that can be cut off, and that Redis."""
@@ -814,6 +841,58 @@ def test_lane_goes_on_reading_when_its_connections_were_killed(real_desk):
 
             # Then
             assert (await asyncio.wait_for(asked, 3.0)).body == b"A"
+
+    asyncio.run(run())
+
+
+def failing_once(lane, verb):
+    """Its next call of this verb fails as nobody foresees."""
+    verbs = lane._verbs
+    call = getattr(verbs, verb)
+
+    async def fail(*_):
+        setattr(verbs, verb, call)
+        raise RuntimeError("unforeseen")
+
+    setattr(verbs, verb, fail)
+
+
+def test_lane_tells_at_once_who_was_in_a_submit_that_failed_as_nobody_foresaw(desk, caplog):
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given
+            failing_once(lane, "submit")
+            # When
+            lost = ask(lane, "a")
+            # Then
+            with pytest.raises(errors.InternalError, match="not passed on"):
+                await asyncio.wait_for(lost, 2)
+            served = ask(lane, "b")
+            await queued(desk, 1)
+            answer(desk.worker())
+            assert (await served).body == b"B"
+
+    asyncio.run(run())
+    assert "_flush failed" in caplog.text
+    assert "unforeseen" in caplog.text
+
+
+@pytest.mark.parametrize("verb", ["collect", "audit"])
+def test_lane_goes_on_after_a_failure_that_nobody_foresaw(desk, caplog, verb):
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given
+            failing_once(lane, verb)
+            asked = ask(lane, "a")
+            await queued(desk, 1)
+            await eventually_async(lambda: "unforeseen" in caplog.text)
+            # When
+            if verb == "audit":
+                desk.client.delete(desk.keys.queue, desk.keys.open)
+                await queued(desk, 1)
+            answer(desk.worker())
+            # Then
+            assert (await asyncio.wait_for(asked, 3)).body == b"A"
 
     asyncio.run(run())
 

@@ -1,0 +1,54 @@
+"""What is a lost connection to Redis, beyond what redis-py takes for one.
+
+A server that refuses what only another one can do; and, with asyncio, a connection that was lost
+while nobody read from it.
+"""
+
+import functools
+from typing import Any
+
+import redis
+import redis.asyncio.connection
+import redis.connection
+
+# Sent by a server that is a replica now, or starts, or is cut off.
+_NOT_HERE = ("CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED")
+
+
+class NotHere(redis.ConnectionError):
+    """The server cannot serve these keys now; another one may."""
+
+    def __init__(self, *arguments: Any, **_: Any) -> None:
+        super().__init__(*arguments)
+
+
+def _noticing_the_wrong_server(parser: Any) -> Any:
+    classes = {**parser.EXCEPTION_CLASSES, **dict.fromkeys(_NOT_HERE, NotHere)}
+    return type("Parser", (parser,), {"EXCEPTION_CLASSES": classes})
+
+
+PARSER = _noticing_the_wrong_server(redis.connection.DefaultParser)
+ASYNC_PARSER = _noticing_the_wrong_server(redis.asyncio.connection.DefaultParser)
+
+
+class NoticesItsLoss:
+    """For redis-py's asyncio connections: one that the event loop has closed is made anew.
+
+    A host that was cut off has its idle connections ended by the kernel. redis-py would send on
+    them, since the stream has an error and not an end; uvloop then raises RuntimeError, which no
+    caller takes for what it is. Nothing was sent, so nothing is repeated.
+    """
+
+    _writer: Any
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        """The command is sent, on a new connection if this one was lost."""
+        if self._writer is not None and self._writer.is_closing():
+            await self.disconnect(nowait=True)  # type: ignore[attr-defined]
+        await super().send_packed_command(command, check_health)  # type: ignore[misc]
+
+
+@functools.cache
+def noticing_its_loss(kind: type) -> type:
+    """This kind of redis-py's asyncio connections, which notices its loss."""
+    return type(kind.__name__, (NoticesItsLoss, kind), {})
