@@ -1,4 +1,4 @@
-"""README.md, run as it stands: its commands work, on scratch ports and without the network.
+"""README.md and docs/handlers.md, run as they stand: on scratch ports and without the network.
 
 A comment above a block says what it is: `run` is executed, `server` is started and stays up,
 `redis` needs one, `make` names targets, `setup` is for people.
@@ -32,6 +32,7 @@ BLOCK = re.compile(
 ANY_SHELL = re.compile(r"^```sh$", re.MULTILINE)
 # What torchvision would fetch; random weights of the same shape stand in for it.
 CHECKPOINT = "resnet152-f82ba261.pth"
+HANDLERS = "docs/handlers.md"
 REDIS_IN_README = "redis://redis-host:6379"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -43,8 +44,8 @@ class Block:
     text: str
 
 
-def blocks() -> list[Block]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def blocks(document: str = "README.md") -> list[Block]:
+    text = (ROOT / document).read_text(encoding="utf-8")
     return [Block(frozenset(m["words"].split()), m["text"]) for m in BLOCK.finditer(text)]
 
 
@@ -134,11 +135,12 @@ def redis_url(tmp_path: Path) -> Iterator[str]:
     kill_group(process)
 
 
-def test_readme_marks_every_shell_block():
+@pytest.mark.parametrize(("document", "least"), [("README.md", 6), (HANDLERS, 3)])
+def test_document_marks_every_shell_block(document, least):
     # Given
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / document).read_text(encoding="utf-8")
     # When / Then: a block that nobody runs rots
-    assert len(blocks()) == len(ANY_SHELL.findall(text)) > 5
+    assert len(blocks(document)) == len(ANY_SHELL.findall(text)) >= least
 
 
 def test_readme_names_only_make_targets_that_exist():
@@ -172,6 +174,22 @@ def test_readme_quick_start_works_as_pasted(reader):
     assert "2 READY" in reader.run("ferry status")
     answer = json.loads(reader.run("ferry predict --json resnet-152-batch_v2 examples/kitten.jpg"))
     assert len(answer[0]["answer"]) == 5
+    reader.stop()
+
+
+def test_handler_of_your_own_works_as_pasted(reader):
+    # Given
+    printed = ""
+    # When
+    for block in blocks(HANDLERS):
+        if "server" in block.kinds:
+            reader.serve(block.text)
+        else:
+            printed += reader.run(block.text)
+    # Then
+    assert len(json.loads(printed[printed.rindex("{") :])["scores"]) == 2
+    with pytest.raises(AssertionError, match=r'Send {\\"numbers'):
+        reader.run("curl localhost:8080/predictions/linear -d text")
     reader.stop()
 
 
