@@ -30,7 +30,7 @@ ENV_PREFIX = "FERRY_"
 # (CVE-2023-43654). Its public archives are what its documentation registers by URL.
 DEFAULT_ALLOWED_URLS = r"https://torchserve\.pytorch\.org/.*"
 
-# In the folder that the server was started in, as TorchServe's.
+# As TorchServe does, in the folder from which the server was started.
 DEFAULT_KEY_FILE = "key_file.json"
 
 # Variables that are not ours, and the fields they set; a FERRY_ variable is more specific.

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
 _CLOSE_S = 0.5
-# News wake the thread, also that it is over, and so does its connection's end.
+# Only a bound: the thread is woken by changes, by `close`, and by its connection's end.
 _LISTEN_S = 60.0
 
 

@@ -15,9 +15,9 @@ from workers.slot import Slot
 
 log = logging.getLogger(__name__)
 
-# Less than the second within which a lost wake-up is made up for.
+# Each beat also rings again for requests that wait, so a lost doorbell costs less than a second.
 BEAT_S = 0.9
-# A look at the very millisecond would find the silent worker alive.
+# How late to look: in the very millisecond of its deadline a silent worker still counts as alive.
 OVERDUE_S = 0.02
 
 
@@ -48,7 +48,7 @@ class Heartbeat:
         self._is_node_unsure = False
         self._is_forgotten = False
         self._unsure: set[VersionKey] = set()
-        # None stands for the nodes.
+        # By version for its workers; under None for the nodes themselves.
         self._heard_at: dict[VersionKey | None, float] = {}
         self._steady_from: dict[VersionKey | None, float] = {}
         self._is_overdue = asyncio.Event()
@@ -120,7 +120,8 @@ class Heartbeat:
     ) -> bool:
         in_doubt = self._unsure.intersection(workers)
         self._unsure.update(workers)
-        # Who is not quiet yet is told of by the next beat, or the one after it, and in time.
+        # Redis names only those that have been silent for so long that they may be dead before the
+        # beat after the next one; the others will be named by that one, still in time.
         quiet_s = max(0.0, self._dead_after_s - 2 * BEAT_S)
         heard = await self._verbs.beat(workers, node_id, quiet_s=quiet_s)
         self._expect(heard.silent_s)

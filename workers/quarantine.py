@@ -52,7 +52,7 @@ def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> list[
             with tempfile.TemporaryDirectory(
                 prefix=UNPACK_PREFIX, dir=work_dir, ignore_cleanup_errors=True
             ) as quarantine:
-                # Of a folder that was registered as it is, this is only the link.
+                # Where a folder was registered instead of a file, this removes only the link to it.
                 place.rename(Path(quarantine) / place.name)
             log.info("removed unused folder=%s", place)
             removed.append(place)

@@ -115,7 +115,7 @@ class Catalog:
             asked.add_done_callback(lambda _: self._asked.pop(question))
         entry = await asyncio.shield(asked)
         if entry is None and not is_first:
-            # Registered while the first one asked, perhaps.
+            # The answer is as old as the first one's question; the model may have come since.
             entry = await self._look_up_soon(model_name)
         return entry
 
@@ -124,7 +124,8 @@ class Catalog:
             async with asyncio.timeout(LOOK_UP_PATIENCE_S):
                 is_lost, entry = await asyncio.to_thread(self._ask, model_name)
         except TimeoutError:
-            # Of a Redis that is cut off, a thread learns late, and the threads are few.
+            # The thread goes on waiting: it learns late that Redis is cut off. Threads are few, so
+            # requests do not wait for it.
             raise store_unavailable() from None
         self._was_whole = self._was_whole or not is_lost
         if entry is None and is_lost and self._was_whole:

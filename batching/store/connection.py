@@ -29,9 +29,11 @@ from batching.store.tcp_limits import TCP_LIMITS
 
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 5.0
-BLOCK_S = 0.6  # what was lost, or is elsewhere now, is noticed in a second, Redis' ticks included
-# Of an idle worker. Nodes see to lost wake-ups in the meantime; a wait that nobody hears any more
-# may take one.
+# A blocking pop returns at least so often, so that whoever waits looks after what was lost, or has
+# moved to another server, within a second (Redis' timeouts are up to 100 ms late).
+BLOCK_S = 0.6
+# An idle worker may block for longer, as its node's beats make up for lost doorbells. Not much
+# longer: after its connection broke, Redis may still hand one doorbell to the old wait.
 IDLE_S = 2.0
 
 RedisError = redis.RedisError

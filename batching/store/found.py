@@ -98,7 +98,7 @@ class FoundConnection(redis.Connection):
         connected.settimeout(self.socket_timeout)
 
     def _connect(self) -> Any:
-        # Here and not in `connect`: a connection that is held reconnects without it.
+        # Here and not in `connect`, which redis-py does not call when a held connection reconnects.
         self.host, self.port = self._finder.find()
         self._opened_at = time.monotonic()
         return super()._connect()  # type: ignore[no-untyped-call]
