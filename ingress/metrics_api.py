@@ -6,12 +6,12 @@ from flask import Blueprint, Response, request
 from prometheus_client.core import Metric
 
 from batching.request_ids import fresh_request_id
-from batching.telemetry import Metrics
-from batching.torchserve_metrics import LEGACY
 from ingress.answers import NO_CACHE_HEADERS, Answer
+from ingress.metrics import Metrics
 from ingress.metrics_text import CONTENT_TYPE, write_text
 from ingress.responses import to_response
 from ingress.services import Services
+from ingress.torchserve_metrics import LEGACY
 
 
 def metrics_blueprint(services: Services) -> Blueprint:

@@ -11,7 +11,6 @@ from batching.store.broker import Broker, ReplyStream
 from batching.store.catalog import Catalog
 from batching.store.lane import ClientGone
 from batching.store.model_entry import check_names
-from batching.telemetry import Metrics, VersionMetrics
 from ingress.answers import (
     Answer,
     error_answer,
@@ -20,6 +19,7 @@ from ingress.answers import (
     with_error_key,
 )
 from ingress.failed_requests import FailedRequests
+from ingress.metrics import Metrics, VersionMetrics
 from ingress.payload import (
     first_in_query,
     read_request,

@@ -14,6 +14,8 @@ from functools import partial
 
 import uvloop
 
+from batching.entry_point import EXIT_UNUSABLE
+from batching.logs import configure_logging
 from batching.metrics_config import read_metrics_config
 from batching.outage import Outage
 from batching.readiness import notify_ready
@@ -25,8 +27,6 @@ from batching.store.control_queue import ControlQueue
 from batching.store.metric_verbs import read_metrics
 from batching.store.registry import Registry
 from batching.store.server_check import check_server
-from batching.telemetry import Metrics, configure_logging
-from batching.torchserve_metrics import LEGACY
 from ingress.app import create_app
 from ingress.auth import Gate
 from ingress.edge import Edge, added_headers
@@ -35,12 +35,14 @@ from ingress.front import Front
 from ingress.handler_metrics import HandlerMetrics
 from ingress.key_file import KeyFile
 from ingress.listeners import Address, Listener, listener_table, tls_files
+from ingress.metrics import Metrics
 from ingress.openapi import Role
 from ingress.predictor import Predictor
 from ingress.registrar import Registrar
 from ingress.services import Lifecycle, Services
 from ingress.snapshot_writer import SnapshotWriter
 from ingress.startup_models import load_models
+from ingress.torchserve_metrics import LEGACY
 from ingress.wsgi_bridge import WsgiBridge, in_daemon_thread
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,6 @@ _REFUSAL_S = 0.5
 _GC_THRESHOLD = 20_000
 
 _EXIT_FORCED = 1
-_EXIT_UNUSABLE = 2
 
 
 def run(settings: Settings) -> int:
@@ -68,13 +69,11 @@ def run(settings: Settings) -> int:
     configure_logging(settings.log_level)
     try:
         table = listener_table(settings)
-        if not settings.redis_url:
-            raise SettingsError("redis_url is not set: which Redis? Set REDIS_URL.")
         check_server(settings)
         return uvloop.run(_Ingress(settings, _open_keys(settings)).serve(table))
     except SettingsError as error:
         log.error("cannot start: %s", error)
-        return _EXIT_UNUSABLE
+        return EXIT_UNUSABLE
 
 
 class _Ingress:

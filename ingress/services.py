@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from batching.settings import Settings
 from batching.store.control_queue import ControlQueue
 from batching.store.registry import Registry
-from batching.telemetry import Metrics
 from ingress.key_file import KeyFile
+from ingress.metrics import Metrics
 from ingress.predictor import Predictor
 
 T = TypeVar("T")

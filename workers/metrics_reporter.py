@@ -15,10 +15,10 @@ from ts.metrics.metric_type_enum import MetricTypes
 from ts.metrics.metrics_store import MetricsStore
 
 from batching.handler_metrics import ABOVE, SUM, Measurement, MetricKind, Series
+from batching.metric_lines import metric_line, model_metric_log
 from batching.metrics_config import DeclaredMetric
 from batching.store.connection import RedisError
 from batching.store.metric_verbs import MetricVerbs
-from batching.torchserve_metrics import metric_line, model_metric_log
 
 log = logging.getLogger(__name__)
 

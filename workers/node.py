@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import compat
+from batching.entry_point import EXIT_UNUSABLE
 from batching.errors import StoreUnavailable
+from batching.logs import configure_logging
 from batching.model_spec import ModelSpec, VersionKey
 from batching.outage import Outage
 from batching.readiness import notify_ready
@@ -34,7 +36,6 @@ from batching.store.node_verbs import NodeVerbs
 from batching.store.registry import ModelEntry, Registry
 from batching.store.server_check import check_server
 from batching.store.tasks import end_tasks
-from batching.telemetry import configure_logging
 from workers.control_process import keep_control_worker
 from workers.devices import Device, list_gpus
 from workers.heartbeat import Heartbeat
@@ -53,7 +54,6 @@ LOOK_AGAIN_S = 1.0  # while others' workers are at their last batch, or dead
 RETRY_S = 0.5
 KILL_MARGIN_S = 1.2
 FAREWELL_S = 0.4  # to give back what was held, and as much to be forgotten
-EXIT_UNUSABLE = 2
 
 
 class Node:

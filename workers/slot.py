@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from batching.errors import DependenciesFailed, ServeError
+from batching.metric_lines import log_load_time
 from batching.model_spec import ModelSpec
 from batching.outage import Outage
 from batching.settings import Settings
@@ -24,7 +25,6 @@ from batching.status import WorkerState, WorkerStatus, utc_now
 from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
 from batching.store.reclaiming import ReclaimMode
-from batching.torchserve_metrics import log_load_time
 from workers.assignment import Assignment
 from workers.backoff import Backoff
 from workers.devices import Device

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from batching.batcher import Batcher
+from batching.logs import configure_logging
 from batching.metrics_config import read_metrics_config
 from batching.outage import Outage
 from batching.policy import policy_of
@@ -29,7 +30,6 @@ from batching.settings import Settings
 from batching.store.connection import BLOCK_S, RedisError, connect, idle_s, store_url
 from batching.store.metric_verbs import MetricVerbs
 from batching.store.worker_verbs import WorkerVerbs
-from batching.telemetry import configure_logging
 from workers.assignment import Assignment
 from workers.envelopes import in_envelope
 from workers.handlers import load_model

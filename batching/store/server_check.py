@@ -20,8 +20,10 @@ def check_server(settings: Settings) -> None:
     A server that does not answer yet is not refused: containers start in any order.
 
     Raises:
-        SettingsError: it is too old.
+        SettingsError: none is named, or it is too old.
     """
+    if not settings.redis_url:
+        raise SettingsError("redis_url is not set: which Redis? Set REDIS_URL.")
     client = connect(store_url(settings), socket_timeout_s=_TIMEOUT_S)
     try:
         check_client(client)

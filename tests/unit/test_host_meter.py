@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from batching.metric_lines import GAUGES, metric_line
 from batching.model_spec import ModelSpec
 from batching.outage import Outage
 from batching.settings import Settings
 from batching.status import HostSample, NodeStatus
-from batching.torchserve_metrics import GAUGES, metric_line
 from workers.assignment import Assignment
 from workers.devices import Device
 from workers.host_meter import HostMeter, gpu_samples, measure

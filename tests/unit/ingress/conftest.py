@@ -14,12 +14,12 @@ from batching.store.catalog import Catalog
 from batching.store.connection import connect
 from batching.store.downloads import Download
 from batching.store.registry import Registry
-from batching.telemetry import Metrics
 from cli.embedded_redis import EmbeddedRedis, find_server
 from ingress.app import create_app
 from ingress.auth import Gate
 from ingress.front import Front
 from ingress.listeners import Address, Listener
+from ingress.metrics import Metrics
 from ingress.openapi import Role
 from ingress.predictor import Predictor
 from ingress.services import Lifecycle, Services

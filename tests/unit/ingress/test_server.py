@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Server:
-    """`ferry ingress` on ports of its own."""
+    """`python -m ingress` on ports of its own."""
 
     def __init__(self, redis_url, **settings):
         self.ports = {role: free_ports(1) for role in ("inference", "management", "metrics")}
@@ -41,7 +41,7 @@ class Server:
             **{f"FERRY_{name.upper()}": value for name, value in settings.items()},
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "ingress"],
+            [sys.executable, "-m", "ingress"],
             cwd=ROOT,
             env=environment,
             pass_fds=[write_fd],

@@ -2,10 +2,10 @@
 
 import pytest
 
-from batching.queue_metrics import EVENTS, QueueCollector
 from batching.status import NodeStatus, WorkerState, WorkerStatus
 from batching.store.connection import connect
 from batching.store.registry import Registry
+from ingress.queue_metrics import EVENTS, QueueCollector
 from tests.support import KEY, items_of, make_reply, make_spec
 
 NOWHERE = "unix:///nowhere/redis.sock"

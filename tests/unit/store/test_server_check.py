@@ -57,3 +57,8 @@ def test_silent_redis_is_not_refused(tmp_path, caplog):
     (line,) = caplog.messages
     assert "could not be checked" in line
     assert "secret" not in line
+
+
+def test_missing_redis_is_named():
+    with pytest.raises(SettingsError, match="which Redis"):
+        check_server(Settings())

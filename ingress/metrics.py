@@ -1,35 +1,21 @@
-"""Metric objects of an ingress, and the log set-up of every process.
+"""What an ingress measures.
 
 Metrics live in their own registry, passed explicitly, so that two servers in one process (tests)
 do not share counters. Children of labelled metrics are looked up once per model version: a request
 then costs a few additions.
 """
 
-import logging
 import socket
-import sys
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from batching.histogram import Histogram
 from batching.model_spec import VersionKey
 from batching.protocol import BatchTiming
-from batching.queue_metrics import VERSION_LABELS, QueueCollector, ResubmissionCollector
 from batching.store.registry import Registry
-from batching.torchserve_metrics import (
-    NodeMetrics,
-    TorchServeMetrics,
-    metric_log,
-    model_metric_log,
-)
-
-LOG_FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"
-
-# Lines of these have TorchServe's form, to the end.
-_METRIC_LOGS = frozenset({metric_log.name, model_metric_log.name})
+from ingress.histogram import Histogram
+from ingress.queue_metrics import VERSION_LABELS, QueueCollector, ResubmissionCollector
+from ingress.torchserve_metrics import NodeMetrics, TorchServeMetrics
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -38,41 +24,6 @@ _NO_MODEL = VersionKey("", "")
 # Why a batch left: it was full, or its oldest request was old enough. A request that is tried again
 # runs alone and counts as late.
 FULL, LATE = "full", "late"
-
-
-class LineFormatter(logging.Formatter):
-    """One line per event, which ends with what is true of the whole process; times in UTC."""
-
-    def __init__(self, fields: Mapping[str, str]) -> None:
-        super().__init__(LOG_FORMAT, "%Y-%m-%dT%H:%M:%S")
-        self.converter = time.gmtime
-        self._fields = fields
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's name)
-        """The line, and what the process' fields add to what it says itself."""
-        text = super().formatMessage(record)
-        if record.name in _METRIC_LOGS:
-            return text
-        line, end, rest = text.partition("\n")
-        for name, value in self._fields.items():
-            if f" {name}=" not in line:
-                line += f" {name}={value}"
-        return line + end + rest
-
-
-def configure_logging(
-    level: str, stream: TextIO | None = None, fields: Mapping[str, str] | None = None
-) -> None:
-    """Every logger writes one line per event to standard error, or `stream`; times in UTC.
-
-    Args:
-        level: of the least important lines that are written.
-        stream: instead of standard error.
-        fields: end each line that does not say them itself.
-    """
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(LineFormatter(fields or {}))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 class VersionMetrics:

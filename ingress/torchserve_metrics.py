@@ -1,82 +1,32 @@
-"""TorchServe's own metrics: its names, labels and units, in /metrics and as log lines.
+"""TorchServe's own metrics, under its names, labels and units in /metrics.
 
 Plain sums and last values rather than prometheus_client's objects, which would append `_total`.
-Source: TorchServe 0.12 docs/metrics.md and ts/configs/metrics.yaml.
+Source: TorchServe 0.12 docs/metrics.md.
 """
 
-import datetime
-import logging
-import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from batching.errors import StoreUnavailable
-from batching.model_spec import VersionKey
+from batching.metric_lines import (
+    COUNTERS,
+    GAUGES,
+    HOST_LEVEL,
+    host_dimensions,
+    metric_line,
+    metric_log,
+    worker_dimensions,
+)
 from batching.protocol import BatchTiming
-from batching.status import HostSample
 from batching.store.registry import Registry
 
-# The names by which operators of TorchServe find these lines.
-metric_log = logging.getLogger("TS_METRICS")
-model_metric_log = logging.getLogger("MODEL_METRICS")
-
-COUNTERS = {
-    "Requests2XX": "Count",
-    "Requests4XX": "Count",
-    "Requests5XX": "Count",
-    "ts_inference_requests_total": "Count",
-    "ts_inference_latency_microseconds": "Microseconds",
-    "ts_queue_latency_microseconds": "Microseconds",
-}
-GAUGES = {
-    "QueueTime": "Milliseconds",
-    "WorkerThreadTime": "Milliseconds",
-    "WorkerLoadTime": "Milliseconds",
-    "CPUUtilization": "Percent",
-    "MemoryUsed": "Megabytes",
-    "MemoryAvailable": "Megabytes",
-    "MemoryUtilization": "Percent",
-    "DiskUsage": "Gigabytes",
-    "DiskAvailable": "Gigabytes",
-    "DiskUtilization": "Percent",
-    "GPUMemoryUtilization": "Percent",
-    "GPUMemoryUsed": "Megabytes",
-    "GPUUtilization": "Percent",
-}
 # What `metrics_mode=legacy` shows in /metrics.
 LEGACY = tuple(name for name in COUNTERS if name.startswith("ts_"))
 
-_HOST_LEVEL = {"Level": "Host"}
 _GROUPS = {2: "Requests2XX", 4: "Requests4XX"}
 _TIMES = ("QueueTime", "WorkerThreadTime")
-
-
-def metric_line(
-    name: str, value: float, dimensions: Mapping[str, str], hostname: str, unit: str = ""
-) -> str:
-    """One update as TorchServe logs it; metrics of TorchServe's own have units of their own."""
-    unit = unit or COUNTERS.get(name) or GAUGES[name]
-    labels = ",".join(f"{key}:{text}" for key, text in dimensions.items())
-    timestamp = int(datetime.datetime.now(datetime.UTC).timestamp())
-    return f"{name}.{unit}:{float(value)}|#{labels}|#hostname:{hostname},timestamp:{timestamp}"
-
-
-def host_dimensions(sample: HostSample) -> dict[str, str]:
-    """The labels of a host's metric, without the host."""
-    return {**_HOST_LEVEL, **({"DeviceId": sample.device_id} if sample.device_id else {})}
-
-
-def worker_dimensions(worker_id: str, key: VersionKey) -> dict[str, str]:
-    """The labels of a worker's metric, without the host."""
-    return {"WorkerName": f"W-{worker_id}-{key.model_name}_{key.model_version}", **_HOST_LEVEL}
-
-
-def log_load_time(worker_id: str, key: VersionKey, load_ms: int) -> None:
-    """A worker took so long to load its model; TorchServe's name for that is in the log."""
-    dimensions = worker_dimensions(worker_id, key)
-    metric_log.info(metric_line("WorkerLoadTime", load_ms, dimensions, socket.gethostname()))
 
 
 class VersionTotals:
@@ -133,7 +83,7 @@ class TorchServeMetrics(Collector):
         name = _GROUPS.get(status // 100, "Requests5XX")
         self._answers[name] += 1
         if self.is_logging:
-            self.log(name, 1, _HOST_LEVEL)
+            self.log(name, 1, HOST_LEVEL)
 
     def note_times(self, seconds: float, timing: BatchTiming) -> None:
         """The last request waited and was handled so long."""
@@ -143,7 +93,7 @@ class TorchServeMetrics(Collector):
         self._times_ms = (queue_ms, max(0.0, rest_ms))
         if self.is_logging:
             for name, value in zip(_TIMES, self._times_ms, strict=True):
-                self.log(name, value, _HOST_LEVEL)
+                self.log(name, value, HOST_LEVEL)
 
     def log(self, name: str, value: float, dimensions: Mapping[str, str]) -> None:
         """The update is a line in the log, unless /metrics shows it."""
@@ -153,7 +103,7 @@ class TorchServeMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The families of this ingress."""
-        host = {**_HOST_LEVEL, "Hostname": self.hostname}
+        host = {**HOST_LEVEL, "Hostname": self.hostname}
         for name, value in self._answers.items():
             yield _family(name, [(host, value)])
         yield from self._version_families()

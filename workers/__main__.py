@@ -1,0 +1,9 @@
+"""`python -m workers`: a node with its settings from the environment."""
+
+import sys
+
+from batching.entry_point import run_from_environment
+from workers.node import run
+
+if __name__ == "__main__":
+    sys.exit(run_from_environment(run))
