@@ -1,4 +1,4 @@
-"""A part that is started without `ferry` says what is wrong with its settings, without a traceback."""
+"""A part that is started without `ferry` says what is wrong with its settings."""
 
 import os
 import subprocess
