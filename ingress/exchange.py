@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ingress.answer_stream import AnswerStream
+    from ingress.chunk_writer import ChunkWriter
     from ingress.http_connection import HttpConnection
 
 Header = tuple[str, str]
@@ -135,7 +135,7 @@ class Exchange:
         self._connection.answer(self, status, [*headers, *self.added_headers], body)
         self.status = status
 
-    def respond_in_pieces(self, status: int, headers: Sequence[Header]) -> "AnswerStream":
+    def respond_in_pieces(self, status: int, headers: Sequence[Header]) -> "ChunkWriter":
         """The answer's head is sent. Only for HTTP/1.1."""
         stream = self._connection.stream(self, status, [*headers, *self.added_headers])
         self.status = status

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
-from ingress.answer_stream import AnswerStream
 from ingress.answers import Answer
+from ingress.chunk_writer import ChunkWriter
 from ingress.exchange import ConnectionEnded, Exchange, Header
 from ingress.http_head import CHUNKED, CONTINUE, WITHOUT_BODY, head_bytes
 from ingress.http_host import HttpHost
@@ -207,13 +207,13 @@ class HttpConnection(asyncio.Protocol):
             self._transport.writelines((head, body))
         self._end(exchange, keeps_alive=keeps_alive)
 
-    def stream(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> AnswerStream:
+    def stream(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> ChunkWriter:
         """The answer's head is sent."""
         keeps_alive = self._keeps_alive(exchange, status)
         if self._is_answering(exchange):
             head = head_bytes(status, headers, keeps_alive=keeps_alive, framing=CHUNKED)
             self._transport.write(head)
-        return AnswerStream(self, exchange, keeps_alive=keeps_alive)
+        return ChunkWriter(self, exchange, keeps_alive=keeps_alive)
 
     async def write(self, exchange: Exchange, data: bytes) -> None:
         """A part of this answer is sent, and the client is not far behind.

@@ -3,7 +3,7 @@
 import logging
 
 from batching.errors import InternalError, ServeError
-from ingress.answer_stream import AnswerStream
+from ingress.chunk_writer import ChunkWriter
 from ingress.exchange import ConnectionEnded, Exchange
 from ingress.http_head import WITHOUT_BODY
 from ingress.streamed_answer import StreamedAnswer
@@ -31,7 +31,7 @@ async def send_answer(answer: StreamedAnswer, exchange: Exchange, limit_bytes: i
         await answer.close()
 
 
-async def _pump(answer: StreamedAnswer, stream: AnswerStream) -> None:
+async def _pump(answer: StreamedAnswer, stream: ChunkWriter) -> None:
     """The client has the whole answer, or its connection ends without the end of it."""
     try:
         async for piece in answer:

@@ -8,8 +8,8 @@ server that has become a replica is given up, also where the URL names one: what
 calls the primary moves to another machine, and only who connects anew gets there.
 
 Here a URL becomes clients, and nowhere else. Those of a single server are redis-py's own; those of
-servers behind sentinels or in a cluster are in `found`. In a cluster a client reaches the keys of
-one hash tag only: `at` gives the client of another.
+servers behind sentinels or in a cluster are in `deployments`. In a cluster a client reaches the
+keys of one hash tag only: `at` gives the client of another.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from redis.retry import Retry
 
 from batching.redis_url import RedisUrl
 from batching.settings import Settings
-from batching.store import found
+from batching.store import deployments
 from batching.store.lost_connections import ASYNC_PARSER, PARSER, noticing_its_loss
 from batching.store.tcp_limits import TCP_LIMITS
 
@@ -72,7 +72,9 @@ def store_url(settings: Settings) -> str:
 def connect(url: str, *, socket_timeout_s: float | None = None) -> Client:
     """A blocking client that never retries by itself."""
     if _is_spread(url):
-        return found.connect(RedisUrl.parse(url), socket_timeout_s or found.COMMAND_TIMEOUT_S)
+        return deployments.connect(
+            RedisUrl.parse(url), socket_timeout_s or deployments.COMMAND_TIMEOUT_S
+        )
     options = _options(url, socket_timeout_s or COMMAND_TIMEOUT_S)
     retry = Retry(NoBackoff(), 0)
     return redis.Redis.from_url(url, retry=retry, parser_class=PARSER, **options)
@@ -81,7 +83,9 @@ def connect(url: str, *, socket_timeout_s: float | None = None) -> Client:
 def connect_async(url: str, *, socket_timeout_s: float | None = None) -> AsyncClient:
     """An asyncio client that never retries by itself."""
     if _is_spread(url):
-        return found.connect_async(RedisUrl.parse(url), socket_timeout_s or found.COMMAND_TIMEOUT_S)
+        return deployments.connect_async(
+            RedisUrl.parse(url), socket_timeout_s or deployments.COMMAND_TIMEOUT_S
+        )
     options = _options(url, socket_timeout_s or COMMAND_TIMEOUT_S)
     retry = AsyncRetry(NoBackoff(), 0)
     client = redis.asyncio.Redis.from_url(url, retry=retry, parser_class=ASYNC_PARSER, **options)
@@ -100,7 +104,7 @@ def at(client: Client, tag: str) -> Client:
 def for_rq(client: Client) -> Client:
     """The client for RQ, whose keys in a cluster are kept in one slot; else the same one."""
     deployment = _deployment(client)
-    return client if deployment is None else deployment.client(found.HOME, is_for_rq=True)
+    return client if deployment is None else deployment.client(deployments.HOME, is_for_rq=True)
 
 
 def is_cluster(client: Client) -> bool:
@@ -117,7 +121,7 @@ def idle_s(client: Client) -> float:
     return IDLE_S if _deployment(client) is None else BLOCK_S
 
 
-def _deployment(client: Client) -> found.Deployment | None:
+def _deployment(client: Client) -> deployments.Deployment | None:
     """The servers that have to be found; None for a single one that its URL names."""
     return getattr(client.connection_pool, "deployment", None)
 
@@ -131,7 +135,7 @@ def _options(url: str, socket_timeout_s: float) -> dict[str, Any]:
         "socket_connect_timeout": min(CONNECT_TIMEOUT_S, socket_timeout_s),
         "socket_timeout": socket_timeout_s,
         "health_check_interval": 0,
-        "max_connections": found.MOST_CONNECTIONS,
+        "max_connections": deployments.MOST_CONNECTIONS,
         "protocol": 2,  # RESP3 would cost each new connection a round trip, for what nobody uses
     }
     if not url.startswith("unix:"):

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from ingress.http_connection import HttpConnection
 
 
-class AnswerStream:
+class ChunkWriter:
     """Where the pieces of an answer go. One that is let go without `end` is broken off."""
 
     def __init__(

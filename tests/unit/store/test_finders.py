@@ -4,8 +4,8 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from batching.store import finding
-from batching.store.finding import Circle, MasterFinder, SlotFinder
+from batching.store import finders
+from batching.store.finders import Circle, MasterFinder, SlotFinder
 from batching.store.rq_names import RenamingPacker, received
 
 A, B, C, D = [(name, 1) for name in "abcd"]
@@ -14,7 +14,7 @@ A, B, C, D = [(name, 1) for name in "abcd"]
 @pytest.fixture
 def in_calm(monkeypatch):
     """No answer is doubted."""
-    monkeypatch.setattr(finding, "DOUBT_S", 0.0)
+    monkeypatch.setattr(finders, "DOUBT_S", 0.0)
 
 
 @pytest.mark.usefixtures("in_calm")

@@ -25,7 +25,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from batching.redis_url import CLUSTER, RedisUrl
-from batching.store.finding import ASK_TIMEOUT_S, Circle, Finder, MasterFinder, SlotFinder
+from batching.store.finders import ASK_TIMEOUT_S, Circle, Finder, MasterFinder, SlotFinder
 from batching.store.lost_connections import ASYNC_PARSER, PARSER, NotHere, NoticesItsLoss
 from batching.store.rq_names import RenamingPacker, received
 from batching.store.tcp_limits import TCP_LIMITS
