@@ -9,13 +9,11 @@ from typing import NamedTuple, Self
 
 
 class WorkerState(StrEnum):
-    """STARTING → LOADING → READY → DRAINING → STOPPED; side exit FAILED (not retried any more)."""
+    """STARTING → LOADING → READY, from any of them back to STARTING; FAILED is not tried again."""
 
     STARTING = "STARTING"
     LOADING = "LOADING"
     READY = "READY"
-    DRAINING = "DRAINING"
-    STOPPED = "STOPPED"
     FAILED = "FAILED"
 
 

@@ -1,6 +1,6 @@
 """One worker slot of a node: keeps one worker process of one model version alive.
 
-    STARTING → LOADING → READY → DRAINING → STOPPED, side exit FAILED
+    STARTING → LOADING → READY, and STARTING again once it has died; FAILED: not any more
 
 When a process dies its requests are taken back at once, before anything else is done.
 """
@@ -85,7 +85,7 @@ class Slot:
     @property
     def is_expected(self) -> bool:
         """Whether it serves now or can be counted on to serve soon, so that requests may queue."""
-        if self.state in (WorkerState.READY, WorkerState.DRAINING):
+        if self.state is WorkerState.READY:
             return True
         is_coming = self.state in (WorkerState.STARTING, WorkerState.LOADING)
         return is_coming and not self._backoff.is_doubtful
