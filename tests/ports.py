@@ -8,6 +8,10 @@ import socket
 # port and its use, would take it.
 LOWEST, HIGHEST = 20_000, 32_000
 
+# One after the other, so that who asks twice before using the first gets two; from anywhere, as
+# other processes ask, too.
+_last = LOWEST + secrets.randbelow(HIGHEST - LOWEST)
+
 
 def free_ports(count: int, *, host: str = "127.0.0.1", beside: int = 0) -> int:
     """The first of so many ports in a row that nobody listens on now.
@@ -17,8 +21,10 @@ def free_ports(count: int, *, host: str = "127.0.0.1", beside: int = 0) -> int:
         host: of which address.
         beside: the ports so much higher are free, too; 0 for none.
     """
+    global _last  # noqa: PLW0603 - of the whole process, as ports are
     while True:
-        first = LOWEST + secrets.randbelow(HIGHEST - LOWEST - count - beside)
+        first = _last + 1 if _last + count + beside < HIGHEST else LOWEST
+        _last = first + count - 1
         wanted = [port + step for step in {0, beside} for port in range(first, first + count)]
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:
             for port in wanted:

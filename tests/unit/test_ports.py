@@ -1,0 +1,24 @@
+"""Two servers of one test never get the same port."""
+
+import socket
+
+from tests import ports
+from tests.ports import HIGHEST, LOWEST, free_ports
+
+
+def test_port_is_given_once_before_it_is_used():
+    given = [free_ports(1) for _ in range(50)]
+    assert len(set(given)) == len(given)
+
+
+def test_ports_that_somebody_listens_on_are_passed_over(monkeypatch):
+    monkeypatch.setattr(ports, "_last", LOWEST)
+    first = free_ports(1)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first + 1))
+        assert free_ports(2) > first + 1
+
+
+def test_ports_begin_anew_at_the_end(monkeypatch):
+    monkeypatch.setattr(ports, "_last", HIGHEST - 1)
+    assert LOWEST <= free_ports(3) < HIGHEST - 3
