@@ -39,6 +39,7 @@ BACK_S = 3.0
 VERSION_PATIENCE_S = 1.5  # after Redis was emptied, a node restores the registry within a beat
 AUDIT_S = 0.5  # what Redis lost is noticed within twice this
 RESUBMIT_SHARE = 0.25  # of the deadline must be left
+MOST_IN_LOG = 8
 
 
 class Lane:
@@ -122,7 +123,7 @@ class Lane:
             try:
                 return await loop()
             except Exception:
-                log.exception("%s failed model=%s", loop.__name__, self._key)
+                log.exception("lane failed loop=%s model=%s version=%s", loop.__name__, *self._key)
                 await asyncio.sleep(AUDIT_S)
 
     def _stray(self, body: Coroutine[None, None, None]) -> None:
@@ -299,25 +300,31 @@ class Lane:
         replied = [request_id for request_id, code in codes.items() if code is AuditCode.REPLIED]
         if replied:
             self._deliver(await self._verbs.fetch(replied))
+        lost: list[tuple[str, Ticket]] = []
         for request_id, code in codes.items():
             ticket = self._waiting.get(request_id)
             if ticket is None or ticket.reply.done():
                 continue
             if code is AuditCode.LOST:
-                self._resubmit(ticket)
+                lost.append((request_id, ticket))
             elif code is AuditCode.STREAMED:
                 self._look_for_chunks(ticket)
+        pairs = [f"{old_id}:{one.request_id}" for old_id, one in lost if self._resubmit(one)]
+        if pairs:
+            self.resubmitted += len(pairs)
+            log.warning(
+                "resubmitted model=%s version=%s requests=%d old:new=%s",
+                *(*self._key, len(pairs), ",".join(pairs[:MOST_IN_LOG])),
+            )
 
-    def _resubmit(self, ticket: Ticket) -> None:
+    def _resubmit(self, ticket: Ticket) -> bool:
+        """Whether it has entered again, under a new id: who works on the old one answers nobody."""
         is_late = ticket.deadline - self._loop.time() < RESUBMIT_SHARE * ticket.timeout_s
         # The client has the first pieces of a stream: another run would send them again.
         if is_late or ticket.stream is not None:
             ticket.fail(queue_lost())
-            return
+            return False
         del self._waiting[ticket.request_id]
-        # A new id: whoever still works on the old one can answer nobody.
-        new_id = fresh_request_id()
-        log.warning("resubmitted model=%s request=%s as=%s", self._key, ticket.request_id, new_id)
-        self.resubmitted += 1
-        ticket.enter_anew(new_id, self._loop.time())
+        ticket.enter_anew(fresh_request_id(), self._loop.time())
         self._enter(ticket)
+        return True

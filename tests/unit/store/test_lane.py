@@ -873,7 +873,7 @@ def test_lane_tells_at_once_who_was_in_a_submit_that_failed_as_nobody_foresaw(de
             assert (await served).body == b"B"
 
     asyncio.run(run())
-    assert "_flush failed" in caplog.text
+    assert "lane failed loop=_flush" in caplog.text
     assert "unforeseen" in caplog.text
 
 
