@@ -127,7 +127,7 @@ MUTANTS = (
     Mutant(
         "what Redis lost is submitted again",
         "batching/store/lane.py",
-        "                self._resubmit(ticket)\n",
+        "                lost.append((request_id, ticket))\n",
         "                pass\n",
         f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
     ),
