@@ -18,7 +18,6 @@ from tests.chaos.rig import Rig
 from tests.support import Desk
 
 WHOLE_RUN = 30  # promises; fewer are a part of the tests, and no result to be kept
-KEPT = pytest.StashKey[dict[Promise, bool]]()
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +82,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Keeps the promises with their verdicts; a failure shows the ends of the servers' logs."""
     report = yield
     if report.when == "call":
-        kept = item.config.stash.setdefault(KEPT, {})
+        kept = item.config.stash.setdefault(promises.KEPT, {})
         found = [value for name, value in item.user_properties if name == "promise"]
         if report.failed and not found:
             found = [Promise(_row(item.name), item.name, "", "failed before it was measured")]
@@ -96,7 +95,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_terminal_summary(config: pytest.Config) -> None:
-    kept = config.stash.get(KEPT, {})
+    kept = config.stash.get(promises.KEPT, {})
     if not kept or not promises.is_long():
         return
     promises.show(kept)

@@ -4,6 +4,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import pytest
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +21,10 @@ class Promise:
     promise: str
     bar: str
     measured: str
+
+
+# Here and not in a conftest.py, of which pytest may import a copy for each folder.
+KEPT = pytest.StashKey[dict[Promise, bool]]()
 
 
 def is_long() -> bool:

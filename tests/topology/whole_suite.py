@@ -17,13 +17,7 @@ ON_ONE_SERVER = (
     "store/test_catalog.py",
     "store/test_queue_metrics.py",
     "store/test_redis_",
-    "store/test_reply_stream.py",
     "store/test_script_connection.py",
-    "test_lane_fetches_a_large_reply_again",
-    "test_lane_reads_for_a_client_that_comes",
-    "test_lane_submits_again_when_the_answer",
-    "test_lane_takes_a_request_back_by",
-    "test_lane_withdraws_a_request_whose_client",
     "test_metrics_are_dropped_when_memory_is_full",
     "test_up_brings_back_what_was_registered",
 )
