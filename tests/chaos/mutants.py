@@ -176,6 +176,14 @@ MUTANTS = (
         "test_connection_ends_after_a_second_unheard_or_a_few_of_silence",
     ),
     Mutant(
+        "a connection that was lost while idle is made anew",
+        "batching/store/lost_connections.py",
+        "self._writer.is_closing()",
+        "False",
+        f"{STORE}test_lost_connections.py::"
+        "test_dedicated_connection_that_was_lost_while_idle_is_made_anew[uvloop]",
+    ),
+    Mutant(
         "a look-up does not wait for a silent Redis",
         "batching/store/catalog.py",
         "LOOK_UP_PATIENCE_S = 0.8",
