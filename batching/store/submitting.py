@@ -61,6 +61,10 @@ async def submit_tickets(
                     raise memory_full() from error
                 except (RedisError, OSError) as error:
                     cause = error
+                    if limit.expired():
+                        # An error that came at the same moment may win over the cancellation
+                        # (asyncio.wait_for before Python 3.12).
+                        raise TimeoutError from error
                     limit.reschedule(end)  # what has failed is not on its way
                     await asyncio.sleep(RETRY_S)
     except TimeoutError:

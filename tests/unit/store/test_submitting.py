@@ -1,10 +1,17 @@
-"""How much one submit brings."""
+"""How much one submit brings, and when it is given up."""
 
 import asyncio
 
 import pytest
+import redis
 
-from batching.store.submitting import SUBMIT_AT_ONCE, SUBMIT_AT_ONCE_BYTES, take_some
+from batching import errors
+from batching.store.submitting import (
+    SUBMIT_AT_ONCE,
+    SUBMIT_AT_ONCE_BYTES,
+    submit_tickets,
+    take_some,
+)
 from batching.store.ticket import Ticket
 
 LIMIT = SUBMIT_AT_ONCE_BYTES
@@ -30,5 +37,30 @@ def test_submit_brings_many_requests_or_many_bytes(sizes, turns):
         # Then
         assert taken == turns
         assert pending == []
+
+    asyncio.run(run())
+
+
+class FailingAtTheEnd:
+    """Its connection breaks in the very moment in which the patience for it ends."""
+
+    async def submit(self, _):
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            raise redis.ConnectionError("closed by server") from None
+
+
+def test_submit_is_given_up_although_an_error_came_at_the_same_moment():
+    async def run():
+        # Given
+        loop = asyncio.get_running_loop()
+        ticket = Ticket("a", b"x", 10.0, loop.time(), loop.create_future())
+        # When
+        with pytest.raises(errors.StoreUnavailable) as caught:
+            await submit_tickets(FailingAtTheEnd(), [ticket], 0.0)
+        # Then
+        assert isinstance(caught.value.__cause__, redis.ConnectionError)
+        assert asyncio.current_task().cancelling() == 0
 
     asyncio.run(run())
