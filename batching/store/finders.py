@@ -6,6 +6,7 @@ question goes over a connection of its own, briefly, to one server after the oth
 one costs half a second and not the request.
 """
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -157,8 +158,13 @@ class Finder(ABC):
         pool = redis.asyncio.ConnectionPool(
             host=host, port=port, retry=retry, **self._async_options
         )
-        async with redis.asyncio.Redis.from_pool(pool) as client:
+        client = redis.asyncio.Redis.from_pool(pool)
+        try:
             yield client
+        finally:
+            # Done whatever comes: who is ended is cancelled again and again (`end_tasks`), and the
+            # connection would stay open.
+            await asyncio.shield(client.aclose())
 
 
 class MasterFinder(Finder):

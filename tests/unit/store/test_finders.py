@@ -1,5 +1,9 @@
 """Who is asked where the keys are, what an answer means, and RQ's names on the wire."""
 
+import asyncio
+import contextlib
+import gc
+
 import pytest
 import redis
 from redis.crc import key_slot
@@ -113,3 +117,37 @@ def test_rq_names_come_back_as_rq_knows_them_however_deep():
     answer = [b"{ferry}:rq:a", {b"{ferry}:rq:b": [b"{ferry}:models", {b"{ferry}:rq:c"}]}, 1, None]
     # When / Then
     assert received(answer) == [b"rq:a", {b"rq:b": [b"{ferry}:models", {b"rq:c"}]}, 1, None]
+
+
+def test_finder_that_is_ended_again_and_again_leaves_no_connection_open():
+    """One that is left open fails the test when it is collected."""
+    answering = []
+
+    async def answer(reader, writer):
+        answering.append(asyncio.current_task())
+        with contextlib.suppress(OSError):
+            while data := await reader.read(4096):
+                commands = data.count(b"*")
+                writer.write(b"*0\r\n" if b"SENTINEL" in data else b"+OK\r\n" * commands)
+        writer.close()
+
+    async def find(circle, steps):
+        # Given one that has come so far
+        finding = asyncio.create_task(MasterFinder("m", circle, {}, {"protocol": 2}).find_async())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        # When
+        while not finding.done():
+            finding.cancel()
+            await asyncio.sleep(0)
+        # Then
+        assert finding.cancelled() or isinstance(finding.exception(), redis.ConnectionError)
+
+    async def run():
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            for steps in range(80):
+                await find(Circle([server.sockets[0].getsockname()]), steps)
+            gc.collect()
+            await asyncio.wait_for(asyncio.gather(*answering), 5)
+
+    asyncio.run(run())
