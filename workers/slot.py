@@ -1,6 +1,6 @@
 """One worker slot of a node: keeps one worker process of one model version alive.
 
-    STARTING → LOADING → READY, and STARTING again once it has died; FAILED: not any more
+    STARTING → LOADING → READY, and STARTING again once it has died; FAILED once it is given up
 
 When a process dies its requests are taken back at once, before anything else is done.
 """
