@@ -12,7 +12,7 @@ from batching.store.connection import RedisError, connect_async
 from batching.store.model_entry import ModelEntry, pick_version
 from batching.store.refusals import store_unavailable
 from batching.store.registry import Registry
-from batching.store.tasks import end_tasks
+from batching.store.tasks import end_tasks, keep_going
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ class Catalog:
 
     async def start(self) -> None:
         """Changes made anywhere are seen from now on."""
-        self._listener = asyncio.create_task(self._listen(), name="catalog")
+        listening = keep_going(self._listen, "of the catalog")
+        self._listener = asyncio.create_task(listening, name="catalog")
 
     async def close(self) -> None:
         """The listener's connection is closed."""
@@ -144,20 +145,22 @@ class Catalog:
             try:
                 await self._follow_changes()
             except (RedisError, OSError, StoreUnavailable) as error:
-                self._is_listening = False
                 self._outage.note("listen", error)
                 await asyncio.sleep(RECONNECT_S)
 
     async def _follow_changes(self) -> None:
         client = connect_async(self._redis_url)
-        async with client, contextlib.aclosing(changed_models(client)) as changes:
-            async for model_name in changes:
-                if model_name is None:
-                    await self._refresh()
-                    self._is_listening = True
-                    self._outage.over()
-                else:
-                    self.forget(model_name)
+        try:
+            async with client, contextlib.aclosing(changed_models(client)) as changes:
+                async for model_name in changes:
+                    if model_name is None:
+                        await self._refresh()
+                        self._is_listening = True
+                        self._outage.over()
+                    else:
+                        self.forget(model_name)
+        finally:
+            self._is_listening = False
 
     async def _refresh(self) -> None:
         # While the channel was deaf, anything may have changed. If Redis lost everything, what is

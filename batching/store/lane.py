@@ -11,7 +11,7 @@ The waiting ingress is the durability: it still holds the body, and submits agai
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from itertools import islice
 
 from redis.exceptions import RedisError
@@ -27,7 +27,7 @@ from batching.store.refusals import queue_lost, refusal
 from batching.store.replies import LargeReply, decode_reply, error_reply
 from batching.store.reply_stream import ReplyStream
 from batching.store.submitting import RETRY_S, submit_tickets, take_some
-from batching.store.tasks import end_tasks
+from batching.store.tasks import end_tasks, keep_going
 from batching.store.ticket import ClientGone, ClientLeft, Ticket
 
 __all__ = ["ClientGone", "ClientLeft", "Lane"]
@@ -115,16 +115,8 @@ class Lane:
         self._pending.append(ticket)
         for number, task in enumerate(self._tasks):
             if task is None or task.done():
-                self._tasks[number] = self._loop.create_task(self._keep_up(self._loops[number]))
-
-    async def _keep_up(self, loop: Callable[[], Coroutine[None, None, None]]) -> None:
-        """What a loop did not foresee is logged, and costs those who wait no more than time."""
-        while True:
-            try:
-                return await loop()
-            except Exception:
-                log.exception("lane failed loop=%s model=%s version=%s", loop.__name__, *self._key)
-                await asyncio.sleep(AUDIT_S)
+                going = keep_going(self._loops[number], "model={} version={}".format(*self._key))
+                self._tasks[number] = self._loop.create_task(going)
 
     def _stray(self, body: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(body)

@@ -1,14 +1,31 @@
-"""Ends background tasks, in spite of what happens to cancellations on the way."""
+"""How background tasks go on, and how they end."""
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+log = logging.getLogger(__name__)
+
 ONCE_MORE_S = 0.05
+RECOVERY_S = 0.5
+
+
+async def keep_going(body: Callable[[], Coroutine[None, None, None]], whose: str) -> None:
+    """Runs this to its end; what it did not foresee is logged, and it begins anew.
+
+    For what many wait for and nobody awaits: ended by an exception, it would be missed in silence.
+    """
+    while True:
+        try:
+            return await body()
+        except Exception:
+            log.exception("task failed name=%s %s", body.__name__, whose)
+            await asyncio.sleep(RECOVERY_S)
 
 
 async def end_tasks(tasks: "Iterable[asyncio.Task[Any]]") -> None:
-    """All of these tasks have ended.
+    """All of these tasks have ended, in spite of what happens to cancellations on the way.
 
     They are cancelled until they have: on Python 3.11 the `wait_for` inside redis-py swallows a
     cancellation that comes together with the result it waits for, and a task that is cancelled once

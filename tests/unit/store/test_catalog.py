@@ -131,6 +131,33 @@ def test_catalog_refuses_soon_when_redis_is_not_heard(real_backend, registry):
     asyncio.run(run())
 
 
+def test_catalog_goes_on_after_a_failure_that_nobody_foresaw(real_backend, registry, caplog):
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            # Given
+            await cached(catalog, client)
+
+            # When
+            def fail_once(_):
+                del catalog.forget
+                raise RuntimeError("unforeseen")
+
+            catalog.forget = fail_once
+            registry.create(V2)
+            await eventually_async(lambda: "unforeseen" in caplog.text)
+
+            # Then what was announced meanwhile is known, and what is announced from now on is heard
+            await eventually_async(lambda: catalog.known("digits", "2.0") == V2)
+            registry.set_default("digits", "2.0")
+            await forgotten(catalog, client, "digits")
+            assert await catalog.resolve("digits", None) == V2
+
+    asyncio.run(run())
+    assert "task failed name=_listen of the catalog" in caplog.text
+
+
 def test_catalog_answers_from_memory_until_the_model_changes(real_backend, registry):
     registry.create(V1)
 

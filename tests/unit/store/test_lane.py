@@ -876,7 +876,7 @@ def test_lane_tells_at_once_who_was_in_a_submit_that_failed_as_nobody_foresaw(de
             assert (await served).body == b"B"
 
     asyncio.run(run())
-    assert "lane failed loop=_flush" in caplog.text
+    assert "task failed name=_flush model=digits version=1.0" in caplog.text
     assert "unforeseen" in caplog.text
 
 
