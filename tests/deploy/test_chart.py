@@ -237,10 +237,17 @@ def test_chart_probes_ports_that_the_ingress_has(manifests):
     found = container(manifests, "ingress")
     ports = {port["name"] for port in found["ports"]}
     # Then
-    for kind, path in (("startup", "/livez"), ("liveness", "/livez"), ("readiness", "/readyz")):
+    for kind in ("startup", "liveness", "readiness"):
         get = found[f"{kind}Probe"]["httpGet"]
-        assert get["path"] == path
+        # A model that has no worker yet, or none any more, must not take the others with it.
+        assert get["path"] == "/livez"
         assert get["port"] in ports
+
+
+@needs_helm
+def test_chart_can_make_ingresses_as_ready_as_their_models():
+    found = container(render({"ingress": {"probes": {"readinessPath": "/readyz"}}}), "ingress")
+    assert found["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
 @needs_helm
