@@ -1,11 +1,19 @@
-"""What the exit status of a worker process tells the reader of a log."""
+"""How a worker process ended, and what that tells the reader of a log."""
 
+import os
 import signal
+from dataclasses import dataclass
 
-EXIT_OUT_OF_MEMORY = -signal.SIGKILL
+EXIT_DRAINED = 0
+EXIT_LOAD_FAILED = 3
+EXIT_DEVICE_BROKEN = 4
+EXIT_NOT_STARTED = os.EX_OSERR
 
 _CAUSES = {
-    EXIT_OUT_OF_MEMORY: "killed, perhaps for memory",
+    EXIT_LOAD_FAILED: "it could not load the model",
+    EXIT_DEVICE_BROKEN: "the device is broken in that process",
+    -signal.SIGALRM: "response_timeout passed",
+    -signal.SIGKILL: "killed, perhaps for memory",
     -signal.SIGSEGV: "crashed in native code: SIGSEGV",
     -signal.SIGBUS: "crashed in native code: SIGBUS",
     -signal.SIGABRT: "crashed in native code: SIGABRT",
@@ -14,10 +22,27 @@ _CAUSES = {
 }
 
 
-def status_text(returncode: int, response_timeout_s: float) -> str:
-    """The status, and in words what ended the process where a known signal has."""
-    if returncode == -signal.SIGALRM:
-        cause = f"response_timeout of {response_timeout_s:g} s passed"
-    else:
-        cause = _CAUSES.get(returncode, "")
-    return f'{returncode} cause="{cause}"' if cause else str(returncode)
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """A return code as `subprocess` has it, and why the node ended the process, if it did."""
+
+    code: int
+    ended_for: str = ""
+
+    @property
+    def cause(self) -> str:
+        """In words, where they are known."""
+        return self.ended_for or _CAUSES.get(self.code, "")
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it ended by itself, between batches."""
+        return self.code == EXIT_DRAINED
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the system killed it, which it does for memory."""
+        return self.code == -signal.SIGKILL and not self.ended_for
+
+    def __str__(self) -> str:
+        return f'{self.code} cause="{self.cause}"' if self.cause else str(self.code)

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ from batching.store.reclaiming import ReclaimMode
 from workers.assignment import Assignment
 from workers.backoff import Backoff
 from workers.devices import Device
-from workers.exit_status import EXIT_OUT_OF_MEMORY, status_text
+from workers.exit_status import EXIT_NOT_STARTED, ExitStatus
 from workers.model_files import Prepared
 from workers.worker_environment import worker_environment
 from workers.worker_process import WorkerProcess
@@ -36,7 +35,7 @@ from workers.worker_process import WorkerProcess
 log = logging.getLogger(__name__)
 
 PROVEN_AFTER_S = 2.0  # a worker that was READY for so long has not died of its start
-RECLAIM_RETRY_S = 0.1
+RETRY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +66,7 @@ class Slot:
         self._process: WorkerProcess | None = None
         self._started_at = 0.0
         self._ready_at: float | None = None
+        self._why_not_loaded: dict[str, Any] = {}
         self._backoff = Backoff()
         self._successor_id: str | None = None
         self._is_hopeless = False
@@ -135,7 +135,7 @@ class Slot:
                 await self._should_stop.wait()
                 break
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._should_stop.wait(), self._backoff.delay_s or 0.001)
+                await asyncio.wait_for(self._should_stop.wait(), self._backoff.delay_s)
         last_ids, self._status = self._worker_ids(), None
         for worker_id in last_ids:
             await self._retry(self._context.verbs.forget, self.spec.key, worker_id)
@@ -156,6 +156,7 @@ class Slot:
         worker_id, self._successor_id = self._successor_id or self._new_id(), None
         previous = self._status
         self._ready_at = None
+        self._why_not_loaded = {}
         self._status = WorkerStatus(
             worker_id=worker_id,
             node_id=self._context.node_id,
@@ -184,19 +185,18 @@ class Slot:
         if self._should_stop.is_set():
             return
         try:
-            returncode = await self._watch(worker_id, prepared)
+            exit_status = await self._watch(worker_id, prepared)
         except OSError as error:
             # No descriptor, process or memory is left: a start that failed as any other.
             log.error("model=%s version=%s cannot run a worker: %s", *self.spec.key, error)
-            await self._set_state(WorkerState.LOADING, error=f"{error.strerror or error}")
-            returncode = os.EX_OSERR
+            exit_status = ExitStatus(EXIT_NOT_STARTED, error.strerror or str(error))
         await self._announce_successor()
-        count = await self._take_back(worker_id, returncode)
+        count = await self._take_back(worker_id, exit_status)
         if not self._should_stop.is_set():
-            await self._judge(returncode, was_at_work=count > 0)
+            await self._judge(exit_status, was_at_work=count > 0)
 
-    async def _watch(self, worker_id: str, prepared: Prepared) -> int:
-        """The exit status of a worker process that was started, watched and has ended.
+    async def _watch(self, worker_id: str, prepared: Prepared) -> ExitStatus:
+        """How a worker process ended that was started and watched.
 
         Raises:
             OSError: the system would not have it started or watched; it is gone.
@@ -225,6 +225,7 @@ class Slot:
         state = WorkerState(report.pop("state"))
         if state is WorkerState.FAILED:
             # The process ends by itself now; the slot decides whether to try again.
+            self._why_not_loaded = report
             await self._set_state(WorkerState.LOADING, **report)
             return
         if state is WorkerState.READY:
@@ -241,25 +242,26 @@ class Slot:
 
     def _kill_if_loading(self) -> None:
         if self._ready_at is None and self._process is not None:
-            log.error("model=%s version=%s did not load within startup_timeout", *self.spec.key)
-            self._process.kill()
+            limit = f"startup_timeout of {self.spec.startup_timeout_s:g} s"
+            log.error("model=%s version=%s did not load within %s", *self.spec.key, limit)
+            self._process.kill(f"did not load within {limit}")
 
     async def _announce_successor(self) -> None:
         """Somebody is expected before the dead worker is forgotten, so nobody is refused between.
 
         Not after a second start in a row that failed: then nobody knows whether the next one will
-        serve. One that was READY may have died of a request; `_judge` hides the successor if not.
+        serve. One that was READY may have died of a request; if not, `_set_state` hides the
+        successor.
         """
         has_started = self._ready_at is not None or self._backoff.failures == 0
         if has_started and not self._should_stop.is_set():
             self._successor_id = self._new_id()
             await self._beat(self._successor_id)
 
-    async def _take_back(self, worker_id: str, returncode: int) -> int:
-        mode = ReclaimMode.RELEASED if returncode == 0 else ReclaimMode.CRASHED
-        if self._should_stop.is_set():
-            mode = ReclaimMode.RELEASED
-        reason = "out_of_resources" if returncode == EXIT_OUT_OF_MEMORY else "worker_crashed"
+    async def _take_back(self, worker_id: str, exit_status: ExitStatus) -> int:
+        is_wanted = exit_status.is_drained or self._should_stop.is_set()
+        mode = ReclaimMode.RELEASED if is_wanted else ReclaimMode.CRASHED
+        reason = "out_of_resources" if exit_status.is_out_of_memory else "worker_crashed"
         count: int = await self._retry(
             self._context.verbs.reclaim, self.spec.key, worker_id, mode, reason
         )
@@ -269,11 +271,11 @@ class Slot:
                 *self.spec.key,
                 worker_id,
                 count,
-                returncode,
+                exit_status.code,
             )
         return count
 
-    async def _judge(self, returncode: int, *, was_at_work: bool) -> None:
+    async def _judge(self, exit_status: ExitStatus, *, was_at_work: bool) -> None:
         was_ready_s = time.monotonic() - self._ready_at if self._ready_at else 0.0
         # What kills workers at their work is bounded by the attempts of a request.
         if was_at_work or was_ready_s >= PROVEN_AFTER_S:
@@ -282,15 +284,17 @@ class Slot:
             "worker died model=%s version=%s worker=%s exit=%s after_ready_s=%.1f",
             *self.spec.key,
             self.worker_id,
-            status_text(returncode, self.spec.response_timeout_s),
+            exit_status,
             was_ready_s,
         )
-        was_loading = self._ready_at is None
-        known = self._status.error if self._status else ""
-        error = known or f"exit status {returncode}" if was_loading else ""
-        await self._note_failure(
-            error=error, is_out_of_memory=was_loading and returncode == EXIT_OUT_OF_MEMORY
-        )
+        if self._ready_at is not None:
+            await self._note_failure(error="")
+            return
+        seen = {
+            "error": exit_status.cause or f"exit status {exit_status}",
+            "is_out_of_memory": exit_status.is_out_of_memory,
+        }
+        await self._note_failure(**{**seen, **self._why_not_loaded})
 
     async def _note_failure(
         self, *, error: str, reason: str = "", is_out_of_memory: bool = False
@@ -303,7 +307,7 @@ class Slot:
             error=error,
             reason=reason,
             failures=self._backoff.failures if error else 0,
-            is_out_of_memory=is_out_of_memory or self._status.is_out_of_memory,
+            is_out_of_memory=is_out_of_memory,
         )
 
     async def _set_state(self, state: WorkerState, **changes: Any) -> None:
@@ -321,4 +325,4 @@ class Slot:
                 return await verb(*arguments)
             except (RedisError, OSError) as error:
                 self._context.outage.note(getattr(verb, "__name__", str(verb)), error)
-                await asyncio.sleep(RECLAIM_RETRY_S)
+                await asyncio.sleep(RETRY_S)

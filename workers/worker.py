@@ -32,15 +32,13 @@ from batching.store.metric_verbs import MetricVerbs
 from batching.store.worker_verbs import WorkerVerbs
 from workers.assignment import Assignment
 from workers.envelopes import in_envelope
+from workers.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED
 from workers.handlers import load_model
 from workers.metrics_reporter import MetricsReporter
 from workers.runner import DeviceBroken, Runner
 
 log = logging.getLogger("workers.worker")
 
-EXIT_DRAINED = 0
-EXIT_LOAD_FAILED = 3
-EXIT_DEVICE_BROKEN = 4
 RETRY_S = 0.1
 REPLY_PATIENCE_S = 30.0
 # For so long after an error, a claim that was given up may still be carried out: a network that was

@@ -14,6 +14,7 @@ from typing import Any, Self
 import psutil
 
 from batching.child_process import exited, has_exited, kill_group, spawn
+from workers.exit_status import ExitStatus
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class WorkerProcess:
     def __init__(self, child: "subprocess.Popen[bytes]", reader_fd: int) -> None:
         self._child = child
         self._reader_fd = reader_fd
+        self._ended_for = ""
 
     @classmethod
     def start(cls, python: Path, environment: Callable[[int], Mapping[str, str]]) -> Self:
@@ -82,13 +84,14 @@ class WorkerProcess:
         if not has_exited(self._child):
             self._child.send_signal(signal.SIGTERM)
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
         """It ends now."""
         if not has_exited(self._child):
+            self._ended_for = why
             self._child.kill()
 
-    async def watch(self, on_report: Callable[[Report], Awaitable[None]]) -> int:
-        """Its exit status, once it has ended and all it reported was handled.
+    async def watch(self, on_report: Callable[[Report], Awaitable[None]]) -> ExitStatus:
+        """How it ended, once it has and all it reported was handled.
 
         Raises:
             OSError: it cannot be watched, and was killed.
@@ -111,16 +114,19 @@ class WorkerProcess:
             reports.cancel()
             ending.cancel()
             transport.close()
-        return self._child.returncode
+        return ExitStatus(self._child.returncode, self._ended_for)
 
     async def _end_when_still(self) -> None:
         """A process that was stopped dies of its timer once it goes on; any other one is killed."""
-        signals = [signal.SIGCONT, signal.SIGKILL]
-        while signals:
+        await self._seen_still()
+        self._child.send_signal(signal.SIGCONT)
+        await self._seen_still()
+        self.kill("stood still beyond response_timeout")
+
+    async def _seen_still(self) -> None:
+        while not self.stands_still or has_exited(self._child):
             await asyncio.sleep(LOOK_S)
-            if self.stands_still and not has_exited(self._child):
-                log.error("worker stands still pid=%d signal=%d", self.pid, signals[0])
-                self._child.send_signal(signals.pop(0))
+        log.error("worker stands still pid=%d", self.pid)
 
 
 async def _read_reports(

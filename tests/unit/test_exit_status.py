@@ -14,29 +14,30 @@ from batching.status import WorkerState, WorkerStatus
 from batching.store.node_verbs import NodeVerbs
 from tests.support import make_spec
 from workers.devices import Device
-from workers.exit_status import status_text
+from workers.exit_status import ExitStatus
 from workers.slot import Slot, SlotContext
 
 
 @pytest.mark.parametrize(
-    ("returncode", "text"),
+    ("exit_status", "text"),
     [
-        (-signal.SIGALRM, '-14 cause="response_timeout of 120 s passed"'),
-        (-signal.SIGKILL, '-9 cause="killed, perhaps for memory"'),
-        (-signal.SIGSEGV, '-11 cause="crashed in native code: SIGSEGV"'),
-        (-signal.SIGUSR1, "-10"),
-        (3, "3"),
-        (0, "0"),
+        (ExitStatus(-signal.SIGALRM), '-14 cause="response_timeout passed"'),
+        (ExitStatus(-signal.SIGKILL), '-9 cause="killed, perhaps for memory"'),
+        (ExitStatus(-signal.SIGKILL, "did not load"), '-9 cause="did not load"'),
+        (ExitStatus(-signal.SIGSEGV), '-11 cause="crashed in native code: SIGSEGV"'),
+        (ExitStatus(-signal.SIGUSR1), "-10"),
+        (ExitStatus(3), '3 cause="it could not load the model"'),
+        (ExitStatus(0), "0"),
     ],
 )
-def test_exit_status_is_told_in_words_where_a_signal_is_known(returncode, text):
-    assert status_text(returncode, 120.0) == text
+def test_exit_status_is_told_in_words_where_they_are_known(exit_status, text):
+    assert str(exit_status) == text
 
 
 def test_node_says_in_words_why_a_worker_died(caplog):
     # Given
     server = fakeredis.FakeServer()
-    spec = make_spec(response_timeout_s=7)
+    spec = make_spec()
 
     async def run():
         verbs = NodeVerbs(fakeredis.aioredis.FakeRedis(server=server), 3000)
@@ -44,9 +45,9 @@ def test_node_says_in_words_why_a_worker_died(caplog):
         slot = Slot(context, spec, 0, Device("cpu"), 1)
         slot._status = WorkerStatus("a-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
         # When
-        await slot._judge(-signal.SIGALRM, was_at_work=False)
+        await slot._judge(ExitStatus(-signal.SIGALRM), was_at_work=False)
 
     asyncio.run(run())
     # Then
     [message] = caplog.messages
-    assert 'exit=-14 cause="response_timeout of 7 s passed" after_ready_s=' in message
+    assert 'exit=-14 cause="response_timeout passed" after_ready_s=' in message

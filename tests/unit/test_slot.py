@@ -1,4 +1,4 @@
-"""A slot whose system does not let it have a worker process."""
+"""A slot whose workers do not come to serve: why, as everybody sees it."""
 
 import asyncio
 import errno
@@ -17,6 +17,7 @@ from batching.store.node_verbs import NodeVerbs
 from batching.store.registry import Registry
 from tests.support import KEY, eventually_async, join, make_spec
 from workers import worker_process
+from workers.assignment import ENV_NAME
 from workers.devices import Device
 from workers.model_files import Prepared
 from workers.slot import Slot, SlotContext
@@ -28,7 +29,7 @@ TRIED_AT_ONCE = 2  # starts before the first delay
 class Parts:
     """A slot of a node that has joined; its worker is run by `python`."""
 
-    def __init__(self, python):
+    def __init__(self, python, spec=None):
         server = fakeredis.FakeServer()
         self.client = fakeredis.FakeRedis(server=server)
         self.registry = Registry(self.client)
@@ -38,7 +39,7 @@ class Parts:
         context = SlotContext(
             "node-a", Settings(), self.verbs, itertools.count(), self._prepare, Path()
         )
-        self.slot = Slot(context, make_spec(), 0, Device("cpu"), 1)
+        self.slot = Slot(context, spec or make_spec(), 0, Device("cpu"), 1)
 
     async def _prepare(self, _spec):
         self.starts += 1
@@ -59,6 +60,14 @@ class Parts:
         return self.client.zcard(VersionKeys.of(KEY).worker_beats)
 
 
+def script(folder, text):
+    """What is run for a Python interpreter."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{text}\n")
+    python.chmod(0o755)
+    return python
+
+
 def test_worker_that_cannot_be_started_is_tried_again_later_and_not_counted_on():
     # Given a system that starts no process
     parts = Parts(Path("/nowhere/python"))
@@ -71,9 +80,7 @@ def test_worker_that_cannot_be_started_is_tried_again_later_and_not_counted_on()
 
 def test_worker_that_cannot_be_watched_is_gone_and_tried_again_later(tmp_path, monkeypatch):
     # Given a system that starts processes and has no descriptor left to watch them
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/pids\nexec sleep 60\n")
-    python.chmod(0o755)
+    python = script(tmp_path, f"echo $$ >> {tmp_path}/pids\nexec sleep 60")
     pids = tmp_path / "pids"
 
     async def exited(_child):
@@ -89,3 +96,42 @@ def test_worker_that_cannot_be_watched_is_gone_and_tried_again_later(tmp_path, m
     assert parts.starts == TRIED_AT_ONCE
     assert (worker.failures, worker.error) == (TRIED_AT_ONCE, os.strerror(errno.EMFILE))
     assert not [pid for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
+
+
+def test_worker_that_loads_too_slowly_is_not_taken_for_one_without_memory(tmp_path):
+    # Given
+    spec = make_spec(startup_timeout_s=0.2)
+    parts = Parts(script(tmp_path, "exec sleep 60"), spec)
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert worker.error == "did not load within startup_timeout of 0.2 s"
+    assert not worker.is_out_of_memory
+
+
+def test_worker_that_the_system_kills_at_its_start_lacks_memory(tmp_path):
+    # Given
+    parts = Parts(script(tmp_path, "kill -KILL $$"))
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert worker.error == "killed, perhaps for memory"
+    assert worker.is_out_of_memory
+
+
+def test_each_failed_start_is_told_by_its_own_cause(tmp_path):
+    # Given a first start that lacks memory, as it reports, and others that crash
+    report = '{"state": "FAILED", "error": "MemoryError: much", "is_out_of_memory": true}'
+    number = f"$(echo ${ENV_NAME} | sed 's/.*status_fd\": \\([0-9]*\\).*/\\1/')"
+    text = f"""
+        if [ -e {tmp_path}/again ]; then kill -SEGV $$; fi
+        touch {tmp_path}/again
+        echo '{report}' > /dev/fd/{number}
+        exit 3
+    """
+    parts = Parts(script(tmp_path, text))
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert worker.error == "crashed in native code: SIGSEGV"
+    assert not worker.is_out_of_memory
