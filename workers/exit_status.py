@@ -35,11 +35,6 @@ class ExitStatus:
         return self.ended_for or _CAUSES.get(self.code, "")
 
     @property
-    def is_drained(self) -> bool:
-        """Whether it ended by itself, between batches."""
-        return self.code == EXIT_DRAINED
-
-    @property
     def is_out_of_memory(self) -> bool:
         """Whether the system killed it, which it does for memory."""
         return self.code == -signal.SIGKILL and not self.ended_for

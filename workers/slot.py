@@ -185,15 +185,15 @@ class Slot:
         if self._should_stop.is_set():
             return
         try:
-            exit_status = await self._watch(worker_id, prepared)
+            ended = await self._watch(worker_id, prepared)
         except OSError as error:
             # No descriptor, process or memory is left: a start that failed as any other.
             log.error("model=%s version=%s cannot run a worker: %s", *self.spec.key, error)
-            exit_status = ExitStatus(EXIT_NOT_STARTED, error.strerror or str(error))
+            ended = ExitStatus(EXIT_NOT_STARTED, error.strerror or str(error))
         await self._announce_successor()
-        count = await self._take_back(worker_id, exit_status)
+        count = await self._take_back(worker_id, ended)
         if not self._should_stop.is_set():
-            await self._judge(exit_status, was_at_work=count > 0)
+            await self._judge(ended, was_at_work=count > 0)
 
     async def _watch(self, worker_id: str, prepared: Prepared) -> ExitStatus:
         """How a worker process ended that was started and watched.
@@ -258,10 +258,12 @@ class Slot:
             self._successor_id = self._new_id()
             await self._beat(self._successor_id)
 
-    async def _take_back(self, worker_id: str, exit_status: ExitStatus) -> int:
-        is_wanted = exit_status.is_drained or self._should_stop.is_set()
-        mode = ReclaimMode.RELEASED if is_wanted else ReclaimMode.CRASHED
-        reason = "out_of_resources" if exit_status.is_out_of_memory else "worker_crashed"
+    async def _take_back(self, worker_id: str, ended: ExitStatus) -> int:
+        # Whatever its exit status: a worker that ended between batches holds nothing, and a handler
+        # may have said `sys.exit()`.
+        is_stopping = self._should_stop.is_set()
+        mode = ReclaimMode.RELEASED if is_stopping else ReclaimMode.CRASHED
+        reason = "out_of_resources" if ended.is_out_of_memory else "worker_crashed"
         count: int = await self._retry(
             self._context.verbs.reclaim, self.spec.key, worker_id, mode, reason
         )
@@ -271,11 +273,11 @@ class Slot:
                 *self.spec.key,
                 worker_id,
                 count,
-                exit_status.code,
+                ended.code,
             )
         return count
 
-    async def _judge(self, exit_status: ExitStatus, *, was_at_work: bool) -> None:
+    async def _judge(self, ended: ExitStatus, *, was_at_work: bool) -> None:
         was_ready_s = time.monotonic() - self._ready_at if self._ready_at else 0.0
         # What kills workers at their work is bounded by the attempts of a request.
         if was_at_work or was_ready_s >= PROVEN_AFTER_S:
@@ -284,15 +286,15 @@ class Slot:
             "worker died model=%s version=%s worker=%s exit=%s after_ready_s=%.1f",
             *self.spec.key,
             self.worker_id,
-            exit_status,
+            ended,
             was_ready_s,
         )
         if self._ready_at is not None:
             await self._note_failure(error="")
             return
         seen = {
-            "error": exit_status.cause or f"exit status {exit_status}",
-            "is_out_of_memory": exit_status.is_out_of_memory,
+            "error": ended.cause or f"exit status {ended}",
+            "is_out_of_memory": ended.is_out_of_memory,
         }
         await self._note_failure(**{**seen, **self._why_not_loaded})
 

@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant(
         "a node takes back what its dead child held",
         "workers/slot.py",
-        "        count = await self._take_back(worker_id, returncode)\n",
+        "        count = await self._take_back(worker_id, ended)\n",
         "        count = await asyncio.sleep(0, 0)\n",
         f"{CHAOS}workers.py::test_f01_killed_child_costs_its_batch_only_time",
     ),
@@ -285,8 +285,8 @@ MUTANTS = (
     Mutant(
         "a leaving node gives back its requests",
         "workers/slot.py",
-        "            mode = ReclaimMode.RELEASED\n        reason",
-        "            return 0\n        reason",
+        "        mode = ReclaimMode.RELEASED if is_stopping else ReclaimMode.CRASHED\n",
+        "        if is_stopping:\n            return 0\n        mode = ReclaimMode.CRASHED\n",
         f"{CHAOS}stop.py::test_f32_second_signal_gives_back_at_once",
     ),
 )

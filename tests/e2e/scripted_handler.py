@@ -7,6 +7,7 @@ that names the file to write to. Imports no torch, so that its worker starts at 
 import ctypes
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -75,6 +76,7 @@ ACTIONS = {
     "raise": fail,
     "refuse": refuse,
     "segfault": crash,
+    "exit": lambda _bodies: sys.exit(),
     "short": lambda bodies: bodies[:-1],
     "scalar": lambda _bodies: 7,
     "object": lambda bodies: [object() if "|" in body else body for body in bodies],

@@ -102,16 +102,17 @@ def test_nobody_is_refused_while_the_only_worker_is_replaced(
     assert max(executions.values()) <= MAX_EXECUTIONS
 
 
-def test_request_that_crashes_its_worker_fails_alone(
-    server: FerryServer, scripted: str, ledger: Ledger
+@pytest.mark.parametrize("end", ["segfault", "exit"])
+def test_request_that_ends_its_worker_fails_alone(
+    server: FerryServer, scripted: str, ledger: Ledger, end: str
 ) -> None:
     bodies = [f"good {number}" for number in range(BATCH_SIZE)]
-    bodies[3] = "segfault|poison"
+    bodies[3] = f"{end}|poison"
     with (
-        server.model(scripted, "poisoned", batch_size=BATCH_SIZE, max_batch_delay=50) as model,
+        server.model(scripted, f"poison-{end}", batch_size=BATCH_SIZE, max_batch_delay=50) as model,
         Clients(server.inference, BATCH_SIZE) as clients,
     ):
-        # When a batch holds a request that takes the process down
+        # When a batch holds a request that takes the process down, or ends it as if all were well
         exchange = clients.ask(f"/predictions/{model}", bodies)
 
         # Then its neighbours are answered
@@ -120,7 +121,7 @@ def test_request_that_crashes_its_worker_fails_alone(
         assert exchange.statuses == [200] * (BATCH_SIZE - 1)
         assert exchange.bodies == bodies[:3] + bodies[4:]
 
-        # And it fails after its second crash
+        # And it fails after its second death
         assert poisoned.status == 500
         assert b"Worker died." in poisoned.body
         assert ledger.executions(bodies[3]) == MAX_EXECUTIONS
