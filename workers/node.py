@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from workers.host_meter import HostMeter
 from workers.model_files import ModelFiles
 from workers.probe_files import ProbeFiles
 from workers.reaper import Reaper
+from workers.registry_keeper import RegistryKeeper
 from workers.slot import Slot, SlotContext
 from workers.sweeper import Sweeper
 from workers.undertaker import Undertaker
@@ -69,11 +70,12 @@ class Node:
         )
         self._outage = Outage(log, settings.redis_url)
         self._registry = Registry(connect(store_url(settings)), dead_after_s=settings.dead_after_s)
+        self._keeper = RegistryKeeper(self._registry)
         self._client = connect_async(store_url(settings))
         self._verbs = NodeVerbs(self._client, int(settings.dead_after_s * 1000))
         self._slots: dict[tuple[VersionKey, int], Slot] = {}
         self._tasks: dict[tuple[VersionKey, int], asyncio.Task[None]] = {}
-        self._wanted: dict[str, ModelEntry] = {}
+        self._wanted: Mapping[str, ModelEntry] = {}
         self._gpus = list_gpus(settings.number_of_gpu)
         self._gpu_turn = itertools.count()
         self._has_reconciled = asyncio.Event()
@@ -238,18 +240,10 @@ class Node:
 
     async def _follow_registry(self) -> tuple[list[ModelSpec], dict[VersionKey, ModelSpec]]:
         """What was registered when this node last looked, and what is now."""
-        before, self._wanted = self._specs(), await asyncio.to_thread(self._registered)
+        before, self._wanted = self._specs(), await asyncio.to_thread(self._keeper.look)
         specs = {spec.key: spec for spec in self._specs()}
         self._undertaker.follow(before, specs)
         return before, specs
-
-    def _registered(self) -> dict[str, ModelEntry]:
-        """What is registered; again what Redis forgot, as the nodes remember it. Blocks."""
-        if self._registry.is_lost():
-            # Doing it twice at once is harmless.
-            self._registry.restore(self._wanted.values())
-            self._registry.mark()
-        return self._registry.snapshot()
 
     def _open_slot(self, spec: ModelSpec, number: int, specs: Sequence[ModelSpec]) -> None:
         device = self._pick_device(spec, number)

@@ -15,7 +15,7 @@ MODELS = (
 )
 NODES = "{ferry}:nodes"  # zset   node id -> last beat, Redis ms; TTL 24 h, renewed by every beat
 NODE_INFO = "{ferry}:node_info"  # hash   node id -> NodeStatus as JSON; deleted by drain and reaper
-EPOCH = "{ferry}:epoch"  # string set once; permanent. Missing means that Redis was emptied
+EPOCH = "{ferry}:epoch"  # random string; permanent. Missing or another: Redis was emptied
 DOWNLOADS = "{ferry}:downloads"  # hash   URL -> "bytes/bytes in all"; TTL 60 s, renewed meanwhile
 CHANGES = "{ferry}:changes"  # pub/sub channel: name of the model whose registry or workers changed
 

@@ -6,6 +6,7 @@ each other. The configuration that `submit` reads lives with the queue of the ve
 
 import contextlib
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -27,7 +28,7 @@ CONFIRMATION_S = 5.0
 
 
 class Registry:
-    """Reads and changes the registry; every method is one or two round trips."""
+    """Reads and changes the registry."""
 
     def __init__(self, client: Client, *, dead_after_s: float = 3.0) -> None:
         self._client = client
@@ -96,15 +97,24 @@ class Registry:
                     # It was removed meanwhile, its configuration perhaps before this one came.
                     self._delete_config(spec.key)
 
-    def is_lost(self) -> bool:
-        """Whether Redis was emptied since `mark`."""
+    def epoch(self) -> str:
+        """The name of the time since Redis was last emptied; empty until `mark` gives one."""
         with _unavailable():
-            return not self._client.exists(keys.EPOCH)
+            epoch = self._client.get(keys.EPOCH)
+        return epoch.decode() if epoch else ""
 
-    def mark(self) -> None:
-        """From now on an emptied Redis can be told from an empty registry."""
+    def mark(self) -> str:
+        """The epoch, which begins now if there is none.
+
+        From now on an emptied Redis can be told from an empty registry.
+        """
         with _unavailable():
-            self._client.set(keys.EPOCH, "1", nx=True)
+            self._client.set(keys.EPOCH, uuid.uuid4().hex, nx=True)
+        return self.epoch()
+
+    def is_lost(self) -> bool:
+        """Whether Redis was emptied, and nobody has marked it since."""
+        return not self.epoch()
 
     def scale(self, key: VersionKey, min_worker: int, max_worker: int) -> ModelSpec:
         """Each node is asked to run `min_worker` workers of this version.

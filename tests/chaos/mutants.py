@@ -133,8 +133,8 @@ MUTANTS = (
     ),
     Mutant(
         "nodes restore the registry",
-        "workers/node.py",
-        "self._registry.restore(self._wanted.values())",
+        "workers/registry_keeper.py",
+        "self._registry.restore(self._known.values())",
         "pass",
         f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
     ),

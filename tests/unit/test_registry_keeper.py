@@ -1,0 +1,104 @@
+"""What nodes remember of the registry outlives an emptied Redis."""
+
+import fakeredis
+import pytest
+
+from batching.store.registry import Registry
+from tests.support import KEY, make_spec
+from workers.registry_keeper import RegistryKeeper
+
+SPEC = make_spec()
+
+
+class ForgetfulRedis(fakeredis.FakeRedis):
+    """A client whose Redis is emptied right before one of its commands."""
+
+    forgets_before = ""
+
+    def execute_command(self, *command, **options):
+        if command[0] == self.forgets_before:
+            self.forgets_before = ""
+            self.flushall()
+        return super().execute_command(*command, **options)
+
+
+@pytest.fixture
+def client():
+    return ForgetfulRedis(server=fakeredis.FakeServer())
+
+
+@pytest.fixture
+def registry(client):
+    return Registry(client)
+
+
+@pytest.fixture
+def keeper(registry):
+    """A node's, which knows of one model."""
+    keeper = RegistryKeeper(registry)
+    keeper.look()
+    registry.create(SPEC)
+    keeper.look()
+    return keeper
+
+
+def versions(registry):
+    return [spec for entry in registry.snapshot().values() for spec in entry.versions.values()]
+
+
+def test_emptied_redis_is_told_what_was_registered(client, registry, keeper):
+    # Given
+    client.flushall()
+    # When
+    found = keeper.look()
+    # Then
+    assert found == registry.snapshot()
+    assert versions(registry) == [SPEC]
+    assert not registry.is_lost()
+
+
+def test_node_that_comes_first_and_knows_nothing_does_not_make_the_others_forget(
+    client, registry, keeper
+):
+    # Given
+    client.flushall()
+    # When
+    newcomer = RegistryKeeper(registry)
+    assert newcomer.look() == {}
+    keeper.look()
+    # Then
+    assert versions(registry) == [SPEC]
+    assert newcomer.look() == registry.snapshot()
+
+
+@pytest.mark.parametrize("command", ["HGETALL", "GET"])
+def test_redis_emptied_while_it_is_looked_at_is_told_too(client, registry, keeper, command):
+    # Given
+    client.forgets_before = command
+    # When
+    found = keeper.look()
+    # Then
+    assert found == registry.snapshot()
+    assert versions(registry) == [SPEC]
+
+
+def test_what_was_registered_since_redis_was_emptied_stays(client, registry, keeper):
+    # Given
+    other = make_spec(model_version="9.0")
+    client.flushall()
+    RegistryKeeper(registry).look()
+    registry.create(other)
+    # When
+    keeper.look()
+    # Then
+    assert sorted(versions(registry), key=str) == sorted([SPEC, other], key=str)
+
+
+def test_what_is_unregistered_stays_so(registry, keeper):
+    # Given
+    registry.remove(KEY)
+    # When
+    found = [keeper.look(), keeper.look()]
+    # Then
+    assert found == [{}, {}]
+    assert versions(registry) == []

@@ -1,0 +1,35 @@
+"""Remembers the registry for the time when Redis has forgotten it."""
+
+from collections.abc import Mapping
+
+from batching.store.model_entry import ModelEntry
+from batching.store.registry import Registry
+
+
+class RegistryKeeper:
+    """What is registered, as this node saw it last."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._epoch = ""
+        self._known: Mapping[str, ModelEntry] = {}
+
+    def look(self) -> Mapping[str, ModelEntry]:
+        """What is registered now; what an emptied Redis forgot has been registered again. Blocks.
+
+        Each node does this, and at once: doing it twice is harmless. That Redis was emptied shows
+        in another epoch, too: a node that knows of no model may have been the first to come back,
+        and have set it.
+
+        Raises:
+            StoreUnavailable: Redis cannot be asked.
+        """
+        while True:
+            known = self._registry.snapshot()
+            # In this order: what was read before Redis was emptied must not pass for what is left.
+            epoch = self._registry.epoch()
+            if epoch and epoch == self._epoch:
+                self._known = known
+                return known
+            self._registry.restore(self._known.values())
+            self._epoch = self._registry.mark()
