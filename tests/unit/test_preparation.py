@@ -215,26 +215,30 @@ def test_model_whose_rows_hang_together_is_not_divided(load, caplog, two_threads
 
 
 class Costly:
-    """A model that takes its time for each call, however many rows there are.
+    """A model that takes its time for each call, or for each row."""
 
-    Its parts take twice as long as the whole where they wait for each other.
-    """
-
-    def __init__(self, lock):
+    def __init__(self, lock, *, call_s=0.0, row_s=0.0):
         self._lock = lock
+        self._call_s, self._row_s = call_s, row_s
 
     def __call__(self, batch):
         with self._lock:
-            time.sleep(0.02)
+            time.sleep(self._call_s + len(batch) * self._row_s)
         return batch.mean(dim=(2, 3))
 
 
 @pytest.mark.parametrize(
-    ("lock", "is_divided"), [(threading.Lock(), False), (threading.Semaphore(2), True)]
+    ("model", "is_divided"),
+    [
+        # Parts that wait for each other take twice as long, parts that need not take half.
+        (Costly(threading.Lock(), call_s=0.02), False),
+        (Costly(threading.Semaphore(2), row_s=0.01), True),
+    ],
+    ids=["slower", "faster"],
 )
-def test_batches_are_divided_unless_that_is_slower(lock, is_divided, two_threads):
+def test_batches_are_divided_unless_that_is_slower(model, is_divided, two_threads):
     # When
-    found = divided(Costly(lock), rows()[:1], ROWS, 1e-3)
+    found = divided(model, rows()[:1], ROWS, 1e-3)
 
     # Then
     assert isinstance(found, DataParallel) is is_divided
