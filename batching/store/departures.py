@@ -6,6 +6,8 @@ again until the request's deadline, as what waits is run once Redis is back.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -21,6 +23,13 @@ AGAIN_S = 0.2  # so that who left 0.3 s before a claim is not in it, after an ou
 CANCEL_PATIENCE_S = 0.08  # an answer is due 0.1 s after the deadline, if Redis answers or not
 
 
+@dataclass(slots=True)
+class _Departure:
+    request_id: str
+    deadline: float
+    fail: Callable[[], None] | None
+
+
 class Departures:
     """Cancels requests, then fails their tickets; a reply that came first is delivered instead."""
 
@@ -30,7 +39,7 @@ class Departures:
         self._verbs = verbs
         self._deliver = deliver
         self._fresh: list[tuple[Ticket, ClientGone | None]] = []
-        self._leaving: list[tuple[Ticket, Exception]] = []
+        self._leaving: list[_Departure] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_cancelling = False
         self._loop = asyncio.get_running_loop()
@@ -60,8 +69,9 @@ class Departures:
 
     def add(self, ticket: Ticket, error: Exception) -> None:
         """The request will be cancelled, and its ticket fails with `error`, soon in any case."""
-        self._leaving.append((ticket, error))
-        self._loop.call_later(CANCEL_PATIENCE_S, ticket.fail, error)
+        fail = partial(ticket.fail, error)
+        self._leaving.append(_Departure(ticket.request_id, ticket.deadline, fail))
+        self._loop.call_later(CANCEL_PATIENCE_S, fail)
         if not self._is_cancelling:
             self._is_cancelling = True
             self._keep(self._cancel())
@@ -114,21 +124,22 @@ class Departures:
                 await asyncio.sleep(0)  # who leaves in the same turn of the loop goes along
                 leaving = self._leaving[:CANCEL_AT_ONCE]
                 del self._leaving[:CANCEL_AT_ONCE]
-                is_heard = await self._try_to_cancel([ticket for ticket, _ in leaving])
-                for ticket, error in leaving:
-                    ticket.fail(error)
+                is_heard = await self._try_to_cancel([one.request_id for one in leaving])
+                for one in leaving:
+                    if one.fail is not None:
+                        one.fail()
+                    # An outage may be long, and the error's traceback holds the request's body.
+                    one.fail = None
                 if not is_heard:
-                    self._leaving += [
-                        pair for pair in leaving if pair[0].deadline > self._loop.time()
-                    ]
+                    self._leaving += [one for one in leaving if one.deadline > self._loop.time()]
                     await asyncio.sleep(AGAIN_S)
         finally:
             self._is_cancelling = False
 
-    async def _try_to_cancel(self, tickets: Sequence[Ticket]) -> bool:
+    async def _try_to_cancel(self, request_ids: Sequence[str]) -> bool:
         """Whether Redis was heard."""
         try:
-            await self._cancel_together([ticket.request_id for ticket in tickets])
+            await self._cancel_together(request_ids)
         except (RedisError, OSError):
             return False
         return True

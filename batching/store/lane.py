@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine, Mapping
-from itertools import islice
 
 from redis.exceptions import RedisError
 
@@ -23,6 +22,7 @@ from batching.protocol import ProtocolError, Reply
 from batching.request_ids import fresh_request_id
 from batching.store.departures import Departures
 from batching.store.ingress_verbs import AuditCode, IngressVerbs, SubmitCode
+from batching.store.large_reply_fetcher import LargeReplyFetcher
 from batching.store.refusals import queue_lost, refusal
 from batching.store.replies import LargeReply, decode_reply, error_reply
 from batching.store.reply_stream import ReplyStream
@@ -34,7 +34,6 @@ __all__ = ["ClientGone", "ClientLeft", "Lane"]
 
 log = logging.getLogger(__name__)
 
-LARGE_AT_ONCE = 8  # replies of megabytes each must not come in one piece
 BACK_S = 3.0
 VERSION_PATIENCE_S = 1.5  # after Redis was emptied, a node restores the registry within a beat
 AUDIT_S = 0.5  # what Redis lost is noticed within twice this
@@ -60,6 +59,9 @@ class Lane:
         self._used_at = self._loop.time()
         self._strays: set[asyncio.Task[None]] = set()
         self._departures = Departures(verbs, self._deliver)
+        self._large_replies = LargeReplyFetcher(
+            verbs, lambda request_id: request_id in self._waiting, self._deliver
+        )
 
     @property
     def waiting(self) -> int:
@@ -70,7 +72,8 @@ class Lane:
     def is_idle(self) -> bool:
         """Whether nobody waits and nothing is under way."""
         is_busy = any(task is not None and not task.done() for task in self._tasks)
-        return not (self._waiting or is_busy or self._strays or self._departures.is_busy)
+        is_busy = is_busy or self._large_replies.is_busy or self._departures.is_busy
+        return not (self._waiting or self._strays or is_busy)
 
     @property
     def unused_s(self) -> float:
@@ -107,6 +110,7 @@ class Lane:
         for ticket in list(self._waiting.values()):
             ticket.fail(errors.Draining("The server is shutting down.", retry_after_s=1.0))
         await end_tasks([*filter(None, self._tasks), *self._strays])
+        await self._large_replies.close()
         await self._departures.close()
         await self._verbs.close()
 
@@ -206,7 +210,6 @@ class Lane:
     def _deliver(self, values: Mapping[str, bytes | None]) -> list[str]:
         """The waiters have their replies; the ids whose reply keys are needed no more."""
         collected: list[str] = []
-        large: dict[str, str] = {}
         for request_id, value in values.items():
             ticket = self._waiting.get(request_id)
             if ticket is None:
@@ -223,22 +226,13 @@ class Lane:
                 collected.append(request_id)
             except LargeReply as reply_elsewhere:
                 # Its reply key stays until it has been read: to the audit it is not lost.
-                large[request_id] = reply_elsewhere.attempt
+                self._large_replies.add(request_id, reply_elsewhere.attempt)
             except ProtocolError as error:
                 log.error("unreadable reply request=%s: %s", request_id, error)
                 ticket.resolve(
                     error_reply(errors.InternalError("The worker's answer cannot be read."))
                 )
-        attempts = iter(large.items())
-        while some := dict(islice(attempts, LARGE_AT_ONCE)):
-            self._stray(self._deliver_large(some))
         return collected
-
-    async def _deliver_large(self, attempts: Mapping[str, str]) -> None:
-        # What fails here, or is gone with its Redis, is left to the audit.
-        with contextlib.suppress(RedisError, OSError):
-            self._deliver(await self._verbs.fetch_large(attempts))
-            await self._verbs.discard_large(attempts)
 
     # --- answers in pieces
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import time
 import uuid
+import weakref
 
 import fakeredis
 import pytest
@@ -14,6 +16,7 @@ from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store import departures as departures_module
 from batching.store import ingress_verbs as verbs_module
 from batching.store import lane as lane_module
+from batching.store import large_reply_fetcher as fetcher_module
 from batching.store import submitting as submitting_module
 from batching.store.connection import connect_async
 from batching.store.ingress_verbs import IngressVerbs
@@ -221,7 +224,7 @@ def test_lane_returns_each_of_many_large_replies_to_its_own_waiter(desk):
     async def run():
         async with open_lane(desk.backend.connect_async()) as lane:
             # Given: more than are fetched at once
-            names = [f"r{number}" for number in range(2 * lane_module.LARGE_AT_ONCE + 3)]
+            names = [f"r{number}" for number in range(2 * fetcher_module.AT_ONCE + 3)]
             asked = [ask(lane, name) for name in names]
             await queued(desk, len(names))
 
@@ -639,6 +642,30 @@ def test_lane_refuses_when_memory_is_full(real_desk, full_memory):
             with pytest.raises(errors.QueueMemoryFull) as caught:
                 await ask(lane, "a")
             assert caught.value.retry_after_s == 1.0
+
+    asyncio.run(run())
+
+
+def test_lane_keeps_nothing_of_a_request_that_it_refused_while_redis_is_away(fake_desk):
+    desk, server = fake_desk
+
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given
+            server.connected = False
+
+            async def refused():
+                try:
+                    await ask(lane, "a")
+                except errors.StoreUnavailable as error:
+                    return weakref.ref(error)
+
+            # When: its traceback leads to the request's body
+            error = await refused()
+
+            # Then
+            await eventually_async(lambda: gc.collect() is not None and error() is None, 2)
+            assert not server.connected
 
     asyncio.run(run())
 
