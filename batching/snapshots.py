@@ -8,7 +8,6 @@ import contextlib
 import datetime
 import json
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import javaproperties
 
+from batching.atomic_file import write_atomically
 from batching.model_spec import ModelSpec
 from batching.settings_sources import SNAPSHOT, SettingsError, read_properties
 from batching.store.model_entry import ModelEntry
@@ -80,11 +80,7 @@ def write_snapshot(
         "models": saved_models(models),
     }
     text = javaproperties.dumps({**properties, SNAPSHOT: json.dumps(record, indent=2)})
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="ascii", dir=folder, prefix=".", delete=False
-    ) as unfinished:
-        unfinished.write(text)
-    Path(unfinished.name).replace(path)
+    write_atomically(path, text)
     for old in sorted(_snapshots(folder), key=lambda one: one.name)[:-MAX_FILES]:
         old.unlink(missing_ok=True)
     return path

@@ -14,7 +14,6 @@ import logging
 import os
 import secrets
 import stat
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from batching.atomic_file import write_atomically
 from batching.settings import SettingsError
 
 log = logging.getLogger(__name__)
@@ -160,15 +160,7 @@ class KeyFile:
         return entry
 
     def _write(self, document: Mapping[str, Any]) -> None:
-        # Renamed into place, so that nobody ever reads half a file; mkstemp makes it 0600.
-        number, name = tempfile.mkstemp(prefix=f".{self._path.name}-", dir=self._path.parent)
-        try:
-            with os.fdopen(number, "w", encoding="utf-8") as stream:
-                stream.write(json.dumps(document, indent=2) + "\n")
-            Path(name).replace(self._path)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_atomically(self._path, json.dumps(document, indent=2) + "\n")
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
