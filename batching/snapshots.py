@@ -17,9 +17,9 @@ from urllib.parse import unquote, urlsplit
 import javaproperties
 
 from batching.atomic_file import write_atomically
+from batching.model_entry import ModelEntry
 from batching.model_spec import ModelSpec
 from batching.settings_sources import SNAPSHOT, SettingsError, read_properties
-from batching.store.model_entry import ModelEntry
 
 STARTUP, CHANGE, SHUTDOWN = "startup", "snapshot", "shutdown"
 

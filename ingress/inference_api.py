@@ -6,7 +6,7 @@ Source: TorchServe 0.12 inference API; contract section 1.
 from flask import Blueprint, Response, request
 
 from batching.errors import NotFound
-from batching.store.model_entry import check_names, existing
+from batching.model_entry import check_names, existing
 from ingress.answers import not_found
 from ingress.front import LIVE_TEXT
 from ingress.health import Health

@@ -4,13 +4,13 @@ import asyncio
 import time
 
 from batching.errors import BadRequest, NoWorker, PredictionFailed, ServeError
+from batching.model_entry import check_names
 from batching.model_spec import ModelSpec, VersionKey
 from batching.protocol import BatchTiming, Reply, Request
 from batching.request_ids import fresh_request_id
 from batching.store.broker import Broker, ReplyStream
 from batching.store.catalog import Catalog
 from batching.store.lane import ClientGone
-from batching.store.model_entry import check_names
 from ingress.answers import (
     Answer,
     error_answer,

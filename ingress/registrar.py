@@ -16,6 +16,7 @@ from batching.errors import (
     ServeError,
     Unavailable,
 )
+from batching.model_entry import check_names
 from batching.model_spec import (
     ArchiveInfo,
     ModelSpec,
@@ -25,7 +26,6 @@ from batching.model_spec import (
     int_parameter,
     spec_from_registration,
 )
-from batching.store.model_entry import check_names
 from ingress.services import Services
 from ingress.worker_wait import (
     Progress,

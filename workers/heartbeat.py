@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from batching.model_spec import VersionKey
-from batching.outage import Outage
 from batching.status import NodeStatus
 from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
+from batching.store.outage import Outage
 from workers.slot import Slot
 
 log = logging.getLogger(__name__)

@@ -25,15 +25,16 @@ import compat
 from batching.entry_point import EXIT_UNUSABLE
 from batching.errors import StoreUnavailable
 from batching.logs import configure_logging
+from batching.model_entry import ModelEntry
 from batching.model_spec import ModelSpec, VersionKey
-from batching.outage import Outage
 from batching.readiness import notify_ready
 from batching.settings import Settings, SettingsError
 from batching.status import NodeStatus, WorkerState, utc_now
 from batching.store.changes import changed_models
 from batching.store.connection import RedisError, connect, connect_async, store_url
 from batching.store.node_verbs import NodeVerbs
-from batching.store.registry import ModelEntry, Registry
+from batching.store.outage import Outage
+from batching.store.registry import Registry
 from batching.store.server_check import check_server
 from batching.store.tasks import end_tasks
 from workers.control_process import keep_control_worker

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from batching.model_spec import VersionKey
-from batching.outage import Outage
 from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
+from batching.store.outage import Outage
 from batching.store.reclaiming import ReclaimMode
 
 log = logging.getLogger(__name__)

@@ -6,13 +6,13 @@ import uuid
 
 from batching import errors
 from batching.model_spec import ModelSpec, VersionKey
-from batching.outage import Outage
 from batching.protocol import Reply, Request
 from batching.store import keys
 from batching.store.connection import AsyncClient, RedisError, at, connect_async
 from batching.store.ingress_verbs import IngressVerbs
 from batching.store.keys import VersionKeys
 from batching.store.lane import Lane
+from batching.store.outage import Outage
 from batching.store.refusals import queue_lost, store_unavailable
 from batching.store.reply_stream import ReplyStream
 from batching.store.tasks import end_tasks

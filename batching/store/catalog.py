@@ -5,11 +5,11 @@ import contextlib
 import logging
 
 from batching.errors import StoreUnavailable
+from batching.model_entry import ModelEntry, pick_version
 from batching.model_spec import ModelSpec
-from batching.outage import Outage
 from batching.store.changes import changed_models
 from batching.store.connection import RedisError, connect_async
-from batching.store.model_entry import ModelEntry, pick_version
+from batching.store.outage import Outage
 from batching.store.refusals import store_unavailable
 from batching.store.registry import Registry
 from batching.store.tasks import end_tasks, keep_going

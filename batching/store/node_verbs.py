@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from batching.model_entry import ModelEntry
 from batching.model_spec import VersionKey
 from batching.status import NodeStatus, WorkerStatus
 from batching.store import keys
 from batching.store.connection import AsyncClient, at, is_cluster
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
-from batching.store.model_entry import ModelEntry
 from batching.store.reclaiming import AT_ONCE, ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.scripts import script
 

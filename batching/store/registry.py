@@ -13,12 +13,12 @@ from dataclasses import replace
 import redis
 
 from batching.errors import Conflict, VersionInUse, VersionNotFound
+from batching.model_entry import ModelEntry, existing, pick_version
 from batching.model_spec import ModelSpec, VersionKey
 from batching.status import NodeStatus, QueueStatus, StoreStatus, WorkerStatus
 from batching.store import keys
 from batching.store.connection import Client, at
 from batching.store.keys import VersionKeys
-from batching.store.model_entry import ModelEntry, existing, pick_version
 from batching.store.refusals import store_unavailable
 from batching.store.scripts import script
 

@@ -39,6 +39,10 @@ ONLY_IN = {
     "click": ("cli/",),
     "rich": ("cli/",),
 }
+# What lies directly in batching/ works without Redis; the store is built on it.
+STORE = "batching.store"
+# A file that moved into the store, whose old place some still name.
+BRIDGES = frozenset({"batching/outage.py"})
 # Code that arrives as bytes from a client or a queue must never be able to choose what is executed.
 NOWHERE = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"})
 
@@ -59,6 +63,12 @@ class Import:
     line: int
     level: int
     is_in_function: bool
+    names: tuple[str, ...] = ()
+
+    def reaches(self, module: str) -> bool:
+        """Whether it loads this module or something inside it."""
+        loaded = (self.module, *(f"{self.module}.{name}" for name in self.names))
+        return any(f"{one}.".startswith(f"{module}.") for one in loaded)
 
 
 def find_violations(root: Path) -> list[str]:
@@ -83,7 +93,8 @@ def imports_of(path: Path) -> Iterator[Import]:
                 for alias in child.names:
                     yield Import(alias.name, child.lineno, 0, is_in_function)
             elif isinstance(child, ast.ImportFrom):
-                yield Import(child.module or "", child.lineno, child.level, is_in_function)
+                names = tuple(alias.name for alias in child.names)
+                yield Import(child.module or "", child.lineno, child.level, is_in_function, names)
             is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             yield from walk(child, is_in_function or is_function)
 
@@ -100,12 +111,19 @@ def broken_rules(place: str, imported: Import) -> Iterator[str]:
         yield f"{package} must not import {top}"
     if top == TS and package not in TS_USERS:
         yield f"{package} must not import {TS}"
+    if is_core(place) and imported.reaches(STORE):
+        yield f"the core must not import {STORE}"
     if top in ONLY_IN and not place.startswith(ONLY_IN[top]):
         yield f"{top} may be imported only in {', '.join(ONLY_IN[top])}"
     if top in NOWHERE:
         yield f"{top} runs code that it reads and may be imported nowhere"
     if imported.is_in_function and top not in HEAVY and not place.startswith(LATE_IMPORTERS):
         yield f"imports {imported.module} inside a function; move it to the top"
+
+
+def is_core(place: str) -> bool:
+    """Whether the file lies directly in batching/."""
+    return Path(place).parent == Path("batching") and place not in BRIDGES
 
 
 def test_imports_keep_to_the_layers():
@@ -131,6 +149,9 @@ def test_the_layering_test_looks_at_every_package(package):
         ("workers/node.py", "import cli.up", "workers must not import cli"),
         ("compat/ts/context.py", "import batching", "compat must not import batching"),
         ("ingress/app.py", "from ts.context import Context", "ingress must not import ts"),
+        ("batching/policy.py", "from batching.store.keys import f", "core must not import"),
+        ("batching/policy.py", "import batching.store.keys", "core must not import"),
+        ("batching/policy.py", "from batching import store", "core must not import"),
         ("ingress/app.py", "import redis.asyncio", "redis may be imported only in"),
         ("batching/registry.py", "from redis import Redis", "redis may be imported only in"),
         ("workers/worker.py", "import rq", "rq may be imported only in"),
@@ -170,6 +191,7 @@ def test_a_planted_violation_is_named(tmp_path, place, source, expected):
     [
         ("ingress/app.py", "import flask\nimport batching.errors"),
         ("batching/store/broker.py", "import redis.asyncio\nimport rq"),
+        ("batching/store/lane.py", "from batching.store.keys import f"),
         ("workers/control_jobs.py", "import rq"),
         ("workers/runner.py", "import torch\nfrom ts.context import Context"),
         ("workers/handlers.py", "def f():\n    import captum"),

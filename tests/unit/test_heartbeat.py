@@ -11,12 +11,12 @@ import fakeredis.aioredis
 import pytest
 import redis
 
-from batching.outage import Outage
 from batching.settings import Settings
 from batching.status import NodeStatus, WorkerState, WorkerStatus
 from batching.store import keys
 from batching.store.keys import VersionKeys
 from batching.store.node_verbs import NodeVerbs
+from batching.store.outage import Outage
 from batching.store.registry import Registry
 from batching.store.tasks import end_tasks
 from tests.support import KEY, eventually_async, join, make_spec

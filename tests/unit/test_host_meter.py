@@ -9,9 +9,9 @@ import pytest
 
 from batching.metric_lines import GAUGES, metric_line
 from batching.model_spec import ModelSpec
-from batching.outage import Outage
 from batching.settings import Settings
 from batching.status import HostSample, NodeStatus
+from batching.store.outage import Outage
 from workers.assignment import Assignment
 from workers.devices import Device
 from workers.host_meter import HostMeter, gpu_samples, measure

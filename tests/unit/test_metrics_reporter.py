@@ -9,9 +9,9 @@ from ts.metrics.metrics_store import MetricsStore
 
 from batching.handler_metrics import MetricKind
 from batching.metrics_config import DEFAULT_METRICS, DeclaredMetric, read_metrics_config
+from batching.model_entry import ModelEntry
 from batching.settings import SettingsError
 from batching.store.connection import RedisError
-from batching.store.model_entry import ModelEntry
 from ingress.handler_metrics import HandlerMetrics
 from ingress.metrics_text import write_text
 from tests.support import KEY, eventually, make_spec

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batching.errors import BadRequest, InvalidModel
+from batching.model_entry import ModelEntry
 from batching.model_spec import (
     ArchiveInfo,
     ModelDefaults,
@@ -17,7 +18,6 @@ from batching.model_spec import (
     int_parameter,
     spec_from_registration,
 )
-from batching.store.model_entry import ModelEntry
 
 
 def archive(**changes: object) -> ArchiveInfo:

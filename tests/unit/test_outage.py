@@ -9,12 +9,12 @@ import redis
 
 from batching import errors
 from batching.batcher import Batcher
-from batching.outage import AGAIN_S, REMIND_S, Outage
 from batching.policy import FixedPolicy
 from batching.store import catalog as catalog_module
 from batching.store.broker import Broker
 from batching.store.catalog import Catalog
 from batching.store.connection import connect
+from batching.store.outage import AGAIN_S, REMIND_S, Outage
 from batching.store.refusals import store_unavailable
 from batching.store.registry import Registry
 from batching.store.worker_verbs import WorkerVerbs

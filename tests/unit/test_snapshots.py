@@ -7,9 +7,9 @@ import javaproperties
 import pytest
 
 from batching import snapshots
+from batching.model_entry import ModelEntry
 from batching.settings import SettingsError
 from batching.snapshots import CHANGE, STARTUP, newest_snapshot, read_snapshot, write_snapshot
-from batching.store.model_entry import ModelEntry
 from tests.support import make_spec
 
 SPEC = make_spec(

@@ -1,0 +1,89 @@
+"""The registry's record of one model: its versions and which of them is the default."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+from batching.errors import ModelNotFound, VersionNotFound
+from batching.model_spec import NAME_PATTERN, VERSION_PATTERN, ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """All versions of one model."""
+
+    default_version: str
+    versions: Mapping[str, ModelSpec]
+
+    def to_json(self) -> str:
+        """One line of JSON for the registry."""
+        versions = {name: asdict(spec) for name, spec in self.versions.items()}
+        # A date in model-config.yaml is a date to YAML and has no JSON: it becomes its text.
+        return json.dumps({"default": self.default_version, "versions": versions}, default=str)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "ModelEntry":
+        """The entry that `to_json` wrote."""
+        record = json.loads(text)
+        versions = {name: ModelSpec.from_record(spec) for name, spec in record["versions"].items()}
+        return cls(record["default"], versions)
+
+    def with_spec(self, spec: ModelSpec) -> "ModelEntry":
+        """The entry with this version added or replaced."""
+        return replace(self, versions={**self.versions, spec.model_version: spec})
+
+    def completed_by(self, newer: "ModelEntry | None") -> "ModelEntry":
+        """The newer entry with the versions that only this one has; this one if there is none."""
+        if newer is None:
+            return self
+        return replace(newer, versions={**self.versions, **newer.versions})
+
+    def without(self, model_version: str) -> "ModelEntry | None":
+        """The entry without this version; None when it was the last one."""
+        rest = {name: spec for name, spec in self.versions.items() if name != model_version}
+        return replace(self, versions=rest) if rest else None
+
+
+def pick_version(entry: ModelEntry | None, model_name: str, model_version: str | None) -> ModelSpec:
+    """The asked version of this entry, or its default.
+
+    Raises:
+        ModelNotFound: there is no entry.
+        VersionNotFound: it has no such version.
+    """
+    known = existing(entry, model_name)
+    version = known.default_version if model_version is None else model_version
+    if version not in known.versions:
+        raise _no_version(model_name, version)
+    return known.versions[version]
+
+
+def existing(entry: ModelEntry | None, model_name: str) -> ModelEntry:
+    """The entry.
+
+    Raises:
+        ModelNotFound: there is none.
+    """
+    if entry is None:
+        raise _no_model(model_name)
+    return entry
+
+
+def check_names(model_name: str, model_version: str | None = None) -> None:
+    """Nothing happens to names that a model and its version could have.
+
+    Raises:
+        ModelNotFound, VersionNotFound: none can be called that, so no key is built from it.
+    """
+    if not NAME_PATTERN.fullmatch(model_name):
+        raise _no_model(model_name)
+    if model_version is not None and not VERSION_PATTERN.fullmatch(model_version):
+        raise _no_version(model_name, model_version)
+
+
+def _no_model(model_name: str) -> ModelNotFound:
+    return ModelNotFound(f"Model not found: {model_name}")
+
+
+def _no_version(model_name: str, model_version: str) -> VersionNotFound:
+    return VersionNotFound(f"Model version: {model_version} does not exist for model: {model_name}")

@@ -1,0 +1,85 @@
+"""What a process says while Redis is away: once that it is, now and then, and once that it is back.
+
+Whoever calls Redis tries again many times a second, and each has nothing new to say.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from batching.redis_url import RedisUrl
+from batching.store.connection import REFUSED, UNWELCOME
+
+REMIND_S = 30.0
+# A Redis that comes and goes is not told of each time.
+AGAIN_S = 5.0
+
+
+class Outage:
+    """Shared by all who call Redis in one process."""
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        redis_url: str = "",
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log = log
+        self._where = RedisUrl.parse(redis_url).without_secrets() if redis_url else "unknown"
+        self._clock = clock
+        self._failing: set[str] = set()
+        self._since_s = 0.0
+        self._silent_until_s: dict[str, float] = {}
+        self._is_said = False
+
+    def note(self, verb: str, error: Exception) -> None:
+        """This call has failed; the log says so, unless it has lately."""
+        now_s = self._clock()
+        if not self._failing:
+            self._since_s = now_s
+        self._failing.add(verb)
+        error = _innermost(error)
+        words = _words(error)
+        # A server that comes back with another password is news.
+        if now_s < self._silent_until_s.get(words, now_s):
+            return
+        self._silent_until_s[words], self._is_said = now_s + REMIND_S, True
+        self._log.warning(
+            "%s redis=%s verb=%s away_s=%.0f: %s",
+            words,
+            self._where,
+            verb,
+            now_s - self._since_s,
+            str(error) or type(error).__name__,
+        )
+
+    def over(self, verb: str | None = None) -> None:
+        """This call has succeeded; or, without a verb, Redis answers whatever it is asked."""
+        if not self._failing:
+            return
+        self._failing = self._failing - {verb} if verb else set()
+        if self._failing:
+            return
+        if self._is_said:
+            now_s = self._clock()
+            self._log.warning(
+                "Redis answers again redis=%s away_s=%.1f", self._where, now_s - self._since_s
+            )
+            self._silent_until_s = dict.fromkeys(self._silent_until_s, now_s + AGAIN_S)
+            self._is_said = False
+
+
+def _innermost(error: Exception) -> Exception:
+    # What was refused comes wrapped: as ours for clients, and as redis-py's for connections.
+    while isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return error
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, UNWELCOME):
+        return "Redis refuses this user or password"
+    if isinstance(error, REFUSED):
+        return "Redis refuses"
+    return "Redis does not answer"
