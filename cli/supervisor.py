@@ -13,13 +13,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Self
 
+from batching.backoff import Backoff
 from batching.child_process import has_exited, kill_group
 
-BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 # A part that ran this long is healthy: its next failure starts the back-off afresh.
 HEALTHY_AFTER_S = 30.0
 _LONGEST_WAIT_S = 1.0
@@ -45,7 +45,7 @@ class Part:
     stop_share: float
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
-    failures: int = 0
+    backoff: Backoff = field(default_factory=Backoff)
     restart_at_s: float | None = None
 
     def start(self) -> None:
@@ -159,9 +159,9 @@ class Supervisor:
             return
         exit_code = part.bury()
         if now - part.started_s >= HEALTHY_AFTER_S:
-            part.failures = 0
-        pause_s = BACKOFF_S[min(part.failures, len(BACKOFF_S) - 1)]
-        part.failures += 1
+            part.backoff.succeed()
+        part.backoff.fail(now)
+        pause_s = part.backoff.delay_s
         part.restart_at_s = now + pause_s
         when = f"in {pause_s:.0f} s" if pause_s else "now"
         self._report(f"{part.name} ended with exit code {exit_code}; starting it again {when}")
