@@ -38,11 +38,10 @@ def status(management_url: str, inference_url: str, as_json: bool) -> None:
 
 
 def _reason(response: httpx.Response) -> str:
-    text = error_text(response)
     try:
-        return str(json.loads(text)["status"])
-    except (ValueError, KeyError, TypeError):
-        return text
+        return str(response.json()["status"])
+    except (ValueError, KeyError, TypeError):  # a proxy's answer, perhaps, or a refusal
+        return error_text(response)
 
 
 def _workers_by_node(versions: list[dict[str, Any]]) -> dict[str, int]:

@@ -129,14 +129,13 @@ class Supervisor:
             due = [part.restart_at_s for part in self._parts if part.restart_at_s is not None]
             self._wait(min([_LONGEST_WAIT_S, *(at - time.monotonic() for at in due)]))
 
-    def stop(self) -> bool:
-        """Every part is gone, last started first; False when one had to be killed.
+    def stop(self) -> None:
+        """Every part is gone, last started first; it is reported when one had to be killed.
 
         Each part may take its share of the stop timeout plus what those before it left over. A
         second signal kills all at once.
         """
         deadline = time.monotonic()
-        is_clean = True
         for part in reversed(self._parts):
             deadline += part.stop_share * self._stop_timeout_s
             if part.process is not None and not has_exited(part.process):
@@ -144,10 +143,8 @@ class Supervisor:
             while part.is_running and time.monotonic() < deadline and len(self._signals) <= 1:
                 self._wait(deadline - time.monotonic())
             if part.is_running:
-                is_clean = False
                 self._report(f"{part.name} did not stop in time and was killed")
             part.bury()
-        return is_clean
 
     def _revive(self, part: Part) -> None:
         now = time.monotonic()

@@ -13,6 +13,7 @@ from ingress.health import Health
 from ingress.openapi import model_prediction_document
 from ingress.prediction_paths import parse_prediction_path
 from ingress.responses import (
+    ANY_METHOD,
     json_response,
     lower_case_headers,
     status_response,
@@ -30,28 +31,24 @@ class WorkflowNotFound(NotFound):
     reason = "workflow_not_found"
 
 
-# TorchServe does not look at the method of a prediction or a ping.
-_ANY = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
-
-
 def inference_blueprint(services: Services) -> Blueprint:
     """Predictions and probes."""
     blueprint = Blueprint("inference", __name__)
     view = _InferenceView(services)
     rules = (
         # These only gather candidates: the parser that both doors share decides.
-        ("/predictions/<path:_>", _ANY, view.predict),
-        ("/explanations/<path:_>", _ANY, view.predict),
-        ("/v1/models/<path:_>", _ANY, view.predict),
-        ("/v2/models/<path:_>", _ANY, view.predict),
-        ("/invocations", _ANY, view.predict),
-        ("/models/<path:_>/invoke", _ANY, view.predict),
-        ("/<path:_>/predict", _ANY, view.predict),
-        ("/wfpredict/<path:workflow_name>", _ANY, view.predict_workflow),
+        ("/predictions/<path:_>", ANY_METHOD, view.predict),
+        ("/explanations/<path:_>", ANY_METHOD, view.predict),
+        ("/v1/models/<path:_>", ANY_METHOD, view.predict),
+        ("/v2/models/<path:_>", ANY_METHOD, view.predict),
+        ("/invocations", ANY_METHOD, view.predict),
+        ("/models/<path:_>/invoke", ANY_METHOD, view.predict),
+        ("/<path:_>/predict", ANY_METHOD, view.predict),
+        ("/wfpredict/<path:workflow_name>", ANY_METHOD, view.predict_workflow),
         ("/predictions/<model_name>", ("OPTIONS",), view.document),
         ("/predictions/<model_name>/<path:_>", ("OPTIONS",), view.document),
-        ("/ping", (*_ANY, "OPTIONS"), view.ping),
-        ("/livez", _ANY, view.livez),
+        ("/ping", (*ANY_METHOD, "OPTIONS"), view.ping),
+        ("/livez", ANY_METHOD, view.livez),
         ("/readyz", ("GET",), view.readyz),
     )
     for rule, methods, handler in rules:

@@ -9,6 +9,9 @@ from batching.request_ids import fresh_request_id
 from ingress.answers import Answer, json_answer, status_answer
 from ingress.streamed_answer import StreamedAnswer
 
+# TorchServe does not look at the method of a prediction, a ping or a renewal of a key.
+ANY_METHOD = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
+
 
 class PlainResponse(Response):
     """A response without a content type of its own invention."""

@@ -12,19 +12,16 @@ from batching.request_ids import fresh_request_id
 from ingress.answers import JSON_CONTENT_TYPE, NO_CACHE_HEADERS, Answer
 from ingress.auth import TOKEN_PATH, refused_renewal, require_api_key
 from ingress.key_file import RENEWABLE, KeyFile
-from ingress.responses import to_response
+from ingress.responses import ANY_METHOD, to_response
 
 log = logging.getLogger(__name__)
-
-# TorchServe does not look at the method.
-_ANY = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
 
 
 def token_blueprint(keys: KeyFile) -> Blueprint:
     """`/token?type=inference` and `/token?type=management`."""
     blueprint = Blueprint("token", __name__)
 
-    @blueprint.route(TOKEN_PATH, methods=_ANY)
+    @blueprint.route(TOKEN_PATH, methods=ANY_METHOD)
     def renew() -> Response:
         require_api_key(keys, request.headers.get("Authorization", ""))
         kind = request.args.get("type", "")

@@ -36,13 +36,12 @@ def mark_used(place: Path) -> bool:
     return True
 
 
-def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> list[Path]:
+def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> None:
     """Those of the folder that are named by a hash and were marked by nobody for so long are gone.
 
     Each is moved into a quarantine folder of `work_dir` first. One that is marked and needed again
     at this very moment is missing when its worker starts, and made anew when it is tried again.
     """
-    removed = []
     for place in folder.iterdir() if folder.is_dir() else ():
         if not _CONTENT_HASH.fullmatch(place.name):
             continue
@@ -55,20 +54,15 @@ def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> list[
                 # Where a folder was registered instead of a file, this removes only the link to it.
                 place.rename(Path(quarantine) / place.name)
             log.info("removed unused folder=%s", place)
-            removed.append(place)
-    return removed
 
 
-def sweep(folder: Path, *, older_than_s: float = ABANDONED_AFTER_S) -> list[Path]:
-    """The quarantine folders that nobody has written to for so long; they are gone now."""
-    swept = []
+def sweep(folder: Path) -> None:
+    """The quarantine folders that nobody has written to for ABANDONED_AFTER_S are gone."""
     for prefix in (DOWNLOAD_PREFIX, UNPACK_PREFIX):
         for place in folder.glob(f"{prefix}*"):
-            if place.is_dir() and not place.is_symlink() and _age_s(place) > older_than_s:
+            if place.is_dir() and not place.is_symlink() and _age_s(place) > ABANDONED_AFTER_S:
                 shutil.rmtree(place, ignore_errors=True)
                 log.info("removed abandoned folder=%s", place)
-                swept.append(place)
-    return swept
 
 
 def _age_s(place: Path) -> float:

@@ -80,13 +80,11 @@ def connect(url: str, *, socket_timeout_s: float | None = None) -> Client:
     return redis.Redis.from_url(url, retry=retry, parser_class=PARSER, **options)
 
 
-def connect_async(url: str, *, socket_timeout_s: float | None = None) -> AsyncClient:
+def connect_async(url: str) -> AsyncClient:
     """An asyncio client that never retries by itself."""
     if _is_spread(url):
-        return deployments.connect_async(
-            RedisUrl.parse(url), socket_timeout_s or deployments.COMMAND_TIMEOUT_S
-        )
-    options = _options(url, socket_timeout_s or COMMAND_TIMEOUT_S)
+        return deployments.connect_async(RedisUrl.parse(url))
+    options = _options(url, COMMAND_TIMEOUT_S)
     retry = AsyncRetry(NoBackoff(), 0)
     client = redis.asyncio.Redis.from_url(url, retry=retry, parser_class=ASYNC_PARSER, **options)
     pool: Any = client.connection_pool

@@ -264,9 +264,9 @@ def connect(url: RedisUrl, socket_timeout_s: float) -> Any:
     return Deployment(url, _make_client, socket_timeout=socket_timeout_s).client(HOME)
 
 
-def connect_async(url: RedisUrl, socket_timeout_s: float) -> Any:
+def connect_async(url: RedisUrl) -> Any:
     """An asyncio client of the registry's keys; only what was refused is sent again."""
-    return Deployment(url, _make_async_client, socket_timeout=socket_timeout_s).client(HOME)
+    return Deployment(url, _make_async_client, socket_timeout=COMMAND_TIMEOUT_S).client(HOME)
 
 
 def _make_client(

@@ -47,9 +47,8 @@ def test_sweep_removes_old_quarantine_and_nothing_else(tmp_path):
     outside = make(tmp_path.with_name(f"{tmp_path.name}-outside"), ".unpack-x", old)
     (tmp_path / ".unpack-link").symlink_to(outside)
     # When
-    swept = sweep(tmp_path)
+    sweep(tmp_path)
     # Then
-    assert sorted(swept) == sorted(abandoned)
     assert not any(place.exists() for place in abandoned)
     assert all(place.exists() for place in [*kept, outside])
 
