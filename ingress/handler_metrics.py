@@ -13,7 +13,7 @@ from batching.errors import StoreUnavailable
 from batching.handler_metrics import ABOVE, SUM, MetricKind, Series
 from batching.metrics_config import DeclaredMetric
 from batching.model_spec import VersionKey
-from batching.store.connection import RedisError
+from batching.store.redis_errors import AWAY
 from batching.store.registry import Registry
 
 Labels = tuple[tuple[str, str], ...]
@@ -58,7 +58,7 @@ class HandlerMetrics(Collector):
             for entry in self._registry.snapshot().values():
                 for spec in entry.versions.values():
                     _sort_into(families, self._read(spec.key))
-        except (StoreUnavailable, RedisError, OSError):
+        except (*AWAY, StoreUnavailable):
             return
         for name, family in sorted(families.items()):
             yield _metric(name, family)

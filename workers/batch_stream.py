@@ -13,7 +13,7 @@ from typing import Any
 from ts.context import Context
 
 from batching.protocol import Claimed, Owned, ReplyChunk
-from batching.store.connection import RedisError
+from batching.store.redis_errors import AWAY
 from batching.store.worker_verbs import CHUNK_LIMIT_BYTES, ChunkCode
 from workers.rows import encode_output, header_texts
 
@@ -109,7 +109,7 @@ class BatchStream:
         try:
             assert self._send is not None
             codes = self._send([item.owned for item in items], chunks)
-        except (RedisError, OSError) as error:
+        except AWAY as error:
             log.warning("piece not sent: %s", error)
             return False
         for row, item, code in zip(rows, items, codes, strict=True):

@@ -18,10 +18,11 @@ from rq.timeouts import TimerDeathPenalty
 from batching.errors import InternalError, ServeError
 from batching.logs import configure_logging
 from batching.settings import Settings
-from batching.store.connection import UNHEARD, Client, RedisError, connect, for_rq, store_url
+from batching.store.connection import Client, connect, for_rq, store_url
 from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, wrap_error
 from batching.store.downloads import Download, Downloads
 from batching.store.outage import Outage
+from batching.store.redis_errors import UNHEARD, RedisError
 from workers import archive, fetch
 from workers.download import was_downloaded
 

@@ -8,9 +8,9 @@ from functools import partial
 
 from batching.model_spec import VersionKey
 from batching.status import NodeStatus
-from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
 from batching.store.outage import Outage
+from batching.store.redis_errors import AWAY
 from workers.slot import Slot
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Heartbeat:
             started = time.monotonic()
             try:
                 await self.beat()
-            except (RedisError, OSError) as error:
+            except AWAY as error:
                 self._outage.note("beat", error)
             else:
                 self._outage.over()

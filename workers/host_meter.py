@@ -13,9 +13,9 @@ import psutil
 
 from batching.metric_lines import host_dimensions, metric_line, metric_log
 from batching.status import HostSample, NodeStatus
-from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
 from batching.store.outage import Outage
+from batching.store.redis_errors import RedisError
 from workers.devices import ask_nvidia_smi
 from workers.slot import Slot
 

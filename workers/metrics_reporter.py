@@ -17,8 +17,8 @@ from ts.metrics.metrics_store import MetricsStore
 from batching.handler_metrics import ABOVE, SUM, Measurement, MetricKind, Series
 from batching.metric_lines import metric_line, model_metric_log
 from batching.metrics_config import DeclaredMetric
-from batching.store.connection import RedisError
 from batching.store.metric_verbs import MetricVerbs
+from batching.store.redis_errors import AWAY
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class MetricsReporter:
         try:
             unsent = [Measurement(series, value) for series, value in self._unsent.items()]
             dropped = self._verbs.record(unsent)
-        except (RedisError, OSError) as error:
+        except AWAY as error:
             log.debug("metrics kept for the next second: %s", error)
             return
         self._unsent.clear()

@@ -31,9 +31,10 @@ from batching.readiness import notify_ready
 from batching.settings import Settings, SettingsError
 from batching.status import NodeStatus, WorkerState, utc_now
 from batching.store.changes import changed_models
-from batching.store.connection import RedisError, connect, connect_async, store_url
+from batching.store.connection import connect, connect_async, store_url
 from batching.store.node_verbs import NodeVerbs
 from batching.store.outage import Outage
+from batching.store.redis_errors import AWAY
 from batching.store.registry import Registry
 from batching.store.server_check import check_server
 from batching.store.tasks import end_tasks
@@ -133,7 +134,7 @@ class Node:
         await asyncio.wait({exiting, *roles}, return_when=asyncio.FIRST_COMPLETED)
         await self._drain()
         await end_tasks([*roles, exiting])
-        with contextlib.suppress(StoreUnavailable, RedisError, OSError, TimeoutError):
+        with contextlib.suppress(*AWAY, StoreUnavailable, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 await self._verbs.leave(self._node.node_id)
                 # What was unregistered just before the stop has not been looked at yet.
@@ -200,7 +201,7 @@ class Node:
             self._must_look.clear()
             try:
                 await self._reconcile()
-            except (StoreUnavailable, RedisError, OSError) as error:
+            except (*AWAY, StoreUnavailable) as error:
                 self._outage.note("reconcile", error)
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -214,7 +215,7 @@ class Node:
                 async with contextlib.aclosing(changed_models(self._client)) as changes:
                     async for _ in changes:
                         self._must_look.set()
-            except (RedisError, OSError) as error:
+            except AWAY as error:
                 self._outage.note("listen", error)
                 await asyncio.sleep(RETRY_S)
 

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from batching.model_spec import VersionKey
-from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
 from batching.store.outage import Outage
 from batching.store.reclaiming import ReclaimMode
+from batching.store.redis_errors import AWAY
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Reaper:
             await asyncio.sleep(random.uniform(0, JITTER_S))  # noqa: S311
             try:
                 await self.reap()
-            except (RedisError, OSError) as error:
+            except AWAY as error:
                 self._outage.note("reap", error)
 
     async def reap(self) -> None:

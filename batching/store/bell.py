@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from batching.store.connection import Client, RedisError
+from batching.store.connection import Client
 from batching.store.hang_up import hang_up
+from batching.store.redis_errors import AWAY
 
 
 class Bell:
@@ -31,7 +32,7 @@ class Bell:
                     lambda: self._pop(connection, timeout_s), lambda _: connection.disconnect()
                 )
             )
-        except (RedisError, OSError):
+        except AWAY:
             connection.disconnect()
             if not self._is_interrupted:
                 raise

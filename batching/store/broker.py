@@ -8,11 +8,12 @@ from batching import errors
 from batching.model_spec import ModelSpec, VersionKey
 from batching.protocol import Reply, Request
 from batching.store import keys
-from batching.store.connection import AsyncClient, RedisError, at, connect_async
+from batching.store.connection import AsyncClient, at, connect_async
 from batching.store.ingress_verbs import IngressVerbs
 from batching.store.keys import VersionKeys
 from batching.store.lane import Lane
 from batching.store.outage import Outage
+from batching.store.redis_errors import AWAY
 from batching.store.refusals import queue_lost, store_unavailable
 from batching.store.reply_stream import ReplyStream
 from batching.store.tasks import end_tasks
@@ -115,7 +116,7 @@ class Broker:
     async def _is_registry_lost(self, client: AsyncClient) -> bool:
         try:
             return not await client.exists(keys.EPOCH)
-        except (RedisError, OSError) as error:
+        except AWAY as error:
             raise store_unavailable() from error
 
     def _open_lane(self, key: VersionKey, client: AsyncClient) -> Lane:
@@ -143,7 +144,7 @@ class Broker:
         version_keys = VersionKeys.of(key)
         try:
             return not await at(self._client, version_keys.tag).exists(version_keys.config)
-        except (RedisError, OSError):
+        except AWAY:
             return False
 
 

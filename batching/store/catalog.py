@@ -8,8 +8,9 @@ from batching.errors import StoreUnavailable
 from batching.model_entry import ModelEntry, pick_version
 from batching.model_spec import ModelSpec
 from batching.store.changes import changed_models
-from batching.store.connection import RedisError, connect_async
+from batching.store.connection import connect_async
 from batching.store.outage import Outage
+from batching.store.redis_errors import AWAY
 from batching.store.refusals import store_unavailable
 from batching.store.registry import Registry
 from batching.store.tasks import end_tasks, keep_going
@@ -144,7 +145,7 @@ class Catalog:
         while True:
             try:
                 await self._follow_changes()
-            except (RedisError, OSError, StoreUnavailable) as error:
+            except (*AWAY, StoreUnavailable) as error:
                 self._outage.note("listen", error)
                 await asyncio.sleep(RECONNECT_S)
 

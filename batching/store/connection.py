@@ -23,7 +23,7 @@ from redis.retry import Retry
 
 from batching.redis_url import RedisUrl
 from batching.settings import Settings
-from batching.store import deployments
+from batching.store import deployments, redis_errors
 from batching.store.lost_connections import ASYNC_PARSER, PARSER, noticing_its_loss
 from batching.store.tcp_limits import TCP_LIMITS
 
@@ -36,16 +36,7 @@ BLOCK_S = 0.6
 # longer: after its connection broke, Redis may still hand one doorbell to the old wait.
 IDLE_S = 2.0
 
-RedisError = redis.RedisError
-# Redis is not heard, and may be again.
-UNHEARD = (redis.TimeoutError, redis.ConnectionError)
-# Redis is heard, and will not: do this, or anything for this user.
-REFUSED = redis.ResponseError
-UNWELCOME = (
-    redis.AuthenticationError,
-    redis.exceptions.AuthorizationError,
-    redis.exceptions.NoPermissionError,
-)
+RedisError = redis_errors.RedisError  # for the modules that still look for it here
 
 # redis-py types every answer as "bytes or str" and some methods not at all; here it is bytes.
 Client = Any

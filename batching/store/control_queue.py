@@ -5,7 +5,6 @@ RQ's default serializer is pickle, which would let anybody who reaches Redis run
 
 from typing import Any
 
-import redis
 from rq import Queue
 from rq.job import Job
 from rq.results import Result
@@ -15,6 +14,7 @@ from batching import errors
 from batching.model_spec import ArchiveInfo
 from batching.store.connection import Client, for_rq
 from batching.store.downloads import Download, Downloads
+from batching.store.redis_errors import AWAY
 from batching.store.refusals import store_unavailable
 
 QUEUE_NAME = "ferry-control"
@@ -66,7 +66,7 @@ class ControlQueue:
                 failure_ttl=RESULT_TTL_S,
             )
             result = _latest_result(job, timeout_s)
-        except redis.RedisError as error:
+        except AWAY as error:
             raise store_unavailable() from error
         if result is None:
             raise errors.RequestTimeout(f"No node finished the job within {timeout_s:.0f} s.")

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from batching import errors
 from batching.store.ingress_verbs import CancelCode, IngressVerbs
+from batching.store.redis_errors import AWAY
 from batching.store.tasks import end_tasks
 from batching.store.ticket import ClientGone, ClientLeft, Ticket
 
@@ -140,7 +139,7 @@ class Departures:
         """Whether Redis was heard."""
         try:
             await self._cancel_together(request_ids)
-        except (RedisError, OSError):
+        except AWAY:
             return False
         return True
 

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-import redis
-
 from batching.store import keys
 from batching.store.connection import Client
+from batching.store.redis_errors import AWAY
 from batching.store.refusals import store_unavailable
 
 _TTL_S = 60
@@ -35,14 +34,14 @@ class Downloads:
                 )
                 pipe.expire(keys.DOWNLOADS, _TTL_S)
                 pipe.execute()
-        except redis.RedisError:
+        except AWAY:
             return
 
     def forget(self, url: str) -> None:
         """It has ended, one way or the other."""
         try:
             self._client.hdel(keys.DOWNLOADS, url)
-        except redis.RedisError:
+        except AWAY:
             return
 
     def all(self) -> list[Download]:
@@ -53,7 +52,7 @@ class Downloads:
         """
         try:
             records = self._client.hgetall(keys.DOWNLOADS)
-        except redis.RedisError as error:
+        except AWAY as error:
             raise store_unavailable() from error
         return [_download(url.decode(), text) for url, text in sorted(records.items())]
 

@@ -23,6 +23,7 @@ from redis.crc import key_slot
 from redis.retry import Retry
 
 from batching.redis_url import Address
+from batching.store.redis_errors import AWAY
 
 ASK_TIMEOUT_S = 0.5
 DOUBT_S = 1.0
@@ -91,14 +92,14 @@ class Finder(ABC):
             ConnectionError: redis' own; nobody knows.
         """
         for place in self._circle:
-            with contextlib.suppress(redis.RedisError, OSError), self._client(place) as client:
+            with contextlib.suppress(*AWAY), self._client(place) as client:
                 return self._found(place, client.execute_command(self.question))
         raise self._unknown()
 
     async def find_async(self) -> Address:
         """As `find`."""
         for place in self._circle:
-            with contextlib.suppress(redis.RedisError, OSError):
+            with contextlib.suppress(*AWAY):
                 async with self._async_client(place) as client:
                     return self._found(place, await client.execute_command(self.question))
         raise self._unknown()

@@ -13,8 +13,6 @@ import contextlib
 import logging
 from collections.abc import Coroutine, Mapping
 
-from redis.exceptions import RedisError
-
 from batching import errors
 from batching.drain_rate import DrainRate
 from batching.model_spec import VersionKey
@@ -23,6 +21,7 @@ from batching.request_ids import fresh_request_id
 from batching.store.departures import Departures
 from batching.store.ingress_verbs import AuditCode, IngressVerbs, SubmitCode
 from batching.store.large_reply_fetcher import LargeReplyFetcher
+from batching.store.redis_errors import AWAY
 from batching.store.refusals import queue_lost, refusal
 from batching.store.replies import LargeReply, decode_reply, error_reply
 from batching.store.reply_stream import ReplyStream
@@ -201,7 +200,7 @@ class Lane:
                 else:
                     discarded, collected = collected, []
                     await self._verbs.discard(discarded)
-            except (RedisError, OSError):
+            except AWAY:
                 # A doorbell may have been popped into the broken connection; the audit finds out.
                 self._was_away_at = self._loop.time()
                 collected = []
@@ -238,7 +237,7 @@ class Lane:
 
     def _look_for_chunks(self, ticket: Ticket) -> None:
         async def look() -> None:
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(*AWAY):
                 if await self._verbs.read_chunks(ticket.request_id, 0):
                     self._open_stream(ticket)
 
@@ -278,7 +277,7 @@ class Lane:
                 for request_id, ticket in asked.items()
                 if not ticket.reply.done() and ticket.request_id == request_id
             ]
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(*AWAY):
                 codes = await self._verbs.audit(due)
                 await self._heal(dict(zip(due, codes, strict=True)))
 

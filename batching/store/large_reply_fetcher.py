@@ -5,9 +5,8 @@ import contextlib
 from collections.abc import Callable, Mapping
 from itertools import islice
 
-from redis.exceptions import RedisError
-
 from batching.store.ingress_verbs import IngressVerbs
+from batching.store.redis_errors import AWAY
 from batching.store.tasks import end_tasks
 
 AT_ONCE = 8  # replies of megabytes each must not come in one piece
@@ -56,7 +55,7 @@ class LargeReplyFetcher:
                 wanted = {one: some[one] for one in some if self._is_wanted(one)}
                 try:
                     values = await self._verbs.fetch_large(wanted) if wanted else {}
-                except (RedisError, OSError):
+                except AWAY:
                     if at_once == 1:
                         return
                     at_once = 1  # together they may have been too large for the time of one call
@@ -64,7 +63,7 @@ class LargeReplyFetcher:
                 for request_id in some:
                     del self._due[request_id]
                 self._deliver(values)
-                with contextlib.suppress(RedisError, OSError):
+                with contextlib.suppressAWAY:
                     await self._verbs.discard_large(some)
         finally:
             self._due.clear()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from batching.redis_url import RedisUrl
-from batching.store.connection import REFUSED, UNWELCOME
+from batching.store.redis_errors import REFUSED, UNWELCOME
 
 REMIND_S = 30.0
 # A Redis that comes and goes is not told of each time.

@@ -3,8 +3,9 @@
 import time
 from typing import Any
 
-from batching.store.connection import BLOCK_S, Client, RedisError
+from batching.store.connection import BLOCK_S, Client
 from batching.store.hang_up import hang_up
+from batching.store.redis_errors import AWAY
 
 
 class ParkedPop:
@@ -34,7 +35,7 @@ class ParkedPop:
         """
         try:
             return self._wait(timeout_s)
-        except (RedisError, OSError):
+        except AWAY:
             if not self.is_interrupted:
                 raise
             return False

@@ -10,8 +10,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-import redis
-
 from batching.errors import Conflict, VersionInUse, VersionNotFound
 from batching.model_entry import ModelEntry, existing, pick_version
 from batching.model_spec import ModelSpec, VersionKey
@@ -19,6 +17,7 @@ from batching.status import NodeStatus, QueueStatus, StoreStatus, WorkerStatus
 from batching.store import keys
 from batching.store.connection import Client, at
 from batching.store.keys import VersionKeys
+from batching.store.redis_errors import RedisError
 from batching.store.refusals import store_unavailable
 from batching.store.scripts import script
 
@@ -301,5 +300,5 @@ class Registry:
 def _unavailable() -> Iterator[None]:
     try:
         yield
-    except redis.RedisError as error:
+    except RedisError as error:  # not AWAY: what is done inside `changes` may fail by an OSError
         raise store_unavailable() from error

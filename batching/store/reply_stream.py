@@ -11,11 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Self
 
-from redis.exceptions import RedisError
-
 from batching import errors
 from batching.protocol import BatchTiming, ProtocolError, Reply, ReplyChunk
 from batching.store.ingress_verbs import IngressVerbs
+from batching.store.redis_errors import AWAY
 from batching.store.refusals import store_unavailable
 from batching.store.ticket import Ticket
 
@@ -75,7 +74,7 @@ class ReplyStream:
         self._leave(self._rest)
         if not self._is_over:
             # Where the worker has replied already there is nothing to cancel, only this.
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(*AWAY):
                 await self._verbs.discard_chunks(self._rest.request_id)
 
     async def _fill(self) -> bool:
@@ -116,7 +115,7 @@ class ReplyStream:
         while True:
             try:
                 return await self._verbs.read_chunks(self._rest.request_id, self._taken)
-            except (RedisError, OSError) as error:
+            except AWAY as error:
                 # Whether the list was cut is not known: what comes again is told by its number.
                 self._taken = 0
                 if asyncio.get_running_loop().time() > end:

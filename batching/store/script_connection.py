@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import hiredis
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError
 
 from batching.store import scripts
 from batching.store.connection import Client
+from batching.store.redis_errors import AWAY
 
 Command = tuple[str | int | bytes, ...]
 
@@ -55,7 +56,7 @@ class ScriptConnection:
         connection.connect()
         try:
             is_stale = connection.can_read()
-        except (RedisError, OSError):
+        except AWAY:
             is_stale = True
         if is_stale:
             # Closed by the other side meanwhile: nothing is lost yet, another one is made.

@@ -4,7 +4,8 @@ import logging
 import re
 
 from batching.settings import Settings, SettingsError
-from batching.store.connection import Client, RedisError, connect, store_url
+from batching.store.connection import Client, connect, store_url
+from batching.store.redis_errors import AWAY
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ def check_server(settings: Settings) -> None:
     client = connect(store_url(settings), socket_timeout_s=_TIMEOUT_S)
     try:
         check_client(client)
-    except (RedisError, OSError) as error:
+    except AWAY as error:
         log.warning("Redis could not be checked: %s", type(error).__name__)
     finally:
         client.close()

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 
-from redis.exceptions import OutOfMemoryError, RedisError
+from redis.exceptions import OutOfMemoryError
 
 from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.ingress_verbs import IngressVerbs, Submission, SubmitCode
+from batching.store.redis_errors import AWAY
 from batching.store.refusals import memory_full, store_unavailable
 from batching.store.ticket import Ticket
 
@@ -59,7 +60,7 @@ async def submit_tickets(
                     return [found.get(ticket, SubmitCode.KNOWN) for ticket in tickets]
                 except OutOfMemoryError as error:
                     raise memory_full() from error
-                except (RedisError, OSError) as error:
+                except AWAY as error:
                     cause = error
                     if limit.expired():
                         # An error that came at the same moment may win over the cancellation

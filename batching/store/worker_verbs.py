@@ -23,11 +23,12 @@ from batching.protocol import (
     Request,
 )
 from batching.store.bell import Bell
-from batching.store.connection import Client, RedisError, at
+from batching.store.connection import Client, at
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.open_records import read_record
 from batching.store.parked_pop import ParkedPop
 from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_keys
+from batching.store.redis_errors import AWAY
 from batching.store.script_connection import ScriptConnection
 from batching.store.scripts import script
 
@@ -221,7 +222,7 @@ class WorkerVerbs:
         """Another worker may collect, and is woken to do so."""
         # Nobody else is the collector while this one's window lasts. Where it cannot be said, the
         # window is over when its key expires.
-        with contextlib.suppress(RedisError, OSError):
+        with contextlib.suppress(*AWAY):
             self._client.delete(self._keys.gather)
             self.ring()
 

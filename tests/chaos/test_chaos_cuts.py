@@ -17,9 +17,10 @@ from batching.policy import FixedPolicy
 from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned
 from batching.status import NodeStatus
 from batching.store import scripts
-from batching.store.connection import BLOCK_S, RedisError, connect, connect_async
+from batching.store.connection import BLOCK_S, connect, connect_async
 from batching.store.ingress_verbs import IngressVerbs, Submission
 from batching.store.node_verbs import NodeVerbs, ReclaimMode
+from batching.store.redis_errors import RedisError
 from batching.store.tasks import end_tasks
 from batching.store.worker_verbs import WorkerVerbs
 from tests.chaos.proxy import ChaosProxy

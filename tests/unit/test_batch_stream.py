@@ -3,7 +3,7 @@
 import pytest
 
 from batching.protocol import ReplyChunk
-from batching.store.connection import RedisError
+from batching.store.redis_errors import RedisError
 from batching.store.worker_verbs import CHUNK_LIMIT_BYTES, ChunkCode
 from tests.unit.batches import Handler, batch, body, error_of, runner
 from workers import batch_stream as stream_module

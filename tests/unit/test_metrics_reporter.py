@@ -11,7 +11,7 @@ from batching.handler_metrics import MetricKind
 from batching.metrics_config import DEFAULT_METRICS, DeclaredMetric, read_metrics_config
 from batching.model_entry import ModelEntry
 from batching.settings import SettingsError
-from batching.store.connection import RedisError
+from batching.store.redis_errors import RedisError
 from ingress.handler_metrics import HandlerMetrics
 from ingress.metrics_text import write_text
 from tests.support import KEY, eventually, make_spec
