@@ -12,10 +12,10 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 from batching.errors import BadRequest, NoWorker, ServeError
+from batching.model_entry import ModelEntry, check_names, existing
 from batching.model_spec import ModelSpec, bool_parameter
 from batching.protocol import Reply
 from batching.request_ids import fresh_request_id
-from batching.store.model_entry import ModelEntry, check_names, existing
 from ingress.answers import reply_answer, wrong_method
 from ingress.descriptions import describe_version, list_page
 from ingress.openapi import model_management_document

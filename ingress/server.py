@@ -17,7 +17,6 @@ import uvloop
 from batching.entry_point import EXIT_UNUSABLE
 from batching.logs import configure_logging
 from batching.metrics_config import read_metrics_config
-from batching.outage import Outage
 from batching.readiness import notify_ready
 from batching.settings import Settings, SettingsError
 from batching.store.broker import Broker
@@ -25,6 +24,7 @@ from batching.store.catalog import Catalog
 from batching.store.connection import connect, store_url
 from batching.store.control_queue import ControlQueue
 from batching.store.metric_verbs import read_metrics
+from batching.store.outage import Outage
 from batching.store.registry import Registry
 from batching.store.server_check import check_server
 from ingress.app import create_app

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from batching.backoff import Backoff
 from batching.errors import DependenciesFailed, ServeError
 from batching.metric_lines import log_load_time
 from batching.model_spec import ModelSpec
-from batching.outage import Outage
 from batching.settings import Settings
 from batching.status import WorkerState, WorkerStatus, utc_now
-from batching.store.connection import RedisError
 from batching.store.node_verbs import NodeVerbs
+from batching.store.outage import Outage
 from batching.store.reclaiming import ReclaimMode
+from batching.store.redis_errors import AWAY
 from workers.assignment import Assignment
-from workers.backoff import Backoff
 from workers.devices import Device
 from workers.exit_status import EXIT_NOT_STARTED, ExitStatus
 from workers.model_files import Prepared
@@ -325,6 +325,6 @@ class Slot:
         while True:
             try:
                 return await verb(*arguments)
-            except (RedisError, OSError) as error:
+            except AWAY as error:
                 self._context.outage.note(getattr(verb, "__name__", str(verb)), error)
                 await asyncio.sleep(RETRY_S)

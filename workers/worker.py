@@ -23,12 +23,13 @@ from typing import Any
 from batching.batcher import Batcher
 from batching.logs import configure_logging
 from batching.metrics_config import read_metrics_config
-from batching.outage import Outage
 from batching.policy import policy_of
 from batching.protocol import Batch, Owned, Reply
 from batching.settings import Settings
-from batching.store.connection import BLOCK_S, RedisError, connect, idle_s, store_url
+from batching.store.connection import BLOCK_S, connect, idle_s, store_url
 from batching.store.metric_verbs import MetricVerbs
+from batching.store.outage import Outage
+from batching.store.redis_errors import AWAY
 from batching.store.worker_verbs import WorkerVerbs
 from workers.assignment import Assignment
 from workers.envelopes import in_envelope
@@ -86,7 +87,7 @@ class Worker:
         while not self._should_stop and not self._is_broken():
             try:
                 batch = self._gather()
-            except (RedisError, OSError) as error:
+            except AWAY as error:
                 # The claim may have been carried out and only its answer lost.
                 self._unsure_until = time.monotonic() + UNSURE_S
                 self._outage.note("claim", error)
@@ -110,7 +111,7 @@ class Worker:
         while True:
             try:
                 self._verbs.reply(items, replies)
-            except (RedisError, OSError) as error:
+            except AWAY as error:
                 # What cannot be answered is given back before the next claim.
                 self._unsure_until = time.monotonic() + UNSURE_S
                 self._outage.note("reply", error)
@@ -227,7 +228,7 @@ def main() -> int:
     reporter.start()
     if spec.use_job_ticket:
         # Before anybody hears that it is ready and asks. While Redis is away: with the first claim.
-        with contextlib.suppress(RedisError, OSError):
+        with contextlib.suppress(*AWAY):
             verbs.give_tickets()
     _report(assignment, state="READY")
     with contextlib.suppress(DeviceBroken):

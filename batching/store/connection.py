@@ -23,7 +23,7 @@ from redis.retry import Retry
 
 from batching.redis_url import RedisUrl
 from batching.settings import Settings
-from batching.store import deployments, redis_errors
+from batching.store import deployments
 from batching.store.lost_connections import ASYNC_PARSER, PARSER, noticing_its_loss
 from batching.store.tcp_limits import TCP_LIMITS
 
@@ -35,8 +35,6 @@ BLOCK_S = 0.6
 # An idle worker may block for longer, as its node's beats make up for lost doorbells. Not much
 # longer: after its connection broke, Redis may still hand one doorbell to the old wait.
 IDLE_S = 2.0
-
-RedisError = redis_errors.RedisError  # for the modules that still look for it here
 
 # redis-py types every answer as "bytes or str" and some methods not at all; here it is bytes.
 Client = Any

@@ -41,8 +41,6 @@ ONLY_IN = {
 }
 # What lies directly in batching/ works without Redis; the store is built on it.
 STORE = "batching.store"
-# A file that moved into the store, whose old place some still name.
-BRIDGES = frozenset({"batching/outage.py"})
 # Code that arrives as bytes from a client or a queue must never be able to choose what is executed.
 NOWHERE = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"})
 
@@ -123,7 +121,7 @@ def broken_rules(place: str, imported: Import) -> Iterator[str]:
 
 def is_core(place: str) -> bool:
     """Whether the file lies directly in batching/."""
-    return Path(place).parent == Path("batching") and place not in BRIDGES
+    return Path(place).parent == Path("batching")
 
 
 def test_imports_keep_to_the_layers():
