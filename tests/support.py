@@ -23,7 +23,7 @@ from batching.store.registry import Registry
 from batching.store.worker_verbs import WorkerVerbs
 from tests.timing import assert_within
 
-POLL_S = 0.005
+POLL_S = 0.01
 DEAD_AFTER_MS = 3000
 KEY = VersionKey("digits", "1.0")
 
@@ -42,9 +42,23 @@ RECORD_FIELDS = (
 
 def eventually(predicate: Callable[[], Any], timeout_s: float = 5.0) -> Any:
     """The predicate's first true value; fails once `timeout_s` has passed without one."""
+    value = _last_value(predicate, timeout_s)
+    assert value, f"not true within {timeout_s} s"
+    return value
+
+
+def came_true(predicate: Callable[[], Any], timeout_s: float) -> bool:
+    """Whether the predicate came true in time, for whoever has more to say when it did not.
+
+    Called for its waiting alone it passes in silence: that is what `eventually` is for.
+    """
+    return bool(_last_value(predicate, timeout_s))
+
+
+def _last_value(predicate: Callable[[], Any], timeout_s: float) -> Any:
+    """The predicate's first true value, or what false it returned once the time had passed."""
     end = time.monotonic() + timeout_s
-    while not (value := predicate()):
-        assert time.monotonic() < end, f"not true within {timeout_s} s"
+    while not (value := predicate()) and time.monotonic() < end:
         time.sleep(POLL_S)
     return value
 

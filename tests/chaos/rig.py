@@ -16,8 +16,9 @@ from batching.store.keys import VersionKeys
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd
 from tests.e2e.archives import Call, Ledger, make_archive
-from tests.e2e.ferry_process import FerryProcess, FerryServer, eventually
+from tests.e2e.ferry_process import FerryProcess, FerryServer
 from tests.ports import free_ports
+from tests.support import came_true, eventually
 
 HANDLER = Path(__file__).with_name("handler_under_fire.py")
 READY_S = 20.0
@@ -63,7 +64,7 @@ class Rig(FerryServer):
         """One more node has joined."""
         known = self.redis.zcard("{ferry}:nodes")
         node = self.launch_node()
-        assert eventually(lambda: self.redis.zcard("{ferry}:nodes") > known, READY_S), node.log()
+        assert came_true(lambda: self.redis.zcard("{ferry}:nodes") > known, READY_S), node.log()
         return node
 
     def launch_node(self) -> FerryProcess:
@@ -185,10 +186,10 @@ class Served:
         return self.rig.worker_pids(self.name)
 
     def wait_staffed(self, workers: int = 1, timeout_s: float = READY_S) -> None:
-        assert eventually(lambda: len(self.pids()) == workers, timeout_s)
+        eventually(lambda: len(self.pids()) == workers, timeout_s)
 
     def wait_calls(self, count: int, timeout_s: float = 10.0) -> list[Call]:
-        assert eventually(lambda: len(self.calls()) >= count, timeout_s), "no such call"
+        assert came_true(lambda: len(self.calls()) >= count, timeout_s), "no such call"
         return self.calls()
 
     def node_of(self, pid: int) -> FerryProcess:
@@ -203,7 +204,7 @@ class Served:
     def check(self, crowd: Crowd) -> None:
         """Asserts that the verdict over log, ledger and counters is clean, once all is quiet."""
         log = crowd.wait()
-        assert eventually(lambda: self.open_requests() == 0, QUIET_S), "requests stay open"
+        assert came_true(lambda: self.open_requests() == 0, QUIET_S), "requests stay open"
         calls = self.calls()
         wrong = checker.answers(log) + checker.executions(log, calls)
         wrong += checker.departures(log, calls)

@@ -14,7 +14,7 @@ from tests.chaos.crowd import Crowd
 from tests.chaos.promises import is_long
 from tests.chaos.rig import Rig
 from tests.chaos.test_chaos_redis import for_seconds
-from tests.e2e.ferry_process import eventually
+from tests.support import eventually
 from tests.timing import assert_within
 
 DELAY_S = 0.005
@@ -76,7 +76,7 @@ def test_f27_client_that_leaves_a_running_batch_harms_nobody(
         assert {one.status for one in stay} == {200}
         assert (counters["replied"], counters["cancelled"]) == (3, 1)
         replies = lambda: list(rig.redis.scan_iter(f"{model.keys.reply_prefix}*"))  # noqa: E731
-        assert eventually(lambda: not replies(), 2)
+        eventually(lambda: not replies(), 2)
         model.check(crowd)
 
 
@@ -107,14 +107,14 @@ def test_f29_work_of_a_dead_ingress_is_not_done(rig: Rig, crowd: Crowd, record_p
         crowd.send("f29", ["sleep 4.5|first"])
         model.wait_calls(1)
         crowd.send("f29", [f"r{number}" for number in range(20)])
-        assert eventually(lambda: model.waiting() == 20, 5)
+        eventually(lambda: model.waiting() == 20, 5)
 
         # When the ingress is killed
         rig.process.kill()
         crowd.wait()
 
         # Then none of them is run, and nothing of them stays
-        assert eventually(lambda: model.open_requests() == 0, 10)
+        eventually(lambda: model.open_requests() == 0, 10)
         orphaned = model.counters()["orphaned"]
         record_promise("F29", "ingress killed, 20 waiting", "20 dropped", f"{orphaned} dropped")
         assert model.bodies() == ["sleep 4.5|first"]
@@ -208,7 +208,7 @@ def test_f34_clients_that_hardly_read_slow_nobody_down(
             "Content-Type: application/octet-stream\r\n\r\n"
         )
         with raw_clients(rig.port, 20, head.encode() + body, 2048) as readers:
-            assert eventually(lambda: model.bodies().count(body.decode()) == 20, 10)
+            eventually(lambda: model.bodies().count(body.decode()) == 20, 10)
             for reader in readers:
                 reader.recv(1)
 
@@ -218,7 +218,7 @@ def test_f34_clients_that_hardly_read_slow_nobody_down(
             # And, in the long form: who takes nothing in for a minute is closed
             if is_long():
                 began = time.monotonic()
-                assert eventually(lambda: open_connections(rig) == 0, 75)
+                eventually(lambda: open_connections(rig) == 0, 75)
                 took_s = time.monotonic() - began
                 record_promise("F34", "unread answers are closed", "<= 75 s", f"{took_s:.0f} s")
         record_promise(

@@ -18,7 +18,7 @@ from tests.chaos.promises import is_long
 from tests.chaos.proxy import ChaosProxy
 from tests.chaos.rig import Rig, Served
 from tests.chaos.tcp_redis import TcpRedis
-from tests.e2e.ferry_process import eventually
+from tests.support import came_true, eventually
 from tests.timing import assert_within
 
 DETECTED_S = 1.0
@@ -55,7 +55,7 @@ def seconds_until_served(model: Served, crowd: Crowd, limit_s: float) -> float:
     start = time.monotonic()
     tries = itertools.count()
     again = lambda: crowd.ask(model.name, [f"back? {next(tries)}"])[0].status == 200  # noqa: E731
-    assert eventually(again, limit_s)
+    eventually(again, limit_s)
     return time.monotonic() - start
 
 
@@ -158,7 +158,7 @@ def test_f19_redis_that_stands_still_makes_nobody_dead(
     with rig.serve(name, pace_s=0.01, batch_size=4) as model, crowd.flow(name, 30, "r"):
         # Given a load, and a request at work all the while
         [long_one] = crowd.send(name, ["sleep 1|at work"])
-        assert eventually(lambda: "sleep 1|at work" in model.bodies(), 5)
+        eventually(lambda: "sleep 1|at work" in model.bodies(), 5)
 
         # When Redis answers nobody for two seconds
         if how == "CLIENT PAUSE":
@@ -219,7 +219,7 @@ def test_f23_full_memory_stops_admission_only(rig: Rig, crowd: Crowd, record_pro
 
             # When memory stays full for longer than a silent worker may live
             [held] = crowd.send("f23", ["sleep 0.5|held"])
-            assert eventually(lambda: "sleep 0.5|held" in model.bodies(), 5)
+            eventually(lambda: "sleep 0.5|held" in model.bodies(), 5)
             workers = model.pids()
             rig.redis.config_set("maxmemory", 1_000_000)
             for_seconds(10.0 if is_long() else 4.0)
@@ -268,7 +268,7 @@ def test_f22_f24_far_and_failing_over_redis_loses_nothing(
         with crowd.flow("far", 8, "slow"):
             for_seconds(30.0 if is_long() else 5.0)
             # Which ones are lost is drawn by chance.
-            assert eventually(lambda: proxy.cuts > 5, 30)
+            eventually(lambda: proxy.cuts > 5, 30)
 
         # And when they take twice that, which is further away than can be worked with
         cuts = proxy.cuts
@@ -313,4 +313,4 @@ def test_f22_f24_far_and_failing_over_redis_loses_nothing(
         assert found["200"] >= 0.9 * sum(found.values())
         assert_within(waited_s, 5.0)
         assert checker.conservation(model.counters(), model.open_requests()) == []
-        assert eventually(lambda: model.open_requests() == 0, 10), "requests stay open"
+        assert came_true(lambda: model.open_requests() == 0, 10), "requests stay open"

@@ -13,7 +13,7 @@ from batching.store.registry import Registry
 from tests.chaos.crowd import Crowd
 from tests.chaos.rig import Rig
 from tests.e2e.archives import make_archive
-from tests.e2e.ferry_process import eventually
+from tests.support import came_true, eventually
 from tests.timing import assert_within
 
 SAYS_NEW = """
@@ -43,7 +43,7 @@ def test_node_that_missed_a_new_registration_serves_it_all_the_same(rig: Rig, cr
         os.kill(rig.nodes[0].pid, signal.SIGCONT)
 
         # Then it is what is served from then on
-        assert eventually(lambda: model.pids() not in ([], [pid]), 10)
+        eventually(lambda: model.pids() not in ([], [pid]), 10)
         assert [one.answer for one in crowd.ask("renewed", ["hello"])] == ["new"]
 
         # And scaling replaces nobody
@@ -61,7 +61,7 @@ def test_request_waits_for_the_next_worker_when_its_version_is_scaled_to_none_an
         model.wait_calls(1)
         for name in ("bounced", "witness"):
             rig.manage("PUT", f"models/{name}", min_worker=0)
-        assert eventually(lambda: witness.pids() == [], 5)
+        eventually(lambda: witness.pids() == [], 5)
 
         # When it is wanted again, and requests come
         rig.manage("PUT", "models/bounced", min_worker=1)
@@ -81,7 +81,7 @@ def test_unregistered_version_keeps_nobody_waiting_when_a_node_dies(rig: Rig, cr
         busy = crowd.send("orphan", [f"sleep 2|{number}" for number in range(2)])
         calls = model.wait_calls(2)
         waiting = crowd.send("orphan", ["one", "two"])
-        assert eventually(lambda: model.waiting() == 2, 5)
+        eventually(lambda: model.waiting() == 2, 5)
         victim = model.node_of(calls[0].pid)
 
         # When the version is unregistered and one node is killed
@@ -96,7 +96,7 @@ def test_unregistered_version_keeps_nobody_waiting_when_a_node_dies(rig: Rig, cr
         assert_within(max(one.answered_at for one in crowd.log) - killed_at, REFUSED_S)
 
         # And nothing is left of it
-        assert eventually(lambda: _permanent(rig, "orphan") == [], 5), _permanent(rig, "orphan")
+        assert came_true(lambda: _permanent(rig, "orphan") == [], 5), _permanent(rig, "orphan")
 
 
 def test_node_that_is_stopped_refuses_what_waits_for_an_unregistered_version(
@@ -107,7 +107,7 @@ def test_node_that_is_stopped_refuses_what_waits_for_an_unregistered_version(
         busy = crowd.send("last", ["sleep 1|busy"])
         model.wait_calls(1)
         waiting = crowd.send("last", ["one"])
-        assert eventually(lambda: model.waiting() == 1, 5)
+        eventually(lambda: model.waiting() == 1, 5)
         Registry(rig.redis).remove(VersionKey("last", "1.0"))
 
         # When the only node is stopped
@@ -117,7 +117,7 @@ def test_node_that_is_stopped_refuses_what_waits_for_an_unregistered_version(
         # Then nobody is left to wait, and nothing is left
         assert stopped.exit_code == 0
         assert [one.status for one in busy + waiting] == [200, 404]
-        assert eventually(lambda: _permanent(rig, "last") == [], 5), _permanent(rig, "last")
+        assert came_true(lambda: _permanent(rig, "last") == [], 5), _permanent(rig, "last")
     rig.remove_node(rig.nodes[0])
     rig.restore()
 

@@ -14,7 +14,7 @@ from tests.chaos import checker
 from tests.chaos.crowd import Crowd
 from tests.chaos.rig import Rig
 from tests.chaos.test_chaos_redis import for_seconds
-from tests.e2e.ferry_process import eventually
+from tests.support import eventually
 from tests.timing import assert_within
 
 STOP_S = 8.0
@@ -56,7 +56,7 @@ def test_f31_ingress_answers_all_it_accepted(rig: Rig, crowd: Crowd, record_prom
     with rig.serve("f31", batch_size=4) as model:
         # Given requests at work and in the queue
         sent = crowd.send("f31", [f"sleep 0.1|{number}" for number in range(20)])
-        assert eventually(lambda: model.counters().get("accepted", 0) == 20, 5)
+        eventually(lambda: model.counters().get("accepted", 0) == 20, 5)
 
         # When the ingress is told to stop
         stopped = rig.process.stop(signal.SIGTERM)
@@ -97,7 +97,7 @@ def test_f31_clients_that_keep_their_connections_lose_no_accepted_request(
         threads = [threading.Thread(target=ask_on, args=(c, "f31-kept", found)) for c in clients]
         for thread in threads:
             thread.start()
-        assert eventually(lambda: len(found) >= 50, 10)
+        eventually(lambda: len(found) >= 50, 10)
 
         # When the ingress is told to stop under that load
         stopped = rig.process.stop(signal.SIGTERM)

@@ -13,8 +13,7 @@ from tests.chaos.crowd import Crowd
 from tests.chaos.promises import is_long
 from tests.chaos.rig import Rig, Served, kill
 from tests.chaos.test_chaos_redis import for_seconds
-from tests.e2e.ferry_process import eventually
-from tests.support import Backend
+from tests.support import Backend, came_true
 
 MIB = 1024 * 1024
 GROWTH_BYTES = 10 * MIB
@@ -169,7 +168,7 @@ def test_f41_soak_grows_nothing(rig: Rig, crowd: Crowd, record_promise) -> None:
         model.check(crowd)
 
         # And nothing is left of any, but replies whose collection was cut off, for their minute
-        eventually(lambda: not request_keys(rig, b":rep:"), 65 if is_long() else 0.1)
+        came_true(lambda: not request_keys(rig, b":rep:"), 65 if is_long() else 0.1)
         replies = request_keys(rig, b":rep:")
         assert all(0 < rig.redis.pttl(name) <= REPLY_TTL_MS for name in replies)
         backend = Backend(client=rig.redis, connect=lambda: None, connect_async=lambda: None)

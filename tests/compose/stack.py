@@ -14,8 +14,8 @@ import requests
 
 from tests.chaos.crowd import Crowd
 from tests.e2e.archives import make_archive
-from tests.e2e.ferry_process import eventually
 from tests.ports import free_ports
+from tests.support import came_true
 
 ROOT = Path(__file__).parents[2]
 HANDLER = Path(__file__).with_name("pausing_handler.py")
@@ -194,7 +194,7 @@ class Stack:
                 if container.health not in ("healthy", "none")
             ]
 
-        assert eventually(lambda: not sick(), timeout_s), (sick(), self.logs())
+        assert came_true(lambda: not sick(), timeout_s), (sick(), self.logs())
 
     def image_bytes(self, name: str) -> int:
         return int(self.run(["docker", "image", "inspect", "-f", "{{.Size}}", name]))
@@ -237,7 +237,7 @@ class Stack:
         return sum(worker["status"] == "READY" for worker in workers)
 
     def wait_workers(self, model_name: str, count: int) -> None:
-        assert eventually(lambda: self.ready_workers(model_name) == count, 30), self.describe(
+        assert came_true(lambda: self.ready_workers(model_name) == count, 30), self.describe(
             model_name
         )
 

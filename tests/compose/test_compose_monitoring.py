@@ -7,7 +7,7 @@ import pytest
 
 from tests.chaos.crowd import Crowd
 from tests.compose.stack import ROOT
-from tests.e2e.ferry_process import eventually
+from tests.support import came_true
 
 pytestmark = [pytest.mark.compose, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,7 +29,7 @@ def prometheus(balanced):
         assert answer.status_code == 200, answer.text
         return answer.json()["data"]
 
-    assert eventually(lambda: healthy(ask("targets")) >= 3, 60), ask("targets")
+    assert came_true(lambda: healthy(ask("targets")) >= 3, 60), ask("targets")
     return ask
 
 
@@ -95,4 +95,4 @@ def test_dashboards_are_filled_after_load(balanced, prometheus):
 
         # Then
         assert len(queries) > 10
-        assert eventually(lambda: not empty(), 60), empty()
+        assert came_true(lambda: not empty(), 60), empty()

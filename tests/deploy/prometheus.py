@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.ferry_process import eventually
 from tests.ports import free_ports
+from tests.support import came_true
 
 PROMETHEUS = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")
@@ -80,7 +80,7 @@ def running_prometheus(
         )
     prometheus = Prometheus(f"http://127.0.0.1:{port}")
     try:
-        assert eventually(lambda: _is_up(prometheus), START_TIMEOUT_S), "it does not scrape"
+        assert came_true(lambda: _is_up(prometheus), START_TIMEOUT_S), "it does not scrape"
         yield prometheus
     finally:
         process.kill()

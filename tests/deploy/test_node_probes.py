@@ -11,7 +11,8 @@ import yaml
 from cli.embedded_redis import EmbeddedRedis, find_server
 from tests.deploy.chart import CHART
 from tests.e2e.archives import make_scripted
-from tests.e2e.ferry_process import FerryProcess, FerryServer, eventually
+from tests.e2e.ferry_process import FerryProcess, FerryServer
+from tests.support import eventually
 
 LOAD_S = 1.0
 TIMEOUT_S = 20
@@ -73,17 +74,17 @@ def test_node_passes_its_probes_when_it_should(loaded_server, redis_server, tmp_
     )
     try:
         # Then it is alive before it is ready, and ready no sooner than its worker
-        assert eventually(lambda: probes.passes("startup"), TIMEOUT_S)
+        eventually(lambda: probes.passes("startup"), TIMEOUT_S)
         assert not probes.passes("readiness")
         assert probes.passes("liveness")
-        assert eventually(lambda: probes.passes("readiness"), TIMEOUT_S)
+        eventually(lambda: probes.passes("readiness"), TIMEOUT_S)
         assert len(loaded_server.worker_pids("slow")) == 2
 
         # When Redis does not answer, then it stays alive
         os.kill(redis_server.pid, signal.SIGSTOP)
         try:
             before_ns = probes.written_ns()
-            assert eventually(lambda: probes.written_ns() > before_ns + 2e9, TIMEOUT_S)
+            eventually(lambda: probes.written_ns() > before_ns + 2e9, TIMEOUT_S)
             assert probes.passes("liveness")
         finally:
             os.kill(redis_server.pid, signal.SIGCONT)
@@ -94,16 +95,16 @@ def test_node_passes_its_probes_when_it_should(loaded_server, redis_server, tmp_
         os.utime(probes.folder / "alive", (past_s, past_s))
         assert not probes.passes("liveness")
         os.kill(node.pid, signal.SIGCONT)
-        assert eventually(lambda: probes.passes("liveness"), TIMEOUT_S)
+        eventually(lambda: probes.passes("liveness"), TIMEOUT_S)
 
         # When a model is added that cannot load, then the node serves the others
         broken, _ = make_scripted(loaded_server.store, "broken", load_error="no weights")
         loaded_server.manage(
             "POST", "models", url=broken, initial_workers=1, synchronous="false"
         ).raise_for_status()
-        assert eventually(lambda: node.log().count("worker died model=broken") >= 3, TIMEOUT_S)
+        eventually(lambda: node.log().count("worker died model=broken") >= 3, TIMEOUT_S)
         before_ns = probes.written_ns()
-        assert eventually(lambda: probes.written_ns() > before_ns + 1.5e9, TIMEOUT_S)
+        eventually(lambda: probes.written_ns() > before_ns + 1.5e9, TIMEOUT_S)
         assert probes.passes("readiness")
 
         # When it is stopped, then it is neither

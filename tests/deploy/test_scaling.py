@@ -22,8 +22,9 @@ from tests.deploy.expressions import selectors
 from tests.deploy.prometheus import PROMETHEUS, needs_prometheus, running_prometheus
 from tests.e2e.archives import make_scripted
 from tests.e2e.clients import Clients
-from tests.e2e.ferry_process import FerryServer, eventually
+from tests.e2e.ferry_process import FerryServer
 from tests.e2e.metrics_text import Scrape
+from tests.support import eventually
 
 BATCH_SIZE = 8
 NAP_S = 6.0 if PROMETHEUS else 1.0
@@ -71,7 +72,7 @@ def test_open_requests_are_counted_while_the_list_is_empty(busy_server, redis_se
     client = connect(redis_server.url)
     with Clients(busy_server.inference, BATCH_SIZE) as clients:
         clients.send("/predictions/busy", ["sleep 1|"] * BATCH_SIZE)
-        assert eventually(lambda: is_busy_and_nothing_waits(client), 10)
+        eventually(lambda: is_busy_and_nothing_waits(client), 10)
 
         # When the gauge of the query is read
         [gauge, *_] = selectors(scaling_query())
@@ -96,21 +97,21 @@ def test_query_follows_the_work_and_has_no_value_without_a_server(
     target = busy_server.metrics.removeprefix("http://")
     with running_prometheus(tmp_path, target, LABELS) as prometheus:
         # Given an idle worker: a number, and it is 0
-        assert eventually(lambda: prometheus.value(query) == 0, 10)
+        eventually(lambda: prometheus.value(query) == 0, 10)
 
         # When it takes all there is
         with Clients(busy_server.inference, BATCH_SIZE) as clients:
             clients.send("/predictions/busy", [f"sleep {NAP_S}|"] * BATCH_SIZE)
-            assert eventually(lambda: is_busy_and_nothing_waits(client), 10)
+            eventually(lambda: is_busy_and_nothing_waits(client), 10)
             # Then
-            assert eventually(lambda: prometheus.value(query) == BATCH_SIZE, NAP_S - 1)
+            eventually(lambda: prometheus.value(query) == BATCH_SIZE, NAP_S - 1)
             clients.receive(BATCH_SIZE)
-        assert eventually(lambda: prometheus.value(query) == 0, 10)
+        eventually(lambda: prometheus.value(query) == 0, 10)
 
         # When no model is left
         busy_server.manage("DELETE", "models/busy")
         # Then it is still a number
-        assert eventually(lambda: prometheus.query("ferry_queue_open_requests") == [], 10)
+        eventually(lambda: prometheus.query("ferry_queue_open_requests") == [], 10)
         assert prometheus.value(query) == 0
 
         # And somebody else's open requests are not ours
@@ -119,8 +120,8 @@ def test_query_follows_the_work_and_has_no_value_without_a_server(
         # When Redis stands still, it is none: a scaler that took it for 0 would remove busy nodes
         os.kill(redis_server.pid, signal.SIGSTOP)
         try:
-            assert eventually(lambda: prometheus.value(query) is None, 10)
-            assert eventually(lambda: prometheus.value("min(ferry_redis_up)") == 0, 10)
+            eventually(lambda: prometheus.value(query) is None, 10)
+            eventually(lambda: prometheus.value("min(ferry_redis_up)") == 0, 10)
         finally:
             os.kill(redis_server.pid, signal.SIGCONT)
     client.close()

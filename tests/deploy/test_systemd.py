@@ -13,8 +13,9 @@ import requests
 from batching.settings import Settings
 from cli.embedded_redis import EmbeddedRedis, find_server
 from tests.e2e.archives import make_scripted
-from tests.e2e.ferry_process import FerryProcess, eventually
+from tests.e2e.ferry_process import FerryProcess
 from tests.ports import free_ports
+from tests.support import eventually
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
 UNITS = sorted(FOLDER.glob("*.service"))
@@ -106,7 +107,7 @@ def test_units_serve_and_stop(tmp_path):
             answer = requests.post(f"http://127.0.0.1:{port}/predictions/m", data=b"x", timeout=30)
             # Then
             assert (registered.status_code, answer.status_code) == (200, 200)
-            assert eventually(lambda: "ready model=m" in parts["node"].log(), 5)
+            eventually(lambda: "ready model=m" in parts["node"].log(), 5)
             stopped = [parts[name].stop(signal.SIGTERM) for name in ("ingress", "node")]
             assert [(one.exit_code, one.left_behind) for one in stopped] == [(0, [])] * 2
         finally:

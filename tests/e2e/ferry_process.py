@@ -19,6 +19,7 @@ import psutil
 import requests
 
 from tests.ports import free_ports
+from tests.support import came_true
 from tests.topology.whole_suite import IS_ON_CLUSTER, lend_cluster
 
 FERRY = Path(sys.executable).parent / "ferry"
@@ -27,14 +28,6 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 8.0
 HTTP_TIMEOUT_S = 60.0
 LOG_TAIL_BYTES = 8000
-
-
-def eventually(predicate: Callable[[], Any], timeout_s: float) -> Any:
-    """What the predicate returned last: something true, or something false after the timeout."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := predicate()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return found
 
 
 def _take_terminal() -> None:
@@ -106,7 +99,7 @@ class FerryProcess:
 
     def wait_for_line(self, text: str, timeout_s: float = START_TIMEOUT_S) -> None:
         """The text is in the output; the process is killed if it does not come."""
-        eventually(lambda: self.has_ended() or text in self._whole_log(), timeout_s)
+        came_true(lambda: self.has_ended() or text in self._whole_log(), timeout_s)
         if text not in self._whole_log():
             self.kill()
             raise AssertionError(f"{text!r} did not come within {timeout_s} s:\n{self.log()}")

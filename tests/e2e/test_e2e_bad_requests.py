@@ -13,8 +13,9 @@ import pytest
 
 from tests.e2e.archives import Ledger, make_scripted
 from tests.e2e.clients import Clients, innocent_traffic
-from tests.e2e.ferry_process import FerryServer, eventually
+from tests.e2e.ferry_process import FerryServer
 from tests.e2e.refusals import assert_error
+from tests.support import eventually
 from tests.timing import assert_within
 
 MAX_REQUEST_BYTES = 6_553_500
@@ -218,7 +219,7 @@ def test_model_with_job_tickets_refuses_while_its_worker_is_busy(server: FerrySe
         assert server.describe("ticketed")["useJobTicket"] is True
         assert server.predict("ticketed", b"first").text == "first"
         clients.send("/predictions/ticketed", ["sleep 2|"])
-        assert eventually(lambda: len(ledger.calls()) == 2, 5)
+        eventually(lambda: len(ledger.calls()) == 2, 5)
 
         # When another request comes meanwhile
         refused = server.predict("ticketed", b"second")

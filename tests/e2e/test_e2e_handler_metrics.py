@@ -3,8 +3,9 @@
 import pytest
 
 from tests.e2e.archives import make_archive
-from tests.e2e.ferry_process import FerryServer, eventually
+from tests.e2e.ferry_process import FerryServer
 from tests.e2e.metrics_text import Scrape
+from tests.support import eventually
 
 HANDLER = """
 from ts.metrics.dimension import Dimension
@@ -38,7 +39,7 @@ def test_metrics_of_a_handler_outlive_its_workers_and_go_with_the_model(tmp_path
         server.manage("PUT", "models/measuring", min_worker=0, synchronous="true")
 
         # Then a scrape has the sums over both, under TorchServe's names
-        assert eventually(lambda: Scrape(server).value("Seen_total", Who="me") == 5, 5)
+        eventually(lambda: Scrape(server).value("Seen_total", Who="me") == 5, 5)
         scrape = Scrape(server)
         assert scrape.value("Load", ModelName="measuring", Level="Model") == 50
         assert scrape.value("Size_count", Who="me") == 5
@@ -52,7 +53,7 @@ def test_metrics_of_a_handler_outlive_its_workers_and_go_with_the_model(tmp_path
 
         # And nothing of it once the model is unregistered
         server.manage("DELETE", "models/measuring")
-        assert eventually(lambda: not Scrape(server).has("Seen_total", Who="me"), 5)
+        eventually(lambda: not Scrape(server).has("Seen_total", Who="me"), 5)
         server.process.stop_cleanly()
     finally:
         server.process.kill()
@@ -68,5 +69,5 @@ def test_metrics_that_nobody_declared_are_not_shown(server: FerryServer) -> None
 
         # Then only what TorchServe declares is shown
         shown = {"ModelName": "shy", "Level": "Model"}
-        assert eventually(lambda: Scrape(server).has("PredictionTime", **shown), 5)
+        eventually(lambda: Scrape(server).has("PredictionTime", **shown), 5)
         assert not Scrape(server).has("Seen_total")

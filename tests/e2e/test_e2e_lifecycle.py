@@ -8,7 +8,8 @@ import pytest
 
 from tests.e2e.archives import Ledger, make_scripted
 from tests.e2e.clients import Clients
-from tests.e2e.ferry_process import FerryServer, eventually
+from tests.e2e.ferry_process import FerryServer
+from tests.support import eventually
 from tests.timing import assert_within
 
 
@@ -37,7 +38,7 @@ def test_scaling_up_and_down_to_none_changes_who_answers(
         # Then that is said at once and comes true
         assert response.status_code == 202
         assert response.json() == {"status": "Processing worker updates..."}
-        assert eventually(lambda: len(server.describe("elastic")["workers"]) == 1, 10)
+        eventually(lambda: len(server.describe("elastic")["workers"]) == 1, 10)
 
         # When it is scaled to none
         parameters = {"min_worker": 0, "synchronous": "true"}
@@ -63,7 +64,7 @@ def test_scaling_to_none_answers_what_waits(server: FerryServer, scripted: str) 
         Clients(server.inference, 4) as clients,
     ):
         clients.send("/predictions/abandoned", ["sleep 0.5|"] * 4)
-        assert eventually(
+        eventually(
             lambda: server.describe("abandoned")["jobQueueStatus"]["pendingRequests"] == 3, 5
         )
 
@@ -125,9 +126,7 @@ def test_unregistering_answers_what_is_queued_and_leaves_no_worker(
     [pid] = server.worker_pids("leaving")
     with Clients(server.inference, 5) as clients:
         clients.send("/predictions/leaving", ["sleep 0.4|"] * 5)
-        assert eventually(
-            lambda: server.describe("leaving")["jobQueueStatus"]["pendingRequests"] == 4, 5
-        )
+        eventually(lambda: server.describe("leaving")["jobQueueStatus"]["pendingRequests"] == 4, 5)
 
         # When it is unregistered
         started = time.monotonic()
@@ -162,8 +161,8 @@ def test_node_clears_its_disk_of_what_nobody_needs_for_long(tmp_path: Path) -> N
         for path in (needed, unused):
             os.utime(path, (0, 0))
         # Then one goes, and the other one is marked as needed
-        assert eventually(lambda: not unused.exists(), 10)
-        assert eventually(lambda: needed.stat().st_mtime > 0, 10)
+        eventually(lambda: not unused.exists(), 10)
+        eventually(lambda: needed.stat().st_mtime > 0, 10)
         assert server.predict("current", b"x").text == "x"
         server.process.stop_cleanly()
     finally:

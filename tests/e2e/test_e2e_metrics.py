@@ -5,8 +5,9 @@ import socket
 import pytest
 
 from tests.e2e.clients import Clients
-from tests.e2e.ferry_process import FerryServer, eventually
+from tests.e2e.ferry_process import FerryServer
 from tests.e2e.metrics_text import Scrape
+from tests.support import eventually
 
 NAP_S = 0.2
 
@@ -68,9 +69,7 @@ def test_metrics_show_who_waits_and_who_is_served(server: FerryServer, scripted:
     ):
         # Given a busy worker and three requests that wait
         clients.send("/predictions/queueing", [f"sleep {NAP_S}|"] * 4)
-        assert eventually(
-            lambda: server.describe("queueing")["jobQueueStatus"]["pendingRequests"] == 3, 5
-        )
+        eventually(lambda: server.describe("queueing")["jobQueueStatus"]["pendingRequests"] == 3, 5)
 
         # When a scraper comes
         scrape = Scrape(server)
@@ -105,7 +104,7 @@ def test_metrics_show_workers_that_come_and_go(server: FerryServer, scripted: st
         server.manage("PUT", "models/staffed", min_worker=1, synchronous="true")
 
         # Then there is one
-        assert eventually(lambda: Scrape(server).value("ferry_workers", **labels) == 1, 5)
+        eventually(lambda: Scrape(server).value("ferry_workers", **labels) == 1, 5)
     assert not Scrape(server).has("ferry_workers", **labels)
 
 
@@ -114,7 +113,7 @@ def test_metrics_show_the_host_and_how_long_a_worker_took_to_load(
     server: FerryServer, innocent: str
 ) -> None:
     # Given a node that measures two seconds after its start
-    assert eventually(lambda: Scrape(server).has("CPUUtilization", Level="Host"), 10)
+    eventually(lambda: Scrape(server).has("CPUUtilization", Level="Host"), 10)
     # When
     scrape = Scrape(server)
     # Then

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.archives import make_archive
-from tests.e2e.ferry_process import FerryServer, eventually
+from tests.e2e.ferry_process import FerryServer
+from tests.support import eventually
 from tests.timing import assert_within
 from tests.unit.wheels import PACKAGE, offline, write_wheel
 

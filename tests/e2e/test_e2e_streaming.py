@@ -13,7 +13,7 @@ import requests
 
 from tests.e2e.archives import make_archive
 from tests.e2e.clients import Clients
-from tests.e2e.ferry_process import eventually
+from tests.support import came_true, eventually
 from tests.timing import assert_within
 
 pytestmark = pytest.mark.slow
@@ -149,7 +149,7 @@ def test_client_that_leaves_stops_the_handler(streamer):
     # When
     answer.close()
     # Then
-    assert eventually(lambda: "stopped:StreamAbandoned" in streamer.notes(), 10.0)
+    eventually(lambda: "stopped:StreamAbandoned" in streamer.notes(), 10.0)
     assert streamer.ask("last:alive").text == "alive"
 
 
@@ -160,9 +160,9 @@ def test_slow_reader_holds_its_handler_up_and_fills_nothing(streamer):
     with socket.create_connection(("127.0.0.1", streamer.server.port), timeout=30) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
         client.sendall(head + b"many:100000x4000")
-        assert eventually(streamer.notes, 10.0)
+        eventually(streamer.notes, 10.0)
         # When
-        was_done = eventually(lambda: "sent" in streamer.notes(), 3.0)
+        was_done = came_true(lambda: "sent" in streamer.notes(), 3.0)
         # Then
         assert not was_done
         assert memory_of(streamer.server) - held < 50_000_000

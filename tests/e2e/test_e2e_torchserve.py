@@ -18,8 +18,9 @@ import torch
 
 from batching.snapshots import newest_snapshot, read_snapshot
 from tests.e2e.archives import make_archive, make_scripted
-from tests.e2e.ferry_process import MARK, FerryServer, eventually, processes_of
+from tests.e2e.ferry_process import MARK, FerryServer, processes_of
 from tests.ports import free_ports
+from tests.support import eventually
 
 ROOT = Path(__file__).parents[2]
 ALIAS = "shopt -s expand_aliases; alias torchserve='ferry torchserve'\n"
@@ -186,7 +187,7 @@ def test_torchserve_batch_inference_page_works_as_printed(terminal):
     assert json.loads(answer) == {"tabby": 0.5, "tiger_cat": 0.4}
     # And a restart, which names no models, brings it back
     terminal.type("torchserve --stop; torchserve --start")
-    assert eventually(lambda: terminal.is_ready("resnet-152-batch_v2"), 30)
+    eventually(lambda: terminal.is_ready("resnet-152-batch_v2"), 30)
     [restored] = terminal.get("models/resnet-152-batch_v2", 1).json()
     assert (restored["batchSize"], restored["loadedAtStartup"]) == (3, True)
     terminal.type("torchserve --stop")
@@ -267,13 +268,13 @@ def test_up_brings_back_what_was_registered_when_it_was_killed(tmp_path):
         server.register(archive, model_name="removed")
         server.manage("DELETE", "models/removed")
         server.manage("PUT", "models/kept", min_worker=2, synchronous="true")
-        assert eventually(lambda: _newest_workers(tmp_path / "logs" / "config") == {"kept": 2}, 10)
+        eventually(lambda: _newest_workers(tmp_path / "logs" / "config") == {"kept": 2}, 10)
         # When
         server.process.kill()
         second = FerryServer(tmp_path, port_base=server.port)
         second.wait_started()
         # Then
-        assert eventually(lambda: len(second.worker_pids("kept")) == 2, 20)
+        eventually(lambda: len(second.worker_pids("kept")) == 2, 20)
         assert second.describe("kept")["batchSize"] == 4
         assert second.manage("GET", "models/removed").status_code == 404
         second.process.stop_cleanly()

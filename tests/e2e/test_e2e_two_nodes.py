@@ -7,7 +7,8 @@ import pytest
 
 from tests.e2e.archives import make_scripted
 from tests.e2e.clients import Clients
-from tests.e2e.ferry_process import FerryProcess, FerryServer, eventually
+from tests.e2e.ferry_process import FerryProcess, FerryServer
+from tests.support import eventually
 from tests.topology.whole_suite import own_redis
 
 TRIES = 25
@@ -80,7 +81,6 @@ def test_second_node_serves_registered_models_and_shares_their_batches(
 
         # Then its worker leaves the description, and the first node goes on
         eventually(lambda: len(shared_server.worker_pids("shared")) == 1, JOIN_TIMEOUT_S)
-        assert len(shared_server.worker_pids("shared")) == 1
         assert shared_server.predict("shared", b"still here").text == "still here"
     finally:
         node.kill()
@@ -99,7 +99,7 @@ def test_second_node_takes_over_when_the_first_is_killed(
         with Clients(shared_server.inference, 16) as clients:
             bodies = [f"sleep 0.3|{item}" for item in range(16)]
             clients.send("/predictions/survivor", bodies)
-            assert eventually(lambda: len(ledger.calls()) == 2, JOIN_TIMEOUT_S)
+            eventually(lambda: len(ledger.calls()) == 2, JOIN_TIMEOUT_S)
             assert {str(call.pid) for call in ledger.calls()} & node_workers
 
             # When the whole second node dies without a word

@@ -8,7 +8,8 @@ import pytest
 
 from tests.e2e.archives import Ledger
 from tests.e2e.clients import Clients, innocent_traffic
-from tests.e2e.ferry_process import FerryServer, eventually
+from tests.e2e.ferry_process import FerryServer
+from tests.support import eventually
 
 BATCH_SIZE = 8
 MAX_EXECUTIONS = 2
@@ -35,7 +36,7 @@ def test_killed_worker_batch_is_answered_by_others_exactly_once(
         pids = server.worker_pids(model)
         assert len(pids) == workers
         clients.send(f"/predictions/{model}", bodies)
-        assert eventually(ledger.calls, 10)
+        eventually(ledger.calls, 10)
         assert sorted(ledger.calls()[0].bodies) == sorted(bodies)
         victim = ledger.calls()[0].pid
         assert victim in pids
@@ -56,7 +57,7 @@ def test_killed_worker_batch_is_answered_by_others_exactly_once(
         assert victim not in {call.pid for call in calls[1:]}
 
         # And the dead worker is replaced
-        assert eventually(lambda: len(server.worker_pids(model)) == workers, 10)
+        eventually(lambda: len(server.worker_pids(model)) == workers, 10)
         assert victim not in server.worker_pids(model)
 
 
@@ -88,14 +89,14 @@ def test_nobody_is_refused_while_the_only_worker_is_replaced(
         innocent_traffic(server, model, clients=3) as traffic,
     ):
         # Given clients that ask all the while
-        assert eventually(lambda: len(traffic.statuses) > 20, 10)
+        eventually(lambda: len(traffic.statuses) > 20, 10)
         [victim] = server.worker_pids(model)
 
         # When the only worker is killed
         os.kill(victim, signal.SIGKILL)
-        assert eventually(lambda: server.worker_pids(model) not in ([], [victim]), 10)
+        eventually(lambda: server.worker_pids(model) not in ([], [victim]), 10)
         seen = len(traffic.statuses)
-        assert eventually(lambda: len(traffic.statuses) > seen + 20, 10)
+        eventually(lambda: len(traffic.statuses) > seen + 20, 10)
 
     # Then every answer was a good one, and came of at most two runs
     executions = Counter(body for call in ledger.calls() for body in call.bodies)

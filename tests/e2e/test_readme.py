@@ -22,8 +22,9 @@ from torchvision.models import resnet152
 
 from batching.child_process import kill_group, spawn
 from cli.embedded_redis import find_server
-from tests.e2e.ferry_process import FerryProcess, eventually
+from tests.e2e.ferry_process import FerryProcess
 from tests.ports import free_ports
+from tests.support import eventually
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
@@ -130,7 +131,7 @@ def redis_url(tmp_path: Path) -> Iterator[str]:
         except OSError:
             return False
 
-    assert eventually(answers, 10)
+    eventually(answers, 10)
     yield f"redis://127.0.0.1:{port}"
     kill_group(process)
 
@@ -207,5 +208,5 @@ def test_readme_second_machine_takes_part_when_it_starts(reader, redis_url):
         return len(json.loads(reader.run("ferry status --json"))["nodes"])
 
     # Then
-    assert eventually(lambda: nodes() == 2, 30)
+    eventually(lambda: nodes() == 2, 30)
     reader.stop()

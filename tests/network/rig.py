@@ -4,8 +4,9 @@ from pathlib import Path
 
 from tests.chaos.rig import READY_S, Rig
 from tests.chaos.tcp_redis import TcpRedis
-from tests.e2e.ferry_process import FERRY, FerryProcess, eventually
+from tests.e2e.ferry_process import FERRY, FerryProcess
 from tests.network.hosts import Host, Network
+from tests.support import eventually
 
 NAMES = ["redis", "ingress", "node-a", "node-b"]
 
@@ -53,7 +54,7 @@ class NetworkRig(Rig):
             self._free.append(self.host_of(node))
         # One that could not say goodbye is listed until another node misses it.
         known = len(self.nodes)
-        assert eventually(lambda: self.redis.zcard("{ferry}:nodes") == known, READY_S)
+        eventually(lambda: self.redis.zcard("{ferry}:nodes") == known, READY_S)
         for _ in gone:
             self.add_node()
         if not self._answers():

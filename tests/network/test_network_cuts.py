@@ -17,9 +17,10 @@ from tests.chaos.crowd import Crowd, Sent
 from tests.chaos.promises import is_long
 from tests.chaos.rig import Served
 from tests.chaos.test_chaos_redis import for_seconds, seconds_until_served
-from tests.e2e.ferry_process import FerryProcess, eventually
+from tests.e2e.ferry_process import FerryProcess
 from tests.network.hosts import Cut
 from tests.network.rig import NetworkRig
+from tests.support import came_true, eventually
 from tests.timing import assert_within
 
 CUT_S = 10.0
@@ -61,9 +62,9 @@ def test_node_cut_off_is_replaced_and_works_again_by_itself(
             joined_at = time.monotonic()
 
             # Then it works again, with the same processes, before anybody does anything
-            assert eventually(lambda: calls_since(model, joined_at, own), RECOVERED_S + 5)
+            eventually(lambda: calls_since(model, joined_at, own), RECOVERED_S + 5)
             back_s = calls_since(model, joined_at, own)[0] - joined_at
-            assert eventually(lambda: set(model.pids()) == pids, 10), rig.describe(name)
+            assert came_true(lambda: set(model.pids()) == pids, 10), rig.describe(name)
             for_seconds(1.0)
 
         # And what it held was run elsewhere; its own late answer was refused
@@ -96,9 +97,9 @@ def test_ingress_cut_off_tells_its_clients_and_recovers(
         # Given forty patient clients and, behind them, twenty whose deadline comes first
         model.wait_staffed(2)
         patient = crowd.send(name, [f"patient {n}" for n in range(40)], timeout_ms=40_000)
-        assert eventually(lambda: model.counters().get("accepted", 0) == 40, 5)
+        eventually(lambda: model.counters().get("accepted", 0) == 40, 5)
         hasty = crowd.send(name, [f"hasty {n}" for n in range(20)], timeout_ms=5000)
-        assert eventually(lambda: model.counters().get("accepted", 0) == 60, 5)
+        eventually(lambda: model.counters().get("accepted", 0) == 60, 5)
 
         # When the ingress' host loses its network for ten seconds, and others come meanwhile
         with rig.network.cut_off(rig.hosts["ingress"], how):
@@ -171,10 +172,10 @@ def test_redis_cut_off_costs_everybody_time_and_nothing_else(
         model.wait_staffed(2)
         pids = set(model.pids())
         [held] = crowd.send(name, ["sleep 2|held"], timeout_ms=40_000)
-        assert eventually(lambda: held.body in model.bodies(), 5)
+        eventually(lambda: held.body in model.bodies(), 5)
         patient = crowd.send(name, [f"patient {n}" for n in range(20)], timeout_ms=40_000)
         hasty = crowd.send(name, [f"hasty {n}" for n in range(20)], timeout_ms=5000)
-        assert eventually(lambda: model.counters().get("accepted", 0) == 41, 5)
+        eventually(lambda: model.counters().get("accepted", 0) == 41, 5)
 
         # When nobody reaches Redis for ten seconds
         with rig.network.cut_off(rig.hosts["redis"], how):
@@ -205,7 +206,7 @@ def test_redis_cut_off_costs_everybody_time_and_nothing_else(
         # And nobody was taken for dead who was only unheard
         assert model.bodies().count(held.body) == 1
         assert model.counters().get("reclaimed", 0) == 0
-        assert eventually(lambda: set(model.pids()) == pids, 10), rig.describe(name)
+        assert came_true(lambda: set(model.pids()) == pids, 10), rig.describe(name)
         model.check(crowd)
 
 

@@ -16,9 +16,9 @@ from batching.store.changes import changed_models
 from batching.store.connection import at, connect, connect_async, for_rq, store_url
 from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, ControlQueue
 from batching.store.registry import Registry
-from tests.e2e.ferry_process import eventually
 from tests.ports import free_ports
 from tests.support import (
+    eventually,
     eventually_async,
     hold_connections,
     hold_connections_async,
@@ -95,7 +95,7 @@ def test_blocked_call_goes_on_at_the_successor(cluster: Cluster) -> None:
         waiting = threading.Thread(target=lambda: popped.append(client.blpop([LIST], timeout=5)))
         waiting.start()
         home = cluster.owner(FERRY_SLOT)
-        assert eventually(lambda: home.client.info("clients")["blocked_clients"] == 1, 5)
+        eventually(lambda: home.client.info("clients")["blocked_clients"] == 1, 5)
         # When
         move_registry(cluster)
         with contextlib.closing(connect(cluster.url)) as other:
@@ -120,7 +120,7 @@ def test_call_whose_connection_was_lost_is_not_sent_again(cluster: Cluster) -> N
         client.ping()
         waiting = threading.Thread(target=pop)
         waiting.start()
-        assert eventually(lambda: home.client.info("clients")["blocked_clients"] == 1, 5)
+        eventually(lambda: home.client.info("clients")["blocked_clients"] == 1, 5)
         # When its connection breaks
         home.client.client_kill_filter(_type="normal", skipme=True)
         waiting.join(5)
@@ -184,7 +184,7 @@ def test_frozen_server_keeps_a_caller_with_several_connections_once() -> None:
         ) as client:
             # Given two connections that have been used
             first, second = client.client(), client.client()
-            assert eventually(lambda: answers(first), 10)
+            eventually(lambda: answers(first), 10)
             assert answers(second)
             # When the server stands still, and the first one has waited for it in vain
             node.freeze()
@@ -196,7 +196,7 @@ def test_frozen_server_keeps_a_caller_with_several_connections_once() -> None:
                 second.ping()
             assert_within(time.monotonic() - started, 2)
             node.thaw()
-            assert eventually(lambda: answers(second), 10)
+            eventually(lambda: answers(second), 10)
             first.close()
             second.close()
 
@@ -277,7 +277,7 @@ def test_sentinels_may_have_a_password_of_their_own() -> None:
         )
         url = f"redis+sentinel://:server@{sentinel.address}/{SERVICE}?sentinel_password=own"
         client = cleanup.enter_context(contextlib.closing(connect(url)))
-        assert eventually(lambda: answers(client), 10)
+        eventually(lambda: answers(client), 10)
         wrong = cleanup.enter_context(contextlib.closing(connect(url.replace("=own", "=other"))))
         with pytest.raises(redis.ConnectionError):
             wrong.ping()

@@ -11,8 +11,7 @@ from batching.store.keys import VersionKeys
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd
 from tests.chaos.rig import Rig
-from tests.e2e.ferry_process import eventually
-from tests.support import is_permanent
+from tests.support import eventually, is_permanent
 from tests.topology.conftest import FERRY_SLOT
 from tests.topology.servers import Cluster, Node
 from tests.topology.verdict import (
@@ -64,7 +63,7 @@ def test_cluster_serves_models_on_all_of_its_masters(on_cluster_of_three: Starte
         # When another node joins and a model is scaled
         rig.add_node()
         rig.manage("PUT", f"models/{names[1]}", min_worker=2, synchronous="true")
-        assert eventually(lambda: len(rig.worker_pids(names[1])) == 4, 20)
+        eventually(lambda: len(rig.worker_pids(names[1])) == 4, 20)
         # Then what is forgotten is forgotten by every master
         for name in names:
             assert rig.manage("DELETE", f"models/{name}").status_code == 200
@@ -144,7 +143,7 @@ def test_nobody_hangs_when_a_master_of_the_cluster_fails(
             for_seconds(1.0)
             broken_at = time.monotonic()
             old.kill() if how == "killed" else old.freeze()
-            assert eventually(lambda: has_taken_over(cluster, slot, old), FAILOVER_S)
+            eventually(lambda: has_taken_over(cluster, slot, old), FAILOVER_S)
             over_at = time.monotonic()
             for_seconds(RECOVERED_S + 1.5)
             if how == "frozen":

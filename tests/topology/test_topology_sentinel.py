@@ -7,7 +7,7 @@ import redis
 
 from tests.chaos.crowd import Crowd
 from tests.chaos.rig import Rig
-from tests.e2e.ferry_process import eventually
+from tests.support import came_true, eventually
 from tests.topology.servers import Node, SentinelGroup
 from tests.topology.verdict import (
     RECOVERED_S,
@@ -33,7 +33,7 @@ def wait_failed_over(group: SentinelGroup, old: Node) -> float:
         except redis.RedisError:
             return False
 
-    assert eventually(takes_writes, FAILOVER_S), "no failover"
+    assert came_true(takes_writes, FAILOVER_S), "no failover"
     return time.monotonic()
 
 
@@ -74,7 +74,7 @@ def test_nobody_hangs_when_the_master_freezes_and_comes_back_as_a_replica(
                 for_seconds(RECOVERED_S + 1.5)
             # It takes writes, from whoever has not noticed, until the sentinels tell it.
             old.thaw()
-            assert eventually(lambda: is_replica(old), FAILOVER_S)
+            eventually(lambda: is_replica(old), FAILOVER_S)
             for_seconds(1.0)
 
         # Then

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd, Sent
 from tests.chaos.rig import Served
-from tests.e2e.ferry_process import eventually
+from tests.support import came_true
 from tests.timing import assert_within
 
 RECOVERED_S = 2.0
@@ -42,8 +42,8 @@ def check_recovery(log: Sequence[Sent], broken_at: float, over_at: float, note: 
 def check_nothing_stays(model: Served, crowd: Crowd) -> None:
     """Asserts that what was lost with a server leaves nothing open and nothing owned."""
     crowd.wait()
-    assert eventually(lambda: model.open_requests() == 0, SETTLED_S), "requests stay open"
-    assert eventually(lambda: _leases(model) == 0, SETTLED_S), "leases stay"
+    assert came_true(lambda: model.open_requests() == 0, SETTLED_S), "requests stay open"
+    assert came_true(lambda: _leases(model) == 0, SETTLED_S), "leases stay"
     assert checker.conservation(model.counters(), 0) == []
     model.wait_staffed()
 

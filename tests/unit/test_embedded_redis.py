@@ -6,8 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,15 +18,7 @@ from cli.embedded_redis import (
     ServerProgram,
     find_server,
 )
-
-
-def eventually(predicate: Callable[[], bool], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not predicate():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+from tests.support import eventually
 
 
 def ask(path: Path, *words: str) -> bytes:
@@ -99,7 +89,7 @@ def test_embedded_redis_listens_at_the_same_url_when_started_again_after_a_kill(
     # Given
     url = server.url
     os.kill(server.pid, signal.SIGKILL)
-    assert eventually(lambda: not server.answers(), timeout_s=5)
+    eventually(lambda: not server.answers(), timeout_s=5)
     # When
     server.start()
     # Then
@@ -202,7 +192,7 @@ def test_spawned_child_is_dead_when_its_parent_was_killed():
         # When
         parent.kill()
     # Then
-    assert eventually(lambda: not is_alive(child), timeout_s=5)
+    eventually(lambda: not is_alive(child), timeout_s=5)
 
 
 def test_kill_group_also_ends_what_the_child_left_in_its_session():
@@ -218,12 +208,12 @@ def test_kill_group_also_ends_what_the_child_left_in_its_session():
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         left = psutil.Process(int(stream.read()))
-    assert eventually(lambda: has_exited(child), timeout_s=10)
+    eventually(lambda: has_exited(child), timeout_s=10)
     # When
     kill_group(child)
     # Then
     assert child.returncode == 3
-    assert eventually(lambda: not is_alive(left), timeout_s=5)
+    eventually(lambda: not is_alive(left), timeout_s=5)
 
 
 def is_alive(process: psutil.Process) -> bool:

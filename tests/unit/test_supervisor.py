@@ -13,6 +13,7 @@ from batching.child_process import spawn
 from batching.readiness import READY_VARIABLE, notify_ready
 from cli.ready_pipe import ReadyPipe
 from cli.supervisor import Interrupted, Part, StartFailed, Supervisor
+from tests.support import eventually
 from tests.timing import assert_within
 
 # Writes its name when it starts and when SIGTERM ends it; `stubborn` ignores the signal.
@@ -61,18 +62,19 @@ def scene(tmp_path):
     return Scene(tmp_path)
 
 
+def end_once(predicate):
+    """The supervisor is told to end when this is true, and also when it never is."""
+    try:
+        eventually(predicate, 10)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def in_background(step, *arguments):
     """Runs a step beside the supervisor, which owns the main thread."""
     thread = threading.Thread(target=step, args=arguments, daemon=True)
     thread.start()
     return thread
-
-
-def wait_for(predicate, timeout_s=10.0):
-    deadline = time.monotonic() + timeout_s
-    while not predicate() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return predicate()
 
 
 def test_supervisor_stops_its_parts_in_the_reverse_order(scene):
@@ -111,13 +113,8 @@ def test_supervisor_starts_a_part_again_when_it_dies(scene):
         supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
         first_pid = part.process.pid
         os.kill(first_pid, signal.SIGKILL)
-
-        def end_when_revived():
-            wait_for(lambda: scene.lines().count("started node") == 2)
-            os.kill(os.getpid(), signal.SIGTERM)
-
         # When
-        in_background(end_when_revived)
+        in_background(end_once, lambda: scene.lines().count("started node") == 2)
         supervisor.run()
         # Then
         assert part.process.pid != first_pid
@@ -129,13 +126,8 @@ def test_supervisor_waits_longer_when_a_part_dies_again_at_once(scene):
     part = Part("node", lambda: spawn(["/bin/false"], {}), 0.3)
     with scene.supervisor(part) as supervisor:
         supervisor.start("node")
-
-        def end_after_two_deaths():
-            wait_for(lambda: len(scene.reports) >= 2)
-            os.kill(os.getpid(), signal.SIGTERM)
-
         # When
-        in_background(end_after_two_deaths)
+        in_background(end_once, lambda: len(scene.reports) >= 2)
         supervisor.run()
     # Then
     assert scene.reports == [

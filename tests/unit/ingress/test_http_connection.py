@@ -114,7 +114,7 @@ def test_requests_that_come_together_are_answered_in_order(serve):
         with connect_to(url) as connection:
             # Given: the first one is not answered before all others have come
             connection.sendall(get(b"/waits") + b"".join(posts[:10]))
-            assert eventually(lambda: app.seen)
+            eventually(lambda: app.seen)
             connection.sendall(b"".join(posts[10:]) + get(b"/last", CLOSE) + get(b"/never"))
             app.open()
             return read_to_end(connection)
@@ -184,7 +184,7 @@ def test_requests_are_begun_when_the_answers_before_them_are_taken_in(serve):
         with connect_to(url) as connection:
             # When nobody reads
             connection.sendall(get(b"/large") * (count - 1) + get(b"/large", CLOSE))
-            assert eventually(lambda: app.seen)
+            eventually(lambda: app.seen)
             with connect_to(url) as other:
                 for _ in range(count):
                     other.sendall(get(b"/other"))
@@ -352,7 +352,7 @@ def test_drain_closes_idle_connections_and_answers_the_others(serve):
             idle.sendall(get(b"/"))
             assert idle.recv(1000)
             busy.sendall(get(b"/waits"))
-            assert eventually(lambda: len(app.seen) == 2)
+            eventually(lambda: len(app.seen) == 2)
             # When
             app.stop()
             # Then
@@ -372,7 +372,7 @@ def test_client_that_leaves_is_noticed(serve):
     def client(url, app):
         with connect_to(url) as connection:
             connection.sendall(get(b"/waits"))
-            assert eventually(lambda: app.seen)
+            eventually(lambda: app.seen)
         return app.seen[0]
 
     async def left(exchange):

