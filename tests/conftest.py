@@ -1,9 +1,9 @@
-"""Redis backends for every test of the store: in this process, one real server, a cluster."""
+"""Redis for every test of the store: in this process, one real server, a cluster; desks at it."""
 
 import pytest
 
 from cli.embedded_redis import EmbeddedRedis, find_server
-from tests.support import fake_backend, server_backend
+from tests.support import Desk, fake_backend, server_backend
 from tests.topology.backend import cluster_backend
 from tests.topology.servers import Cluster
 from tests.topology.whole_suite import IS_ON_CLUSTER, ON_ONE_SERVER
@@ -56,3 +56,21 @@ def store_backend(request):
     if request.param == "server":
         return request.getfixturevalue("real_backend")
     return fake_backend()
+
+
+@pytest.fixture
+def desk(store_backend):
+    """The queue of one version, registered and with a live worker, on each kind."""
+    desk = Desk(store_backend)
+    desk.open()
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def real_desk(real_backend):
+    """The queue of one version, registered and with a live worker, on the real server."""
+    desk = Desk(real_backend)
+    desk.open()
+    yield desk
+    desk.close()

@@ -149,6 +149,16 @@ def make_reply(text: str, *, size: int = 0) -> Reply:
     return Reply(status=200, body=text.encode().ljust(size, b"."))
 
 
+@dataclass(slots=True)
+class SimulatedClock:
+    """Seconds that pass when the test says so."""
+
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """An empty Redis, and ways to reach it."""

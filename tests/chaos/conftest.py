@@ -15,13 +15,13 @@ from tests.chaos import promises
 from tests.chaos.crowd import Crowd
 from tests.chaos.promises import Promise
 from tests.chaos.rig import Rig
-from tests.support import Desk
 
 WHOLE_RUN = 30  # promises; fewer are a part of the tests, and no result to be kept
 
 
 @pytest.fixture(scope="session")
 def chaos_redis() -> Iterator[EmbeddedRedis]:
+    """Not `redis_server`, which the tests at a desk empty while the rig keeps its state here."""
     with EmbeddedRedis(find_server()) as server:
         yield server
 
@@ -47,24 +47,6 @@ def crowd(rig: Rig) -> Iterator[Crowd]:
     """Clients of the rig."""
     with Crowd(rig.port) as crowd:
         yield crowd
-
-
-@pytest.fixture
-def desk(store_backend: Any) -> Iterator[Desk]:
-    """The queue of one version, registered and with a live worker, on both backends."""
-    desk = Desk(store_backend)
-    desk.open()
-    yield desk
-    desk.close()
-
-
-@pytest.fixture
-def real_desk(real_backend: Any) -> Iterator[Desk]:
-    """The queue of one version, registered and with a live worker, on the real server."""
-    desk = Desk(real_backend)
-    desk.open()
-    yield desk
-    desk.close()
 
 
 @pytest.fixture

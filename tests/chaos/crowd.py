@@ -39,6 +39,11 @@ class Sent:
         return self.headers.get("x-ferry-reason", "")
 
 
+def for_seconds(seconds: float) -> None:
+    """The load goes on for so long; nothing is waited for."""
+    threading.Event().wait(seconds)
+
+
 class Crowd:
     """Clients of one server; each request has a connection of its own."""
 

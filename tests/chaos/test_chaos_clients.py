@@ -10,10 +10,9 @@ import psutil
 import pytest
 
 from tests.chaos import checker
-from tests.chaos.crowd import Crowd
+from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.promises import is_long
 from tests.chaos.rig import Rig
-from tests.chaos.test_chaos_redis import for_seconds
 from tests.support import eventually
 from tests.timing import assert_within
 

@@ -13,7 +13,7 @@ import pytest
 
 from cli.embedded_redis import EmbeddedRedis
 from tests.chaos import checker
-from tests.chaos.crowd import Crowd
+from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.promises import is_long
 from tests.chaos.proxy import ChaosProxy
 from tests.chaos.rig import Rig, Served
@@ -43,11 +43,6 @@ def again_and_again(act: Callable[[], object], every_s: float) -> Iterator[None]
     finally:
         is_over.set()
         thread.join(10)
-
-
-def for_seconds(seconds: float) -> None:
-    """The load goes on for so long; nothing is waited for."""
-    threading.Event().wait(seconds)
 
 
 def seconds_until_served(model: Served, crowd: Crowd, limit_s: float) -> float:

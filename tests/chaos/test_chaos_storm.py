@@ -9,10 +9,9 @@ import pytest
 
 from batching.store.keys import REPLY_TTL_MS
 from tests.chaos import checker
-from tests.chaos.crowd import Crowd
+from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.promises import is_long
 from tests.chaos.rig import Rig, Served, kill
-from tests.chaos.test_chaos_redis import for_seconds
 from tests.support import Backend, came_true
 
 MIB = 1024 * 1024

@@ -13,10 +13,10 @@ import pytest
 import requests
 
 from tests.chaos import checker
-from tests.chaos.crowd import Crowd, Sent
+from tests.chaos.crowd import Crowd, Sent, for_seconds
 from tests.chaos.promises import is_long
 from tests.chaos.rig import Served
-from tests.chaos.test_chaos_redis import for_seconds, seconds_until_served
+from tests.chaos.test_chaos_redis import seconds_until_served
 from tests.e2e.ferry_process import FerryProcess
 from tests.network.hosts import Cut
 from tests.network.rig import NetworkRig

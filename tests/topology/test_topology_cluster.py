@@ -9,7 +9,7 @@ from redis.crc import key_slot
 from batching.model_spec import VersionKey
 from batching.store.keys import VersionKeys
 from tests.chaos import checker
-from tests.chaos.crowd import Crowd
+from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.rig import Rig
 from tests.support import eventually, is_permanent
 from tests.topology.conftest import FERRY_SLOT
@@ -20,7 +20,6 @@ from tests.topology.verdict import (
     Note,
     check_nothing_stays,
     check_recovery,
-    for_seconds,
 )
 from tests.topology.whole_suite import is_long
 

@@ -5,7 +5,7 @@ import time
 import pytest
 import redis
 
-from tests.chaos.crowd import Crowd
+from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.rig import Rig
 from tests.support import came_true, eventually
 from tests.topology.servers import Node, SentinelGroup
@@ -14,7 +14,6 @@ from tests.topology.verdict import (
     Note,
     check_nothing_stays,
     check_recovery,
-    for_seconds,
 )
 from tests.topology.whole_suite import is_long
 

@@ -1,6 +1,5 @@
 """How long it took until all was well again, and whether everybody was told the truth."""
 
-import threading
 from collections.abc import Callable, Sequence
 
 from tests.chaos import checker
@@ -15,11 +14,6 @@ SETTLED_S = 15.0
 TOLD = {"200", "503 redis_unavailable", "503 queue_lost", "503 no_worker"}
 
 Note = Callable[[str], None]
-
-
-def for_seconds(seconds: float) -> None:
-    """The load goes on for so long; nothing is waited for."""
-    threading.Event().wait(seconds)
 
 
 def check_recovery(log: Sequence[Sent], broken_at: float, over_at: float, note: Note) -> None:

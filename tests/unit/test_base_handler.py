@@ -16,7 +16,7 @@ from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
 from ts.utils.util import CLEANUP_REGEX
 
 from tests.timing import assert_within
-from tests.unit.models import MODEL_SOURCE, Pooled, manifest, saved, scripted
+from tests.unit.models import MODEL_SOURCE, Pooled, Touch, manifest, saved, scripted
 from workers.devices import Device
 
 
@@ -77,20 +77,12 @@ def test_missing_part_of_a_model_is_a_load_error(section, text, load_handler):
         load_handler({"x": ""}, handler="base_handler", manifest=section)
 
 
-class Touch:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (self.path, "w")
-
-
 @pytest.mark.parametrize("is_eager", [True, False])
 def test_b13_checkpoint_that_runs_code_is_refused(is_eager, load_handler, tmp_path):
     # Given
     section = manifest(serializedFile="w.pt", **({"modelFile": "evil_net.py"} if is_eager else {}))
     evil = tmp_path / "evil"
-    files = {"evil_net.py": MODEL_SOURCE.format(classes=2), "w.pt": saved(Touch(str(evil)))}
+    files = {"evil_net.py": MODEL_SOURCE.format(classes=2), "w.pt": saved(Touch(evil))}
 
     # When / Then
     with pytest.raises(Exception, match=r"Weights only load failed|constants"):
@@ -304,7 +296,7 @@ def test_text_classifier_says_what_its_vocabulary_has_to_be(vocabulary, load_han
     evil = tmp_path / "evil"
     files = {"m.pt": scripted(BagOfWords())}
     if vocabulary == "an object":
-        files["source_vocab.pt"] = saved(Touch(str(evil)))
+        files["source_vocab.pt"] = saved(Touch(evil))
     kind = {"missing": FileNotFoundError, "an object": RuntimeError}[vocabulary]
 
     # When / Then

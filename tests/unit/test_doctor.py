@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from cli.doctor import doctor
 from tests.unit.archives import write_folder, write_tar, write_zip
-from tests.unit.models import MODEL_SOURCE, Pooled, manifest, saved, scripted
+from tests.unit.models import MODEL_SOURCE, Pooled, Touch, manifest, saved, scripted
 from workers.doctor.examination import examine
 from workers.doctor.ts_names import TsNames
 
@@ -137,12 +137,7 @@ def test_nothing_of_the_archive_is_executed(tmp_path, monkeypatch):
     # Given a handler and weights that would leave a trace
     trace = tmp_path / "trace"
     source = f"open({str(trace)!r}, 'w')\ndef handle(data, context): pass"
-
-    class Touch:
-        def __reduce__(self):
-            return open, (str(trace), "w")
-
-    files = {"own.py": source, "net.py": source, "w.pth": saved(Touch())}
+    files = {"own.py": source, "net.py": source, "w.pth": saved(Touch(trace))}
 
     # When
     found = diagnose(tmp_path, files, handler="own.py", modelFile="net.py", serializedFile="w.pth")

@@ -4,22 +4,14 @@ import logging
 
 import pytest
 
+from tests.support import SimulatedClock
 from tests.unit.batches import Handler, batch, body, runner
 from workers.failure_log import QUIET_S, FailureLog
 
 
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return SimulatedClock()
 
 
 @pytest.fixture

@@ -18,7 +18,14 @@ from batching.store.outage import AGAIN_S, REMIND_S, Outage
 from batching.store.refusals import store_unavailable
 from batching.store.registry import Registry
 from batching.store.worker_verbs import WorkerVerbs
-from tests.support import KEY, eventually, eventually_async, make_request, make_spec
+from tests.support import (
+    KEY,
+    SimulatedClock,
+    eventually,
+    eventually_async,
+    make_request,
+    make_spec,
+)
 from workers import worker as worker_module
 from workers.control_jobs import make_worker
 from workers.worker import Worker
@@ -27,19 +34,9 @@ URL = "redis://user:secret@far:6379/2"
 REFUSED = redis.ConnectionError("Error 111 connecting to far:6379.")
 
 
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    def __init__(self):
-        self.now_s = 1000.0
-
-    def __call__(self):
-        return self.now_s
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return SimulatedClock(1000.0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from ts.context import RequestProcessor
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.weights import load_pt2, run_onnx
 
-from tests.unit.models import MODEL_SOURCE, Pooled, manifest, saved
+from tests.unit.models import MODEL_SOURCE, Pooled, Touch, manifest, saved
 from tests.unit.onnx_bytes import doubling_model
 
 CPU = torch.device("cpu")
@@ -127,21 +127,13 @@ def test_compiled_package_is_run(tmp_path):
     assert loaded(torch.ones(2, 3)).tolist() == [[2, 2, 2], [2, 2, 2]]
 
 
-class Touch:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (self.path, "w")
-
-
 @pytest.mark.slow
 def test_b13_exported_program_that_runs_code_is_refused(tmp_path):
     # Given: every pickle in the file is one that makes another file
     evil = tmp_path / "evil"
     model, images = Pooled(2), torch.rand(2, 3, 4, 4)
     torch.export.save(exported(model, images), tmp_path / "model.pt2")
-    torch.save(Touch(str(evil)), payload := io.BytesIO())
+    torch.save(Touch(evil), payload := io.BytesIO())
     with (
         zipfile.ZipFile(tmp_path / "model.pt2") as good,
         zipfile.ZipFile(tmp_path / "bad.pt2", "w") as bad,

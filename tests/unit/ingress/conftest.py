@@ -14,7 +14,6 @@ from batching.store.catalog import Catalog
 from batching.store.connection import connect
 from batching.store.downloads import Download
 from batching.store.registry import Registry
-from cli.embedded_redis import EmbeddedRedis, find_server
 from ingress.app import create_app
 from ingress.auth import Gate
 from ingress.front import Front
@@ -27,12 +26,6 @@ from ingress.wsgi_bridge import WsgiBridge
 from tests.ports import free_ports
 from tests.unit.ingress.leaks import assert_tells_nothing
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S, SimulatedNode
-
-
-@pytest.fixture(scope="session")
-def redis_server():
-    with EmbeddedRedis(find_server()) as server:
-        yield server
 
 
 @pytest.fixture
@@ -154,6 +147,13 @@ def ingress(redis_url, keys):
     loop.call_soon_threadsafe(loop.stop)
     thread.join(10)
     loop.close()
+
+
+@pytest.fixture
+def echo(ingress, node):
+    """The ingress, with a model `echo` that has a worker."""
+    ingress.register("echo")
+    return ingress
 
 
 async def _started(catalog, redis_url):

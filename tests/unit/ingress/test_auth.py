@@ -6,8 +6,11 @@ import pytest
 
 from batching.errors import ServeError
 from ingress.auth import Gate
-from ingress.key_file import KeyFile, KeyScope
+from ingress.key_file import KeyScope
 from ingress.openapi import Role
+from tests.unit.ingress.test_key_file import key_of, keys, path
+
+__all__ = ["keys", "path"]  # the fixtures
 
 REFUSED = (
     400,
@@ -42,22 +45,6 @@ MANAGEMENT_ROUTES = [
 ]
 FREE = [("OPTIONS", "/"), ("GET", "/api-description")]
 PROBES = [("GET", "/livez"), ("GET", "/readyz")]
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "key_file.json"
-
-
-@pytest.fixture
-def keys(path):
-    made = KeyFile(path, lifetime_min=60)
-    made.open()
-    return made
-
-
-def key_of(path, scope):
-    return json.loads(path.read_text())[scope]["key"]
 
 
 def bearer(token):

@@ -2,17 +2,9 @@
 
 from batching.model_spec import VersionKey
 from ingress.failed_requests import MAX_LINES, PERIOD_S, FailedRequests
+from tests.support import SimulatedClock
 
 KEY = VersionKey("m", "1.0")
-
-
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
 
 
 def test_failed_request_is_named_with_its_reason(caplog):
@@ -37,7 +29,7 @@ def test_request_that_did_not_fail_is_not_named(caplog):
 
 def test_only_a_few_are_named_in_a_second_and_the_others_counted(caplog):
     # Given
-    clock = Clock()
+    clock = SimulatedClock()
     failed = FailedRequests(clock)
     # When
     for number in range(MAX_LINES + 7):

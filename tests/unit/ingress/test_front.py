@@ -9,12 +9,6 @@ from tests.support import eventually
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
 
-@pytest.fixture
-def echo(ingress, node):
-    ingress.register("echo")
-    return ingress
-
-
 def raw(ingress, data, *, timeout_s=10):
     """What the inference port sends to these bytes until it closes the connection."""
     port = int(ingress.inference_url.rpartition(":")[2])

@@ -15,12 +15,6 @@ LARGE = bytes(range(256)) * 300  # beyond the size from which curl asks before i
 
 
 @pytest.fixture
-def echo(ingress, node):
-    ingress.register("echo")
-    return ingress
-
-
-@pytest.fixture
 def photo(tmp_path):
     path = tmp_path / "kitten.jpg"
     path.write_bytes(b"\xff\xd8 a photograph")

@@ -12,12 +12,6 @@ pytestmark = pytest.mark.slow  # whole servers on real sockets
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
-@pytest.fixture
-def echo(ingress, node):
-    ingress.register("echo")
-    return ingress
-
-
 @pytest.mark.parametrize(
     "path", ["/models/echo/invoke", "/echo/predict", "/echo/1.0/predict", "/invocations"]
 )

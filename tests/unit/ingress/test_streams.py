@@ -27,12 +27,6 @@ pytestmark = pytest.mark.slow  # whole servers on real sockets
 REQUEST = b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n"
 
 
-@pytest.fixture
-def echo(ingress, node):
-    ingress.register("echo")
-    return ingress
-
-
 class Flood:
     """A worker that sends pieces as long as anybody takes them."""
 

@@ -1,7 +1,5 @@
 import pytest
 
-from tests.support import Desk
-
 
 @pytest.fixture(autouse=True)
 def _leaves_no_eternal_key(request):
@@ -11,24 +9,6 @@ def _leaves_no_eternal_key(request):
     yield
     for backend in backends:
         assert backend.leaks() == []
-
-
-@pytest.fixture
-def desk(store_backend):
-    """The queue of one version, registered and with a live worker, on both backends."""
-    desk = Desk(store_backend)
-    desk.open()
-    yield desk
-    desk.close()
-
-
-@pytest.fixture
-def real_desk(real_backend):
-    """The queue of one version, registered and with a live worker, on the real server."""
-    desk = Desk(real_backend)
-    desk.open()
-    yield desk
-    desk.close()
 
 
 @pytest.fixture

@@ -670,6 +670,16 @@ def test_lane_keeps_nothing_of_a_request_that_it_refused_while_redis_is_away(fak
     asyncio.run(run())
 
 
+async def ask_behind_an_old_beat(desk, server, lane):
+    """Redis is back, its worker's last beat is too old by now, and a request waits."""
+    server.connected = True
+    desk.silence_worker()
+    asked = ask(lane, "b")
+    await asyncio.wait({asked}, timeout=0.3)
+    assert not asked.done()
+    return asked
+
+
 def test_lane_waits_for_the_workers_next_beat_when_redis_was_away(fake_desk):
     desk, server = fake_desk
 
@@ -679,11 +689,7 @@ def test_lane_waits_for_the_workers_next_beat_when_redis_was_away(fake_desk):
             server.connected = False
             with pytest.raises(errors.StoreUnavailable):
                 await ask(lane, "a")
-            server.connected = True
-            desk.silence_worker()
-            asked = ask(lane, "b")
-            await asyncio.wait({asked}, timeout=0.3)
-            assert not asked.done()
+            asked = await ask_behind_an_old_beat(desk, server, lane)
 
             # When
             desk.open()
@@ -706,11 +712,7 @@ def test_lane_learns_from_who_waits_that_redis_was_away(fake_desk):
             await queued(desk, 1)
             server.connected = False
             await eventually_async(lambda: lane._was_away_at > 0)
-            server.connected = True
-            desk.silence_worker()
-            asked = ask(lane, "b")
-            await asyncio.wait({asked}, timeout=0.3)
-            assert not asked.done()
+            asked = await ask_behind_an_old_beat(desk, server, lane)
 
             # When
             desk.open()
