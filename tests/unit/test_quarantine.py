@@ -67,7 +67,10 @@ def test_node_sweeps_both_of_its_folders(tmp_path):
 
 
 def test_node_without_its_folders_has_nothing_to_sweep(tmp_path):
+    # When
     ModelFiles(Settings(work_dir=tmp_path / "none", model_store=None)).sweep([make_spec()])
+    # Then it has made none either
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_unpacked_archive_goes_when_nobody_has_needed_it_for_long(tmp_path):

@@ -118,10 +118,14 @@ def test_close_ends_the_thread_at_once(registry, writer, folder):
     assert not writer._thread.is_alive()
 
 
-def test_folder_that_cannot_be_written_does_not_stop_the_server(registry, tmp_path):
+def test_folder_that_cannot_be_written_does_not_stop_the_server(registry, tmp_path, caplog):
     # Given
     (tmp_path / "file").touch()
     writer = SnapshotWriter(registry, Settings(), tmp_path / "file" / "config")
-    # When / Then
+    # When
     writer.start()
+    # Then it goes on, and the log says so
+    assert writer._thread.is_alive()
+    assert "snapshot not saved: " in caplog.text
     writer.close()
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]

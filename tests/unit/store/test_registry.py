@@ -528,7 +528,3 @@ def test_registry_says_that_redis_does_not_answer(tmp_path, call):
         call(registry)
     assert isinstance(caught.value.__cause__, redis.ConnectionError)
     assert str(tmp_path) not in caught.value.message
-
-
-def test_registry_pings(registry):
-    registry.ping()
