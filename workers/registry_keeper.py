@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from batching.store.model_entry import ModelEntry
+from batching.model_entry import ModelEntry
 from batching.store.registry import Registry
 
 

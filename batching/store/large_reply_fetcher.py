@@ -63,7 +63,7 @@ class LargeReplyFetcher:
                 for request_id in some:
                     del self._due[request_id]
                 self._deliver(values)
-                with contextlib.suppressAWAY:
+                with contextlib.suppress(*AWAY):
                     await self._verbs.discard_large(some)
         finally:
             self._due.clear()
