@@ -5,6 +5,7 @@ what has changed. An ingress reads the hash when somebody scrapes it.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -57,10 +58,13 @@ class Series:
             name, kind, unit, labels, part = json.loads(field)
             pairs = tuple((str(label), str(value)) for label, value in labels)
             series = cls(str(name), MetricKind(kind), str(unit), pairs, str(part))
-        except (TypeError, ValueError) as error:
+        # RecursionError: brackets within brackets.
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError("not a field of handlers' metrics") from error
         if not series.is_named_well:
             raise ValueError(f"not the name of a metric or of its labels: {series}")
+        if not series.has_known_part:
+            raise ValueError(f"no part of a {series.kind}: {series.part!r}")
         return series
 
     @property
@@ -70,6 +74,13 @@ class Series:
             _LABEL.fullmatch(label) for label, _ in self.labels
         )
 
+    @property
+    def has_known_part(self) -> bool:
+        """Whether a metric of this kind has such a part: whoever shows buckets sorts the bounds."""
+        if self.kind is not MetricKind.HISTOGRAM:
+            return not self.part
+        return self.part in {SUM, ABOVE} or _is_bound(self.part)
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -77,6 +88,13 @@ class Measurement:
 
     series: Series
     value: float
+
+
+def _is_bound(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def by_field(measurements: Iterable[Measurement]) -> list[tuple[str, str, float]]:

@@ -22,7 +22,8 @@ def write_text(families: Iterable[Metric], names: Collection[str] = ()) -> bytes
         name = samples[0].name if family.type == "counter" and samples else family.name
         if not names or name in names:
             lines += _family_lines(name, family, samples)
-    return "".join(f"{line}\n" for line in lines).encode()
+    # A label may be of a client's making and have no UTF-8; that costs a character, not the scrape.
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
 
 
 def _family_lines(name: str, family: Metric, samples: Iterable[Sample]) -> Iterator[str]:

@@ -40,6 +40,14 @@ def test_text_escapes_labels():
     assert any(r'model="a\"\\\n",' in line for line in lines(metrics))
 
 
+def test_b19_text_is_written_whatever_a_label_holds():
+    # Given half of a character, which has no UTF-8
+    metrics = Metrics()
+    metrics.requests.labels("a\ud800", "1", "200").inc()
+    # When / Then
+    assert any('model="a?",' in line for line in lines(metrics))
+
+
 def test_torchserve_counters_keep_their_names_and_version_label():
     # Given
     metrics = Metrics()

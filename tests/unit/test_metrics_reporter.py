@@ -7,7 +7,7 @@ from ts.metrics.dimension import Dimension
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.metrics.metrics_store import MetricsStore
 
-from batching.handler_metrics import MetricKind
+from batching.handler_metrics import MetricKind, Series
 from batching.metrics_config import DEFAULT_METRICS, DeclaredMetric, read_metrics_config
 from batching.model_entry import ModelEntry
 from batching.settings import SettingsError
@@ -32,9 +32,10 @@ class Desk:
         if self.is_closed:
             raise RedisError
         for measurement in measurements:
-            known = self.values.get(measurement.series, 0)
-            is_gauge = measurement.series.kind is MetricKind.GAUGE
-            self.values[measurement.series] = measurement.value + (0 if is_gauge else known)
+            # As an ingress reads it
+            series = Series.from_field(measurement.series.to_field())
+            known = 0 if series.kind is MetricKind.GAUGE else self.values.get(series, 0)
+            self.values[series] = measurement.value + known
         return 0
 
 
@@ -109,6 +110,43 @@ def test_histogram_is_shown_with_cumulative_buckets(make, desk):
     assert f'Size_bucket{{{labels}le="+Inf",}} 3.0' in lines
     assert f"Size_count{{{labels}}} 3.0" in lines
     assert f"Size_sum{{{labels}}} 99.9" in lines
+
+
+HOSTILE_LABELS = {
+    "half a character": ("a\ud800b", "a?b"),
+    "bytes that were no text": (b"\xff".decode(errors="surrogateescape"), "?"),
+    "long": ("x" * 1000, "x" * 256),
+    "long and beyond ASCII": ("\U0001f600" * 257, "\U0001f600" * 256),
+    "lines": ('1\n# TYPE x "', r"1\n# TYPE x \""),
+}
+
+
+@pytest.mark.parametrize(("text", "shown"), HOSTILE_LABELS.values(), ids=HOSTILE_LABELS)
+def test_b19_label_from_a_client_is_short_and_valid_text(make, desk, text, shown):
+    # Given
+    store, reporter = make()
+
+    # When
+    store.add_counter("Calls", 2, None, [Dimension("Who", text)])
+    reporter.report()
+
+    # Then
+    where = f'Who="{shown}",ModelName="m",Level="Model",Hostname="{HOST}",'
+    assert f"Calls{{{where}}} 2.0" in text_of(desk).splitlines()
+
+
+def test_b19_labels_that_are_the_same_when_cut_are_one_series(make, desk):
+    # Given
+    store, reporter = make(())
+    metric = store.add_metric_to_cache("Depth", "B", ["Who"], MetricTypes.GAUGE)
+
+    # When
+    for value, end in enumerate("aba"):
+        metric.add_or_update(value, ["x" * 256 + end])
+    reporter.report()
+
+    # Then the last value is shown, whichever text it came with
+    assert list(desk.values.values()) == [2]
 
 
 def test_metric_that_is_not_declared_is_dropped_and_told_of_once(make, desk, caplog):

@@ -16,6 +16,10 @@ logger = logging.getLogger(__name__)
 # Those of the Prometheus client that TorchServe uses.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
+# Values of labels may be what clients sent. The room for handlers' metrics is counted in series, so
+# the size of one needs a limit of its own.
+MAX_LABEL_CHARS = 256
+
 # Label names and their values, in the order in which the handler gave them.
 Labels = tuple[tuple[str, str], ...]
 
@@ -80,7 +84,7 @@ class CachingMetric:
         return changes
 
     def _count(self, value: float, labels: Iterable[tuple[str, str]]) -> None:
-        key = tuple((str(name), str(item)) for name, item in labels)
+        key = tuple((str(name), _label_text(item)) for name, item in labels)
         try:
             value = float(value)
         except (TypeError, ValueError, OverflowError):
@@ -97,3 +101,9 @@ class CachingMetric:
             if self.metric_type is MetricTypes.HISTOGRAM:
                 change.counts = change.counts or [0] * (len(BUCKETS) + 1)
                 change.counts[bisect.bisect_left(BUCKETS, value)] += 1
+
+
+def _label_text(item: object) -> str:
+    # Here and not where series are sent: values that are the same afterwards are one set of labels,
+    # of which a gauge keeps the last value. Half a character, as JSON may bring it, has no UTF-8.
+    return str(item)[:MAX_LABEL_CHARS].encode("utf-8", "replace").decode()

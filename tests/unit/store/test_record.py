@@ -88,6 +88,8 @@ def test_b08_garbage_among_the_metrics_is_not_read(desk, client, verbs):
     good = series("calls")
     verbs.record([Measurement(good, 1)])
     fields = ["x", "[]", "{}", '["a b","counter","",[],""]', '["a","counter","",[["b-c","d"]],""]']
+    fields += [f'["h","histogram","u",[],"{part}"]' for part in ("abc", "inf", "nan", "", "-Inf")]
+    fields += ['["a","counter","u",[],"sum"]', "[" * 100_000, b"\xff"]
     desk.client.hset(desk.keys.metrics, mapping=dict.fromkeys(fields, "1"))
     desk.client.hset(desk.keys.metrics, series("text").to_field(), "many")
 
