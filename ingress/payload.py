@@ -26,6 +26,8 @@ _MAX_PARTS = 32
 _MAX_FIELDS = 1000
 _MAX_PART_HEADER_BYTES = 8192
 _MAX_BOUNDARY_CHARS = 200
+# Tabs may be in a header. The rest of them would end a line for others, or move a cursor.
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _BINARY = "application/octet-stream"
 
 
@@ -163,5 +165,7 @@ def _multipart_part(section: bytes) -> Part:
 
 def _part_headers(head: bytes) -> dict[str, str]:
     lines = head.decode("utf-8", "replace").split("\r\n")
+    if any(map(_CONTROLS.search, lines)):
+        raise BadRequest("A part of the multipart body has control characters in its header.")
     pairs = (line.partition(":") for line in lines)
     return {name.strip().lower(): value.strip() for name, _, value in pairs}

@@ -98,7 +98,7 @@ def _decode(part: Part) -> Any:
         if kind.startswith("text"):
             return part.content.decode()
     except (ValueError, RecursionError):
-        log.warning("undecodable part=%r type=%s: the handler gets its bytes", part.name, kind)
+        log.warning("undecodable part=%r type=%r: the handler gets its bytes", part.name, kind)
     return bytearray(part.content)
 
 

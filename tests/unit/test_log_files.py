@@ -1,10 +1,12 @@
 """TorchServe's log files: lines of several processes, sorted by who wrote them."""
 
 import io
+import logging
 import os
 
 import pytest
 
+from batching.logs import LineFormatter
 from cli import log_files
 from cli.log_files import LogFiles
 
@@ -40,6 +42,27 @@ def test_each_line_is_in_the_file_where_operators_look(tmp_path):
     # And all of it was shown
     for text in (ACCESS, METRIC, SERVER, PRINTED, MODEL_METRIC):
         assert text in console.getvalue().decode()
+
+
+def test_b19_line_that_a_client_forges_stays_with_the_event_it_is_part_of(tmp_path):
+    # Given
+    formatter = LineFormatter({"model": "m"})
+    forged = f"x\n{ACCESS}{METRIC}y"
+    error = ValueError(forged)
+    events = [
+        ("handler", forged, None),
+        ("MODEL_METRICS", forged, None),
+        ("worker", "failed", error),
+    ]
+    # When
+    with LogFiles(tmp_path, io.BytesIO()) as logs:
+        for name, text, raised in events:
+            traceback = raised and (ValueError, raised, None)
+            record = logging.LogRecord(name, logging.ERROR, "", 0, text, (), traceback)
+            os.write(logs.stderr_fd, f"{formatter.format(record)}\n".encode())
+    # Then
+    lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.iterdir()}
+    assert lines == {"ts_log.log": 4 + 5, "model_metrics.log": 1}
 
 
 def test_metric_files_have_a_folder_of_their_own_when_it_is_named(tmp_path, monkeypatch):

@@ -66,6 +66,11 @@ def test_multipart_keeps_the_types_of_files_and_makes_fields_plain():
     ]
 
 
+def test_multipart_takes_tabs_and_any_script_in_a_head():
+    body = multipart(file("名\u3000é", b"x", kind="Content-Type:\ttext/plain;\ta=b"))
+    assert read_parts(BOUNDARY, body) == [Part("名\u3000é", "text/plain", b"x")]
+
+
 def test_multipart_keeps_the_last_of_equal_names():
     parts = read_parts(BOUNDARY, multipart(field("data", b"a"), field("data", b"b")))
     assert parts == [Part("data", "", b"b")]
@@ -99,6 +104,14 @@ def test_multipart_without_parts_is_an_empty_row():
         (BOUNDARY, b"--BB\n\nbare line feeds\n--BB--\n"),
         (BOUNDARY, multipart(*[field(f"p{n}", b"") for n in range(33)])),
         (BOUNDARY, multipart((b"X: " + b"a" * 9000, b""))),
+        (BOUNDARY, multipart(file("a", b"", kind="Content-Type: text/x\nX: 1"))),
+        (BOUNDARY, multipart(file("a", b"", kind="Content-Type: text/x\rX: 1"))),
+        (BOUNDARY, multipart(file("a", b"", kind="Content-Type: text/\x1b[2J"))),
+        (BOUNDARY, multipart(file("a", b"", kind="Content-Type: text/\0"))),
+        (BOUNDARY, multipart(file("a", b"", kind="Content-Type: text/\x7f"))),
+        (BOUNDARY, multipart(file("a", b"", kind="Content-Type: text/\x9b2J"))),
+        (BOUNDARY, multipart(file("a", b"", kind="X-Unread: \x07"))),
+        (BOUNDARY, multipart(field("a\nb", b""))),
         (FORM, b"&".join(b"a%d=1" % n for n in range(1001))),
     ],
 )

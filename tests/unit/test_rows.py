@@ -39,6 +39,18 @@ def test_row_is_decoded_by_content_type(kind, content, value):
     assert type(handler.batches[0][0]["body"]) is type(value)
 
 
+def test_b19_type_of_a_body_that_cannot_be_decoded_is_quoted_in_the_log(caplog):
+    # Given
+    handler = Handler(lambda rows, context: ["ok"])
+
+    # When
+    runner(handler).run(batch(body(b"\xff", "text/x\nforged\x1b[2J")))
+
+    # Then
+    quoted = r"'text/x\nforged\x1b[2j'"
+    assert caplog.messages == [f"undecodable part='body' type={quoted}: the handler gets its bytes"]
+
+
 def test_row_stays_raw_when_decoding_is_off():
     # Given
     handler = Handler(lambda rows, context: ["ok"])
