@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 
 from batching.child_process import exited, has_exited, kill_group, spawn
 from batching.settings import Settings
@@ -20,14 +21,21 @@ STOP_S = 2.0
 async def keep_control_worker(settings: Settings) -> None:
     """Until cancelled, a child process runs control jobs; it is started again when it dies."""
     while True:
-        environment = {**os.environ, **settings.to_environment()}
-        process = spawn([sys.executable, "-P", "-m", "workers.control_jobs"], environment)
         try:
-            await exited(process)
-        finally:
-            await _stop(process)
-        log.warning("control worker ended, exit=%s", process.returncode)
+            await _run_once({**os.environ, **settings.to_environment()})
+        except OSError as error:
+            # No process, descriptor or memory is left for now. The models are served all the same.
+            log.error("cannot run a control worker: %s", error)
         await asyncio.sleep(RESTART_S)
+
+
+async def _run_once(environment: Mapping[str, str]) -> None:
+    process = spawn([sys.executable, "-P", "-m", "workers.control_jobs"], environment)
+    try:
+        await exited(process)
+    finally:
+        await _stop(process)
+    log.warning("control worker ended, exit=%s", process.returncode)
 
 
 async def _stop(process: "subprocess.Popen[bytes]") -> None:

@@ -40,6 +40,7 @@ from workers.runner import DeviceBroken, Runner
 
 log = logging.getLogger("workers.worker")
 
+MAX_ERROR_CHARS = 4000
 RETRY_S = 0.1
 REPLY_PATIENCE_S = 30.0
 # For so long after an error, a claim that was given up may still be carried out: a network that was
@@ -193,7 +194,8 @@ def main() -> int:
         _report(
             assignment,
             state="FAILED",
-            error=f"{type(error).__name__}: {error}",
+            # The log has all of it; everybody who looks at the model gets this.
+            error=f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS],
             is_out_of_memory=is_out_of_memory(error),
         )
         return EXIT_LOAD_FAILED

@@ -132,5 +132,15 @@ class WorkerProcess:
 async def _read_reports(
     reader: asyncio.StreamReader, on_report: Callable[[Report], Awaitable[None]]
 ) -> None:
-    while line := await reader.readline():
-        await on_report(json.loads(line))
+    while True:
+        try:
+            line = await reader.readline()
+            report = json.loads(line) if line else None
+        except ValueError as error:
+            # Model code has the descriptor, too. What it writes must not keep us from reading on:
+            # a process that cannot write does not end.
+            log.warning("unreadable report: %s", error)
+            continue
+        if report is None:
+            return
+        await on_report(report)

@@ -174,11 +174,13 @@ def test_word_for_a_number_means_the_default(server: FerryServer, scripted: str)
         server.manage("DELETE", "models/wordy")
 
 
+@pytest.mark.parametrize("chars", [21, 500_000])
 def test_handler_that_cannot_be_loaded_fails_its_registration(
-    server: FerryServer, innocent: str
+    server: FerryServer, innocent: str, chars: int
 ) -> None:
-    # Given an archive whose handler raises while it is imported
-    archive, _ = make_scripted(server.store, "broken", load_error="secret of the handler")
+    # Given an archive whose handler raises while it is imported, with much to say or little
+    load_error = "secret of the handler".ljust(chars, "!")
+    archive, _ = make_scripted(server.store, "broken", load_error=load_error)
 
     # When it is registered with a worker
     with innocent_traffic(server, innocent):

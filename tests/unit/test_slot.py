@@ -4,6 +4,7 @@ import asyncio
 import errno
 import itertools
 import os
+import sys
 from pathlib import Path
 
 import fakeredis
@@ -117,6 +118,22 @@ def test_worker_that_the_system_kills_at_its_start_lacks_memory(tmp_path):
     # Then
     assert worker.error == "killed, perhaps for memory"
     assert worker.is_out_of_memory
+
+
+def test_report_that_cannot_be_read_does_not_hide_the_next_one(tmp_path):
+    # Given a worker that writes more than anybody reads at once, and then why it failed
+    text = f"""exec {sys.executable} - <<END
+import json, os
+reports = json.loads(os.environ["{ENV_NAME}"])["status_fd"]
+failure = {{"state": "FAILED", "error": "no weights"}}
+os.write(reports, b"x" * 400_000 + b"\\n[\\n" + json.dumps(failure).encode() + b"\\n")
+os._exit(3)
+END"""
+    parts = Parts(script(tmp_path, text))
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert worker.error == "no weights"
 
 
 def test_each_failed_start_is_told_by_its_own_cause(tmp_path):
