@@ -180,7 +180,8 @@ def test_handler_that_cannot_be_loaded_fails_its_registration(
 ) -> None:
     # Given an archive whose handler raises while it is imported, with much to say or little
     load_error = "secret of the handler".ljust(chars, "!")
-    archive, _ = make_scripted(server.store, "broken", load_error=load_error)
+    name = f"broken-{chars}"
+    archive, _ = make_scripted(server.store, name, load_error=load_error)
 
     # When it is registered with a worker
     with innocent_traffic(server, innocent):
@@ -189,10 +190,14 @@ def test_handler_that_cannot_be_loaded_fails_its_registration(
         )
 
     # Then the registration fails and leaves nothing
-    text = "Failed to start workers for model broken version: 1.0"
+    text = f"Failed to start workers for model {name} version: 1.0"
     assert_error(response.status_code, response.content, (500, "InternalServerException", text))
-    assert server.manage("GET", "models/broken").status_code == 404
-    assert server.predict("broken").status_code == 404
+    assert server.manage("GET", f"models/{name}").status_code == 404
+    assert server.predict(name).status_code == 404
+
+    # And the operator reads why
+    told = f"not started model={name} version=1.0: RuntimeError: secret of the handler"
+    assert told in server.process.log()
 
 
 @pytest.mark.parametrize(
