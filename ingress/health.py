@@ -6,11 +6,14 @@ from batching.errors import StoreUnavailable
 from batching.model_spec import ModelSpec
 from batching.status import WorkerState
 from batching.store.registry import Registry
-from ingress.services import Lifecycle
+from ingress.lifecycle import Lifecycle
 
 
 class Health:
-    """Answers probes from the registry."""
+    """Answers probes from the registry.
+
+    Its registry's connections give up soon: a probe is worth nothing late.
+    """
 
     def __init__(self, registry: Registry, lifecycle: Lifecycle) -> None:
         self._registry = registry
@@ -21,9 +24,12 @@ class Health:
         """Whether each model's default version has its workers, loading ones included.
 
         While Redis is away this is the last answer: orchestrators restart what is not healthy, and
-        restarting an ingress does not bring Redis back.
+        restarting an ingress does not bring Redis back. TorchServe opens its ports when the startup
+        models are registered; here who asks earlier is told no.
         Source: TorchServe 0.12 `ApiUtils.getHealthStatus`; contract 1.1.
         """
+        if self._lifecycle.is_loading:
+            return False
         with contextlib.suppress(StoreUnavailable):
             self._last_ping = all(self._is_staffed(spec) for spec in self._default_specs())
         return self._last_ping
@@ -32,16 +38,27 @@ class Health:
         """Why a request sent now could not be served; empty when it could."""
         if self._lifecycle.is_draining:
             return "Draining"
+        if self._lifecycle.is_loading:
+            return "Loading models"
         try:
             self._registry.ping()
             idle = [
                 spec.model_name
                 for spec in self._default_specs()
-                if spec.min_worker > 0 and not self._is_ready(spec)
+                if spec.min_worker > 0 and not self.is_ready(spec)
             ]
         except StoreUnavailable:
             return "Request store unavailable"
         return f"No ready worker: {', '.join(idle)}" if idle else ""
+
+    def is_ready(self, spec: ModelSpec) -> bool:
+        """Whether a worker of this version serves.
+
+        Raises:
+            StoreUnavailable: Redis cannot be asked.
+        """
+        workers = self._registry.workers(spec.key)
+        return any(worker.state is WorkerState.READY for worker in workers)
 
     def _default_specs(self) -> list[ModelSpec]:
         entries = self._registry.snapshot().values()
@@ -53,7 +70,3 @@ class Health:
         workers = self._registry.workers(spec.key)
         alive = [worker for worker in workers if worker.state is not WorkerState.FAILED]
         return len(alive) >= spec.min_worker
-
-    def _is_ready(self, spec: ModelSpec) -> bool:
-        workers = self._registry.workers(spec.key)
-        return any(worker.state is WorkerState.READY for worker in workers)

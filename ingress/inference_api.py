@@ -9,7 +9,6 @@ from batching.errors import NotFound
 from batching.model_entry import check_names, existing
 from ingress.answers import not_found
 from ingress.front import LIVE_TEXT
-from ingress.health import Health
 from ingress.openapi import model_prediction_document
 from ingress.prediction_paths import parse_prediction_path
 from ingress.responses import (
@@ -61,7 +60,7 @@ class _InferenceView:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._health = Health(services.probe_registry, services.lifecycle)
+        self._health = services.health
 
     def predict(self, _: str = "") -> Response:
         target = parse_prediction_path(request.path)

@@ -114,7 +114,7 @@ class _ManagementView:
 
     def kserve_ready(self, model_name: str) -> Response:
         spec = self._registrar.resolve(model_name, None)
-        is_ready = bool(self._registry.workers(spec.key))
+        is_ready = self._services.health.is_ready(spec)
         return json_response({"name": model_name, "ready": is_ready})
 
     def list_downloads(self) -> Response:

@@ -9,9 +9,7 @@ from flask import Blueprint, Response
 from batching.errors import ServeError
 from batching.model_spec import ModelSpec
 from batching.request_ids import fresh_request_id
-from batching.status import WorkerState
 from ingress.answers import error_answer, with_error_key
-from ingress.health import Health
 from ingress.openapi import VERSION
 from ingress.responses import json_response, to_response
 from ingress.services import Services
@@ -48,7 +46,7 @@ class _OpenInferenceView:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._health = Health(services.probe_registry, services.lifecycle)
+        self._health = services.health
 
     def server(self) -> Response:
         # The key is TorchServe's spelling; the right one stands beside it.
@@ -78,8 +76,7 @@ class _OpenInferenceView:
 
     def model_ready(self, model_name: str, model_version: str | None = None) -> Response:
         spec = self._resolve(model_name, model_version)
-        workers = self._services.registry.workers(spec.key)
-        is_ready = any(worker.state is WorkerState.READY for worker in workers)
+        is_ready = self._health.is_ready(spec)
         document = {"name": model_name, "ready": is_ready}
         return json_response(document, 200 if is_ready else _NOT_READY)
 

@@ -15,6 +15,7 @@ from functools import partial
 import uvloop
 
 from batching.entry_point import EXIT_UNUSABLE
+from batching.errors import StoreUnavailable
 from batching.logs import configure_logging
 from batching.metrics_config import read_metrics_config
 from batching.readiness import notify_ready
@@ -33,13 +34,15 @@ from ingress.edge import Edge, added_headers
 from ingress.exchange import Application
 from ingress.front import Front
 from ingress.handler_metrics import HandlerMetrics
+from ingress.health import Health
 from ingress.key_file import KeyFile
+from ingress.lifecycle import Lifecycle
 from ingress.listeners import Address, Listener, listener_table, tls_files
 from ingress.metrics import Metrics
 from ingress.openapi import Role
 from ingress.predictor import Predictor
 from ingress.registrar import Registrar
-from ingress.services import Lifecycle, Services
+from ingress.services import Services
 from ingress.snapshot_writer import SnapshotWriter
 from ingress.startup_models import load_models
 from ingress.torchserve_metrics import LEGACY
@@ -65,7 +68,7 @@ _EXIT_FORCED = 1
 
 
 def run(settings: Settings) -> int:
-    """Serves until SIGTERM or SIGINT; the exit code. 0: every accepted request was answered."""
+    """Serves until SIGTERM or SIGINT; the exit code, 0 unless a second signal ended its drain."""
     configure_logging(settings.log_level)
     try:
         table = listener_table(settings)
@@ -119,6 +122,8 @@ class _Ingress:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         services = self._services(loop)
+        # Before the ports open.
+        self._lifecycle.is_loading = await asyncio.to_thread(self._has_to_load)
         await self._catalog.start()
         await self._broker.start()
         tls = tls_files(self._settings)
@@ -149,7 +154,7 @@ class _Ingress:
         return Services(
             settings=self._settings,
             registry=self._registry,
-            probe_registry=self._probe_registry,
+            health=Health(self._probe_registry, self._lifecycle),
             control=self._control,
             predictor=Predictor(
                 self._catalog,
@@ -190,11 +195,22 @@ class _Ingress:
             gate=gate,
         )
 
+    def _has_to_load(self) -> bool:
+        """Whether there are startup models that Redis does not remember from before. Blocks."""
+        if not (self._settings.load_models or self._settings.snapshot_file):
+            return False
+        with contextlib.suppress(StoreUnavailable):
+            return not self._probe_registry.snapshot()
+        return True
+
     async def _load_models(self, services: Services) -> None:
         failures: list[dict[str, str]] = []
-        if self._settings.load_models or self._settings.snapshot_file:
-            registrar = Registrar(services)
-            failures = await in_daemon_thread(lambda: load_models(services, registrar))
+        try:
+            if self._settings.load_models or self._settings.snapshot_file:
+                registrar = Registrar(services)
+                failures = await in_daemon_thread(lambda: load_models(services, registrar))
+        finally:
+            self._lifecycle.is_loading = False
         if self._snapshots is not None:
             is_whole = self._settings.snapshot_file is None or not failures
             await in_daemon_thread(partial(self._snapshots.start, is_whole=is_whole))

@@ -8,32 +8,26 @@ from typing import Any, TypeVar
 from batching.settings import Settings
 from batching.store.control_queue import ControlQueue
 from batching.store.registry import Registry
+from ingress.health import Health
 from ingress.key_file import KeyFile
+from ingress.lifecycle import Lifecycle
 from ingress.metrics import Metrics
 from ingress.predictor import Predictor
 
 T = TypeVar("T")
 
 
-class Lifecycle:
-    """Whether this ingress is on its way out. Read from any thread."""
-
-    def __init__(self) -> None:
-        self.is_draining = False
-
-
 @dataclass(frozen=True, slots=True)
 class Services:
     """The parts behind the HTTP layer.
 
-    `probe_registry` is the same registry over connections that give up soon: a probe is worth
-    nothing late. `loop` is the one that the predictor lives on. `keys` is None where no tokens are
+    `loop` is the one that the predictor lives on. `keys` is None where no tokens are
     asked for.
     """
 
     settings: Settings
     registry: Registry
-    probe_registry: Registry
+    health: Health
     control: ControlQueue
     predictor: Predictor
     metrics: Metrics

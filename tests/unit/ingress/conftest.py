@@ -17,11 +17,13 @@ from batching.store.registry import Registry
 from ingress.app import create_app
 from ingress.auth import Gate
 from ingress.front import Front
+from ingress.health import Health
+from ingress.lifecycle import Lifecycle
 from ingress.listeners import Address, Listener
 from ingress.metrics import Metrics
 from ingress.openapi import Role
 from ingress.predictor import Predictor
-from ingress.services import Lifecycle, Services
+from ingress.services import Services
 from ingress.wsgi_bridge import WsgiBridge
 from tests.ports import free_ports
 from tests.unit.ingress.leaks import assert_tells_nothing
@@ -124,17 +126,17 @@ def ingress(redis_url, keys):
     registry = Registry(client, dead_after_s=DEAD_AFTER_S)
     probe_client = connect(redis_url, socket_timeout_s=0.5)
     probe_registry = Registry(probe_client, dead_after_s=DEAD_AFTER_S)
-    metrics, archives = Metrics(), KnownArchives()
+    metrics, archives, lifecycle = Metrics(), KnownArchives(), Lifecycle()
     catalog = Catalog(registry, redis_url)
     broker = call(_started(catalog, redis_url))
     services = Services(
         settings=settings,
         registry=registry,
-        probe_registry=probe_registry,
+        health=Health(probe_registry, lifecycle),
         control=archives,
         predictor=Predictor(catalog, broker, metrics),
         metrics=metrics,
-        lifecycle=Lifecycle(),
+        lifecycle=lifecycle,
         loop=loop,
         keys=keys,
     )

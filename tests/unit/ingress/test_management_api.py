@@ -212,6 +212,19 @@ def test_scale_says_206_when_only_some_workers_are_ready_in_time(manager, node, 
     assert status_of(answer) == (206, "Workers scaling in progress...")
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "is_ready"), [("ready", True), ("loading", False), ("failed", False)]
+)
+def test_model_is_ready_for_kserve_while_a_worker_serves(manager, node, behaviour, is_ready):
+    # Given
+    node.behaviour = behaviour
+    manager.register("echo")
+    # When
+    answers = [manager.manage("GET", "/v1/models/echo"), manager.predict("/v1/models/echo", "GET")]
+    # Then
+    assert [answer.json()["ready"] for answer in answers] == [is_ready, is_ready]
+
+
 def test_scale_fails_at_the_first_worker_that_fails_and_keeps_the_model(manager, node):
     # Given
     manager.register("echo")

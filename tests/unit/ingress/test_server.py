@@ -124,6 +124,38 @@ def test_server_tells_browsers_not_to_guess_the_type_of_an_answer(start, node, e
     assert found == ["nosniff"] * 4
 
 
+def probes(server):
+    routes = ("/ping", "/readyz", "/v2/health/ready", "/livez")
+    return [requests.get(server.url("inference", route), timeout=5).status_code for route in routes]
+
+
+def test_server_is_not_ready_before_its_startup_models_are_registered(start):
+    # Given: a startup model, and no node to load it
+    server = start(load_models="a.mar")
+    eventually(lambda: accepts(server.ports["inference"]), 10)
+    # When, Then
+    assert probes(server) == [500, 503, 503, 200]
+    reason = requests.get(server.url("inference", "/readyz"), timeout=5).json()
+    assert reason == {"status": "Loading models"}
+
+
+def test_server_is_ready_when_it_has_tried_to_load_its_startup_models(start):
+    # Given: a snapshot that is not there
+    server = start(snapshot_file="/nowhere/snapshot.cfg")
+    # When
+    assert server.ready_lines()[-1] == "ready"
+    # Then
+    assert probes(server) == [200] * 4
+
+
+def test_server_that_comes_back_is_as_ready_as_what_redis_remembers(start, echo_model):
+    # Given
+    server = start(load_models="a.mar")
+    eventually(lambda: accepts(server.ports["inference"]), 10)
+    # When, Then
+    assert probes(server) == [200] * 4
+
+
 def test_server_stops_while_it_waits_for_a_node(start):
     # Given: a startup model, and no node to load it
     server = start(load_models="a.mar")
