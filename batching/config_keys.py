@@ -4,6 +4,7 @@ A key that is in neither list is unknown; it costs a warning, never an error.
 Source: TorchServe 0.12 docs/configuration.md and `ConfigManager`.
 """
 
+import difflib
 from collections.abc import Mapping
 
 from batching.settings import Settings
@@ -56,3 +57,11 @@ IGNORED: Mapping[str, str] = {
     "vmargs": _NO_JVM,
     "workflow_store": "there are no workflows",
 }
+
+
+def why_without_effect(key: str) -> str:
+    """What the owner of a configuration file is told of a key that is not `UNDERSTOOD`."""
+    if key in IGNORED:
+        return f"{key} has no effect here: {IGNORED[key]}"
+    alike = difflib.get_close_matches(key, UNDERSTOOD, n=1, cutoff=0.8)
+    return f"{key} is unknown" + "".join(f"; did you mean {one}?" for one in alike)

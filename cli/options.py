@@ -14,7 +14,9 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 
+from batching.config_keys import why_without_effect
 from batching.open_files import raise_open_files
 from batching.settings import Settings, SettingsError
 from cli.api import TOKEN_VARIABLE
@@ -81,7 +83,7 @@ def settings_options(command: Command, *, unlisted: Collection[str] = ()) -> Com
 def load_settings(
     config: Path | None, flags: dict[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> Settings:
-    """The settings from file, environment and flags; keys without effect cost one warning line.
+    """The settings from file, environment and flags; keys without effect cost a warning each.
 
     Raises:
         ClickException: the file cannot be read, or a value has the wrong type.
@@ -90,11 +92,9 @@ def load_settings(
         settings, without_effect = Settings.load(config, flags=flags, defaults=defaults)
     except SettingsError as error:
         raise click.ClickException(str(error)) from error
-    if without_effect:
-        err().print(
-            f"[yellow]warning:[/] {config}: keys without effect here: {', '.join(without_effect)}",
-            soft_wrap=True,
-        )
+    for key in without_effect:
+        text = f"{config}: {why_without_effect(key)}"
+        err().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
     return settings
 
 

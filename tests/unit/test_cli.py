@@ -420,16 +420,20 @@ def test_up_refuses_a_model_store_that_is_no_folder(tmp_path):
     assert "the model store is not a folder" in result.stderr
 
 
-def test_up_warns_of_unknown_keys_in_one_line(tmp_path):
-    # Given a config that is good but for two keys, and a model store that stops the command
-    config = tmp_path / "config.properties"
-    config.write_text("vmargs=-Xmx4g\nnumber_of_netty_threads=32\nmodel_store=/missing\n")
+def test_up_says_of_each_key_without_effect_why(tmp_path):
+    # Given a config that is good but for three keys, and a model store that stops the command
+    config = tmp_path / "config[1].properties"
+    keys = ("vmargs=-Xmx4g", "job_queue_sise=7", "of_tomorrow=x", "model_store=/missing")
+    config.write_text("\n".join(keys))
     # When
     result = CliRunner().invoke(main, ["up", "--config", str(config)])
     # Then
-    first, second = result.stderr.splitlines()
-    assert first == f"warning: {config}: keys without effect here: number_of_netty_threads, vmargs"
-    assert second == "Error: the model store is not a folder: /missing"
+    assert result.stderr.splitlines() == [
+        f"warning: {config}: job_queue_sise is unknown; did you mean job_queue_size?",
+        f"warning: {config}: of_tomorrow is unknown",
+        f"warning: {config}: vmargs has no effect here: there is no Java virtual machine",
+        "Error: the model store is not a folder: /missing",
+    ]
 
 
 def test_up_names_the_setting_when_its_value_is_wrong(tmp_path):
