@@ -34,7 +34,7 @@ from batching.store.worker_verbs import WorkerVerbs
 from workers.assignment import Assignment
 from workers.envelopes import in_envelope
 from workers.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED
-from workers.handlers import load_model
+from workers.handlers import LoadedModel, load_model
 from workers.metrics_reporter import MetricsReporter
 from workers.runner import DeviceBroken, Runner
 
@@ -202,6 +202,11 @@ def main() -> int:
     # What loading has made stays: looking through all of torch again holds up a batch.
     gc.collect()
     gc.freeze()
+    return _serve(assignment, settings, model)
+
+
+def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> int:
+    spec = assignment.spec
     client = connect(store_url(settings))
     verbs = WorkerVerbs(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
     policy = policy_of(spec)
