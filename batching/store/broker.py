@@ -17,7 +17,7 @@ from batching.store.redis_errors import AWAY
 from batching.store.refusals import queue_lost, store_unavailable
 from batching.store.reply_stream import ReplyStream
 from batching.store.tasks import end_tasks
-from batching.store.ticket import ClientGone, ClientLeft
+from batching.store.waiter import ClientGone, ClientLeft
 
 __all__ = ["Broker", "ClientLeft", "ReplyStream"]
 

@@ -16,7 +16,7 @@ from batching.protocol import BatchTiming, ProtocolError, Reply, ReplyChunk
 from batching.store.ingress_verbs import IngressVerbs
 from batching.store.redis_errors import AWAY
 from batching.store.refusals import store_unavailable
-from batching.store.ticket import Ticket
+from batching.store.waiter import Waiter
 
 RETRY_S = 0.05
 READ_PATIENCE_S = 5.0
@@ -29,7 +29,7 @@ class ReplyStream:
     """
 
     def __init__(
-        self, rest: Ticket, verbs: IngressVerbs, leave: Callable[[Ticket], object]
+        self, rest: Waiter, verbs: IngressVerbs, leave: Callable[[Waiter], object]
     ) -> None:
         self.timing: BatchTiming | None = None
         self._rest = rest

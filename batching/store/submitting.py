@@ -1,4 +1,4 @@
-"""Submits tickets in one script call, repeated under the same ids while Redis is briefly away."""
+"""Submits requests in one script call, repeated under the same ids while Redis is briefly away."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.ingress_verbs import IngressVerbs, Submission, SubmitCode
 from batching.store.redis_errors import AWAY
 from batching.store.refusals import memory_full, store_unavailable
-from batching.store.ticket import Ticket
+from batching.store.waiter import Waiter
 
 SUBMIT_AT_ONCE = 256
 SUBMIT_AT_ONCE_BYTES = 16 * 1024 * 1024
@@ -18,27 +18,27 @@ BYTES_PER_S = 10_000_000  # what bodies get time for: a line of 100 Mbit/s
 RETRY_S = 0.05
 
 
-def take_some(pending: list[Ticket]) -> list[Ticket]:
+def take_some(pending: list[Waiter]) -> list[Waiter]:
     """The first that wait, as many as one submit may bring; they are pending no more."""
     count = size_bytes = 0
-    for ticket in pending[:SUBMIT_AT_ONCE]:
-        size_bytes += len(ticket.wire)
+    for waiter in pending[:SUBMIT_AT_ONCE]:
+        size_bytes += len(waiter.wire)
         if count and size_bytes > SUBMIT_AT_ONCE_BYTES:
             break
         count += 1
     taken = pending[:count]
     del pending[:count]
-    return [ticket for ticket in taken if not ticket.reply.done()]
+    return [waiter for waiter in taken if not waiter.reply.done()]
 
 
-async def submit_tickets(
-    verbs: IngressVerbs, tickets: Sequence[Ticket], moved_at: float
+async def submit_waiters(
+    verbs: IngressVerbs, waiters: Sequence[Waiter], moved_at: float
 ) -> list[SubmitCode]:
-    """What became of each ticket's request.
+    """What became of each waiter's request.
 
     Args:
         verbs: of the version.
-        tickets: as taken.
+        waiters: as taken.
         moved_at: when the submit before this one succeeded, in the event loop's time. Whoever waits
             behind many large bodies waits for nothing that has failed.
 
@@ -48,16 +48,16 @@ async def submit_tickets(
     """
     now = asyncio.get_running_loop().time
     cause: Exception | None = None
-    end = now() + _patience_s(tickets, moved_at, now())
+    end = now() + _patience_s(waiters, moved_at, now())
     try:
-        async with asyncio.timeout_at(end + _size_bytes(tickets) / BYTES_PER_S) as limit:
+        async with asyncio.timeout_at(end + _size_bytes(waiters) / BYTES_PER_S) as limit:
             while True:
                 # Who was answered meanwhile, or has left: an earlier try has queued the request.
-                open_tickets = [ticket for ticket in tickets if not ticket.reply.done()]
+                still_waiting = [waiter for waiter in waiters if not waiter.reply.done()]
                 try:
-                    codes = await verbs.submit([_submission(one, now()) for one in open_tickets])
-                    found = dict(zip(open_tickets, codes, strict=True))
-                    return [found.get(ticket, SubmitCode.KNOWN) for ticket in tickets]
+                    codes = await verbs.submit([_submission(one, now()) for one in still_waiting])
+                    found = dict(zip(still_waiting, codes, strict=True))
+                    return [found.get(waiter, SubmitCode.KNOWN) for waiter in waiters]
                 except OutOfMemoryError as error:
                     raise memory_full() from error
                 except AWAY as error:
@@ -72,22 +72,22 @@ async def submit_tickets(
         raise store_unavailable() from cause
 
 
-def _submission(ticket: Ticket, now: float) -> Submission:
-    age_us = None if ticket.is_resubmitted else int((now - ticket.entered_at) * 1e6)
+def _submission(waiter: Waiter, now: float) -> Submission:
+    age_us = None if waiter.is_resubmitted else int((now - waiter.entered_at) * 1e6)
     return Submission(
-        ticket.request_id,
-        ttl_ms=max(1, int((ticket.deadline - now) * 1000)),
-        wire=ticket.wire,
+        waiter.request_id,
+        ttl_ms=max(1, int((waiter.deadline - now) * 1000)),
+        wire=waiter.wire,
         age_us=age_us,
     )
 
 
-def _size_bytes(tickets: Sequence[Ticket]) -> int:
-    sizes = [len(ticket.wire) for ticket in tickets]
+def _size_bytes(waiters: Sequence[Waiter]) -> int:
+    sizes = [len(waiter.wire) for waiter in waiters]
     return sum(size for size in sizes if size > INLINE_LIMIT_BYTES)
 
 
-def _patience_s(tickets: Sequence[Ticket], moved_at: float, now: float) -> float:
+def _patience_s(waiters: Sequence[Waiter], moved_at: float, now: float) -> float:
     """Seconds for this submit; whoever waited behind one that failed has less left."""
-    oldest_age_s = max(now - max(ticket.entered_at, moved_at) for ticket in tickets)
+    oldest_age_s = max(now - max(waiter.entered_at, moved_at) for waiter in waiters)
     return max(2 * RETRY_S, SUBMIT_PATIENCE_S - oldest_age_s)

@@ -127,7 +127,7 @@ MUTANTS = (
     Mutant(
         "what Redis lost is submitted again",
         "batching/store/lane.py",
-        "                lost.append((request_id, ticket))\n",
+        "                lost.append((request_id, waiter))\n",
         "                pass\n",
         f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
     ),
@@ -256,8 +256,8 @@ MUTANTS = (
     ),
     Mutant(
         "a client that left is noticed",
-        "batching/store/departures.py",
-        "self._keep(self._follow(ticket, client_left))",
+        "batching/store/canceller.py",
+        "self._keep(self._follow(waiter, client_left))",
         "pass",
         f"{CHAOS}clients.py::test_f26_work_of_clients_that_left_the_queue_is_not_done",
     ),

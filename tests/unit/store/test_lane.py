@@ -13,7 +13,7 @@ import redis.asyncio
 
 from batching import errors
 from batching.protocol import INLINE_LIMIT_BYTES
-from batching.store import departures as departures_module
+from batching.store import canceller as canceller_module
 from batching.store import ingress_verbs as verbs_module
 from batching.store import lane as lane_module
 from batching.store import large_reply_fetcher as fetcher_module
@@ -459,7 +459,7 @@ def test_lane_cancels_a_request_when_its_client_left(desk):
 
 
 def test_lane_stops_watching_a_client_that_got_its_reply(desk, monkeypatch):
-    monkeypatch.setattr(departures_module, "WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
 
     async def run():
         watched, ended = asyncio.Event(), asyncio.Event()
@@ -505,7 +505,7 @@ def test_lane_cancels_a_request_when_its_task_was_cancelled(desk):
 
 
 def test_lane_withdraws_a_request_whose_client_left_while_it_was_submitted(real_desk, monkeypatch):
-    monkeypatch.setattr(departures_module, "WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
 
     async def run():
         client = special(HaltingRedis, real_desk.backend.url)
@@ -530,7 +530,7 @@ def test_lane_withdraws_a_request_whose_client_left_while_it_was_submitted(real_
 
 
 def test_lane_takes_back_who_left_while_redis_was_away(fake_desk, monkeypatch):
-    monkeypatch.setattr(departures_module, "WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
     desk, server = fake_desk
 
     async def run():
@@ -555,7 +555,7 @@ def test_lane_takes_back_who_left_while_redis_was_away(fake_desk, monkeypatch):
 
 
 def test_lane_says_nothing_more_of_a_request_whose_deadline_has_passed(fake_desk, monkeypatch):
-    monkeypatch.setattr(departures_module, "WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
     desk, server = fake_desk
 
     async def run():
@@ -570,7 +570,7 @@ def test_lane_says_nothing_more_of_a_request_whose_deadline_has_passed(fake_desk
                 await asked
 
             # Then: no claim takes it any more
-            await eventually_async(lambda: not lane._departures.is_busy)
+            await eventually_async(lambda: not lane._canceller.is_busy)
 
     asyncio.run(run())
 

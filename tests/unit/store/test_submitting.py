@@ -9,10 +9,10 @@ from batching import errors
 from batching.store.submitting import (
     SUBMIT_AT_ONCE,
     SUBMIT_AT_ONCE_BYTES,
-    submit_tickets,
+    submit_waiters,
     take_some,
 )
-from batching.store.ticket import Ticket
+from batching.store.waiter import Waiter
 
 LIMIT = SUBMIT_AT_ONCE_BYTES
 
@@ -29,7 +29,7 @@ def test_submit_brings_many_requests_or_many_bytes(sizes, turns):
     async def run():
         # Given
         new_reply = asyncio.get_running_loop().create_future
-        pending = [Ticket("a", bytes(size), 1.0, 0.0, new_reply()) for size in sizes]
+        pending = [Waiter("a", bytes(size), 1.0, 0.0, new_reply()) for size in sizes]
 
         # When
         taken = [len(take_some(pending)) for _ in turns]
@@ -55,10 +55,10 @@ def test_submit_is_given_up_although_an_error_came_at_the_same_moment():
     async def run():
         # Given
         loop = asyncio.get_running_loop()
-        ticket = Ticket("a", b"x", 10.0, loop.time(), loop.create_future())
+        waiter = Waiter("a", b"x", 10.0, loop.time(), loop.create_future())
         # When
         with pytest.raises(errors.StoreUnavailable) as caught:
-            await submit_tickets(FailingAtTheEnd(), [ticket], 0.0)
+            await submit_waiters(FailingAtTheEnd(), [waiter], 0.0)
         # Then
         assert isinstance(caught.value.__cause__, redis.ConnectionError)
         assert asyncio.current_task().cancelling() == 0

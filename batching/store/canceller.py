@@ -14,7 +14,7 @@ from batching import errors
 from batching.store.ingress_verbs import CancelCode, IngressVerbs
 from batching.store.redis_errors import AWAY
 from batching.store.tasks import end_tasks
-from batching.store.ticket import ClientGone, ClientLeft, Ticket
+from batching.store.waiter import ClientGone, ClientLeft, Waiter
 
 WATCH_AFTER_S = 0.1  # fast requests do not pay for watching their client
 CANCEL_AT_ONCE = 256
@@ -23,22 +23,22 @@ CANCEL_PATIENCE_S = 0.08  # an answer is due 0.1 s after the deadline, if Redis 
 
 
 @dataclass(slots=True)
-class _Departure:
+class _Cancellation:
     request_id: str
     deadline: float
     fail: Callable[[], None] | None
 
 
-class Departures:
-    """Cancels requests, then fails their tickets; a reply that came first is delivered instead."""
+class Canceller:
+    """Cancels requests, then fails their waiters; a reply that came first is delivered instead."""
 
     def __init__(
         self, verbs: IngressVerbs, deliver: Callable[[Mapping[str, bytes | None]], object]
     ) -> None:
         self._verbs = verbs
         self._deliver = deliver
-        self._fresh: list[tuple[Ticket, ClientGone | None]] = []
-        self._leaving: list[_Departure] = []
+        self._fresh: list[tuple[Waiter, ClientGone | None]] = []
+        self._leaving: list[_Cancellation] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_cancelling = False
         self._loop = asyncio.get_running_loop()
@@ -48,32 +48,32 @@ class Departures:
         """Whether clients are being watched or requests cancelled."""
         return bool(self._tasks)
 
-    def watch(self, ticket: Ticket, client_left: ClientGone | None) -> None:
+    def watch(self, waiter: Waiter, client_left: ClientGone | None) -> None:
         """The request is given up at its deadline, or once `client_left` finishes.
 
         Most are answered before they need a timer of their own: those that come within a tenth of
         a second share one.
         """
-        if ticket.timeout_s <= WATCH_AFTER_S:
-            self._set_timer(ticket, ticket.timeout_s, client_left)
+        if waiter.timeout_s <= WATCH_AFTER_S:
+            self._set_timer(waiter, waiter.timeout_s, client_left)
             return
         if not self._fresh:
             self._loop.call_later(WATCH_AFTER_S, self._look)
-        self._fresh.append((ticket, client_left))
+        self._fresh.append((waiter, client_left))
 
-    def give_up(self, ticket: Ticket, error: Exception) -> None:
-        """As `add`, unless there is an outcome already."""
-        if not ticket.reply.done():
-            self.add(ticket, error)
+    def give_up(self, waiter: Waiter, error: Exception) -> None:
+        """As `cancel`, unless there is an outcome already."""
+        if not waiter.reply.done():
+            self.cancel(waiter, error)
 
-    def add(self, ticket: Ticket, error: Exception) -> None:
-        """The request will be cancelled, and its ticket fails with `error`, soon in any case."""
-        fail = partial(ticket.fail, error)
-        self._leaving.append(_Departure(ticket.request_id, ticket.deadline, fail))
+    def cancel(self, waiter: Waiter, error: Exception) -> None:
+        """The request will be cancelled, and its waiter fails with `error`, soon in any case."""
+        fail = partial(waiter.fail, error)
+        self._leaving.append(_Cancellation(waiter.request_id, waiter.deadline, fail))
         self._loop.call_later(CANCEL_PATIENCE_S, fail)
         if not self._is_cancelling:
             self._is_cancelling = True
-            self._keep(self._cancel())
+            self._keep(self._cancel_all())
 
     async def close(self) -> None:
         """Nothing is under way any more; what was not cancelled expires."""
@@ -81,38 +81,38 @@ class Departures:
 
     def _look(self) -> None:
         fresh, self._fresh = self._fresh, []
-        for ticket, client_left in fresh:
-            if not ticket.reply.done():
-                self._on_timer(ticket, client_left)
+        for waiter, client_left in fresh:
+            if not waiter.reply.done():
+                self._on_timer(waiter, client_left)
 
-    def _set_timer(self, ticket: Ticket, after_s: float, client_left: ClientGone | None) -> None:
-        ticket.timer = self._loop.call_later(after_s, self._on_timer, ticket, client_left)
+    def _set_timer(self, waiter: Waiter, after_s: float, client_left: ClientGone | None) -> None:
+        waiter.timer = self._loop.call_later(after_s, self._on_timer, waiter, client_left)
 
-    def _on_timer(self, ticket: Ticket, client_left: ClientGone | None) -> None:
-        left_s = ticket.deadline - self._loop.time()
+    def _on_timer(self, waiter: Waiter, client_left: ClientGone | None) -> None:
+        left_s = waiter.deadline - self._loop.time()
         if left_s > 0:
-            self._set_timer(ticket, left_s, None)
-            if client_left is not None and not ticket.reply.done():
-                self._keep(self._follow(ticket, client_left))
+            self._set_timer(waiter, left_s, None)
+            if client_left is not None and not waiter.reply.done():
+                self._keep(self._follow(waiter, client_left))
         else:
             text = "The request's deadline passed before its answer was there."
-            self.give_up(ticket, errors.DeadlineExceeded(text))
+            self.give_up(waiter, errors.DeadlineExceeded(text))
 
-    async def _follow(self, ticket: Ticket, client_left: ClientGone) -> None:
+    async def _follow(self, waiter: Waiter, client_left: ClientGone) -> None:
         gone = asyncio.ensure_future(client_left())
-        outcomes: set[asyncio.Future[Any]] = {gone, ticket.reply}
+        outcomes: set[asyncio.Future[Any]] = {gone, waiter.reply}
         try:
             await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
-        self.give_up(ticket, ClientLeft())
+        self.give_up(waiter, ClientLeft())
 
     def _keep(self, body: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(body)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _cancel(self) -> None:
+    async def _cancel_all(self) -> None:
         """One call at a time for all who have left: when hundreds leave, one for each is too slow.
 
         It goes on when nobody waits for it any more. A call that is broken off may not have been

@@ -16,11 +16,11 @@ class ClientLeft(Exception):
     """The client closed its connection; the request was cancelled."""
 
 
-class Ticket:
+class Waiter:
     """A waiting client's place: the request and the future of its reply.
 
     `entered_at` and `deadline` are the event loop's time. A request that Redis lost enters anew,
-    under another id and with its old deadline. An answer that comes in pieces gets a second ticket,
+    under another id and with its old deadline. An answer that comes in pieces gets a second waiter,
     for its rest, whose `stream` they belong to.
     """
 
