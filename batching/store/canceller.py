@@ -5,7 +5,7 @@ again until the request's deadline, as what waits is run once Redis is back.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from batching import errors
 from batching.store.ingress_verbs import CancelCode, IngressVerbs
 from batching.store.redis_errors import AWAY
-from batching.store.tasks import end_tasks
+from batching.store.tasks import BackgroundTasks
 from batching.store.waiter import ClientGone, ClientLeft, Waiter
 
 WATCH_AFTER_S = 0.1  # fast requests do not pay for watching their client
@@ -39,14 +39,14 @@ class Canceller:
         self._deliver = deliver
         self._fresh: list[tuple[Waiter, ClientGone | None]] = []
         self._leaving: list[_Cancellation] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._is_cancelling = False
         self._loop = asyncio.get_running_loop()
 
     @property
     def is_busy(self) -> bool:
         """Whether clients are being watched or requests cancelled."""
-        return bool(self._tasks)
+        return self._tasks.is_busy
 
     def watch(self, waiter: Waiter, client_left: ClientGone | None) -> None:
         """The request is given up at its deadline, or once `client_left` finishes.
@@ -73,11 +73,11 @@ class Canceller:
         self._loop.call_later(CANCEL_PATIENCE_S, fail)
         if not self._is_cancelling:
             self._is_cancelling = True
-            self._keep(self._cancel_all())
+            self._tasks.start(self._cancel_all())
 
     async def close(self) -> None:
         """Nothing is under way any more; what was not cancelled expires."""
-        await end_tasks(self._tasks)
+        await self._tasks.close()
 
     def _look(self) -> None:
         fresh, self._fresh = self._fresh, []
@@ -93,7 +93,7 @@ class Canceller:
         if left_s > 0:
             self._set_timer(waiter, left_s, None)
             if client_left is not None and not waiter.reply.done():
-                self._keep(self._follow(waiter, client_left))
+                self._tasks.start(self._follow(waiter, client_left))
         else:
             text = "The request's deadline passed before its answer was there."
             self.give_up(waiter, errors.DeadlineExceeded(text))
@@ -106,11 +106,6 @@ class Canceller:
         finally:
             gone.cancel()
         self.give_up(waiter, ClientLeft())
-
-    def _keep(self, body: Coroutine[None, None, None]) -> None:
-        task = self._loop.create_task(body)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _cancel_all(self) -> None:
         """One call at a time for all who have left: when hundreds leave, one for each is too slow.

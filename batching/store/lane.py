@@ -11,7 +11,7 @@ The waiting ingress is the durability: it still holds the body, and submits agai
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 
 from batching import errors
 from batching.drain_rate import DrainRate
@@ -26,7 +26,7 @@ from batching.store.refusals import queue_lost, refusal
 from batching.store.replies import LargeReply, decode_reply, error_reply
 from batching.store.reply_stream import ReplyStream
 from batching.store.submitting import RETRY_S, submit_waiters, take_some
-from batching.store.tasks import end_tasks, keep_going
+from batching.store.tasks import BackgroundTasks, end_tasks, keep_going
 from batching.store.waiter import ClientGone, ClientLeft, Waiter
 
 __all__ = ["ClientGone", "ClientLeft", "Lane"]
@@ -39,6 +39,8 @@ AUDIT_S = 0.5  # what Redis lost is noticed within twice this
 RESUBMIT_SHARE = 0.25  # of the deadline must be left
 MOST_IN_LOG = 8
 
+_Body = Callable[[], Coroutine[None, None, None]]
+
 
 class Lane:
     """Submits for one version and waits for the replies."""
@@ -50,13 +52,13 @@ class Lane:
         self._loop = asyncio.get_running_loop()
         self._pending: list[Waiter] = []
         self._waiting: dict[str, Waiter] = {}
-        self._loops = (self._flush, self._read, self._audit)
-        self._tasks: list[asyncio.Task[None] | None] = [None] * len(self._loops)
+        self._loops: dict[_Body, asyncio.Task[None] | None]
+        self._loops = dict.fromkeys((self._flush, self._read, self._audit))
         self._drain_rate = DrainRate()
         self._was_away_at = -BACK_S
         self._moved_at = 0.0
         self._used_at = self._loop.time()
-        self._strays: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._canceller = Canceller(verbs, self._deliver)
         self._large_replies = LargeReplyFetcher(
             verbs, lambda request_id: request_id in self._waiting, self._deliver
@@ -70,9 +72,9 @@ class Lane:
     @property
     def is_idle(self) -> bool:
         """Whether nobody waits and nothing is under way."""
-        is_busy = any(task is not None and not task.done() for task in self._tasks)
-        is_busy = is_busy or self._large_replies.is_busy or self._canceller.is_busy
-        return not (self._waiting or self._strays or is_busy)
+        is_busy = any(task is not None and not task.done() for task in self._loops.values())
+        others = (self._background, self._large_replies, self._canceller)
+        return not (self._waiting or is_busy or any(other.is_busy for other in others))
 
     @property
     def unused_s(self) -> float:
@@ -108,7 +110,8 @@ class Lane:
         """The loops have ended; whoever still waits is refused."""
         for waiter in list(self._waiting.values()):
             waiter.fail(errors.Draining("The server is shutting down.", retry_after_s=1.0))
-        await end_tasks([*filter(None, self._tasks), *self._strays])
+        await end_tasks(filter(None, self._loops.values()))
+        await self._background.close()
         await self._large_replies.close()
         await self._canceller.close()
         await self._verbs.close()
@@ -116,15 +119,10 @@ class Lane:
     def _enter(self, waiter: Waiter) -> None:
         self._waiting[waiter.request_id] = waiter
         self._pending.append(waiter)
-        for number, task in enumerate(self._tasks):
+        for body, task in self._loops.items():
             if task is None or task.done():
-                going = keep_going(self._loops[number], "model={} version={}".format(*self._key))
-                self._tasks[number] = self._loop.create_task(going)
-
-    def _stray(self, body: Coroutine[None, None, None]) -> None:
-        task = self._loop.create_task(body)
-        self._strays.add(task)
-        task.add_done_callback(self._strays.discard)
+                going = keep_going(body, "model={} version={}".format(*self._key))
+                self._loops[body] = self._loop.create_task(going)
 
     # --- submit
 
@@ -244,7 +242,7 @@ class Lane:
         if waiter.stream is not None:
             waiter.stream.poke()
         elif not waiter.reply.done():
-            self._stray(look())
+            self._background.start(look())
 
     def _open_stream(self, waiter: Waiter) -> Waiter:
         """The client has a stream; the waiter for what is still to come."""

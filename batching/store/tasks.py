@@ -24,6 +24,28 @@ async def keep_going(body: Callable[[], Coroutine[None, None, None]], whose: str
             await asyncio.sleep(RECOVERY_S)
 
 
+class BackgroundTasks:
+    """Tasks that nobody awaits. They are kept here until they end: asyncio itself does not."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any of them is under way."""
+        return bool(self._tasks)
+
+    def start(self, body: Coroutine[None, None, None]) -> None:
+        """It is under way."""
+        task = asyncio.get_running_loop().create_task(body)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """All that were under way have ended."""
+        await end_tasks(self._tasks)
+
+
 async def end_tasks(tasks: "Iterable[asyncio.Task[Any]]") -> None:
     """All of these tasks have ended, in spite of what happens to cancellations on the way.
 

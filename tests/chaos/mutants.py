@@ -257,7 +257,7 @@ MUTANTS = (
     Mutant(
         "a client that left is noticed",
         "batching/store/canceller.py",
-        "self._keep(self._follow(waiter, client_left))",
+        "self._tasks.start(self._follow(waiter, client_left))",
         "pass",
         f"{CHAOS}clients.py::test_f26_work_of_clients_that_left_the_queue_is_not_done",
     ),
