@@ -1,7 +1,7 @@
 """The registry's record of one model: its versions and which of them is the default."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from batching.errors import ModelNotFound, VersionNotFound
@@ -42,6 +42,11 @@ class ModelEntry:
         """The entry without this version; None when it was the last one."""
         rest = {name: spec for name, spec in self.versions.items() if name != model_version}
         return replace(self, versions=rest) if rest else None
+
+
+def specs_of(entries: Iterable[ModelEntry]) -> list[ModelSpec]:
+    """All versions of all these models."""
+    return [spec for entry in entries for spec in entry.versions.values()]
 
 
 def pick_version(entry: ModelEntry | None, model_name: str, model_version: str | None) -> ModelSpec:

@@ -55,9 +55,8 @@ class HandlerMetrics(Collector):
         """One family per name; those that are declared also without a value, as in TorchServe."""
         families = {metric.name: _Family(metric.kind, metric.unit) for metric in self._declared}
         try:
-            for entry in self._registry.snapshot().values():
-                for spec in entry.versions.values():
-                    _sort_into(families, self._read(spec.key))
+            for spec in self._registry.specs():
+                _sort_into(families, self._read(spec.key))
         except (*AWAY, StoreUnavailable):
             return
         for name, family in sorted(families.items()):

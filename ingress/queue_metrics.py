@@ -53,10 +53,10 @@ class QueueCollector(Collector):
     def _version_families(self) -> list[Metric]:
         nodes = len(self._registry.nodes())
         versions = _VersionFamilies()
-        for entry in self._registry.snapshot().values():
-            for spec in entry.versions.values():
-                queue, workers = self._registry.queue(spec), self._registry.workers(spec.key)
-                versions.add(spec, queue, workers, nodes)
+        alive = self._registry.alive_nodes()
+        for spec in self._registry.specs():
+            queue, workers = self._registry.queue(spec), self._registry.workers(spec.key, alive)
+            versions.add(spec, queue, workers, nodes)
         return [
             GaugeMetricFamily("ferry_nodes", "Nodes that beat.", value=nodes),
             *versions.families(),

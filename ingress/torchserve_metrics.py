@@ -153,13 +153,13 @@ class NodeMetrics(Collector):
                 labels = {**host_dimensions(sample), "Hostname": node.hostname}
                 yield sample.name, labels, sample.value
         hosts = {node.node_id: node.hostname for node in nodes}
-        for entry in self._registry.snapshot().values():
-            for spec in entry.versions.values():
-                for worker in self._registry.workers(spec.key):
-                    if worker.load_ms > 0:
-                        labels = worker_dimensions(worker.worker_id, spec.key)
-                        labels["Hostname"] = hosts.get(worker.node_id, "")
-                        yield "WorkerLoadTime", labels, worker.load_ms
+        alive = self._registry.alive_nodes()
+        for spec in self._registry.specs():
+            for worker in self._registry.workers(spec.key, alive):
+                if worker.load_ms > 0:
+                    labels = worker_dimensions(worker.worker_id, spec.key)
+                    labels["Hostname"] = hosts.get(worker.node_id, "")
+                    yield "WorkerLoadTime", labels, worker.load_ms
 
 
 def _family(name: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> Metric:

@@ -25,7 +25,7 @@ import compat
 from batching.entry_point import EXIT_UNUSABLE
 from batching.errors import StoreUnavailable
 from batching.logs import configure_logging
-from batching.model_entry import ModelEntry
+from batching.model_entry import ModelEntry, specs_of
 from batching.model_spec import ModelSpec, VersionKey
 from batching.readiness import notify_ready
 from batching.settings import Settings, SettingsError
@@ -183,7 +183,7 @@ class Node:
         return all(s.state is WorkerState.READY or not s.is_expected for s in slots)
 
     def _specs(self) -> list[ModelSpec]:
-        return [spec for entry in self._wanted.values() for spec in entry.versions.values()]
+        return specs_of(self._wanted.values())
 
     def _versions(self) -> list[VersionKey]:
         """Those that may have workers somewhere."""

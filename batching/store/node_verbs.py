@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from batching.model_entry import ModelEntry
+from batching.model_entry import ModelEntry, specs_of
 from batching.model_spec import VersionKey
 from batching.status import NodeStatus, WorkerStatus
 from batching.store import keys
@@ -246,14 +246,14 @@ class NodeVerbs:
 
     async def _forget_workers_of(self, dead: frozenset[str]) -> None:
         # Those that were hidden beat no more, so that nobody would find them dead.
-        for text in (await self._client.hgetall(keys.MODELS)).values():
-            for spec in ModelEntry.from_json(text).versions.values():
-                version_keys = VersionKeys.of(spec.key)
-                client = self._at(version_keys)
-                worker_ids = [one.decode() for one in await client.hkeys(version_keys.workers)]
-                gone = [one for one in worker_ids if one.rpartition("-")[0] in dead]
-                if gone:
-                    await client.hdel(version_keys.workers, *gone)
+        records = await self._client.hgetall(keys.MODELS)
+        for spec in specs_of(map(ModelEntry.from_json, records.values())):
+            version_keys = VersionKeys.of(spec.key)
+            client = self._at(version_keys)
+            worker_ids = [one.decode() for one in await client.hkeys(version_keys.workers)]
+            gone = [one for one in worker_ids if one.rpartition("-")[0] in dead]
+            if gone:
+                await client.hdel(version_keys.workers, *gone)
 
     def _at(self, version_keys: VersionKeys) -> AsyncClient:
         return at(self._client, version_keys.tag)

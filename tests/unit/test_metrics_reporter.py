@@ -9,12 +9,11 @@ from ts.metrics.metrics_store import MetricsStore
 
 from batching.handler_metrics import MetricKind, Series
 from batching.metrics_config import DEFAULT_METRICS, DeclaredMetric, read_metrics_config
-from batching.model_entry import ModelEntry
 from batching.settings import SettingsError
 from batching.store.redis_errors import RedisError
 from ingress.handler_metrics import HandlerMetrics
 from ingress.metrics_text import write_text
-from tests.support import KEY, eventually, make_spec
+from tests.support import eventually, make_spec
 from workers import metrics_reporter as reporter_module
 from workers.metrics_reporter import MetricsReporter, declare
 
@@ -42,8 +41,8 @@ class Desk:
 class Models:
     """A registry with one version."""
 
-    def snapshot(self):
-        return {KEY.model_name: ModelEntry("1.0", {"1.0": make_spec()})}
+    def specs(self):
+        return [make_spec()]
 
 
 @pytest.fixture

@@ -42,10 +42,6 @@ def keeper(registry):
     return keeper
 
 
-def versions(registry):
-    return [spec for entry in registry.snapshot().values() for spec in entry.versions.values()]
-
-
 def test_emptied_redis_is_told_what_was_registered(client, registry, keeper):
     # Given
     client.flushall()
@@ -53,7 +49,7 @@ def test_emptied_redis_is_told_what_was_registered(client, registry, keeper):
     found = keeper.look()
     # Then
     assert found == registry.snapshot()
-    assert versions(registry) == [SPEC]
+    assert registry.specs() == [SPEC]
     assert not registry.is_lost()
 
 
@@ -67,7 +63,7 @@ def test_node_that_comes_first_and_knows_nothing_does_not_make_the_others_forget
     assert newcomer.look() == {}
     keeper.look()
     # Then
-    assert versions(registry) == [SPEC]
+    assert registry.specs() == [SPEC]
     assert newcomer.look() == registry.snapshot()
 
 
@@ -79,7 +75,7 @@ def test_redis_emptied_while_it_is_looked_at_is_told_too(client, registry, keepe
     found = keeper.look()
     # Then
     assert found == registry.snapshot()
-    assert versions(registry) == [SPEC]
+    assert registry.specs() == [SPEC]
 
 
 def test_what_was_registered_since_redis_was_emptied_stays(client, registry, keeper):
@@ -91,7 +87,7 @@ def test_what_was_registered_since_redis_was_emptied_stays(client, registry, kee
     # When
     keeper.look()
     # Then
-    assert sorted(versions(registry), key=str) == sorted([SPEC, other], key=str)
+    assert sorted(registry.specs(), key=str) == sorted([SPEC, other], key=str)
 
 
 def test_what_is_unregistered_stays_so(registry, keeper):
@@ -101,4 +97,4 @@ def test_what_is_unregistered_stays_so(registry, keeper):
     found = [keeper.look(), keeper.look()]
     # Then
     assert found == [{}, {}]
-    assert versions(registry) == []
+    assert registry.specs() == []

@@ -84,9 +84,7 @@ class SimulatedNode:
         while not self._stop.is_set():
             await join(verbs, NodeStatus("node-a", "host", 1, "2026-01-01T00:00:00.000Z"))
             self._joined.set()
-            specs = [
-                spec for entry in registry.snapshot().values() for spec in entry.versions.values()
-            ]
+            specs = registry.specs()
             for spec in specs:
                 await self._reconcile(registry, verbs, spec)
             await self._remove_strangers(registry, verbs, specs)

@@ -47,6 +47,7 @@ def test_registry_returns_what_was_created(registry, store_backend):
     assert entry.default_version == "1.0"
     assert entry.versions == {"1.0": V1, "2.0": V2}
     assert registry.snapshot() == {"digits": entry}
+    assert registry.specs() == [V1, V2]
     assert max_queue(store_backend, V1) == 10
 
 
@@ -393,6 +394,23 @@ def test_workers_are_those_of_live_nodes_by_node_and_slot(desk):
     assert registry.workers(VersionKey("digits", "9")) == []
 
 
+def test_workers_are_those_of_nodes_that_the_caller_knows_to_be_alive(desk):
+    # Given
+    for worker_id, node_id in (("w1", "node-a"), ("w2", "node-b")):
+        desk.join(NodeStatus(node_id, "host", 1, "now"))
+        desk.node().report(KEY, status_of(worker_id, node_id, 0))
+    registry = desk.registry()
+
+    # When
+    alive = registry.alive_nodes()
+
+    # Then
+    assert alive == {"node-a", "node-b"}
+    assert len(registry.workers(KEY, alive)) == 2
+    assert [status.worker_id for status in registry.workers(KEY, {"node-b"})] == ["w2"]
+    assert registry.workers(KEY, set()) == []
+
+
 def test_queue_counts_what_waits_and_what_has_become_of_the_rest(desk):
     # Given
     worker = desk.worker()
@@ -511,11 +529,13 @@ def test_changes_wait_as_long_as_they_were_told(registry):
         lambda registry: registry.ping(),
         lambda registry: registry.get("digits"),
         lambda registry: registry.snapshot(),
+        lambda registry: registry.specs(),
         lambda registry: registry.create(V1),
         lambda registry: registry.scale(V1.key, 1, 1),
         lambda registry: registry.queue(V1),
         lambda registry: registry.workers(V1.key),
         lambda registry: registry.nodes(),
+        lambda registry: registry.alive_nodes(),
         lambda registry: registry.changes().__enter__(),
     ],
 )
