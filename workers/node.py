@@ -62,7 +62,7 @@ FAREWELL_S = 0.4  # to give back what was held, and as much to be forgotten
 class Node:
     """Reconciles the registry's wishes with its slots."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, gpus: Sequence[int]) -> None:
         self._settings = settings
         self._node = NodeStatus(
             node_id=uuid.uuid4().hex[:12],
@@ -78,7 +78,7 @@ class Node:
         self._slots: dict[tuple[VersionKey, int], Slot] = {}
         self._tasks: dict[tuple[VersionKey, int], asyncio.Task[None]] = {}
         self._wanted: Mapping[str, ModelEntry] = {}
-        self._gpus = list_gpus(settings.number_of_gpu)
+        self._gpus = gpus
         self._gpu_turn = itertools.count()
         self._has_reconciled = asyncio.Event()
         self._repairs_due = self._repairs_done = 0
@@ -113,12 +113,12 @@ class Node:
         reaper = Reaper(
             self._verbs, self._versions, heartbeat.is_steady, heartbeat.overdue, self._outage
         )
-        self._starters = [
+        starters = [
             asyncio.create_task(self._reconcile_forever(), name="reconciler"),
             asyncio.create_task(keep_control_worker(self._settings), name="control worker"),
         ]
         roles = [
-            *self._starters,
+            *starters,
             asyncio.create_task(heartbeat.run(), name="heartbeat"),
             asyncio.create_task(reaper.run(), name="reaper"),
             asyncio.create_task(self._follow_changes(), name="changes"),
@@ -130,9 +130,9 @@ class Node:
             probes = ProbeFiles(self._settings.probe_dir, self._is_ready)
             roles.append(asyncio.create_task(probes.run(), name="probes"))
         log.info("node=%s pid=%d started", self._node.node_id, self._node.pid)
-        exiting = asyncio.create_task(self._wait_for_exit())
+        exiting = asyncio.create_task(self._should_exit.wait())
         await asyncio.wait({exiting, *roles}, return_when=asyncio.FIRST_COMPLETED)
-        await self._drain()
+        await self._drain(starters)
         await end_tasks([*roles, exiting])
         with contextlib.suppress(*AWAY, StoreUnavailable, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
@@ -160,9 +160,6 @@ class Node:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal)
-
-    async def _wait_for_exit(self) -> None:
-        await self._should_exit.wait()
 
     def _on_signal(self) -> None:
         if self._should_exit.is_set():
@@ -278,9 +275,13 @@ class Node:
 
     # --- drain
 
-    async def _drain(self) -> None:
-        """Every worker has ended and what it left is released, within the drain time."""
-        for task in self._starters:
+    async def _drain(self, starters: Iterable[asyncio.Task[None]]) -> None:
+        """Every worker has ended and what it left is released, within the drain time.
+
+        Args:
+            starters: the tasks that start processes; they are cancelled first.
+        """
+        for task in starters:
             task.cancel()
         for slot in self._slots.values():
             slot.stop()
@@ -311,5 +312,5 @@ def run(settings: Settings) -> int:
     except SettingsError as error:
         log.error("cannot start: %s", error)
         return EXIT_UNUSABLE
-    asyncio.run(Node(settings).run())
+    asyncio.run(Node(settings, list_gpus(settings.number_of_gpu)).run())
     return 0
