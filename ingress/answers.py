@@ -1,7 +1,7 @@
 """What leaves the ingress: status, headers and bytes in TorchServe's dialect.
 
 Source: TorchServe 0.12, `NettyUtils.sendHttpResponse` and `JsonUtils`; contract 0.2 to 0.4.
-An answer carries no `connection` header: that one belongs to the server in front (the door).
+An answer carries no `connection` header: the connection adds it.
 """
 
 import json
@@ -50,7 +50,7 @@ _OWNED_NAMES = frozenset(
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
-# A status outside this range is no final HTTP answer; the server below us would abort on some.
+# After a status below this range a client would wait for another answer; above it, HTTP has none.
 _LOWEST_STATUS, _HIGHEST_STATUS = 200, 599
 
 

@@ -27,7 +27,7 @@ def to_response(answer: Answer) -> Response:
 def stream_response(
     answer: StreamedAnswer, on_loop: Callable[[Coroutine[Any, Any, bytes | None]], bytes | None]
 ) -> Response:
-    """The answer in pieces; an exception breaks it off, and the server below closes the connection.
+    """The answer in pieces; an exception breaks it off, and the connection is closed.
 
     Args:
         answer: closed when the response is.

@@ -120,8 +120,8 @@ class Heartbeat:
     ) -> bool:
         in_doubt = self._unsure.intersection(workers)
         self._unsure.update(workers)
-        # Redis names only those that have been silent for so long that they may be dead before the
-        # beat after the next one; the others will be named by that one, still in time.
+        # Only those are listed whose deadline comes before the beat after next; the next beat lists
+        # the others in time.
         quiet_s = max(0.0, self._dead_after_s - 2 * BEAT_S)
         heard = await self._verbs.beat(workers, node_id, quiet_s=quiet_s)
         self._expect(heard.silent_s)

@@ -70,8 +70,8 @@ class Circle:
 class Finder(ABC):
     """Finds one server, again and again. `address` is where it was last.
 
-    One that did not answer at `doubted_at` may be frozen: by each further connection that was open
-    then, its caller would wait for as long once more.
+    Connections opened before `doubted_at` are dropped: the server may be frozen, and each would
+    cost its caller another time-out.
     """
 
     question: str

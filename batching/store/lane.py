@@ -167,10 +167,9 @@ class Lane:
             waiter.fail(refusal(code, self._key, retry_after_s))
 
     def _may_be_restored(self, waiter: Waiter, code: SubmitCode) -> bool:
-        """Whether Redis was perhaps emptied just now, and a node is about to refill it.
+        """Whether the refusal may only mean that Redis has just restarted.
 
-        Or was away for longer than a worker may be silent, and the workers are about to beat, and
-        those without work to say so.
+        Its registry is being restored then, or workers have not beaten yet.
         """
         is_back = self._loop.time() - self._was_away_at < BACK_S
         may_be_missing = code is SubmitCode.NO_VERSION or (

@@ -39,8 +39,9 @@ async def submit_waiters(
     Args:
         verbs: of the version.
         waiters: as taken.
-        moved_at: when the submit before this one succeeded, in the event loop's time. Whoever waits
-            behind many large bodies waits for nothing that has failed.
+        moved_at: when the submit before this one succeeded, in the event loop's time. A request's
+            patience counts from here if that is later than its arrival: a queue of slow bodies is
+            no outage.
 
     Raises:
         QueueMemoryFull, StoreUnavailable: it was given up. What Redis has heard of it, or will hear

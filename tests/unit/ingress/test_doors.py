@@ -14,7 +14,7 @@ PARTS = (
     b'--B\r\nContent-Disposition: form-data; name="data"; filename="f"\r\n'
     b"Content-Type: image/png\r\n\r\nPNG\r\n--B--\r\n"
 )
-# Written by the server below, not by either door.
+# Written by the connection, not by either door.
 SERVERS_OWN = {
     "connection",
     "server",
