@@ -1,6 +1,7 @@
 """Three probes with three meanings: /ping (TorchServe's), /livez and /readyz."""
 
 import contextlib
+from collections.abc import Set
 
 from batching.errors import StoreUnavailable
 from batching.model_spec import ModelSpec
@@ -31,7 +32,8 @@ class Health:
         if self._lifecycle.is_loading:
             return False
         with contextlib.suppress(StoreUnavailable):
-            self._last_ping = all(self._is_staffed(spec) for spec in self._default_specs())
+            alive = self._registry.alive_nodes()
+            self._last_ping = all(self._is_staffed(spec, alive) for spec in self._default_specs())
         return self._last_ping
 
     def why_not_ready(self) -> str:
@@ -41,32 +43,32 @@ class Health:
         if self._lifecycle.is_loading:
             return "Loading models"
         try:
-            self._registry.ping()
+            alive = self._registry.alive_nodes()
             idle = [
                 spec.model_name
                 for spec in self._default_specs()
-                if spec.min_worker > 0 and not self.is_ready(spec)
+                if spec.min_worker > 0 and not self.is_ready(spec, alive)
             ]
         except StoreUnavailable:
             return "Request store unavailable"
         return f"No ready worker: {', '.join(idle)}" if idle else ""
 
-    def is_ready(self, spec: ModelSpec) -> bool:
-        """Whether a worker of this version serves.
+    def is_ready(self, spec: ModelSpec, alive: Set[str] | None = None) -> bool:
+        """Whether a worker of this version serves; on these nodes, where they are known.
 
         Raises:
             StoreUnavailable: Redis cannot be asked.
         """
-        workers = self._registry.workers(spec.key)
+        workers = self._registry.workers(spec.key, alive)
         return any(worker.state is WorkerState.READY for worker in workers)
 
     def _default_specs(self) -> list[ModelSpec]:
         entries = self._registry.snapshot().values()
         return [entry.versions[entry.default_version] for entry in entries]
 
-    def _is_staffed(self, spec: ModelSpec) -> bool:
+    def _is_staffed(self, spec: ModelSpec, alive: Set[str]) -> bool:
         if spec.min_worker == 0:
             return True
-        workers = self._registry.workers(spec.key)
-        alive = [worker for worker in workers if worker.state is not WorkerState.FAILED]
-        return len(alive) >= spec.min_worker
+        workers = self._registry.workers(spec.key, alive)
+        counted = [worker for worker in workers if worker.state is not WorkerState.FAILED]
+        return len(counted) >= spec.min_worker

@@ -246,15 +246,6 @@ class Registry:
         with _unavailable():
             self._client.publish(keys.CHANGES, model_name)
 
-    def ping(self) -> None:
-        """Redis answers.
-
-        Raises:
-            StoreUnavailable: it does not.
-        """
-        with _unavailable():
-            self._client.ping()
-
     def store(self) -> StoreStatus:
         """How Redis is; of a cluster, the node that answers."""
         started_s = time.perf_counter()

@@ -187,7 +187,6 @@ def test_users_may_work_with_the_registry(server, user):
     assert (registry.nodes(), registry.workers(spec.key)) == ([], [])
     registry.queue(spec)
     registry.store()
-    registry.ping()
     check_client(client)
     client.close()
 

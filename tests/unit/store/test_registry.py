@@ -526,7 +526,6 @@ def test_changes_wait_as_long_as_they_were_told(registry):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda registry: registry.ping(),
         lambda registry: registry.get("digits"),
         lambda registry: registry.snapshot(),
         lambda registry: registry.specs(),
