@@ -23,6 +23,11 @@ from workers.zip_directory import zip_directory_bytes
 MAX_ENTRIES = 10_000
 MAX_UNPACKED_BYTES = 64 * 1024**3  # language models fill tens of them
 MAX_RATIO = 100
+MAX_NAME_CHARS = 1024
+MAX_PARTS = 64
+# All names together, and those of the folders around them, each once. They are kept in memory until
+# the archive is read, and each folder is made on the disk.
+MAX_NAMES_CHARS = MAX_ENTRIES * 256
 # Below this size an entry may shrink as far as it likes: a file of zeros is not yet a bomb.
 RATIO_FREE_BYTES = 1024**2
 CHUNK_BYTES = 1024**2
@@ -110,16 +115,16 @@ def read_chunks(entry: Entry) -> Iterator[bytes]:
 
 
 def _checked(raw_entries: Iterator[_Raw], archive_name: str) -> Iterator[Entry]:
-    paths = _Paths()
+    paths = _Paths(archive_name)
     total_bytes = 0
     for count, raw in enumerate(raw_entries, start=1):
         if count > MAX_ENTRIES:
             raise InvalidModel(f"{archive_name} has more than {MAX_ENTRIES} entries.")
+        path = _inside(raw.name, archive_name)
         if not raw.is_plain:
             raise InvalidModel(
                 f"{archive_name} holds a link, device or other special file: {raw.name!r}."
             )
-        path = _inside(raw.name, archive_name)
         if not path.parts:  # "./", the root itself
             continue
         paths.add(path, is_folder=raw.is_folder)
@@ -139,7 +144,12 @@ def _checked(raw_entries: Iterator[_Raw], archive_name: str) -> Iterator[Entry]:
 
 
 def _inside(name: str, archive_name: str) -> PurePosixPath:
+    # A name of a MiB packs to a kB, and to walk the folders in it takes the square of its length.
+    if len(name) > MAX_NAME_CHARS:
+        raise InvalidModel(f"{archive_name} has a name of more than {MAX_NAME_CHARS} characters.")
     path = PurePosixPath(name)
+    if len(path.parts) > MAX_PARTS:
+        raise InvalidModel(f"{archive_name} has a name of more than {MAX_PARTS} parts.")
     is_foreign = "\\" in name or "\0" in name or re.match(r"[A-Za-z]:", name)
     if path.is_absolute() or ".." in path.parts or is_foreign:
         raise InternalError(f"Failed to save model: {archive_name}")
@@ -149,22 +159,36 @@ def _inside(name: str, archive_name: str) -> PurePosixPath:
 class _Paths:
     """The paths seen so far, as a file system that ignores case would tell them apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, archive_name: str) -> None:
+        self._archive_name = archive_name
         self._seen: dict[str, tuple[PurePosixPath, bool]] = {}
         self._stated: set[PurePosixPath] = set()
+        self._left_chars = MAX_NAMES_CHARS
 
     def add(self, path: PurePosixPath, *, is_folder: bool) -> None:
         if path in self._stated:
             raise InvalidModel(f"Archive entry {path} is there twice.")
         self._stated.add(path)
-        for parent in path.parents:
-            self._note(parent, is_folder=True)
         self._note(path, is_folder=is_folder)
+        for parent in path.parents:
+            if not self._note(parent, is_folder=True):
+                break  # those around it were noted with it
 
-    def _note(self, path: PurePosixPath, *, is_folder: bool) -> None:
-        folded = unicodedata.normalize("NFC", str(path)).casefold()
-        if self._seen.setdefault(folded, (path, is_folder)) != (path, is_folder):
+    def _note(self, path: PurePosixPath, *, is_folder: bool) -> bool:
+        """Whether it is new."""
+        text = str(path)
+        folded = unicodedata.normalize("NFC", text).casefold()
+        known = self._seen.get(folded)
+        if known is not None and known != (path, is_folder):
             raise InvalidModel(f"Archive entry {path} clashes with another entry's name.")
+        if known is None:
+            self._left_chars -= len(text)
+            if self._left_chars < 0:
+                raise InvalidModel(
+                    f"{self._archive_name}'s names come to more than {MAX_NAMES_CHARS} characters."
+                )
+            self._seen[folded] = path, is_folder
+        return known is None
 
 
 def _zip_entries(bundle: zipfile.ZipFile) -> Iterator[_Raw]:

@@ -42,6 +42,22 @@ def test_b09_entry_that_escapes_is_refused_and_leaves_nothing(name, write, tmp_p
     assert everything_in(tmp_path) == [path.name, "work"]
 
 
+@pytest.mark.parametrize("write", [write_zip, write_tar])
+def test_name_as_long_and_as_deep_as_may_be_is_unpacked(write, tmp_path):
+    # Given
+    long_name = "/".join(["y" * 200] * 6)[: archive_entries.MAX_NAME_CHARS]
+    deep_name = "a/" * (archive_entries.MAX_PARTS - 1) + "f"
+    path = tmp_path / ("good.mar" if write is write_zip else "good.tgz")
+    write(path, {long_name: b"long", deep_name: b"deep"})
+
+    # When
+    folder = unpack_archive(path, hash_archive(path), tmp_path / "w")
+
+    # Then
+    assert (folder / long_name).read_bytes() == b"long"
+    assert (folder / deep_name).read_bytes() == b"deep"
+
+
 def write_duplicate(path):
     with zipfile.ZipFile(path, "w") as bundle:
         bundle.writestr("a.py", b"1")
@@ -131,6 +147,15 @@ def write_sparse_tar(path):
     return path
 
 
+def write_pax_tar(path, name):
+    """A tar.gz of a few kB, whatever the length of this name."""
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as bundle:
+        bundle.addfile(tarfile.TarInfo(name))
+    return path
+
+
+LONG_NAME = "a/" * 5000 + "f"
+DEEP_NAME = "a/" * archive_entries.MAX_PARTS + "f"
 many = {f"{number}.txt": b"" for number in range(archive_entries.MAX_ENTRIES + 1)}
 BAD_ARCHIVES = {
     "zip link": (lambda f: write_linked_zip(f / "x.mar", "/etc/passwd"), "a link"),
@@ -147,6 +172,10 @@ BAD_ARCHIVES = {
     "zip bzip2": (lambda f: write_packed_zip(f / "x.mar", zipfile.ZIP_BZIP2), "than deflate"),
     "zip lzma": (lambda f: write_packed_zip(f / "x.mar", zipfile.ZIP_LZMA), "than deflate"),
     "long name": (lambda f: write_long_name_tar(f / "x.tar"), "oversized"),
+    "long name in zip": (lambda f: write_zip(f / "x.mar", {LONG_NAME: b""}), "1024 characters"),
+    "long name in tar": (lambda f: write_pax_tar(f / "x.tgz", LONG_NAME), "1024 characters"),
+    "deep name in zip": (lambda f: write_zip(f / "x.mar", {DEEP_NAME: b""}), "64 parts"),
+    "deep name in tar": (lambda f: write_pax_tar(f / "x.tgz", DEEP_NAME), "64 parts"),
     "backwards": (lambda f: write_backward_tar(f / "x.tar"), "oversized|damaged"),
     "negative": (lambda f: write_negative_tar(f / "x.tgz"), "negative size"),
     "digits": (lambda f: write_digits_tar(f / "x.tar"), "damaged"),
@@ -228,6 +257,22 @@ def test_b09_archive_over_the_total_size_is_refused(tmp_path, monkeypatch):
     # When / Then
     with pytest.raises(InvalidModel, match="unpacks to more than"):
         inspect_archive(path, "x.mar")
+
+
+@pytest.mark.parametrize("write", [write_zip, write_tar])
+def test_b09_names_are_refused_for_their_sum_and_folders_count_once(write, tmp_path, monkeypatch):
+    # Given: `.`, `folder`, what is in it, `MAR-INF` and the manifest
+    path = tmp_path / ("x.mar" if write is write_zip else "x.tgz")
+    write(path, {f"folder/{number}": b"" for number in range(9)}, {"model": {"modelName": "x"}})
+    monkeypatch.setattr(archive_entries, "MAX_NAMES_CHARS", 1 + 6 + 9 * 8 + 7 + 21)
+    assert inspect_archive(path, "x").model_name == "x"
+
+    # When
+    monkeypatch.setattr(archive_entries, "MAX_NAMES_CHARS", archive_entries.MAX_NAMES_CHARS - 1)
+
+    # Then
+    with pytest.raises(InvalidModel, match="names come to"):
+        inspect_archive(path, "x")
 
 
 def test_b09_truncated_archive_is_refused(tmp_path):
