@@ -28,6 +28,8 @@ MAX_PARTS = 64
 # All names together, and those of the folders around them, each once. They are kept in memory until
 # the archive is read, and each folder is made on the disk.
 MAX_NAMES_CHARS = MAX_ENTRIES * 256
+# Of one entry in a tar, extended ones included: a long name, the attributes of the file.
+MAX_HEADER_BYTES = 64 * 1024
 # Below this size an entry may shrink as far as it likes: a file of zeros is not yet a bomb.
 RATIO_FREE_BYTES = 1024**2
 CHUNK_BYTES = 1024**2
@@ -88,8 +90,8 @@ def read_entries(path: Path) -> Iterator[Iterator[Entry]]:
             with zipfile.ZipFile(path) as bundle:
                 yield _checked(_zip_entries(bundle), path.name)
         else:
-            with _open_tar(path) as tar:
-                yield _checked(_tar_entries(tar), path.name)
+            with _open_tar(path) as entries:
+                yield _checked(entries, path.name)
     except _BROKEN as error:
         kind = "a zip (.mar)" if path.suffix == ".mar" else "a tar or tar.gz"
         raise InvalidModel(
@@ -209,8 +211,13 @@ def _zip_entries(bundle: zipfile.ZipFile) -> Iterator[_Raw]:
         )
 
 
-def _tar_entries(tar: tarfile.TarFile) -> Iterator[_Raw]:
-    for member in tar:
+def _tar_entries(tar: tarfile.TarFile, stream: "_CappedStream") -> Iterator[_Raw]:
+    while (member := tar.next()) is not None:
+        # tarfile keeps each entry, and gives each a copy of the headers that are to hold for all:
+        # of a few kB it would make gigabytes. Nothing in them matters here.
+        tar.members = []  # type: ignore[attr-defined]
+        tar.pax_headers = {}
+        stream.begin_content()
         yield _Raw(
             member.name,
             member.isdir(),
@@ -220,6 +227,7 @@ def _tar_entries(tar: tarfile.TarFile) -> Iterator[_Raw]:
             member.size,  # entries are not packed one by one; _CappedStream watches the whole
             partial(_open_member, tar, member),
         )
+        stream.begin_header()
 
 
 def _open_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
@@ -230,7 +238,7 @@ def _open_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
 
 
 @contextmanager
-def _open_tar(path: Path) -> Iterator[tarfile.TarFile]:
+def _open_tar(path: Path) -> Iterator[Iterator[_Raw]]:
     limit_bytes = max(RATIO_FREE_BYTES, MAX_RATIO * path.stat().st_size)
     with path.open("rb") as plain:
         is_gzip = plain.read(2) == b"\x1f\x8b"
@@ -238,14 +246,14 @@ def _open_tar(path: Path) -> Iterator[tarfile.TarFile]:
         with gzip.GzipFile(fileobj=plain) if is_gzip else nullcontext(plain) as content:
             capped = _CappedStream(content, limit_bytes, path.name)
             with tarfile.open(fileobj=capped, mode="r:") as tar:  # type: ignore[call-overload]
-                yield tar
+                yield _tar_entries(tar, capped)
 
 
 class _CappedStream:
     """A tar, unzipped or plain, that ends in an error when it inflates beyond all measure.
 
-    A single large read is refused too: tarfile reads an extended header in one piece, of
-    whatever size the header claims.
+    So does an entry whose headers, which tarfile reads in one piece each, of whatever size they
+    claim, come to more than MAX_HEADER_BYTES.
     """
 
     def __init__(
@@ -254,9 +262,18 @@ class _CappedStream:
         self._inner = inner
         self._limit_bytes = limit_bytes
         self._archive_name = archive_name
+        self.begin_header()
+
+    def begin_header(self) -> None:
+        self._is_in_header, self._header_bytes = True, 0
+
+    def begin_content(self) -> None:
+        self._is_in_header, self._header_bytes = False, 0
 
     def read(self, size: int) -> bytes:
-        if not 0 <= size <= CHUNK_BYTES:
+        if self._is_in_header:
+            self._header_bytes += size
+        if not 0 <= size <= CHUNK_BYTES or self._header_bytes > MAX_HEADER_BYTES:
             raise InvalidModel(f"{self._archive_name} has an oversized header.")
         self._check(self._inner.tell() + size)
         return self._inner.read(size)

@@ -5,6 +5,7 @@ import os
 import resource
 import struct
 import tarfile
+import tracemalloc
 import zipfile
 
 import pytest
@@ -106,6 +107,48 @@ def write_long_name_tar(path):
     return path
 
 
+def write_global_tar(path, count, size_bytes=60_000):
+    """A tar of empty files, each behind a header that is to hold for all that follow it."""
+    with path.open("wb") as stream:
+        for number in range(count):
+            header = tarfile.TarInfo("header")
+            header.type = tarfile.XGLTYPE
+            header.size = size_bytes
+            record = b"%d %d=" % (size_bytes, number)
+            content = record.ljust(size_bytes - 1, b"x") + b"\n"
+            stream.write(header.tobuf(tarfile.USTAR_FORMAT))
+            stream.write(content + bytes(-size_bytes % tarfile.BLOCKSIZE))
+            stream.write(tarfile.TarInfo(f"{number}").tobuf(tarfile.USTAR_FORMAT))
+        stream.write(bytes(2 * tarfile.BLOCKSIZE))
+    return path
+
+
+def write_chained_tar(path):
+    """A tar whose only entry has many headers of a size that one may have."""
+    header = tarfile.TarInfo("header")
+    header.type = tarfile.XHDTYPE
+    header.size = 1024
+    content = b"1023 a=".ljust(1022, b"x") + b"\n\0"
+    end = tarfile.TarInfo("f").tobuf(tarfile.USTAR_FORMAT) + bytes(2 * tarfile.BLOCKSIZE)
+    path.write_bytes((header.tobuf(tarfile.USTAR_FORMAT) + content) * 100 + end)
+    return path
+
+
+def test_b09_headers_of_a_tar_are_not_kept(tmp_path):
+    # Given: 12 MB of them
+    path = write_global_tar(tmp_path / "x.tar", 200)
+
+    # When
+    tracemalloc.start()
+    info = inspect_archive(path, "x.tar")
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    # Then
+    assert info.model_name == "x"
+    assert peak_bytes < 4 * 1024**2
+
+
 def write_backward_tar(path):
     """A plain tar whose extended header has -512 bytes: to read so many is to read all."""
     path.write_bytes(_negative("header", tarfile.XHDTYPE, -512) + bytes(1024))
@@ -176,6 +219,8 @@ BAD_ARCHIVES = {
     "long name in tar": (lambda f: write_pax_tar(f / "x.tgz", LONG_NAME), "1024 characters"),
     "deep name in zip": (lambda f: write_zip(f / "x.mar", {DEEP_NAME: b""}), "64 parts"),
     "deep name in tar": (lambda f: write_pax_tar(f / "x.tgz", DEEP_NAME), "64 parts"),
+    "large global": (lambda f: write_global_tar(f / "x.tar", 1, 70_000), "oversized"),
+    "chain of headers": (lambda f: write_chained_tar(f / "x.tar"), "oversized"),
     "backwards": (lambda f: write_backward_tar(f / "x.tar"), "oversized|damaged"),
     "negative": (lambda f: write_negative_tar(f / "x.tgz"), "negative size"),
     "digits": (lambda f: write_digits_tar(f / "x.tar"), "damaged"),
