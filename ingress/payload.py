@@ -29,6 +29,8 @@ _MAX_BOUNDARY_CHARS = 200
 # Tabs may be in a header. The rest of them would end a line for others, or move a cursor.
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _BINARY = "application/octet-stream"
+_MULTIPART = "multipart/form-data"
+_URLENCODED = "application/x-www-form-urlencoded"
 
 
 def read_request(target: Target, headers: dict[str, str], body: bytes, query: str = "") -> Request:
@@ -88,12 +90,17 @@ def read_parts(content_type: str, body: bytes) -> list[Part]:
     Raises:
         BadRequest: a form that cannot be parsed or has too many parts.
     """
-    mime = content_type.partition(";")[0].strip().lower()
-    if body and mime == "multipart/form-data":
+    mime = _mime(content_type)
+    if body and mime == _MULTIPART:
         return _last_of_each_name(_multipart_parts(content_type, body))
-    if body and mime == "application/x-www-form-urlencoded":
+    if body and mime == _URLENCODED:
         return _last_of_each_name(_urlencoded_parts(body))
     return [Part("body", mime, body)]
+
+
+def is_form(content_type: str) -> bool:
+    """Whether `read_parts` takes a body of this type apart, which may take long."""
+    return _mime(content_type) in (_MULTIPART, _URLENCODED)
 
 
 def read_timeout_s(headers: Mapping[str, str]) -> float | None:
@@ -108,6 +115,10 @@ def read_timeout_s(headers: Mapping[str, str]) -> float | None:
     if not _MILLISECONDS.fullmatch(text) or int(text) == 0:
         raise BadRequest("X-Request-Timeout-Ms must be a whole number of milliseconds, 1 or more.")
     return int(text) / 1000
+
+
+def _mime(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
 
 
 def _last_of_each_name(parts: Iterable[Part]) -> list[Part]:
@@ -159,7 +170,7 @@ def _multipart_part(section: bytes) -> Part:
     kind = ""
     if "filename" in disposition:
         # Without a file name the handler gets bytes, whatever type the part claims.
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower() or _BINARY
+        kind = _mime(headers.get("content-type", "")) or _BINARY
     return Part(disposition["name"], kind, section[head_end + 4 :])
 
 

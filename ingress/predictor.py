@@ -22,6 +22,7 @@ from ingress.failed_requests import FailedRequests
 from ingress.metrics import Metrics, VersionMetrics
 from ingress.payload import (
     first_in_query,
+    is_form,
     read_request,
     read_tensors,
     read_timeout_s,
@@ -32,7 +33,6 @@ from ingress.streamed_answer import StreamedAnswer
 
 # A form larger than this is parsed in a thread: 6 MB of percent signs take half a second.
 _LARGE_FORM_BYTES = 256 * 1024
-_FORM_TYPES = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 
 class Predictor:
@@ -207,7 +207,7 @@ async def _streamed(stream: ReplyStream, request_id: str, measure: _Measure) -> 
 
 
 async def _read(target: Target, headers: dict[str, str], body: bytes, query: str = "") -> Request:
-    if len(body) > _LARGE_FORM_BYTES and headers.get("content-type", "").startswith(_FORM_TYPES):
+    if len(body) > _LARGE_FORM_BYTES and is_form(headers.get("content-type", "")):
         return await asyncio.to_thread(read_request, target, headers, body, query)
     return read_request(target, headers, body, query)
 

@@ -1,8 +1,12 @@
 """B3, B6, B7 and B14 over HTTP: bodies and names that mean no good."""
 
+import threading
+
 import pytest
 
 from batching.store.keys import PERMANENT
+from ingress import predictor
+from ingress.payload import read_request
 from tests.support import processor_time
 from tests.unit.ingress.leaks import SECRET, assert_tells_nothing
 
@@ -103,6 +107,36 @@ def test_b06_hostile_form_is_a_bad_request_soon(manager, boundary):
             answer = manager.predict("/predictions/echo", data=body, headers=headers)
         # Then
         assert (answer.status_code, answer.json()["type"]) == (400, "BadRequestException"), name
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "application/x-www-form-urlencoded",
+        "Application/X-WWW-Form-Urlencoded ; charset=utf-8",
+        "multipart/form-data; boundary=B",
+        "Multipart/Form-Data; boundary=B",
+    ],
+)
+def test_b06_large_form_is_parsed_outside_of_the_loop(manager, monkeypatch, content_type):
+    # Given
+    manager.register("echo")
+    threads = []
+
+    def parse(*arguments):
+        threads.append(threading.get_ident())
+        return read_request(*arguments)
+
+    monkeypatch.setattr(predictor, "read_request", parse)
+    monkeypatch.setattr(predictor, "_LARGE_FORM_BYTES", 1000)
+    body = b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n' + b"%41" * 1000
+    # When
+    headers = {"Content-Type": content_type}
+    answer = manager.predict("/predictions/echo", data=body + b"\r\n--B--", headers=headers)
+    # Then
+    assert answer.status_code == 200
+    assert len(threads) == 1
+    assert manager.services.loop._thread_id not in threads
 
 
 NAMES = [
