@@ -42,6 +42,10 @@ class Unreadable(Exception):
         self.answer = answer
 
 
+class _Refused(Exception):
+    """Ends the parsing from within one of its callbacks."""
+
+
 class RequestParser:
     """The requests of one connection, in order."""
 
@@ -57,6 +61,7 @@ class RequestParser:
         self._head_bytes = 0
         self._around_bytes = 0
         self._current: Exchange | None = None
+        self._refusal = HTTPStatus.BAD_REQUEST
 
     def feed(self, data: bytes) -> bool:
         """Requests are announced as soon as their heads are whole; whether more can be fed.
@@ -78,7 +83,7 @@ class RequestParser:
             is_method = isinstance(error, httptools.HttpParserInvalidMethodError)
             if is_method and _OTHER_METHOD.match(data):
                 raise Unreadable(error_answer(wrong_method(), fresh_request_id())) from error
-            raise Unreadable(Answer(HTTPStatus.BAD_REQUEST, [], b"")) from error
+            raise Unreadable(Answer(self._refusal, [], b"")) from error
         if self._around_bytes > MAX_AROUND_BYTES:
             raise Unreadable(Answer(HTTPStatus.BAD_REQUEST, [], b""))
         if self.is_in_head and self._head_bytes > MAX_HEAD_BYTES:
@@ -109,8 +114,9 @@ class RequestParser:
     def on_headers_complete(self) -> None:
         """For httptools: the head is whole."""
         if len(self._headers) > MAX_HEADERS or self._is_too_large():
-            self._head_bytes += MAX_HEAD_BYTES
-            return
+            # At once: another request in the same read would take this one's place.
+            self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            raise _Refused
         self.is_in_head = False
         self._head_bytes = self._around_bytes = 0
         self._current = self._exchange()

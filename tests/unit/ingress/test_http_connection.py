@@ -320,6 +320,22 @@ def test_head_that_cannot_be_read_is_refused_and_told_of(serve, request_bytes, s
     assert b"connection: close" in answer
 
 
+@pytest.mark.parametrize(
+    "lines", [b"X: y\r\n" * (MAX_HEADERS + 1), b"X: " + b"y" * 70_000 + b"\r\n"]
+)
+@pytest.mark.parametrize("body", [b"", b"abc"])
+def test_b15_request_behind_one_with_too_large_a_head_is_not_served(serve, lines, body):
+    # Given
+    first = get(b"/first", lines + b"Content-Length: %d\r\n" % len(body), method=b"POST") + body
+    # When: both come in one read, as far as the system lets them
+    client = sent(first, get(b"/second", CLOSE))
+    answer, app = serve(lambda url, app: (client(url, app), app))
+    # Then
+    assert statuses(answer) == app.refused == [431]
+    assert b"connection: close" in answer
+    assert app.seen == []
+
+
 def test_client_is_held_up_while_nobody_takes_its_body(serve):
     size_bytes = 64 * 1024 * 1024
 
