@@ -119,8 +119,11 @@ class RequestParser:
             raise _Refused
         self.is_in_head = False
         self._head_bytes = self._around_bytes = 0
-        self._current = self._exchange()
-        self._on_request(self._current)
+        exchange = self._exchange()
+        if exchange.http_version < "1.1" and _has_transfer_encoding(exchange):
+            raise _Refused
+        self._current = exchange
+        self._on_request(exchange)
 
     def on_body(self, chunk: bytes) -> None:
         """For httptools: a part of the body."""
@@ -153,6 +156,12 @@ class RequestParser:
             headers=self._headers,
             keeps_alive=self._parser.should_keep_alive(),
         )
+
+
+def _has_transfer_encoding(exchange: Exchange) -> bool:
+    # llhttp goes by it in HTTP/1.0, too, where a proxy may not know it and see another end of the
+    # request (RFC 9112, 6.1).
+    return any(name == "transfer-encoding" for name, _ in exchange.headers)
 
 
 def _split(target: bytes) -> tuple[str, str]:

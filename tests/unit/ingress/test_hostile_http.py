@@ -97,6 +97,19 @@ def test_b02_length_beside_chunks_ends_the_connection(door, order):
     assert b"connection: close" in answer
 
 
+@pytest.mark.parametrize("body", [b"0\r\n\r\n", chunk(b"tabby") + b"0\r\n\r\n"])
+def test_b02_chunks_in_http_1_0_end_the_connection(door, body):
+    # Given: HTTP/1.0 knows no chunks, so that a proxy may see another end of the body
+    url, path = door
+    first = post(path, CHUNKED, b"Connection: keep-alive", body=body)
+    second = SECOND.replace(b"Host: x", b"Host: x\r\nConnection: close")
+    # When
+    answer = exchange(url, first.replace(b"HTTP/1.1", b"HTTP/1.0") + second)
+    # Then
+    assert statuses(answer) == [400]
+    assert b"connection: close" in answer
+
+
 def test_b02_request_behind_a_chunked_one_is_one_of_its_own(ingress, node):
     ingress.register("echo")
     last = SECOND.replace(b"Host: x", b"Host: x\r\nConnection: close")
