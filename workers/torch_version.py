@@ -7,8 +7,8 @@ import re
 MIN_VERSION = (2, 6)
 
 
-def require_safe_torch() -> None:
-    """Nothing happens when torch is new enough, or not installed: handlers may do without.
+def require_safe_torch() -> str | None:
+    """The version of the torch that is installed; None without one: handlers may do without.
 
     Raises:
         ImportError: it is too old.
@@ -16,7 +16,8 @@ def require_safe_torch() -> None:
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return
+        return None
     found = re.match(r"(\d+)\.(\d+)", version)
     if found and (int(found[1]), int(found[2])) < MIN_VERSION:
         raise ImportError(f"torch {version} loads malicious checkpoints: 2.6 or later is needed")
+    return version

@@ -1,5 +1,6 @@
 """What `ferry doctor` says of archives before they are deployed."""
 
+import importlib.metadata
 import io
 import json
 import sys
@@ -59,9 +60,27 @@ def test_good_archive_has_no_problems(tmp_path):
     assert [part for part, _, _ in found] == [
         "archive",
         "manifest",
+        "torch",
         "handler",
         "weights",
         "model-config",
+    ]
+
+
+def test_torch_is_named_and_an_old_one_is_a_problem(tmp_path, monkeypatch):
+    # Given
+    files = {"own.py": "def handle(data, context): pass"}
+    version = importlib.metadata.version("torch")
+
+    # When it is new enough, or too old
+    taken = diagnose(tmp_path, files, handler="own.py")
+    monkeypatch.setattr("workers.torch_version.MIN_VERSION", (99, 0))
+    refused = diagnose(tmp_path, files, handler="own.py")
+
+    # Then
+    assert ("torch", "ok", f"{version} is installed here") in taken
+    assert problems(refused) == [
+        f"torch {version} loads malicious checkpoints: 2.6 or later is needed"
     ]
 
 

@@ -23,6 +23,7 @@ from workers.doctor.ts_names import TsNames
 from workers.doctor.weights_examination import examine_other_files, examine_weights
 from workers.handler_names import BUILT_IN_PACKAGE, split_handler
 from workers.requirements import read_requirements
+from workers.torch_version import require_safe_torch
 
 LARGE_BYTES = 1024**3
 _REQUIREMENT_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -63,6 +64,16 @@ def examine(path: Path, *, is_installing: bool = False) -> Report:
     return Report(path.name, info.model_name, info.model_version, found)
 
 
+def _examine_torch() -> Iterator[Finding]:
+    try:
+        version = require_safe_torch()
+    except ImportError as error:
+        yield problem("torch", str(error))
+    else:
+        if version is not None:
+            yield ok("torch", f"{version} is installed here")
+
+
 class _Examination:
     """One archive in the folder that it was unpacked to."""
 
@@ -83,6 +94,7 @@ class _Examination:
         yield from self._examine_manifest()
         requirements = self._read_requirements()
         yield from requirements[1]
+        yield from _examine_torch()
         yield from self._examine_handler(requirements[0])
         yield from self._examine_weights()
         yield from examine_other_files(self._files)
