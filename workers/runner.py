@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ts.context import RequestProcessor
+from ts.torch_handler.pixel_limit import has_too_many_pixels, too_many_pixels
 from ts.utils.util import PredictionException
 
 from batching.errors import InternalError, OutOfResources, PredictionFailed, ServeError
@@ -197,6 +198,8 @@ def _is_special(item: Claimed) -> bool:
 def _as_answer(error: Exception) -> ServeError | PredictionException:
     if isinstance(error, ServeError | PredictionException):
         return error
+    if has_too_many_pixels(error):
+        return too_many_pixels()
     if _is_out_of_memory(error):
         return OutOfResources("Out of resources")
     return PredictionFailed("Prediction failed")

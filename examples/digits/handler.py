@@ -18,6 +18,8 @@ SIDE_PIXELS = 8
 # Checked before the pixels are unpacked: a small file may hold a huge picture.
 MAX_SIDE_PIXELS = 1024
 BAD_REQUEST = 400
+# The second is only a warning, unless the server makes it an error.
+TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 class DigitsHandler:
@@ -88,7 +90,7 @@ def read_image(content: Any) -> np.ndarray:
             is_too_large = max(image.size) > MAX_SIDE_PIXELS
             grey = None if is_too_large else image.convert("L")
     # Pillow raises SyntaxError for damaged chunks, and others of these for odd sizes and modes.
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (OSError, SyntaxError, ValueError, *TOO_LARGE) as error:
         raise ValueError("the body is not a readable PNG image") from error
     if grey is None:
         raise ValueError(f"the image is larger than {MAX_SIDE_PIXELS} pixels a side")

@@ -1,10 +1,12 @@
 """Batches through a handler: replies, and whose fault a failure is."""
 
+import io
 import json
 import time
 
 import pytest
 import torch
+from PIL import Image
 from ts.service import PredictionException
 
 from tests.unit.batches import Handler, batch, body, error_of, run_one, runner
@@ -151,6 +153,31 @@ def test_oversized_answer_is_refused_alone():
     assert error_of(big)[:2] == (500, "InternalServerException")
     assert b"11 bytes" in big.body
     assert small.body == b"x" * 10
+
+
+def measures(rows, context):
+    """A handler of somebody's own, which opens images by itself."""
+    return [str(Image.open(io.BytesIO(row["body"])).size) for row in rows]
+
+
+def png(side):
+    file = io.BytesIO()
+    Image.new("L", (side, side)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("side", [12, 20], ids=["warned of by Pillow", "refused by Pillow"])
+def test_b04_image_of_too_many_pixels_is_a_bad_request_in_any_handler(side, monkeypatch):
+    # Given
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+
+    # When
+    large, good = runner(Handler(measures)).run(batch(body(png(side)), body(png(10))))
+
+    # Then
+    text = "Input is not a readable image: it has more than 100 pixels (max_image_pixels)."
+    assert error_of(large) == (400, "InternalServerException", text)
+    assert (good.status, good.body) == (200, b"(10, 10)")
 
 
 def fails_on_bad(rows, context):

@@ -8,6 +8,7 @@ from typing import Any
 
 from PIL import Image
 from ts.torch_handler.jpeg_scans import has_too_many_scans
+from ts.torch_handler.pixel_limit import too_many_pixels
 from ts.torch_handler.resizing import is_too_thin
 from ts.utils.util import PredictionException
 
@@ -58,7 +59,7 @@ def open_image(
                 return image
             return _to_rgb(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise _unreadable("it has too many pixels") from error
+        raise too_many_pixels() from error
     except _UNREADABLE as error:
         raise _unreadable(f"not a complete {', '.join(FORMATS)} file, nor base64 of one") from error
 
