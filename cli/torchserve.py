@@ -1,7 +1,6 @@
 """`ferry torchserve`: the command line of TorchServe, for its scripts and its manuals.
 
-    alias torchserve='ferry torchserve'
-
+README.md has the file of two lines that makes it the command `torchserve`.
 Where TorchServe's defaults are not those of `ferry up`, they are TorchServe's here: tokens are
 asked for and models cannot be registered over HTTP until the flags say otherwise.
 Source: TorchServe 0.12 ts/arg_parser.py, ts/model_server.py.

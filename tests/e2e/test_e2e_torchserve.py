@@ -1,4 +1,4 @@
-"""`alias torchserve='ferry torchserve'`: TorchServe's manual, typed in as it is printed."""
+"""TorchServe's manual, typed in as it is printed, where README.md has made `torchserve` ours."""
 
 import contextlib
 import json
@@ -18,12 +18,12 @@ import torch
 
 from batching.snapshots import newest_snapshot, read_snapshot
 from tests.e2e.archives import make_archive, make_scripted
-from tests.e2e.ferry_process import MARK, FerryServer, processes_of
+from tests.e2e.ferry_process import FERRY, MARK, FerryServer, processes_of
+from tests.e2e.test_readme import blocks
 from tests.ports import free_ports
 from tests.support import eventually
 
 ROOT = Path(__file__).parents[2]
-ALIAS = "shopt -s expand_aliases; alias torchserve='ferry torchserve'\n"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -57,7 +57,7 @@ class Terminal:
         (folder / "tmp").mkdir()
         self.environment = {
             **{name: text for name, text in os.environ.items() if not name.startswith("FERRY_")},
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{self._own_bin()}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "TMPDIR": str(folder / "tmp"),
             "FERRY_WORK_DIR": str(folder / "work"),
             "FERRY_INFERENCE_ADDRESS": f"http://127.0.0.1:{self.port}",
@@ -67,6 +67,16 @@ class Terminal:
         }
         for name in ("REDIS_URL", "LOG_LOCATION", "TS_CONFIG_FILE"):
             self.environment.pop(name, None)
+        for block in blocks():
+            if "torchserve" in block.kinds:
+                self.type(block.text)
+
+    def _own_bin(self) -> Path:
+        """What is made beside `ferry` is made here."""
+        place = self.folder / "bin"
+        place.mkdir()
+        (place / "ferry").symlink_to(FERRY)
+        return place
 
     def type(self, text: str, *, code: int = 0) -> str:
         """What the commands print, complaints included."""
@@ -76,7 +86,7 @@ class Terminal:
         # A file and not a pipe: the server in the background inherits it, as it does a terminal.
         with (self.folder / f"typed-{uuid.uuid4().hex[:6]}.log").open("w+b") as output:
             done = subprocess.run(
-                ["bash", "-uc", ALIAS + text],
+                ["bash", "-uc", text],
                 cwd=self.folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
@@ -245,6 +255,21 @@ def test_torchserve_configured_by_its_file_loads_the_models_in_it(terminal):
     # And stopping takes the keys along
     terminal.type("torchserve --stop")
     assert not keys_file.exists()
+
+
+def test_torchserve_is_a_program_for_those_who_have_no_path(terminal):
+    # Given what systemd starts: a path, with little in the environment
+    program = terminal.folder / "bin" / "torchserve"
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    # When
+    done = subprocess.run(
+        [str(program), "--version"], env=environment, capture_output=True, text=True, check=False
+    )
+    # Then it does as in a shell, word for word
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == terminal.type("exec torchserve --version")
+    missing = terminal.type("torchserve --start --model-store 'no such; folder'", code=1)
+    assert "directory not found: no such; folder" in missing.replace("\n", " ")
 
 
 def test_torchserve_says_why_it_does_not_start(terminal):
