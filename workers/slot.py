@@ -206,6 +206,8 @@ class Slot:
             lambda status_fd: self._environment(
                 Assignment(self.spec, worker_id, prepared.model_dir, self.device, status_fd)
             ),
+            # Standard output is what becomes model_log.log.
+            has_one_output=self._context.settings.log_files,
         )
         self._started_at = time.monotonic()
         deadline = asyncio.get_running_loop().call_later(

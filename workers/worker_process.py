@@ -34,12 +34,19 @@ class WorkerProcess:
         self._ended_for = ""
 
     @classmethod
-    def start(cls, python: Path, environment: Callable[[int], Mapping[str, str]]) -> Self:
+    def start(
+        cls,
+        python: Path,
+        environment: Callable[[int], Mapping[str, str]],
+        *,
+        has_one_output: bool = False,
+    ) -> Self:
         """The process runs.
 
         Args:
             python: the interpreter.
             environment: makes its environment, given the descriptor it shall report to.
+            has_one_output: its standard error goes where its standard output goes.
         """
         reader_fd, writer_fd = os.pipe()
         try:
@@ -48,6 +55,7 @@ class WorkerProcess:
                 [str(python), "-P", "-m", "workers.worker"],
                 environment(writer_fd),
                 pass_fds=(writer_fd,),
+                stderr=subprocess.STDOUT if has_one_output else None,
             )
         except BaseException:
             os.close(reader_fd)

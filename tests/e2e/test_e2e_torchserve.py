@@ -39,6 +39,22 @@ class Small(torch.nn.Module):
         return self.layer(images.mean((2, 3)))
 """
 
+# Writes in each of the ways in which a handler may.
+TALKER = """
+import logging
+import os
+import sys
+import warnings
+
+def handle(data, context):
+    print("printed by it")
+    sys.stderr.write("written by it\\n")
+    os.write(2, b"from below it\\n")
+    warnings.warn("warned by it")
+    logging.getLogger("mine").info("logged by it")
+    return data and ["done"]
+"""
+
 # A network of this name takes half a minute to load; what it says does not matter here.
 CLASSES = """
 def handle(data, context):
@@ -280,6 +296,31 @@ def test_torchserve_says_why_it_does_not_start(terminal):
     assert "--model-store directory not found: nowhere" in nowhere
     config = terminal.type("torchserve --start --ts-config nowhere.properties", code=1)
     assert "--ts-config file not found: nowhere.properties" in config
+
+
+def test_model_log_has_all_that_a_handler_writes(tmp_path):
+    # Given
+    server = FerryServer(tmp_path, "--log-files")
+    try:
+        server.wait_started()
+        server.register(make_archive(server.store, "talker", {"handler.py": TALKER}))
+        # When
+        assert server.predict("talker").text == "done"
+        server.process.stop_cleanly()
+    finally:
+        server.process.kill()
+    # Then it is in one file, and was shown, too
+    texts = [f"{verb} by it" for verb in ("printed", "written", "warned", "logged")]
+    in_model_log, in_server_log, shown = (
+        [text for text in [*texts, "from below it"] if text in path.read_text()]
+        for path in (
+            tmp_path / "logs" / "model_log.log",
+            tmp_path / "logs" / "ts_log.log",
+            server.process.log_path,
+        )
+    )
+    assert in_model_log == shown == [*texts, "from below it"]
+    assert in_server_log == []
 
 
 def test_up_brings_back_what_was_registered_when_it_was_killed(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import fakeredis
 import fakeredis.aioredis
 import psutil
+import pytest
 
 from batching.settings import Settings
 from batching.status import NodeStatus
@@ -30,7 +31,7 @@ TRIED_AT_ONCE = 2  # starts before the first delay
 class Parts:
     """A slot of a node that has joined; its worker is run by `python`."""
 
-    def __init__(self, python, spec=None):
+    def __init__(self, python, spec=None, settings=None):
         server = fakeredis.FakeServer()
         self.client = fakeredis.FakeRedis(server=server)
         self.registry = Registry(self.client)
@@ -38,7 +39,7 @@ class Parts:
         self.python = python
         self.starts = 0
         context = SlotContext(
-            "node-a", Settings(), self.verbs, itertools.count(), self._prepare, Path()
+            "node-a", settings or Settings(), self.verbs, itertools.count(), self._prepare, Path()
         )
         self.slot = Slot(context, spec or make_spec(), 0, Device("cpu"), 1)
 
@@ -152,3 +153,15 @@ def test_each_failed_start_is_told_by_its_own_cause(tmp_path):
     # Then
     assert worker.error == "crashed in native code: SIGSEGV"
     assert not worker.is_out_of_memory
+
+
+@pytest.mark.parametrize("is_in_files", [True, False])
+def test_standard_error_of_a_worker_goes_with_its_output_into_files(is_in_files, tmp_path, capfd):
+    # Given
+    python = script(tmp_path, "echo printed\necho warned >&2\nexit 3")
+    # When
+    asyncio.run(Parts(python, settings=Settings(log_files=is_in_files)).fail_often())
+    # Then
+    printed, warned = capfd.readouterr()
+    assert "printed\n" in printed
+    assert ("warned\n" in printed, "warned\n" in warned) == (is_in_files, not is_in_files)
