@@ -20,12 +20,19 @@ _ASYNCHRONOUS = "handlers that answer out of order; run the engine inside of a h
 _FROM_HUBS = "downloads by handlers; call `snapshot_download` of huggingface_hub"
 _FROM_FILES = "metrics that a handler reads from a file itself; those of metrics_config are there"
 _TIMEIT = "a decorator that fails with each Python since 3.8; use handler_utils.timer"
+_LAUNCHER = "functions that start and stop a server; run `ferry torchserve --start` and `--stop`"
+_LLM_LAUNCHER = (
+    "a command around handlers that answer out of order; start the server that vLLM or "
+    "TensorRT-LLM brings"
+)
 _SERVICES = "base classes of TorchServe's predecessor; extend torch_handler.base_handler"
 
 # Module or package -> what it is for; everything below a package is left out with it.
 LEFT_OUT = {
     "ts.handler_utils.distributed": _SPREAD,
     "ts.handler_utils.preprocess": _DALI,
+    "ts.launcher": _LAUNCHER,
+    "ts.llm_launcher": _LLM_LAUNCHER,
     "ts.metrics.metric_cache_abstract": _FROM_FILES,
     "ts.metrics.metric_cache_yaml_impl": _FROM_FILES,
     "ts.model_service": _SERVICES,

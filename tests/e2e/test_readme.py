@@ -1,7 +1,8 @@
 """README.md and docs/handlers.md, run as they stand: on scratch ports and without the network.
 
 A comment above a block says what it is: `run` is executed, `server` is started and stays up,
-`redis` needs one, `make` names targets, `setup` is for people.
+`redis` needs one, `make` names targets, `tests` are a handler's own, `torchserve` makes that
+command (`test_e2e_torchserve.py`), `setup` is for people.
 """
 
 import json
@@ -136,7 +137,7 @@ def redis_url(tmp_path: Path) -> Iterator[str]:
     kill_group(process)
 
 
-@pytest.mark.parametrize(("document", "least"), [("README.md", 6), (HANDLERS, 3)])
+@pytest.mark.parametrize(("document", "least"), [("README.md", 7), (HANDLERS, 4)])
 def test_document_marks_every_shell_block(document, least):
     # Given
     text = (ROOT / document).read_text(encoding="utf-8")
@@ -185,13 +186,22 @@ def test_handler_of_your_own_works_as_pasted(reader):
     for block in blocks(HANDLERS):
         if "server" in block.kinds:
             reader.serve(block.text)
-        else:
+        elif "run" in block.kinds:
             printed += reader.run(block.text)
     # Then
     assert len(json.loads(printed[printed.rindex("{") :])["scores"]) == 2
     with pytest.raises(AssertionError, match=r'Send {\\"numbers'):
         reader.run("curl localhost:8080/predictions/linear -d text")
     reader.stop()
+
+
+def test_handlers_own_tests_run_as_pasted(reader):
+    # Given the handler, and no server
+    made, *_ = (block for block in blocks(HANDLERS) if "run" in block.kinds)
+    [tests] = (block for block in blocks(HANDLERS) if "tests" in block.kinds)
+    reader.run(made.text)
+    # When / Then
+    assert "1 passed" in reader.run(tests.text)
 
 
 def test_readme_second_machine_takes_part_when_it_starts(reader, redis_url):
