@@ -12,6 +12,12 @@ from batching.errors import DownloadFailed, ModelNotFound
 from batching.settings import DEFAULT_ALLOWED_URLS
 from workers.download import Downloader, store_path
 
+# Too long, a NUL in it, or a link to itself.
+_NO_PATH = (OSError, ValueError, RuntimeError)
+_BEHIND_A_LINK = (
+    ". A link leads out of the model store there, and is not followed: put the archive itself into "
+    "the model store"
+)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -61,9 +67,11 @@ def locate_archive(
 
 def _file_in_store(url: str, model_store: Path) -> Path:
     # To TorchServe a file URL is a download, and one that brings nothing is a failed one.
-    place = _find(_path_of_file_url(url), model_store)
+    path = _path_of_file_url(url)
+    place = _find(path, model_store)
     if place is None:
-        raise DownloadFailed(f"Failed to download archive from: {url}")
+        why = _why_not_found(path, model_store)
+        raise DownloadFailed(f"Failed to download archive from: {url}{why}")
     return place
 
 
@@ -78,7 +86,7 @@ def _path_of_file_url(url: str) -> str:
 def _in_store(name: str, model_store: Path) -> Path:
     place = _find(name, model_store)
     if place is None:
-        raise ModelNotFound(f"Model not found at: {name}")
+        raise ModelNotFound(f"Model not found at: {name}{_why_not_found(name, model_store)}")
     return place
 
 
@@ -89,6 +97,19 @@ def _find(name: str, model_store: Path) -> Path | None:
         place = (store / name).resolve()
         if place != store and place.is_relative_to(store) and place.exists():
             return place
-    except (OSError, ValueError):  # too long, or a NUL in it
+    except _NO_PATH:
         pass
     return None
+
+
+def _why_not_found(name: str, model_store: Path) -> str:
+    """More words where a link is the reason; whether anything is at its end, nobody is told."""
+    stores = (model_store.absolute(), model_store.resolve())
+    place = stores[0] / name
+    try:
+        is_in_store = any(map(place.is_relative_to, stores))
+        if is_in_store and not place.resolve().is_relative_to(stores[1]):
+            return _BEHIND_A_LINK
+    except _NO_PATH:
+        pass
+    return ""

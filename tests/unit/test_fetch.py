@@ -17,6 +17,8 @@ def store(tmp_path):
     (tmp_path / "secret.mar").write_bytes(archive_bytes())
     (folder / "link.mar").symlink_to(tmp_path / "secret.mar")
     (folder / "linked").symlink_to(tmp_path)
+    (folder / "loop.mar").symlink_to("loop.mar")
+    (folder / "within.mar").symlink_to("local.mar")
     return folder
 
 
@@ -28,13 +30,22 @@ def test_archive_is_found_in_the_store(name, store):
     assert locate_archive(str(store / name), store) == store / name
 
 
+BEHIND_A_LINK = (
+    ". A link leads out of the model store there, and is not followed: put the archive itself into "
+    "the model store"
+)
 REFUSED = {
     "empty": ("", "empty url"),
     "relative": ("../secret.mar", "Relative path is not allowed in url: ../secret.mar"),
     "missing": ("no.mar", "Model not found at: no.mar"),
     "the store": (".", "Model not found at: ."),
-    "link out": ("link.mar", "Model not found at: link.mar"),
-    "through link": ("linked/secret.mar", "Model not found at: linked/secret.mar"),
+    "link out": ("link.mar", f"Model not found at: link.mar{BEHIND_A_LINK}"),
+    "through link": ("linked/secret.mar", f"Model not found at: linked/secret.mar{BEHIND_A_LINK}"),
+    "through link, nothing there": (
+        "linked/x.mar",
+        f"Model not found at: linked/x.mar{BEHIND_A_LINK}",
+    ),
+    "link to itself": ("loop.mar", "Model not found at: loop.mar"),
     "absolute": ("/etc/hosts", "Model not found at: /etc/hosts"),
     "file host": (
         "file://server/etc/hosts",
@@ -65,6 +76,25 @@ def test_file_url_outside_of_the_store_is_a_failed_download(store):
 
         # Then the answer is the same, and TorchServe's
         assert caught.value.message == f"Failed to download archive from: {url}"
+
+
+def test_file_url_that_a_link_leads_out_of_the_store_says_so(store, tmp_path):
+    # Given a store that is known by another name, too
+    (tmp_path / "other").symlink_to(store)
+
+    # When
+    for folder in (store, tmp_path / "other"):
+        url = f"file://{folder}/link.mar"
+        with pytest.raises(DownloadFailed) as caught:
+            locate_archive(url, tmp_path / "other")
+
+        # Then
+        assert caught.value.message == f"Failed to download archive from: {url}{BEHIND_A_LINK}"
+
+
+def test_link_within_the_store_is_followed(store):
+    # When / Then
+    assert locate_archive("within.mar", store) == store / "local.mar"
 
 
 def test_url_is_refused_without_a_model_store():
