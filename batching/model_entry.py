@@ -92,3 +92,18 @@ def _no_model(model_name: str) -> ModelNotFound:
 
 def _no_version(model_name: str, model_version: str) -> VersionNotFound:
     return VersionNotFound(f"Model version: {model_version} does not exist for model: {model_name}")
+
+
+def still_registered(entry: ModelEntry | None, spec: ModelSpec) -> ModelSpec:
+    """This registration, as it is scaled now.
+
+    Raises:
+        VersionNotFound: it is gone; another one may have taken over its name.
+    """
+    current = entry.versions.get(spec.model_version) if entry else None
+    if current is None or not current.is_same_registration(spec):
+        raise VersionNotFound(
+            f"Model version: {spec.model_version} of model: {spec.model_name} was unregistered "
+            "meanwhile"
+        )
+    return current

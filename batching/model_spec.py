@@ -80,6 +80,10 @@ class ModelSpec:
         """The same version with other worker counts (per node)."""
         return replace(self, min_worker=min_worker, max_worker=max_worker)
 
+    def is_same_registration(self, other: "ModelSpec") -> bool:
+        """Whether `other` is this, scaled perhaps; another one may have taken over its name."""
+        return self.scaled(0, 0) == other.scaled(0, 0)
+
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """The spec that `asdict` and JSON made this of; fields of a later version are ignored."""

@@ -1,6 +1,7 @@
 """Registers, scales and unregisters model versions; the management API and start-up both use it."""
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -35,6 +36,8 @@ from ingress.worker_wait import (
     wait_until_gone,
     wait_until_listed,
 )
+
+log = logging.getLogger(__name__)
 
 # For the download too: the largest archives are tens of gigabytes.
 INSPECT_TIMEOUT_S = 900.0
@@ -196,7 +199,8 @@ class Registrar:
         except (InternalError, OutOfResources, DependenciesFailed):
             # A version whose workers cannot load is not left behind half registered.
             with contextlib.suppress(ServeError):
-                self._registry.remove(spec.key)
+                self._registry.remove(spec.key, only=spec)
+                log.warning("removed model=%s version=%s: not started", *spec.key)
             self._forget(spec.model_name)
             raise
         return progress

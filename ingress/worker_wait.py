@@ -12,6 +12,7 @@ from batching.errors import (
     OutOfResources,
     RequestTimeout,
 )
+from batching.model_entry import still_registered
 from batching.model_spec import ModelSpec, VersionKey
 from batching.status import WorkerState, WorkerStatus
 from batching.store.registry import Registry
@@ -28,6 +29,9 @@ _LOOK_FOR_NODE_S = 0.25  # a node that comes is not announced
 
 # A node learns of a change within milliseconds; one that does not is busy or about to die.
 LISTED_WITHIN_S = 2.0
+
+# The largest archives are tens of gigabytes, and each node may have to download them.
+MAX_PREPARATION_S = 900.0
 
 ShouldStop = Callable[[], bool]
 Slot = tuple[str, int]
@@ -57,9 +61,12 @@ def wait_for_workers(
 ) -> Progress:
     """How many workers are ready when all are, or when `startup_timeout` has passed.
 
+    Which counts from when the archive is unpacked: nodes count so, too.
+
     Args:
         registry: where workers report.
-        spec: as registered; `min_worker` to `max_worker` on each live node are waited for.
+        spec: as registered; `min_worker` to `max_worker` on each live node are waited for, or as
+            many as somebody else scales it to meanwhile.
         should_stop: asked every second.
         failures_before: from `failures_by_slot`, before the change.
         version_text: how an error names the version.
@@ -67,14 +74,20 @@ def wait_for_workers(
 
     Raises:
         InternalError, OutOfResources: a worker failed to start.
+        VersionNotFound: it was unregistered meanwhile.
         DependenciesFailed: what its archive requires cannot be installed.
         Draining: this server stops.
     """
     patience_s = spec.startup_timeout_s + STARTUP_GRACE_S + install_patience_s
-    deadline_s = time.monotonic() + patience_s
+    started_s = time.monotonic()
+    deadline_s = started_s + patience_s
     with registry.changes() as wait:
         while True:
+            spec = _as_registered(registry, spec)
             workers = registry.workers(spec.key)
+            if _is_preparing(workers):
+                now_s = time.monotonic()
+                deadline_s = min(now_s, started_s + MAX_PREPARATION_S) + patience_s
             _raise_if_failed(workers, failures_before, spec.model_name, version_text)
             progress = _progress(workers, spec, nodes=max(1, len(registry.nodes())))
             left_s = deadline_s - time.monotonic()
@@ -129,6 +142,18 @@ def _wait_until(
                 return False
             wait(min(left_s, slice_s))
     return True
+
+
+def _as_registered(registry: Registry, spec: ModelSpec) -> ModelSpec:
+    entry = registry.get(spec.model_name)
+    if entry is None and registry.is_lost():
+        return spec  # nodes restore what they know
+    return still_registered(entry, spec)
+
+
+def _is_preparing(workers: Sequence[WorkerStatus]) -> bool:
+    """Whether a node still unpacks the archive, so that no process has been started."""
+    return any(worker.state is WorkerState.STARTING and not worker.pid for worker in workers)
 
 
 def _progress(workers: Sequence[WorkerStatus], spec: ModelSpec, *, nodes: int) -> Progress:

@@ -91,11 +91,8 @@ class Slot:
         return is_coming and not self._backoff.is_doubtful
 
     def is_for(self, spec: ModelSpec) -> bool:
-        """Whether it serves this registration; another one may have taken over the version's name.
-
-        Scaling leaves a registration what it is.
-        """
-        return spec.scaled(0, 0) == self.spec.scaled(0, 0)
+        """Whether it serves this registration."""
+        return self.spec.is_same_registration(spec)
 
     def stop(self) -> None:
         """The process is asked to finish its batch and end; `run` returns after that."""

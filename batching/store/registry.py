@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
 from batching.errors import Conflict, VersionInUse, VersionNotFound
-from batching.model_entry import ModelEntry, existing, pick_version, specs_of
+from batching.model_entry import ModelEntry, existing, pick_version, specs_of, still_registered
 from batching.model_spec import ModelSpec, VersionKey
 from batching.status import NodeStatus, QueueStatus, StoreStatus, WorkerStatus
 from batching.store import keys
@@ -153,18 +153,24 @@ class Registry:
 
         self._change(model_name, change)
 
-    def remove(self, key: VersionKey) -> None:
+    def remove(self, key: VersionKey, *, only: ModelSpec | None = None) -> None:
         """The version is gone from the registry; nodes stop its workers, submits are refused.
+
+        Args:
+            key: of the version.
+            only: where given, it is removed if it is this registration.
 
         Raises:
             ModelNotFound: no such model.
-            VersionNotFound: no such version of it.
+            VersionNotFound: no such version of it, or another registration.
             VersionInUse: it is the default and other versions remain.
         """
 
         def change(entry: ModelEntry | None) -> ModelEntry | None:
             known = existing(entry, key.model_name)
             pick_version(known, key.model_name, key.model_version)
+            if only is not None:
+                still_registered(known, only)
             if key.model_version == known.default_version and len(known.versions) > 1:
                 raise VersionInUse(f"Cannot remove default version for model {key.model_name}")
             return known.without(key.model_version)

@@ -39,11 +39,13 @@ def echo(request):
 class SimulatedNode:
     """Beats as a node does and keeps as many workers as the registry wants; the first one echoes.
 
-    `behaviour`: what becomes of a worker: "ready", "loading" for ever, "failed" or "out of memory".
+    `behaviour`: what becomes of a worker: "ready", "unpacking" or "loading" for ever,
+    "failed" or "out of memory".
     """
 
     def __init__(self, redis_url):
         self.behaviour = "ready"
+        self._is_changing_all = False
         self._is_serving = True
         self._turn = threading.Lock()
         self._url = redis_url
@@ -57,6 +59,10 @@ class SimulatedNode:
     def start(self):
         self._thread.start()
         assert self._joined.wait(10)
+
+    def become(self, behaviour):
+        """The workers that are there, too, are like this from now on."""
+        self.behaviour, self._is_changing_all = behaviour, True
 
     def pause(self):
         """When this has returned, no worker claims what is submitted: a claim under way is over."""
@@ -101,7 +107,7 @@ class SimulatedNode:
                 await verbs.beat({spec.key: [worker_id]})
             if slot >= spec.max_worker:
                 await verbs.forget(spec.key, worker_id)
-            elif slot not in reported:
+            elif slot not in reported or self._is_changing_all:
                 await verbs.report(spec.key, self._status(worker_id, slot))
         if spec.min_worker and self.behaviour == "ready" and spec.key not in self._echoes:
             thread = threading.Thread(target=self._echo, args=(spec,))
@@ -115,11 +121,14 @@ class SimulatedNode:
                 await verbs.forget(key, worker.worker_id)
 
     def _status(self, worker_id, slot):
-        state = {"ready": WorkerState.READY, "loading": WorkerState.LOADING}.get(
-            self.behaviour, WorkerState.FAILED
-        )
+        state = {
+            "ready": WorkerState.READY,
+            "loading": WorkerState.LOADING,
+            "unpacking": WorkerState.STARTING,
+        }.get(self.behaviour, WorkerState.FAILED)
+        pid = 0 if self.behaviour == "unpacking" else 42
         status = WorkerStatus(
-            worker_id, "node-a", slot, state, 42, "cpu", "2026-01-01T00:00:00.000Z"
+            worker_id, "node-a", slot, state, pid, "cpu", "2026-01-01T00:00:00.000Z"
         )
         error = ERROR if state is WorkerState.FAILED else ""
         return replace(status, error=error, is_out_of_memory=self.behaviour == "out of memory")

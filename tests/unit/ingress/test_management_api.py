@@ -3,6 +3,7 @@ from contextlib import closing
 
 import pytest
 
+from batching.model_spec import ModelSpec, VersionKey
 from batching.store import keys
 from batching.store.connection import connect
 from ingress import registrar
@@ -16,6 +17,9 @@ ECHO_TEXT = 'Model "echo" Version: 1.0 registered with'
 def manager(ingress, node):
     ingress.archives.add("echo.mar", "echo")
     return ingress
+
+
+KEY = VersionKey("echo", "1.0")
 
 
 def status_of(answer):
@@ -147,6 +151,83 @@ def test_register_leaves_nothing_but_a_reason_in_the_log_when_the_workers_fail(
     )
     assert sorted(manager.registry.snapshot()) == []
     assert f"not started model=echo version=1.0: {ERROR}" in caplog.text
+
+
+class Asked(threading.Thread):
+    """A request of the management API that is under way."""
+
+    def __init__(self, manager, *request):
+        super().__init__()
+        self._request, self._manager = request, manager
+        self.start()
+
+    def run(self):
+        self._answer = self._manager.manage(*self._request)
+
+    def answer(self):
+        self.join(10)
+        return self._answer
+
+
+def registering(manager):
+    """A registration that waits for its worker."""
+    asked = Asked(manager, "POST", "/models?url=echo.mar&initial_workers=1")
+    eventually(lambda: manager.registry.workers(KEY))
+    return asked
+
+
+def test_register_removes_no_other_registration_than_its_own(manager, node):
+    # Given
+    node.behaviour = "loading"
+    asked = registering(manager)
+    # When somebody else registers another one under that name
+    manager.registry.remove(KEY)
+    other = ModelSpec(*KEY, "other.mar", "h.py")
+    manager.registry.create(other)
+    # Then
+    text = "Model version: 1.0 of model: echo was unregistered meanwhile"
+    assert error_of(asked.answer()) == (404, "ModelVersionNotFoundException", text)
+    assert manager.registry.specs() == [other]
+
+
+def test_register_keeps_what_somebody_scales_to_nothing_meanwhile(manager, node):
+    # Given
+    node.behaviour = "loading"
+    asked = registering(manager)
+    # When
+    manager.registry.scale(KEY, 0, 1)
+    # Then
+    assert asked.answer().status_code == 200
+    assert [spec.min_worker for spec in manager.registry.specs()] == [0]
+
+
+def test_registration_goes_on_when_redis_has_forgotten_it_until_nodes_restore_it(manager, node):
+    # Given
+    node.behaviour = "loading"
+    asked = registering(manager)
+    known = manager.registry.snapshot()
+    # When
+    manager.registry.announce("")  # it looks, and finds nothing
+    manager.services.registry._client.delete(keys.MODELS)
+    asked.join(0.2)
+    manager.registry.restore(known.values())
+    node.become("ready")
+    # Then
+    assert asked.answer().status_code == 200
+
+
+def test_time_to_unpack_is_not_time_to_load(manager, node, monkeypatch):
+    # Given
+    monkeypatch.setattr("ingress.worker_wait.STARTUP_GRACE_S", 0.1)
+    node.behaviour = "unpacking"
+    manager.register("echo", startup_timeout_s=0.2)
+    asked = Asked(manager, "PUT", "/models/echo?min_worker=1&synchronous=true")
+    # When it takes longer than loading may
+    asked.join(0.6)
+    assert asked.is_alive()
+    node.become("ready")
+    # Then
+    assert asked.answer().status_code == 200
 
 
 def test_register_ends_when_the_server_drains(manager, node):

@@ -1,5 +1,6 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import fakeredis
 import pytest
@@ -275,6 +276,27 @@ def test_configuration_of_a_queue_says_whether_it_has_job_tickets(registry, stor
     registry.remove(ticketed.key)
     registry.create(V1)
     assert job_ticket() == b"0"
+
+
+def test_remove_leaves_another_registration_of_that_name(registry):
+    # Given
+    registry.create(V1)
+    another = replace(V1, batch_size=V1.batch_size + 1)
+    # When
+    with pytest.raises(errors.VersionNotFound):
+        registry.remove(V1.key, only=another)
+    # Then
+    assert registry.specs() == [V1]
+
+
+def test_remove_takes_a_registration_that_was_scaled_meanwhile(registry):
+    # Given
+    registry.create(V1)
+    registry.scale(V1.key, 3, 3)
+    # When
+    registry.remove(V1.key, only=V1)
+    # Then
+    assert registry.specs() == []
 
 
 # --- after Redis was emptied
