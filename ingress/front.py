@@ -60,10 +60,14 @@ class Front:
             if self._gate.is_closed:
                 # Neither Redis nor a handler needs to know the key.
                 headers.pop("authorization", None)
-            body = await read_body(exchange, headers, self._max_request_size_bytes)
             query = exchange.query if target.takes_query else ""
             answer = await self._predictor.answer(
-                target, headers, body, exchange.client_left, query
+                target,
+                headers,
+                # No name here keeps it while its client waits.
+                await read_body(exchange, headers, self._max_request_size_bytes),
+                exchange.client_left,
+                query,
             )
             if isinstance(answer, StreamedAnswer):
                 await send_answer(answer, exchange, self._max_response_size_bytes)

@@ -89,9 +89,12 @@ class Predictor:
                 request = read_tensors(target, headers, body)
             elif request is None:
                 request = await _read(target, headers, body)
+            wire = request.encode()
+            # Whoever waits holds a body once, and not each form of it.
+            request, body = None, b""
             reply = await self._broker.predict(
                 spec,
-                request,
+                wire,
                 request_id=request_id,
                 timeout_s=timeout_s,
                 client_left=client_left,
@@ -145,7 +148,7 @@ class Predictor:
             ServeError: no worker, or no answer.
         """
         request = Request({"describe": "True"}, [])
-        reply = await self._broker.predict(spec, request, request_id=fresh_request_id())
+        reply = await self._broker.predict(spec, request.encode(), request_id=fresh_request_id())
         if isinstance(reply, ReplyStream):
             await reply.close()
             raise PredictionFailed("Invalid model predict output")

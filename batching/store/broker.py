@@ -6,7 +6,7 @@ import uuid
 
 from batching import errors
 from batching.model_spec import ModelSpec, VersionKey
-from batching.protocol import Reply, Request
+from batching.protocol import Reply
 from batching.store import keys
 from batching.store.connection import AsyncClient, at, connect_async
 from batching.store.ingress_verbs import IngressVerbs
@@ -74,13 +74,15 @@ class Broker:
     async def predict(
         self,
         spec: ModelSpec,
-        request: Request,
+        wire: bytes,
         *,
         request_id: str,
         timeout_s: float | None = None,
         client_left: ClientGone | None = None,
     ) -> Reply | ReplyStream:
-        """The one reply to this request; an error reply has `error_type` set.
+        """The one reply to this request, as `Request.encode` wrote it.
+
+        An error reply has `error_type` set.
 
         A handler that sends pieces while it runs is answered with a stream of them, which must be
         read to its end or closed. Each piece gives the next one the whole time again.
@@ -101,7 +103,7 @@ class Broker:
             timeout_s = default_timeout_s(spec)
         lane = self._lanes.get(spec.key) or self._open_lane(spec.key, self._client)
         try:
-            reply = await lane.ask(request_id, request.encode(), timeout_s, client_left)
+            reply = await lane.ask(request_id, wire, timeout_s, client_left)
         except errors.StoreUnavailable as error:
             self._outage.note("submit", error)
             raise

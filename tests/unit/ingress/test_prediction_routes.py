@@ -1,11 +1,15 @@
 """The prediction paths beside /predictions: which model they mean and what reaches its handler."""
 
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import requests
 
 from batching.protocol import OPEN_INFERENCE_TYPE
 from ingress.prediction_paths import parse_prediction_path
 from ingress.predictor import Predictor
+from tests.support import eventually
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -155,3 +159,24 @@ def test_stream_is_counted_once_it_has_ended(echo):
             return
         echo.predict("/livez", "GET")
     pytest.fail("the stream was not counted")
+
+
+def test_body_is_held_once_while_its_client_waits(echo, node):
+    # Given
+    clients, body = 16, bytes(90_000)
+    echo.predict("/predictions/echo", data=body)
+    node.pause()
+    tracemalloc.start()
+    before_bytes = tracemalloc.get_traced_memory()[0]
+    # When
+    with ThreadPoolExecutor(clients) as pool:
+        asked = [pool.submit(echo.predict, "/predictions/echo", data=body) for _ in range(clients)]
+        spec = echo.registry.resolve("echo", None)
+        eventually(lambda: echo.registry.queue(spec).open_requests == clients)
+        held_bytes = tracemalloc.get_traced_memory()[0] - before_bytes
+        tracemalloc.stop()
+        node.resume()
+    # Then
+    assert {answer.result().status_code for answer in asked} == {200}
+    # Once, and what each client and connection takes in this process besides; twice would be 2.5.
+    assert 1 < held_bytes / len(body) / clients < 1.75

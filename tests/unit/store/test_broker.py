@@ -11,7 +11,7 @@ from batching.store import ingress_verbs as verbs_module
 from batching.store import lane as lane_module
 from batching.store.broker import Broker
 from batching.store.registry import Registry
-from tests.support import KEY, eventually_async, make_request, make_spec
+from tests.support import KEY, eventually_async, make_spec, wire_of
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ async def ask(backend, spec):
     broker = Broker(backend.url)
     await broker.start()
     try:
-        return await broker.predict(spec, make_request("x"), request_id="a")
+        return await broker.predict(spec, wire_of("x"), request_id="a")
     finally:
         await broker.close()
 
@@ -76,7 +76,7 @@ def soon_idle(monkeypatch):
 
 async def use(broker, spec):
     with pytest.raises(errors.NoWorker):
-        await broker.predict(spec, make_request("x"), request_id=f"of {spec.model_version}")
+        await broker.predict(spec, wire_of("x"), request_id=f"of {spec.model_version}")
 
 
 @pytest.mark.usefixtures("soon_idle")
@@ -137,7 +137,7 @@ def test_broker_counts_resubmissions_of_lanes_that_were_closed(real_desk, monkey
         async with open_broker(real_desk.backend) as broker:
             # Given: a request that Redis has lost
             asked = asyncio.create_task(
-                broker.predict(spec, make_request("x"), request_id="a", timeout_s=5.0)
+                broker.predict(spec, wire_of("x"), request_id="a", timeout_s=5.0)
             )
             await eventually_async(lambda: real_desk.queued() == ["a"])
             real_desk.client.delete(real_desk.keys.queue, real_desk.keys.open)
@@ -148,13 +148,13 @@ def test_broker_counts_resubmissions_of_lanes_that_were_closed(real_desk, monkey
 
             # When
             with pytest.raises(errors.QueueLost):
-                await broker.predict(other, make_request("x"), request_id="b")
+                await broker.predict(other, wire_of("x"), request_id="b")
             await eventually_async(lambda: KEY not in broker._lanes)
 
             # Then: and it goes on from there
             assert broker.resubmitted()[KEY] == 1
             asked = asyncio.create_task(
-                broker.predict(spec, make_request("x"), request_id="c", timeout_s=5.0)
+                broker.predict(spec, wire_of("x"), request_id="c", timeout_s=5.0)
             )
             await eventually_async(lambda: KEY in broker._lanes)
             assert broker.resubmitted()[KEY] == 1
