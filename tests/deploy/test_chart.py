@@ -133,6 +133,62 @@ def test_chart_sets_settings_that_load(manifests, part):
 
 @needs_helm
 @pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (500, "500"),
+        (67108864, "67108864"),
+        (10**19, "10000000000000000000"),
+        (0.5, "0.5"),
+        (-1, "-1"),
+        (True, "true"),
+        ("1e6", "1e6"),
+    ],
+    ids=str,
+)
+def test_chart_writes_values_as_they_were_given(part, value, text):
+    # When: Helm reads every number of a file as a float
+    manifests = render({"config": {"a": value}, part: {"extraEnv": {"B": value}}})
+    # Then
+    variables = environment(manifests, part)
+    assert (variables["FERRY_A"], variables["B"]) == (text, text)
+
+
+@needs_helm
+@pytest.mark.parametrize("part", PARTS)
+def test_chart_sets_large_limits_that_load(part):
+    # Given
+    manifests = render({"config": {"max_request_size_bytes": 64 * 1024 * 1024}})
+    # When
+    settings, _ = Settings.load(environment=environment(manifests, part))
+    # Then
+    assert settings.max_request_size_bytes == 64 * 1024 * 1024
+
+
+@needs_helm
+def test_chart_writes_whole_numbers_without_exponents():
+    # Given sizes in bytes, a threshold, and a user id as OpenShift gives them
+    scaling = {
+        "enabled": True,
+        "prometheusAddress": "http://prometheus:9090",
+        "openRequestsPerPod": 2 * 10**6,
+    }
+    sizes = {"workDirSize": 2 * 10**10, "sharedMemorySize": 2 * 10**10}
+    values = {
+        "worker": {**sizes, "autoscaling": scaling},
+        "modelStore": {"size": 2 * 10**10},
+        "podSecurityContext": {"runAsUser": 2 * 10**9},
+    }
+    # When
+    text = json.dumps(render(values))
+    # Then
+    assert re.findall(r"\b20{6,}\b(?!\.)", text).count("20000000000") == 3
+    assert '"threshold": "2000000"' in text
+    assert text.count('"runAsUser": 2000000000') == len(PARTS)
+
+
+@needs_helm
+@pytest.mark.parametrize("part", PARTS)
 def test_chart_gives_a_drain_the_time_it_takes(part):
     # Given
     manifests = render({part: {"drainTimeoutSeconds": 100}})

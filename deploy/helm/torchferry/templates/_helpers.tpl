@@ -39,6 +39,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ .part.image.repository }}:{{ coalesce .part.image.tag .root.Values.image.tag .root.Chart.AppVersion }}
 {{- end -}}
 
+{{- /*
+text: a value as it was written. Helm reads each number of a values file as a float64, which
+toString and quote print as 6.7108864e+07 from a million on: no setting would take that.
+*/ -}}
+{{- define "torchferry.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) -}}
+{{- printf "%.0f" . -}}
+{{- else -}}
+{{- toString . -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* podSpec: what the pods of both parts have in common. (dict "root" $ "part" .Values.ingress) */ -}}
 {{- define "torchferry.podSpec" -}}
 serviceAccountName: {{ include "torchferry.serviceAccountName" .root }}
@@ -95,11 +107,11 @@ affinity:
   value: /tmp
 {{- range $name, $value := .root.Values.config }}
 - name: FERRY_{{ upper $name }}
-  value: {{ $value | toString | quote }}
+  value: {{ include "torchferry.text" $value | quote }}
 {{- end }}
 {{- range $name, $value := .part.extraEnv }}
 - name: {{ $name }}
-  value: {{ $value | toString | quote }}
+  value: {{ include "torchferry.text" $value | quote }}
 {{- end }}
 {{- end -}}
 
