@@ -12,6 +12,11 @@ from batching.model_spec import ModelSpec
 # before its own to end.
 RUN_SHARE = 0.5
 
+# Of a worker's time, the part that smaller batches may take. They cost more in all: a worker that
+# cannot keep up with them lets requests wait far longer than any batch runs. One that was overrun
+# sees only as many requests as it answers; it gets out because this share is well below 1.
+BUSY_SHARE = 0.25
+
 
 class BatchPolicy(Protocol):
     """Decides how long a partial batch may still wait."""
@@ -65,11 +70,27 @@ def worthwhile_size(estimate: Estimate, batch_size: int) -> int:
 
 
 def largest_size(estimate: Estimate, batch_size: int, latency_slo_s: float) -> int:
-    """The largest batch that is expected to run in its share of the latency target."""
+    """The largest batch that is expected to run in its share of the latency target.
+
+    It is never smaller than what keeps up with the requests that come. Where not even a batch of
+    one runs in that share, smaller ones would not bring the target within reach.
+    """
     room_s = RUN_SHARE * latency_slo_s - estimate.fixed_s
-    if latency_slo_s <= 0 or estimate.per_item_s <= 0:
+    if latency_slo_s <= 0 or estimate.per_item_s <= 0 or room_s < estimate.per_item_s:
         return batch_size
-    return int(max(1, min(batch_size, room_s / estimate.per_item_s)))
+    fitting = int(min(batch_size, room_s / estimate.per_item_s))
+    return max(fitting, sufficient_size(estimate, batch_size))
+
+
+def sufficient_size(estimate: Estimate, batch_size: int) -> int:
+    """The smallest batch with which a worker is busy for no more than BUSY_SHARE of its time.
+
+    In that share of n gaps between arrivals, a batch of n has to run.
+    """
+    spare_s = BUSY_SHARE * estimate.gap_s - estimate.per_item_s
+    if spare_s <= 0:
+        return batch_size
+    return max(1, math.ceil(min(batch_size, estimate.fixed_s / spare_s)))
 
 
 @dataclass(slots=True)
@@ -89,7 +110,7 @@ class AdaptivePolicy:
 
     @property
     def batch_size(self) -> int:
-        """Largest batch, as far as the latency target allows."""
+        """Largest batch, as far as the latency target asks for smaller ones."""
         return largest_size(self.estimator.estimate, self.max_batch_size, self.latency_slo_s)
 
     @property

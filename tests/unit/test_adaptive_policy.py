@@ -79,12 +79,39 @@ def test_adaptive_policy_never_waits_longer_than_the_fixed_one(
 
 def test_adaptive_policy_keeps_batches_within_half_of_the_latency_target():
     # Given: 20 ms + 10 ms each, and 100 ms from arrival to reply
-    estimate = Estimate(gap_s=0.001, fixed_s=0.020, per_item_s=0.010)
+    estimate = Estimate(gap_s=0.200, fixed_s=0.020, per_item_s=0.010)
 
     # Then
     assert largest_size(estimate, 8, latency_slo_s=0.100) == 3
-    assert largest_size(estimate, 8, latency_slo_s=0.010) == 1
     assert largest_size(estimate, 8, latency_slo_s=0.0) == 8
+
+
+def test_adaptive_policy_gives_up_no_throughput_for_a_target_that_is_out_of_reach():
+    # Given: a batch of one takes 30 ms, which is more than half of the target
+    estimate = Estimate(gap_s=0.200, fixed_s=0.020, per_item_s=0.010)
+
+    # Then
+    assert largest_size(estimate, 8, latency_slo_s=0.062) == 1
+    assert largest_size(estimate, 8, latency_slo_s=0.058) == 8
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "size"),
+    [
+        (float("inf"), 1),
+        (0.121, 1),  # in a quarter of one gap, a batch of 1 just runs
+        (0.082, 2),
+        (0.057, 5),
+        (0.040, 8),  # no size is enough: the time for each item alone takes that quarter
+        (0.0, 8),
+    ],
+)
+def test_adaptive_policy_keeps_batches_large_enough_for_the_requests_that_come(gap_s, size):
+    # Given: 20 ms + 10 ms each, of which a batch of one alone fits into half of the target
+    estimate = Estimate(gap_s, fixed_s=0.020, per_item_s=0.010)
+
+    # Then
+    assert largest_size(estimate, 8, latency_slo_s=0.062) == size
 
 
 def test_adaptive_policy_does_not_wait_away_its_latency_target():
