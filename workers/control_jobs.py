@@ -23,8 +23,9 @@ from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, wrap_error
 from batching.store.downloads import Download, Downloads
 from batching.store.outage import Outage
 from batching.store.redis_errors import UNHEARD, RedisError
+from batching.store.registry import Registry
 from workers import archive, fetch
-from workers.download import was_downloaded
+from workers.download import may_share_a_file, was_downloaded
 
 log = logging.getLogger("workers.control_jobs")
 
@@ -139,6 +140,7 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
             settings.model_store,
             allowed_urls=settings.allowed_urls,
             is_registered=may_be_downloaded and was_downloaded(url, settings.model_store),
+            is_unused=lambda: _is_unused(url, settings),
             on_progress=progress.note,
         )
         return {"value": asdict(archive.inspect_archive(path, url))}
@@ -149,6 +151,20 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
         return wrap_error(InternalError(f"Failed to save model: {url}"))
     finally:
         progress.end()
+
+
+def _is_unused(url: str, settings: Settings) -> bool:
+    """Whether no registered version needs the file that this URL has in the model store.
+
+    A registration that fails after its download leaves one behind; it must not stand in the way of
+    the next try.
+    """
+    client = connect(store_url(settings))
+    try:
+        specs = Registry(client).specs()
+    finally:
+        client.close()
+    return not any(may_share_a_file(url, spec.model_url) for spec in specs)
 
 
 def make_worker(client: Client, outage: Outage | None = None) -> ControlWorker:

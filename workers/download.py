@@ -73,6 +73,14 @@ def was_downloaded(url: str, model_store: Path | None) -> bool:
     return note.is_file() and note.read_text(encoding="utf-8") == url
 
 
+def may_share_a_file(url: str, other: str) -> bool:
+    """Whether two `url` parameters may mean one file of the model store: by its name.
+
+    The store's own names count, too: what was downloaded can be registered by its name.
+    """
+    return bool(_file_name(url)) and _file_name(url) == _file_name(other)
+
+
 def remove_download(url: str, model_store: Path) -> bool:
     """Whether the archive that was downloaded from this URL was there; it is gone now.
 
@@ -108,6 +116,12 @@ def _note(target: Path) -> Path:
     return target.with_name(f".{target.name}.url")
 
 
+def _check_replaceable(url: str, target: Path, is_unused: Callable[[], bool] | None) -> None:
+    is_ours = was_downloaded(url, target.parent)
+    if target.exists() and not (is_ours and is_unused is not None and is_unused()):
+        raise InternalError(f"Model file already exists {target.name}")
+
+
 class Downloader:
     """Fetches from the URLs that the operator allows.
 
@@ -125,24 +139,39 @@ class Downloader:
         self._resolve = resolve
         self._transport = transport
 
-    def fetch(self, url: str, model_store: Path, on_progress: Progress | None = None) -> Path:
-        """The verified archive is in the model store; a failed download leaves nothing there.
+    def fetch(
+        self,
+        url: str,
+        model_store: Path,
+        on_progress: Progress | None = None,
+        is_unused: Callable[[], bool] | None = None,
+    ) -> Path:
+        """The verified archive is in the model store; a failed download changes nothing there.
+
+        Args:
+            url: where it is.
+            model_store: where it goes, under its own name.
+            on_progress: told (bytes so far, bytes in all or None).
+            is_unused: whether no version needs a file of that name; one that was downloaded from
+                this URL is then replaced. Asked again before that is done.
 
         Raises:
             ModelNotFound: the URL, or one that it redirects to, is not allowed.
             DownloadFailed: no connection, no 200, too large or too slow.
             InvalidModel: what came is not a model archive.
-            InternalError: the store has a file of that name already, or cannot be written.
+            InternalError: the store has a file of that name that stays, or cannot be written.
         """
         self._check_allowed(url, url)
         target = store_path(url, model_store)
-        if target.exists():
-            raise InternalError(f"Model file already exists {target.name}")
+        is_there = target.exists()
+        _check_replaceable(url, target, is_unused)
         try:
             with tempfile.TemporaryDirectory(prefix=DOWNLOAD_PREFIX, dir=model_store) as quarantine:
                 file = Path(quarantine) / target.name
                 self._download(url, file, on_progress)
                 inspect_archive(file, url)
+                if is_there:  # somebody may have registered it meanwhile
+                    _check_replaceable(url, target, is_unused)
                 file.rename(target)
                 _note(target).write_text(url, encoding="utf-8")
         except OSError as error:

@@ -27,6 +27,7 @@ def locate_archive(
     *,
     allowed_urls: str = DEFAULT_ALLOWED_URLS,
     is_registered: bool = False,
+    is_unused: Callable[[], bool] | None = None,
     on_progress: Callable[[int, int | None], None] | None = None,
     downloader: Downloader | None = None,
 ) -> Path:
@@ -39,6 +40,8 @@ def locate_archive(
             must match one as a whole.
         is_registered: a download that is already in the store is used rather than refused: the
             caller knows its SHA-256 and compares.
+        is_unused: whether no version needs a file of that name; an earlier download from this URL
+            is then replaced rather than refused.
         on_progress: told (bytes so far, bytes in all or None) while a download runs.
         downloader: fetches remote archives; tests pass one with its own network.
 
@@ -46,7 +49,7 @@ def locate_archive(
         ModelNotFound: nothing there, or a place that this server does not look at.
         DownloadFailed: the remote side did not deliver an archive.
         InvalidModel: it delivered something that is not a model.
-        InternalError: a file of that name is already in the store, or cannot be written.
+        InternalError: a file of that name is in the store already, or cannot be written.
     """
     if ".." in url:
         raise ModelNotFound(f"Relative path is not allowed in url: {url}")
@@ -62,7 +65,7 @@ def locate_archive(
     if is_registered and (known := store_path(url, model_store)).exists():
         return known
     downloader = downloader or Downloader(allowed_urls)
-    return downloader.fetch(url, model_store, on_progress)
+    return downloader.fetch(url, model_store, on_progress, is_unused)
 
 
 def _file_in_store(url: str, model_store: Path) -> Path:
