@@ -14,6 +14,7 @@ from functools import partial
 
 import uvloop
 
+from batching.daemon_thread import in_daemon_thread
 from batching.entry_point import EXIT_UNUSABLE
 from batching.errors import StoreUnavailable
 from batching.logs import configure_logging
@@ -46,7 +47,7 @@ from ingress.services import Services
 from ingress.snapshot_writer import SnapshotWriter
 from ingress.startup_models import load_models
 from ingress.torchserve_metrics import LEGACY
-from ingress.wsgi_bridge import WsgiBridge, in_daemon_thread
+from ingress.wsgi_bridge import WsgiBridge
 
 log = logging.getLogger(__name__)
 

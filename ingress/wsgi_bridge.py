@@ -3,19 +3,17 @@
 import asyncio
 import io
 import sys
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 from wsgiref.types import WSGIApplication
 
+from batching.daemon_thread import in_daemon_thread
 from batching.errors import ServeError
 from batching.request_ids import fresh_request_id
 from ingress.answers import Answer, error_answer
 from ingress.auth import OPEN_GATE, Gate
 from ingress.body_reader import read_body
 from ingress.exchange import Exchange
-
-T = TypeVar("T")
 
 # The connection writes these itself.
 _SERVER_OWNED = frozenset({"content-length", "connection", "server", "date"})
@@ -102,31 +100,6 @@ def run_wsgi(app: WSGIApplication, environ: dict[str, Any]) -> Answer:
         if hasattr(chunks, "close"):
             chunks.close()
     return Answer(int(status_line[:3]), headers, b"".join(written))
-
-
-async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """What `work` returns or raises in a thread of its own.
-
-    Not an executor: the interpreter joins an executor's threads at exit, and a registration that
-    waits two minutes for its workers would keep a stopped server alive.
-    """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_outcome: Callable[[Any], None], value: object) -> None:
-        if not outcome.done():
-            set_outcome(value)
-
-    def run() -> None:
-        try:
-            result = work()
-        except BaseException as error:  # it crosses to the waiting coroutine
-            loop.call_soon_threadsafe(settle, outcome.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(settle, outcome.set_result, result)
-
-    threading.Thread(target=run, name="wsgi", daemon=True).start()
-    return await outcome
 
 
 def _add_header(environ: dict[str, Any], name: str, value: str) -> None:

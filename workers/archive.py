@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,7 +18,7 @@ from batching.errors import InternalError, InvalidModel
 from batching.model_spec import ArchiveInfo
 from workers.archive_entries import CHUNK_BYTES, MAX_ENTRIES, read_chunks, read_entries
 from workers.model_config import as_json, parse_config
-from workers.quarantine import UNPACK_PREFIX
+from workers.quarantine import folder_to_unpack_in
 
 MANIFEST_PATH = PurePosixPath("MAR-INF/MANIFEST.json")
 DEFAULT_VERSION = "1.0"
@@ -96,8 +95,8 @@ def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
         raise InvalidModel(f"{path.name} has changed since it was registered: its SHA-256 differs.")
     try:
         work_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=UNPACK_PREFIX, dir=work_dir) as quarantine:
-            content = Path(quarantine) / "content"
+        with folder_to_unpack_in(work_dir) as quarantine:
+            content = quarantine / "content"
             if path.is_dir():
                 content.symlink_to(_without_wrapper(path.resolve()), target_is_directory=True)
             else:

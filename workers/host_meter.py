@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import psutil
 
+from batching.daemon_thread import in_daemon_thread
 from batching.metric_lines import host_dimensions, metric_line, metric_log
 from batching.status import HostSample, NodeStatus
 from batching.store.node_verbs import NodeVerbs
@@ -54,7 +55,7 @@ class HostMeter:
         await asyncio.sleep(FIRST_S)
         while True:
             try:
-                await self._report(await asyncio.to_thread(measure))
+                await self._report(await in_daemon_thread(measure))
             except RedisError as error:
                 self._outage.note("measure", error)
             except Exception as error:  # whatever host and driver say, the node serves on

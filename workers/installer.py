@@ -22,9 +22,11 @@ import sysconfig
 import time
 import venv
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from batching.child_process import exited, kill_group, spawn
+from batching.daemon_thread import in_daemon_thread
 from batching.dependencies import INSTALL_TIMEOUT_S, requirements_file
 from batching.errors import DependenciesFailed
 from batching.model_spec import ModelSpec
@@ -124,7 +126,7 @@ class Installer:
             async with asyncio.timeout(self._timeout_s), _locked(place.with_suffix(".lock")):
                 if not _is_ready(place):  # otherwise another node made it meanwhile
                     log.info("installing model=%s version=%s into=%s", *spec.key, place)
-                    await asyncio.to_thread(_make, place)
+                    await in_daemon_thread(partial(_make, place))
                     # With a BOM, or pip would take it to be in the locale's encoding.
                     place.joinpath(REQUIREMENTS).write_text(text, encoding="utf-8-sig")
                     await self._install(spec, python, place / REQUIREMENTS, cwd)

@@ -6,8 +6,10 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from batching.daemon_thread import in_daemon_thread
 from batching.errors import ServeError
 from batching.model_spec import ModelSpec
 from batching.settings import Settings
@@ -52,7 +54,7 @@ class ModelFiles:
                 requirements that cannot be installed.
         """
         async with self._unpacking:
-            model_dir = await asyncio.to_thread(self._unpack, spec)
+            model_dir = await in_daemon_thread(partial(self._unpack, spec))
         return Prepared(model_dir, await self._installer.python_for(spec, model_dir))
 
     def sweep(self, specs: Iterable[ModelSpec]) -> None:

@@ -6,7 +6,8 @@ Sweeper clears the disk, a child process runs control jobs.
 
 Shutdown order: workers stop claiming, finish their batch and reply; what they left is released;
 then the heartbeat stops and the node is forgotten. A beat that stopped earlier would let others
-take a living worker's requests.
+take a living worker's requests. An archive that is still being downloaded or unpacked is abandoned:
+whatever may block for long here runs in daemon threads.
 """
 
 import asyncio
@@ -18,10 +19,12 @@ import signal
 import socket
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import compat
+from batching.daemon_thread import in_daemon_thread
 from batching.entry_point import EXIT_UNUSABLE
 from batching.errors import StoreUnavailable
 from batching.logs import configure_logging
@@ -220,7 +223,7 @@ class Node:
         """As many slots run as the registry wants; slots too many are being stopped."""
         before, specs = await self._follow_registry()
         if gone := _urls(before) - _urls(specs.values()):
-            await asyncio.to_thread(self._files.forget, gone)
+            await in_daemon_thread(partial(self._files.forget, gone))
         for (key, number), slot in self._slots.items():
             spec = specs.get(key)
             if spec is None or number >= spec.min_worker or not slot.is_for(spec):
@@ -232,14 +235,14 @@ class Node:
         self._has_reconciled.set()
         if (due := self._repairs_due) > self._repairs_done:
             # In a cluster one server may forget its versions while the registry's does not.
-            await asyncio.to_thread(self._registry.repair, self._wanted.values())
+            await in_daemon_thread(partial(self._registry.repair, self._wanted.values()))
             self._repairs_done = due
         # After that: whoever comes to a version that is wanted again waits for its next worker.
         await self._undertaker.look()
 
     async def _follow_registry(self) -> tuple[list[ModelSpec], dict[VersionKey, ModelSpec]]:
         """What was registered when this node last looked, and what is now."""
-        before, self._wanted = self._specs(), await asyncio.to_thread(self._keeper.look)
+        before, self._wanted = self._specs(), await in_daemon_thread(self._keeper.look)
         specs = {spec.key: spec for spec in self._specs()}
         self._undertaker.follow(before, specs)
         return before, specs

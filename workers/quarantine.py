@@ -1,7 +1,8 @@
 """Folders in which archives are downloaded and unpacked before they count, and their clearing.
 
-Whoever makes one also removes it, except a process that was killed. What is no longer needed goes
-through one, too: a folder that is half removed must not be taken for a whole one.
+Whoever makes one also removes it, except a process that was killed, or told to stop meanwhile. What
+is no longer needed goes through one, too: a folder that is half removed must not be taken for a
+whole one.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,21 @@ ABANDONED_AFTER_S = 6 * 3600.0
 
 # Unpacked archives and environments are named after what is in them.
 _CONTENT_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+@contextlib.contextmanager
+def folder_to_unpack_in(work_dir: Path) -> Iterator[Path]:
+    """A new quarantine folder, which is gone afterwards.
+
+    Not a `TemporaryDirectory`: the interpreter removes those at exit, and a thread that the stop of
+    its node has abandoned would take what is left of its folder for a whole model. So that folder
+    stays, and some node's `sweep` removes it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=UNPACK_PREFIX, dir=work_dir))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def mark_used(place: Path) -> bool:

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
+from batching.daemon_thread import in_daemon_thread
 from batching.model_spec import ModelSpec
 from workers.model_files import ModelFiles
 
@@ -32,7 +34,7 @@ class Sweeper:
         while True:
             specs = await self._registered()
             try:
-                await asyncio.to_thread(self._files.sweep, specs)
+                await in_daemon_thread(partial(self._files.sweep, specs))
             except OSError as error:
                 log.warning("disk not cleared: %s", error)
             await asyncio.sleep(self._interval_s)

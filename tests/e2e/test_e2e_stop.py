@@ -1,5 +1,6 @@
 """Ctrl-C: exit code 0 within 8 s, everything accepted is answered, no process is left."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -17,9 +18,12 @@ from tests.e2e.ferry_process import (
     FerryServer,
 )
 from tests.support import came_true, eventually
+from tests.topology.whole_suite import own_redis
 
 ROOT = Path(__file__).parents[2]
 DEMO_TIMEOUT_S = 60
+DRAIN_S = 5
+AT_ONCE_S = 3.0
 CTRL_C = b"\x03"
 DEMO_PORTS = (8080, 8081, 8082)
 
@@ -102,6 +106,68 @@ def test_killed_server_takes_its_processes_along(own_server: FerryServer) -> Non
 
     # Then none of its processes stays
     assert came_true(lambda: not own_server.process.family(), 5), own_server.process.family()
+
+
+@pytest.fixture
+def unpacking_node(tmp_path: Path) -> Iterator[FerryProcess]:
+    """A node at work on an archive that never comes to its end."""
+    with own_redis() as redis_url:
+        server = FerryServer(tmp_path, "--redis-url", redis_url)
+        try:
+            server.wait_started()
+            archive, _ = make_scripted(server.store, "endless")
+            server.register(archive, initial_workers=0)
+            (server.store / archive).unlink()
+            os.mkfifo(server.store / archive)
+            server.manage("PUT", "models/endless", min_worker=1).raise_for_status()
+        finally:
+            server.process.kill()
+        # Its own node reads from the pipe, too, until it is gone.
+        eventually(lambda: not server.process.family(), 5)
+        options = ["--redis-url", redis_url, "--model-store", str(server.store)]
+        environment = {"FERRY_DRAIN_TIMEOUT_S": str(DRAIN_S)}
+        node = FerryProcess(tmp_path, ["node", *options], environment=environment)
+        writers: list[int] = []
+        try:
+            node.wait_for_line("started")
+            eventually(lambda: writers or began_reading(server.store / archive, writers), 20)
+            yield node
+        finally:
+            node.kill()
+            for writer in writers:
+                os.close(writer)
+
+
+def began_reading(pipe: Path, writers: list[int]) -> bool:
+    with contextlib.suppress(OSError):
+        writers.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    return bool(writers)
+
+
+def test_stop_does_not_wait_for_an_archive_that_is_being_unpacked(
+    unpacking_node: FerryProcess,
+) -> None:
+    # When
+    stopped = unpacking_node.stop(signal.SIGTERM)
+
+    # Then
+    assert stopped.exit_code == 0, unpacking_node.log()
+    assert stopped.seconds <= DRAIN_S
+    assert stopped.left_behind == []
+    assert "Traceback" not in unpacking_node.log()
+
+
+def test_second_signal_ends_a_node_that_unpacks_at_once(unpacking_node: FerryProcess) -> None:
+    # Given a node that was told to stop
+    os.kill(unpacking_node.pid, signal.SIGTERM)
+    unpacking_node.wait_for_line("draining")
+
+    # When
+    stopped = unpacking_node.stop(signal.SIGTERM)
+
+    # Then
+    assert stopped.exit_code == 0, unpacking_node.log()
+    assert stopped.seconds <= AT_ONCE_S
 
 
 def is_free(port: int) -> bool:

@@ -1,17 +1,38 @@
 """What killed processes leave behind is cleared, what others work on is not."""
 
 import os
+import subprocess
+import sys
 import time
 
 import pytest
 
 from batching.settings import Settings, SettingsError
 from tests.support import make_spec
+from tests.unit.archives import write_zip
 from workers.model_files import ModelFiles
 from workers.quarantine import ABANDONED_AFTER_S, mark_used, sweep
 from workers.requirements import environment_name
 
 KEPT_S = 86_400.0
+# Ends while a thread of its own is unpacking.
+STOPS = """
+import sys, threading, time
+from pathlib import Path
+from workers import archive
+
+def extract(path, folder):
+    folder.mkdir()
+    folder.joinpath("half").touch()
+    has_begun.set()
+    time.sleep(60)
+
+archive._extract, has_begun = extract, threading.Event()
+path, work_dir = map(Path, sys.argv[1:])
+arguments = (path, archive.hash_archive(path), work_dir)
+threading.Thread(target=archive.unpack_archive, args=arguments, daemon=True).start()
+has_begun.wait()
+"""
 MANIFEST = {"model": {"requirementsFile": "requirements.txt"}}
 
 
@@ -71,6 +92,27 @@ def test_node_without_its_folders_has_nothing_to_sweep(tmp_path):
     ModelFiles(Settings(work_dir=tmp_path / "none", model_store=None)).sweep([make_spec()])
     # Then it has made none either
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_removed_from_under_an_unpacking_that_a_stop_abandons(tmp_path):
+    # Given
+    path, work_dir = write_zip(tmp_path / "echo.mar"), tmp_path / "work"
+
+    # When
+    command = [sys.executable, "-c", STOPS, path, work_dir]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)
+
+    # Then: a thread that was still at it might have taken the rest for a whole model
+    assert ended.stderr == ""
+    [folder] = work_dir.glob(".unpack-*")
+    assert (folder / "content" / "half").exists()
+
+    # And the folder goes with the others that nobody needs
+    old_s = time.time() - ABANDONED_AFTER_S - 60  # noqa: TID251 - what file systems keep
+    for place in (folder / "content", folder):
+        os.utime(place, (old_s, old_s))
+    sweep(work_dir)
+    assert not folder.exists()
 
 
 def test_unpacked_archive_goes_when_nobody_has_needed_it_for_long(tmp_path):

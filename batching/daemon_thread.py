@@ -1,0 +1,39 @@
+"""Blocking work of an event loop that a stop does not wait for."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def in_daemon_thread(work: Callable[[], T]) -> T:
+    """What `work` returns or raises in a thread of its own.
+
+    Not an executor: the interpreter joins an executor's threads at exit, and a registration that
+    waits two minutes for its workers, or a download, would keep a stopped process alive. Nor do
+    they wait for each other: an executor has few threads, and slow work would take them all.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[Any], None], value: object) -> None:
+        if not outcome.done():
+            set_outcome(value)
+
+    def report(set_outcome: Callable[[Any], None], value: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            loop.call_soon_threadsafe(settle, set_outcome, value)
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # it crosses to the waiting coroutine
+            report(outcome.set_exception, error)
+        else:
+            report(outcome.set_result, result)
+
+    threading.Thread(target=run, name="blocking work", daemon=True).start()
+    return await outcome

@@ -1,0 +1,42 @@
+"""Blocking work of an event loop: what it brings, and that a stop does not wait for it."""
+
+import asyncio
+import threading
+
+import pytest
+
+from batching.daemon_thread import in_daemon_thread
+from tests.support import eventually
+
+
+def test_what_work_returns_or_raises_comes_back():
+    def fail():
+        raise KeyError("mine")
+
+    assert asyncio.run(in_daemon_thread(threading.current_thread)).daemon
+    with pytest.raises(KeyError, match="mine"):
+        asyncio.run(in_daemon_thread(fail))
+
+
+@pytest.mark.parametrize("outcome", [None, KeyError("late")], ids=["returns", "raises"])
+def test_work_that_outlives_its_loop_ends_in_silence(outcome):
+    # Given
+    may_end = threading.Event()
+    threads = []
+
+    def work():
+        threads.append(threading.current_thread())
+        may_end.wait(10)
+        if outcome is not None:
+            raise outcome
+
+    async def run():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(in_daemon_thread(work), 0.05)
+
+    # When the loop ends before the work does
+    asyncio.run(run())
+    may_end.set()
+
+    # Then: an exception in the thread would fail this test
+    eventually(lambda: not threads[0].is_alive(), 5)
