@@ -68,6 +68,17 @@ def locate_archive(
     return downloader.fetch(url, model_store, on_progress, is_unused)
 
 
+def name_of_download(url: str) -> str:
+    """The file name that this URL's archive gets in the store; empty if none is downloaded."""
+    match = _SCHEME.match(url)
+    if match is None or match[1].lower() == "file":
+        return ""
+    try:
+        return store_path(url, Path()).name
+    except (DownloadFailed, ValueError):  # whoever fetches it says so
+        return ""
+
+
 def _file_in_store(url: str, model_store: Path) -> Path:
     # To TorchServe a file URL is a download, and one that brings nothing is a failed one.
     path = _path_of_file_url(url)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +38,10 @@ class ModelFiles:
         self._allowed_urls = settings.allowed_urls
         self._work_dir = settings.work_dir or _default_work_dir()
         self._unused_kept_s = settings.unused_files_kept_s
-        self._unpacking = asyncio.Lock()
+        # Weak: a lock is there for as long as somebody holds it or waits for it.
+        self._unpacking: weakref.WeakValueDictionary[str, asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
         self._installer = Installer(
             self._work_dir,
             is_allowed=settings.install_py_dep_per_model,
@@ -53,8 +57,9 @@ class ModelFiles:
             ServeError: the archive cannot be had, is not the one that was registered, or has
                 requirements that cannot be installed.
         """
-        async with self._unpacking:
-            model_dir = await in_daemon_thread(partial(self._unpack, spec))
+        model_dir = await in_daemon_thread(partial(self._find_unpacked, spec))
+        if model_dir is None:
+            model_dir = await self._unpack_alone(spec)
         return Prepared(model_dir, await self._installer.python_for(spec, model_dir))
 
     def sweep(self, specs: Iterable[ModelSpec]) -> None:
@@ -82,6 +87,17 @@ class ModelFiles:
                     log.info("removed download url=%s", url)
             except OSError as error:
                 log.warning("download not removed url=%s: %s", url, error.strerror)
+
+    async def _unpack_alone(self, spec: ModelSpec) -> Path:
+        """The model's folder, which is made once for all workers of this node that need it.
+
+        Other archives do not wait: one may take many minutes. Downloads do that have the same file
+        name in the store, or one would replace the file that another is unpacking.
+        """
+        name = fetch.name_of_download(spec.model_url) or spec.archive_sha256
+        lock = self._unpacking.setdefault(name, asyncio.Lock())
+        async with lock:
+            return await in_daemon_thread(partial(self._unpack, spec))
 
     def _unpack(self, spec: ModelSpec) -> Path:
         if (unpacked := self._find_unpacked(spec)) is not None:

@@ -1,0 +1,159 @@
+"""A node's archives are unpacked beside each other, and each of them once."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+
+from batching.errors import InvalidModel
+from batching.settings import Settings
+from tests.support import eventually_async, make_spec
+from tests.unit.archives import write_zip
+from workers import archive
+from workers.archive import hash_archive
+from workers.model_files import ModelFiles, Prepared
+
+AT_ONCE_S = 2.0
+MANY = 40  # more than the event loop's own executor has threads
+
+
+@pytest.fixture
+def store(tmp_path):
+    folder = tmp_path / "store"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def files(store, tmp_path):
+    return ModelFiles(Settings(work_dir=tmp_path / "work", model_store=store))
+
+
+@pytest.fixture
+def quick(store):
+    """A model whose archive is unpacked in no time."""
+    path = write_zip(store / "quick.mar")
+    return make_spec(model_name="quick", model_url=path.name, archive_sha256=hash_archive(path))
+
+
+@contextlib.asynccontextmanager
+async def slow_at_work(files, store, count=1) -> AsyncIterator[list[asyncio.Task[Prepared]]]:
+    """Archives are being unpacked that give no byte, and end with the with block."""
+    pipes = [store / f"slow-{number}.mar" for number in range(count)]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    specs = [
+        make_spec(model_url=pipe.name, archive_sha256=f"{number:064x}")
+        for number, pipe in enumerate(pipes)
+    ]
+    tasks = [asyncio.create_task(files.prepare(spec)) for spec in specs]
+    writers: list[int] = []
+    try:
+        await eventually_async(lambda: writers or began_reading(pipes[0], writers), AT_ONCE_S)
+        yield tasks
+    finally:
+        for writer in writers:
+            os.close(writer)
+        for pipe, task in zip(pipes, tasks, strict=True):
+            await eventually_async(lambda p=pipe, t=task: t.done() or ends(p), AT_ONCE_S)
+            with contextlib.suppress(InvalidModel):  # not what was registered
+                await task
+
+
+def began_reading(pipe, writers: list[int]) -> bool:
+    """Whether somebody reads from the pipe; then it is kept open."""
+    with contextlib.suppress(OSError):
+        writers.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    return bool(writers)
+
+
+def ends(pipe) -> bool:
+    """Whether somebody read from the pipe; nothing more comes."""
+    opened: list[int] = []
+    if began_reading(pipe, opened):
+        os.close(opened[0])
+    return bool(opened)
+
+
+@pytest.mark.parametrize("count", [1, MANY])
+@pytest.mark.parametrize("is_unpacked", [True, False], ids=["unpacked", "not unpacked"])
+def test_model_is_prepared_while_others_are_unpacked(files, store, quick, is_unpacked, count):
+    async def run() -> None:
+        # Given
+        if is_unpacked:
+            await files.prepare(quick)
+        async with slow_at_work(files, store, count) as at_work:
+            # When
+            prepared = await asyncio.wait_for(files.prepare(quick), AT_ONCE_S)
+            # Then
+            assert (prepared.model_dir / "echo.py").is_file()
+            assert not any(task.done() for task in at_work)
+
+    asyncio.run(run())
+
+
+def test_archive_is_unpacked_once_for_all_workers_that_start_together(files, quick, monkeypatch):
+    # Given
+    unpacked = []
+    unpack = archive.unpack_archive
+
+    def count(*arguments):
+        unpacked.append(arguments)
+        return unpack(*arguments)
+
+    monkeypatch.setattr(archive, "unpack_archive", count)
+
+    async def run() -> list[Prepared]:
+        return await asyncio.gather(*(files.prepare(quick) for _ in range(4)))
+
+    # When
+    prepared = asyncio.run(run())
+
+    # Then
+    assert len(set(prepared)) == 1
+    assert len(unpacked) == 1
+
+
+def test_downloads_to_one_file_name_come_one_after_the_other(files, monkeypatch):
+    # Given two URLs whose archives have the same place in the store, and a third with another
+    at_work: list[str] = []
+    together: set[tuple[str, ...]] = set()
+
+    async def run() -> None:
+        loop, all_asked = asyncio.get_running_loop(), asyncio.Event()
+
+        def locate(url, *_, **__):
+            at_work.append(url)
+            together.add(tuple(sorted(at_work)))
+            asyncio.run_coroutine_threadsafe(all_asked.wait(), loop).result(AT_ONCE_S)
+            at_work.remove(url)
+            raise InvalidModel("not needed any more")
+
+        monkeypatch.setattr("workers.fetch.locate_archive", locate)
+        urls = ("https://a.example/m.mar", "https://b.example/m.mar", "https://c.example/n.mar")
+        specs = [
+            make_spec(model_url=url, archive_sha256=f"{number:064x}")
+            for number, url in enumerate(urls)
+        ]
+        # When
+        tasks = [asyncio.create_task(files.prepare(spec)) for spec in specs]
+        await eventually_async(lambda: len(at_work) == 2, AT_ONCE_S)
+        all_asked.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())
+
+    # Then
+    names = [[url.rpartition("/")[2] for url in group] for group in together]
+    assert ["m.mar", "n.mar"] in names
+    assert all(len(set(group)) == len(group) for group in names)
+
+
+def test_node_keeps_nothing_of_archives_that_are_unpacked(files, quick):
+    # When
+    asyncio.run(files.prepare(quick))
+
+    # Then: it may see many in its life
+    assert not files._unpacking
