@@ -239,6 +239,7 @@ class Node:
             self._repairs_done = due
         # After that: whoever comes to a version that is wanted again waits for its next worker.
         await self._undertaker.look()
+        await self._verbs.close_unused([*self._versions(), *(key for key, _ in self._slots)])
 
     async def _follow_registry(self) -> tuple[list[ModelSpec], dict[VersionKey, ModelSpec]]:
         """What was registered when this node last looked, and what is now."""

@@ -8,7 +8,7 @@ from batching import errors
 from batching.model_spec import ModelSpec, VersionKey
 from batching.protocol import Reply
 from batching.store import keys
-from batching.store.connection import AsyncClient, at, connect_async
+from batching.store.connection import AsyncClient, at, close_unused, connect_async
 from batching.store.ingress_verbs import IngressVerbs
 from batching.store.keys import VersionKeys
 from batching.store.lane import Lane
@@ -137,6 +137,7 @@ class Broker:
                 self._resubmitted[key] = lane.resubmitted
                 del self._lanes[key]
                 await lane.close()
+        await close_unused(self._client, [VersionKeys.of(key).tag for key in self._lanes])
 
     async def _is_unused(self, key: VersionKey, lane: Lane) -> bool:
         if not lane.is_idle:

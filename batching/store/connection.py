@@ -12,6 +12,7 @@ servers behind sentinels or in a cluster are in `deployments`. In a cluster a cl
 keys of one hash tag only: `at` gives the client of another.
 """
 
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -86,6 +87,16 @@ def at(client: Client, tag: str) -> Client:
     """The client for keys with this hash tag: in a cluster one of its own, else the same one."""
     deployment = _deployment(client)
     return client if deployment is None else deployment.client(tag)
+
+
+async def close_unused(client: AsyncClient, tags: Iterable[str]) -> None:
+    """In a cluster, connections for other hash tags than these are closed, unless they are in use.
+
+    For who speaks of versions that come and go. Not for who keeps what `at` gave of other tags.
+    """
+    if (deployment := _deployment(client)) is not None:
+        for unused in deployment.take_unused(tags):
+            await unused.connection_pool.disconnect()
 
 
 def for_rq(client: Client) -> Client:

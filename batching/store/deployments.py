@@ -12,7 +12,7 @@ been; it is asked again where the server is now.
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -198,6 +198,20 @@ class Deployment:
                 self._clients[tag, is_for_rq] = client
             return client
 
+    def take_unused(self, tags: Iterable[str]) -> list[Any]:
+        """The asyncio clients of other hash tags than these, for their closing; none at work.
+
+        Versions come and go, and each has a tag. Whoever needs one of these again gets a new one.
+        """
+        kept = {HOME, *tags}
+        with self._lock:
+            unused = [
+                name
+                for name, client in self._clients.items()
+                if name[0] not in kept and not client.connection_pool.is_at_work
+            ]
+            return [self._clients.pop(name) for name in unused]
+
     def others(self, pool: Any) -> list[Any]:
         """The pools that go with this one, if it is the first: whoever closes it closes them."""
         pools = [client.connection_pool for client in self._clients.values()]
@@ -251,6 +265,11 @@ class AsyncFoundPool(redis.asyncio.ConnectionPool):
     """As `FoundPool`."""
 
     deployment: Deployment
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether somebody has one of the connections."""
+        return bool(self._in_use_connections)
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
         """As `FoundPool.disconnect`."""

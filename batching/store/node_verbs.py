@@ -8,7 +8,7 @@ from batching.model_entry import ModelEntry, specs_of
 from batching.model_spec import VersionKey
 from batching.status import NodeStatus, WorkerStatus
 from batching.store import keys
-from batching.store.connection import AsyncClient, at, is_cluster
+from batching.store.connection import AsyncClient, at, close_unused, is_cluster
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.reclaiming import AT_ONCE, ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.scripts import script
@@ -60,6 +60,10 @@ class NodeVerbs:
             pipe.zrem(keys.NODES, node_id)
             pipe.hdel(keys.NODE_INFO, node_id)
             await pipe.execute()
+
+    async def close_unused(self, versions: Iterable[VersionKey]) -> None:
+        """In a cluster, connections for other versions than these are closed."""
+        await close_unused(self._client, [VersionKeys.of(key).tag for key in versions])
 
     async def together(self, calls: Sequence[Callable[[], Awaitable[object]]]) -> None:
         """All of these calls are made; the first error of one of them is raised.

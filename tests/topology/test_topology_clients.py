@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 import redis
 
+from batching import errors
 from batching.settings import Settings
 from batching.store import changes, node_verbs
+from batching.store import ingress_verbs as verbs_module
+from batching.store import lane as lane_module
+from batching.store.broker import Broker
 from batching.store.changes import changed_models
-from batching.store.connection import at, connect, connect_async, for_rq, store_url
+from batching.store.connection import at, close_unused, connect, connect_async, for_rq, store_url
 from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, ControlQueue
 from batching.store.registry import Registry
 from tests.ports import free_ports
@@ -22,6 +26,7 @@ from tests.support import (
     eventually_async,
     hold_connections,
     hold_connections_async,
+    make_request,
     make_spec,
 )
 from tests.timing import assert_within
@@ -74,6 +79,59 @@ def test_refused_call_is_carried_out_once_by_the_successor(cluster: Cluster) -> 
             pipe.rpush(LIST, "blocking")
             assert pipe.execute() == [6]
         assert client.rpush(LIST, "blocking") == 7
+
+
+def test_clients_of_hash_tags_that_nobody_needs_are_closed(cluster: Cluster) -> None:
+    async def run() -> None:
+        async with connect_async(cluster.url) as client:
+            # Given
+            kept, idle, busy = (at(client, tag) for tag in ("{kept}", "{idle}", "{busy}"))
+            await idle.exists("{idle}:x")
+            held = await busy.connection_pool.get_connection()
+
+            # When
+            await close_unused(client, ["{kept}"])
+
+            # Then
+            assert at(client, "{ferry}") is client
+            assert at(client, "{kept}") is kept
+            assert at(client, "{busy}") is busy
+            assert at(client, "{idle}") is not idle
+            assert not any(one.is_connected for one in idle.connection_pool._available_connections)
+            assert held.is_connected
+            await busy.connection_pool.release(held)
+
+            # And
+            await close_unused(client, ["{kept}"])
+            assert not held.is_connected
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_ingress_keeps_no_client_of_versions_that_were_unregistered(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_module, "AUDIT_S", 0.01)
+    monkeypatch.setattr(verbs_module, "BLOCK_S", 0.01)
+
+    async def run(registry: Registry) -> int:
+        broker = Broker(cluster.url)
+        await broker.start()
+        # When versions come and go
+        for number in range(10):
+            spec = make_spec(model_version=str(number))
+            await asyncio.to_thread(registry.create, spec)
+            with pytest.raises(errors.NoWorker):
+                await broker.predict(spec, make_request("x"), request_id=str(number))
+            await asyncio.to_thread(registry.remove, spec.key)
+            await eventually_async(lambda s=spec: broker._lanes[s.key].is_idle)
+        count = len(broker._client.connection_pool.deployment._clients)
+        await broker.close()
+        return count
+
+    # Then
+    with contextlib.closing(connect(cluster.url)) as client:
+        assert asyncio.run(asyncio.wait_for(run(Registry(client)), 10)) <= 4
 
 
 def test_client_of_a_cluster_has_as_many_connections_as_it_needs(cluster: Cluster) -> None:
