@@ -227,7 +227,7 @@ def _launch(
     package: str, settings: Settings, ready: ReadyPipe, logs: LogFiles | None
 ) -> subprocess.Popen[bytes]:
     env = {**os.environ, **settings.to_environment()}
-    env.pop(READY_VARIABLE, None)
+    env[READY_VARIABLE] = ""  # which tells a part that is started again from the first one
     fds = ready.writer()
     for fd in fds:
         env[READY_VARIABLE] = str(fd)

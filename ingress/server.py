@@ -19,7 +19,7 @@ from batching.entry_point import EXIT_UNUSABLE
 from batching.errors import StoreUnavailable
 from batching.logs import configure_logging
 from batching.metrics_config import read_metrics_config
-from batching.readiness import notify_ready
+from batching.readiness import Launch, launch, notify_ready
 from batching.settings import Settings, SettingsError
 from batching.store.broker import Broker
 from batching.store.catalog import Catalog
@@ -29,6 +29,7 @@ from batching.store.metric_verbs import read_metrics
 from batching.store.outage import Outage
 from batching.store.registry import Registry
 from batching.store.server_check import check_server
+from batching.store.startup_marks import StartupMarks
 from ingress.app import create_app
 from ingress.auth import Gate
 from ingress.edge import Edge, added_headers
@@ -45,7 +46,7 @@ from ingress.predictor import Predictor
 from ingress.registrar import Registrar
 from ingress.services import Services
 from ingress.snapshot_writer import SnapshotWriter
-from ingress.startup_models import load_models
+from ingress.startup_models import StartupLoader
 from ingress.torchserve_metrics import LEGACY
 from ingress.wsgi_bridge import WsgiBridge
 
@@ -95,6 +96,8 @@ class _Ingress:
         client = connect(url)
         self._registry = Registry(client, dead_after_s=settings.dead_after_s)
         self._control = ControlQueue(client)
+        self._marks = StartupMarks(client)
+        self._launch = launch()
         outage = Outage(log, settings.redis_url)
         self._catalog = Catalog(self._registry, url, outage=outage)
         self._broker = Broker(url, dead_after_s=settings.dead_after_s, outage=outage)
@@ -198,22 +201,35 @@ class _Ingress:
 
     def _has_to_load(self) -> bool:
         """Whether there are startup models that Redis does not remember from before. Blocks."""
-        if not (self._settings.load_models or self._settings.snapshot_file):
+        if not self._is_told_to_load():
             return False
         with contextlib.suppress(StoreUnavailable):
             return not self._probe_registry.snapshot()
         return True
 
+    def _is_told_to_load(self) -> bool:
+        # What the first launch has loaded, and what became of it since, is in Redis.
+        if self._launch is Launch.AGAIN:
+            return False
+        return bool(self._settings.load_models or self._settings.snapshot_file)
+
     async def _load_models(self, services: Services) -> None:
         failures: list[dict[str, str]] = []
         try:
-            if self._settings.load_models or self._settings.snapshot_file:
-                registrar = Registrar(services)
-                failures = await in_daemon_thread(lambda: load_models(services, registrar))
+            if self._is_told_to_load():
+                load = StartupLoader(
+                    services,
+                    Registrar(services),
+                    self._marks,
+                    is_awaited=self._launch is Launch.AWAITED,
+                ).load
+                failures = await in_daemon_thread(load)
         finally:
             self._lifecycle.is_loading = False
         if self._snapshots is not None:
-            is_whole = self._settings.snapshot_file is None or not failures
+            # One that is started again cannot know whether the snapshot was restored as a whole.
+            is_known = self._launch is not Launch.AGAIN
+            is_whole = self._settings.snapshot_file is None or (is_known and not failures)
             await in_daemon_thread(partial(self._snapshots.start, is_whole=is_whole))
         notify_ready(failures)
 

@@ -3,17 +3,19 @@
 Source: TorchServe 0.12 `ModelServer.initModelStore`, `SnapshotManager.restore`; contract 4.4, 4.6.
 """
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from batching.errors import Conflict, ServeError, StoreUnavailable
+from batching.errors import Conflict, Draining, ServeError, StoreUnavailable
 from batching.model_spec import NAME_PATTERN, ModelSpec
 from batching.settings import Settings, SettingsError
 from batching.snapshots import SavedVersion, read_snapshot
+from batching.store.startup_marks import StartupMarks
 from ingress.registrar import Registrar
 from ingress.services import Services
 from ingress.worker_wait import wait_for_node
@@ -25,29 +27,134 @@ _RETRY_S = 0.5
 _ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz")
 
 Failure = dict[str, str]
+T = TypeVar("T")
 
 
-def load_models(services: Services, registrar: Registrar) -> list[Failure]:
-    """Each startup model is registered; `{"model", "error"}` for each that is not. Blocks.
+class StartupLoader:
+    """Registers the models of `load_models` and of a snapshot. Blocks; call from a thread.
 
-    What a snapshot holds comes first, so that `load_models` can only add to it. Workers load in the
-    background: a registered model is not a ready one.
+    Redis remembers what is registered, and operators change it since. So a server that comes back
+    by itself registers each startup model once in the life of that Redis, and what was unregistered
+    stays so; only who starts `ferry up` asks for its models again.
     """
-    failures: list[Failure] = []
-    for model, register in _registrations(services, registrar, failures):
-        if services.lifecycle.is_draining:
-            break
+
+    def __init__(
+        self,
+        services: Services,
+        registrar: Registrar,
+        marks: StartupMarks,
+        *,
+        is_awaited: bool,
+    ) -> None:
+        self._services = services
+        self._registrar = registrar
+        self._marks = marks
+        self._is_awaited = is_awaited
+        self._failures: list[Failure] = []
+
+    def load(self) -> list[Failure]:
+        """Each startup model is registered; `{"model", "error"}` for each that is not.
+
+        What a snapshot holds comes first, so that `load_models` can only add to it. Workers load
+        in the background: a registered model is not a ready one.
+        """
+        with contextlib.suppress(Draining):
+            self._restore_snapshot()
+            for parameters in startup_parameters(self._services.settings):
+                self._load(parameters)
+        return self._failures
+
+    def _restore_snapshot(self) -> None:
+        path = self._services.settings.snapshot_file
+        if path is None or not self._may_restore(str(path)):
+            return
         try:
-            _wait_for_node(services)
-            spec = register()
+            saved = read_snapshot(path)
+        except SettingsError as error:
+            log.error("not restored: %s", error)
+            self._failures.append({"snapshot": str(path), "error": str(error)})
+            return
+        log.info("restoring snapshot=%s versions=%d", path, len(saved))
+        for version in saved:
+            name = f"{version.model_name} {version.model_version}"
+            self._register(name, version.parameters, partial(self._complete, version))
+        self._persist(str(path), lambda: self._marks.add(str(path)))
+
+    def _may_restore(self, path: str) -> bool:
+        # A snapshot is a whole registry: mixed with another one it would undo what was changed
+        # since, the default version for one.
+        known = self._persist(path, self._services.registry.snapshot)
+        if known:
+            log.warning("not restored snapshot=%s: Redis has models=%d", path, len(known))
+            return False
+        return self._is_asked_for(path)
+
+    def _complete(self, saved: SavedVersion, spec: ModelSpec) -> None:
+        """A restored version is as it was saved."""
+        if spec.model_version != saved.model_version:
+            log.warning(
+                "model=%s: its archive has version %s now", spec.model_name, spec.model_version
+            )
+        # A model-config.yaml wins over parameters, but not over what an operator has scaled since.
+        if (spec.min_worker, spec.max_worker) != (saved.min_worker, saved.max_worker):
+            self._services.registry.scale(spec.key, saved.min_worker, saved.max_worker)
+        if saved.is_default:
+            self._registrar.set_default(*spec.key)
+
+    def _load(self, parameters: dict[str, Any]) -> None:
+        url, name = str(parameters["url"]), parameters.get("model_name")
+        entry = f"{name}={url}" if name else url
+        if not self._is_asked_for(entry):
+            log.info("left out model=%s: it was loaded at an earlier start", name or url)
+        elif self._register(str(name or url), parameters, self._make_default):
+            self._persist(entry, lambda: self._marks.add(entry))
+
+    def _make_default(self, spec: ModelSpec) -> None:
+        models = self._services.settings.model_defaults().model_settings
+        configured = models.get(spec.model_name, {}).get(spec.model_version, {})
+        if configured.get("defaultVersion") is True:
+            self._registrar.set_default(*spec.key)
+
+    def _is_asked_for(self, entry: str) -> bool:
+        return self._is_awaited or not self._persist(entry, lambda: self._marks.has(entry))
+
+    def _register(
+        self, model: str, parameters: Mapping[str, Any], complete: Callable[[ModelSpec], None]
+    ) -> bool:
+        """Whether the model is registered, now or before."""
+        try:
+            self._persist(model, self._wait_for_node)
+            spec = self._persist(model, lambda: self._registrar.create(parameters, at_startup=True))
+            self._persist(model, lambda: complete(spec))
             log.info("registered model=%s version=%s", *spec.key)
         except Conflict as error:
             # Another ingress was faster, a snapshot has it, or Redis remembers it from before.
             log.info("kept model=%s: %s", model, error.message)
+        except Draining:
+            raise
         except ServeError as error:
             log.error("not loaded model=%s: %s", model, error.message)
-            failures.append({"model": model, "error": error.message})
-    return failures
+            self._failures.append({"model": model, "error": error.message})
+            return False
+        return True
+
+    def _persist(self, model: str, attempt: Callable[[], T]) -> T:
+        """What the attempt returns, once Redis is there."""
+        deadline_s = time.monotonic() + NODE_TIMEOUT_S
+        while not self._should_stop():
+            try:
+                return attempt()
+            except StoreUnavailable:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(_RETRY_S)
+        raise Draining("The server is shutting down.")
+
+    def _wait_for_node(self) -> None:
+        wait_for_node(self._services.registry, self._should_stop, timeout_s=NODE_TIMEOUT_S)
+
+    def _should_stop(self) -> bool:
+        return self._services.lifecycle.is_draining
 
 
 def startup_parameters(settings: Settings) -> list[dict[str, Any]]:
@@ -67,52 +174,6 @@ def startup_parameters(settings: Settings) -> list[dict[str, Any]]:
     ]
 
 
-def _registrations(
-    services: Services, registrar: Registrar, failures: list[Failure]
-) -> Iterator[tuple[str, Callable[[], ModelSpec]]]:
-    """Each model's name for a log, and what registers it."""
-    for saved in _saved_versions(services.settings, failures):
-        name = f"{saved.model_name} {saved.model_version}"
-        yield name, partial(_restore, services, registrar, saved)
-    for parameters in startup_parameters(services.settings):
-        name = str(parameters.get("model_name") or parameters["url"])
-        yield name, partial(_load, services, registrar, parameters)
-
-
-def _saved_versions(settings: Settings, failures: list[Failure]) -> list[SavedVersion]:
-    if settings.snapshot_file is None:
-        return []
-    try:
-        saved = read_snapshot(settings.snapshot_file)
-    except SettingsError as error:
-        log.error("not restored: %s", error)
-        failures.append({"snapshot": str(settings.snapshot_file), "error": str(error)})
-        return []
-    log.info("restoring snapshot=%s versions=%d", settings.snapshot_file, len(saved))
-    return saved
-
-
-def _restore(services: Services, registrar: Registrar, saved: SavedVersion) -> ModelSpec:
-    spec = registrar.create(saved.parameters, at_startup=True)
-    if spec.model_version != saved.model_version:
-        log.warning("model=%s: its archive has version %s now", spec.model_name, spec.model_version)
-    # A model-config.yaml wins over parameters, but not over what an operator has scaled since.
-    if (spec.min_worker, spec.max_worker) != (saved.min_worker, saved.max_worker):
-        services.registry.scale(spec.key, saved.min_worker, saved.max_worker)
-    if saved.is_default:
-        registrar.set_default(*spec.key)
-    return spec
-
-
-def _load(services: Services, registrar: Registrar, parameters: dict[str, Any]) -> ModelSpec:
-    spec = registrar.create(parameters, at_startup=True)
-    models = services.settings.model_defaults().model_settings
-    configured = models.get(spec.model_name, {}).get(spec.model_version, {})
-    if configured.get("defaultVersion") is True:
-        registrar.set_default(*spec.key)
-    return spec
-
-
 def _named_archive(entry: str) -> tuple[str, str]:
     name, equals, url = entry.strip().partition("=")
     # A URL may hold an equals sign, too, but never before a character that names cannot have.
@@ -129,19 +190,3 @@ def _archives_of(model_store: Path | None) -> Iterator[str]:
         is_archive = path.is_dir() or path.name.endswith(_ARCHIVE_SUFFIXES)
         if is_archive and not path.name.startswith("."):
             yield path.name
-
-
-def _wait_for_node(services: Services) -> None:
-    # Redis starts at the same moment, too, in containers; without a node, `create` says what is
-    # missing.
-    def should_stop() -> bool:
-        return services.lifecycle.is_draining
-
-    deadline_s = time.monotonic() + NODE_TIMEOUT_S
-    while (left_s := deadline_s - time.monotonic()) > 0 and not should_stop():
-        try:
-            wait_for_node(services.registry, should_stop, timeout_s=left_s)
-        except StoreUnavailable:
-            time.sleep(_RETRY_S)
-        else:
-            return

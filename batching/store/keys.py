@@ -17,9 +17,10 @@ NODES = "{ferry}:nodes"  # zset   node id -> last beat, Redis ms; TTL 24 h, rene
 NODE_INFO = "{ferry}:node_info"  # hash   node id -> NodeStatus as JSON; deleted by drain and reaper
 EPOCH = "{ferry}:epoch"  # random string; permanent. Missing or another: Redis was emptied
 DOWNLOADS = "{ferry}:downloads"  # hash   URL -> "bytes/bytes in all"; TTL 60 s, renewed meanwhile
+STARTED = "{ferry}:startup_models"  # hash   entry of load_models -> 1; never deleted
 CHANGES = "{ferry}:changes"  # pub/sub channel: name of the model whose registry or workers changed
 
-PERMANENT = frozenset({MODELS, NODE_INFO, EPOCH})
+PERMANENT = frozenset({MODELS, NODE_INFO, EPOCH, STARTED})
 
 LEASE_TTL_MS = 24 * 3600 * 1000
 REPLY_TTL_MS = 60_000

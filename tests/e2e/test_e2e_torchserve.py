@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from tests.e2e.archives import make_archive, make_scripted
 from tests.e2e.ferry_process import FERRY, MARK, FerryServer, processes_of
 from tests.e2e.test_readme import blocks
 from tests.ports import free_ports
-from tests.support import eventually
+from tests.support import came_true, eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -348,6 +349,47 @@ def test_up_brings_back_what_was_registered_when_it_was_killed(tmp_path):
         server.process.kill()
         if second is not None:
             second.process.kill()
+
+
+def test_ingress_that_died_brings_nothing_back(tmp_path):
+    # Given a server that has restored version 1.0 and loaded a model, both of them replaced since
+    server = FerryServer(tmp_path)
+    first, _ = make_scripted(server.store, "kept")
+    named, _ = make_scripted(server.store, "named")
+    second, _ = make_scripted(server.store, "kept", version="2.0")
+    again = None
+    try:
+        server.wait_started()
+        server.register(first)
+        eventually(lambda: _newest_workers(tmp_path / "logs" / "config") == {"kept": 1}, 10)
+        server.process.kill()
+        again = FerryServer(tmp_path, "--models", named, port_base=server.port)
+        again.wait_started()
+        assert again.manage("GET", "models/named").status_code == 200
+        again.register(second)
+        again.manage("PUT", "models/kept/2.0/set-default")
+        again.manage("DELETE", "models/kept/1.0")
+        again.manage("DELETE", "models/named")
+        # When
+        [ingress] = [line for line in again.process.family() if line.endswith("-m ingress")]
+        os.kill(int(ingress.split()[0]), signal.SIGKILL)
+        again.process.wait_for_line("ingress ended with exit code -9", 20)
+        eventually(lambda: _answers(f"{again.inference}/readyz"), 20)
+        # Then
+        expected = {"models": [{"modelName": "kept", "modelUrl": second}]}
+        assert not came_true(lambda: again.manage("GET", "models").json() != expected, 3)
+        assert again.describe("kept")["modelVersion"] == "2.0"
+        again.process.stop_cleanly()
+    finally:
+        server.process.kill()
+        if again is not None:
+            again.process.kill()
+
+
+def _answers(url: str) -> bool:
+    with contextlib.suppress(requests.ConnectionError):
+        return requests.get(url, timeout=5).status_code == 200
+    return False
 
 
 def _newest_workers(folder: Path) -> dict[str, int]:

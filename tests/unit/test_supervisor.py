@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from batching.child_process import spawn
-from batching.readiness import READY_VARIABLE, notify_ready
+from batching.readiness import READY_VARIABLE, Launch, launch, notify_ready
 from cli.ready_pipe import ReadyPipe
 from cli.supervisor import Interrupted, Part, StartFailed, Supervisor
 from tests.support import eventually
@@ -242,6 +242,18 @@ def test_notify_ready_does_nothing_when_nobody_listens(monkeypatch, number):
     notify_ready()
     # Then
     assert READY_VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(None, Launch.ALONE), ("7", Launch.AWAITED), ("", Launch.AGAIN)]
+)
+def test_part_knows_whether_it_is_started_again(monkeypatch, number, expected):
+    # Given
+    monkeypatch.delenv(READY_VARIABLE, raising=False)
+    if number is not None:
+        monkeypatch.setenv(READY_VARIABLE, number)
+    # When / Then
+    assert launch() is expected
 
 
 def test_ready_pipe_has_no_writer_when_a_child_has_taken_it():

@@ -156,6 +156,14 @@ def test_server_that_comes_back_is_as_ready_as_what_redis_remembers(start, echo_
     assert probes(server) == [200] * 4
 
 
+def test_server_that_is_started_again_loads_nothing(start):
+    # Given: a startup model, no node to load it, and nobody who waits for this server
+    server = start(load_models="a.mar", ready_fd="")
+    eventually(lambda: accepts(server.ports["inference"]), 10)
+    # When, Then
+    assert probes(server) == [200] * 4
+
+
 def test_server_stops_while_it_waits_for_a_node(start):
     # Given: a startup model, and no node to load it
     server = start(load_models="a.mar")

@@ -1,19 +1,16 @@
-from dataclasses import replace
-
 import pytest
 
-from ingress.registrar import Registrar
-from ingress.startup_models import load_models
+from batching.store import keys
+from batching.store.connection import connect
+from tests.unit.ingress.startup import load
 
 
 @pytest.mark.usefixtures("node")
 def test_startup_registers_what_it_can_and_says_what_failed(ingress):
     # Given
     ingress.archives.add("echo.mar", "echo")
-    settings = replace(ingress.services.settings, load_models="echo.mar,mine=echo.mar,lost.mar")
-    services = replace(ingress.services, settings=settings)
     # When
-    failures = load_models(services, Registrar(services))
+    failures = load(ingress, load_models="echo.mar,mine=echo.mar,lost.mar")
     # Then
     assert failures == [{"model": "lost.mar", "error": "Model not found at: lost.mar"}]
     assert sorted(ingress.registry.snapshot()) == ["echo", "mine"]
@@ -26,9 +23,55 @@ def test_startup_keeps_what_is_registered_already(ingress):
     # Given
     ingress.archives.add("echo.mar", "echo")
     ingress.register("echo", batch_size=7)
-    services = replace(
-        ingress.services, settings=replace(ingress.services.settings, load_models="echo.mar")
-    )
     # When / Then
-    assert load_models(services, Registrar(services)) == []
+    assert load(ingress, load_models="echo.mar") == []
     assert ingress.registry.resolve("echo", None).batch_size == 7
+
+
+@pytest.mark.usefixtures("node")
+@pytest.mark.parametrize(("is_awaited", "found"), [(False, ["new"]), (True, ["echo", "new"])])
+def test_unregistered_model_comes_back_only_when_somebody_starts_a_server(
+    ingress, is_awaited, found
+):
+    # Given: a startup model that was unregistered since
+    ingress.archives.add("echo.mar", "echo")
+    ingress.archives.add("new.mar", "new")
+    load(ingress, load_models="echo.mar")
+    ingress.registry.remove(ingress.registry.resolve("echo", None).key)
+    # When a server starts that names one more
+    failures = load(ingress, is_awaited=is_awaited, load_models="echo.mar,new.mar")
+    # Then
+    assert failures == []
+    assert sorted(ingress.registry.snapshot()) == found
+
+
+@pytest.mark.usefixtures("node")
+def test_model_that_was_not_there_is_looked_for_at_the_next_start(ingress):
+    # Given
+    assert load(ingress, load_models="late.mar") != []
+    ingress.archives.add("late.mar", "late")
+    # When / Then
+    assert load(ingress, load_models="late.mar") == []
+    assert sorted(ingress.registry.snapshot()) == ["late"]
+
+
+def test_startup_needs_no_node_for_what_was_loaded_before(ingress, node):
+    # Given
+    ingress.archives.add("echo.mar", "echo")
+    load(ingress, load_models="echo.mar")
+    node.close()
+    # When / Then
+    assert load(ingress, load_models="echo.mar") == []
+
+
+@pytest.mark.usefixtures("node")
+def test_emptied_redis_is_given_the_startup_models_again(ingress):
+    # Given
+    ingress.archives.add("echo.mar", "echo")
+    load(ingress, load_models="echo.mar")
+    with connect(ingress.services.settings.redis_url) as client:
+        client.delete(keys.MODELS, keys.STARTED)
+    # When
+    load(ingress, load_models="echo.mar")
+    # Then
+    assert sorted(ingress.registry.snapshot()) == ["echo"]

@@ -5,15 +5,9 @@ from dataclasses import replace
 import pytest
 
 from batching.snapshots import CHANGE, write_snapshot
-from ingress.registrar import Registrar
-from ingress.startup_models import load_models
+from tests.unit.ingress.startup import load
 
 pytestmark = pytest.mark.usefixtures("node")
-
-
-def start(ingress, **settings):
-    services = replace(ingress.services, settings=replace(ingress.services.settings, **settings))
-    return load_models(services, Registrar(services))
 
 
 def saved(ingress, folder):
@@ -38,7 +32,7 @@ def test_snapshot_registers_what_was_registered(ingress, tmp_path):
     ingress.registry.scale(ingress.registry.resolve("echo", "1.0").key, 0, 2)
     path = saved(ingress, tmp_path)
     # When
-    failures = start(ingress, snapshot_file=path)
+    failures = load(ingress, snapshot_file=path)
     # Then
     assert failures == []
     first, second = (ingress.registry.resolve("echo", version) for version in ("1.0", "2.0"))
@@ -55,7 +49,7 @@ def test_snapshot_comes_before_load_models(ingress, tmp_path):
     ingress.register("echo", batch_size=8)
     path = saved(ingress, tmp_path)
     # When
-    failures = start(ingress, snapshot_file=path, load_models="echo.mar,other.mar")
+    failures = load(ingress, snapshot_file=path, load_models="echo.mar,other.mar")
     # Then
     assert failures == []
     assert ingress.registry.resolve("echo", None).batch_size == 8
@@ -69,7 +63,7 @@ def test_archive_that_has_gone_is_named_and_the_rest_restored(ingress, tmp_path)
     ingress.archives.add("kept.mar", "kept")
     path = saved(ingress, tmp_path)
     # When
-    failures = start(ingress, snapshot_file=path)
+    failures = load(ingress, snapshot_file=path)
     # Then
     assert failures == [{"model": "lost 1.0", "error": "Model not found at: lost.mar"}]
     assert sorted(ingress.registry.snapshot()) == ["kept"]
@@ -77,7 +71,7 @@ def test_archive_that_has_gone_is_named_and_the_rest_restored(ingress, tmp_path)
 
 def test_snapshot_that_cannot_be_read_is_named(ingress, tmp_path):
     # Given / When
-    [failure] = start(ingress, snapshot_file=tmp_path / "missing.cfg")
+    [failure] = load(ingress, snapshot_file=tmp_path / "missing.cfg")
     # Then
     assert failure["snapshot"] == str(tmp_path / "missing.cfg")
 
@@ -88,7 +82,37 @@ def test_models_of_the_configuration_choose_the_default_version(ingress):
         ingress.archives.add(f"echo-{version}.mar", "echo", version)
     configured = '{"echo": {"2.0": {"defaultVersion": true, "batchSize": 4}}}'
     # When
-    start(ingress, load_models="echo-1.0.mar,echo-2.0.mar", model_settings=configured)
+    load(ingress, load_models="echo-1.0.mar,echo-2.0.mar", model_settings=configured)
     # Then
     spec = ingress.registry.resolve("echo", None)
     assert (spec.model_version, spec.batch_size) == ("2.0", 4)
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_snapshot_undoes_nothing_in_a_redis_that_remembers_models(
+    ingress, tmp_path, caplog, is_awaited
+):
+    # Given a snapshot of version 1.0, and what an operator has put in its place since
+    ingress.archives.add("echo.mar", "echo", "1.0")
+    ingress.register("echo", "1.0")
+    path = saved(ingress, tmp_path)
+    ingress.register("echo", "2.0")
+    # When
+    failures = load(ingress, is_awaited=is_awaited, snapshot_file=path)
+    # Then
+    assert failures == []
+    assert list(ingress.registry.get("echo").versions) == ["2.0"]
+    assert f"not restored snapshot={path}: Redis has models=1" in caplog.text
+
+
+def test_snapshot_is_not_restored_again_when_all_of_it_was_unregistered(ingress, tmp_path):
+    # Given
+    ingress.archives.add("echo.mar", "echo", "1.0")
+    ingress.register("echo", "1.0")
+    path = saved(ingress, tmp_path)
+    load(ingress, snapshot_file=path)
+    ingress.registry.remove(ingress.registry.resolve("echo", "1.0").key)
+    # When
+    load(ingress, snapshot_file=path)
+    # Then
+    assert ingress.registry.snapshot() == {}

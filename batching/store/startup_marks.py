@@ -1,0 +1,38 @@
+"""Which startup models have been registered once, so that a restart brings none of them back."""
+
+from batching.store import keys
+from batching.store.connection import Client
+from batching.store.redis_errors import RedisError
+from batching.store.refusals import store_unavailable
+
+
+class StartupMarks:
+    """What Redis remembers of `load_models` and of snapshots, as long as it remembers the models.
+
+    A hash, not a set: its commands are those that users of an earlier `users.acl` may give.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def has(self, entry: str) -> bool:
+        """Whether this entry of `load_models`, or snapshot, was registered before.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        try:
+            return bool(self._client.hexists(keys.STARTED, entry))
+        except RedisError as error:
+            raise store_unavailable() from error
+
+    def add(self, entry: str) -> None:
+        """It has been registered.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        try:
+            self._client.hset(keys.STARTED, entry, 1)
+        except RedisError as error:
+            raise store_unavailable() from error

@@ -1,0 +1,14 @@
+from dataclasses import replace
+
+from batching.store.connection import connect
+from batching.store.startup_marks import StartupMarks
+from ingress.registrar import Registrar
+from ingress.startup_models import StartupLoader
+
+
+def load(ingress, *, is_awaited=False, **settings):
+    """What fails when an ingress with these settings starts."""
+    services = replace(ingress.services, settings=replace(ingress.services.settings, **settings))
+    with connect(services.settings.redis_url) as client:
+        marks = StartupMarks(client)
+        return StartupLoader(services, Registrar(services), marks, is_awaited=is_awaited).load()
