@@ -11,18 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from batching.errors import Conflict, Draining, ServeError, StoreUnavailable
+from batching.errors import Conflict, Draining, ServeError, Unavailable
 from batching.model_spec import NAME_PATTERN, ModelSpec
 from batching.settings import Settings, SettingsError
 from batching.snapshots import SavedVersion, read_snapshot
 from batching.store.startup_marks import StartupMarks
 from ingress.registrar import Registrar
 from ingress.services import Services
-from ingress.worker_wait import wait_for_node
 
 log = logging.getLogger(__name__)
 
-NODE_TIMEOUT_S = 120.0
+SAY_EVERY_S = 30.0
 _RETRY_S = 0.5
 _ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz")
 
@@ -123,7 +122,6 @@ class StartupLoader:
     ) -> bool:
         """Whether the model is registered, now or before."""
         try:
-            self._persist(model, self._wait_for_node)
             spec = self._persist(model, lambda: self._registrar.create(parameters, at_startup=True))
             self._persist(model, lambda: complete(spec))
             log.info("registered model=%s version=%s", *spec.key)
@@ -139,19 +137,21 @@ class StartupLoader:
         return True
 
     def _persist(self, model: str, attempt: Callable[[], T]) -> T:
-        """What the attempt returns, once Redis is there."""
-        deadline_s = time.monotonic() + NODE_TIMEOUT_S
+        """What the attempt returns; it is tried again as long as what it misses may come by itself.
+
+        Without an end: a server that gave up would be ready with nothing to serve, while its nodes
+        wait for a disk or for another machine.
+        """
+        say_at_s = 0.0
         while not self._should_stop():
             try:
                 return attempt()
-            except StoreUnavailable:
-                if time.monotonic() > deadline_s:
-                    raise
+            except Unavailable as error:
+                if time.monotonic() >= say_at_s:
+                    say_at_s = time.monotonic() + SAY_EVERY_S
+                    log.warning("not yet loaded model=%s: %s", model, error.message)
                 time.sleep(_RETRY_S)
         raise Draining("The server is shutting down.")
-
-    def _wait_for_node(self) -> None:
-        wait_for_node(self._services.registry, self._should_stop, timeout_s=NODE_TIMEOUT_S)
 
     def _should_stop(self) -> bool:
         return self._services.lifecycle.is_draining

@@ -1,7 +1,14 @@
+import threading
+from dataclasses import replace
+
 import pytest
 
+from batching.errors import StoreUnavailable, Unavailable
 from batching.store import keys
 from batching.store.connection import connect
+from ingress import registrar, startup_models
+from tests.support import eventually
+from tests.unit.ingress.simulated_node import SimulatedNode
 from tests.unit.ingress.startup import load
 
 
@@ -75,3 +82,77 @@ def test_emptied_redis_is_given_the_startup_models_again(ingress):
     load(ingress, load_models="echo.mar")
     # Then
     assert sorted(ingress.registry.snapshot()) == ["echo"]
+
+
+@pytest.fixture
+def hurry(monkeypatch):
+    """What takes half a minute takes no time."""
+    monkeypatch.setattr(registrar, "NODE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(startup_models, "SAY_EVERY_S", 0.3)
+
+
+class Start(threading.Thread):
+    """A start that waits for something."""
+
+    def __init__(self, ingress, **settings):
+        super().__init__(daemon=True)
+        self._load = lambda: load(ingress, **settings)
+        self.failures = None
+        self.start()
+
+    def run(self):
+        self.failures = self._load()
+
+
+@pytest.mark.usefixtures("hurry")
+def test_startup_waits_for_a_node_however_long_and_says_so(ingress, redis_url, caplog):
+    # Given
+    ingress.archives.add("echo.mar", "echo")
+    start = Start(ingress, load_models="echo.mar")
+    # When
+    eventually(lambda: caplog.text.count("not yet loaded model=echo.mar: No node is running") > 1)
+    assert start.failures is None
+    node = SimulatedNode(redis_url)
+    node.start()
+    # Then
+    try:
+        start.join(10)
+        assert start.failures == []
+        assert sorted(ingress.registry.snapshot()) == ["echo"]
+    finally:
+        node.close()
+
+
+@pytest.mark.usefixtures("node", "hurry")
+@pytest.mark.parametrize("error", [Unavailable("Not now."), StoreUnavailable("Redis is away.")])
+def test_startup_tries_again_what_passes_by_itself(ingress, error, caplog):
+    # Given
+    ingress.archives.add("echo.mar", "echo")
+    archives = FailsTwice(ingress.archives, error)
+    ingress.services = replace(ingress.services, control=archives)
+    # When / Then
+    assert load(ingress, load_models="echo.mar") == []
+    assert sorted(ingress.registry.snapshot()) == ["echo"]
+    assert f"not yet loaded model=echo.mar: {error.message}" in caplog.text
+
+
+class FailsTwice:
+    def __init__(self, archives, error):
+        self._archives = archives
+        self._errors = [error] * 2
+
+    def inspect_archive(self, *arguments, **options):
+        if self._errors:
+            raise self._errors.pop()
+        return self._archives.inspect_archive(*arguments, **options)
+
+
+@pytest.mark.usefixtures("hurry")
+def test_startup_that_waits_ends_with_its_server(ingress):
+    # Given
+    start = Start(ingress, load_models="echo.mar")
+    # When
+    ingress.services.lifecycle.is_draining = True
+    start.join(10)
+    # Then: nothing has failed, it was only too early
+    assert start.failures == []
