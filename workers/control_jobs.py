@@ -3,11 +3,14 @@
 python -m workers.control_jobs
 """
 
+import contextlib
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from rq import Queue, SimpleWorker
@@ -19,7 +22,7 @@ from batching.errors import InternalError, ServeError
 from batching.logs import configure_logging
 from batching.settings import Settings
 from batching.store.connection import Client, connect, for_rq, store_url
-from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, wrap_error
+from batching.store.control_queue import INSPECT_ARCHIVE, JOB_BEAT_S, QUEUE_NAME, wrap_error
 from batching.store.downloads import Download, Downloads
 from batching.store.outage import Outage
 from batching.store.redis_errors import UNHEARD, RedisError
@@ -52,6 +55,27 @@ class ControlJob(Job):
         if self.func_name != INSPECT_ARCHIVE:
             raise PermissionError(f"no control job: {self.func_name!r}")
         return inspect_archive
+
+    def perform(self) -> Any:
+        """What the function returns. Meanwhile the job's record says that somebody is at it.
+
+        RQ would say so with a fork only, and who waits would not learn that this process has ended.
+        """
+        is_over = threading.Event()
+        beating = threading.Thread(target=self._beat, args=(is_over,), daemon=True)
+        beating.start()
+        try:
+            return super().perform()
+        finally:
+            is_over.set()
+            beating.join()
+
+    def _beat(self, is_over: threading.Event) -> None:
+        while not is_over.wait(JOB_BEAT_S):
+            # What Redis does not hear now, it hears the next time.
+            with contextlib.suppress(RedisError):
+                if self.connection.exists(self.key):
+                    self.heartbeat(datetime.now(UTC), WORKER_TTL_S)
 
     @property
     def success_callback(self) -> None:

@@ -3,10 +3,12 @@
 RQ's default serializer is pickle, which would let anybody who reaches Redis run code; JSON here.
 """
 
+import logging
+import time
 from typing import Any
 
 from rq import Queue
-from rq.job import Job
+from rq.job import Job, JobStatus
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
@@ -20,6 +22,19 @@ from batching.store.refusals import store_unavailable
 QUEUE_NAME = "ferry-control"
 INSPECT_ARCHIVE = "workers.control_jobs.inspect_archive"
 RESULT_TTL_S = 60
+
+# A job's worker notes once in JOB_BEAT_S that it is at it. Ten are missing when it has gone for
+# good, and not only waits for its disk; then another node begins.
+JOB_BEAT_S = 1.0
+LOST_AFTER_S = 10.0
+
+_WAITS = b"waits"
+
+log = logging.getLogger(__name__)
+
+
+class _JobLost(Exception):
+    """The node that had the job has gone, or Redis has forgotten it."""
 
 
 class ControlQueue:
@@ -43,9 +58,19 @@ class ControlQueue:
         Raises:
             ServeError: what the node found wrong, word for word.
             RequestTimeout: no node took the job, or it took too long.
+            WorkerDied: the node that had it went away, and so did a second one.
         """
-        record = self._run(INSPECT_ARCHIVE, url, may_be_downloaded, timeout_s=timeout_s)
-        return ArchiveInfo(**record)
+        deadline_s = time.monotonic() + timeout_s
+        for is_second in (False, True):
+            left_s = deadline_s - time.monotonic()
+            # What the first node has downloaded may be in a store that the second one shares.
+            known = may_be_downloaded or is_second
+            try:
+                return ArchiveInfo(**self._run(INSPECT_ARCHIVE, url, known, timeout_s=left_s))
+            except _JobLost:
+                log.warning("lost control job url=%s: its node has gone, or Redis forgot it", url)
+        # A third time would be one node more, if it is the archive that ends them.
+        raise errors.WorkerDied(f"Two nodes ended while they inspected the archive: {url}")
 
     def downloads(self) -> list[Download]:
         """The archives that nodes are downloading now.
@@ -60,12 +85,12 @@ class ControlQueue:
             job = self._queue.enqueue(
                 function,
                 args=arguments,
-                job_timeout=int(timeout_s),
-                ttl=int(timeout_s),
+                job_timeout=max(1, int(timeout_s)),
+                ttl=max(1, int(timeout_s)),
                 result_ttl=RESULT_TTL_S,
                 failure_ttl=RESULT_TTL_S,
             )
-            result = _latest_result(job, timeout_s)
+            result = self._result(job, timeout_s)
         except AWAY as error:
             raise store_unavailable() from error
         if result is None:
@@ -74,14 +99,35 @@ class ControlQueue:
             raise errors.InternalError("A control job failed; see the node's log.")
         return unwrap(result.return_value)
 
+    def _result(self, job: Job, timeout_s: float) -> Result | None:
+        """What became of the job; None after `timeout_s`.
 
-def _latest_result(job: Job, timeout_s: float) -> Result | None:
-    # RQ blocks in XREAD; slices stay below the client's socket time-out.
-    for _ in range(max(1, int(timeout_s))):
-        result = job.latest_result(timeout=1)
-        if result is not None:
-            return result
-    return None
+        Raises:
+            _JobLost: nobody is at it.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        pulse: bytes | str = b""
+        changed_at_s = time.monotonic()
+        while time.monotonic() < deadline_s:
+            # RQ blocks in XREAD; slices stay below the client's socket time-out.
+            if result := job.latest_result(timeout=1):
+                return result
+            before, pulse = pulse, self._pulse(job)
+            if pulse != before or pulse == _WAITS:
+                changed_at_s = time.monotonic()
+            elif time.monotonic() - changed_at_s > LOST_AFTER_S:
+                raise _JobLost
+        return None
+
+    def _pulse(self, job: Job) -> bytes | str:
+        """What changes each second while somebody is at the job, or that it waits.
+
+        It is only compared with itself: clocks of two machines differ. A job that has left the
+        queue counts as begun, though RQ says so a moment later.
+        """
+        status, beat = job.connection.hmget(job.key, "status", "last_heartbeat")
+        is_queued = status == JobStatus.QUEUED.encode() and job.id in self._queue.job_ids
+        return _WAITS if is_queued else beat or b""
 
 
 def wrap_error(error: errors.ServeError) -> dict[str, Any]:

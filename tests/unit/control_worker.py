@@ -1,0 +1,30 @@
+"""A control worker whose jobs take SECONDS; it prints its process id when it has one."""
+
+import os
+import sys
+import time
+
+from workers import control_jobs
+
+SECONDS = float(sys.argv[1])
+
+
+def inspect_archive(url, may_be_downloaded=False):
+    print(os.getpid(), may_be_downloaded, flush=True)  # noqa: T201
+    time.sleep(SECONDS)
+    description = {
+        "url": url,
+        "sha256": "0" * 64,
+        "model_name": str(os.getpid()),
+        "model_version": "1.0",
+        "handler": "h.py",
+        "runtime": "python",
+        "manifest": {},
+        "config": {},
+    }
+    return {"value": description}
+
+
+if __name__ == "__main__":
+    control_jobs.inspect_archive = inspect_archive
+    sys.exit(control_jobs.main())

@@ -1,0 +1,140 @@
+"""A control job whose node goes away while it is at it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from batching.errors import RequestTimeout, ServeError, WorkerDied
+from batching.store import control_queue
+from batching.store.control_queue import ControlQueue
+from tests.support import eventually
+
+pytestmark = pytest.mark.slow  # processes that import RQ
+
+SCRIPT = Path(__file__).parent / "control_worker.py"
+LOST_AFTER_S = 2.5
+
+
+class Inspection(threading.Thread):
+    """An ingress that waits for an archive's description."""
+
+    def __init__(self, backend, timeout_s=60.0):
+        super().__init__(daemon=True)
+        self.outcome = None
+        self._queue = ControlQueue(backend.connect())
+        self._timeout_s = timeout_s
+        self.start()
+
+    def run(self):
+        try:
+            self.outcome = self._queue.inspect_archive("m.mar", timeout_s=self._timeout_s)
+        except ServeError as error:
+            self.outcome = error
+
+    def result(self):
+        self.join(20)
+        return self.outcome
+
+
+@pytest.fixture
+def start_worker(real_backend):
+    workers = []
+
+    def start(seconds):
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(seconds)],
+            env={**os.environ, "REDIS_URL": real_backend.url},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        workers.append(process)
+        return process
+
+    yield start
+    for process in workers:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.communicate()
+    real_backend.client.flushall()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(control_queue, "LOST_AFTER_S", LOST_AFTER_S)
+
+
+def has_job(worker):
+    """Blocks until it has one; whether it may find the archive downloaded."""
+    pid, may_be_downloaded = worker.stdout.readline().split()
+    assert int(pid) == worker.pid
+    return may_be_downloaded == "True"
+
+
+def test_job_of_a_node_that_has_gone_is_done_by_another_one(real_backend, start_worker):
+    # Given a control worker that has a job, and another one
+    busy = start_worker(3600)
+    inspection = Inspection(real_backend)
+    assert not has_job(busy)
+    idle = start_worker(0)
+    # When
+    busy.send_signal(signal.SIGKILL)
+    # Then the other one does it, and may find what the first one has downloaded
+    assert inspection.result().model_name == str(idle.pid)
+    assert has_job(idle)
+
+
+def test_job_that_takes_long_is_not_given_to_another_node(real_backend, start_worker):
+    # Given
+    busy = start_worker(LOST_AFTER_S * 2)
+    inspection = Inspection(real_backend)
+    has_job(busy)
+    start_worker(0)
+    # When / Then
+    assert inspection.result().model_name == str(busy.pid)
+
+
+def test_job_that_two_workers_died_of_is_given_up(real_backend, start_worker):
+    # Given
+    inspection = Inspection(real_backend)
+    # When
+    for _ in range(2):
+        worker = start_worker(3600)
+        has_job(worker)
+        worker.kill()
+    # Then
+    error = inspection.result()
+    assert isinstance(error, WorkerDied)
+    assert error.message == "Two nodes ended while they inspected the archive: m.mar"
+
+
+def test_job_waits_for_a_node_that_is_free(real_backend, start_worker):
+    # Given nobody who takes it
+    inspection = Inspection(real_backend)
+    inspection.join(LOST_AFTER_S * 2)
+    assert inspection.is_alive()
+    # When
+    worker = start_worker(0)
+    # Then it has been waiting all the time, and is not a second one
+    assert inspection.result().model_name == str(worker.pid)
+    assert not has_job(worker)
+
+
+def test_job_that_redis_has_lost_is_done_all_the_same(real_backend, start_worker):
+    # Given
+    inspection = Inspection(real_backend)
+    eventually(lambda: real_backend.client.dbsize() > 0)
+    # When
+    real_backend.client.flushall()
+    worker = start_worker(0)
+    # Then
+    assert inspection.result().model_name == str(worker.pid)
+
+
+def test_job_that_nobody_takes_is_given_up(real_backend):
+    assert isinstance(Inspection(real_backend, timeout_s=1.0).result(), RequestTimeout)
