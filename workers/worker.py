@@ -231,6 +231,9 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         idle_s=BLOCK_S if spec.use_job_ticket else idle_s(client),
         outage=Outage(log, settings.redis_url),
     )
+    # A handler's own processes begin as copies of this one. `multiprocessing` ends them by SIGTERM,
+    # and a copy of `stop` would hang up our connections instead.
+    os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
     signal.signal(signal.SIGTERM, worker.stop)
     reporter.start()
     if spec.use_job_ticket:

@@ -6,6 +6,7 @@ that names the file to write to. Imports no torch, so that its worker starts at 
 
 import ctypes
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -67,6 +68,13 @@ def refuse(_bodies, status):
     raise PredictionException("the handler refuses", int(status))
 
 
+def use_pools(bodies, count):
+    for _ in range(int(count)):
+        with multiprocessing.Pool(4) as pool:
+            pool.map(len, bodies)
+    return bodies
+
+
 def crash(_bodies):
     ctypes.string_at(0)
 
@@ -75,6 +83,7 @@ ACTIONS = {
     "sleep": nap,
     "raise": fail,
     "refuse": refuse,
+    "pools": use_pools,
     "segfault": crash,
     "exit": lambda _bodies: sys.exit(),
     "short": lambda bodies: bodies[:-1],
