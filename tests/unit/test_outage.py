@@ -23,8 +23,8 @@ from tests.support import (
     SimulatedClock,
     eventually,
     eventually_async,
-    make_request,
     make_spec,
+    wire_of,
 )
 from workers import worker as worker_module
 from workers.control_jobs import make_worker
@@ -187,7 +187,7 @@ def test_ingress_says_that_redis_refuses_its_password(real_backend, caplog):
         await broker.start()
         # When
         with pytest.raises(errors.StoreUnavailable):
-            await broker.predict(make_spec(), make_request("x"), request_id="a")
+            await broker.predict(make_spec(), wire_of("x"), request_id="a")
         await broker.close()
 
     asyncio.run(run())
