@@ -6,7 +6,6 @@ import os
 import pkgutil
 import queue
 import sys
-import threading
 import types
 
 import pytest
@@ -15,7 +14,6 @@ import ts
 from ts.context import Context, RequestProcessor
 from ts.handler_utils import text_utils
 from ts.handler_utils.hf_batch_streamer import TextIteratorStreamerBatch
-from ts.handler_utils.micro_batching import MicroBatching
 from ts.handler_utils.timer import timed
 from ts.handler_utils.utils import import_class, send_intermediate_predict_response
 from ts.left_out import LEFT_OUT
@@ -26,7 +24,7 @@ from ts.metrics.metric_encoder import MetricEncoder
 from ts.metrics.metric_type_enum import MetricTypes
 from ts.metrics.metrics_store import MetricsStore
 from ts.metrics.process_memory_metric import check_process_mem_usage
-from ts.service import PredictionException, emit_metrics
+from ts.service import emit_metrics
 from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
 from ts.utils import util
 
@@ -394,59 +392,6 @@ def test_timed_step_is_measured_when_the_config_says_so():
     # Then
     assert silent == {}
     assert ("ts_handler_step", MetricTypes.GAUGE) in handler.context.metrics.cache
-
-
-class Steps:
-    """A handler whose steps meet in the middle: two parts must be under way at the same time."""
-
-    def __init__(self):
-        self.meeting = threading.Barrier(2, timeout=5)
-        self.seen = []
-
-    def preprocess(self, rows):
-        if rows[0] == "c":
-            self.meeting.wait()
-        return list(rows)
-
-    def inference(self, rows):
-        if rows[0] == "a":
-            self.meeting.wait()
-        self.seen.append(self.batching.get_micro_batch_idx())
-        return [row.upper() for row in rows]
-
-    def postprocess(self, rows):
-        if "X" in rows:
-            raise PredictionException("no x", 400)
-        return rows
-
-
-def test_micro_batches_overlap_and_keep_their_order():
-    # Given
-    steps = Steps()
-    steps.batching = MicroBatching(steps, micro_batch_size=2)
-
-    # When
-    output = steps.batching(list("abcde"), MockContext())
-
-    # Then
-    assert output == list("ABCDE")
-    assert steps.seen == [0, 1, 2]
-    steps.batching.shutdown()
-
-
-def test_micro_batch_error_reaches_the_caller():
-    # Given
-    steps = Steps()
-    steps.batching = MicroBatching(steps)
-    steps.batching.parallelism = {"preprocess": 2}
-
-    # When / Then
-    with pytest.raises(PredictionException, match="no x"):
-        steps.batching(list("xy"), MockContext())
-    assert steps.batching.parallelism == {"preprocess": 2, "inference": 1, "postprocess": 1}
-    with pytest.raises(ValueError, match="parallelism knows"):
-        steps.batching.parallelism = {"other": 1}
-    steps.batching.shutdown()
 
 
 def test_class_is_imported_by_name():

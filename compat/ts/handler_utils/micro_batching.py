@@ -1,7 +1,9 @@
 """Splits a batch so that preprocessing of one part overlaps with inference of another."""
 
+import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 STEPS = ("preprocess", "inference", "postprocess")
@@ -51,15 +53,39 @@ class MicroBatching:
         for pool in self._pools.values():
             pool.shutdown()
 
-    def handle(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
-        """One output per row, in their order; raises what the first failing step raised."""
-        self.handler.context = context
+    def __call__(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
+        """One output per row, or the explanation or description that the request asks for.
+
+        Only outputs are made in parts. With the profiler on, as in TorchServe, nothing is.
+
+        Source: TorchServe ts/handler_utils/micro_batching.py @525656c, as an interface.
+        """
+        started_s = time.perf_counter()
+        handler = self.handler
+        handler.context = context
+        if handler._is_describe():  # noqa: SLF001 - TorchServe's names, here and below
+            output = [handler.describe_handle()]
+        elif os.environ.get("ENABLE_TORCH_PROFILER"):
+            output, _ = handler._infer_with_profiler(data)  # noqa: SLF001
+        elif handler._is_explain():  # noqa: SLF001
+            output = handler.explain_handle(handler.preprocess(data), data)
+        else:
+            output = self.handle(data)
+        elapsed_ms = round((time.perf_counter() - started_s) * 1000, 2)
+        context.metrics.add_time("HandlerTime", elapsed_ms, None, "ms")
+        return output
+
+    def handle(self, data: list[dict[str, Any]]) -> list[Any]:
+        """One output per row, in their order; raises what the first failing part raised.
+
+        No step runs any more by then: the status or header that a late one sets would go to a
+        request of the next batch.
+        """
         size = self.micro_batch_size
         parts = [data[start : start + size] for start in range(0, len(data), size)]
         last_steps = [self._start(index, part) for index, part in enumerate(parts)]
+        wait(last_steps)
         return [output for step in last_steps for output in step.result()]
-
-    __call__ = handle
 
     def _start(self, index: int, part: list[dict[str, Any]]) -> Future[Any]:
         """Queues all steps of one part; each waits for the one before it in its own thread.
