@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+import torch
 from ts.context import Context, RequestProcessor
 from ts.handler_utils.micro_batching import MicroBatching
 from ts.service import PredictionException
@@ -63,6 +64,21 @@ def plain():
     handler = Plain()
     yield handler
     handler.handle.shutdown()
+
+
+@pytest.fixture
+def two_cores():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def decode_on_one_core():
+    """As a thread of VisionHandler's does; torch gives its number to all threads to come."""
+    thread = threading.Thread(target=torch.set_num_threads, args=(1,))
+    thread.start()
+    thread.join()
 
 
 def context_with(headers):
@@ -160,3 +176,17 @@ def test_micro_batching_leaves_no_part_behind_when_one_fails(plain):
 
     # Then
     assert ran_after == [False]
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_micro_batches_run_on_all_cores_after_images_were_decoded_on_one_each(plain):
+    # Given
+    def preprocess(rows):
+        decode_on_one_core()
+        return rows
+
+    plain.preprocess = preprocess
+    plain.inference = lambda rows: [torch.get_num_threads() for _ in rows]
+
+    # When / Then
+    assert plain.handle(["a"], context_with({})) == [2]

@@ -1,6 +1,7 @@
 """Splits a batch so that preprocessing of one part overlaps with inference of another."""
 
 import os
+import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -24,6 +25,7 @@ class MicroBatching:
         self.handler = parent_handler
         self.micro_batch_size = micro_batch_size
         self._local = threading.local()
+        self._core_count: int | None = None
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self.parallelism = parallelism or {}
 
@@ -39,7 +41,7 @@ class MicroBatching:
         self.shutdown()
         self._parallelism = {step: max(1, parallelism.get(step, 1)) for step in STEPS}
         self._pools = {
-            step: ThreadPoolExecutor(count, thread_name_prefix=f"micro-batch-{step}")
+            step: ThreadPoolExecutor(count, f"micro-batch-{step}", self._take_cores)
             for step, count in self._parallelism.items()
         }
 
@@ -81,11 +83,18 @@ class MicroBatching:
         No step runs any more by then: the status or header that a late one sets would go to a
         request of the next batch.
         """
+        self._core_count = _core_count()
         size = self.micro_batch_size
         parts = [data[start : start + size] for start in range(0, len(data), size)]
         last_steps = [self._start(index, part) for index, part in enumerate(parts)]
         wait(last_steps)
         return [output for step in last_steps for output in step.result()]
+
+    def _take_cores(self) -> None:
+        # Each thread of torch's callers has a number of its own. A new one takes what any other
+        # thread has set last, and those that decode images set 1.
+        if self._core_count is not None and self._core_count != _core_count():
+            sys.modules["torch"].set_num_threads(self._core_count)
 
     def _start(self, index: int, part: list[dict[str, Any]]) -> Future[Any]:
         """Queues all steps of one part; each waits for the one before it in its own thread.
@@ -103,3 +112,9 @@ class MicroBatching:
         value = part if previous is None else previous.result()
         self._local.index = index
         return getattr(self.handler, step)(value)
+
+
+def _core_count() -> int | None:
+    """How many cores torch uses for a call from this thread; None where nobody has loaded it."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch else None
