@@ -1,5 +1,6 @@
 """Steps that a GPU does over a whole batch: the same pixels, one wait. A CPU could do the same."""
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -106,3 +107,53 @@ def test_gpus_jpegs_have_the_same_pixels_when_they_are_normalised_at_once():
 )
 def test_steps_that_are_not_of_all_pixels_alike_are_not_divided(processing):
     assert divide_steps(processing) is None
+
+
+NORMALISE = transforms.Normalize((0.5,), (0.5,))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (lambda image: np.asarray(image).copy(), NORMALISE),
+        (lambda image: image.convert("F"), transforms.Normalize((128.0,), (64.0,))),
+        (lambda image: image.convert("L").convert("1"), NORMALISE),
+        (lambda image: image.convert("I"), transforms.ConvertImageDtype(torch.float32)),
+        (lambda image: image.convert("L").convert("I;16"), transforms.ConvertImageDtype(torch.int)),
+        (lambda image: image.convert("HSV"), NORMALISE),
+    ],
+    ids=["array", "F", "1", "I", "I;16", "HSV"],
+)
+def test_images_of_other_numbers_than_bytes_have_the_same_pixels(before, after):
+    # Given
+    class Own(ImageClassifier):
+        image_processing = transforms.Compose([before, transforms.ToTensor(), after])
+        model = None
+
+    same_size = rows(picture(), picture())
+
+    # When
+    batch = handler(Own, is_dividing=True).preprocess(same_size)
+
+    # Then
+    expected = handler(Own, is_dividing=False).preprocess(same_size)
+    assert batch.dtype == expected.dtype
+    assert torch.equal(batch, expected)
+
+
+def test_bytes_and_other_numbers_in_one_batch_have_the_same_pixels():
+    # Given
+    def convert_some(image):
+        return image.convert("1" if image.mode == "L" else "L")
+
+    class Own(ImageClassifier):
+        image_processing = transforms.Compose([convert_some, transforms.ToTensor(), NORMALISE])
+        model = None
+
+    both = rows(picture("L"), picture())
+
+    # When
+    batch = handler(Own, is_dividing=True).preprocess(both)
+
+    # Then
+    assert torch.equal(batch, handler(Own, is_dividing=False).preprocess(both))

@@ -7,23 +7,34 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from PIL import Image, ImageMode
 from torchvision import transforms  # type: ignore[import-untyped]
 
 # These do the same to each pixel, wherever it is. Not their subclasses, which may not.
 _ALIKE = (transforms.ConvertImageDtype, transforms.Normalize)
+
+_AS_BYTES = transforms.PILToTensor()
 
 
 @dataclass(frozen=True, slots=True)
 class PixelSteps:
     """One after the other, `each` and `together` are the whole.
 
-    `before` takes and gives a Pillow image; `each` takes one and gives uint8 [channels, height,
-    width]; `together` makes float32 of that, of one image or of a batch.
+    `before` takes a Pillow image, and may give anything that ToTensor takes; `rest` is ToTensor and
+    what follows. `together` does what `rest` does to uint8 [channels, height, width], one image or
+    a batch.
     """
 
     before: Any
-    each: Any
+    rest: Any
     together: Any
+
+    def each(self, image: Image.Image) -> torch.Tensor:
+        """uint8 for `together`, or the end of all steps where the pixels are no bytes any more."""
+        given = self.before(image)
+        if _has_bytes(given):
+            return _AS_BYTES(given)  # type: ignore[no-any-return]
+        return self.rest(given)  # type: ignore[no-any-return]
 
 
 def divide_steps(processing: Any) -> PixelSteps | None:
@@ -40,6 +51,12 @@ def divide_steps(processing: Any) -> PixelSteps | None:
         return None
     return PixelSteps(
         before=transforms.Compose(before),
-        each=transforms.Compose([*before, transforms.PILToTensor()]),
+        rest=transforms.Compose(steps[places[0] :]),
         together=transforms.Compose([transforms.ConvertImageDtype(torch.float32), *after]),
     )
+
+
+def _has_bytes(given: Any) -> bool:
+    # ToTensor divides only bytes by 255. A step may have made an array, or numbers of another kind,
+    # and some images only: which one cannot be told before.
+    return isinstance(given, Image.Image) and ImageMode.getmode(given.mode).typestr == "|u1"
