@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from ts.torch_handler import vision_handler
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.image_segmenter import ImageSegmenter
-from ts.torch_handler.images import is_plain_jpeg
+from ts.torch_handler.images import is_plain_jpeg, open_image
 from ts.torch_handler.jpeg_scans import MOST_SCANS
 from ts.torch_handler.object_detector import ObjectDetector
 from ts.torch_handler.resizing import short_side_after
@@ -404,6 +404,23 @@ def test_grey_image_stays_grey_for_transforms_that_do_not_want_rgb(means, channe
 
     # Then
     assert pixels.shape == (2, expected, 200, 300)
+
+
+@pytest.mark.parametrize(
+    ("mode", "colour", "expected"),
+    [("1", 1, 255), ("I;16", 100 * 256, 100), ("LA", (100, 7), 100)],
+)
+def test_grey_image_of_any_depth_stays_grey(mode, colour, expected):
+    # Given
+    content = io.BytesIO()
+    Image.new(mode, (30, 20), colour).save(content, "PNG")
+
+    # When
+    image = open_image(content.getvalue(), keep_grey=True)
+
+    # Then
+    assert (image.mode, image.size) == ("L", (30, 20))
+    assert image.getextrema() == (expected, expected)
 
 
 def test_grey_image_is_rgb_for_built_in_transforms_and_colour_stays():

@@ -37,7 +37,8 @@ def open_image(
     """The first frame as RGB: from bytes, or from text in base64.
 
     TorchServe does not convert, so that CMYK or transparent images fail there, and grey ones where
-    three channels are wanted; with `keep_grey` those stay grey.
+    three channels are wanted; with `keep_grey` those stay grey: 8 bits, whatever they had, and
+    nothing transparent.
 
     Args:
         value: what the client sent.
@@ -54,10 +55,7 @@ def open_image(
                 raise _unreadable("so thin, it would have too many pixels when resized")
             if content.startswith(_START_OF_JPEG) and has_too_many_scans(content):
                 raise _unreadable("it has too many scans")
-            if keep_grey and image.mode == "L":
-                image.load()
-                return image
-            return _to_rgb(image)
+            return _to_grey(image) if keep_grey and _is_grey(image) else _to_rgb(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise too_many_pixels() from error
     except _UNREADABLE as error:
@@ -84,10 +82,25 @@ def is_plain_jpeg(value: Any, short_side: int | None = None) -> bool:
         return False
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):
+def _is_grey(image: Image.Image) -> bool:
+    return image.mode in ("1", "L", "LA") or _is_deep(image)
+
+
+def _is_deep(image: Image.Image) -> bool:
+    return image.mode.startswith("I")
+
+
+def _to_grey(image: Image.Image) -> Image.Image:
+    if _is_deep(image):
         # Pillow would clip 16 bits of grey at 255, which is white.
-        return image.point(lambda value: value * (1 / 256)).convert("L").convert("RGB")
+        image = image.point(lambda value: value * (1 / 256))
+    image.load()
+    return image if image.mode == "L" else image.convert("L")
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if _is_deep(image):
+        return _to_grey(image).convert("RGB")
     if "transparency" in image.info:
         image = image.convert("RGBA")
     # Converting copies the pixels in any case.
