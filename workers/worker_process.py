@@ -128,6 +128,7 @@ class WorkerProcess:
         """A process that was stopped dies of its timer once it goes on; any other one is killed."""
         await self._seen_still()
         self._child.send_signal(signal.SIGCONT)
+        await asyncio.sleep(LOOK_S)  # to die of it, its handler's stacks written
         await self._seen_still()
         self.kill("stood still beyond response_timeout")
 

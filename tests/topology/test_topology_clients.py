@@ -26,8 +26,8 @@ from tests.support import (
     eventually_async,
     hold_connections,
     hold_connections_async,
-    make_request,
     make_spec,
+    wire_of,
 )
 from tests.timing import assert_within
 from tests.topology.conftest import FERRY_SLOT
@@ -122,7 +122,7 @@ def test_ingress_keeps_no_client_of_versions_that_were_unregistered(
             spec = make_spec(model_version=str(number))
             await asyncio.to_thread(registry.create, spec)
             with pytest.raises(errors.NoWorker):
-                await broker.predict(spec, make_request("x"), request_id=str(number))
+                await broker.predict(spec, wire_of("x"), request_id=str(number))
             await asyncio.to_thread(registry.remove, spec.key)
             await eventually_async(lambda s=spec: broker._lanes[s.key].is_idle)
         count = len(broker._client.connection_pool.deployment._clients)
