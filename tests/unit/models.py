@@ -54,9 +54,11 @@ def scripted(model):
     return buffer.getvalue()
 
 
-def frozen(model):
+def frozen(model, example=None):
+    """TorchScript: traced with an example if there is one, else scripted."""
+    model = model.eval()
     with pytest.warns(DEPRECATED, match="deprecated"):
-        model = torch.jit.script(model.eval())
+        model = torch.jit.script(model) if example is None else torch.jit.trace(model, example)
     with pytest.warns(DEPRECATED, match="deprecated"):
         return torch.jit.freeze(model.to(memory_format=torch.channels_last))
 

@@ -98,6 +98,45 @@ class ReluInABranch(Block):
         return self.second(early)
 
 
+class Settings(torch.nn.Module):
+    """Convolutions that differ in what they are told."""
+
+    def __init__(self):
+        super().__init__()
+        self.see = torch.nn.Sequential(
+            torch.nn.Conv2d(CHANNELS, CHANNELS, 3, stride=2, padding=1, groups=4),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(CHANNELS, CHANNELS, (3, 2), padding=(2, 1), dilation=2, bias=False),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(CHANNELS, 2 * CHANNELS, 1),
+        )
+
+    def forward(self, images):
+        return self.see(images)
+
+
+class Transposed(Block):
+    """One convolution that may be fused beside one that goes the other way."""
+
+    def __init__(self):
+        super().__init__()
+        self.second = torch.nn.ConvTranspose2d(CHANNELS, CHANNELS, 3, stride=2)
+
+    def forward(self, images):
+        return torch.relu(self.second(torch.relu(self.first(images))))
+
+
+class OneDimension(Block):
+    """One convolution of images beside one of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.second = torch.nn.Conv1d(CHANNELS, CHANNELS, 3)
+
+    def forward(self, images):
+        return torch.relu(self.second(torch.relu(self.first(images)).flatten(2)))
+
+
 class Written(Block):
     """Changes what it has been given."""
 
@@ -127,10 +166,17 @@ needs_onednn = pytest.mark.skipif(
 )
 
 
-def images(rows):
+def images(rows, size=12):
     """Laid out as prepared models get them."""
-    pixels = torch.randn(rows, CHANNELS, 12, 12, generator=torch.Generator().manual_seed(rows))
+    pixels = torch.randn(rows, CHANNELS, size, size, generator=torch.Generator().manual_seed(rows))
     return pixels.to(memory_format=torch.channels_last)
+
+
+def fused_from(model, *, size=12, largest=LARGEST):
+    """What becomes of frozen TorchScript."""
+    calls = [Call(rows, threads) for rows in range(1, largest + 1) for threads in (2, 1)]
+    with torch.inference_mode():
+        return fuse_convolutions(model, images(1, size), calls)
 
 
 @pytest.fixture
@@ -140,9 +186,7 @@ def fuse():
     def run(kind, largest=LARGEST):
         torch.manual_seed(2)
         model = frozen(kind())
-        calls = [Call(rows, threads) for rows in range(1, largest + 1) for threads in (2, 1)]
-        with torch.inference_mode():
-            return model, fuse_convolutions(model, images(1), calls)
+        return model, fused_from(model, largest=largest)
 
     return run
 
@@ -216,6 +260,48 @@ def test_weights_stay_plain_where_one_call_wants_another_layout(fuse, monkeypatc
     # Then
     assert "ConstantMKLDNNTensor" not in graph
     assert torch.get_num_threads() == 2
+
+
+def fused_count(model):
+    return str(model.graph).count("mkldnn::_convolution_pointwise")
+
+
+@needs_onednn
+@pytest.mark.parametrize("size", [12, 13])
+@pytest.mark.parametrize("kind", [*ALL_FUSED, Settings])
+def test_traced_model_is_fused_as_the_scripted_one(kind, size):
+    # Given
+    torch.manual_seed(2)
+    model = kind().eval()
+    traced = frozen(model, images(1, size))
+
+    # When
+    fused = fused_from(traced, size=size)
+
+    # Then
+    assert fused is not None
+    assert fused_count(fused) == fused_count(fused_from(frozen(model), size=size))
+    for rows in (1, LARGEST) * 3:
+        given = images(rows, size)
+        with torch.inference_mode():
+            assert torch.allclose(fused(given), traced(given), atol=1e-5)
+
+
+@needs_onednn
+@pytest.mark.parametrize("kind", [Transposed, OneDimension])
+def test_other_convolutions_of_a_traced_model_stay_as_they_are(kind):
+    # Given
+    torch.manual_seed(2)
+    traced = frozen(kind(), images(1))
+
+    # When
+    fused = fused_from(traced)
+
+    # Then
+    assert fused_count(fused) == 1
+    assert str(fused.graph).count("aten::_convolution") == 1
+    with torch.inference_mode():
+        assert torch.allclose(fused(images(LARGEST)), traced(images(LARGEST)), atol=1e-5)
 
 
 def test_convolutions_are_fused_on_a_processor_only():

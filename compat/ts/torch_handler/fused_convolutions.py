@@ -18,6 +18,11 @@ Node = Any
 Value = Any
 Sizes = dict[str, list[int]]
 
+# What tracing writes for a convolution of any kind; scripting writes `aten::conv2d`.
+TRACED = "aten::_convolution"
+# Of an image.
+DIMENSIONS = 2
+
 FUSED = "mkldnn::_convolution_pointwise"
 FUSED_IN_PLACE = "mkldnn::_convolution_pointwise_"
 
@@ -67,6 +72,8 @@ def fuse_convolutions(
     """
     graph = model.graph.copy()
     itself, *inputs = graph.inputs()
+    for convolution in _of_kind(graph, TRACED):
+        _name_as_scripted(graph, convolution)
     _run_pass("remove_mutation", graph)
     if len(inputs) != 1 or itself.uses() or _writes(graph):
         return None
@@ -81,6 +88,23 @@ def fuse_convolutions(
     _run_pass("dce", graph)
     graph.lint()
     return getattr(_C, "_create_function_from_graph")("fused", graph)  # noqa: B009 - not public
+
+
+def _name_as_scripted(graph: Graph, convolution: Node) -> None:
+    """A traced convolution of images is an `aten::conv2d`; others stay as they are.
+
+    The switches behind `groups` are for cuDNN alone.
+    """
+    inputs = list(convolution.inputs())
+    source, weight, bias, stride, padding, dilation, transposed, _, groups, *_ = inputs
+    if transposed.toIValue() is not False or len(stride.toIValue() or ()) != DIMENSIONS:
+        return
+    graph.setInsertPoint(convolution)
+    settings = [stride, padding, dilation, groups]
+    new = graph.insertNode(graph.create("aten::conv2d", [source, weight, bias, *settings]))
+    new.output().setType(_C.TensorType.get())
+    convolution.output().replaceAllUsesWith(new.output())
+    convolution.destroy()
 
 
 class _Layouts:
