@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+import types
 import warnings
 import zipfile
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from ts.context import RequestProcessor
 from ts.torch_handler.base_handler import BaseHandler
-from ts.torch_handler.weights import load_pt2, run_onnx
+from ts.torch_handler.weights import load_onnx, load_pt2, run_onnx
 
 from tests.unit.models import MODEL_SOURCE, Pooled, Touch, manifest, saved
 from tests.unit.onnx_bytes import doubling_model
@@ -42,6 +43,39 @@ def test_onnx_model_is_run_by_the_base_handler(load_handler):
 
     # Then
     assert answer(loaded, [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]) == [[2, 4, 6], [8, 10, 12]]
+
+
+def test_onnx_model_computes_on_the_workers_share_of_the_cores(tmp_path):
+    # Given
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "model.onnx").write_bytes(doubling_model())
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+
+    # When
+    try:
+        session = load_onnx(str(tmp_path / "model.onnx"), CPU)
+    finally:
+        torch.set_num_threads(before)
+
+    # Then
+    assert session.get_session_options().intra_op_num_threads == 3
+
+
+@pytest.mark.parametrize(("device", "number"), [("cuda:3", 3), ("cuda", 0)])
+def test_onnx_model_is_on_the_workers_gpu(device, number, monkeypatch):
+    # Given
+    runtime = types.SimpleNamespace(
+        SessionOptions=types.SimpleNamespace,
+        InferenceSession=lambda path, options, providers: providers,
+    )
+    monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
+
+    # When
+    providers = load_onnx("model.onnx", torch.device(device))
+
+    # Then
+    assert providers == [("CUDAExecutionProvider", {"device_id": number}), "CPUExecutionProvider"]
 
 
 def test_onnx_weights_without_onnxruntime_say_what_is_missing(load_handler, monkeypatch):

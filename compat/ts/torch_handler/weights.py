@@ -105,7 +105,7 @@ def load_torchscript(path: str, device: torch.device) -> Any:
 
 
 def load_onnx(path: str, device: torch.device) -> Any:
-    """An onnxruntime session.
+    """An onnxruntime session on this worker's share of the cores, or on its GPU.
 
     Raises:
         RuntimeError: onnxruntime is not installed.
@@ -114,10 +114,13 @@ def load_onnx(path: str, device: torch.device) -> Any:
         onnxruntime = importlib.import_module("onnxruntime")
     except ImportError as error:
         raise RuntimeError("onnxruntime is needed for .onnx weights") from error
-    providers = ["CPUExecutionProvider"]
+    options = onnxruntime.SessionOptions()
+    # It does not read OMP_NUM_THREADS: each worker would compute on all cores.
+    options.intra_op_num_threads = torch.get_num_threads()
+    providers: list[Any] = ["CPUExecutionProvider"]
     if device.type == "cuda":
-        providers.insert(0, "CUDAExecutionProvider")
-    return onnxruntime.InferenceSession(path, providers=providers)
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
+    return onnxruntime.InferenceSession(path, options, providers=providers)
 
 
 def run_onnx(session: Any, data: Any) -> Any:
