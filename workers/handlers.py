@@ -3,6 +3,7 @@
 Source: TorchServe 0.12 docs/custom_service.md, module and class level entry points.
 """
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -29,6 +30,11 @@ from workers.devices import Device
 from workers.handler_names import BUILT_IN_PACKAGE, DEFAULT_FUNCTION, split_handler
 from workers.metrics_reporter import declare
 from workers.torch_version import require_safe_torch
+
+BASE_HANDLER = f"{BUILT_IN_PACKAGE}.base_handler"
+
+# GPUs from Ampere on multiply in TF32.
+TF32_CAPABILITY = (8, 0)
 
 Entry = Callable[[list[dict[str, Any]] | None, Context], Any]
 
@@ -133,6 +139,23 @@ def _choose_gpu(device: Device) -> None:
     torch = sys.modules.get("torch")
     if device.kind == "cuda" and torch is not None and torch.cuda.is_available():
         torch.cuda.set_device(device.index)
+        if BASE_HANDLER in sys.modules:
+            _use_tensor_cores(torch)
+
+
+def _use_tensor_cores(torch: ModuleType) -> None:
+    """Products of float32 are TF32 where the GPU has it, unless the handler's module has chosen.
+
+    Not when the base handler is imported, as in TorchServe: that is too early to know whether this
+    worker has a GPU and which, and to ask would take memory of the first one.
+
+    Source: TorchServe 0.12 ts/torch_handler/base_handler.py.
+    """
+    # Torch says nothing to who asks by this name after a choice by its newer ones.
+    with contextlib.suppress(RuntimeError):
+        is_default = torch.get_float32_matmul_precision() == "highest"
+        if is_default and torch.cuda.get_device_capability() >= TF32_CAPABILITY:
+            torch.set_float32_matmul_precision("high")
 
 
 def _import_handler(module_name: str) -> ModuleType:

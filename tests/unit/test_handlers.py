@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from batching.errors import InvalidModel
 from batching.settings import Settings
@@ -205,12 +206,89 @@ def test_device_is_written_as_torch_writes_it():
     assert str(Device("cuda", 3)) == "cuda:3"
 
 
+@pytest.fixture
+def precision(monkeypatch):
+    """A GPU of this capability for one test; tells how products of float32 are computed then."""
+    before = torch.get_float32_matmul_precision()
+
+    def run(capability, start="highest"):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.set_device", lambda index: None)
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+        torch.set_float32_matmul_precision(start)
+        return torch.get_float32_matmul_precision
+
+    yield run
+    torch.set_float32_matmul_precision(before)
+
+
+EXTENDING = """
+from ts.torch_handler.base_handler import BaseHandler
+class Own(BaseHandler):
+    def initialize(self, context): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "expected"),
+    [
+        (Device("cuda", 0), (9, 0), "high"),
+        (Device("cuda", 0), (8, 0), "high"),
+        (Device("cuda", 0), (7, 5), "highest"),
+        (Device("cpu"), (9, 0), "highest"),
+    ],
+    ids=["newer", "ampere", "turing", "cpu"],
+)
+def test_products_are_tf32_on_gpus_that_have_it(
+    device, capability, expected, load_handler, precision
+):
+    # Given
+    found = precision(capability)
+
+    # When
+    load_handler({"fn_tf32.py": EXTENDING}, handler="fn_tf32", device=device)
+
+    # Then
+    assert found() == expected
+
+
+def test_products_are_exact_for_handlers_without_the_base_handler(
+    load_handler, precision, monkeypatch
+):
+    # Given
+    found = precision((9, 0))
+    monkeypatch.delitem(sys.modules, "ts.torch_handler.base_handler", raising=False)
+
+    # When
+    load_handler({"fn_digits.py": FUNCTION}, handler="fn_digits", device=Device("cuda", 0))
+
+    # Then
+    assert found() == "highest"
+
+
+@pytest.mark.parametrize(
+    ("place", "choice"), [("at import", "medium"), ("in initialize", "highest")]
+)
+def test_handler_chooses_how_products_are_computed(place, choice, load_handler, precision):
+    # Given
+    found = precision((9, 0))
+    call = f"__import__('torch').set_float32_matmul_precision({choice!r})"
+    source = EXTENDING.replace("pass", call) if place == "in initialize" else f"{EXTENDING}\n{call}"
+
+    # When
+    load_handler({"fn_choice.py": source}, handler="fn_choice", device=Device("cuda", 0))
+
+    # Then
+    assert found() == choice
+
+
 @pytest.mark.parametrize(("kind", "index", "chosen"), [("cuda", 2, [2]), ("cpu", None, [])])
 def test_handler_finds_its_workers_gpu_chosen(kind, index, chosen, load_handler, monkeypatch):
     # Given
     seen = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.set_device", seen.append)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (7, 5))
 
     # When
     load_handler({"own.py": FUNCTION}, handler="own", device=Device(kind, index))

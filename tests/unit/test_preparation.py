@@ -9,7 +9,7 @@ import torch
 from ts.context import Context
 from ts.torch_handler.data_parallel import DataParallel
 from ts.torch_handler.image_classifier import ImageClassifier
-from ts.torch_handler.preparation import PreparedModel, divided
+from ts.torch_handler.preparation import PreparedModel, divided, prepare
 
 from tests.unit.models import MODEL_SOURCE, NAMES, manifest, saved, scripted
 
@@ -99,6 +99,37 @@ def test_prepared_model_answers_as_the_archives_model(load):
     assert isinstance(handler.model, PreparedModel)
     with torch.inference_mode():
         assert torch.allclose(handler.inference(rows()), model(rows()), atol=1e-4)
+
+
+class Watching:
+    """A model that notes how exact products on a GPU are while it runs."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, batch):
+        self.seen.append(str(torch.backends.cuda.matmul.fp32_precision))
+        return batch.mean(dim=(2, 3))
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="a torch before 2.9"
+)
+def test_answers_are_compared_with_all_digits():
+    # Given
+    model, before = Watching(), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+
+    # When
+    try:
+        prepare(model, lambda: trained(Convolved), rows()[:1], torch.float32, ROWS)
+        after = torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+    # Then
+    assert model.seen == ["ieee"]
+    assert after == ("high", True)
 
 
 def test_prepared_model_computes_in_the_precision_that_the_archive_asks_for(load):

@@ -122,16 +122,24 @@ def warm_up_sizes(batch_size: int, device: torch.device) -> list[int]:
 
 @contextlib.contextmanager
 def _all_digits() -> Iterator[None]:
-    """Convolutions on a GPU are as exact as float32 is.
+    """Convolutions and products on a GPU are as exact as float32 is.
 
-    By default torch leaves them TF32, whose own error would hide what folding has changed.
+    TF32's own error would hide what folding has changed.
     """
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    # Torch refuses to tell `allow_tf32` once a handler has used the newer name; the newer one it
+    # always tells.
+    name, exact = "fp32_precision", "ieee"
+    if not hasattr(matmul, name):  # before torch 2.9
+        name, exact = "allow_tf32", False
+    before = cudnn.allow_tf32, getattr(matmul, name)
+    cudnn.allow_tf32 = False
+    setattr(matmul, name, exact)
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = before
+        cudnn.allow_tf32 = before[0]
+        setattr(matmul, name, before[1])
 
 
 def _frozen(model: Any, dtype: torch.dtype) -> Any:
