@@ -42,6 +42,7 @@ from batching.store.registry import Registry
 from batching.store.server_check import check_server
 from batching.store.tasks import end_tasks
 from workers.control_process import keep_control_worker
+from workers.cores import usable_cores
 from workers.devices import Device, list_gpus
 from workers.heartbeat import Heartbeat
 from workers.host_meter import HostMeter
@@ -251,7 +252,7 @@ class Node:
     def _open_slot(self, spec: ModelSpec, number: int, specs: Sequence[ModelSpec]) -> None:
         device = self._pick_device(spec, number)
         workers = max(1, sum(other.min_worker for other in specs))
-        threads = max(1, (os.cpu_count() or 1) // workers)
+        threads = max(1, usable_cores() // workers)
         slot = Slot(self._context, spec, number, device, threads)
         place = (spec.key, number)
         self._slots[place] = slot

@@ -1,0 +1,66 @@
+"""How many cores this process may use; in a container, mostly fewer than the host has."""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def usable_cores(cgroups: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int:
+    """As many as affinity and the control groups' quotas allow; part of a core counts as one.
+
+    Args:
+        cgroups: where the control groups are mounted.
+        membership: the file that tells which ones this process is in.
+    """
+    return max(1, min([_cores_by_affinity(), *_quotas(cgroups, membership)]))
+
+
+def _cores_by_affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _quotas(cgroups: Path, membership: Path) -> Iterator[int]:
+    """In cores, of the groups that this process is in and of those around them.
+
+    What narrows a group may be set for one around it: for a pod, a slice of systemd.
+    """
+    for mount, group in _mounted_groups(cgroups, membership):
+        # A container may be told the host's path; then only its own group is there, at the top.
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(mount):
+                with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+                    quota_us, period_us = _limit(folder)
+                    if quota_us > 0:
+                        yield math.ceil(quota_us / period_us)
+
+
+def _mounted_groups(cgroups: Path, membership: Path) -> Iterator[tuple[Path, Path]]:
+    """Where groups that may limit cores are mounted, and this process's own one there."""
+    with contextlib.suppress(OSError):
+        for line in membership.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                yield cgroups, cgroups / path.lstrip("/")
+            elif "cpu" in controllers.split(","):
+                yield cgroups / "cpu", cgroups / "cpu" / path.lstrip("/")
+
+
+def _limit(folder: Path) -> tuple[int, int]:
+    """Microseconds of cores per so many of the clock.
+
+    Raises:
+        OSError, ValueError: there is no limit.
+    """
+    if (both := folder / "cpu.max").exists():
+        quota_us, period_us = both.read_text().split()  # "max" is no number
+        return int(quota_us), int(period_us)
+    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    quota, period = ((folder / name).read_text() for name in names)
+    return int(quota), int(period)
