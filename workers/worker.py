@@ -231,9 +231,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         idle_s=BLOCK_S if spec.use_job_ticket else idle_s(client),
         outage=Outage(log, settings.redis_url),
     )
-    # A handler's own processes begin as copies of this one. `multiprocessing` ends them by SIGTERM,
-    # and a copy of `stop` would hang up our connections instead.
-    os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
+    _keep_from_forks()
     signal.signal(signal.SIGTERM, worker.stop)
     reporter.start()
     if spec.use_job_ticket:
@@ -248,6 +246,22 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         log.error("model=%s version=%s: the device is broken in this process", *spec.key)
         return EXIT_DEVICE_BROKEN
     return EXIT_DRAINED
+
+
+def _keep_from_forks() -> None:
+    """SIGTERM ends a handler's own processes, which begin as copies of this one.
+
+    `multiprocessing` ends them so, and a copy of `Worker.stop` would hang up our connections. A
+    signal that comes before a process has got so far waits until then; it would be lost.
+    """
+
+    def begin() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
+
+    block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGTERM})
+    unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGTERM})
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=begin)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
