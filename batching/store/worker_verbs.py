@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -25,6 +25,7 @@ from batching.protocol import (
 from batching.store.bell import Bell
 from batching.store.connection import Client, at
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
+from batching.store.large_reply_writer import LargeReplyWriter
 from batching.store.open_records import read_record
 from batching.store.parked_pop import ParkedPop
 from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_keys
@@ -35,9 +36,6 @@ from batching.store.scripts import script
 log = logging.getLogger(__name__)
 
 MIN_WAIT_S = 0.001
-
-# What is written at once of a batch's large replies; each is copied on the way.
-WRITE_BYTES = 4 * 1024 * 1024
 
 # What of one answer may wait for a slow client in Redis: a MiB.
 CHUNK_LIMIT_BYTES = INLINE_LIMIT_BYTES
@@ -76,6 +74,7 @@ class WorkerVerbs:
         self._client = client = at(client, keys.tag)
         self._lease = keys.lease_prefix + worker_id
         self._scripts = ScriptConnection(client)
+        self._large_replies = LargeReplyWriter(client, keys.large_reply_prefix)
         self._chunk = script(client, "chunk")
         self._reclaim = script(client, "reclaim")
         self._recover_keys = reclaim_keys(key, worker_id)
@@ -164,7 +163,7 @@ class WorkerVerbs:
             item.request_id.encode() + reply.encode()
             for item, reply in zip(items, replies, strict=True)
         ]
-        stored = self._store_large(items, values)
+        stored = self._large_replies.store(items, values)
         arguments: list[str | int | bytes] = [self._worker_id, REPLY_TTL_MS]
         for item, value in zip(items, values, strict=True):
             arguments += (*item, b"@" if item in stored else value)
@@ -226,29 +225,6 @@ class WorkerVerbs:
             self._client.delete(self._keys.gather)
             self.ring()
 
-    def _store_large(self, items: Sequence[Owned], values: Sequence[bytes]) -> set[Owned]:
-        """Whose replies are in keys of their own now, as they are too large for a script."""
-        stored: set[Owned] = set()
-        large = [
-            pair for pair in zip(items, values, strict=True) if len(pair[1]) > INLINE_LIMIT_BYTES
-        ]
-        for some in _in_writes(large):
-            with self._client.pipeline(transaction=False) as pipe:
-                for item, value in some:
-                    # The attempt is part of the name, so a stale worker cannot overwrite a newer
-                    # answer.
-                    name = f"{self._keys.large_reply_prefix}{item.request_id}:{item.attempt}"
-                    pipe.set(name, value, px=REPLY_TTL_MS)
-                results = pipe.execute(raise_on_error=False)
-            for (item, _), result in zip(some, results, strict=True):
-                if not isinstance(result, Exception):
-                    stored.add(item)
-                elif not isinstance(result, OutOfMemoryError):
-                    raise result
-                # At maxmemory the script frees the request first, and may then store what a plain
-                # SET may not.
-        return stored
-
     def _batch(self, now_us: int, fields: Sequence[bytes]) -> Batch | Nothing:
         ids = [request_id.decode() for request_id in fields[0::2]]
         records = [*map(read_record, fields[1::2])]
@@ -290,19 +266,3 @@ class WorkerVerbs:
             reason="unreadable_request",
         )
         self.reply(items, [reply] * len(items))
-
-
-def _in_writes(
-    replies: Iterable[tuple[Owned, bytes]],
-) -> Iterator[list[tuple[Owned, bytes]]]:
-    """The same in groups, none of which is larger than WRITE_BYTES but by its last reply."""
-    group: list[tuple[Owned, bytes]] = []
-    size_bytes = 0
-    for reply in replies:
-        group.append(reply)
-        size_bytes += len(reply[1])
-        if size_bytes > WRITE_BYTES:
-            yield group
-            group, size_bytes = [], 0
-    if group:
-        yield group

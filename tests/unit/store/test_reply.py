@@ -1,7 +1,7 @@
 import pytest
 
 from batching.protocol import INLINE_LIMIT_BYTES
-from batching.store import worker_verbs as verbs_module
+from batching.store import large_reply_writer
 from batching.store.ingress_verbs import Submission
 from batching.store.node_verbs import ReclaimMode
 from batching.store.replies import LargeReply, decode_reply
@@ -290,7 +290,7 @@ def test_reply_too_large_for_a_script_gets_a_key_of_its_own(desk):
 @pytest.mark.parametrize("write_bytes", [1, 3 * LARGE, 100 * LARGE])
 def test_reply_keeps_large_and_small_answers_of_a_batch_apart(desk, monkeypatch, write_bytes):
     # Given: large answers go to Redis in writes of so many bytes
-    monkeypatch.setattr(verbs_module, "WRITE_BYTES", write_bytes)
+    monkeypatch.setattr(large_reply_writer, "WRITE_BYTES", write_bytes)
     worker = desk.worker()
     names = "abcdefgh"
     items = claim(desk, worker, *names)
