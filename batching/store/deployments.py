@@ -9,7 +9,9 @@ everywhere. What a server has refused, since the keys are no longer its own, is 
 been; it is asked again where the server is now.
 """
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlencode
@@ -41,6 +43,8 @@ COMMAND_TIMEOUT_S = 3.0
 # redis-py refuses the 101st connection of a client unless told otherwise; every worker that a node
 # speaks of, and every version that an ingress serves, may need one at the same moment.
 MOST_CONNECTIONS = 2**31
+# Whoever asks for metrics asks for every version, and mostly more often.
+UNUSED_S = 300.0
 
 ASK_AGAIN = 3
 ASK_AGAIN_S = 0.05
@@ -56,9 +60,17 @@ _REFUSALS = (NotHere, redis.exceptions.AskError, redis.exceptions.TryAgainError)
 class Deployment:
     """The servers behind one URL, and a client for each hash tag in use."""
 
-    def __init__(self, url: RedisUrl, make_client: Callable[..., Any], **options: Any) -> None:
+    def __init__(
+        self,
+        url: RedisUrl,
+        make_client: Callable[..., Any],
+        *,
+        kept_s: float = math.inf,
+        **options: Any,
+    ) -> None:
         self._url = url
         self._make_client = make_client
+        self._kept_s = kept_s
         self._options = options
         self._circle = Circle(url.addresses)
         self._lock = threading.Lock()
@@ -75,15 +87,28 @@ class Deployment:
         return self._url.is_tls
 
     def client(self, tag: str, *, is_for_rq: bool = False) -> Any:
-        """The client for the keys with this hash tag; always the same one."""
-        if not self.is_cluster:
-            tag, is_for_rq = HOME, False
+        """The client for the keys with this hash tag; the same one as long as it is asked for.
+
+        When one is made, those that nobody has asked for within `kept_s` are let go.
+        """
+        name = (tag, is_for_rq) if self.is_cluster else (HOME, False)
+        now_s = time.monotonic()
         with self._lock:
-            client = self._clients.get((tag, is_for_rq))
+            client = self._clients.get(name)
             if client is None:
+                self._let_go(now_s - self._kept_s)
                 client = self._make_client(self, self._finder(tag), is_for_rq, self._options)
-                self._clients[tag, is_for_rq] = client
+                self._clients[name] = client
+            client.connection_pool.asked_for_at = now_s
             return client
+
+    def _let_go(self, since: float) -> None:
+        clients = self._clients.items()
+        unused = [name for name, one in clients if one.connection_pool.asked_for_at < since]
+        for name in unused:
+            if name[0] != HOME:
+                # It closes itself, unless another thread has it, which then does so.
+                del self._clients[name]
 
     def take_unused(self, tags: Iterable[str]) -> list[Any]:
         """The asyncio clients of other hash tags than these, for their closing; none at work.
@@ -101,7 +126,7 @@ class Deployment:
 
     def others(self, pool: Any) -> list[Any]:
         """The pools that go with this one, if it is the first: whoever closes it closes them."""
-        pools = [client.connection_pool for client in self._clients.values()]
+        pools = [client.connection_pool for client in list(self._clients.values())]
         return pools[1:] if pools and pools[0] is pool else []
 
     def connection_options(self, parse_url: Callable[[str], Any]) -> dict[str, Any]:
@@ -140,6 +165,7 @@ class FoundPool(redis.ConnectionPool):
     """Knows the deployment that it is a part of."""
 
     deployment: Deployment
+    asked_for_at = 0.0  # by the monotonic clock
 
     def disconnect(self, inuse_connections: bool = True) -> None:
         """No connection is open; none of other hash tags either, if this was the first client."""
@@ -152,6 +178,7 @@ class AsyncFoundPool(redis.asyncio.ConnectionPool):
     """As `FoundPool`."""
 
     deployment: Deployment
+    asked_for_at = 0.0
 
     @property
     def is_at_work(self) -> bool:
@@ -166,8 +193,12 @@ class AsyncFoundPool(redis.asyncio.ConnectionPool):
 
 
 def connect(url: RedisUrl, socket_timeout_s: float) -> Any:
-    """A blocking client of the registry's keys; only what was refused is sent again."""
-    return Deployment(url, _make_client, socket_timeout=socket_timeout_s).client(HOME)
+    """A blocking client of the registry's keys; only what was refused is sent again.
+
+    It keeps none of other hash tags that nobody has asked for of late: versions come and go.
+    """
+    deployment = Deployment(url, _make_client, kept_s=UNUSED_S, socket_timeout=socket_timeout_s)
+    return deployment.client(HOME)
 
 
 def connect_async(url: RedisUrl) -> Any:

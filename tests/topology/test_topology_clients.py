@@ -12,7 +12,7 @@ import redis
 
 from batching import errors
 from batching.settings import Settings
-from batching.store import changes, node_verbs
+from batching.store import changes, deployments, node_verbs
 from batching.store import ingress_verbs as verbs_module
 from batching.store import lane as lane_module
 from batching.store.broker import Broker
@@ -132,6 +132,32 @@ def test_ingress_keeps_no_client_of_versions_that_were_unregistered(
     # Then
     with contextlib.closing(connect(cluster.url)) as client:
         assert asyncio.run(asyncio.wait_for(run(Registry(client)), 10)) <= 4
+
+
+def connections(cluster: Cluster) -> int:
+    return sum(len(node.client.client_list()) for node in cluster.masters)
+
+
+def test_blocking_clients_of_versions_that_nobody_asks_for_are_let_go(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployments, "UNUSED_S", 0.0)
+    with contextlib.closing(connect(cluster.url)) as client:
+        # Given one that is at work, in another thread perhaps
+        registry = Registry(client)
+        held = at(client, "{held}")
+        before = connections(cluster)
+        # When versions come and go
+        for number in range(20):
+            spec = make_spec(model_version=str(number))
+            registry.create(spec)
+            registry.queue(spec)
+            registry.remove(spec.key)
+        # Then
+        assert len(client.connection_pool.deployment._clients) <= 2
+        eventually(lambda: connections(cluster) <= before + 2)
+        assert held.get("{held}:x") is None
+        assert at(client, "{ferry}") is client
 
 
 def test_client_of_a_cluster_has_as_many_connections_as_it_needs(cluster: Cluster) -> None:
