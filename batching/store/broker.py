@@ -42,7 +42,7 @@ class Broker:
         self._ingress_id = uuid.uuid4().hex
         self._client: AsyncClient | None = None
         self._lanes: dict[VersionKey, Lane] = {}
-        self._resubmitted: dict[VersionKey, int] = {}  # by lanes that were closed
+        self._resubmitted: dict[VersionKey, int] = {}  # by lanes that were closed; most: none
         self._closing: asyncio.Task[None] | None = None
         self._is_draining = False
 
@@ -134,7 +134,8 @@ class Broker:
             # Asked again after each wait: a request that came meanwhile keeps its lane, and one
             # that comes later finds none and opens another.
             if await self._is_unused(key, lane) and lane.is_idle:
-                self._resubmitted[key] = lane.resubmitted
+                if lane.resubmitted:
+                    self._resubmitted[key] = lane.resubmitted
                 del self._lanes[key]
                 await lane.close()
         await close_unused(self._client, [VersionKeys.of(key).tag for key in self._lanes])
