@@ -11,7 +11,7 @@ from batching.store.changes import changed_models
 from batching.store.connection import connect_async
 from batching.store.outage import Outage
 from batching.store.redis_errors import AWAY
-from batching.store.refusals import store_unavailable
+from batching.store.refusals import queue_lost, store_unavailable
 from batching.store.registry import Registry
 from batching.store.tasks import end_tasks, keep_going
 
@@ -19,13 +19,18 @@ log = logging.getLogger(__name__)
 
 RECONNECT_S = 0.2
 LOOK_UP_PATIENCE_S = 0.8  # as a submit's
+# After Redis was emptied, a node restores the registry within a beat. One that is new and knows no
+# model may be the first to give Redis its new epoch.
+RESTORED_WITHIN_S = 1.5
+ASK_AGAIN_S = 0.2
 
 
 class Catalog:
     """Resolves model names from memory; the registry's change channel drops what is outdated.
 
     An entry is only kept while the channel is being listened to. Unknown names are not cached, so
-    nobody can fill the memory with them.
+    nobody can fill the memory with them. While an emptied Redis may not have been told yet what was
+    registered, whoever asks for a model that it does not know waits.
     """
 
     def __init__(self, registry: Registry, redis_url: str, *, outage: Outage | None = None) -> None:
@@ -33,9 +38,9 @@ class Catalog:
         self._redis_url = redis_url
         self._outage = outage or Outage(log, redis_url)
         self._entries: dict[str, ModelEntry] = {}
-        # What was forgotten, until the registry has said what has become of it.
-        self._former: dict[str, ModelEntry] = {}
-        self._was_whole = False
+        self._epoch = ""
+        self._is_emptied = False
+        self._restored_at = 0.0  # in the event loop's time
         self._changes_seen = 0
         self._is_listening = False
         self._startup_models: tuple[int, list[str]] | None = None
@@ -70,6 +75,7 @@ class Catalog:
             ModelNotFound: no such model.
             VersionNotFound: no such version of it.
             StoreUnavailable: an unknown name, and Redis cannot be asked.
+            QueueLost: an unknown name, as Redis was emptied and no node has restored the registry.
         """
         entry = self._entries.get(model_name)
         if entry is None:
@@ -102,9 +108,7 @@ class Catalog:
     def forget(self, model_name: str) -> None:
         """The next request for this model asks the registry."""
         self._changes_seen += 1
-        entry = self._entries.pop(model_name, None)
-        if entry is not None:
-            self._former[model_name] = entry
+        self._entries.pop(model_name, None)
 
     async def _look_up_together(self, model_name: str) -> ModelEntry | None:
         """Requests that ask while somebody does share the answer, and go on in their order."""
@@ -122,24 +126,41 @@ class Catalog:
         return entry
 
     async def _look_up_soon(self, model_name: str) -> ModelEntry | None:
-        try:
-            async with asyncio.timeout(LOOK_UP_PATIENCE_S):
-                is_lost, entry = await asyncio.to_thread(self._ask, model_name)
-        except TimeoutError:
-            # The thread goes on waiting: it learns late that Redis is cut off. Threads are few, so
-            # requests do not wait for it.
-            raise store_unavailable() from None
-        self._was_whole = self._was_whole or not is_lost
-        if entry is None and is_lost and self._was_whole:
-            return self._former.get(model_name)
-        self._former.pop(model_name, None)
-        return entry
+        now = asyncio.get_running_loop().time
+        end = now() + RESTORED_WITHIN_S
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_UP_PATIENCE_S):
+                    entry, epoch = await asyncio.to_thread(self._ask, model_name)
+            except TimeoutError:
+                # The thread goes on waiting: it learns late that Redis is cut off. Threads are few,
+                # so requests do not wait for it.
+                raise store_unavailable() from None
+            self._note(epoch)
+            is_whole = not self._is_emptied and now() >= self._restored_at
+            if entry is not None or is_whole:
+                return entry
+            if now() >= end:
+                raise queue_lost()
+            await asyncio.sleep(ASK_AGAIN_S)
 
-    def _ask(self, model_name: str) -> tuple[bool, ModelEntry | None]:
-        """Whether Redis was emptied, and the entry. Runs in a thread, and changes nothing here."""
-        # In this order: after Redis was emptied, a node reports its workers, which makes us forget,
-        # then restores the models, and only then sets the mark.
-        return self._registry.is_lost(), self._registry.get(model_name)
+    def _ask(self, model_name: str) -> tuple[ModelEntry | None, str]:
+        """The entry, and the epoch. Runs in a thread, and changes nothing here."""
+        # In this order: what was not there before Redis was restored must not pass for unknown.
+        return self._registry.get(model_name), self._registry.epoch()
+
+    def _note(self, epoch: str) -> None:
+        """Redis has this epoch now; none, or another one: it was emptied."""
+        if epoch == self._epoch or not self._epoch:
+            self._epoch, self._is_emptied = epoch, False
+            return
+        self._is_emptied = not epoch
+        if epoch:
+            self._epoch = epoch
+            self._restored_at = asyncio.get_running_loop().time() + RESTORED_WITHIN_S
+            # What nobody restores would stay known for ever.
+            self._changes_seen += 1
+            self._entries.clear()
 
     async def _listen(self) -> None:
         while True:
@@ -164,10 +185,12 @@ class Catalog:
             self._is_listening = False
 
     async def _refresh(self) -> None:
-        # While the channel was deaf, anything may have changed. If Redis lost everything, what is
-        # known is kept: a node is about to restore it, and requests are being resubmitted.
+        # While the channel was deaf, anything may have changed. What Redis has lost is looked up
+        # when it is asked for: a node is about to restore it.
         self._changes_seen += 1
-        known = await asyncio.to_thread(self._registry.snapshot)
-        if known:
-            self._former |= self._entries
-            self._entries = {name: known[name] for name in self._entries if name in known}
+        known, epoch = await asyncio.to_thread(self._ask_for_all)
+        self._note(epoch)
+        self._entries = {name: known[name] for name in self._entries if name in known}
+
+    def _ask_for_all(self) -> tuple[dict[str, ModelEntry], str]:
+        return self._registry.snapshot(), self._registry.epoch()

@@ -10,6 +10,7 @@ import redis
 
 from batching import errors
 from batching.model_spec import VersionKey
+from batching.store import catalog as catalog_module
 from batching.store.catalog import Catalog
 from batching.store.connection import connect
 from batching.store.registry import Registry
@@ -327,53 +328,119 @@ def test_catalog_hears_what_changed_while_its_connection_was_broken(real_backend
     asyncio.run(run())
 
 
-def test_catalog_still_knows_its_models_when_redis_was_emptied(real_backend, registry):
+@contextlib.asynccontextmanager
+async def emptied(backend, registry, catalog):
+    """Redis was emptied, its connections broken; yields a request for a model that was there."""
+    known = registry.snapshot().values()
+    backend.client.flushall()
+    backend.client.client_kill_filter(_type="pubsub")
+    await listening(backend)
+    asked = asyncio.create_task(catalog.resolve("digits", None))
+    await asyncio.sleep(0)
+    yield asked, known
+
+
+@pytest.fixture
+def restored_late(monkeypatch):
+    """Nodes have more time to restore the registry than any test takes."""
+    monkeypatch.setattr(catalog_module, "RESTORED_WITHIN_S", 10.0)
+    monkeypatch.setattr(catalog_module, "ASK_AGAIN_S", 0.01)
+
+
+@pytest.mark.usefixtures("restored_late")
+@pytest.mark.parametrize("is_known", [True, False])
+def test_request_waits_for_the_registry_when_redis_was_emptied(real_backend, registry, is_known):
+    registry.mark()
     registry.create(V1)
 
     async def run():
         async with open_catalog(real_backend) as (catalog, client):
             # Given
-            await cached(catalog, client)
+            if is_known:
+                await cached(catalog, client)
+            async with emptied(real_backend, registry, catalog) as (asked, known):
+                # When
+                await answered(client)
+                assert not asked.done()
+                registry.restore(known)
 
-            # When
-            real_backend.client.flushall()
-            real_backend.client.client_kill_filter(_type="pubsub")
-            await listening(real_backend)
-
-            # Then
-            assert await catalog.resolve("digits", None) == V1
+                # Then
+                assert await asked == V1
 
     asyncio.run(run())
 
 
-def test_catalog_still_knows_its_models_when_a_node_reports_before_it_restores(
-    real_backend, registry
-):
+async def answered(client):
+    """The registry has answered once more."""
+    before = client.looked_up
+    await eventually_async(lambda: client.looked_up > before + 1)
+
+
+@pytest.mark.usefixtures("restored_late")
+def test_request_waits_for_the_registry_when_a_new_node_marked_redis_first(real_backend, registry):
     registry.mark()
     registry.create(V1)
-    registry.create(make_spec(model_name="other"))
+
+    async def run():
+        async with (
+            open_catalog(real_backend) as (catalog, client),
+            emptied(real_backend, registry, catalog) as (asked, known),
+        ):
+            # Given: a node that knows no model
+            registry.mark()
+            await answered(client)
+            assert not asked.done()
+
+            # When one comes that does
+            registry.restore(known)
+
+            # Then
+            assert await asked == V1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_request_waits_only_so_long_for_the_registry(
+    real_backend, registry, monkeypatch, is_marked
+):
+    monkeypatch.setattr(catalog_module, "RESTORED_WITHIN_S", 0.2)
+    registry.mark()
+    registry.create(V1)
 
     async def run():
         async with open_catalog(real_backend) as (catalog, client):
-            # Given
             await cached(catalog, client)
-            await cached(catalog, client, "other")
+            async with emptied(real_backend, registry, catalog) as (asked, _):
+                # When
+                if is_marked:
+                    registry.mark()
+                # Then the model has gone, or nobody can say yet
+                with pytest.raises(errors.ModelNotFound if is_marked else errors.QueueLost):
+                    await asked
 
-            # When
+    asyncio.run(run())
+
+
+def test_catalog_forgets_what_nobody_restored(real_backend, registry, monkeypatch):
+    monkeypatch.setattr(catalog_module, "RESTORED_WITHIN_S", 0.0)
+    registry.mark()
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            # Given: Redis was emptied, and no connection broken
+            await cached(catalog, client)
             real_backend.client.flushall()
-            registry.announce("digits")
-            await forgotten(catalog, client, "digits")
-
-            # Then
-            assert await catalog.resolve("digits", None) == V1
-
-            # When the registry is whole again and the model is not in it
             registry.mark()
-            registry.announce("digits")
+
+            # When a request for another model learns of it
+            with pytest.raises(errors.ModelNotFound):
+                await catalog.resolve("other", None)
 
             # Then
             with pytest.raises(errors.ModelNotFound):
-                await forgotten(catalog, client, "digits")
+                await catalog.resolve("digits", None)
 
     asyncio.run(run())
 
