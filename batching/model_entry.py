@@ -39,9 +39,15 @@ class ModelEntry:
         return replace(newer, versions={**self.versions, **newer.versions})
 
     def without(self, model_version: str) -> "ModelEntry | None":
-        """The entry without this version; None when it was the last one."""
+        """The entry without this version; None when it was the last one.
+
+        Without its default version, the one that was registered first of the others is.
+        """
         rest = {name: spec for name, spec in self.versions.items() if name != model_version}
-        return replace(self, versions=rest) if rest else None
+        if not rest:
+            return None
+        is_default = model_version == self.default_version
+        return ModelEntry(next(iter(rest)) if is_default else self.default_version, rest)
 
 
 def specs_of(entries: Iterable[ModelEntry]) -> list[ModelSpec]:

@@ -158,7 +158,8 @@ class Registry:
 
         Args:
             key: of the version.
-            only: where given, it is removed if it is this registration.
+            only: where given, it is removed if it is this registration, which has failed; if it
+                is the default, another version becomes so.
 
         Raises:
             ModelNotFound: no such model.
@@ -171,7 +172,7 @@ class Registry:
             pick_version(known, key.model_name, key.model_version)
             if only is not None:
                 still_registered(known, only)
-            if key.model_version == known.default_version and len(known.versions) > 1:
+            elif key.model_version == known.default_version and len(known.versions) > 1:
                 raise VersionInUse(f"Cannot remove default version for model {key.model_name}")
             return known.without(key.model_version)
 

@@ -299,6 +299,19 @@ def test_remove_takes_a_registration_that_was_scaled_meanwhile(registry):
     assert registry.specs() == []
 
 
+def test_remove_of_a_failed_registration_makes_the_oldest_other_version_the_default(registry):
+    # Given: others were added while its workers had not started yet
+    registry.create(V1)
+    registry.create(V2)
+    registry.create(make_spec(model_version="3.0"))
+    # When
+    registry.remove(V1.key, only=V1)
+    # Then
+    entry = registry.get("digits")
+    assert entry.default_version == "2.0"
+    assert sorted(entry.versions) == ["2.0", "3.0"]
+
+
 # --- after Redis was emptied
 
 
