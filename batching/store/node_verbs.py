@@ -52,7 +52,7 @@ class NodeVerbs:
 
     async def describe(self, node: NodeStatus) -> None:
         """Everybody sees this record of a node that has joined."""
-        await self._client.hset(keys.NODE_INFO, node.node_id, node.to_json())
+        await self._report(keys=[keys.NODE_INFO], args=[node.node_id, node.to_json()])
 
     async def leave(self, node_id: str) -> None:
         """The node is forgotten."""

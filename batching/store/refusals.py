@@ -1,8 +1,12 @@
 """Why a submit was refused, in words that say what to do."""
 
+import contextlib
+from collections.abc import Iterator
+
 from batching import errors
 from batching.model_spec import VersionKey
 from batching.store.ingress_verbs import SubmitCode
+from batching.store.redis_errors import RedisError
 
 
 def refusal(code: SubmitCode, key: VersionKey, retry_after_s: float) -> errors.ServeError:
@@ -44,6 +48,15 @@ def store_unavailable() -> errors.ServeError:
     return errors.StoreUnavailable(
         "The request store does not answer. Try again shortly.", retry_after_s=1.0
     )
+
+
+@contextlib.contextmanager
+def telling_unavailable() -> Iterator[None]:
+    """What Redis refuses, or does not answer, is told as StoreUnavailable."""
+    try:
+        yield
+    except RedisError as error:  # not AWAY: what is done meanwhile may fail by an OSError
+        raise store_unavailable() from error
 
 
 def queue_lost() -> errors.ServeError:

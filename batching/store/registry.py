@@ -17,8 +17,8 @@ from batching.status import NodeStatus, QueueStatus, StoreStatus, WorkerStatus
 from batching.store import keys
 from batching.store.connection import Client, at
 from batching.store.keys import VersionKeys
-from batching.store.redis_errors import RedisError
-from batching.store.refusals import store_unavailable
+from batching.store.queue_configs import QueueConfigs
+from batching.store.refusals import telling_unavailable
 from batching.store.scripts import script
 
 __all__ = ["ModelEntry", "Registry", "pick_version"]
@@ -31,19 +31,20 @@ class Registry:
 
     def __init__(self, client: Client, *, dead_after_s: float = 3.0) -> None:
         self._client = client
+        self._configs = QueueConfigs(client)
         self._dead_after_ms = int(dead_after_s * 1000)
         self._living = script(client, "living")
         self._measure = script(client, "measure")
 
     def get(self, model_name: str) -> ModelEntry | None:
         """The model's entry, or None."""
-        with _unavailable():
+        with telling_unavailable():
             text = self._client.hget(keys.MODELS, model_name)
         return ModelEntry.from_json(text) if text else None
 
     def snapshot(self) -> dict[str, ModelEntry]:
         """The whole registry."""
-        with _unavailable():
+        with telling_unavailable():
             records = self._client.hgetall(keys.MODELS)
         return {name.decode(): ModelEntry.from_json(text) for name, text in records.items()}
 
@@ -79,29 +80,29 @@ class Registry:
 
         # Before, so that a version without a configuration never stays; afterwards, because the
         # removal of an earlier version of that name may have been under way.
-        self._write_config(spec, is_new=False)
+        self._configs.complete(spec)
         self._change(spec.model_name, change)
-        self._write_config(spec, is_new=True)
+        self._configs.write(spec)
 
     def restore(self, entries: Iterable[ModelEntry]) -> None:
         """Versions that Redis has lost are registered again; those it knows stay as they are."""
         for entry in entries:
             specs = list(entry.versions.values())
             for spec in specs:
-                self._write_config(spec, is_new=False)
+                self._configs.complete(spec)
             self._change(specs[0].model_name, entry.completed_by)
 
     def repair(self, entries: Iterable[ModelEntry]) -> None:
         """Each of these versions that is registered has its configuration."""
         for spec in specs_of(entries):
-            self._write_config(spec, is_new=False)
+            self._configs.complete(spec)
             if spec.model_version not in self._versions_of(spec.model_name):
                 # It was removed meanwhile, its configuration perhaps before this one came.
                 self._delete_config(spec.key)
 
     def epoch(self) -> str:
         """The name of the time since Redis was last emptied; empty until `mark` gives one."""
-        with _unavailable():
+        with telling_unavailable():
             epoch = self._client.get(keys.EPOCH)
         return epoch.decode() if epoch else ""
 
@@ -110,7 +111,9 @@ class Registry:
 
         From now on an emptied Redis can be told from an empty registry.
         """
-        with _unavailable():
+        if epoch := self.epoch():
+            return epoch  # also at maxmemory, where even a SET that would change nothing is refused
+        with telling_unavailable():
             self._client.set(keys.EPOCH, uuid.uuid4().hex, nx=True)
         return self.epoch()
 
@@ -179,9 +182,6 @@ class Registry:
         self._change(key.model_name, change)
         # Without it submit refuses; nodes then answer what still waits.
         self._delete_config(key)
-        if again := self._versions_of(key.model_name).get(key.model_version):
-            # Somebody has registered it again before its configuration was deleted.
-            self._write_config(again, is_new=True)
 
     def workers(self, key: VersionKey, alive: Set[str] | None = None) -> list[WorkerStatus]:
         """The workers of live nodes, by node and slot.
@@ -190,7 +190,7 @@ class Registry:
         less.
         """
         version_keys = VersionKeys.of(key)
-        with _unavailable():
+        with telling_unavailable():
             records = at(self._client, version_keys.tag).hvals(version_keys.workers)
         if alive is None:
             alive = self.alive_nodes() if records else frozenset()
@@ -202,7 +202,7 @@ class Registry:
 
     def nodes(self) -> list[NodeStatus]:
         """The nodes whose last beat is young enough."""
-        with _unavailable():
+        with telling_unavailable():
             records = self._client.hgetall(keys.NODE_INFO)
         alive = self.alive_nodes()
         return [
@@ -213,14 +213,14 @@ class Registry:
 
     def alive_nodes(self) -> set[str]:
         """The ids of the nodes whose last beat is young enough."""
-        with _unavailable():
+        with telling_unavailable():
             [members] = self._living(keys=[keys.NODES], args=[self._dead_after_ms, "alive"])
         return {member.decode() for member in members}
 
     def queue(self, spec: ModelSpec) -> QueueStatus:
         """How many requests wait now, and what has become of the others since registration."""
         names = VersionKeys.of(spec.key)
-        with _unavailable():
+        with telling_unavailable():
             waiting, open_requests, oldest_age_us, *counters = self._measure(
                 keys=[names.queue, names.solo, names.open, names.counters],
                 client=at(self._client, names.tag),
@@ -237,26 +237,26 @@ class Registry:
     @contextlib.contextmanager
     def changes(self) -> Iterator[Callable[[float], bool]]:
         """Yields `wait(timeout_s)`: true once the registry or a worker's state has changed."""
-        with _unavailable(), self._client.pubsub(ignore_subscribe_messages=True) as listener:
+        with telling_unavailable(), self._client.pubsub(ignore_subscribe_messages=True) as listener:
             listener.subscribe(keys.CHANGES)
             # The confirmation; without it a change could be missed, and `wait` would end with it.
             listener.get_message(timeout=CONFIRMATION_S)
 
             def wait(timeout_s: float) -> bool:
-                with _unavailable():
+                with telling_unavailable():
                     return listener.get_message(timeout=timeout_s) is not None
 
             yield wait
 
     def announce(self, model_name: str) -> None:
         """Everybody who waits for changes looks again."""
-        with _unavailable():
+        with telling_unavailable():
             self._client.publish(keys.CHANGES, model_name)
 
     def store(self) -> StoreStatus:
         """How Redis is; of a cluster, the node that answers."""
         started_s = time.perf_counter()
-        with _unavailable():
+        with telling_unavailable():
             self._client.ping()
             round_trip_s = time.perf_counter() - started_s
             info = self._client.info("memory", "clients", "stats")
@@ -274,22 +274,10 @@ class Registry:
         return entry.versions if entry else {}
 
     def _delete_config(self, key: VersionKey) -> None:
-        names = VersionKeys.of(key)
-        with _unavailable():
-            at(self._client, names.tag).delete(names.config)
-
-    def _write_config(self, spec: ModelSpec, *, is_new: bool) -> None:
-        # Unless it is known to be new, its registration may still be refused.
-        names = VersionKeys.of(spec.key)
-        # max_queue comes last: with it there is such a version.
-        config = {"job_ticket": int(spec.use_job_ticket), "max_queue": spec.job_queue_size}
-        client = at(self._client, names.tag)
-        with _unavailable():
-            if is_new:
-                client.hset(names.config, mapping=config)
-                return
-            for field, value in config.items():
-                client.hsetnx(names.config, field, value)
+        self._configs.delete(key)
+        if again := self._versions_of(key.model_name).get(key.model_version):
+            # Somebody has registered it again before its configuration was deleted.
+            self._configs.write(again)
 
     def _change(
         self, model_name: str, change: Callable[[ModelEntry | None], ModelEntry | None]
@@ -304,13 +292,5 @@ class Registry:
                 pipe.hset(keys.MODELS, model_name, entry.to_json())
             pipe.publish(keys.CHANGES, model_name)
 
-        with _unavailable():
+        with telling_unavailable():
             self._client.transaction(transaction, keys.MODELS)
-
-
-@contextlib.contextmanager
-def _unavailable() -> Iterator[None]:
-    try:
-        yield
-    except RedisError as error:  # not AWAY: what is done inside `changes` may fail by an OSError
-        raise store_unavailable() from error

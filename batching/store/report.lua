@@ -1,13 +1,13 @@
--- report: everybody sees the worker's state.
+-- report: everybody sees the state of a worker, or of a node.
 --
--- KEYS  1 workers (hash)
--- ARGV  1 worker id  2 WorkerStatus as JSON  3 channel of changes  4 model name
+-- KEYS  1 workers, or nodes (hash)
+-- ARGV  1 its id  2 its status as JSON  and of a worker: 3 channel of changes  4 model name
 -- Returns 1.
 --
 -- HDEL comes first: at maxmemory a script may go on after a first write that frees memory, while a
--- plain HSET would be refused and a worker that was replaced would be missing from every list.
+-- plain HSET would be refused and who was replaced would be missing from every list.
 
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-redis.call('PUBLISH', ARGV[3], ARGV[4])
+if ARGV[3] then redis.call('PUBLISH', ARGV[3], ARGV[4]) end
 return 1

@@ -2,8 +2,7 @@
 
 from batching.store import keys
 from batching.store.connection import Client
-from batching.store.redis_errors import RedisError
-from batching.store.refusals import store_unavailable
+from batching.store.refusals import telling_unavailable
 
 
 class StartupMarks:
@@ -21,10 +20,8 @@ class StartupMarks:
         Raises:
             StoreUnavailable: Redis does not answer.
         """
-        try:
+        with telling_unavailable():
             return bool(self._client.hexists(keys.STARTED, entry))
-        except RedisError as error:
-            raise store_unavailable() from error
 
     def add(self, entry: str) -> None:
         """It has been registered.
@@ -32,7 +29,5 @@ class StartupMarks:
         Raises:
             StoreUnavailable: Redis does not answer.
         """
-        try:
+        with telling_unavailable():
             self._client.hset(keys.STARTED, entry, 1)
-        except RedisError as error:
-            raise store_unavailable() from error

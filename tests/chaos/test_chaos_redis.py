@@ -232,6 +232,29 @@ def test_f23_full_memory_stops_admission_only(rig: Rig, crowd: Crowd, record_pro
         assert crowd.ask("f23", ["after"])[0].status == 200
 
 
+def test_f23_node_that_starts_while_memory_is_full_serves_what_waits(
+    rig: Rig, crowd: Crowd, record_promise
+) -> None:
+    with rig.serve("f23n") as model:
+        # Given requests that wait, and memory that is full
+        sent = crowd.send("f23n", [f"sleep 0.1|{number}" for number in range(10)])
+        model.wait_calls(1)
+        rig.redis.config_set("maxmemory", 1_000_000)
+        try:
+            # When the only node is replaced
+            rig.remove_node(rig.nodes[0])
+            rig.add_node()
+            crowd.wait()
+        finally:
+            rig.redis.config_set("maxmemory", 0)
+
+        # Then its successor serves them
+        statuses = checker.statuses(sent)
+        record_promise("F23", "maxmemory: node replaced", "all served", str(statuses))
+        assert set(statuses) == {"200"}
+        model.check(crowd)
+
+
 @pytest.fixture
 def far_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, ChaosProxy, TcpRedis]]:
     """A rig whose parts reach their Redis only through the proxy."""

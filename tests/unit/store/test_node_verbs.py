@@ -34,6 +34,17 @@ def test_node_beats_when_memory_is_full(real_desk, full_memory):
     assert real_desk.node().dead_nodes() == []
 
 
+def test_node_joins_when_memory_is_full(real_desk, full_memory):
+    # Given
+    full_memory()
+
+    # When
+    real_desk.join(NODE)
+
+    # Then
+    assert real_desk.registry().nodes() == [NODE]
+
+
 def test_described_node_is_seen_while_it_beats(desk):
     # When
     desk.join(NODE)

@@ -227,6 +227,22 @@ def test_create_after_remove_takes_the_new_configuration(registry, store_backend
     assert max_queue(store_backend, V1) == 99
 
 
+def test_what_is_there_is_enough_when_memory_is_full(real_backend):
+    # Given
+    registry = Registry(real_backend.client)
+    registry.create(V1)
+    epoch = registry.mark()
+    real_backend.client.config_set("maxmemory", 1_000_000)
+    try:
+        # When / Then: a node that starts learns what is registered
+        assert registry.mark() == epoch
+        registry.repair([registry.get("digits")])
+        with pytest.raises(errors.StoreUnavailable):
+            registry.create(V2)
+    finally:
+        real_backend.client.config_set("maxmemory", 0)
+
+
 class InterruptedRedis(fakeredis.FakeRedis):
     """A client before whose next DEL somebody else gets a turn."""
 
