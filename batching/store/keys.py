@@ -139,7 +139,10 @@ class VersionKeys:
 
     @property
     def workers(self) -> str:
-        """Hash worker id -> WorkerStatus as JSON; permanent, fields deleted by node and reaper."""
+        """Hash worker id -> WorkerStatus as JSON; permanent, fields deleted by node and reaper.
+
+        What is left of dead nodes is deleted with the counters.
+        """
         return f"{self.tag}:workers"
 
     @property

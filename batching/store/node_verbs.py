@@ -213,16 +213,24 @@ class NodeVerbs:
                 return total
 
     async def is_staffed(self, key: VersionKey) -> bool:
-        """Whether a worker of the version is counted on, or was and has not been reclaimed yet."""
+        """Whether the version has a worker, or had one whose node is not known to be dead."""
         version_keys = VersionKeys.of(key)
-        count: int = await self._at(version_keys).zcard(version_keys.worker_beats)
-        return count > 0
+        client = self._at(version_keys)
+        if await client.zcard(version_keys.worker_beats) > 0:
+            return True
+        # Those that were hidden: as long as its node has them, it may report them again.
+        worker_ids = await client.hkeys(version_keys.workers)
+        nodes = await self._client.zrangebyscore(keys.NODES, "-inf", "+inf") if worker_ids else []
+        return any(worker_id.rpartition(b"-")[0] in nodes for worker_id in worker_ids)
 
     async def bury(self, key: VersionKey) -> None:
         """Nothing is left of an unregistered version that nobody waits for."""
         version_keys = VersionKeys.of(key)
         await self._at(version_keys).delete(
-            version_keys.counters, version_keys.metrics, version_keys.ingress_beats
+            version_keys.counters,
+            version_keys.metrics,
+            version_keys.ingress_beats,
+            version_keys.workers,
         )
 
     async def forget_nodes(self, node_ids: Iterable[str]) -> list[GoneNode]:

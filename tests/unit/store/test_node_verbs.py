@@ -139,6 +139,24 @@ def test_workers_of_a_dead_node_are_forgotten_although_they_were_hidden(desk):
     assert desk.client.hkeys(desk.keys.workers) == [b"node-b-1"]
 
 
+def test_version_is_staffed_until_the_nodes_of_its_hidden_workers_are_gone(desk):
+    # Given
+    desk.join(NODE)
+    desk.node().report(KEY, replace(WORKER, worker_id="node-a-1"))
+    assert desk.node().is_staffed(KEY)
+    for worker_id in ("worker-a", "node-a-1"):
+        desk.node().hide(KEY, worker_id)
+    before = desk.node().is_staffed(KEY)
+
+    # When its node is found dead, and the version is not registered any more
+    desk.node().forget_nodes(["node-a"])
+
+    # Then nothing of it stays
+    assert (before, desk.node().is_staffed(KEY)) == (True, False)
+    desk.node().bury(KEY)
+    assert not desk.client.exists(desk.keys.workers)
+
+
 @pytest.mark.parametrize("verb", ["forget", "hide"])
 def test_forgetting_an_unknown_worker_is_harmless(desk, verb):
     # When
