@@ -23,6 +23,7 @@ from batching.model_spec import (
     ModelSpec,
     VersionKey,
     bool_parameter,
+    check_parameters,
     check_worker_count,
     int_parameter,
     spec_from_registration,
@@ -95,6 +96,7 @@ class Registrar:
             raise BadRequest("Parameter url is required.")
         if not url:
             raise ModelNotFound("empty url")
+        check_parameters(parameters)  # a download may take many minutes
         if not wait_for_node(self._registry, self._should_stop, timeout_s=NODE_TIMEOUT_S):
             raise Unavailable(
                 "No node is running to load models. Start one: ferry node", retry_after_s=5.0

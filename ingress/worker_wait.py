@@ -115,15 +115,22 @@ def wait_until_listed(registry: Registry, key: VersionKey, should_stop: ShouldSt
 def wait_until_gone(
     registry: Registry, key: VersionKey, should_stop: ShouldStop, *, timeout_s: float
 ) -> None:
-    """No live node runs a worker of this version any more.
+    """No live node runs a worker of this version any more, or it is registered again.
 
     Raises:
         RequestTimeout: they are still there after `timeout_s`.
         Draining: this server stops.
     """
-    if not _wait_until(lambda: not registry.workers(key), registry, should_stop, timeout_s):
+    if not _wait_until(lambda: _is_gone(registry, key), registry, should_stop, timeout_s):
         _raise_if_stopping(should_stop)
         raise RequestTimeout(f"Timed out while cleaning resources: {key.model_name}")
+
+
+def _is_gone(registry: Registry, key: VersionKey) -> bool:
+    # Workers of a version that somebody has registered again are, or will be, that one's.
+    entry = registry.get(key.model_name)
+    is_there_again = entry is not None and key.model_version in entry.versions
+    return is_there_again or not registry.workers(key)
 
 
 def _wait_until(

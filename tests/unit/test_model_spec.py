@@ -15,6 +15,7 @@ from batching.model_spec import (
     ModelSpec,
     VersionKey,
     bool_parameter,
+    check_parameters,
     int_parameter,
     spec_from_registration,
 )
@@ -148,6 +149,39 @@ def test_registration_is_refused_when_nobody_could_serve_it(parameters):
     # Given / When / Then
     with pytest.raises(BadRequest):
         register(parameters)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"runtime": "LSP"},
+        {"batch_size": 0},
+        {"max_batch_delay": "-1"},
+        {"queue_timeout": "-1"},
+        {"batch_policy": "brave"},
+        {"batch_policy": "fixed", "latency_slo_ms": "5"},
+        {"model_name": "two words"},
+    ],
+)
+def test_parameters_are_refused_when_no_archive_can_be_registered_with_them(parameters):
+    # Given / When / Then
+    with pytest.raises(BadRequest):
+        check_parameters(parameters)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"url": "m.mar", "batch_size": "8", "unknown": "x"},
+        {"latency_slo_ms": "5"},
+        {"response_timeout": "0", "startup_timeout": "0"},
+        {"initial_workers": "2000000000"},
+    ],
+)
+def test_parameters_are_taken_when_what_an_archive_says_may_count_instead(parameters):
+    # Given / When / Then
+    check_parameters(parameters)
 
 
 def test_registration_is_refused_when_the_archives_queue_has_no_room():

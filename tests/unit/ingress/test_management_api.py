@@ -77,6 +77,10 @@ def test_register_takes_only_the_body_when_it_is_json(manager):
             "/models?url=echo.mar&runtime=LISP",
             (400, "BadRequestException", "Invalid RuntimeType value: LISP"),
         ),
+        (
+            "/models?url=no.mar&batch_size=0",  # before anything is looked for, or downloaded
+            (400, "BadRequestException", "batch_size must be 1 or more, not 0."),
+        ),
     ],
 )
 def test_register_is_refused(manager, path, error):
@@ -473,6 +477,24 @@ def test_unregister_ends_the_workers_and_the_predictions(manager):
     assert status_of(answer) == (200, 'Model "echo" unregistered')
     assert manager.registry.workers(spec.key) == []
     assert error_of(manager.predict("/predictions/echo"))[1] == "ModelNotFoundException"
+
+
+def test_unregister_does_not_wait_for_the_workers_of_who_has_registered_again(manager, node):
+    # Given a worker that does not go at once
+    spec = manager.register("echo")
+    node.close()
+    answers = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(manager.manage("DELETE", "/models/echo"))
+    )
+    waiting.start()
+    eventually(lambda: manager.registry.get("echo") is None)
+    # When
+    manager.registry.create(spec)
+    waiting.join(10)
+    # Then
+    assert [status_of(answer) for answer in answers] == [(200, 'Model "echo" unregistered')]
+    assert manager.registry.resolve("echo", None) == spec
 
 
 def test_unregister_keeps_the_default_version_while_others_remain(manager):
