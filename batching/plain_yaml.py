@@ -12,13 +12,18 @@ def load_yaml(text: str | bytes) -> Any:
     """What the one document of the text describes, in plain Python values.
 
     Raises:
-        ValueError: no YAML, tags that make objects, or aliases that repeat too much.
+        ValueError: no YAML, tags that make objects, or aliases that repeat too much; in one line.
     """
     try:
         # A SafeLoader that counts.
         return yaml.load(text, Loader=_BoundedLoader)  # noqa: S506
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        words = ", ".join(filter(None, (error.context, error.problem)))
+        raise ValueError(f"line {line}: {words}") from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
+        first = str(error).partition("\n")[0]
+        raise ValueError(f"{type(error).__name__}: {first}") from error
 
 
 class _BoundedLoader(yaml.SafeLoader):

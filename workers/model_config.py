@@ -18,7 +18,7 @@ def parse_config(text: bytes | None, config_file: str) -> dict[str, Any]:
     try:
         config = load_yaml(text)
     except ValueError as error:
-        raise InvalidModel(f"{config_file} is not valid YAML.") from error
+        raise InvalidModel(f"{config_file} is not valid YAML: {error}.") from error
     if config is None:
         return {}
     if not isinstance(config, dict):
