@@ -85,9 +85,7 @@ def read_entries(path: Path) -> Iterator[Iterator[Entry]]:
     """
     try:
         if path.suffix == ".mar":
-            if zip_directory_bytes(path) > MAX_ZIP_DIRECTORY_BYTES:
-                raise InvalidModel(f"{path.name} has more than {MAX_ENTRIES} entries.")
-            with zipfile.ZipFile(path) as bundle:
+            with open_zip(path) as bundle:
                 yield _checked(_zip_entries(bundle), path.name)
         else:
             with _open_tar(path) as entries:
@@ -97,6 +95,18 @@ def read_entries(path: Path) -> Iterator[Iterator[Entry]]:
         raise InvalidModel(
             f"{path.name} is not {kind} archive, or it is damaged or encrypted."
         ) from error
+
+
+def open_zip(path: Path) -> zipfile.ZipFile:
+    """The zip, whose directory is in memory from then on.
+
+    Raises:
+        InvalidModel: that would take too much of it.
+        BadZipFile: it is none.
+    """
+    if zip_directory_bytes(path) > MAX_ZIP_DIRECTORY_BYTES:
+        raise InvalidModel(f"{path.name} has more than {MAX_ENTRIES} entries.")
+    return zipfile.ZipFile(path)
 
 
 def read_chunks(entry: Entry) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ import importlib.metadata
 import io
 import json
 import sys
+import zipfile
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from cli.doctor import doctor
 from tests.unit.archives import write_folder, write_tar, write_zip
 from tests.unit.models import MODEL_SOURCE, Pooled, Touch, manifest, saved, scripted
+from workers import archive_entries
 from workers.doctor.examination import examine
 from workers.doctor.ts_names import TsNames
 
@@ -272,6 +274,33 @@ def test_weights_of_a_handler_that_loads_them_itself_are_its_own_business(tmp_pa
         "w.bin is the handler's own business",
         "extra.pkl is a pickle: a handler that loads it runs what is in it",
     ]
+
+
+def test_weights_whose_directory_is_too_large_to_be_read_are_a_problem(tmp_path, monkeypatch):
+    # Given a zip of many entries
+    with zipfile.ZipFile(buffer := io.BytesIO(), "w") as bundle:
+        for number in range(100):
+            bundle.writestr(f"w/code/{number}", b"")
+    monkeypatch.setattr(archive_entries, "MAX_ZIP_DIRECTORY_BYTES", 2000)
+
+    # When
+    files = {"w.pt": buffer.getvalue()}
+    found = diagnose(tmp_path, files, handler="image_classifier", serializedFile="w.pt")
+
+    # Then
+    assert problems(found) == ["w.pt has more than 10000 entries."]
+
+
+def test_weights_that_end_like_a_zip_and_are_none_are_no_torchscript(tmp_path):
+    # Given
+    whole = scripted(Pooled(2))
+    files = {"w.pt": whole.replace(b"PK\x01\x02", b"PK\x01\x03")}
+
+    # When
+    (text,) = problems(diagnose(tmp_path, files, handler="image_classifier", serializedFile="w.pt"))
+
+    # Then
+    assert text.startswith("w.pt is not TorchScript")
 
 
 def test_requirements_are_read_and_not_installed(tmp_path):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from workers.archive_entries import open_zip
 from workers.doctor.findings import Finding, note, ok, problem
 
 PART = "weights"
@@ -57,10 +58,11 @@ def examine_other_files(names: Iterable[str]) -> Iterator[Finding]:
 
 
 def _is_torchscript(path: Path) -> bool:
-    if not zipfile.is_zipfile(path):
+    try:
+        with open_zip(path) as bundle:
+            return any(_TORCHSCRIPT_FOLDER in entry for entry in bundle.namelist())
+    except zipfile.BadZipFile:
         return False
-    with zipfile.ZipFile(path) as bundle:
-        return any(_TORCHSCRIPT_FOLDER in entry for entry in bundle.namelist())
 
 
 def _examine_checkpoint(path: Path) -> Iterator[Finding]:
