@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 _ARCHIVE_SUFFIXES = re.compile(r"(\.mar|\.tar\.gz|\.tgz|\.tar|\.model)$")
 
 
+class ArchiveChanged(InvalidModel):
+    """The archive is another one than was registered."""
+
+
 def inspect_archive(path: Path, url: str) -> ArchiveInfo:
     """What the archive says of itself, after every entry was checked against the limits.
 
@@ -85,14 +89,18 @@ def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
     processes may race; the first rename wins and the others throw theirs away.
 
     Raises:
-        InvalidModel: the archive is not the one with that SHA-256, or is over a limit.
+        ArchiveChanged: the archive is not the one with that SHA-256.
+        InvalidModel: it is over a limit.
         InternalError: an entry would land outside, or the disk fails.
     """
     if (unpacked := find_unpacked(sha256, work_dir)) is not None:
         return unpacked
     target = work_dir / sha256
     if hash_archive(path) != sha256:
-        raise InvalidModel(f"{path.name} has changed since it was registered: its SHA-256 differs.")
+        raise ArchiveChanged(
+            f"{path.name} has changed since it was registered: its SHA-256 differs. Put the "
+            "registered one back, or unregister the model and register it again."
+        )
     try:
         work_dir.mkdir(parents=True, exist_ok=True)
         with folder_to_unpack_in(work_dir) as quarantine:

@@ -5,7 +5,9 @@ all its addresses must be public, and the connection goes to an address that was
 the resolver a second time is what DNS rebinding waits for.
 """
 
+import contextlib
 import ipaddress
+import logging
 import re
 import socket
 import tempfile
@@ -20,7 +22,7 @@ import httpx
 from batching.errors import DownloadFailed, InternalError, ModelNotFound
 from workers.archive import inspect_archive, not_saved
 from workers.archive_entries import MAX_UNPACKED_BYTES
-from workers.quarantine import DOWNLOAD_PREFIX
+from workers.quarantine import DOWNLOAD_PREFIX, mark_used, unmarked_s
 
 MAX_REDIRECTS = 3
 MAX_DOWNLOAD_S = 900
@@ -33,6 +35,8 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 # Not global by IANA's registry, and yet to the `ipaddress` of some Pythons that we run on.
 _SPECIAL = (ipaddress.IPv6Network("3fff::/20"), ipaddress.IPv4Network("192.0.0.0/24"))
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int | None], None]
 
@@ -94,6 +98,22 @@ def remove_download(url: str, model_store: Path) -> bool:
     return True
 
 
+def remove_unused_downloads(
+    model_store: Path, is_needed: Callable[[str], bool], *, older_than_s: float
+) -> None:
+    """Downloads that nobody has needed for so long have gone; those that are needed are marked.
+
+    A registration that fails after its download leaves one behind.
+    """
+    for note in model_store.glob(".*.url"):
+        with contextlib.suppress(OSError, ValueError):  # another node was faster; it is no note
+            url = note.read_text(encoding="utf-8")
+            if is_needed(url):
+                mark_used(note)
+            elif unmarked_s(note) > older_than_s and remove_download(url, model_store):
+                log.info("removed unused download url=%s", url)
+
+
 def store_path(url: str, model_store: Path) -> Path:
     """Where the archive at `url` belongs in the model store.
 
@@ -101,7 +121,10 @@ def store_path(url: str, model_store: Path) -> Path:
         DownloadFailed: the URL does not end in a file name.
     """
     if not (name := _file_name(url)):
-        raise DownloadFailed(f"Failed to download archive from: {url}")
+        raise DownloadFailed(
+            f"Failed to download archive from: {url}. Its path has to end in a file name of "
+            "letters, digits, '.', '_' and '-'"
+        )
     return model_store / name
 
 
@@ -120,6 +143,16 @@ def _check_replaceable(url: str, target: Path, is_unused: Callable[[], bool] | N
     is_ours = was_downloaded(url, target.parent)
     if target.exists() and not (is_ours and is_unused is not None and is_unused()):
         raise InternalError(f"Model file already exists {target.name}")
+
+
+def _refusal(url: str) -> str:
+    return f"Given URL {url} does not match any allowed URL(s)"
+
+
+def _failed(url: str, error: Exception) -> DownloadFailed:
+    """What a client is told; the log has the cause."""
+    log.error("not downloaded url=%s: %s: %s", url, type(error).__name__, error)
+    return DownloadFailed(f"Failed to download archive from: {url}")
 
 
 class Downloader:
@@ -170,10 +203,12 @@ class Downloader:
                 file = Path(quarantine) / target.name
                 self._download(url, file, on_progress)
                 inspect_archive(file, url)
+                # Before it is in the store: without a note it would be in everybody's way there.
+                _note(file).write_text(url, encoding="utf-8")
                 if is_there:  # somebody may have registered it meanwhile
                     _check_replaceable(url, target, is_unused)
                 file.rename(target)
-                _note(target).write_text(url, encoding="utf-8")
+                _note(file).rename(_note(target))
         except OSError as error:
             raise not_saved(url, model_store, error) from error
         return target
@@ -192,7 +227,7 @@ class Downloader:
                     if on_progress:
                         on_progress(stream.tell(), total_bytes)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise DownloadFailed(f"Failed to download archive from: {url}") from error
+            raise _failed(url, error) from error
 
     @contextmanager
     def _open(self, url: str) -> Iterator[httpx.Response]:
@@ -236,14 +271,16 @@ class Downloader:
         try:
             addresses = self._resolve(host, port)
         except (OSError, UnicodeError) as error:
-            raise DownloadFailed(f"Failed to download archive from: {url}") from error
+            raise _failed(url, error) from error
         # One private address among public ones is enough to refuse: the resolver is not ours.
         if not all(is_public(address) for address in addresses):
-            raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
+            raise ModelNotFound(f"{_refusal(url)}: {host} leads to an address that is not public")
         return addresses
 
     def _check_allowed(self, hop: str, url: str) -> None:
-        refusal = f"Given URL {url} does not match any allowed URL(s)"
+        refusal = _refusal(url)
+        if hop != url:  # the rest of it may be a secret
+            refusal = f"{refusal}: it redirects to {hop.partition('?')[0]}"
         # What parsers disagree about is refused: blanks and control characters, `\\`, `user@`.
         if re.search(r"[\x00-\x20\x7f\\]", hop) or not any(
             pattern.fullmatch(hop) for pattern in self._allowed

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,9 @@ from batching.errors import ServeError
 from batching.model_spec import ModelSpec
 from batching.settings import Settings
 from workers import archive, fetch, quarantine
-from workers.download import remove_download
+from workers.download import may_share_a_file, remove_download, remove_unused_downloads
 from workers.installer import Installer
-from workers.quarantine import mark_used, remove_unused
+from workers.quarantine import folder_to_unpack_in, mark_used, remove_unused
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,9 @@ class ModelFiles:
         self._unpacking: weakref.WeakValueDictionary[str, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
+        self._has_swept = False
+        # Registered archives that their URLs do not lead to any more.
+        self._lost: set[str] = set()
         self._installer = Installer(
             self._work_dir,
             is_allowed=settings.install_py_dep_per_model,
@@ -62,7 +65,7 @@ class ModelFiles:
             model_dir = await self._unpack_alone(spec)
         return Prepared(model_dir, await self._installer.python_for(spec, model_dir))
 
-    def sweep(self, specs: Iterable[ModelSpec]) -> None:
+    def sweep(self, specs: Collection[ModelSpec]) -> None:
         """What these models need is kept; what nobody needs has gone, if it is old.
 
         That is what killed processes left half done in either folder, and what was made for models
@@ -78,15 +81,33 @@ class ModelFiles:
         for folder in (self._work_dir, self._model_store):
             if folder is not None and folder.is_dir():
                 quarantine.sweep(folder)
+        if self._model_store is not None and self._model_store.is_dir():
+            self._sweep_downloads(self._model_store, [spec.model_url for spec in specs])
 
-    def forget(self, urls: Iterable[str]) -> None:
-        """Archives that were downloaded from these URLs have left the store; all others stay."""
+    def forget(self, urls: Collection[str], *, kept: Collection[str] = ()) -> None:
+        """Archives that were downloaded from these URLs have left the store; all others stay.
+
+        Args:
+            urls: of versions that are not registered any more.
+            kept: those of all others; the same file may be meant by its name in the store.
+        """
         for url in urls:
+            if _is_meant(url, kept):
+                continue
             try:
                 if self._model_store is not None and remove_download(url, self._model_store):
                     log.info("removed download url=%s", url)
             except OSError as error:
                 log.warning("download not removed url=%s: %s", url, error.strerror)
+
+    def _sweep_downloads(self, model_store: Path, kept: Collection[str]) -> None:
+        # At first all are: what was registered before the last stop may be about to be again.
+        is_first, self._has_swept = not self._has_swept, True
+        remove_unused_downloads(
+            model_store,
+            lambda url: is_first or _is_meant(url, kept),
+            older_than_s=self._unused_kept_s,
+        )
 
     async def _unpack_alone(self, spec: ModelSpec) -> Path:
         """The model's folder, which is made once for all workers of this node that need it.
@@ -108,12 +129,39 @@ class ModelFiles:
             allowed_urls=self._allowed_urls,
             is_registered=True,
         )
-        return archive.unpack_archive(path, spec.archive_sha256, self._work_dir)
+        try:
+            return archive.unpack_archive(path, spec.archive_sha256, self._work_dir)
+        except archive.ArchiveChanged:
+            is_remote = bool(fetch.name_of_download(spec.model_url))
+            if not is_remote or spec.archive_sha256 in self._lost:
+                raise
+        return self._unpack_anew(spec)
+
+    def _unpack_anew(self, spec: ModelSpec) -> Path:
+        """As `_unpack`, from the URL: nodes' stores differ, and this one has another archive.
+
+        That stays, as a version may need it that was registered before, or by its name.
+        """
+        try:
+            self._work_dir.mkdir(parents=True, exist_ok=True)
+            with folder_to_unpack_in(self._work_dir) as folder:
+                path = fetch.locate_archive(spec.model_url, folder, allowed_urls=self._allowed_urls)
+                return archive.unpack_archive(path, spec.archive_sha256, self._work_dir)
+        except archive.ArchiveChanged:
+            self._lost.add(spec.archive_sha256)  # each further try would be a download
+            raise
+        except OSError as error:
+            raise archive.not_saved(spec.model_url, self._work_dir, error) from error
 
     def _find_unpacked(self, spec: ModelSpec) -> Path | None:
         """The model's folder, if it is there, and stays there for a while."""
         unpacked = archive.find_unpacked(spec.archive_sha256, self._work_dir)
         return unpacked if unpacked is not None and mark_used(unpacked) else None
+
+
+def _is_meant(url: str, others: Collection[str]) -> bool:
+    """Whether one of these may mean the file that was downloaded from the URL."""
+    return any(may_share_a_file(url, other) for other in others)
 
 
 def _default_work_dir() -> Path:

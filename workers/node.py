@@ -223,8 +223,9 @@ class Node:
     async def _reconcile(self) -> None:
         """As many slots run as the registry wants; slots too many are being stopped."""
         before, specs = await self._follow_registry()
-        if gone := _urls(before) - _urls(specs.values()):
-            await in_daemon_thread(partial(self._files.forget, gone))
+        kept = _urls(specs.values())
+        if gone := _urls(before) - kept:
+            await in_daemon_thread(partial(self._files.forget, gone, kept=kept))
         for (key, number), slot in self._slots.items():
             spec = specs.get(key)
             if spec is None or number >= spec.min_worker or not slot.is_for(spec):

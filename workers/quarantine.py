@@ -53,6 +53,15 @@ def mark_used(place: Path) -> bool:
     return True
 
 
+def unmarked_s(place: Path) -> float:
+    """Seconds since it was marked.
+
+    Raises:
+        OSError: it is gone.
+    """
+    return _now_s() - place.lstat().st_mtime
+
+
 def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> None:
     """Those of the folder that are named by a hash and were marked by nobody for so long are gone.
 
@@ -63,7 +72,7 @@ def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> None:
         if not _CONTENT_HASH.fullmatch(place.name):
             continue
         with contextlib.suppress(OSError):  # another node was faster
-            if _now_s() - place.lstat().st_mtime <= older_than_s:
+            if unmarked_s(place) <= older_than_s:
                 continue
             with tempfile.TemporaryDirectory(
                 prefix=UNPACK_PREFIX, dir=work_dir, ignore_cleanup_errors=True

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 
 from batching.daemon_thread import in_daemon_thread
@@ -21,7 +21,7 @@ class Sweeper:
     def __init__(
         self,
         files: ModelFiles,
-        registered: Callable[[], Awaitable[Iterable[ModelSpec]]],
+        registered: Callable[[], Awaitable[Collection[ModelSpec]]],
         *,
         kept_s: float,
     ) -> None:

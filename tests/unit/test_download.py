@@ -1,5 +1,7 @@
 """Downloads, under the rules against SSRF."""
 
+import re
+
 import httpx
 import pytest
 
@@ -141,8 +143,9 @@ def test_b10_private_address_is_refused_even_next_to_a_public_one(address, store
     web.addresses["models.example"] = [PUBLIC, address]
 
     # When / Then
-    with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
+    with pytest.raises(ModelNotFound, match="does not match any allowed URL") as caught:
         locate_archive(URL, store, downloader=web.downloader())
+    assert caught.value.message.endswith(": models.example leads to an address that is not public")
     assert not web.requests
 
 
@@ -180,15 +183,22 @@ def test_redirect_is_followed_when_its_target_is_allowed(store):
 
 @pytest.mark.parametrize(
     "location",
-    ["https://evil.example/x.mar", "http://models.example/x.mar", "file:///etc/hosts", "//evil/x"],
+    [
+        "https://evil.example/x.mar?sig=secret",
+        "http://models.example/x.mar",
+        "file:///etc/hosts",
+        "//evil/x",
+    ],
 )
 def test_b10_redirect_is_refused_when_its_target_is_not_allowed(location, store):
     # Given
     web = Web({"models.example/a.mar": redirect(location)})
 
     # When / Then
-    with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
+    with pytest.raises(ModelNotFound, match="does not match any allowed URL") as caught:
         locate_archive("https://models.example/a.mar", store, downloader=web.downloader())
+    assert "it redirects to " in caught.value.message
+    assert "secret" not in caught.value.message
     assert len(web.requests) == 1
 
 
@@ -219,7 +229,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("answer", FAILURES.values(), ids=FAILURES)
-def test_failed_download_leaves_nothing(answer, store):
+def test_failed_download_leaves_nothing_but_a_reason_in_the_log(answer, store, caplog):
     # Given
     before = sorted(store.iterdir())
     web = Web({"models.example/store/echo.mar": answer})
@@ -228,8 +238,20 @@ def test_failed_download_leaves_nothing(answer, store):
     with pytest.raises(DownloadFailed) as caught:
         locate_archive(URL, store, downloader=web.downloader())
     assert caught.value.message == f"Failed to download archive from: {URL}"
+    assert re.search(f"not downloaded url={URL}: [A-Z][A-Za-z]+: .", caplog.text)
     assert sorted(store.iterdir()) == before
     assert len(web.requests) <= 4
+
+
+def test_download_that_has_come_into_the_store_needs_no_more_room_there(store):
+    # Given a disk that takes the archive, and not a byte more
+    (store / ".echo.mar.url").symlink_to("/dev/full")
+
+    # When
+    locate_archive(URL, store, downloader=web_with_archive().downloader())
+
+    # Then it is known for a download, and goes as one
+    assert remove_download(URL, store)
 
 
 def test_host_that_does_not_resolve_is_a_failed_download(store):
@@ -379,6 +401,6 @@ def test_download_needs_a_plain_file_name(path, store):
     web = web_with_archive()
 
     # When / Then
-    with pytest.raises(DownloadFailed):
+    with pytest.raises(DownloadFailed, match="has to end in a file name"):
         locate_archive(f"https://models.example/{path}", store, downloader=web.downloader())
     assert not web.requests

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import os
 from collections.abc import AsyncIterator
 
@@ -11,7 +12,8 @@ from batching.errors import InvalidModel
 from batching.settings import Settings
 from tests.support import eventually_async, make_spec
 from tests.unit.archives import write_zip
-from workers import archive
+from tests.unit.web import ALLOWED, URL, Web, archive_bytes, served, web_with_archive
+from workers import archive, fetch
 from workers.archive import hash_archive
 from workers.model_files import ModelFiles, Prepared
 
@@ -28,7 +30,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def files(store, tmp_path):
-    return ModelFiles(Settings(work_dir=tmp_path / "work", model_store=store))
+    return ModelFiles(Settings(work_dir=tmp_path / "work", model_store=store, allowed_urls=ALLOWED))
 
 
 @pytest.fixture
@@ -157,3 +159,52 @@ def test_node_keeps_nothing_of_archives_that_are_unpacked(files, quick):
 
     # Then: it may see many in its life
     assert not files._unpacking
+
+
+@pytest.fixture
+def stale(store, monkeypatch):
+    """The network; in the store lies what its URL had led to at an earlier registration."""
+    fetch.locate_archive(URL, store, downloader=web_with_archive().downloader())
+    web = Web({"models.example/store/echo.mar": served(NEWER)})
+    monkeypatch.setattr(fetch, "Downloader", web.downloader)
+    return web
+
+
+NEWER = archive_bytes(handler=b"def handle(data, context): return []")
+
+
+def remote_spec(content):
+    return make_spec(model_url=URL, archive_sha256=hashlib.sha256(content).hexdigest())
+
+
+def test_archive_is_downloaded_anew_where_the_store_has_an_older_one(files, store, stale):
+    # When
+    prepared = asyncio.run(files.prepare(remote_spec(NEWER)))
+
+    # Then: what was there may be needed by others
+    assert (prepared.model_dir / "echo.py").read_bytes().endswith(b"[]")
+    assert (store / "echo.mar").read_bytes() == archive_bytes()
+
+
+def test_archive_that_its_url_does_not_lead_to_any_more_is_downloaded_once(files, store, stale):
+    # Given
+    spec = remote_spec(b"what it was when it was registered")
+
+    # When
+    for _ in range(3):
+        with pytest.raises(InvalidModel, match="has changed since it was registered"):
+            asyncio.run(files.prepare(spec))
+
+    # Then
+    assert len(stale.requests) == 1
+    assert sorted(path.name for path in store.iterdir()) == [".echo.mar.url", "echo.mar"]
+
+
+def test_archive_is_not_downloaded_anew_where_it_was_registered_by_its_name(files, store, stale):
+    # When
+    spec = make_spec(model_url="echo.mar", archive_sha256=hashlib.sha256(NEWER).hexdigest())
+    with pytest.raises(InvalidModel, match="has changed since it was registered"):
+        asyncio.run(files.prepare(spec))
+
+    # Then
+    assert not stale.requests
