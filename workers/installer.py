@@ -43,6 +43,7 @@ LOCK_POLL_S = 0.2
 MAX_LINE_BYTES = 1024**2
 # Workers of one model, started again and again, do not each wait for pip to fail.
 FAILURE_LASTS_S = 30.0
+_CROSS = "\N{MULTIPLICATION SIGN}"  # pip's, before what failed
 _PTH = "shared_with_the_server.pth"
 
 
@@ -151,12 +152,21 @@ class Installer:
         async with _output(argv, environment, cwd) as (child, lines):
             async for line in lines:
                 log.info("pip model=%s: %s", spec.model_name, line)
-                if line.startswith("ERROR:") or not reason.startswith("ERROR:"):
+                if _weight(line) >= _weight(reason):
                     reason = line
             await exited(child)
         if child.returncode != 0:
-            reason = reason.removeprefix("ERROR:").strip()
+            reason = reason.removeprefix("ERROR:").strip(f" {_CROSS}.")
             raise DependenciesFailed(f"{reason}. The node's log has all that pip said.")
+
+
+def _weight(line: str) -> int:
+    """How likely a line of pip's says why it failed. Source: pip 23.2 `DiagnosticPipError`."""
+    if line.startswith("ERROR:"):
+        return 3
+    if line.startswith(_CROSS):
+        return 2
+    return 0 if line.startswith(("error:", "│", "╰─>", "note:", "hint:")) else 1
 
 
 @contextlib.asynccontextmanager

@@ -127,6 +127,20 @@ def test_failing_installation_is_told_and_not_tried_again_at_once(tmp_path, mode
 
 
 @pytest.mark.slow
+def test_package_that_cannot_be_fetched_is_told_by_what_failed(tmp_path, model_dir):
+    # Given a program under pip that fails, of which pip ends by saying that it is not at fault
+    (model_dir / "requirements.txt").write_text(f"git+file://{tmp_path}/nowhere.git")
+
+    # When
+    with pytest.raises(DependenciesFailed) as caught:
+        install(tmp_path, model_dir)
+
+    # Then
+    assert "for model digits: git clone" in caught.value.message
+    assert "did not run successfully. The node's log has" in caught.value.message
+
+
+@pytest.mark.slow
 def test_installation_ends_when_its_time_is_up(tmp_path, model_dir, monkeypatch):
     # Given an index that never answers
     with socket.create_server(("127.0.0.1", 0)) as silent:
