@@ -91,7 +91,8 @@ def read_entries(path: Path) -> Iterator[Iterator[Entry]]:
             with _open_tar(path) as entries:
                 yield _checked(entries, path.name)
     except _BROKEN as error:
-        kind = "a zip (.mar)" if path.suffix == ".mar" else "a tar or tar.gz"
+        is_mar = path.suffix == ".mar"
+        kind = "a zip (.mar)" if is_mar else "a tar or tar.gz (a zip has to be named .mar)"
         raise InvalidModel(
             f"{path.name} is not {kind} archive, or it is damaged or encrypted."
         ) from error
