@@ -1,11 +1,13 @@
 """Settings that do not fit together are refused at start, not at the first request."""
 
+import dataclasses
 import json
 import logging
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from batching.model_spec import MAX_INTEGER
 from batching.redis_url import RedisUrl, RedisUrlError
 from batching.settings_sources import SettingsError
 
@@ -14,8 +16,21 @@ if TYPE_CHECKING:
 
 METRICS_MODES = ("log", "prometheus", "legacy")
 ENVELOPES = ("", "body", "json", "kserve", "kservev2")
-# Nodes mark what they need 24 times in between (workers/sweeper.py).
-MIN_UNUSED_FILES_KEPT_S = 60
+# Numbers that are smaller keep everything from working; those that are not here may be 0.
+_LOWEST: Mapping[str, float] = {
+    "dead_after_s": 2,  # nodes beat every 0.9 s (workers/heartbeat.py)
+    "default_response_timeout_s": 1,
+    "default_startup_timeout_s": 1,
+    "job_queue_size": 1,  # every request waits, if briefly
+    "max_request_size_bytes": 1,
+    "max_response_size_bytes": 1,
+    "metric_time_interval_s": 1,
+    "number_of_gpu": -1,
+    "queue_timeout_s": 0.001,
+    "token_expiration_min": 1,
+    "unregister_model_timeout_s": 1,
+    "unused_files_kept_s": 60,  # nodes mark what they need 24 times in between (workers/sweeper.py)
+}
 
 # {model: {version: {batchSize: 8, ...}}}; the words are those of model-config.yaml.
 ModelSettings = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -55,12 +70,12 @@ def _check_words(settings: "Settings") -> None:
 
 
 def _check_numbers(settings: "Settings") -> None:
-    if settings.job_queue_size < 1:
-        raise SettingsError("job_queue_size must be 1 or more: every request waits, if briefly")
-    if settings.metric_time_interval_s < 1:
-        raise SettingsError("metric_time_interval must be 1 second or more")
-    if settings.unused_files_kept_s < MIN_UNUSED_FILES_KEPT_S:
-        raise SettingsError(f"unused_files_kept must be {MIN_UNUSED_FILES_KEPT_S} seconds or more")
+    for spec in dataclasses.fields(settings):
+        value, low = getattr(settings, spec.name), _LOWEST.get(spec.name, 0)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and not low <= value <= MAX_INTEGER:  # of which NaN is neither
+            key, doc = spec.metadata["key"] or spec.name, spec.metadata["doc"]
+            raise SettingsError(f"{key} must be from {low} to {MAX_INTEGER}, not {value}: {doc}")
 
 
 def _check_redis(settings: "Settings") -> None:

@@ -45,7 +45,7 @@ def test_help_leaves_out_only_what_the_role_does_not_read(
 
 def test_role_takes_the_settings_of_the_other_one_all_the_same() -> None:
     result = CliRunner().invoke(main, ["node", "--job-queue-size", "0"])
-    assert "job_queue_size must be 1 or more" in result.stderr
+    assert "job_queue_size must be from 1 to" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -170,5 +170,5 @@ def test_marking_says_that_a_folder_is_gone(tmp_path):
 
 
 def test_short_time_to_keep_unused_files_is_refused():
-    with pytest.raises(SettingsError, match="unused_files_kept must be 60"):
+    with pytest.raises(SettingsError, match="unused_files_kept must be from 60"):
         Settings.load(environment={"FERRY_UNUSED_FILES_KEPT_S": "59"})

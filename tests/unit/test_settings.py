@@ -181,12 +181,37 @@ def test_model_defaults_are_the_settings_of_the_same_name():
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"),
-    [("FERRY_LOG_LEVEL", "loud"), ("FERRY_JOB_QUEUE_SIZE", "0"), ("FERRY_JOB_QUEUE_SIZE", "-1")],
+    ("key", "value"),
+    [
+        ("log_level", "loud"),
+        ("job_queue_size", "0"),
+        ("job_queue_size", "-1"),
+        ("dead_after", "0"),
+        ("default_response_timeout", "0"),
+        ("drain_timeout", "-1"),
+        ("drain_timeout", "inf"),
+        ("max_request_size", "0"),
+        ("queue_timeout", "0"),
+        ("queue_timeout", "nan"),
+        ("token_expiration_min", "99999999999"),
+    ],
 )
-def test_settings_refuse_what_cannot_work(variable, value):
-    with pytest.raises(SettingsError, match=variable.removeprefix("FERRY_").lower()):
-        Settings.load(None, {variable: value}, {})
+def test_settings_refuse_what_cannot_work(key, value, tmp_path):
+    # Given
+    path = tmp_path / "config.properties"
+    path.write_text(f"{key}={value}\n")
+    # When / Then
+    with pytest.raises(SettingsError, match=f"^{key}"):
+        Settings.load(path, {}, {})
+
+
+def test_settings_say_which_numbers_can_work():
+    text = (
+        "job_queue_size must be from 1 to 2147483647, not 0: "
+        "requests that may wait per model version"
+    )
+    with pytest.raises(SettingsError, match=f"^{text}$"):
+        Settings.load(None, {"FERRY_JOB_QUEUE_SIZE": "0"}, {})
 
 
 def test_settings_take_a_log_level_in_any_case():
