@@ -55,10 +55,19 @@ def read_properties(path: Path) -> dict[str, str]:
         SettingsError: there is no such file, or it is something else.
     """
     try:
-        with path.open(encoding="utf-8") as stream:
-            return dict(javaproperties.load(stream))
+        return dict(javaproperties.loads(_decoded(path.read_bytes())))
     except (OSError, ValueError) as error:
         raise SettingsError(f"cannot read {path}: {error}") from error
+
+
+def _decoded(content: bytes) -> str:
+    """The text, in UTF-8 or as Java reads such files: a comment may be in any encoding."""
+    if b"\0" in content:
+        raise ValueError("it is no text")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content.decode("latin-1")
 
 
 def file_values(

@@ -149,3 +149,30 @@ def test_settings_survive_the_way_through_a_file(tmp_path):
     # And what belongs to one start only, or is a secret, is not in it
     assert found.redis_url == ""
     assert found.drain_timeout_s == 8.0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbfjob_queue_size=7\r\nlog_location=caf\xc3\xa9\r\n",
+        b"# d\xe9but\njob_queue_size=7\nlog_location=caf\xe9\n",
+        b"job_queue_size=7\nlog_location=caf\\u00e9\n",
+    ],
+    ids=["UTF-8 of Windows", "Latin-1, as TorchServe reads it", "escaped"],
+)
+def test_file_is_read_in_the_encodings_that_there_are(tmp_path, content):
+    # Given
+    path = tmp_path / "config.properties"
+    path.write_bytes(content)
+    # When
+    settings, without_effect = Settings.load(path, {})
+    # Then
+    assert (settings.job_queue_size, str(settings.log_location)) == (7, "café")
+    assert without_effect == []
+
+
+def test_file_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "config.properties"
+    path.write_bytes(b"PK\x03\x04\x00\x00")
+    with pytest.raises(SettingsError, match=r"cannot read .*config\.properties: it is no text"):
+        Settings.load(path, {})
