@@ -130,13 +130,15 @@ class HttpConnection(asyncio.Protocol):
             self._is_last = not self._parser.feed(data) or self._is_last
         except Unreadable as error:
             self._is_last = True
-            if self._asked:
-                self._asked[-1].break_off()
-            elif not self._transport.is_closing():
+            if not self._asked:
                 self._refuse(error.answer)
+            elif not self._asked[-1].is_received:
+                self._asked[-1].break_off()
 
     def _refuse(self, answer: Answer) -> None:
         """What has come is no request that an application could answer."""
+        if self._transport.is_closing():
+            return
         framing = f"content-length: {len(answer.body)}"
         head = head_bytes(answer.status, answer.headers, keeps_alive=False, framing=framing)
         self._transport.write(head + answer.body)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
@@ -25,6 +26,8 @@ MAX_HEADERS = 100
 _MAX_KEPT_CHARS = 256
 # The headers that tell where a request ends.
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding", b"upgrade"})
+# Those of them that tell how its body comes.
+_BODY_FRAMING = frozenset({"content-length", "transfer-encoding"})
 
 # Of a body in chunks, what is not the body: the chunks' own lines, and trailers.
 MAX_AROUND_BYTES = 1024 * 1024
@@ -69,16 +72,12 @@ class RequestParser:
         Raises:
             Unreadable: the request that this belongs to ends here.
         """
-        is_going_on = True
         if self._current is None:
             self._head_bytes += len(data)
         else:
             self._around_bytes += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # It is served as if it had not asked; what follows it may be no HTTP.
-            is_going_on = False
+            is_going_on = self._parse(data)
         except httptools.HttpParserError as error:
             is_method = isinstance(error, httptools.HttpParserInvalidMethodError)
             if is_method and _OTHER_METHOD.match(data):
@@ -133,9 +132,36 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         """For httptools: the request is whole."""
+        if self._parser.should_upgrade():
+            return  # httptools says so before the body
         current, self._current = self._current, None
         if current is not None:
             current.receive()
+
+    def _parse(self, data: bytes) -> bool:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as wish:
+            # It is served as if it had not asked; what follows it may be no HTTP.
+            self._read_body_only()
+            self._parser.feed_data(data[wish.args[0] :])
+            return False
+        return True
+
+    def _read_body_only(self) -> None:
+        """What follows a wish for another protocol is read as far as it is this request's body.
+
+        httptools leaves all of it to the other protocol, but Java's own client has that wish in
+        each POST over http://.
+        """
+        assert self._current is not None
+        framing = (line for line in self._current.headers if line[0] in _BODY_FRAMING)
+        head = "".join(f"{name}: {value}\r\n" for name, value in framing)
+        callbacks = SimpleNamespace(
+            on_body=self.on_body, on_message_complete=self.on_message_complete
+        )
+        self._parser = httptools.HttpRequestParser(callbacks)
+        self._parser.feed_data(f"POST / HTTP/1.1\r\n{head}\r\n".encode())
 
     def _is_too_large(self) -> bool:
         # What has come may be more than the head.

@@ -48,6 +48,10 @@ class Application:
                 async for piece in exchange.pieces():
                     self.taken_bytes += len(piece)
                 self.echo(exchange, b"")
+            case "/left":
+                left = asyncio.ensure_future(exchange.client_left())
+                await self.gate.wait()
+                self.echo(exchange, b"left" if left.done() else b"there")
             case path:
                 if path == "/waits":
                     await self.gate.wait()
@@ -300,6 +304,49 @@ def test_wish_for_another_protocol_is_passed_over(serve):
     lines = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
     answer = serve(sent(get(b"/", lines), b"PRI * HTTP/2.0\r\n\r\n"))
     assert bodies(answer) == [b"GET /? "]
+
+
+@pytest.mark.parametrize(
+    ("line", "body"),
+    [
+        (b"Content-Length: 6\r\n", b"abcdef"),
+        (b"Transfer-Encoding: chunked\r\n", b"6;x=y\r\nabcdef\r\n0\r\n\r\n"),
+    ],
+)
+@pytest.mark.parametrize("cut", [0, 2, 6])
+def test_body_behind_a_wish_for_another_protocol_is_read(serve, line, body, cut):
+    # Given: as Java's HttpClient sends it
+    lines = line + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+
+    def client(url, app):
+        with connect_to(url) as connection:
+            connection.sendall(get(b"/", lines, method=b"POST") + body[:cut])
+            eventually(lambda: app.seen)
+            connection.sendall(body[cut:] + b"PRI * HTTP/2.0\r\n\r\n")
+            return read_to_end(connection)
+
+    # Then
+    assert bodies(serve(client)) == [b"POST /? abcdef"]
+
+
+def test_broken_body_behind_a_wish_for_another_protocol_is_refused(serve):
+    lines = b"Connection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n"
+    answer = serve(sent(get(b"/", lines, method=b"POST"), b"zz\r\n"))
+    assert statuses(answer) == [500]  # the application here does not tell broken bodies apart
+
+
+@pytest.mark.parametrize("behind", [b"\xc3\xa9", b"}\r\n\r\n"])
+def test_client_whose_request_is_whole_is_there_whatever_comes_behind(serve, behind):
+    def client(url, app):
+        with connect_to(url) as connection:
+            # When: its length was counted in characters, not in bytes
+            connection.sendall(get(b"/left", b"Content-Length: 3\r\n") + b"abc" + behind)
+            eventually(lambda: app.seen)
+            app.open()
+            return read_to_end(connection)
+
+    # Then
+    assert bodies(serve(client)) == [b"GET /left? there"]
 
 
 @pytest.mark.parametrize(
