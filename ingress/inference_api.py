@@ -7,7 +7,6 @@ from flask import Blueprint, Response, request
 
 from batching.errors import NotFound
 from batching.model_entry import check_names, existing
-from ingress.answers import not_found
 from ingress.front import LIVE_TEXT
 from ingress.openapi import model_prediction_document
 from ingress.prediction_paths import parse_prediction_path
@@ -34,15 +33,9 @@ def inference_blueprint(services: Services) -> Blueprint:
     """Predictions and probes."""
     blueprint = Blueprint("inference", __name__)
     view = _InferenceView(services)
+    # Before any rule: the parser that both doors share knows these paths.
+    blueprint.before_app_request(view.predict)
     rules = (
-        # These only gather candidates: the parser that both doors share decides.
-        ("/predictions/<path:_>", ANY_METHOD, view.predict),
-        ("/explanations/<path:_>", ANY_METHOD, view.predict),
-        ("/v1/models/<path:_>", ANY_METHOD, view.predict),
-        ("/v2/models/<path:_>", ANY_METHOD, view.predict),
-        ("/invocations", ANY_METHOD, view.predict),
-        ("/models/<path:_>/invoke", ANY_METHOD, view.predict),
-        ("/<path:_>/predict", ANY_METHOD, view.predict),
         ("/wfpredict/<path:workflow_name>", ANY_METHOD, view.predict_workflow),
         ("/predictions/<model_name>", ("OPTIONS",), view.document),
         ("/predictions/<model_name>/<path:_>", ("OPTIONS",), view.document),
@@ -62,16 +55,16 @@ class _InferenceView:
         self._services = services
         self._health = services.health
 
-    def predict(self, _: str = "") -> Response:
+    def predict(self) -> Response | None:
         target = parse_prediction_path(request.path)
-        if target is None:
-            raise not_found()
+        if target is None or request.method == "OPTIONS":
+            return None
         # As in the front: the body is read, and refused if too large, before anything else.
         body = request.get_data(cache=False)
         headers = lower_case_headers(request)
         if self._services.keys is not None:
             headers.pop("authorization", None)
-        query = request.query_string.decode("latin-1") if target.takes_query else ""
+        query = request.query_string.decode("utf-8", "replace") if target.takes_query else ""
         services = self._services
         answer = services.on_loop(services.predictor.answer(target, headers, body, None, query))
         if isinstance(answer, StreamedAnswer):

@@ -1,5 +1,6 @@
 """Answers as Flask responses, and Flask requests as what the shared functions take."""
 
+import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -57,5 +58,9 @@ def status_response(text: str, status: int = 200) -> Response:
 
 
 def lower_case_headers(request: Request) -> dict[str, str]:
-    """The request's headers with names as the front sees them; the last duplicate wins."""
-    return {name.lower(): value for name, value in request.headers.items()}
+    """The request's headers as the front sees them; WSGI has joined duplicates."""
+    headers = {}
+    for name, value in request.headers.items():
+        with contextlib.suppress(UnicodeDecodeError):
+            headers[name.lower()] = value.encode("latin-1").decode()
+    return headers

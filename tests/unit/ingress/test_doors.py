@@ -2,6 +2,7 @@
 
 import pytest
 import requests
+from werkzeug.test import EnvironBuilder
 
 from ingress.openapi import Role
 
@@ -68,6 +69,18 @@ REQUESTS = [
     ("POST", "/nobody/predict", {}, b"x"),
     ("POST", "/echo/invoke", {}, b"x"),
     ("POST", "/wfpredict/flow", {}, b"x"),
+    ("PROPFIND", "/predictions/echo", {}, b"x"),
+    ("TRACE", "/invocations?model_name=echo", {}, b""),
+    ("POST", "/predictions/echo/1.0/a%0Ab", {}, b"x"),
+    ("POST", "/predictions//echo", {}, b"x"),
+    ("POST", "//predictions/echo", {}, b"x"),
+    ("POST", "//echo/predict", {}, b"x"),
+    ("GET", "//ping", {}, b""),
+    ("GET", "//", {}, b""),
+    ("POST", "/predictions/echo", {"x-reply-type": "caf\u00c3\u00a9"}, b"x"),  # UTF-8 on the wire
+    ("POST", "/predictions/echo", {"upgrade": "websocket", "connection": "upgrade"}, b"x"),
+    ("POST", "/v2/models/echo", {}, b"x"),
+    ("POST", "/v1/models/echo", {}, b"x"),
     ("GET", "/v2", {}, b""),
     ("GET", "/v2/health/live", {}, b""),
     ("GET", "/v2/health/ready", {}, b""),
@@ -121,7 +134,9 @@ def through_front(ingress, method, path, headers, body):
 
 def through_flask(ingress, method, path, headers, body):
     client = ingress.apps[Role.INFERENCE].test_client()
-    answer = client.open(path, method=method, headers=headers, data=body)
+    # With a host, or what stands behind two slashes would be taken for one.
+    url = "http://localhost" + path
+    answer = client.open(EnvironBuilder(url, method=method, headers=headers, data=body))
     return answer.status_code, kept(answer.headers.items()), answer.data
 
 
