@@ -35,9 +35,14 @@ _LARGE_BYTES = 64 * 1024
 
 
 class HttpConnection(asyncio.Protocol):
-    """A client's connection. Requests that come early wait until those before are answered."""
+    """A client's connection. Requests that come early wait until those before are answered.
+
+    `client`: the client's address and port; `server`: those that it has reached. Both are empty on
+    a unix socket.
+    """
 
     def __init__(self, host: HttpHost) -> None:
+        self.client = self.server = ""
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
@@ -50,16 +55,6 @@ class HttpConnection(asyncio.Protocol):
         self._silent_since_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
-
-    @property
-    def client(self) -> str:
-        """The client's address and port."""
-        return _place(self._transport.get_extra_info("peername"))
-
-    @property
-    def server(self) -> str:
-        """The address and port that the client has reached."""
-        return _place(self._transport.get_extra_info("sockname"))
 
     @property
     def scheme(self) -> str:
@@ -76,6 +71,9 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has come."""
         self._transport = transport
+        # Now, as a connection that was reset has no addresses any more.
+        self.client = _place(transport.get_extra_info("peername"))
+        self.server = _place(transport.get_extra_info("sockname"))
         self._host.connections.add(self)
         self._timer = self._loop.call_later(self._host.silence_timeout_s, self._on_silence)
 

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import socket
+import struct
 
 import pytest
+import uvloop
 
 from ingress.exchange import AHEAD_BYTES
 from ingress.listeners import Address, Listener
@@ -25,8 +27,9 @@ class Application:
         self.seen = []
         self.taken_bytes = 0
         self.refused = []
+        self.places = None
 
-    async def __call__(self, exchange):  # noqa: C901 - a path for each case
+    async def __call__(self, exchange):  # noqa: C901, PLR0912 - a path for each case
         self.seen.append(exchange)
         match exchange.path:
             case "/raises":
@@ -48,6 +51,9 @@ class Application:
                 async for piece in exchange.pieces():
                     self.taken_bytes += len(piece)
                 self.echo(exchange, b"")
+            case "/gone":
+                await exchange.client_left()
+                self.places = exchange.client, exchange.server
             case "/left":
                 left = asyncio.ensure_future(exchange.client_left())
                 await self.gate.wait()
@@ -85,7 +91,7 @@ def serve():
                 listener.stop()
                 await asyncio.wait_for(listener.wait_closed(), 10)
 
-        return asyncio.run(main())
+        return uvloop.run(main())  # as the ingress does
 
     return run
 
@@ -429,6 +435,21 @@ def test_drain_closes_idle_connections_and_answers_the_others(serve):
     answer = serve(client)
     assert statuses(answer) == [200]
     assert b"connection: close" in answer
+
+
+def test_address_of_a_client_that_has_left_is_known(serve):
+    def client(url, app):
+        with connect_to(url) as connection:
+            places = connection.getsockname(), connection.getpeername()
+            connection.sendall(get(b"/gone"))
+            eventually(lambda: app.seen)
+            # When it is reset, as some load balancers end their probes
+            linger_no_time = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger_no_time)
+        # Then: for the access log, and for Flask, which asks before it runs
+        assert eventually(lambda: app.places) == tuple("{}:{}".format(*one) for one in places)
+
+    serve(client)
 
 
 def test_client_that_leaves_is_noticed(serve):
