@@ -182,7 +182,9 @@ def raw_clients(
 
 
 def latencies(crowd: Crowd, model: str, count: int, prefix: str) -> list[float]:
-    return [crowd.ask(model, [f"{prefix} {number}"])[0].seconds for number in range(count)]
+    sent = [one for number in range(count) for one in crowd.ask(model, [f"{prefix} {number}"])]
+    assert {one.status for one in sent} == {200}
+    return [one.seconds for one in sent]
 
 
 def open_connections(rig: Rig) -> int:

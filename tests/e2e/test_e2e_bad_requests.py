@@ -153,8 +153,11 @@ def test_incomplete_body_is_nobodys_batch(server: FerryServer, innocent: str) ->
         connection.endheaders(b"only this")
         connection.close()
 
-    # Then the server still answers
+    # Then the server still answers, and what came was not run
     assert server.predict(innocent, b"next").text == "next"
+    calls = Ledger(server.store / f"{innocent}-1.0.ledger").calls()
+    assert calls[-1].bodies == ["next"]
+    assert not any("only this" in call.bodies for call in calls)
 
 
 @pytest.mark.parametrize(

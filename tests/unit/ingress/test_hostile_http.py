@@ -28,6 +28,13 @@ def door(request, ingress, node):
     return (ingress.inference_url if is_front else ingress.management_url), request.param
 
 
+def assert_was_read(answer, path, body):
+    """The handler has the body; the management route takes JSON or a query and misses its URL."""
+    is_front = path.startswith("/predictions")
+    assert statuses(answer) == [200 if is_front else 400]
+    assert (b"body:|" + body if is_front else b"Parameter url is required.") in answer
+
+
 def chunk(data):
     return b"%x\r\n%s\r\n" % (len(data), data)
 
@@ -67,8 +74,7 @@ def test_b01_length_after_thousands_of_zeros_is_a_length(door):
     url, path = door
     line = b"Content-Length: " + b"0" * 5000 + b"5"
     data = post(path, line, b"Connection: close", body=b"12345")
-    # The management route wants JSON or a query, so it says 400; both have read it.
-    assert statuses(exchange(url, data)) in ([200], [400])
+    assert_was_read(exchange(url, data), path, b"12345")
 
 
 def test_b01_body_of_exactly_the_limit_is_read(door):
@@ -77,8 +83,7 @@ def test_b01_body_of_exactly_the_limit_is_read(door):
         post(path, b"Content-Length: %d" % LIMIT, b"Connection: close", body=b"x" * LIMIT),
         post(path, CHUNKED, b"Connection: close", body=chunk(b"x" * LIMIT) + b"0\r\n\r\n"),
     ):
-        # The management route wants JSON or a query, so it says 400; both have read it.
-        assert statuses(exchange(url, data)) in ([200], [400])
+        assert_was_read(exchange(url, data), path, b"x" * LIMIT)
 
 
 # --- B2
@@ -221,8 +226,7 @@ def test_b15_header_tricks_are_refused_or_harmless_and_never_echoed(door, lines)
     url, path = door
     answer = exchange(url, post(path, *lines, b"Content-Length: 0", b"Connection: close"))
     assert b"njected" not in answer
-    assert all(status in (200, 400, 431) for status in statuses(answer))
-    assert not statuses(answer) or statuses(answer)[0] in (200, 400, 431)
+    assert {*statuses(answer)} <= {200, 400, 431}
 
 
 def test_b15_request_id_of_the_client_is_not_echoed(door):

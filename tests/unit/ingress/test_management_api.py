@@ -237,18 +237,12 @@ def test_time_to_unpack_is_not_time_to_load(manager, node, monkeypatch):
 def test_register_ends_when_the_server_drains(manager, node):
     # Given
     node.behaviour = "loading"
-    answers = []
-
-    def register():
-        answers.append(manager.manage("POST", "/models?url=echo.mar&initial_workers=1"))
-
-    thread = threading.Thread(target=register)
-    thread.start()
+    asked = registering(manager)
     # When
     manager.services.lifecycle.is_draining = True
-    thread.join(10)
     # Then
-    assert error_of(answers[0])[0] == 503
+    text = "The server is shutting down."
+    assert error_of(asked.answer()) == (503, "ServiceUnavailableException", text)
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1:8081", "null"])

@@ -92,7 +92,7 @@ def test_broker_closes_connections_of_versions_that_were_unregistered(real_backe
                 await asyncio.to_thread(registry.create, spec)
                 await use(broker, spec)
                 await asyncio.to_thread(registry.remove, spec.key)
-                await asyncio.sleep(0.05)
+                await eventually_async(lambda s=spec: broker._lanes[s.key].is_idle)
 
             # Then
             assert len(real_backend.client.client_list()) - before < 20
