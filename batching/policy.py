@@ -73,10 +73,11 @@ def largest_size(estimate: Estimate, batch_size: int, latency_slo_s: float) -> i
     """The largest batch that is expected to run in its share of the latency target.
 
     It is never smaller than what keeps up with the requests that come. Where not even a batch of
-    one runs in that share, smaller ones would not bring the target within reach.
+    one runs in that share, smaller ones would not bring the target within reach; without a target
+    (0), none does.
     """
     room_s = RUN_SHARE * latency_slo_s - estimate.fixed_s
-    if latency_slo_s <= 0 or estimate.per_item_s <= 0 or room_s < estimate.per_item_s:
+    if estimate.per_item_s <= 0 or room_s < estimate.per_item_s:
         return batch_size
     fitting = int(min(batch_size, room_s / estimate.per_item_s))
     return max(fitting, sufficient_size(estimate, batch_size))

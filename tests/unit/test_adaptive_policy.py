@@ -12,7 +12,9 @@ from batching.policy import (
     worthwhile_size,
 )
 
-seconds = st.floats(0, 10)
+# Up to a few times what the policy may wait for.
+seconds = st.floats(0, 0.2)
+slos = st.just(0.0) | st.floats(0, 1)
 
 
 def policy_that_knows(estimate, *, slo_s=0.0):
@@ -41,6 +43,7 @@ def test_adaptive_policy_waits_for_as_many_as_pay():
     # Then it waits for the missing ones
     assert policy.seconds_left(1, oldest_age_s=0.0) == pytest.approx(5 * 0.003)
     assert policy.seconds_left(4, oldest_age_s=0.009) == pytest.approx(2 * 0.003)
+    assert policy.seconds_left(5, oldest_age_s=0.012) == pytest.approx(0.003)
     assert policy.seconds_left(6, oldest_age_s=0.015) == 0.0
 
 
@@ -59,7 +62,7 @@ def test_worthwhile_size_is_the_largest_for_which_waiting_pays(gap_s, fixed_s, s
     assert worthwhile_size(Estimate(gap_s, fixed_s), batch_size=8) == size
 
 
-@given(gap_s=seconds, fixed_s=seconds, per_item_s=seconds, slo_s=seconds, age_s=seconds)
+@given(gap_s=seconds, fixed_s=seconds, per_item_s=seconds, slo_s=slos, age_s=seconds)
 @example(gap_s=5e-324, fixed_s=1.0, per_item_s=5e-324, slo_s=1.0, age_s=0.0)
 @example(gap_s=0.0, fixed_s=0.0, per_item_s=5e-324, slo_s=1.0, age_s=0.0)
 def test_adaptive_policy_never_waits_longer_than_the_fixed_one(
@@ -115,11 +118,20 @@ def test_adaptive_policy_keeps_batches_large_enough_for_the_requests_that_come(g
 
 
 def test_adaptive_policy_does_not_wait_away_its_latency_target():
-    # Given a request that has waited for 40 of its 100 ms, and a batch that takes 50
-    policy = policy_that_knows(Estimate(0.005, 0.050), slo_s=0.100)
+    # Given a request that has waited for 20 of its 80 ms, and a batch that takes 50
+    policy = policy_that_knows(Estimate(0.005, 0.050), slo_s=0.080)
 
     # Then
-    assert policy.seconds_left(1, oldest_age_s=0.040) == pytest.approx(0.010)
+    assert policy.seconds_left(1, oldest_age_s=0.020) == pytest.approx(0.010)
+
+
+def test_adaptive_policy_waits_no_longer_than_it_may():
+    # Given requests that come so fast that seven more would pay, and 50 ms at most
+    policy = policy_that_knows(Estimate(gap_s=0.010, fixed_s=1.0))
+
+    # Then
+    assert policy.patience_s == pytest.approx(0.050)
+    assert policy.seconds_left(1, oldest_age_s=0.030) == pytest.approx(0.020)
 
 
 def test_adaptive_policy_learns_from_what_it_observes():

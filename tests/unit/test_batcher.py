@@ -3,7 +3,7 @@
 import pytest
 
 from batching.batcher import Batcher, Nothing, Partial
-from batching.policy import FixedPolicy
+from batching.policy import AdaptivePolicy, FixedPolicy
 from batching.protocol import Batch
 from tests.support import make_request
 from tests.unit.batches import claimed
@@ -12,8 +12,8 @@ POLICY = FixedPolicy(batch_size=4, patience_s=0.050)
 IDLE_S = 2.0
 
 
-def batch_of(*names):
-    return Batch([claimed(name, make_request(name)) for name in names])
+def batch_of(*names, queue_us=0):
+    return Batch([claimed(name, make_request(name), queue_us=queue_us) for name in names])
 
 
 class ScriptedSource:
@@ -209,3 +209,17 @@ def test_gather_claims_no_more_when_it_was_stopped_in_its_window():
     # Then
     assert batch is None
     assert source.is_finished
+
+
+def test_policy_learns_from_what_was_gathered():
+    # Given
+    policy = AdaptivePolicy(max_batch_size=4, max_wait_s=0.050)
+    batcher = Batcher(ScriptedSource(), policy)
+
+    # When two requests arrive 0.6 s apart, the second of which has waited for 0.4 s
+    batcher.observe(batch_of("a"), run_s=0.010, now_s=1.010)
+    batcher.observe(batch_of("b", queue_us=400_000), run_s=0.010, now_s=2.010)
+
+    # Then
+    assert policy.estimator.estimate.gap_s == pytest.approx(0.6)
+    assert policy.estimator.estimate.run_s(1) == pytest.approx(0.010)

@@ -58,6 +58,30 @@ def test_estimator_never_believes_that_larger_batches_are_cheaper():
     assert estimator.estimate.fixed_s > 0.0
 
 
+def test_estimator_never_believes_that_a_batch_costs_less_than_its_items():
+    # Given
+    estimator = Estimator()
+
+    # When
+    observe_steadily(estimator, gap_s=0.010, sizes=[1, 8] * 5, cost_s=lambda n: 0.001 * n * n)
+
+    # Then
+    assert estimator.estimate.fixed_s == pytest.approx(0.0, abs=1e-9)
+    assert estimator.estimate.per_item_s > 0.0
+
+
+def test_estimator_counts_from_arrival_to_arrival():
+    # Given
+    estimator = Estimator()
+    estimator.observe([0.0], 0.010, 1.010)
+
+    # When the next batch leaves a second later, and its newest request has waited
+    estimator.observe([0.700, 0.400], 0.010, 2.010)
+
+    # Then
+    assert estimator.estimate.gap_s == pytest.approx(0.600 / 2)
+
+
 def test_estimator_follows_traffic_that_changes():
     # Given
     estimator = Estimator()
