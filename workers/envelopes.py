@@ -49,14 +49,12 @@ class _Enveloped:
 
     def __call__(self, rows: Any, context: Context) -> Any:
         opened = [self._envelope.open(row) for row in rows]
-        if len(rows) == 1:
-            outputs = self._entry(opened[0], context)
-            shares = [outputs]
-        else:
-            outputs = self._entry([item for items in opened for item in _required(items)], context)
-            shares = _dealt(outputs, opened)
+        is_alone = len(rows) == 1
+        given = opened[0] if is_alone else [one for each in opened for one in _required(each)]
+        outputs = self._entry(given, context)
         if not isinstance(outputs, list) or not outputs:
             return outputs
+        shares = [outputs] if is_alone else _dealt(outputs, opened)
         return [
             self._envelope.close(share, opened[index], rows[index], context, index)
             for index, share in enumerate(shares)
@@ -70,9 +68,9 @@ def _required(instances: list[Any] | None) -> list[Any]:
     return instances
 
 
-def _dealt(outputs: Any, opened: Sequence[list[Any] | None]) -> list[list[Any]]:
-    lengths = [len(instances or ()) for instances in opened]
-    if not isinstance(outputs, list) or len(outputs) != sum(lengths):
+def _dealt(outputs: list[Any], opened: Sequence[Any]) -> list[list[Any]]:
+    lengths = [len(instances) for instances in opened]
+    if len(outputs) != sum(lengths):
         # Whose they are cannot be told: the runner calls again with one request at a time.
         raise ValueError("the handler's outputs cannot be dealt out to the requests")
     rest = iter(outputs)

@@ -76,13 +76,18 @@ def test_instances_of_a_batch_are_run_together_and_dealt_out_again(name):
 
 
 @pytest.mark.parametrize("name", ["json", "kserve"])
-def test_handler_that_answers_otherwise_is_asked_request_by_request(name):
-    # Given: one answer for all instances
-    def summed(instances, _context):
-        return [sum(instances)]
-
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda instances, _: [sum(instances)],
+        lambda instances, _: [sum(instances)] * (1 if instances in ([1, 2], [3]) else 4),
+        lambda instances, _: [sum(instances)] if instances in ([1, 2], [3]) else (1, 2, 3),
+    ],
+    ids=["one for all", "too many", "no list"],
+)
+def test_handler_that_answers_otherwise_is_asked_request_by_request(name, answer):
     # When
-    calls, replies = ask(name, summed, posted({"instances": [1, 2]}), posted({"instances": [3]}))
+    calls, replies = ask(name, answer, posted({"instances": [1, 2]}), posted({"instances": [3]}))
 
     # Then
     assert calls == [[1, 2, 3], [1, 2], [3]]
@@ -111,11 +116,11 @@ def test_json_envelope_decodes_base64_wherever_it_stands():
     calls, replies = ask(
         "json",
         lambda instances, _: [1 for _ in instances],
-        posted({"instances": [{"b64": "aGk="}, {"data": {"b64": "aGk="}, "n": 1}]}),
+        posted({"instances": [{"b64": "aGk="}, {"data": {"b64": "aGk="}, "n": {"b": 1}}]}),
     )
 
     # Then
-    assert calls == [[b"hi", {"data": b"hi", "n": 1}]]
+    assert calls == [[b"hi", {"data": b"hi", "n": {"b": 1}}]]
     assert replies[0].body == b'{"predictions": [1, 1]}'
 
 
@@ -182,6 +187,31 @@ def test_kservev2_envelope_reshapes_inputs_and_flattens_outputs():
     }
 
 
+def test_kservev2_envelope_makes_all_numbers_of_an_input_floats_where_one_is():
+    # When
+    given = posted({"inputs": [tensor("a", [1, 2.5]), tensor("b", [1, 2])]})
+    [[mixed, whole]], _ = ask("kservev2", lambda inputs, _: [[1]] * len(inputs), given)
+
+    # Then
+    assert [type(value) for value in mixed["data"]] == [float, float]
+    assert [type(value) for value in whole["data"]] == [int, int]
+
+
+def test_kservev2_envelope_tells_the_archives_model_and_names_outputs_beyond_the_inputs():
+    # Given
+    def answer(_inputs, context):
+        context.manifest = {"model": {"modelName": "net", "modelVersion": "3.0"}}
+        return [[1], [2]]
+
+    # When
+    _, replies = ask("kservev2", answer, posted({"inputs": [tensor("x", [1])]}))
+
+    # Then
+    [document] = documents(replies)
+    assert (document["model_name"], document["model_version"]) == ("net", "3.0")
+    assert [output["name"] for output in document["outputs"]] == ["x", "output-1"]
+
+
 def test_b18_kservev2_envelope_has_one_limit_of_rows_for_all_inputs():
     # Given two inputs of 620 000 lists each, out of 20 kB; the limit is a million
     thin = {"name": "a", "datatype": "UINT8", "shape": [20_000] + [1] * 31, "data": [0] * 20_000}
@@ -216,11 +246,18 @@ def test_kservev2_envelope_keeps_the_ids_of_a_batch_apart():
     assert found == [("mine", ["x", "y"]), ("id-1", ["z"])]
 
 
-@pytest.mark.parametrize("output", [None, [], "text"])
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        (None, "Invalid model predict output"),
+        ([], "number of batch response mismatched"),
+        ("text", "Invalid model predict output"),
+    ],
+)
 @pytest.mark.parametrize("name", ["json", "kserve"])
-def test_envelope_leaves_what_is_no_list_of_outputs(name, output):
+def test_envelope_leaves_what_is_no_list_of_outputs(name, output, text):
     # When
     _, (reply,) = ask(name, lambda *_: output, posted({"instances": [1]}))
 
     # Then
-    assert reply.status == 503
+    assert error_of(reply) == (503, "InternalServerException", text)
