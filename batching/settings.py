@@ -1,7 +1,7 @@
 """Settings: one frozen dataclass; defaults < file < environment < flags < TorchServe's variables.
 
 A field's TorchServe name is its own name unless `key` in its metadata says otherwise; its
-environment variable is `FERRY_` and the upper-cased field name. TorchServe's own `TS_*` variables
+environment variable is `FERRY_` and either of them in upper case. TorchServe's own `TS_*` variables
 count only where the file says `enable_envvars_config=true`, and then before everything else.
 """
 
@@ -19,6 +19,7 @@ from batching.settings_sources import (
     SettingsError,
     file_values,
     parse,
+    parse_own,
     read_properties,
     torchserve_environment,
 )
@@ -85,7 +86,7 @@ class Settings:
         120, key="default_startup_timeout", doc="seconds a worker may load"
     )
     queue_timeout_s: float = _setting(
-        120.0, key="queue_timeout", doc="seconds a request may wait for a worker"
+        120.0, key="queue_timeout", doc="seconds a request may wait, beside those that it may run"
     )
     max_request_size_bytes: int = _setting(
         6_553_500, key="max_request_size", doc="largest request body"
@@ -213,9 +214,11 @@ class Settings:
         for variable, name in _FOREIGN_VARIABLES.items():
             if variable in environment:
                 values[name] = parse(variable, fields[name], environment[variable])
-        for name, spec in fields.items():
-            if (text := environment.get(ENV_PREFIX + name.upper())) is not None:
-                values[name] = parse(name, spec, text)
+        # The field's own name comes last, and counts: children are told by it.
+        for words, spec in (*cls.fields_by_key().items(), *fields.items()):
+            variable = ENV_PREFIX + words.upper()
+            if (text := environment.get(variable)) is not None:
+                values[spec.name] = parse_own(variable, spec, text)
         return values
 
     @classmethod

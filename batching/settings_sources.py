@@ -141,6 +141,20 @@ def parse(name: str, spec: Field, text: str) -> Any:
         ) from error
 
 
+def parse_own(name: str, spec: Field, text: str) -> Any:
+    """As `parse`, for variables that TorchServe does not have.
+
+    To TorchServe whatever is not `true` is false. Here that would leave tokens off for who has
+    written 1 or yes.
+
+    Raises:
+        SettingsError: it is no value of this field.
+    """
+    if spec.type is bool and text.strip().lower() not in ("true", "false", ""):
+        raise SettingsError(f"{name}={text!r} is neither true nor false: {spec.metadata['doc']}")
+    return parse(name, spec, text)
+
+
 def _meaning(key: str, value: str, meanings: Mapping[str, str]) -> str:
     if value.strip().lower() not in meanings:
         raise SettingsError(f"{key}={value!r} is none of: {', '.join(meanings)}")

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from batching.config_keys import why_without_effect
+from batching.entry_point import EXIT_UNUSABLE
 from batching.open_files import raise_open_files
 from batching.settings import Settings, SettingsError
 from cli.api import TOKEN_VARIABLE
@@ -31,6 +32,12 @@ _ALIASES = {
     "load_models": ("--models",),
     "disable_token_authorization": ("--disable-token-auth",),
 }
+
+
+class UnusableSettings(click.ClickException):
+    """No start with these settings would succeed: whoever starts it again and again may stop."""
+
+    exit_code = EXIT_UNUSABLE
 
 
 def out() -> Console:
@@ -91,7 +98,7 @@ def load_settings(
     try:
         settings, without_effect = Settings.load(config, flags=flags, defaults=defaults)
     except SettingsError as error:
-        raise click.ClickException(str(error)) from error
+        raise UnusableSettings(str(error)) from error
     for key in without_effect:
         text = f"{config}: {why_without_effect(key)}"
         err().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)

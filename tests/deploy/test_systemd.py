@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import requests
+from click.testing import CliRunner
 
 from batching.settings import Settings
 from cli.embedded_redis import EmbeddedRedis, find_server
+from cli.main import main
 from tests.e2e.archives import make_scripted
 from tests.e2e.ferry_process import FerryProcess
 from tests.ports import free_ports
@@ -77,6 +79,18 @@ def test_systemd_waits_for_longer_than_a_drain_takes(unit):
     settings = Settings()
     drain_s = settings.drain_timeout_s + settings.drain_delay_s
     assert float(service(unit)["TimeoutStopSec"]) > drain_s
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
+def test_systemd_does_not_try_again_what_cannot_start(unit):
+    # Given
+    _, *words = shlex.split(service(unit)["ExecStart"])
+    mistaken = {**variables(), "FERRY_JOB_QUEUE_SIZE": "many"}
+    # When
+    result = CliRunner().invoke(main, words, env=mistaken)
+    # Then
+    assert result.exit_code == int(service(unit)["RestartPreventExitStatus"])
+    assert "FERRY_JOB_QUEUE_SIZE='many'" in result.stderr
 
 
 @pytest.mark.slow

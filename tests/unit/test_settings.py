@@ -96,6 +96,36 @@ def test_redis_url_comes_from_the_most_specific_source(tmp_path, environment, ex
     assert settings.redis_url == expected
 
 
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"FERRY_DRAIN_TIMEOUT": "60"},
+        {"FERRY_DRAIN_TIMEOUT_S": "60"},
+        {"FERRY_DRAIN_TIMEOUT": "7", "FERRY_DRAIN_TIMEOUT_S": "60"},
+    ],
+)
+def test_variable_has_the_name_of_the_key_or_that_of_the_option(environment):
+    # When
+    settings, _ = Settings.load(None, environment, {})
+    # Then
+    assert settings.drain_timeout_s == 60
+
+
+@pytest.mark.parametrize("text", ["1", "yes", "on", "ture"])
+def test_settings_refuse_a_variable_that_is_neither_true_nor_false(text):
+    # When / Then: tokens would be off for who wanted them on
+    with pytest.raises(SettingsError, match=f"FERRY_TOKEN_AUTH='{text}' is neither true nor false"):
+        Settings.load(None, {"FERRY_TOKEN_AUTH": text}, {})
+
+
+def test_settings_take_a_truth_in_any_case():
+    # When
+    environment = {"FERRY_TOKEN_AUTH": "True", "FERRY_ENABLE_MODEL_API": "FALSE"}
+    settings, _ = Settings.load(None, environment, {})
+    # Then
+    assert (settings.token_auth, settings.enable_model_api) == (True, False)
+
+
 def test_settings_substitute_variables_when_a_value_names_them(tmp_path):
     # Given
     path = write(tmp_path, "model_store=$$STORE$$/models\n")
