@@ -173,7 +173,11 @@ def hosts_of_nodes(workers: Iterable[dict[str, Any]]) -> dict[str, str]:
 
 def worker_states(record: dict[str, Any]) -> dict[str, int]:
     """How many workers of a described version are in each state."""
-    return dict(Counter(worker["status"] for worker in record.get("workers", ())))
+    return dict(Counter(map(_state, record.get("workers", ()))))
+
+
+def _state(worker: dict[str, Any]) -> str:
+    return str(worker.get("state") or worker["status"])
 
 
 def _watched(api: Api, url: str, query: dict[str, Any], *, is_quiet: bool) -> Any:
@@ -267,7 +271,7 @@ def _print_workers(workers: Sequence[dict[str, Any]]) -> None:
     for worker in workers:
         device = "gpu" if worker.get("gpu") else "cpu"
         memory_mib = f"{worker.get('memoryUsage', 0) / 2**20:.0f} MiB"
-        row = (worker["id"], worker["status"], worker.get("pid", ""), device, memory_mib)
+        row = (worker["id"], _state(worker), worker.get("pid", ""), device, memory_mib)
         table.add_row(*(escape(str(cell)) for cell in row), worker.get("startTime", ""))
     if table.row_count:
         out().print(table)

@@ -107,6 +107,9 @@ def _describe_worker(worker: WorkerStatus, host: str) -> dict[str, Any]:
     }
     if host:
         document["host"] = host
+    if worker.state is not WorkerState.READY:
+        # All of these are UNLOADING to TorchServe.
+        document["state"] = worker.state.value
     if worker.error:
         document["error"] = worker.error
     return document

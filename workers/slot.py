@@ -126,6 +126,7 @@ class Slot:
                 break
             limit_s = self.spec.max_retry_timeout_s
             if self._is_hopeless or self._backoff.has_failed_for(limit_s, time.monotonic()):
+                log.error("given up model=%s version=%s: register or scale it anew", *self.spec.key)
                 await self._set_state(WorkerState.FAILED)
                 # Unless another worker of the version lives, nobody waits for one any more.
                 await self._retry(self._context.verbs.refuse_waiting, self.spec.key, "no_worker")
@@ -177,7 +178,7 @@ class Slot:
             log.error("model=%s version=%s: %s", *self.spec.key, error.message)
             # Installing takes minutes and fails again; whoever mends it registers the model anew.
             self._is_hopeless = isinstance(error, DependenciesFailed)
-            await self._note_failure(error=error.message, reason=error.reason)
+            await self._note_failure(error=_with_cause(error), reason=error.reason)
             return
         if self._should_stop.is_set():
             return
@@ -327,3 +328,10 @@ class Slot:
             except AWAY as error:
                 self._context.outage.note(getattr(verb, "__name__", str(verb)), error)
                 await asyncio.sleep(RETRY_S)
+
+
+def _with_cause(error: ServeError) -> str:
+    """The error's text, and what the system had to say: that the disk is full, say."""
+    cause = error.__cause__
+    words = cause.strerror if isinstance(cause, OSError) else ""
+    return f"{error.message} ({words})" if words else error.message

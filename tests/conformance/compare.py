@@ -9,7 +9,7 @@ from tests.conformance.case_list import Difference
 
 # What we add to any answer: docs/torchserve-compatibility.md, "Everywhere".
 ADDED_HEADERS = ("server", "x-content-type-options", "x-ferry-reason", "retry-after")
-ADDED_KEYS = ("host", "isDefault", "node")
+ADDED_KEYS = ("host", "isDefault", "node", "state")
 ADDED_METRICS = "ferry_"
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -260,6 +260,23 @@ def test_describe_shows_each_error_once_the_hosts_and_the_default(server, ferry)
     ]
 
 
+def test_worker_that_is_not_ready_is_shown_in_the_state_that_it_is_in(server, ferry):
+    # Given
+    record = {**DESCRIPTION, "workers": [worker(1, state="FAILED"), worker(2, state="LOADING")]}
+    server.answers |= {
+        ("GET", "/readyz"): (503, {"status": "No ready worker: m"}),
+        ("GET", "/models"): (200, {"models": [{"modelName": "m", "modelUrl": "m.mar"}]}),
+        ("GET", "/models/m/all"): (200, [record]),
+    }
+    # When
+    described = ferry("models", "describe", "m").stdout
+    status = " ".join(ferry("status").stdout.split())
+    # Then
+    assert "n1-1 FAILED" in " ".join(described.split())
+    assert "1 FAILED, 1 LOADING" in status
+    assert "UNLOADING" not in described + status
+
+
 def test_list_and_status_show_all_versions_and_the_default(server, ferry):
     # Given a model with two versions, and one that goes while it is asked for
     names = [{"modelName": name, "modelUrl": f"{name}.mar"} for name in ("gone", "m")]

@@ -114,4 +114,7 @@ def test_worker_that_does_not_start_says_why():
 
     # Then
     assert document["workers"][0]["error"] == "No."
+    # TorchServe has one word for all that are not ready, given up or not
+    assert document["workers"][0]["status"] == "UNLOADING"
+    assert document["workers"][0]["state"] == "FAILED"
     assert document["useVenv"] is True

@@ -5,6 +5,7 @@ import errno
 import itertools
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import fakeredis
@@ -12,8 +13,9 @@ import fakeredis.aioredis
 import psutil
 import pytest
 
+from batching.errors import InternalError
 from batching.settings import Settings
-from batching.status import NodeStatus
+from batching.status import NodeStatus, WorkerState
 from batching.store.keys import VersionKeys
 from batching.store.node_verbs import NodeVerbs
 from batching.store.registry import Registry
@@ -98,6 +100,38 @@ def test_worker_that_cannot_be_watched_is_gone_and_tried_again_later(tmp_path, m
     assert parts.starts == TRIED_AT_ONCE
     assert (worker.failures, worker.error) == (TRIED_AT_ONCE, os.strerror(errno.EMFILE))
     assert not [pid for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
+
+
+def test_log_says_when_a_worker_is_given_up(tmp_path, caplog):
+    # Given a model that nobody waits for
+    async def live():
+        parts = Parts(script(tmp_path, "exit 7"), make_spec(max_retry_timeout_s=0))
+        await join(parts.verbs, NODE)
+        living = asyncio.create_task(parts.slot.run())
+        await eventually_async(lambda: parts.slot.state is WorkerState.FAILED)
+        parts.slot.stop()
+        await living
+
+    # When
+    asyncio.run(live())
+    # Then
+    [line] = [one.getMessage() for one in caplog.records if "given up" in one.getMessage()]
+    assert line.startswith("given up model=digits version=1.0")
+
+
+def test_worker_whose_archive_finds_no_room_says_what_the_system_says():
+    # Given
+    parts = Parts(Path("/nowhere/python"))
+
+    async def no_room(_spec):
+        parts.starts += 1
+        raise InternalError("Failed to save model: m.mar") from OSError(errno.ENOSPC, "No space")
+
+    parts.slot._context = replace(parts.slot._context, prepare=no_room)
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert worker.error == "Failed to save model: m.mar (No space)"
 
 
 def test_worker_that_loads_too_slowly_is_not_taken_for_one_without_memory(tmp_path):
