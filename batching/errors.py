@@ -22,6 +22,7 @@
     │   ├── QueueMemoryFull
     │   ├── QueueLost
     │   ├── StoreUnavailable
+    │   │   └── StoreFull
     │   └── Draining
     ├── PredictionFailed 503
     ├── DeadlineExceeded 504
@@ -190,6 +191,12 @@ class StoreUnavailable(Unavailable):
     """Redis does not answer."""
 
     reason = "redis_unavailable"
+
+
+class StoreFull(StoreUnavailable):
+    """Redis answers, and takes nothing more: it is at its `maxmemory`."""
+
+    reason = QueueMemoryFull.reason
 
 
 class Draining(Unavailable):

@@ -92,7 +92,7 @@ class ControlQueue:
             )
             result = self._result(job, timeout_s)
         except AWAY as error:
-            raise store_unavailable() from error
+            raise store_unavailable(error) from error
         if result is None:
             raise errors.RequestTimeout(f"No node finished the job within {timeout_s:.0f} s.")
         if result.type is not Result.Type.SUCCESSFUL:

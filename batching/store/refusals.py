@@ -3,6 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
+from redis.exceptions import OutOfMemoryError
+
 from batching import errors
 from batching.model_spec import VersionKey
 from batching.store.ingress_verbs import SubmitCode
@@ -43,8 +45,13 @@ def memory_full() -> errors.ServeError:
     return errors.QueueMemoryFull("The queue's memory is full. Try again later.", retry_after_s=1.0)
 
 
-def store_unavailable() -> errors.ServeError:
-    """Redis does not answer."""
+def store_unavailable(cause: BaseException | None = None) -> errors.ServeError:
+    """Redis does not answer, or has no room for what is to be written."""
+    if isinstance(cause, OutOfMemoryError):
+        return errors.StoreFull(
+            "The request store is at its maxmemory. Raise it, or try again later.",
+            retry_after_s=1.0,
+        )
     return errors.StoreUnavailable(
         "The request store does not answer. Try again shortly.", retry_after_s=1.0
     )
@@ -56,7 +63,7 @@ def telling_unavailable() -> Iterator[None]:
     try:
         yield
     except RedisError as error:  # not AWAY: what is done meanwhile may fail by an OSError
-        raise store_unavailable() from error
+        raise store_unavailable(error) from error
 
 
 def queue_lost() -> errors.ServeError:

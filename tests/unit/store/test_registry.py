@@ -11,6 +11,7 @@ from batching.model_spec import VersionKey
 from batching.status import NodeStatus, WorkerState, WorkerStatus
 from batching.store import keys
 from batching.store.connection import connect
+from batching.store.control_queue import ControlQueue
 from batching.store.keys import VersionKeys
 from batching.store.reclaiming import ReclaimMode
 from batching.store.registry import Registry
@@ -50,6 +51,20 @@ def test_registry_returns_what_was_created(registry, store_backend):
     assert registry.snapshot() == {"digits": entry}
     assert registry.specs() == [V1, V2]
     assert max_queue(store_backend, V1) == 10
+
+
+def test_create_says_that_redis_is_full_and_not_that_it_is_silent(real_desk, full_memory):
+    # Given
+    client = real_desk.backend.connect()
+    full_memory()
+
+    # When / Then
+    with pytest.raises(errors.StoreUnavailable, match="at its maxmemory") as caught:
+        Registry(client).create(V1)
+    assert caught.value.reason == "queue_memory"
+    with pytest.raises(errors.StoreFull):
+        ControlQueue(client).inspect_archive("m.mar", timeout_s=1)
+    client.close()
 
 
 def test_create_refuses_a_version_that_is_there_and_leaves_it_as_it_is(registry, store_backend):
