@@ -5,9 +5,10 @@ makes the handler wait, for a while; then its answer ends broken, and the rest o
 """
 
 import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ts.context import Context
@@ -43,6 +44,7 @@ class BatchStream:
         self._send = send
         self._items: Sequence[Claimed] = ()
         self._context: Context | None = None
+        self._sending = threading.Lock()
 
     def attach(self, context: Context) -> None:
         """Handlers that get this context can send pieces."""
@@ -60,22 +62,42 @@ class BatchStream:
         self.counts.clear()
         self.broken.clear()
 
-    def send(self, outputs: Any) -> None:
-        """Each client gets the next piece of its answer. Blocks while one cannot take it.
+    def send(self, outputs: Any, request_ids: Mapping[int, str]) -> None:
+        """These clients get the next piece of their answers. Blocks while one cannot take it.
+
+        Threads of the handler may call it at the same time; each waits for the ones before it.
+
+        Args:
+            outputs: the pieces, by number.
+            request_ids: whose they are, by the same numbers; not all of the batch need be there.
 
         Raises:
-            ValueError: not a list with one element per request.
+            ValueError: a piece is missing, or a request is not of this batch.
             StreamAbandoned: nobody waits any more.
             RuntimeError: the handler has returned already.
         """
+        with self._sending:
+            if not self._items:
+                raise RuntimeError("The batch has been answered: no piece can follow.")
+            self._send_all(self._by_row(outputs, request_ids))
+
+    def _by_row(self, outputs: Any, request_ids: Mapping[int, str]) -> dict[int, Any]:
+        rows = {item.request_id: row for row, item in enumerate(self._items)}
+        try:
+            # By number, text would be taken apart into its letters.
+            pieces = {} if isinstance(outputs, str | bytes | bytearray) else outputs
+            return {rows[one]: pieces[number] for number, one in request_ids.items()}
+        except (LookupError, TypeError) as error:
+            raise ValueError(
+                f"A piece for each of the {len(request_ids)} requests is needed, as a list or by "
+                "number, and only requests of this batch have one."
+            ) from error
+
+    def _send_all(self, outputs: Mapping[int, Any]) -> None:
         items = self._items
-        if not items:
-            raise RuntimeError("The batch has been answered: no piece can follow.")
-        if not isinstance(outputs, list) or len(outputs) != len(items):
-            raise ValueError(f"A piece for each of the {len(items)} requests is needed, as a list.")
         waiting = {
             row: pieces
-            for row, output in enumerate(outputs)
+            for row, output in outputs.items()
             if items[row].request_id not in self.broken
             and (pieces := self._pieces(row, encode_output(output)))
         }

@@ -1,6 +1,6 @@
 """What a handler is told about its model and its batch, and where it leaves word on answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ts.metrics.metrics_store import MetricsStore
@@ -114,8 +114,8 @@ class Context:
         self.metrics = metrics or MetricsStore(model_name)
         self.stopping_criteria: dict[int, Any] | None = None
         self.cl_socket: Any = None
-        # Takes one element per row while the handler runs; None where nobody listens.
-        self.send_pieces: Callable[[list[Any]], None] | None = None
+        # Takes pieces, and whose they are, while the handler runs; None where nobody listens.
+        self.send_pieces: Callable[[Any, Mapping[int, str]], None] | None = None
         self.header_key_sequence_id = "ts_request_sequence_id"
         self.header_key_sequence_start = "ts_request_sequence_start"
         self.header_key_sequence_end = "ts_request_sequence_end"

@@ -1,6 +1,11 @@
 """Pieces of answers from a handler: in order, split, held up by slow clients, or abandoned."""
 
+import threading
+
 import pytest
+from ts.handler_utils.micro_batching import MicroBatching
+from ts.handler_utils.utils import send_intermediate_predict_response
+from ts.torch_handler.base_handler import BaseHandler
 
 from batching.protocol import ReplyChunk
 from batching.store.redis_errors import RedisError
@@ -38,7 +43,7 @@ class Queue:
 def sending(*pieces, last="end"):
     def answer(rows, context):
         for piece in pieces:
-            context.send_pieces([piece] * len(rows))
+            context.send_pieces([piece] * len(rows), context.request_ids)
         return [last] * len(rows)
 
     return answer
@@ -57,8 +62,8 @@ def test_pieces_go_out_before_the_reply():
     def answer(rows, context):
         context.set_response_status(201, idx=1)
         context.set_response_header(1, "x-n", 7)
-        context.send_pieces([b"a0", "b0"])
-        context.send_pieces([{"a": 1}, "b1"])
+        context.send_pieces([b"a0", "b0"], context.request_ids)
+        context.send_pieces([{"a": 1}, "b1"], context.request_ids)
         return ["a-end", ""]
 
     # When
@@ -180,7 +185,7 @@ def test_piece_is_sent_again_when_redis_was_away():
 def test_batch_that_has_sent_pieces_is_not_run_again():
     # Given
     def answer(rows, context):
-        context.send_pieces(["x"] * len(rows))
+        context.send_pieces(["x"] * len(rows), context.request_ids)
         raise ValueError("half way")
 
     handler, queue = Handler(answer), Queue()
@@ -203,7 +208,7 @@ def test_last_piece_that_cannot_be_written_breaks_its_answer():
     assert (reply.error_type, reply.chunks) == ("InternalServerException", 1)
 
 
-@pytest.mark.parametrize("pieces", ["text", [], ["one"], ["too", "many", "of them"], None])
+@pytest.mark.parametrize("pieces", ["text", [], ["one"], {0: "one", "1": "two"}, None])
 def test_pieces_of_the_wrong_shape_are_the_handlers_error(pieces):
     # Given
     caught = []
@@ -211,7 +216,7 @@ def test_pieces_of_the_wrong_shape_are_the_handlers_error(pieces):
     def answer(rows, context):
         if len(rows) == 2:
             with pytest.raises(ValueError, match="for each of the 2 requests") as error:
-                context.send_pieces(pieces)
+                context.send_pieces(pieces, context.request_ids)
             caught.append(error)
         return ["x"] * len(rows)
 
@@ -235,7 +240,7 @@ def test_piece_after_the_answer_is_refused():
 
     # When / Then
     with pytest.raises(RuntimeError, match="has been answered"):
-        kept[0].send_pieces(["late"])
+        kept[0].send_pieces(["late"], kept[0].request_ids)
 
 
 def test_abandoned_stream_stays_abandoned_when_the_handler_does_not_listen():
@@ -245,7 +250,7 @@ def test_abandoned_stream_stays_abandoned_when_the_handler_does_not_listen():
     def answer(rows, context):
         for _ in range(3):
             try:
-                context.send_pieces(["x"])
+                context.send_pieces(["x"], context.request_ids)
             except StreamAbandoned as error:
                 raised.append(error)
         return ["end"]
@@ -258,3 +263,72 @@ def test_abandoned_stream_stays_abandoned_when_the_handler_does_not_listen():
     # Then
     assert len(raised) == 2
     assert reply.error_type
+
+
+def test_pieces_go_to_the_requests_that_are_named():
+    # Given
+    queue = Queue()
+
+    def answer(rows, context):
+        context.set_response_header(2, "x-n", 2)
+        context.send_pieces(["c", "of nobody"], {0: context.request_ids[2]})
+        context.send_pieces({0: "a", 7: "of nobody"}, {0: context.request_ids[0]})
+        return ["end"] * len(rows)
+
+    # When
+    replies = runner(Handler(answer), send=queue.send).run(batch(body(), body(), body()))
+
+    # Then
+    assert queue.pieces == {
+        "id-2": [ReplyChunk(0, b"c", 200, {"x-n": "2"})],
+        "id-0": [ReplyChunk(0, b"a")],
+    }
+    assert [reply.chunks for reply in replies] == [1, 0, 1]
+
+
+def test_piece_for_a_request_of_another_batch_is_the_handlers_error():
+    # Given
+    def answer(rows, context):
+        with pytest.raises(ValueError, match="only requests of this batch"):
+            context.send_pieces(["x"], {0: "id-of-yesterday"})
+        return ["end"]
+
+    # When
+    (reply,) = runner(Handler(answer), send=Queue().send).run(batch(body()))
+
+    # Then
+    assert (reply.body, reply.chunks) == (b"end", 0)
+
+
+def test_parts_of_a_batch_stream_in_threads_of_their_own():
+    # Given two at a time, which meet before each piece
+    queue, meeting = Queue(), threading.Barrier(2, timeout=5)
+
+    class Streaming(BaseHandler):
+        def preprocess(self, rows):
+            return len(rows)
+
+        def inference(self, count):
+            ids, first = self.context.request_ids, 2 * self.parts.get_micro_batch_idx()
+            mine = {index: ids[first + index] for index in range(count)}
+            for word in "xyz":
+                meeting.wait()
+                pieces = [f"{word}{first + index}" for index in range(count)]
+                send_intermediate_predict_response(pieces, mine, "", 200, self.context)
+            return ["."] * count
+
+        def postprocess(self, rows):
+            return rows
+
+    handler = Streaming()
+    handler.parts = MicroBatching(handler, 2, {"inference": 2})
+
+    # When
+    replies = runner(Handler(handler.parts), send=queue.send).run(batch(*[body()] * 4))
+
+    # Then
+    handler.parts.shutdown()
+    assert [(reply.body, reply.chunks) for reply in replies] == [(b".", 3)] * 4
+    assert [queue.text(f"id-{index}") for index in range(4)] == [
+        f"x{index}y{index}z{index}" for index in range(4)
+    ]

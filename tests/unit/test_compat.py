@@ -409,13 +409,14 @@ def test_piece_of_an_answer_goes_to_whoever_the_context_names(home):
     # Given
     send = importlib.import_module(home).send_intermediate_predict_response
     context, sent = Context("m", "/", None, 1, None, "0.12.0"), []
-    context.send_pieces = sent.append
+    context.send_pieces = lambda *pieces: sent.append(pieces)
+    ids = {0: "id-0", 1: "id-1"}
 
     # When
-    send(["x", {"a": 1}], {0: "id-0", 1: "id-1"}, "Intermediate Prediction success", 200, context)
+    send(["x", {"a": 1}], ids, "Intermediate Prediction success", 200, context)
 
     # Then
-    assert sent == [["x", {"a": 1}]]
+    assert sent == [(["x", {"a": 1}], ids)]
 
 
 @pytest.mark.parametrize("context", [None, Context("m", "/", None, 1, None, "0.12.0")])

@@ -190,3 +190,8 @@ def test_micro_batches_run_on_all_cores_after_images_were_decoded_on_one_each(pl
 
     # When / Then
     assert plain.handle(["a"], context_with({})) == [2]
+
+
+def test_whole_batch_is_no_part(plain):
+    # When / Then
+    assert plain.handle.get_micro_batch_idx() is None

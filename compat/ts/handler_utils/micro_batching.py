@@ -45,10 +45,12 @@ class MicroBatching:
             for step, count in self._parallelism.items()
         }
 
-    def get_micro_batch_idx(self) -> int:
-        """Which part of the batch the calling step works on, counting from 0."""
-        index: int = self._local.index
-        return index
+    def get_micro_batch_idx(self) -> int | None:
+        """Which part of the batch the calling step works on, counting from 0.
+
+        None where it works on the whole one: under the profiler, or for an explanation.
+        """
+        return getattr(self._local, "index", None)
 
     def shutdown(self) -> None:
         """The threads are gone."""

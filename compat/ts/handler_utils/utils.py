@@ -24,25 +24,26 @@ def import_class(class_name: str, module_prefix: str | None = None) -> type:
 
 
 def send_intermediate_predict_response(
-    ret: list[Any], req_id_map: dict[int, str], message: str, code: int, context: Any = None
+    ret: Any, req_id_map: dict[int, str], message: str, code: int, context: Any = None
 ) -> None:
-    """Each client has got the next piece of its answer; what the handler returns is the last one.
+    """These clients have got the next piece of their answers; what the handler returns is the last.
 
     Blocks while a client is slow. Status and headers count that are set before the first piece.
 
     Args:
-        ret: one element per row, of the kinds that a handler may return.
-        req_id_map: TorchServe's; the context knows the requests.
+        ret: the pieces, of the kinds that a handler may return. More than are sent do no harm.
+        req_id_map: under which number of `ret` each request finds its piece: `context.request_ids`,
+            or fewer requests, numbered as you like.
         message: TorchServe's; the context's reason phrase counts.
         code: TorchServe's; the context's status counts.
         context: the one that the handler got.
 
     Raises:
         RuntimeError: the context is not a worker's, or the handler has returned.
-        ValueError: not a list with one element per row.
+        ValueError: a piece is missing, or a request is not of this batch.
         Exception: no client is left; the handler should let it pass.
     """
     send_pieces = getattr(context, "send_pieces", None)
     if send_pieces is None:
         raise RuntimeError("send_intermediate_predict_response needs the context of a worker")
-    send_pieces(ret)
+    send_pieces(ret, req_id_map)
