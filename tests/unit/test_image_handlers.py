@@ -480,6 +480,26 @@ def test_object_detector_stacks_images_of_one_size():
     assert handler.preprocess([{"data": picture()}] * 2).shape == (2, 3, 200, 300)
 
 
+def test_detector_of_another_model_finds_its_answer_as_the_model_gave_it():
+    # Given a model that answers with a tuple of its own kind, as YOLO's do, on some device
+    class Own(ObjectDetector):
+        def preprocess(self, data):
+            return torch.zeros(len(data), 3, 8, 8)
+
+        def postprocess(self, data):
+            return [data[0]] * len(data[1])
+
+    handler = Own()
+    handler.device = torch.device("meta")
+    handler.model = lambda images: (images.device.type, list(range(len(images))))
+
+    # When
+    output = handler.postprocess(handler.inference(handler.preprocess([{}, {}])))
+
+    # Then
+    assert output == ["meta", "meta"]
+
+
 def test_image_segmenter_names_class_and_probability_of_each_pixel():
     # Given
     scores = torch.zeros(1, 2, 1, 2)

@@ -24,15 +24,18 @@ class ObjectDetector(VisionHandler):
         return torch.stack(images) if is_uniform else images
 
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """One {"boxes", "labels", "scores"} per image."""
+        """What the model says: of torchvision's, one {"boxes", "labels", "scores"} per image."""
+        if not isinstance(data, list):
+            return super().inference(data, *args, **kwargs)
         with torch.inference_mode():
-            result = self.model(data, *args, **kwargs)
-        # A scripted detector answers (losses, detections).
-        return result[1] if isinstance(result, tuple) else result
+            return self.model([image.to(self.device) for image in data], *args, **kwargs)
 
     def postprocess(self, data: Any) -> list[Any]:
         """The detections of each image that are at least as likely as `threshold`."""
-        return [self._detections(row) for row in data]
+        # A scripted detector answers (losses, detections). Not in `inference`: handlers extend this
+        # class for models whose answers are tuples of another kind, and read them here.
+        rows = data[1] if isinstance(data, tuple) else data
+        return [self._detections(row) for row in rows]
 
     def _detections(self, row: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
         keep = row["scores"] >= self.threshold
