@@ -394,6 +394,28 @@ def test_timed_step_is_measured_when_the_config_says_so():
     assert ("ts_handler_step", MetricTypes.GAUGE) in handler.context.metrics.cache
 
 
+def test_timed_step_lasts_until_its_gpu_is_done(monkeypatch):
+    # Given a GPU that has begun to be used
+    order = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: order.append("wait"))
+
+    class Handler:
+        context = Context(
+            "m", "/", None, 1, None, "0.12.0", model_yaml_config={"handler": {"profile": True}}
+        )
+
+        @timed
+        def step(self):
+            order.append("step")
+
+    # When
+    Handler().step()
+
+    # Then
+    assert order == ["wait", "step", "wait"]
+
+
 def test_class_is_imported_by_name():
     # When / Then
     assert import_class("ts.context.Context") is Context
