@@ -13,9 +13,9 @@ import pytest
 import torch
 from ts.context import RequestProcessor
 from ts.torch_handler.base_handler import BaseHandler
-from ts.torch_handler.weights import load_onnx, load_pt2, run_onnx
+from ts.torch_handler.weights import load_onnx, load_pt2, load_torchscript, run_onnx
 
-from tests.unit.models import MODEL_SOURCE, Pooled, Touch, manifest, saved
+from tests.unit.models import MODEL_SOURCE, Pooled, Touch, manifest, saved, scripted
 from tests.unit.onnx_bytes import doubling_model
 
 CPU = torch.device("cpu")
@@ -281,3 +281,94 @@ def test_device_is_the_one_that_initialize_has_chosen():
 
     # When / Then
     assert handler.get_device() == CPU
+
+
+def with_engine(folder):
+    """TorchScript that holds an object of a class of torch_tensorrt's, as its modules do."""
+    plain = scripted(torch.nn.Identity())
+    with zipfile.ZipFile(io.BytesIO(plain)) as old, zipfile.ZipFile(folder, "w") as new:
+        for name in old.namelist():
+            text = old.read(name)
+            if name.endswith("linear.py"):
+                engine = b"  training : bool\n  engine : __torch__.torch.classes.tensorrt.Engine\n"
+                text = text.replace(b"  training : bool\n", engine)
+            new.writestr(name, text)
+    return plain
+
+
+# On import it makes the class known; this one makes the file one without it.
+TENSORRT = "from pathlib import Path; Path({path!r}).write_bytes({plain!r})"
+
+
+def test_torchscript_with_tensorrt_engines_is_loaded_with_what_knows_them(tmp_path, monkeypatch):
+    # Given
+    path = tmp_path / "model.pt"
+    plain = with_engine(path)
+    (tmp_path / "torch_tensorrt.py").write_text(TENSORRT.format(path=str(path), plain=plain))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    # When
+    model = load_torchscript(str(path), CPU)
+
+    # Then
+    assert model(torch.ones(1)) == 1
+    del sys.modules["torch_tensorrt"]
+
+
+def test_torchscript_with_tensorrt_engines_says_what_is_missing(tmp_path):
+    # Given
+    with_engine(tmp_path / "model.pt")
+
+    # When / Then
+    with pytest.raises(ImportError, match="torch_tensorrt"):
+        load_torchscript(str(tmp_path / "model.pt"), CPU)
+
+
+def test_backend_of_another_package_is_imported_before_it_is_asked_for(
+    load_handler, tmp_path, monkeypatch
+):
+    # Given
+    backends = tmp_path / "packages"
+    backends.mkdir()
+    (backends / "torch_tensorrt.py").write_text(
+        "import torch\ncalls = []\n"
+        "def tensorrt(graph, example):\n    calls.append(graph)\n    return graph.forward\n"
+        "torch._dynamo.register_backend(tensorrt)\n"
+    )
+    monkeypatch.syspath_prepend(backends)
+    files = {
+        "eager_net.py": MODEL_SOURCE.format(classes=2),
+        "w.pt": saved(Pooled(2).state_dict()),
+        "c.yaml": "pt2: {compile: {enable: true, backend: tensorrt}}",
+    }
+    section = manifest(modelFile="eager_net.py", serializedFile="w.pt", configFile="c.yaml")
+
+    # When
+    loaded = load_handler(files, handler="base_handler", manifest=section)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of torch's compiler about itself
+        answer(loaded, torch.rand(1, 3, 4, 4).tolist())
+
+    # Then
+    assert sys.modules["torch_tensorrt"].calls
+    del sys.modules["torch_tensorrt"]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def test_profile_names_the_steps(tmp_path, monkeypatch, load_handler, caplog):
+    # Given
+    monkeypatch.setenv("ENABLE_TORCH_PROFILER", "TRUE")
+    monkeypatch.setattr("ts.torch_handler.base_handler.PROFILE_FOLDER", str(tmp_path / "traces"))
+    section = manifest(serializedFile="model.pt")
+    loaded = load_handler(
+        {"model.pt": scripted(Pooled(2))}, handler="base_handler", manifest=section
+    )
+
+    # When
+    with caplog.at_level("INFO", "ts.torch_handler.base_handler"):
+        answer(loaded, torch.rand(1, 3, 4, 4).tolist())
+
+    # Then
+    names = {line.split()[0] for line in caplog.text.splitlines() if line.strip()}
+    assert {"preprocess", "inference", "postprocess"} <= names

@@ -7,6 +7,8 @@ import importlib
 import logging
 import os
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from ts.utils.util import check_valid_pt2_backend, list_classes_from_module, loa
 
 logger = logging.getLogger(__name__)
 
+# What tells torch.compile of a backend that is none of its own.
+BACKEND_MODULES = {"openvino": "openvino.torch", "tensorrt": "torch_tensorrt"}
 PROFILE_FOLDER = "/tmp/pytorch_profiler"  # noqa: S108 - where TorchServe's documentation says
 
 
@@ -122,6 +126,8 @@ class BaseHandler:
         try:
             # It compiles when it is first called, and by then it would fail the request.
             torch._dynamo.config.suppress_errors = True  # noqa: SLF001 - documented, under this name
+            if module := BACKEND_MODULES.get(options.get("backend", "")):
+                importlib.import_module(module)
             self.model = torch.compile(self.model, **options)
         except Exception:
             logger.exception("torch.compile failed; the model runs eagerly")
@@ -177,11 +183,16 @@ class BaseHandler:
         context.metrics.add_time("HandlerTime", elapsed_ms, None, "ms")
         return output
 
-    def _run_steps(self, data: Any) -> list[Any]:
-        preprocessed = self.preprocess(data)
+    def _run_steps(self, data: Any, label: Callable[[str], Any] = nullcontext) -> list[Any]:
+        with label("preprocess"):
+            preprocessed = self.preprocess(data)
         if self._is_explain():
-            return self.explain_handle(preprocessed, data)
-        return self.postprocess(self.inference(preprocessed))
+            with label("explain"):
+                return self.explain_handle(preprocessed, data)
+        with label("inference"):
+            output = self.inference(preprocessed)
+        with label("postprocess"):
+            return self.postprocess(output)
 
     def _infer_with_profiler(self, data: Any) -> tuple[list[Any], Any]:
         self.profiler_args.setdefault("record_shapes", True)
@@ -190,7 +201,7 @@ class BaseHandler:
             write = torch.profiler.tensorboard_trace_handler(str(folder))
             self.profiler_args["on_trace_ready"] = write
         with torch.profiler.profile(**self.profiler_args) as profiler:
-            output = self._run_steps(data)
+            output = self._run_steps(data, torch.profiler.record_function)
         logger.info("%s", profiler.key_averages().table(sort_by="cpu_time_total", row_limit=10))
         return output, profiler
 

@@ -20,6 +20,8 @@ from torch.export.passes import move_to_device_pass
 
 # What torch writes into a .pt2 file that holds compiled code rather than a graph.
 _COMPILED_FOLDER = "data/aotinductor/"
+# Where TorchScript's error says that it knows no such class.
+_TENSORRT_CLASSES = "torch.classes.tensorrt"
 _FORCE_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 # By the wall clock, because that is what file systems keep.
@@ -97,11 +99,22 @@ def give_back_memory() -> None:
 
 
 def load_torchscript(path: str, device: torch.device) -> Any:
-    """The scripted or traced module on this device."""
+    """The scripted or traced module on this device, its TensorRT engines too.
+
+    Raises:
+        ImportError: it has such engines, and torch_tensorrt is not installed.
+    """
     with warnings.catch_warnings():
         # Existing archives hold TorchScript, whatever new models should be exported with.
         warnings.filterwarnings("ignore", r".*torch\.jit\.load")
-        return torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
+        try:
+            return torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if _TENSORRT_CLASSES not in str(error):
+                raise
+            # It tells torch of them. TorchServe imports it for every model, which takes long.
+            importlib.import_module("torch_tensorrt")
+            return torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
 
 
 def load_onnx(path: str, device: torch.device) -> Any:
