@@ -1,5 +1,6 @@
 """What a handler is told about its model and its batch, and where it leaves word on answers."""
 
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -111,7 +112,8 @@ class Context:
         self.model_yaml_config = model_yaml_config or {}
         self.request_ids: dict[int, str] = {}
         self.request_processor: list[RequestProcessor] = []
-        self.metrics = metrics or MetricsStore(model_name)
+        # An id for what is measured while the model loads, as there.
+        self.metrics = metrics or MetricsStore(str(uuid.uuid4()), model_name)
         self.stopping_criteria: dict[int, Any] | None = None
         self.cl_socket: Any = None
         # Takes pieces, and whose they are, while the handler runs; None where nobody listens.
@@ -128,6 +130,10 @@ class Context:
     @property
     def _request_processor(self) -> list[RequestProcessor]:
         return self.request_processor
+
+    @_request_processor.setter
+    def _request_processor(self, processors: list[RequestProcessor]) -> None:
+        self.request_processor = processors
 
     def get_request_id(self, idx: int = 0) -> str | None:
         """The id of one request of the batch."""

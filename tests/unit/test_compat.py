@@ -7,6 +7,7 @@ import pkgutil
 import queue
 import sys
 import types
+import uuid
 
 import pytest
 import torch
@@ -181,9 +182,34 @@ def test_metrics_are_written_in_json():
         json.dumps(object(), cls=MetricEncoder)
 
 
+def test_users_own_stand_ins_are_built_as_under_torchserve(tmp_path):
+    # Given what tests of handlers do, by hand and with the stand-in
+    (tmp_path / "model-config.yaml").write_text("handler: {top_k: 3}")
+    context = Context("m", "/", {"model": {}}, None, None, None)
+
+    # When
+    context._request_processor = [RequestProcessor({"explain": "True"})]
+    context.metrics = MetricsStore(uuid.uuid4(), "m")
+    context.metrics.add_counter("calls", 1)
+    mock = MockContext(model_dir=str(tmp_path), model_yaml_config_file="model-config.yaml")
+
+    # Then
+    assert context.get_request_header(0, "explain") == "True"
+    assert list(context.metrics.get_metric("calls").take()) == [
+        (("ModelName", "m"), ("Level", "Model"))
+    ]
+    assert mock.model_yaml_config == {"handler": {"top_k": 3}}
+    assert MockContext().model_yaml_config == {}
+
+
+def test_exception_for_the_client_reads_as_under_torchserve():
+    # When / Then
+    assert str(util.PredictionException("no x", 400)) == "no x : 400"
+
+
 def test_metrics_add_up_by_dimension():
     # Given
-    metrics = MetricsStore("m")
+    metrics = MetricsStore(None, "m")
     metrics.add_counter("loads", 1)
     metrics.request_ids = {0: "a"}
 
@@ -215,7 +241,7 @@ def test_metrics_add_up_by_dimension():
 
 def test_metric_that_was_taken_starts_anew():
     # Given
-    metrics = MetricsStore("m")
+    metrics = MetricsStore(None, "m")
     metrics.add_counter("calls", 2)
 
     # When
@@ -228,7 +254,7 @@ def test_metric_that_was_taken_starts_anew():
 
 def test_histogram_counts_by_bucket():
     # Given
-    metrics = MetricsStore("m")
+    metrics = MetricsStore(None, "m")
     histogram = metrics.add_metric_to_cache("h", "ms", ["A"], MetricTypes.HISTOGRAM)
 
     # When
@@ -243,7 +269,7 @@ def test_histogram_counts_by_bucket():
 
 def test_measurement_that_cannot_count_is_dropped_and_logged(caplog):
     # Given: a prediction must not fail for what it measures
-    metrics = MetricsStore("m")
+    metrics = MetricsStore(None, "m")
     metric = metrics.add_metric_to_cache("h", "ms", ["A"], MetricTypes.HISTOGRAM)
 
     # When
@@ -260,7 +286,7 @@ def test_measurement_that_cannot_count_is_dropped_and_logged(caplog):
 
 def test_metric_of_unknown_unit_type_or_name_is_refused():
     # Given
-    metrics = MetricsStore("m")
+    metrics = MetricsStore(None, "m")
 
     # When / Then
     with pytest.raises(metric_cache_errors.MetricsCacheValueError, match="unit must be one of"):

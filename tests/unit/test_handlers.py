@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ts.metrics.metric_type_enum import MetricTypes
 
 from batching.errors import InvalidModel
 from batching.settings import Settings
@@ -340,3 +341,19 @@ def test_gpus_are_none_without_a_driver(tmp_path, monkeypatch):
 
     # When / Then
     assert list_gpus(-1) == []
+
+
+def test_what_is_measured_while_the_model_loads_has_the_models_labels(load_handler):
+    # Given
+    source = """
+class Measuring:
+    def initialize(self, context): context.metrics.add_time("HandlerTime", 3, None, "ms")
+    def handle(self, data, context): return data
+"""
+
+    # When
+    model = load_handler({"measuring.py": source}, handler="measuring", model_name="m")
+
+    # Then
+    metric = model.context.metrics.get_metric("HandlerTime", MetricTypes.GAUGE)
+    assert list(metric.take()) == [(("ModelName", "m"), ("Level", "Model"))]

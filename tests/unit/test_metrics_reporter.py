@@ -53,7 +53,7 @@ def desk():
 @pytest.fixture
 def make(desk):
     def make(declared=DEFAULT_METRICS, *, is_showing_all=True):
-        store = MetricsStore("m")
+        store = MetricsStore(None, "m")
         store.request_ids = {0: "a"}
         declare(store, declared)
         reporter = MetricsReporter(store, desk, declared, is_showing_all=is_showing_all)
@@ -295,7 +295,7 @@ def test_metrics_config_of_another_shape_is_refused(text, tmp_path):
 
 def test_metrics_are_lines_in_the_log_when_torchserves_mode_says_so(desk, caplog):
     # Given
-    store = MetricsStore("m")
+    store = MetricsStore(None, "m")
     store.request_ids = {0: "a"}
     declare(store, DEFAULT_METRICS)
     reporter = MetricsReporter(store, desk, DEFAULT_METRICS, is_showing_all=False, is_logging=True)

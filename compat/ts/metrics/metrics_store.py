@@ -4,6 +4,7 @@ Source: TorchServe 0.12 docs/metrics.md and ts/metrics, as an interface.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from ts.metrics.caching_metric import CachingMetric
 from ts.metrics.dimension import Dimension
@@ -18,12 +19,12 @@ from ts.metrics.metric_type_enum import MetricTypes
 class MetricsStore:
     """Values by metric. Dimensions of the handler's own come before the model's name and level.
 
-    What is measured outside of a request, while the model loads, has the level Error, as there.
+    Without `request_ids` the level is Error, as there; while the model loads, there is one.
     """
 
-    def __init__(self, model_name: str = "") -> None:
+    def __init__(self, request_ids: Any = None, model_name: str = "") -> None:
+        self.request_ids = request_ids
         self.model_name = model_name
-        self.request_ids: dict[int, str] | None = None
         self.cache: dict[tuple[str, MetricTypes], CachingMetric] = {}
 
     def add_metric_to_cache(

@@ -103,6 +103,10 @@ class TextHandler(BaseHandler):
     def _remove_punctuation(self, text: str) -> str:
         return text.translate(str.maketrans("", "", string.punctuation))
 
+    # As TorchServe's first handlers were written.
+    def _remove_puncutation(self, text: str) -> str:
+        return self._remove_punctuation(text)
+
     def _tokenize(self, text: str) -> list[str]:
         return self.tokenizer(text)
 

@@ -29,7 +29,7 @@ class PredictionException(Exception):
         self.error_code = error_code
 
     def __str__(self) -> str:
-        return f"message : {self.message} error_code : {self.error_code}"
+        return f"{self.message} : {self.error_code}"
 
 
 class PT2Backend(StrEnum):

@@ -1,9 +1,12 @@
 """A context for tests of handlers outside of a server."""
 
+import uuid
+from pathlib import Path
 from typing import Any
 
 import torch
 from ts.metrics.metrics_store import MetricsStore
+from ts.utils.util import get_yaml_config
 
 
 class MockContext:
@@ -16,7 +19,7 @@ class MockContext:
         model_file: str | None = "model.py",
         gpu_id: str | None = "0",
         model_name: str = "mnist",
-        model_yaml_config: dict[str, Any] | None = None,
+        model_yaml_config_file: str | None = None,
     ) -> None:
         model: dict[str, Any] = {"modelName": model_name}
         if model_pt_file:
@@ -25,13 +28,15 @@ class MockContext:
             model["modelFile"] = model_file
         self.manifest = {"model": model}
         self.model_name = model_name
-        self.model_yaml_config = model_yaml_config or {}
+        self.model_yaml_config: dict[str, Any] = {}
+        if model_yaml_config_file:
+            self.model_yaml_config = get_yaml_config(Path(model_dir) / model_yaml_config_file)
         self.system_properties: dict[str, Any] = {"model_dir": model_dir}
         if torch.cuda.is_available() and gpu_id:
             self.system_properties["gpu_id"] = gpu_id
         self.request_ids = {0: "0"}
         self.explain = False
-        self.metrics = MetricsStore(model_name)
+        self.metrics = MetricsStore(uuid.uuid4(), model_name)
 
     def get_request_header(self, idx: int, key: str) -> str | bool:
         """Only `explain` may be set."""
