@@ -29,6 +29,7 @@ from workers.archive import read_model_config
 from workers.devices import Device
 from workers.handler_names import BUILT_IN_PACKAGE, DEFAULT_FUNCTION, split_handler
 from workers.metrics_reporter import declare
+from workers.model_config import require_served
 from workers.torch_version import require_safe_torch
 
 BASE_HANDLER = f"{BUILT_IN_PACKAGE}.base_handler"
@@ -62,10 +63,13 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         ImportError: no module of the handler's name, neither in the folder nor built in; or a torch
             that is too old.
         ValueError: the module has neither the function nor exactly one class.
+        NotImplementedError: the archive asks for what is left out, such as continuous batching.
         Exception: whatever the handler itself raises.
     """
     require_safe_torch()
     model_dir = model_dir.absolute()
+    config = read_model_config(model_dir, spec.manifest)
+    require_served(config)
     _enter_folder(model_dir, spec.handler)
     _limit_images(settings.max_image_pixels)
     context = Context(
@@ -76,7 +80,7 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         gpu=device.index,
         mms_version=ts_version,
         limit_max_image_pixels=settings.max_image_pixels > 0,
-        model_yaml_config=read_model_config(model_dir, spec.manifest),
+        model_yaml_config=config,
     )
     declare(context.metrics, read_metrics_config(settings.metrics_config))
     module_name, function_name = split_handler(spec.handler)
@@ -85,9 +89,11 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
     entry = getattr(module, function_name, None)
     if entry is not None:
         # Such a handler initialises itself when it first sees no data.
+        _require_plain(entry)
         entry(None, context)
     else:
         entry = _initialise_class(module, context)
+        _require_plain(entry)
     return LoadedModel(_measured(entry, context), context)
 
 
@@ -176,6 +182,14 @@ def _import_handler(module_name: str) -> ModuleType:
         raise ImportError(
             f"Handler {module_name!r} is neither a module of the archive nor built in."
         ) from error
+
+
+def _require_plain(entry: Any) -> None:
+    if inspect.iscoroutinefunction(entry):
+        raise NotImplementedError(
+            f"{entry.__qualname__} is a coroutine, as of handlers that answer out of order, which "
+            "are left out: define it without async, and run the engine inside of it."
+        )
 
 
 def _initialise_class(module: ModuleType, context: Context) -> Entry:

@@ -25,17 +25,29 @@ _LLM_LAUNCHER = (
     "a command around handlers that answer out of order; start the server that vLLM or "
     "TensorRT-LLM brings"
 )
+_MEASURING = "TorchServe's measuring of its machine; each node measures its own"
+_SERVER = (
+    "TorchServe's own server and worker; a context for tests of handlers is in "
+    "torch_handler.unit_tests"
+)
 _SERVICES = "base classes of TorchServe's predecessor; extend torch_handler.base_handler"
 
 # Module or package -> what it is for; everything below a package is left out with it.
 LEFT_OUT = {
+    "ts.arg_parser": _SERVER,
+    "ts.async_service": _ASYNCHRONOUS,
     "ts.handler_utils.distributed": _SPREAD,
     "ts.handler_utils.preprocess": _DALI,
     "ts.launcher": _LAUNCHER,
     "ts.llm_launcher": _LLM_LAUNCHER,
     "ts.metrics.metric_cache_abstract": _FROM_FILES,
     "ts.metrics.metric_cache_yaml_impl": _FROM_FILES,
+    "ts.metrics.metric_collector": _MEASURING,
+    "ts.metrics.system_metrics": _MEASURING,
+    "ts.model_loader": _SERVER,
+    "ts.model_server": _SERVER,
     "ts.model_service": _SERVICES,
+    "ts.model_service_worker": _SERVER,
     "ts.torch_handler.dali_handler": _DALI,
     "ts.torch_handler.dali_image_classifier": _DALI,
     "ts.torch_handler.dali_image_segmenter": _DALI,

@@ -130,6 +130,14 @@ HANDLERS = {
         "from ts.handler_utils.distributed.pt_pippy import x\ndef handle(d, c): pass",
         "it is left out: models that are spread",
     ),
+    "coroutine": (
+        "async def handle(data, context): pass",
+        "own.py: handle is a coroutine: handlers that answer out of order are left out",
+    ),
+    "coroutine of a class": (
+        "class Own(Base):\n    async def handle(self, data, context): pass",
+        "own.py: Own.handle is a coroutine",
+    ),
     "no module": (
         "import ts.sevices\ndef handle(d, c): pass",
         "imports ts.sevices: there is no such module",

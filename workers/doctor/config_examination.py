@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from workers.doctor.findings import Finding, note, ok, problem
+from workers.model_config import NOT_HERE, why_not_here
 
 PART = "model-config"
 
@@ -44,14 +45,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "maxNumSequence": "there is no sequence batching",
     "maxSequenceJobQueueSize": "there is no sequence batching",
 }
-# Key -> why the handler that needs it will not do what it should.
-NOT_HERE: Mapping[str, str] = {
-    "torchrun": "a model cannot be spread over several processes",
-    "asyncCommunication": "handlers answer a whole batch at once",
-    "continuousBatching": "a batch stays as it was formed until the handler returns",
-    "sequenceBatching": "requests of one sequence may go to different workers",
-}
-_PARALLEL = "parallelType"
 _BACKENDS_OF_TORCH = frozenset({"eager", "aot_eager", "inductor", "onnxrt", "openvino", "tensorrt"})
 
 
@@ -65,21 +58,14 @@ def examine_config(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _examine_key(key: str, value: Any) -> Iterator[Finding]:
-    reason = _why_not_here(key, value)
-    if reason:
-        yield problem(PART, f"{key}: {value} has no counterpart: {reason}")
+    if reason := why_not_here(key, value):
+        yield problem(PART, reason)
     elif key in WITHOUT_EFFECT:
         yield note(PART, f"{key} has no effect: {WITHOUT_EFFECT[key]}")
     elif key in COUNTS:
         yield from _examine_value(key, value)
-    elif key not in NOT_HERE and key != _PARALLEL:
+    elif key not in NOT_HERE:
         yield note(PART, f"{key} is unknown and only reaches the handler{_suggestion(key)}")
-
-
-def _why_not_here(key: str, value: Any) -> str:
-    if key == _PARALLEL:
-        return "" if value in ("", "custom") else NOT_HERE["torchrun"]
-    return NOT_HERE.get(key, "") if value else ""
 
 
 def _examine_value(key: str, value: Any) -> Iterator[Finding]:
@@ -95,7 +81,7 @@ def _has_type(value: Any, wanted: type) -> bool:
 
 
 def _suggestion(key: str) -> str:
-    known = [*COUNTS, *WITHOUT_EFFECT, *NOT_HERE, _PARALLEL]
+    known = [*COUNTS, *WITHOUT_EFFECT, *NOT_HERE]
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else ""
 

@@ -12,6 +12,7 @@ from workers.doctor.ts_names import TsNames
 
 # Importable in every worker, whatever is installed beside.
 _TS = "ts"
+_ASYNCHRONOUS = "is a coroutine: handlers that answer out of order are left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,9 @@ def examine_entry(source: Source, function_name: str) -> Iterator[Finding]:
     """What is missing for the module to be a handler."""
     if function_name in source.functions():
         return
+    if function_name in _coroutines(source.tree):
+        yield problem("handler", f"{source.name}: {function_name} {_ASYNCHRONOUS}")
+        return
     classes = source.classes()
     if len(classes) != 1:
         names = ", ".join(node.name for node in classes) or "none"
@@ -60,10 +64,17 @@ def examine_entry(source: Source, function_name: str) -> Iterator[Finding]:
         )
         return
     (only,) = classes
+    if "handle" in _coroutines(only):
+        yield problem("handler", f"{source.name}: {only.name}.handle {_ASYNCHRONOUS}")
+        return
     methods = {node.name for node in only.body if isinstance(node, ast.FunctionDef)}
     missing = sorted({"initialize", "handle"} - methods)
     if missing and not only.bases:
         yield problem("handler", f"{source.name}: class {only.name} lacks {' and '.join(missing)}")
+
+
+def _coroutines(node: ast.Module | ast.ClassDef) -> set[str]:
+    return {child.name for child in node.body if isinstance(child, ast.AsyncFunctionDef)}
 
 
 def examine_imports(
