@@ -34,6 +34,9 @@ from workers.torch_version import require_safe_torch
 
 BASE_HANDLER = f"{BUILT_IN_PACKAGE}.base_handler"
 
+# Of ours, what a worker has loaded before it loads a handler.
+OWN_PACKAGES = ("batching", "workers")
+
 # GPUs from Ampere on multiply in TF32.
 TF32_CAPABILITY = (8, 0)
 
@@ -125,6 +128,23 @@ def _enter_folder(model_dir: Path, handler: str) -> None:
         folders.insert(0, str(handler_dir))
     sys.path[:0] = folders
     importlib.invalidate_caches()
+    for name in OWN_PACKAGES:
+        if any(_is_module(Path(folder, name)) for folder in folders):
+            _hide(name)
+
+
+def _is_module(path: Path) -> bool:
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def _hide(package: str) -> None:
+    """Who imports the package from now on gets the archive's of that name.
+
+    A worker has loaded all that it needs of its own by now, and keeps it.
+    """
+    for name in list(sys.modules):
+        if name.partition(".")[0] == package:
+            del sys.modules[name]
 
 
 def _limit_images(max_image_pixels: int) -> None:
