@@ -448,6 +448,7 @@ def test_class_is_imported_by_name():
     # When / Then
     assert import_class("ts.context.Context") is Context
     assert import_class("Context", module_prefix="ts.context") is Context
+    assert import_class("ts.handler_utils.utils.import_class") is import_class
     with pytest.raises(ImportError, match="no class Nothing"):
         import_class("ts.context.Nothing")
     with pytest.raises(ImportError, match="does not name a module"):
