@@ -159,7 +159,12 @@ class Lane:
             if waiter.is_given_up:
                 # While this submit was on its way, so that there was nothing to cancel yet.
                 self._canceller.cancel(waiter, ClientLeft())
-        elif self._may_be_restored(waiter, code):
+            return
+        if code is SubmitCode.NO_VERSION:
+            # It may have been emptied although no connection was lost. A node that brings its
+            # registry back need not be one that has workers.
+            self._was_away_at = self._loop.time()
+        if self._may_be_restored(waiter, code):
             self._loop.call_later(2 * RETRY_S, self._again, waiter)
         else:
             now_s = self._loop.time()

@@ -815,6 +815,28 @@ def test_lane_waits_for_the_registry_when_it_submits_again(real_desk, monkeypatc
     asyncio.run(run())
 
 
+def test_lane_waits_for_workers_when_redis_was_emptied_and_no_connection_lost(real_desk):
+    async def run():
+        async with open_lane(real_desk.backend.connect_async()) as lane:
+            # Given a request that comes before the registry has been restored
+            real_desk.client.flushall()
+            early = ask(lane, "a")
+            await asyncio.wait({early}, timeout=0.2)
+
+            # When nodes bring the registry back, then their workers
+            real_desk.client.hset(real_desk.keys.config, "max_queue", 100)
+            late = ask(lane, "b")
+            await asyncio.wait({early, late}, timeout=0.3)
+            real_desk.open()
+
+            # Then
+            await queued(real_desk, 2)
+            answer(real_desk.worker())
+            assert {(await early).body, (await late).body} == {b"A", b"B"}
+
+    asyncio.run(run())
+
+
 def test_lane_refuses_a_lost_request_when_too_little_time_is_left(real_desk, monkeypatch):
     monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
     monkeypatch.setattr(lane_module, "RESUBMIT_SHARE", 1.0)
