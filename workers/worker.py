@@ -37,6 +37,7 @@ from workers.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAIL
 from workers.handlers import LoadedModel, load_model
 from workers.metrics_reporter import MetricsReporter
 from workers.runner import DeviceBroken, Runner
+from workers.time_limits import end_in_time, timed, untimed
 
 log = logging.getLogger("workers.worker")
 
@@ -135,36 +136,6 @@ class Worker:
         end = self._look_at
         idle_s = BLOCK_S if is_unsure else self._idle_s
         return self._batcher.gather(lambda: self._should_stop or time.monotonic() > end, idle_s)
-
-
-def timed(entry: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
-    """The entry point, ended by the kernel together with its process after `timeout_s`.
-
-    SIGALRM needs no cooperation of a handler that hangs in C++ or holds the interpreter lock, and
-    costs two system calls per batch. The node sees how the process died and releases its requests.
-    """
-
-    def run(*arguments: Any) -> Any:
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)
-        try:
-            return entry(*arguments)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-    return run
-
-
-def untimed(send: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
-    """The call, for which the time of the entry point stops; it begins anew afterwards."""
-
-    def run(*arguments: Any) -> Any:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        try:
-            return send(*arguments)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, timeout_s)
-
-    return run
 
 
 def main() -> int:
@@ -276,4 +247,7 @@ def _report(assignment: Assignment, **status: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    finally:
+        end_in_time()

@@ -112,7 +112,7 @@ MUTANTS = (
     ),
     Mutant(
         "a handler that hangs is ended",
-        "workers/worker.py",
+        "workers/time_limits.py",
         "signal.setitimer(signal.ITIMER_REAL, timeout_s)\n        try:\n            return entry",
         "signal.setitimer(signal.ITIMER_REAL, 0)\n        try:\n            return entry",
         f"{CHAOS}workers.py::test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served",

@@ -1,9 +1,20 @@
-"""What handlers may have of their own: processes, and modules of any name."""
+"""What handlers may have of their own: processes, threads, and modules of any name."""
 
+import psutil
 import pytest
 
 from tests.e2e.archives import make_archive
 from tests.e2e.ferry_process import FerryServer
+from tests.support import eventually
+
+# Its thread never ends, and the interpreter would wait for it.
+WITH_A_THREAD = """
+import sys, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+
+def handle(data, context):
+    return [sys.exit() if row["body"] == b"exit" else row["body"] for row in data or ()]
+"""
 
 pytestmark = pytest.mark.slow
 
@@ -51,3 +62,31 @@ def test_module_of_an_archive_may_be_called_as_one_of_ours(name: str, server: Fe
         # Then
         assert [answer.status_code for answer in answers] == [200, 418, 200]
         assert answers[2].text == "mine"
+
+
+def test_worker_ends_though_a_thread_of_its_handler_does_not(server: FerryServer) -> None:
+    # Given
+    archive = make_archive(server.store, "threads", {"handler.py": WITH_A_THREAD})
+    with server.model(archive, "threads", batch_size=1) as model:
+        # When the handler ends its process, twice / Then its client does not wait for the thread
+        assert server.predict(model, b"exit").status_code == 500
+        eventually(lambda: server.worker_pids(model), 20)
+        assert server.predict(model, b"x").text == "x"
+
+        # When it is not wanted any more / Then it goes, and with it what it has of the machine
+        [pid] = server.worker_pids(model)
+        server.manage("PUT", f"models/{model}", min_worker=0)
+        eventually(lambda: not psutil.pid_exists(pid), 20)
+
+
+def test_failure_to_load_is_told_though_a_thread_of_the_handler_does_not_end(
+    server: FerryServer,
+) -> None:
+    # Given
+    failing = f"{WITH_A_THREAD}\nraise RuntimeError('no weights')\n"
+    archive = make_archive(server.store, "failing", {"handler.py": failing})
+    # When
+    refused = server.manage("POST", "models", url=archive, initial_workers=1)
+    # Then
+    assert refused.status_code == 500
+    assert server.manage("GET", "models/failing").status_code == 404

@@ -21,7 +21,7 @@ from workers.slot import Slot, SlotContext
 @pytest.mark.parametrize(
     ("exit_status", "text"),
     [
-        (ExitStatus(-signal.SIGALRM), '-14 cause="response_timeout passed"'),
+        (ExitStatus(-signal.SIGALRM), '-14 cause="response_timeout passed, or it would not end"'),
         (ExitStatus(-signal.SIGKILL), '-9 cause="killed, perhaps for memory"'),
         (ExitStatus(-signal.SIGKILL, "did not load"), '-9 cause="did not load"'),
         (ExitStatus(-signal.SIGSEGV), '-11 cause="crashed in native code: SIGSEGV"'),
@@ -50,4 +50,4 @@ def test_node_says_in_words_why_a_worker_died(caplog):
     asyncio.run(run())
     # Then
     [message] = caplog.messages
-    assert 'exit=-14 cause="response_timeout passed" after_ready_s=' in message
+    assert 'exit=-14 cause="response_timeout passed, or it would not end" after_ready_s=' in message

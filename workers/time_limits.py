@@ -1,0 +1,50 @@
+"""What a worker process may take long for, and the kernel's timer that ends it when it does.
+
+SIGALRM needs no cooperation of a handler that hangs in C++ or holds the interpreter lock. Every
+thread's stack is written before the process ends, and its node sees how it ended.
+"""
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+# For what a handler has the interpreter do at its end, and for giving a device's memory back.
+END_S = 3.0
+
+
+def timed(entry: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
+    """The entry point, ended by the kernel together with its process after `timeout_s`.
+
+    Costs two system calls per batch. The node sees how the process died and releases its requests.
+    """
+
+    def run(*arguments: Any) -> Any:
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        try:
+            return entry(*arguments)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    return run
+
+
+def untimed(send: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
+    """The call, for which the time of the entry point stops; it begins anew afterwards."""
+
+    def run(*arguments: Any) -> Any:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            return send(*arguments)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, timeout_s)
+
+    return run
+
+
+def end_in_time() -> None:
+    """The interpreter has so long to end; then the kernel ends the process.
+
+    It waits for every thread that is no daemon, and a handler's may run for ever. Meanwhile nobody
+    could take over what this worker holds: its requests, its place, its device.
+    """
+    signal.setitimer(signal.ITIMER_REAL, END_S)
