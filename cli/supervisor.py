@@ -84,6 +84,9 @@ class Supervisor:
     def __enter__(self) -> Self:
         self._wake_socket = self._cleanup.enter_context(_signals_wake())
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # Who starts a server by `nohup` does not want it to end with the terminal.
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
             self._cleanup.enter_context(_handled(number, self._record))
         # Python's no-op handler, so that the end of a child wakes the select as well.
         self._cleanup.enter_context(_handled(signal.SIGCHLD, lambda *_: None))
@@ -150,18 +153,28 @@ class Supervisor:
         now = time.monotonic()
         if part.restart_at_s is not None:
             if now >= part.restart_at_s:
-                part.start()
+                self._start_again(part, now)
             return
         if part.is_running:
             return
         exit_code = part.bury()
         if now - part.started_s >= HEALTHY_AFTER_S:
             part.backoff.succeed()
+        self._put_off(part, now, f"ended with exit code {exit_code}")
+
+    def _start_again(self, part: Part, now: float) -> None:
+        try:
+            part.start()
+        except OSError as error:
+            # What it died for want of, memory perhaps, may still be missing. The others serve on.
+            self._put_off(part, now, f"cannot be started: {error.strerror}")
+
+    def _put_off(self, part: Part, now: float, why: str) -> None:
         part.backoff.fail(now)
         pause_s = part.backoff.delay_s
         part.restart_at_s = now + pause_s
         when = f"in {pause_s:.0f} s" if pause_s else "now"
-        self._report(f"{part.name} ended with exit code {exit_code}; starting it again {when}")
+        self._report(f"{part.name} {why}; starting it again {when}")
 
     def _wait(self, timeout_s: float, *fds: int) -> None:
         assert self._wake_socket is not None

@@ -1,5 +1,6 @@
 """The supervisor of `ferry up`: starts in order, revives, stops in the reverse order."""
 
+import errno
 import os
 import signal
 import sys
@@ -134,6 +135,46 @@ def test_supervisor_waits_longer_when_a_part_dies_again_at_once(scene):
         "node ended with exit code 1; starting it again now",
         "node ended with exit code 1; starting it again in 1 s",
     ]
+
+
+def test_supervisor_tries_again_when_its_system_starts_no_process(scene):
+    # Given
+    part = scene.part("node")
+    launch, failures = part.launch, [OSError(errno.EAGAIN, "none left")]
+    with scene.supervisor(part) as supervisor:
+        supervisor.start("node")
+        supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
+
+        def launch_later():
+            if failures:
+                raise failures.pop()
+            return launch()
+
+        # When
+        part.launch = launch_later
+        os.kill(part.process.pid, signal.SIGKILL)
+        in_background(end_once, lambda: scene.lines().count("started node") == 2)
+        supervisor.run()
+    # Then
+    assert scene.reports == [
+        "node ended with exit code -9; starting it again now",
+        "node cannot be started: none left; starting it again in 1 s",
+    ]
+
+
+def test_supervisor_that_was_started_to_outlive_its_terminal_does(scene):
+    # Given a signal that `nohup` has its command ignore
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with scene.supervisor(scene.part("node")) as supervisor:
+            # When
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+            supervisor.run()
+            # Then
+            assert supervisor.stop_reason == "SIGTERM"
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_supervisor_says_which_part_failed_when_one_ends_while_starting(scene):
