@@ -21,6 +21,7 @@ import sys
 import sysconfig
 import time
 import venv
+import weakref
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -63,7 +64,8 @@ class Installer:
         # Where the server's own modules are is not for the build scripts of others either.
         self._forbidden = f"PYTHONPATH|{forbidden_variables}"
         self._timeout_s = timeout_s
-        self._locks: dict[str, asyncio.Lock] = {}
+        # Weak: a lock is there for as long as somebody holds it or waits for it.
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._failures: dict[str, tuple[float, str]] = {}
 
     async def python_for(self, spec: ModelSpec, model_dir: Path) -> Path:
@@ -88,7 +90,8 @@ class Installer:
         try:
             text = read_requirements(model_dir, file_name)
             name = environment_name(text, spec.archive_sha256)
-            async with self._locks.setdefault(name, asyncio.Lock()):
+            lock = self._locks.setdefault(name, asyncio.Lock())
+            async with lock:
                 return await self._prepared(spec, name, text, (model_dir / file_name).parent)
         except DependenciesFailed as error:
             raise DependenciesFailed(

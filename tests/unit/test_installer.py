@@ -88,6 +88,8 @@ def test_environment_is_made_once_when_many_ask(tmp_path, model_dir, caplog):
     # Then
     assert len(set(pythons)) == 1
     assert runs_of_pip(caplog) == 1
+    # And nothing is kept for each set of requirements there ever was
+    assert not any(node._locks for node in nodes)
 
 
 @pytest.mark.slow
