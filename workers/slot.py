@@ -30,7 +30,7 @@ from workers.devices import Device
 from workers.exit_status import EXIT_NOT_STARTED, ExitStatus
 from workers.model_files import Prepared
 from workers.worker_environment import worker_environment
-from workers.worker_process import WorkerProcess
+from workers.worker_process import Report, WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +109,9 @@ class Slot:
 
     async def measure(self) -> None:
         """Everybody sees how much memory the process holds now."""
-        if self.state is WorkerState.READY and self._process is not None:
-            await self._set_state(self.state, memory_bytes=self._process.resident_bytes)
+        if self._status is not None and self.state is WorkerState.READY and self._process:
+            self._status = replace(self._status, memory_bytes=self._process.resident_bytes)
+            await self.report_again()
 
     def kill(self) -> None:
         """The process ends now; what it held is released."""
@@ -173,14 +174,18 @@ class Slot:
         if previous is not None:
             await self._retry(self._context.verbs.forget, self.spec.key, previous.worker_id)
         try:
-            prepared = await self._context.prepare(self.spec)
+            prepared = await self._prepared()
         except ServeError as error:
             log.error("model=%s version=%s: %s", *self.spec.key, error.message)
             # Installing takes minutes and fails again; whoever mends it registers the model anew.
             self._is_hopeless = isinstance(error, DependenciesFailed)
             await self._note_failure(error=_with_cause(error), reason=error.reason)
             return
-        if self._should_stop.is_set():
+        except OSError as error:
+            log.error("model=%s version=%s cannot be prepared: %s", *self.spec.key, error)
+            await self._note_failure(error=error.strerror or str(error))
+            return
+        if prepared is None or self._should_stop.is_set():
             return
         try:
             ended = await self._watch(worker_id, prepared)
@@ -192,6 +197,20 @@ class Slot:
         count = await self._take_back(worker_id, ended)
         if not self._should_stop.is_set():
             await self._judge(ended, was_at_work=count > 0)
+
+    async def _prepared(self) -> Prepared | None:
+        """What a process needs; None once the slot is to stop, which waits for no download.
+
+        What has been begun goes on without it, for whoever needs it next.
+        """
+        preparing = asyncio.ensure_future(self._context.prepare(self.spec))
+        stopping = asyncio.ensure_future(self._should_stop.wait())
+        await asyncio.wait({preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if preparing.done():
+            return preparing.result()
+        preparing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return None
 
     async def _watch(self, worker_id: str, prepared: Prepared) -> ExitStatus:
         """How a worker process ended that was started and watched.
@@ -212,7 +231,6 @@ class Slot:
             self.spec.startup_timeout_s, self._kill_if_loading
         )
         try:
-            await self._set_state(WorkerState.STARTING, pid=process.pid)
             return await process.watch(self._on_report)
         finally:
             deadline.cancel()
@@ -221,24 +239,39 @@ class Slot:
         context = self._context
         return worker_environment(assignment, context.settings, context.compat_dir, self._threads)
 
-    async def _on_report(self, report: dict[str, Any]) -> None:
-        state = WorkerState(report.pop("state"))
-        if state is WorkerState.FAILED:
+    async def _on_report(self, report: Report) -> None:
+        process = self._process
+        assert process is not None
+        if report.state is WorkerState.STARTING:
+            await self._set_state(report.state, pid=process.pid)
+        elif report.state is WorkerState.FAILED:
             # The process ends by itself now; the slot decides whether to try again.
-            self._why_not_loaded = report
-            await self._set_state(WorkerState.LOADING, **report)
-            return
-        if state is WorkerState.READY:
-            self._ready_at = time.monotonic()
-            report = {"error": "", "reason": "", "is_out_of_memory": False, "failures": 0}
-            report["memory_bytes"] = self._process.resident_bytes if self._process else 0
-            report["load_ms"] = int((self._ready_at - self._started_at) * 1000)
-            if self._context.settings.is_logging_metrics:
-                log_load_time(str(self.worker_id), self.spec.key, report["load_ms"])
-            log.info("ready model=%s version=%s worker=%s", *self.spec.key, self.worker_id)
-        await self._set_state(state, **report)
-        if state is WorkerState.READY and self.worker_id:
-            await self._beat(self.worker_id)
+            self._why_not_loaded = {
+                "error": report.error,
+                "is_out_of_memory": report.is_out_of_memory,
+            }
+            await self._set_state(WorkerState.LOADING, **self._why_not_loaded)
+        elif report.state is WorkerState.READY:
+            await self._note_success(process)
+        else:
+            await self._set_state(report.state)
+
+    async def _note_success(self, process: WorkerProcess) -> None:
+        self._ready_at = time.monotonic()
+        load_ms = int((self._ready_at - self._started_at) * 1000)
+        if self._context.settings.is_logging_metrics:
+            log_load_time(str(self.worker_id), self.spec.key, load_ms)
+        log.info("ready model=%s version=%s worker=%s", *self.spec.key, self.worker_id)
+        await self._set_state(
+            WorkerState.READY,
+            error="",
+            reason="",
+            is_out_of_memory=False,
+            failures=0,
+            memory_bytes=process.resident_bytes,
+            load_ms=load_ms,
+        )
+        await self._beat(str(self.worker_id))
 
     def _kill_if_loading(self) -> None:
         if self._ready_at is None and self._process is not None:

@@ -1,6 +1,7 @@
 """A worker's operating-system process, seen from its node: started, listened to, ended."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -8,12 +9,14 @@ import re
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import psutil
 
 from batching.child_process import exited, has_exited, kill_group, spawn
+from batching.status import WorkerState
 from workers.exit_status import ExitStatus
 
 log = logging.getLogger(__name__)
@@ -22,7 +25,14 @@ PIPE_PATIENCE_S = 0.2
 LOOK_S = 2.0
 _PENDING = re.compile(r"^ShdPnd:\s*([0-9a-f]+)$", re.MULTILINE)
 
-Report = dict[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker process says of itself; FAILED, with the error, when it could not load."""
+
+    state: WorkerState
+    error: str = ""
+    is_out_of_memory: bool = False
 
 
 class WorkerProcess:
@@ -81,7 +91,8 @@ class WorkerProcess:
     def stands_still(self) -> bool:
         """Whether its timer has run out and it has not even died of that; only Linux tells."""
         try:
-            status = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8")
+            # With the process's name, which may be anything.
+            status = Path(f"/proc/{self.pid}/status").read_text(errors="replace")
         except OSError:
             return False
         pending = _PENDING.search(status)
@@ -89,14 +100,13 @@ class WorkerProcess:
 
     def terminate(self) -> None:
         """It finishes its batch and ends."""
-        if not has_exited(self._child):
-            self._child.send_signal(signal.SIGTERM)
+        self._send(signal.SIGTERM)
 
     def kill(self, why: str = "") -> None:
         """It ends now."""
         if not has_exited(self._child):
             self._ended_for = why
-            self._child.kill()
+            self._send(signal.SIGKILL)
 
     async def watch(self, on_report: Callable[[Report], Awaitable[None]]) -> ExitStatus:
         """How it ended, once it has and all it reported was handled.
@@ -104,20 +114,28 @@ class WorkerProcess:
         Raises:
             OSError: it cannot be watched, and was killed.
         """
+        try:
+            return await self._watch(on_report)
+        except asyncio.CancelledError:
+            # The node leaves. What a device takes long to give back is not waited for.
+            self._kill_group_soon()
+            raise
+        except Exception:
+            kill_group(self._child)
+            raise
+
+    async def _watch(self, on_report: Callable[[Report], Awaitable[None]]) -> ExitStatus:
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._reader_fd, "rb")
         )
-        reports = asyncio.create_task(_read_reports(reader, on_report))
+        reports = asyncio.create_task(_pass_on(reader, on_report))
         ending = asyncio.create_task(self._end_when_still())
         try:
             await exited(self._child)
             # Whatever the handler had started goes too; it may hold the device, and the pipe.
             kill_group(self._child)
             await asyncio.wait({reports}, timeout=PIPE_PATIENCE_S)
-        except OSError:
-            kill_group(self._child)
-            raise
         finally:
             reports.cancel()
             ending.cancel()
@@ -127,7 +145,7 @@ class WorkerProcess:
     async def _end_when_still(self) -> None:
         """A process that was stopped dies of its timer once it goes on; any other one is killed."""
         await self._seen_still()
-        self._child.send_signal(signal.SIGCONT)
+        self._send(signal.SIGCONT)
         await asyncio.sleep(LOOK_S)  # to die of it, its handler's stacks written
         await self._seen_still()
         self.kill("stood still beyond response_timeout")
@@ -137,15 +155,26 @@ class WorkerProcess:
             await asyncio.sleep(LOOK_S)
         log.error("worker stands still pid=%d", self.pid)
 
+    def _send(self, number: int) -> None:
+        # Popen would reap who has just ended, and nobody would find the rest of its group then.
+        if not has_exited(self._child):
+            os.kill(self.pid, number)
 
-async def _read_reports(
+    def _kill_group_soon(self) -> None:
+        if self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
+async def _pass_on(
     reader: asyncio.StreamReader, on_report: Callable[[Report], Awaitable[None]]
 ) -> None:
+    await on_report(Report(WorkerState.STARTING))
     while True:
         try:
             line = await reader.readline()
-            report = json.loads(line) if line else None
-        except ValueError as error:
+            report = _parse(line) if line else None
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
             # Model code has the descriptor, too. What it writes must not keep us from reading on:
             # a process that cannot write does not end.
             log.warning("unreadable report: %s", error)
@@ -153,3 +182,12 @@ async def _read_reports(
         if report is None:
             return
         await on_report(report)
+
+
+def _parse(line: bytes) -> Report:
+    record = json.loads(line)
+    return Report(
+        WorkerState(record["state"]),
+        str(record.get("error", "")),
+        bool(record.get("is_out_of_memory")),
+    )

@@ -12,6 +12,7 @@ import fakeredis
 import fakeredis.aioredis
 import psutil
 import pytest
+import redis
 
 from batching.errors import InternalError
 from batching.settings import Settings
@@ -28,20 +29,27 @@ from workers.slot import Slot, SlotContext
 
 NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
 TRIED_AT_ONCE = 2  # starts before the first delay
+# In a shell: the descriptor that reports go to.
+REPORTS = f"$(echo ${ENV_NAME} | sed 's/.*status_fd\": \\([0-9]*\\).*/\\1/')"
 
 
 class Parts:
     """A slot of a node that has joined; its worker is run by `python`."""
 
-    def __init__(self, python, spec=None, settings=None):
-        server = fakeredis.FakeServer()
-        self.client = fakeredis.FakeRedis(server=server)
+    def __init__(self, python, spec=None, settings=None, prepare=None):
+        self.server = fakeredis.FakeServer()
+        self.client = fakeredis.FakeRedis(server=self.server)
         self.registry = Registry(self.client)
-        self.verbs = NodeVerbs(fakeredis.aioredis.FakeRedis(server=server), 3000)
+        self.verbs = NodeVerbs(fakeredis.aioredis.FakeRedis(server=self.server), 3000)
         self.python = python
         self.starts = 0
         context = SlotContext(
-            "node-a", settings or Settings(), self.verbs, itertools.count(), self._prepare, Path()
+            "node-a",
+            settings or Settings(),
+            self.verbs,
+            itertools.count(),
+            prepare or self._prepare,
+            Path(),
         )
         self.slot = Slot(context, spec or make_spec(), 0, Device("cpu"), 1)
 
@@ -54,7 +62,8 @@ class Parts:
         await join(self.verbs, NODE)
         living = asyncio.create_task(self.slot.run())
         await eventually_async(lambda: not self.slot.is_expected and not self.beats())
-        [worker] = self.registry.workers(KEY)
+        # Between its last worker and the next report of it, nobody is seen.
+        [worker] = await eventually_async(lambda: self.registry.workers(KEY))
         assert not living.done()
         self.slot.stop()
         await living
@@ -155,13 +164,73 @@ def test_worker_that_the_system_kills_at_its_start_lacks_memory(tmp_path):
     assert worker.is_out_of_memory
 
 
-def test_report_that_cannot_be_read_does_not_hide_the_next_one(tmp_path):
+def test_worker_whose_files_cannot_be_had_is_not_counted_on(tmp_path):
+    # Given
+    async def prepare(_spec):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    # When
+    worker = asyncio.run(Parts(Path(), prepare=prepare).fail_often())
+    # Then
+    assert (worker.failures, worker.error) == (TRIED_AT_ONCE, os.strerror(errno.ESTALE))
+
+
+def test_stop_does_not_wait_for_files_that_others_will_need():
+    # Given a slot that waits for a download
+    downloaded = asyncio.Event()
+    made = []
+
+    async def prepare(_spec):
+        made.append("begun")
+        await downloaded.wait()
+        made.append("done")
+
+    async def run():
+        parts = Parts(Path(), prepare=prepare)
+        living = asyncio.create_task(parts.slot.run())
+        await eventually_async(lambda: made)
+        # When
+        parts.slot.stop()
+        await asyncio.wait_for(living, 5)
+        # Then it ends, and its download does not
+        assert made == ["begun"]
+        downloaded.set()
+        await eventually_async(lambda: made == ["begun", "done"])
+        assert parts.beats() == 0
+
+    asyncio.run(run())
+
+
+def test_measuring_does_not_wait_for_a_redis_that_is_away(tmp_path):
+    # Given a worker that serves
+    report = '{"state": "READY"}'
+    python = script(tmp_path, f"echo '{report}' > /dev/fd/{REPORTS}\nexec sleep 60")
+    parts = Parts(python)
+
+    async def run():
+        living = asyncio.create_task(parts.slot.run())
+        await eventually_async(lambda: parts.slot.state is WorkerState.READY)
+        # When
+        parts.server.connected = False
+        # Then: once Redis is back, the worker may have died and been forgotten
+        with pytest.raises(redis.ConnectionError):
+            await asyncio.wait_for(parts.slot.measure(), 5)
+        parts.server.connected = True
+        parts.slot.stop()
+        await living
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("garbage", ["[", "5", "null", "[]", "{}", '{"state": "ASLEEP"}'])
+def test_report_that_cannot_be_read_does_not_hide_the_next_one(garbage, tmp_path):
     # Given a worker that writes more than anybody reads at once, and then why it failed
     text = f"""exec {sys.executable} - <<END
 import json, os
 reports = json.loads(os.environ["{ENV_NAME}"])["status_fd"]
 failure = {{"state": "FAILED", "error": "no weights"}}
-os.write(reports, b"x" * 400_000 + b"\\n[\\n" + json.dumps(failure).encode() + b"\\n")
+os.write(reports, b"x" * 400_000 + b"\\n" + {garbage.encode()!r} + b"\\n")
+os.write(reports, json.dumps(failure).encode() + b"\\n")
 os._exit(3)
 END"""
     parts = Parts(script(tmp_path, text))
@@ -174,11 +243,10 @@ END"""
 def test_each_failed_start_is_told_by_its_own_cause(tmp_path):
     # Given a first start that lacks memory, as it reports, and others that crash
     report = '{"state": "FAILED", "error": "MemoryError: much", "is_out_of_memory": true}'
-    number = f"$(echo ${ENV_NAME} | sed 's/.*status_fd\": \\([0-9]*\\).*/\\1/')"
     text = f"""
         if [ -e {tmp_path}/again ]; then kill -SEGV $$; fi
         touch {tmp_path}/again
-        echo '{report}' > /dev/fd/{number}
+        echo '{report}' > /dev/fd/{REPORTS}
         exit 3
     """
     parts = Parts(script(tmp_path, text))
