@@ -94,11 +94,13 @@ async def exited(child: "subprocess.Popen[bytes]") -> None:
 
     A pidfd needs no signal handler and no thread, and tells at once.
     """
-    if not hasattr(os, "pidfd_open"):
+    try:
+        descriptor = os.pidfd_open(child.pid)
+    except (AttributeError, OSError):
+        # Another system, Linux before 5.3, or a container that is not allowed to.
         while not has_exited(child):
             await asyncio.sleep(_POLL_S)
         return
-    descriptor = os.pidfd_open(child.pid)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     loop.add_reader(descriptor, ended.set)

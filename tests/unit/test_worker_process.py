@@ -5,6 +5,7 @@ import asyncio
 import psutil
 import pytest
 
+from batching.child_process import kill_group
 from tests.support import eventually, eventually_async
 from workers import worker_process
 from workers.worker_process import WorkerProcess
@@ -41,7 +42,9 @@ class Family:
 
 @pytest.fixture
 def family(tmp_path):
-    return Family(tmp_path)
+    made = Family(tmp_path)
+    yield made
+    kill_group(made.worker._child)
 
 
 def test_child_of_a_worker_that_ends_as_it_is_told_to_goes_with_it(family, monkeypatch):
