@@ -25,7 +25,7 @@ from batching.store.connection import Client, connect, for_rq, store_url
 from batching.store.control_queue import INSPECT_ARCHIVE, JOB_BEAT_S, QUEUE_NAME, wrap_error
 from batching.store.downloads import Download, Downloads
 from batching.store.outage import Outage
-from batching.store.redis_errors import UNHEARD, RedisError
+from batching.store.redis_errors import AWAY, UNHEARD, RedisError
 from batching.store.registry import Registry
 from workers import archive, fetch
 from workers.download import may_share_a_file, was_downloaded
@@ -73,7 +73,7 @@ class ControlJob(Job):
     def _beat(self, is_over: threading.Event) -> None:
         while not is_over.wait(JOB_BEAT_S):
             # What Redis does not hear now, it hears the next time.
-            with contextlib.suppress(RedisError):
+            with contextlib.suppress(*AWAY):
                 if self.connection.exists(self.key):
                     self.heartbeat(datetime.now(UTC), WORKER_TTL_S)
 

@@ -1,12 +1,14 @@
 """A registration by URL, up to what the node's control process makes of it."""
 
+import threading
+
 import pytest
 
 from batching.store.connection import connect
 from batching.store.registry import Registry
-from tests.support import make_spec
+from tests.support import eventually, make_spec
 from tests.unit.web import ALLOWED, URL, Web, archive_bytes, served, web_with_archive
-from workers import fetch
+from workers import control_jobs, fetch
 from workers.control_jobs import inspect_archive
 
 EXISTS = {"error": "InternalError", "message": "Model file already exists echo.mar"}
@@ -76,3 +78,24 @@ def test_registration_at_start_takes_the_download_as_it_is(registry, store, newe
     # Then
     assert outcome["value"]["url"] == URL
     assert (store / "echo.mar").read_bytes() == archive_bytes()
+
+
+def test_beats_of_a_job_go_on_after_an_error_of_the_network(monkeypatch):
+    # Given a connection that fails by what its socket says
+    asked = []
+
+    class Connection:
+        def exists(self, _key):
+            asked.append(len(asked))
+            raise OSError("no route to host")
+
+    monkeypatch.setattr(control_jobs, "JOB_BEAT_S", 0.01)
+    is_over = threading.Event()
+    job = control_jobs.ControlJob("job", connection=Connection())
+    # When
+    beating = threading.Thread(target=job._beat, args=(is_over,), daemon=True)
+    beating.start()
+    # Then
+    eventually(lambda: len(asked) > 1)
+    is_over.set()
+    beating.join()
