@@ -18,7 +18,7 @@ import os
 import signal
 import socket
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from batching.store.outage import Outage
 from batching.store.redis_errors import AWAY
 from batching.store.registry import Registry
 from batching.store.server_check import check_server
-from batching.store.tasks import end_tasks
+from batching.store.tasks import end_tasks, keep_going
 from workers.control_process import keep_control_worker
 from workers.cores import usable_cores
 from workers.devices import Device, list_gpus
@@ -61,6 +61,8 @@ LOOK_AGAIN_S = 1.0  # while others' workers are at their last batch, or dead
 RETRY_S = 0.5
 KILL_MARGIN_S = 1.2
 FAREWELL_S = 0.4  # to give back what was held, and as much to be forgotten
+
+Role = asyncio.Task[None]
 
 
 class Node:
@@ -118,21 +120,22 @@ class Node:
             self._verbs, self._versions, heartbeat.is_steady, heartbeat.overdue, self._outage
         )
         starters = [
-            asyncio.create_task(self._reconcile_forever(), name="reconciler"),
+            self._keep(self._reconcile_forever, "reconciler"),
             asyncio.create_task(keep_control_worker(self._settings), name="control worker"),
         ]
         roles = [
             *starters,
+            # Without beats others take its requests; a new node is better than one that is unheard.
             asyncio.create_task(heartbeat.run(), name="heartbeat"),
-            asyncio.create_task(reaper.run(), name="reaper"),
-            asyncio.create_task(self._follow_changes(), name="changes"),
-            asyncio.create_task(sweeper.run(), name="sweeper"),
+            self._keep(reaper.run, "reaper"),
+            self._keep(self._follow_changes, "changes"),
+            self._keep(sweeper.run, "sweeper"),
         ]
         if not self._settings.disable_system_metrics:
-            roles.append(asyncio.create_task(self._host_meter().run(), name="host meter"))
+            roles.append(self._keep(self._host_meter().run, "host meter"))
         if self._settings.probe_dir is not None:
             probes = ProbeFiles(self._settings.probe_dir, self._is_ready)
-            roles.append(asyncio.create_task(probes.run(), name="probes"))
+            roles.append(self._keep(probes.run, "probes"))
         log.info("node=%s pid=%d started", self._node.node_id, self._node.pid)
         exiting = asyncio.create_task(self._should_exit.wait())
         await asyncio.wait({exiting, *roles}, return_when=asyncio.FIRST_COMPLETED)
@@ -149,6 +152,10 @@ class Node:
             if not role.cancelled() and (error := role.exception()):
                 raise error
         log.info("node=%s stopped", self._node.node_id)
+
+    def _keep(self, body: Callable[[], Coroutine[None, None, None]], name: str) -> Role:
+        """What one role did not foresee costs no model its loaded workers."""
+        return asyncio.create_task(keep_going(body, f"role={name!r}"), name=name)
 
     def _host_meter(self) -> HostMeter:
         return HostMeter(

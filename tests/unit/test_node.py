@@ -1,0 +1,44 @@
+"""A node whose parts meet what nobody foresaw."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from batching.settings import Settings
+from batching.store import keys
+from batching.store.registry import Registry
+from tests.support import eventually_async, make_spec
+from workers.node import Node
+
+
+@pytest.fixture
+def settings(real_backend, tmp_path):
+    """Those of a node at the real server."""
+    return Settings(
+        redis_url=real_backend.url, work_dir=tmp_path / "work", disable_system_metrics=True
+    )
+
+
+def test_node_lives_on_when_one_of_its_roles_fails(real_backend, settings, caplog):
+    # Given a node that follows the registry
+    registry, said = Registry(real_backend.client), "task failed name=_reconcile_forever"
+
+    async def run():
+        node = Node(settings, [])
+        living = asyncio.create_task(node.run())
+        await eventually_async(registry.alive_nodes, 10)
+        # When a record there is none that anybody could have written
+        real_backend.client.hset(keys.MODELS, "garbage", b"hello")
+        registry.announce("garbage")
+        await eventually_async(lambda: said in caplog.text, 10)
+        # Then it lives, and goes on once that is mended
+        assert not living.done()
+        real_backend.client.hdel(keys.MODELS, "garbage")
+        registry.create(make_spec(min_worker=1))
+        await eventually_async(lambda: registry.workers(make_spec().key), 10)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(living, 10)
+
+    asyncio.run(run())
