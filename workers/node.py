@@ -21,7 +21,6 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import compat
 from batching.daemon_thread import in_daemon_thread
@@ -42,15 +41,15 @@ from batching.store.registry import Registry
 from batching.store.server_check import check_server
 from batching.store.tasks import end_tasks, keep_going
 from workers.control_process import keep_control_worker
-from workers.cores import usable_cores
-from workers.devices import Device, list_gpus
+from workers.devices import list_gpus
 from workers.heartbeat import Heartbeat
 from workers.host_meter import HostMeter
 from workers.model_files import ModelFiles
 from workers.probe_files import ProbeFiles
 from workers.reaper import Reaper
 from workers.registry_keeper import RegistryKeeper
-from workers.slot import Slot, SlotContext
+from workers.slot import SlotContext
+from workers.slots import Slots
 from workers.sweeper import Sweeper
 from workers.undertaker import Undertaker
 
@@ -59,8 +58,7 @@ log = logging.getLogger(__name__)
 RECONCILE_S = 5.0  # changes are announced; this is for an announcement that was lost
 LOOK_AGAIN_S = 1.0  # while others' workers are at their last batch, or dead
 RETRY_S = 0.5
-KILL_MARGIN_S = 1.2
-FAREWELL_S = 0.4  # to give back what was held, and as much to be forgotten
+FAREWELL_S = 0.4  # to be forgotten
 
 Role = asyncio.Task[None]
 
@@ -81,11 +79,7 @@ class Node:
         self._keeper = RegistryKeeper(self._registry)
         self._client = connect_async(store_url(settings))
         self._verbs = NodeVerbs(self._client, int(settings.dead_after_s * 1000))
-        self._slots: dict[tuple[VersionKey, int], Slot] = {}
-        self._tasks: dict[tuple[VersionKey, int], asyncio.Task[None]] = {}
         self._wanted: Mapping[str, ModelEntry] = {}
-        self._gpus = gpus
-        self._gpu_turn = itertools.count()
         self._has_reconciled = asyncio.Event()
         self._repairs_due = self._repairs_done = 0
         self._files = ModelFiles(settings)
@@ -93,7 +87,7 @@ class Node:
         self._should_exit = asyncio.Event()
         self._must_exit_now = asyncio.Event()
         self._must_look = asyncio.Event()
-        self._context = SlotContext(
+        context = SlotContext(
             node_id=self._node.node_id,
             settings=settings,
             verbs=self._verbs,
@@ -102,6 +96,8 @@ class Node:
             compat_dir=Path(compat.__file__).parent,
             outage=self._outage,
         )
+        # Whose last worker has ended may be closed for good now.
+        self._slots = Slots(context, gpus, on_ended=self._must_look.set)
 
     async def run(self) -> None:
         """Serves until a signal, then drains."""
@@ -109,7 +105,7 @@ class Node:
         heartbeat = Heartbeat(
             self._verbs,
             self._node,
-            lambda: list(self._slots.values()),
+            self._slots.all,
             self._versions,
             self._on_joined,
             dead_after_s=self._settings.dead_after_s,
@@ -139,7 +135,9 @@ class Node:
         log.info("node=%s pid=%d started", self._node.node_id, self._node.pid)
         exiting = asyncio.create_task(self._should_exit.wait())
         await asyncio.wait({exiting, *roles}, return_when=asyncio.FIRST_COMPLETED)
-        await self._drain(starters)
+        for task in starters:  # of processes
+            task.cancel()
+        await self._slots.drain(self._must_exit_now)
         await end_tasks([*roles, exiting])
         with contextlib.suppress(*AWAY, StoreUnavailable, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
@@ -161,7 +159,7 @@ class Node:
         return HostMeter(
             self._verbs,
             self._node,
-            self._slots.values,
+            self._slots.all,
             interval_s=self._settings.metric_time_interval_s,
             is_logging=self._settings.is_logging_metrics,
             outage=self._outage,
@@ -187,7 +185,7 @@ class Node:
         """Whether every worker that can be counted on serves."""
         if self._should_exit.is_set() or not self._has_reconciled.is_set():
             return False
-        slots = self._slots.values()
+        slots = self._slots.all()
         return all(s.state is WorkerState.READY or not s.is_expected for s in slots)
 
     def _specs(self) -> list[ModelSpec]:
@@ -233,14 +231,7 @@ class Node:
         kept = _urls(specs.values())
         if gone := _urls(before) - kept:
             await in_daemon_thread(partial(self._files.forget, gone, kept=kept))
-        for (key, number), slot in self._slots.items():
-            spec = specs.get(key)
-            if spec is None or number >= spec.min_worker or not slot.is_for(spec):
-                slot.stop()
-        for spec in specs.values():
-            for number in range(spec.min_worker):
-                if (spec.key, number) not in self._slots:
-                    self._open_slot(spec, number, list(specs.values()))
+        self._slots.follow(specs)
         self._has_reconciled.set()
         if (due := self._repairs_due) > self._repairs_done:
             # In a cluster one server may forget its versions while the registry's does not.
@@ -248,7 +239,8 @@ class Node:
             self._repairs_done = due
         # After that: whoever comes to a version that is wanted again waits for its next worker.
         await self._undertaker.look()
-        await self._verbs.close_unused([*self._versions(), *(key for key, _ in self._slots)])
+        at_work = [slot.spec.key for slot in self._slots.all()]
+        await self._verbs.close_unused([*self._versions(), *at_work])
 
     async def _follow_registry(self) -> tuple[list[ModelSpec], dict[VersionKey, ModelSpec]]:
         """What was registered when this node last looked, and what is now."""
@@ -256,61 +248,6 @@ class Node:
         specs = {spec.key: spec for spec in self._specs()}
         self._undertaker.follow(before, specs)
         return before, specs
-
-    def _open_slot(self, spec: ModelSpec, number: int, specs: Sequence[ModelSpec]) -> None:
-        device = self._pick_device(spec, number)
-        workers = max(1, sum(other.min_worker for other in specs))
-        threads = max(1, usable_cores() // workers)
-        slot = Slot(self._context, spec, number, device, threads)
-        place = (spec.key, number)
-        self._slots[place] = slot
-        task = asyncio.create_task(slot.run(), name=f"slot {spec.key} {number}")
-        self._tasks[place] = task
-        task.add_done_callback(lambda done: self._on_slot_ended(place, done))
-
-    def _on_slot_ended(self, place: tuple[VersionKey, int], task: "asyncio.Task[None]") -> None:
-        del self._slots[place], self._tasks[place]
-        if not task.cancelled() and (error := task.exception()):
-            log.error("slot %s ended: %r", place, error, exc_info=error)
-        else:
-            self._must_look.set()  # what fails at once is not tried all the time: at the next look
-
-    def _pick_device(self, spec: ModelSpec, number: int) -> Device:
-        """GPUs in turn over all models, or in turn over the version's own list.
-
-        Source: TorchServe 0.12 ModelManager / WorkLoadManager "assignedGpuIds".
-        """
-        gpus = [gpu for gpu in spec.device_ids if gpu in self._gpus] or self._gpus
-        if spec.device_type == "cpu" or not gpus:
-            return Device("cpu", None)
-        turn = number if spec.device_ids else next(self._gpu_turn)
-        return Device("cuda", gpus[turn % len(gpus)])
-
-    # --- drain
-
-    async def _drain(self, starters: Iterable[asyncio.Task[None]]) -> None:
-        """Every worker has ended and what it left is released, within the drain time.
-
-        Args:
-            starters: the tasks that start processes; they are cancelled first.
-        """
-        for task in starters:
-            task.cancel()
-        for slot in self._slots.values():
-            slot.stop()
-        if not self._tasks:
-            return
-        log.info("node=%s draining workers=%d", self._node.node_id, len(self._tasks))
-        ended = asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        margin_s = max(0.0, self._settings.drain_timeout_s - KILL_MARGIN_S)
-        forced = asyncio.ensure_future(self._must_exit_now.wait())
-        outcomes: set[asyncio.Future[Any]] = {ended, forced}
-        await asyncio.wait(outcomes, timeout=margin_s, return_when=asyncio.FIRST_COMPLETED)
-        forced.cancel()
-        for slot in list(self._slots.values()):
-            slot.kill()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended, timeout=FAREWELL_S)
 
 
 def _urls(specs: Iterable[ModelSpec]) -> set[str]:
