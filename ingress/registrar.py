@@ -107,6 +107,8 @@ class Registrar:
         if not at_startup:
             _require_name(parameters, archive)
         spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
+        if at_startup:
+            _require_handler(spec)
         spec = replace(spec, is_loaded_at_startup=at_startup)
         self._registry.create(spec)
         self._forget(spec.model_name)
@@ -224,6 +226,13 @@ def _require_name(parameters: Mapping[str, Any], archive: ArchiveInfo) -> None:
     # Only a model that is loaded at start is named after its file, as in TorchServe.
     if archive.manifest is None and not parameters.get("model_name"):
         raise InvalidModel("Model name is not defined.")
+
+
+def _require_handler(spec: ModelSpec) -> None:
+    # Who loads all that a folder has does not mean what is no model there: lost+found, for one.
+    # Registered, it would keep the server from ever being ready.
+    if spec.min_worker > 0 and not spec.handler:
+        raise InvalidModel("It names no handler, and default_service_handler is not set.")
 
 
 def _failed_text(key: VersionKey) -> str:

@@ -26,6 +26,20 @@ def test_startup_registers_what_it_can_and_says_what_failed(ingress):
 
 
 @pytest.mark.usefixtures("node")
+def test_startup_leaves_out_what_names_no_handler(ingress):
+    # Given a folder in the model store that is no model
+    ingress.archives.add("lost+found", "lost_found")
+    archives = ingress.archives.archives
+    archives["lost+found"] = replace(archives["lost+found"], handler="", manifest=None)
+    # When / Then
+    [failure] = load(ingress, load_models="lost+found")
+    assert failure["error"].startswith("It names no handler")
+    assert ingress.registry.snapshot() == {}
+    # When / Then
+    assert load(ingress, load_models="lost+found", default_service_handler="own.py") == []
+
+
+@pytest.mark.usefixtures("node")
 def test_startup_keeps_what_is_registered_already(ingress):
     # Given
     ingress.archives.add("echo.mar", "echo")
