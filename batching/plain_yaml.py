@@ -21,6 +21,8 @@ def load_yaml(text: str | bytes) -> Any:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         words = ", ".join(filter(None, (error.context, error.problem)))
         raise ValueError(f"line {line}: {words}") from error
+    except (AttributeError, LookupError) as error:
+        raise ValueError("a value is not what its tag says") from error
     except (yaml.YAMLError, RecursionError) as error:
         first = str(error).partition("\n")[0]
         raise ValueError(f"{type(error).__name__}: {first}") from error

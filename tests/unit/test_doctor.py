@@ -406,6 +406,15 @@ def test_archive_that_does_not_name_its_config_right_cannot_be_read(tmp_path):
     assert "gone.yaml" in finding[2]
 
 
+def test_reason_for_which_an_archive_cannot_be_read_is_told_once(tmp_path):
+    # When
+    files = {"c.yaml": "a: 1\n\tb: 1"}
+    (finding,) = diagnose(tmp_path, files, handler="own.py", configFile="c.yaml")
+
+    # Then
+    assert finding[2].count("line 2") == 1
+
+
 def test_every_name_that_handlers_import_is_found():
     # Given
     names = TsNames.read()

@@ -52,6 +52,8 @@ def test_yaml_too_deep_to_be_read_is_refused():
         ("a: 1\n---\nb: 2", "line 2: expected a single document in the stream, but found another"),
         ("a: !!python/object:os.system {}", "line 1: could not determine a constructor"),
         (b"a: \xff\n", "ReaderError: "),
+        ("a: !!timestamp noon", "a value is not what its tag says"),
+        ("a: !!bool perhaps", "a value is not what its tag says"),
     ],
 )
 def test_yaml_is_refused_in_one_line_that_says_where(text, told):

@@ -58,8 +58,9 @@ def examine(path: Path, *, is_installing: bool = False) -> Report:
             unpacked = unpack_archive(path, info.sha256, Path(folder))
             found = tuple(_Examination(info, unpacked, is_installing).run())
     except ServeError as error:
-        cause = error.__cause__
-        text = f"{error.message} ({cause})" if cause is not None else error.message
+        text, cause = error.message, error.__cause__
+        if cause is not None and str(cause) not in text:
+            text = f"{text} ({cause})"
         return Report(path.name, "", "", (problem("archive", text),))
     return Report(path.name, info.model_name, info.model_version, found)
 
