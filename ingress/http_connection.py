@@ -71,7 +71,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has come."""
         self._transport = transport
-        # Now, as a connection that was reset has no addresses any more.
+        # Once: of a connection that was reset before, and is closed, they cannot be asked for.
         self.client = _place(transport.get_extra_info("peername"))
         self.server = _place(transport.get_extra_info("sockname"))
         self._host.connections.add(self)
