@@ -4,7 +4,9 @@ import io
 import json
 import stat
 import tarfile
+import tempfile
 import zipfile
+from pathlib import Path
 
 MANIFEST = {
     "createdOn": "20/11/2026 10:00:00",
@@ -39,6 +41,13 @@ def write_tar(path, files=FILES, manifest=MANIFEST, top="", mode="w:gz"):
             entry = tarfile.TarInfo(top + name)
             entry.size = len(octets)
             bundle.addfile(entry, io.BytesIO(octets))
+    return path
+
+
+def tar_of_a_folder(path):
+    """As `tar czf` makes it of `.`, which is its first entry."""
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(path, "w:gz") as bundle:
+        bundle.add(write_folder(Path(folder)), ".")
     return path
 
 

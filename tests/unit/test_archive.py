@@ -8,7 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from batching.errors import InvalidModel
-from tests.unit.archives import FILES, MANIFEST, everything_in, write_folder, write_tar, write_zip
+from tests.unit.archives import (
+    FILES,
+    MANIFEST,
+    everything_in,
+    tar_of_a_folder,
+    write_folder,
+    write_tar,
+    write_zip,
+)
 from workers.archive import (
     find_unpacked,
     hash_archive,
@@ -22,6 +30,7 @@ ARCHIVES = {
     "tgz": lambda folder: write_tar(folder / "echo.tar.gz"),
     "wrapped tgz": lambda folder: write_tar(folder / "echo.tgz", top="echo/"),
     "dotted tar": lambda folder: write_tar(folder / "echo.tar", top="./", mode="w"),
+    "tar of a folder": lambda folder: tar_of_a_folder(folder / "echo.tgz"),
     "legacy .model": lambda folder: write_tar(folder / "echo.model"),
     "folder": lambda folder: write_folder(folder / "echo"),
     "wrapped folder": lambda folder: write_folder(folder / "outer" / "echo").parent,

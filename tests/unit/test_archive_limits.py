@@ -43,6 +43,15 @@ def test_b09_entry_that_escapes_is_refused_and_leaves_nothing(name, write, tmp_p
     assert everything_in(tmp_path) == [path.name, "work"]
 
 
+def test_b09_name_with_a_nul_is_refused(tmp_path):
+    # Given
+    path = write_pax_tar(tmp_path / "x.tgz", "\u00e9\0.py")
+
+    # When / Then
+    with pytest.raises(InternalError, match="Failed to save model"):
+        inspect_archive(path, "x.tgz")
+
+
 @pytest.mark.parametrize("write", [write_zip, write_tar])
 def test_name_as_long_and_as_deep_as_may_be_is_unpacked(write, tmp_path):
     # Given
@@ -123,14 +132,15 @@ def write_global_tar(path, count, size_bytes=60_000):
     return path
 
 
-def write_chained_tar(path):
-    """A tar whose only entry has many headers of a size that one may have."""
+def write_chained_tar(path, *before):
+    """A tar whose last entry has many headers of a size that one may have."""
     header = tarfile.TarInfo("header")
     header.type = tarfile.XHDTYPE
     header.size = 1024
     content = b"1023 a=".ljust(1022, b"x") + b"\n\0"
     end = tarfile.TarInfo("f").tobuf(tarfile.USTAR_FORMAT) + bytes(2 * tarfile.BLOCKSIZE)
-    path.write_bytes((header.tobuf(tarfile.USTAR_FORMAT) + content) * 100 + end)
+    first = b"".join(tarfile.TarInfo(name).tobuf(tarfile.USTAR_FORMAT) for name in before)
+    path.write_bytes(first + (header.tobuf(tarfile.USTAR_FORMAT) + content) * 100 + end)
     return path
 
 
@@ -221,13 +231,15 @@ BAD_ARCHIVES = {
     "deep name in tar": (lambda f: write_pax_tar(f / "x.tgz", DEEP_NAME), "64 parts"),
     "large global": (lambda f: write_global_tar(f / "x.tar", 1, 70_000), "oversized"),
     "chain of headers": (lambda f: write_chained_tar(f / "x.tar"), "oversized"),
-    "backwards": (lambda f: write_backward_tar(f / "x.tar"), "oversized|damaged"),
+    "chain behind a file": (lambda f: write_chained_tar(f / "x.tar", "first"), "oversized"),
+    "backwards": (lambda f: write_backward_tar(f / "x.tar"), "oversized"),
     "negative": (lambda f: write_negative_tar(f / "x.tgz"), "negative size"),
     "digits": (lambda f: write_digits_tar(f / "x.tar"), "damaged"),
     "twice": (lambda f: write_duplicate(f / "x.mar"), "there twice"),
     "case": (lambda f: write_zip(f / "x.mar", {"A.py": b"", "a.py": b""}), "clashes"),
     "folder case": (lambda f: write_zip(f / "x.mar", {"A/x": b"", "a/y": b""}), "clashes"),
     "file is folder": (lambda f: write_zip(f / "x.mar", {"a": b"", "a/b": b""}), "clashes"),
+    "folder is file": (lambda f: write_zip(f / "x.mar", {"a/b/c": b"", "a": b""}), "clashes"),
     "lying size": (lambda f: write_lying_zip(f / "x.mar"), "larger|damaged|cut short"),
     "no zip": (lambda f: write_tar(f / "x.mar"), "not a zip"),
     "no tar": (lambda f: write_zip(f / "x.tgz"), "not a tar"),
