@@ -206,7 +206,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
 
 
 def _checked_runtime(parameters: Mapping[str, Any], archive: ArchiveInfo) -> str:
-    runtime = str(parameters.get("runtime", archive.runtime or "python"))
+    runtime = str(parameters.get("runtime", archive.runtime))
     if runtime not in RUNTIMES:
         raise BadRequest(f"Invalid RuntimeType value: {runtime}")
     return runtime

@@ -265,6 +265,7 @@ def test_config_values_of_the_wrong_type_count_as_missing():
         (8, 8),
         ("08", 8),
         ("2147483647", 2147483647),
+        ("-2147483648", -2147483648),
         ("2147483648", 1),
         ("99999999999", 1),
         ("9" * 5000, 1),
@@ -320,6 +321,15 @@ def test_spec_ignores_fields_of_a_later_version():
     received = ModelSpec.from_record(record)
     # Then
     assert received == register()
+
+
+def test_spec_of_an_earlier_version_has_the_defaults_of_what_it_does_not_know():
+    # Given
+    spec = register({"batch_size": "8"})
+    record = asdict(spec)
+    del record["use_job_ticket"], record["device_ids"]
+    # When / Then
+    assert ModelSpec.from_record(record) == spec
 
 
 def test_spec_becomes_json_when_its_config_holds_a_date():
