@@ -107,7 +107,7 @@ def test_b08_decode_refuses_a_pickle_and_never_runs_it(kind, protocol):
     assert not Trap.was_sprung
 
 
-@pytest.mark.parametrize("version", [0, 2, -1, "1", None, [1]])
+@pytest.mark.parametrize("version", [0, 2, -1, "1", None, [1], True, 1.0])
 def test_decode_refuses_a_foreign_version(version):
     # Given
     request_wire = msgpack.packb((version, {}, []))
