@@ -367,20 +367,20 @@ def test_lane_reads_for_a_client_that_comes_while_the_last_replies_are_discarded
 # --- deadline and departure
 
 
-def test_lane_gives_up_at_the_deadline_and_takes_the_request_back(desk):
+@pytest.mark.parametrize("timeout_s", [0.05, 0.3])
+def test_lane_gives_up_at_the_deadline_and_takes_the_request_back(desk, timeout_s):
     async def run():
         async with open_lane(desk.backend.connect_async()) as lane:
             # Given
             started = time.monotonic()
-            asked = ask(lane, "a", timeout_s=0.3)
-            await queued(desk, 1)
+            asked = ask(lane, "a", timeout_s=timeout_s)
 
             # When
             with pytest.raises(errors.DeadlineExceeded):
                 await asked
 
             # Then
-            assert time.monotonic() - started == pytest.approx(0.3, abs=0.1)
+            assert time.monotonic() - started == pytest.approx(timeout_s, abs=0.1)
             assert desk.queued() == []
             assert desk.open_ids() == set()
             assert lane.waiting == 0
@@ -418,19 +418,22 @@ def test_lane_takes_a_request_back_by_a_connection_that_was_made_too_late(real_d
         client = special(HaltingRedis, real_desk.backend.url)
         async with open_lane(client) as lane:
             # Given
-            asked = ask(lane, "a", timeout_s=0.2)
-            await queued(real_desk, 1)
+            asked = [ask(lane, "a", timeout_s=0.2), ask(lane, "b", timeout_s=0.3)]
+            await queued(real_desk, 2)
             client.halt("EVALSHA")
 
             # When its deadline passes before the cancellation could be sent
-            with pytest.raises(errors.DeadlineExceeded):
-                await asked
-            assert real_desk.queued() == ["a"]
+            for one in asked:
+                with pytest.raises(errors.DeadlineExceeded):
+                    await one
+            assert lane._canceller.is_busy
+            # And the next one's waits for it, as there is one call at a time
+            assert real_desk.queued() == ["a", "b"]
             client.may_go.set()
 
             # Then
             await queued(real_desk, 0)
-            assert real_desk.counters()["cancelled"] == 1
+            assert real_desk.counters()["cancelled"] == 2
 
     asyncio.run(run())
 
@@ -504,7 +507,10 @@ def test_lane_cancels_a_request_when_its_task_was_cancelled(desk):
     asyncio.run(run())
 
 
-def test_lane_withdraws_a_request_whose_client_left_while_it_was_submitted(real_desk, monkeypatch):
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["client left", "task cancelled"])
+def test_lane_withdraws_a_request_whose_client_left_while_it_was_submitted(
+    real_desk, monkeypatch, is_cancelled
+):
     monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
 
     async def run():
@@ -517,9 +523,13 @@ def test_lane_withdraws_a_request_whose_client_left_while_it_was_submitted(real_
             await client.has_arrived.wait()
 
             # When
-            left.set()
-            with pytest.raises(ClientLeft):
+            if is_cancelled:
+                asked.cancel()
+            else:
+                left.set()
+            with pytest.raises(asyncio.CancelledError if is_cancelled else ClientLeft):
                 await asked
+            await eventually_async(lambda: not lane._canceller.is_busy)
             client.may_go.set()
 
             # Then
@@ -631,6 +641,20 @@ def test_lane_refuses_with_the_reason(desk, monkeypatch, break_it, error, text):
             # Then
             assert caught.value.message.startswith(text)
             assert lane.waiting == 0
+
+    asyncio.run(run())
+
+
+def test_lane_refuses_at_once_where_no_worker_is_expected(desk, monkeypatch):
+    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 60)
+
+    async def run():
+        # Given
+        desk.silence_worker()
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # When / Then: only who was submitted again waits for a worker
+            with pytest.raises(errors.NoWorker):
+                await asyncio.wait_for(ask(lane, "a"), 5)
 
     asyncio.run(run())
 
@@ -857,22 +881,44 @@ def test_lane_refuses_a_lost_request_when_too_little_time_is_left(real_desk, mon
     asyncio.run(run())
 
 
+def reply_unheard(desk):
+    """A worker answers `a`; the doorbell is popped as part of the reply: nobody can hear it."""
+    [item] = items_of(desk.worker().claim(1, 0.0))
+    with desk.client.pipeline(transaction=True) as pipe:
+        pipe.delete(desk.keys.lease_prefix + "worker-a")
+        pipe.hdel(desk.keys.open, "a")
+        reply = item.request_id.encode() + make_reply("A").encode()
+        pipe.set(desk.keys.reply_prefix + item.request_id, reply, px=60_000)
+        pipe.execute()
+
+
+def test_lane_returns_at_the_deadline_a_reply_whose_doorbell_was_lost(real_desk, monkeypatch):
+    monkeypatch.setattr(lane_module, "AUDIT_S", 60)
+
+    async def run():
+        async with open_lane(real_desk.backend.connect_async()) as lane:
+            # Given
+            asked = ask(lane, "a", timeout_s=0.3)
+            await queued(real_desk, 1)
+
+            # When
+            reply_unheard(real_desk)
+
+            # Then
+            assert (await asked).body == b"A"
+
+    asyncio.run(run())
+
+
 def test_lane_finds_a_reply_whose_doorbell_was_lost(real_desk):
     async def run():
         async with open_lane(real_desk.backend.connect_async()) as lane:
             # Given
             asked = ask(lane, "a")
             await queued(real_desk, 1)
-            worker = real_desk.worker()
-            items = items_of(worker.claim(1, 0.0))
 
-            # When: the doorbell is popped as part of the reply, before anybody can hear it
-            with real_desk.client.pipeline(transaction=True) as pipe:
-                wire = make_reply("A").encode()
-                pipe.delete(real_desk.keys.lease_prefix + "worker-a")
-                pipe.hdel(real_desk.keys.open, "a")
-                pipe.set(real_desk.keys.reply_prefix + items[0].request_id, b"a" + wire, px=60_000)
-                pipe.execute()
+            # When
+            reply_unheard(real_desk)
             started = time.monotonic()
 
             # Then

@@ -1,4 +1,4 @@
-"""What a waiter keeps when its client waits no more."""
+"""What a waiter keeps when its client waits no more, and when Redis has lost its request."""
 
 import asyncio
 
@@ -17,5 +17,31 @@ def test_waiter_keeps_its_body_while_a_submit_may_still_send_it(is_queued, kept)
         waiter.leave()
 
         assert waiter.wire == kept
+
+    asyncio.run(run())
+
+
+def test_waiter_that_left_has_no_timer_under_way():
+    async def run():
+        loop = asyncio.get_running_loop()
+        waiter = Waiter("a", b"body", 1.0, 0.0, loop.create_future())
+        waiter.timer = loop.call_later(60, lambda: None)
+
+        waiter.leave()
+
+        assert waiter.timer.cancelled()
+
+    asyncio.run(run())
+
+
+def test_waiter_enters_anew_under_another_id_and_with_its_old_deadline():
+    async def run():
+        waiter = Waiter("a", b"body", 10.0, 1.0, asyncio.get_running_loop().create_future())
+        waiter.is_queued = True
+
+        waiter.enter_anew("b", 5.0)
+
+        assert (waiter.request_id, waiter.entered_at, waiter.deadline) == ("b", 5.0, 11.0)
+        assert (waiter.is_queued, waiter.is_resubmitted) == (False, True)
 
     asyncio.run(run())
