@@ -57,7 +57,52 @@ def test_registration_takes_everything_from_the_archive_when_nothing_is_asked():
     assert (spec.batch_size, spec.max_batch_delay_ms) == (1, 100)
     assert (spec.response_timeout_s, spec.startup_timeout_s) == (120, 120)
     assert (spec.min_worker, spec.max_worker) == (0, 0)
-    assert spec.job_queue_size == 100
+    assert (spec.job_queue_size, spec.queue_timeout_s) == (100, 120.0)
+    assert (spec.client_timeout_ms, spec.max_retry_timeout_s) == (0, 300)
+    assert (spec.batch_policy, spec.latency_slo_ms) == ("fixed", 0)
+
+
+def test_registration_takes_the_least_that_somebody_could_serve():
+    # Given
+    parameters = {"batch_size": "1", "max_batch_delay": "0", "queue_timeout": "1"}
+    timeouts = {"response_timeout": "1", "startup_timeout": "1"}
+    # When
+    spec = register({**parameters, **timeouts}, config={"jobQueueSize": 1})
+    # Then
+    assert (spec.batch_size, spec.max_batch_delay_ms, spec.job_queue_size) == (1, 0, 1)
+    assert (spec.response_timeout_s, spec.startup_timeout_s, spec.queue_timeout_s) == (1, 1, 1)
+
+
+def test_registration_takes_the_most_workers_that_a_node_runs():
+    # Given / When / Then
+    assert register({"initial_workers": "1024"}).min_worker == 1024
+
+
+def test_policy_prefers_parameter_to_config():
+    # Given
+    config = {"batchPolicy": "adaptive", "latencySloMs": 40}
+    # When
+    from_config = register(config=config)
+    both = register({"latency_slo_ms": "50"}, config=config)
+    fixed = register({"batch_policy": "fixed", "latency_slo_ms": "0"}, config=config)
+    # Then
+    assert (from_config.batch_policy, from_config.latency_slo_ms) == ("adaptive", 40)
+    assert (both.batch_policy, both.latency_slo_ms) == ("adaptive", 50)
+    assert (fixed.batch_policy, fixed.latency_slo_ms) == ("fixed", 0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"batch_policy": "eager"}, "must be one of fixed, adaptive"),
+        ({"latency_slo_ms": "50"}, "with batch_policy=adaptive"),
+        ({"batch_policy": "adaptive", "latency_slo_ms": "-1"}, "is a number of milliseconds"),
+    ],
+)
+def test_policy_is_refused_when_nobody_could_keep_to_it(parameters, text):
+    # Given / When / Then
+    with pytest.raises(BadRequest, match=text):
+        register(parameters)
 
 
 def test_registration_prefers_parameters_to_the_archives_names():
@@ -213,6 +258,12 @@ def test_registration_is_refused_when_a_number_of_the_archive_is_no_java_int(nam
         register(config={name: number})
     with pytest.raises(BadRequest, match=text):
         register({}, ModelDefaults(model_settings={"m": {"1.0": {name: number}}}))
+
+
+def test_registration_takes_every_java_int_of_the_archive():
+    # Given / When / Then
+    for number in (2**31 - 1, -(2**31)):
+        assert register(config={"clientTimeoutInMills": number}).client_timeout_ms == number
 
 
 def test_registration_is_refused_when_the_archive_names_an_impossible_device():
