@@ -58,7 +58,7 @@ class Runner:
                 at fault.
         """
         started_ns = time.perf_counter_ns()
-        if len(batch) > 1 and any(map(_is_special, batch.items)):
+        if any(map(_is_special, batch.items)):
             replies = self._run_apart(batch.items)
         else:
             replies = self._run_together(batch.items)

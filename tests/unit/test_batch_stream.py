@@ -79,6 +79,22 @@ def test_pieces_go_out_before_the_reply():
     assert (second.body, second.chunks) == (b"", 2)
 
 
+def test_pieces_of_one_request_are_not_counted_for_another():
+    # Given an explanation, which is made alone, in pieces
+    def answer(rows, context):
+        if context.get_request_header(0, "explain"):
+            context.send_pieces(["piece"])
+        return ["end"] * len(rows)
+
+    asked = batch(body(), body(explain="True"))
+
+    # When
+    plain, explained = runner(Handler(answer), send=Queue().send).run(asked)
+
+    # Then
+    assert (plain.chunks, explained.chunks) == (0, 1)
+
+
 def test_next_batch_begins_with_no_pieces():
     # Given
     queue = Queue()
