@@ -77,7 +77,7 @@ class Runner:
             if self.is_device_broken:
                 raise DeviceBroken
             _free_gpu_memory()
-            replies = [reply for item in items for reply in self._run_alone(item)]
+            replies = [reply for item in items for reply in self._run_together([item])]
         return replies
 
     def _run_apart(self, items: Sequence[Claimed]) -> list[Reply]:
@@ -127,9 +127,6 @@ class Runner:
             end = _error_reply(_BROKEN_STREAM) if is_broken else reply
             ends.append(end._replace(chunks=self._stream.counts.get(item.request_id, 0)))
         return ends
-
-    def _run_alone(self, item: Claimed) -> list[Reply]:
-        return self._run_items([item]) or []
 
     def _call(self, items: Sequence[Claimed]) -> Any:
         context = self._model.context

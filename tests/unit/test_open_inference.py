@@ -45,6 +45,19 @@ def test_single_input_is_the_body_and_has_its_name():
     }
 
 
+def test_answer_tells_the_version_of_its_archive():
+    # Given
+    def answer(rows, context):
+        context.manifest = {"model": {"modelVersion": "3.0"}}
+        return echo(rows, context)
+
+    # When
+    _, reply = ask(answer, {"inputs": [described("x", [1])]})
+
+    # Then
+    assert json.loads(reply.body)["model_version"] == "3.0"
+
+
 def test_several_inputs_have_their_names_only():
     # When
     rows, _ = ask(

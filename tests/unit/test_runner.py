@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 import time
 
 import pytest
@@ -17,6 +18,7 @@ def test_handler_sees_ids_and_headers_of_each_request():
     # Given
     def answer(rows, context):
         assert context.request_ids == {0: "id-0", 1: "id-1"}
+        assert context.metrics.request_ids == context.request_ids
         assert context.get_request_id(1) == "id-1"
         assert context.get_request_header(0, "body") == {"content-type": "text/plain"}
         return [context.get_request_header(index, "x-user") for index in range(len(rows))]
@@ -132,6 +134,17 @@ def test_torch_out_of_memory_is_told_by_its_type():
 
     # Then
     assert error_of(reply) == (507, "InternalServerException", "Out of resources")
+
+
+def test_batch_fails_item_by_item_in_a_process_without_torch(monkeypatch):
+    # Given
+    monkeypatch.delitem(sys.modules, "torch")
+
+    # When
+    replies = runner(Handler(raising(KeyError("x")))).run(batch(body(), body()))
+
+    # Then
+    assert [error_of(reply)[2] for reply in replies] == ["Prediction failed"] * 2
 
 
 def test_error_text_never_holds_what_the_handler_raised():
