@@ -141,7 +141,10 @@ def test_timeouts_prefer_config_to_parameter_to_default():
     ("config", "expected"),
     [
         ({"minWorkers": 2, "maxWorkers": 4}, (2, 4)),
+        ({"minWorkers": 2, "maxWorkers": 2}, (2, 2)),
+        ({"minWorkers": 1, "maxWorkers": 2}, (1, 2)),
         ({"minWorkers": 4, "maxWorkers": 2}, (3, 3)),
+        ({"maxWorkers": 2}, (3, 3)),
         ({"minWorkers": 0, "maxWorkers": 2}, (3, 3)),
         ({"minWorkers": "2", "maxWorkers": 4}, (3, 3)),
         ({}, (3, 3)),
