@@ -226,6 +226,28 @@ def test_rules_fire_when_they_should_and_only_then():
 # --- the guide
 
 
+def test_guide_says_where_to_read_on_for_each_error_of_the_server():
+    # Given the table of words, and the errors that clients cannot mend
+    table = OPERATIONS.partition("## A client complains")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    named = {pair for row in rows for pair in codes_and_words(row)}
+    errors = {(str(kind.status), kind.reason) for kind in subclasses(ServeError)}
+    # Then
+    assert {pair for pair in errors if pair[0] >= "500"} <= named
+    # And it sends nobody to where nothing is
+    headings = set(re.findall(r"^### (Ferry\w+)$", OPERATIONS, re.MULTILINE))
+    assert set(re.findall(r"Ferry\w+", table)) <= headings
+
+
+def codes_and_words(row):
+    """(status, word) of each that the first cell names; a status counts for the words behind it."""
+    status = ""
+    for number, word in re.findall(r"(\d{3})|`(\w+)`", row.split("|")[1]):
+        status = number or status
+        if word:
+            yield status, word
+
+
 def test_log_lines_that_the_guide_names_are_written():
     # Given the table of log lines
     table = OPERATIONS.partition("## Log lines to know")[2].partition("\n## ")[0]
