@@ -31,6 +31,10 @@ _DEFAULT_PORTS = {
 }
 
 
+class AddressUnavailable(SettingsError):
+    """Nothing is wrong with the address as such: it may be free, or be ours, a moment later."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where to listen: an IP address and a port, or the path of a unix socket."""
@@ -113,7 +117,7 @@ def parse_address(text: str, role: Role) -> Address:
     try:
         found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise SettingsError(f"{role}_address={text!r}: the host has no address") from error
+        raise AddressUnavailable(f"{role}_address={text!r}: the host has no address") from error
     # IPv4 first: `localhost` has meant 127.0.0.1 to TorchServe's clients.
     hosts = sorted((str(place[0]) for *_, place in found), key=lambda host: ":" in host)
     if port is None:
@@ -145,12 +149,13 @@ class Listener:
         """Connections are accepted.
 
         Raises:
-            SettingsError: the address is in use, or not ours.
+            AddressUnavailable: it is in use, or not ours.
         """
         try:
             bound = self._bind()
         except OSError as error:
-            raise SettingsError(f"cannot listen on {self.address}: {error.strerror}") from error
+            words = f"cannot listen on {self.address}: {error.strerror}"
+            raise AddressUnavailable(words) from error
         make = asyncio.get_running_loop().create_server
         if self.address.socket_path is not None:
             make = asyncio.get_running_loop().create_unix_server  # type: ignore[assignment]

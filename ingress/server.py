@@ -39,7 +39,7 @@ from ingress.handler_metrics import HandlerMetrics
 from ingress.health import Health
 from ingress.key_file import KeyFile
 from ingress.lifecycle import Lifecycle
-from ingress.listeners import Address, Listener, listener_table, tls_files
+from ingress.listeners import Address, AddressUnavailable, Listener, listener_table, tls_files
 from ingress.metrics import Metrics
 from ingress.openapi import Role
 from ingress.predictor import Predictor
@@ -66,11 +66,15 @@ _REFUSAL_S = 0.5
 
 _GC_THRESHOLD = 20_000
 
-_EXIT_FORCED = 1
+_EXIT_FORCED = _EXIT_FAILED = 1
 
 
 def run(settings: Settings) -> int:
-    """Serves until SIGTERM or SIGINT; the exit code, 0 unless a second signal ended its drain."""
+    """Serves until SIGTERM or SIGINT; the exit code.
+
+    0; 1 if a second signal ended its drain, or if an address could not be had, which may pass; 2 if
+    it can never start with these settings.
+    """
     configure_logging(settings.log_level)
     try:
         table = listener_table(settings)
@@ -78,7 +82,7 @@ def run(settings: Settings) -> int:
         return uvloop.run(_Ingress(settings, _open_keys(settings)).serve(table))
     except SettingsError as error:
         log.error("cannot start: %s", error)
-        return EXIT_UNUSABLE
+        return _EXIT_FAILED if isinstance(error, AddressUnavailable) else EXIT_UNUSABLE
 
 
 class _Ingress:

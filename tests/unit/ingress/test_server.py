@@ -274,9 +274,9 @@ def test_server_refuses_an_address_in_use(start):
     first.ready_lines()
     # When
     second = start(inference_address=first.url("inference"))
-    # Then
+    # Then: who starts it again may succeed, unlike with a setting that is wrong
     code, log = second.end()
-    assert code == 2
+    assert code == 1
     assert f"cannot listen on {first.url('inference')}" in log
 
 
