@@ -50,7 +50,8 @@ class Settings:
     """What an ingress, a node or `ferry up` is told before it starts."""
 
     redis_url: str = _setting(
-        "", doc="redis://, unix://, redis+sentinel:// or redis+cluster:// URL; empty: embedded"
+        "",
+        doc="redis://, unix://, redis+sentinel:// or redis+cluster:// URL; `ferry up` has its own",
     )
     redis_ca_file: Path | None = _setting(
         None, doc="PEM file of the authority behind a rediss:// server; default: the system's"

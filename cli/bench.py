@@ -40,7 +40,11 @@ def _numbers(smallest: int) -> Callable[[click.Context, click.Parameter, str], l
 
 def _load_options(command: Any) -> Any:
     for option in (
-        click.option("--body", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
+        click.option(
+            "--body",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="What each request carries. Default: nothing.",
+        ),
         click.option("--content-type", default="", help="Of the body. Default: none."),
         click.option("--connections", type=click.IntRange(1), default=16, show_default=True),
         click.option(

@@ -8,7 +8,6 @@ OF_INGRESS = frozenset(
         "access_log",
         "allow_open_management",
         "certificate_file",
-        "config_snapshots",
         "cors_allowed_headers",
         "cors_allowed_methods",
         "cors_allowed_origin",
@@ -55,5 +54,5 @@ OF_NODE = frozenset(
         "work_dir",
     }
 )
-# Who runs a part by itself keeps its lines; log files and their folder are for whole servers.
-OF_WHOLE_SERVERS = frozenset({"log_files", "log_location"})
+# Who runs a part by itself keeps its lines and its Redis; these are for whole servers.
+OF_WHOLE_SERVERS = frozenset({"config_snapshots", "log_files", "log_location"})
