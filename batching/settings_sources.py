@@ -44,6 +44,10 @@ KEY_ALIASES: Mapping[str, tuple[str, Mapping[str, str]]] = {
 }
 
 
+# What these types are called by people.
+_KINDS: Mapping[type, str] = {int: "whole number", float: "number"}
+
+
 class SettingsError(ValueError):
     """A setting that cannot be used; the message names it and says what would do."""
 
@@ -137,7 +141,7 @@ def parse(name: str, spec: Field, text: str) -> Any:
         return kind(text.strip())
     except ValueError as error:
         raise SettingsError(
-            f"{name}={text!r} is not a {kind.__name__}: {spec.metadata['doc']}"
+            f"{name}={text!r} is no {_KINDS[kind]}: {spec.metadata['doc']}"
         ) from error
 
 

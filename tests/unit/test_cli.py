@@ -461,7 +461,7 @@ def test_up_names_the_setting_when_its_value_is_wrong(tmp_path):
     result = CliRunner().invoke(main, ["up", "--config", str(config)])
     # Then
     assert result.exit_code == 2
-    assert "job_queue_size='many' is not a int" in result.stderr
+    assert "job_queue_size='many' is no whole number" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -151,9 +151,9 @@ def test_settings_name_the_setting_when_a_value_has_the_wrong_type(tmp_path, key
     # Given
     path = write(tmp_path, f"{key}=many\n")
     # When / Then
-    with pytest.raises(SettingsError, match=f"{key}='many' is not a"):
+    with pytest.raises(SettingsError, match=f"{key}='many' is no "):
         Settings.load(path, {}, {})
-    with pytest.raises(SettingsError, match="'many' is not a"):
+    with pytest.raises(SettingsError, match=f"{variable}='many' is no "):
         Settings.load(None, {variable: "many"}, {})
 
 
