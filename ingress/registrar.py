@@ -17,6 +17,7 @@ from batching.errors import (
     ServeError,
     Unavailable,
 )
+from batching.left_out_keys import require_served
 from batching.model_entry import check_names
 from batching.model_spec import (
     ArchiveInfo,
@@ -106,6 +107,7 @@ class Registrar:
         )
         if not at_startup:
             _require_name(parameters, archive)
+        require_served(archive.config)
         spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
         if at_startup:
             _require_handler(spec)

@@ -29,7 +29,6 @@ from workers.archive import read_model_config
 from workers.devices import Device
 from workers.handler_names import BUILT_IN_PACKAGE, DEFAULT_FUNCTION, split_handler
 from workers.metrics_reporter import declare
-from workers.model_config import require_served
 from workers.torch_version import require_safe_torch
 
 BASE_HANDLER = f"{BUILT_IN_PACKAGE}.base_handler"
@@ -66,13 +65,11 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         ImportError: no module of the handler's name, neither in the folder nor built in; or a torch
             that is too old.
         ValueError: the module has neither the function nor exactly one class.
-        NotImplementedError: the archive asks for what is left out, such as continuous batching.
+        NotImplementedError: the handler is a coroutine.
         Exception: whatever the handler itself raises.
     """
     require_safe_torch()
     model_dir = model_dir.absolute()
-    config = read_model_config(model_dir, spec.manifest)
-    require_served(config)
     _enter_folder(model_dir, spec.handler)
     _limit_images(settings.max_image_pixels)
     context = Context(
@@ -83,7 +80,7 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
         gpu=device.index,
         mms_version=ts_version,
         limit_max_image_pixels=settings.max_image_pixels > 0,
-        model_yaml_config=config,
+        model_yaml_config=read_model_config(model_dir, spec.manifest),
     )
     declare(context.metrics, read_metrics_config(settings.metrics_config))
     module_name, function_name = split_handler(spec.handler)

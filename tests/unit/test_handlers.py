@@ -359,37 +359,6 @@ class Measuring:
     assert list(metric.take()) == [(("ModelName", "m"), ("Level", "Model"))]
 
 
-LEFT_OUT = {
-    "continuous": ("continuousBatching: true", "a batch stays as it was formed"),
-    "sequences": ("sequenceBatching: true", "may go to different workers"),
-    "asynchronous": ("asyncCommunication: true", "answer a whole batch at once"),
-    "parallel": ("parallelType: tp", "parallelType: tp has no counterpart"),
-    "torchrun": ("torchrun: {nproc-per-node: 4}", "cannot be spread over several processes"),
-}
-
-
-@pytest.mark.parametrize(("config", "expected"), LEFT_OUT.values(), ids=LEFT_OUT)
-def test_model_that_asks_for_what_is_left_out_is_refused(config, expected, load_handler):
-    # Given
-    files = {"asking.py": "def handle(data, context): return data", "c.yaml": config}
-
-    # When / Then
-    with pytest.raises(NotImplementedError, match=expected):
-        load_handler(files, handler="asking", manifest={"model": {"configFile": "c.yaml"}})
-
-
-def test_model_that_asks_for_nothing_of_it_is_loaded(load_handler):
-    # Given
-    config = "{continuousBatching: false, parallelType: custom, torchrun: }"
-    files = {"modest.py": "def handle(data, context): return data", "c.yaml": config}
-
-    # When
-    model = load_handler(files, handler="modest", manifest={"model": {"configFile": "c.yaml"}})
-
-    # Then
-    assert model.entry([1], model.context) == [1]
-
-
 ASYNCHRONOUS = {
     "function": "async def handle(data, context): return data",
     "method": """

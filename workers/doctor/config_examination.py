@@ -4,8 +4,8 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from batching.left_out_keys import NOT_HERE, why_not_here
 from workers.doctor.findings import Finding, note, ok, problem
-from workers.model_config import NOT_HERE, why_not_here
 
 PART = "model-config"
 

@@ -88,6 +88,35 @@ def test_register_is_refused(manager, path, error):
     assert sorted(manager.registry.snapshot()) == []
 
 
+LEFT_OUT = {
+    "continuous": ({"continuousBatching": True}, "a batch stays as it was formed"),
+    "sequences": ({"sequenceBatching": True}, "may go to different workers"),
+    "asynchronous": ({"asyncCommunication": True}, "answer a whole batch at once"),
+    "parallel": ({"parallelType": "tp"}, "parallelType: tp has no counterpart"),
+    "torchrun": ({"torchrun": {"nproc-per-node": 4}}, "cannot be spread over several processes"),
+}
+
+
+@pytest.mark.parametrize(("config", "expected"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_register_is_refused_when_the_archive_asks_for_what_is_left_out(manager, config, expected):
+    # Given
+    manager.archives.add("asking.mar", "asking", **config)
+    # When
+    status, kind, message = error_of(manager.manage("POST", "/models?url=asking.mar"))
+    # Then
+    assert (status, kind) == (400, "InvalidModelException")
+    assert expected in message
+    assert sorted(manager.registry.snapshot()) == []
+
+
+def test_register_takes_an_archive_that_asks_for_nothing_of_it(manager):
+    # Given
+    config = {"continuousBatching": False, "parallelType": "custom", "torchrun": None}
+    manager.archives.add("modest.mar", "modest", **config)
+    # When / Then
+    assert manager.manage("POST", "/models?url=modest.mar").status_code == 200
+
+
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b"[" * 100_000])
 def test_register_is_refused_when_its_json_is_no_object(manager, body):
     answer = manager.manage(
