@@ -11,7 +11,7 @@ from batching.status import NodeStatus
 from batching.store.node_verbs import NodeVerbs
 from batching.store.outage import Outage
 from batching.store.redis_errors import AWAY
-from workers.slot import Slot
+from workers.slot_record import SlotRecord
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Heartbeat:
         self,
         verbs: NodeVerbs,
         node: NodeStatus,
-        slots: Callable[[], Iterable[Slot]],
+        records: Callable[[], Iterable[SlotRecord]],
         versions: Callable[[], Iterable[VersionKey]],
         on_forgotten: Callable[[], None],
         *,
@@ -40,7 +40,7 @@ class Heartbeat:
     ) -> None:
         self._verbs = verbs
         self._node = node
-        self._slots = slots
+        self._records = records
         self._versions = versions
         self._on_forgotten = on_forgotten
         self._dead_after_s = dead_after_s
@@ -71,9 +71,9 @@ class Heartbeat:
         So does one that carried out a beat whose answer was lost.
         """
         workers: dict[VersionKey, list[str]] = {key: [] for key in self._versions()}
-        for slot in self._slots():
-            if slot.worker_id and slot.is_expected:
-                workers.setdefault(slot.spec.key, []).append(slot.worker_id)
+        for record in self._records():
+            if record.worker_id and record.is_expected:
+                workers.setdefault(record.key, []).append(record.worker_id)
         self._keep(workers)
         groups = [{key: workers[key] for key in group} for group in self._verbs.groups(workers)]
         calls: list[Callable[[], Awaitable[object]]] = [
@@ -132,9 +132,9 @@ class Heartbeat:
         if forgotten:
             self._is_forgotten = True
         again = set(workers) if heard.is_new_node else in_doubt | forgotten
-        for slot in self._slots():
-            if slot.spec.key in again:
-                await slot.report_again()
+        for record in self._records():
+            if record.key in again:
+                await record.report_again()
         self._unsure.difference_update(workers)
         return heard.is_new_node
 

@@ -49,6 +49,7 @@ from workers.probe_files import ProbeFiles
 from workers.reaper import Reaper
 from workers.registry_keeper import RegistryKeeper
 from workers.slot import SlotContext
+from workers.slot_record import SlotRecord
 from workers.slots import Slots
 from workers.sweeper import Sweeper
 from workers.undertaker import Undertaker
@@ -105,7 +106,7 @@ class Node:
         heartbeat = Heartbeat(
             self._verbs,
             self._node,
-            self._slots.all,
+            self._records,
             self._versions,
             self._on_joined,
             dead_after_s=self._settings.dead_after_s,
@@ -185,8 +186,11 @@ class Node:
         """Whether every worker that can be counted on serves."""
         if self._should_exit.is_set() or not self._has_reconciled.is_set():
             return False
-        slots = self._slots.all()
-        return all(s.state is WorkerState.READY or not s.is_expected for s in slots)
+        records = self._records()
+        return all(one.state is WorkerState.READY or not one.is_expected for one in records)
+
+    def _records(self) -> list[SlotRecord]:
+        return [slot.record for slot in self._slots.all()]
 
     def _specs(self) -> list[ModelSpec]:
         return specs_of(self._wanted.values())

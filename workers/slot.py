@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,17 @@ from batching.status import WorkerState, WorkerStatus, utc_now
 from batching.store.node_verbs import NodeVerbs
 from batching.store.outage import Outage
 from batching.store.reclaiming import ReclaimMode
-from batching.store.redis_errors import AWAY
 from workers.assignment import Assignment
 from workers.devices import Device
 from workers.exit_status import EXIT_NOT_STARTED, ExitStatus
 from workers.model_files import Prepared
+from workers.slot_record import SlotRecord
 from workers.worker_environment import worker_environment
 from workers.worker_process import Report, WorkerProcess
 
 log = logging.getLogger(__name__)
 
 PROVEN_AFTER_S = 2.0  # a worker that was READY for so long has not died of its start
-RETRY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,33 +61,14 @@ class Slot:
         self.device = device
         self._context = context
         self._threads = threads
-        self._status: WorkerStatus | None = None
+        self._backoff = Backoff()
+        self.record = SlotRecord(context.verbs, context.outage, spec.key, self._backoff)
         self._process: WorkerProcess | None = None
         self._started_at = 0.0
         self._ready_at: float | None = None
         self._why_not_loaded: dict[str, Any] = {}
-        self._backoff = Backoff()
-        self._successor_id: str | None = None
         self._is_hopeless = False
         self._should_stop = asyncio.Event()
-
-    @property
-    def worker_id(self) -> str | None:
-        """The current process' name."""
-        return self._status.worker_id if self._status else None
-
-    @property
-    def state(self) -> WorkerState:
-        """Where the slot is in its life."""
-        return self._status.state if self._status else WorkerState.STARTING
-
-    @property
-    def is_expected(self) -> bool:
-        """Whether it serves now or can be counted on to serve soon, so that requests may queue."""
-        if self.state is WorkerState.READY:
-            return True
-        is_coming = self.state in (WorkerState.STARTING, WorkerState.LOADING)
-        return is_coming and not self._backoff.is_doubtful
 
     def is_for(self, spec: ModelSpec) -> bool:
         """Whether it serves this registration."""
@@ -100,18 +80,10 @@ class Slot:
         if self._process is not None:
             self._process.terminate()
 
-    async def report_again(self) -> None:
-        """Everybody sees the slot's state, also after Redis was emptied."""
-        if (status := self._status) is not None:
-            await self._context.verbs.report(self.spec.key, status)
-            if self.worker_id != status.worker_id:  # it has ended, and been forgotten, meanwhile
-                await self._context.verbs.forget(self.spec.key, status.worker_id)
-
     async def measure(self) -> None:
         """Everybody sees how much memory the process holds now."""
-        if self._status is not None and self.state is WorkerState.READY and self._process:
-            self._status = replace(self._status, memory_bytes=self._process.resident_bytes)
-            await self.report_again()
+        if self.record.state is WorkerState.READY and self._process is not None:
+            await self.record.report_again(memory_bytes=self._process.resident_bytes)
 
     def kill(self) -> None:
         """The process ends now; what it held is released."""
@@ -128,51 +100,26 @@ class Slot:
             limit_s = self.spec.max_retry_timeout_s
             if self._is_hopeless or self._backoff.has_failed_for(limit_s, time.monotonic()):
                 log.error("given up model=%s version=%s: register or scale it anew", *self.spec.key)
-                await self._set_state(WorkerState.FAILED)
+                await self.record.set_state(WorkerState.FAILED)
                 # Unless another worker of the version lives, nobody waits for one any more.
-                await self._retry(self._context.verbs.refuse_waiting, self.spec.key, "no_worker")
+                await self.record.retry(
+                    self._context.verbs.refuse_waiting, self.spec.key, "no_worker"
+                )
                 await self._should_stop.wait()
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._should_stop.wait(), self._backoff.delay_s)
-        last_ids, self._status = self._worker_ids(), None
-        for worker_id in last_ids:
-            await self._retry(self._context.verbs.forget, self.spec.key, worker_id)
-
-    def _worker_ids(self) -> list[str]:
-        """The current process' name, and its successor's."""
-        ids = (self.worker_id, self._successor_id)
-        return [worker_id for worker_id in ids if worker_id is not None]
+        await self.record.end()
 
     def _new_id(self) -> str:
         return f"{self._context.node_id}-{next(self._context.sequence)}"
 
-    async def _beat(self, worker_id: str) -> None:
-        if self.is_expected:
-            await self._retry(self._context.verbs.beat, {self.spec.key: [worker_id]})
-
     async def _live_once(self) -> None:
-        worker_id, self._successor_id = self._successor_id or self._new_id(), None
-        previous = self._status
+        worker_id = self.record.successor_id or self._new_id()
         self._ready_at = None
         self._why_not_loaded = {}
-        self._status = WorkerStatus(
-            worker_id=worker_id,
-            node_id=self._context.node_id,
-            slot=self.number,
-            state=WorkerState.STARTING,
-            pid=0,
-            device=str(self.device),
-            started_at=utc_now(),
-            failures=self._backoff.failures,
-            error=previous.error if previous else "",
-            is_out_of_memory=previous.is_out_of_memory if previous else False,
-        )
         # Before the archive is unpacked: requests may queue for a worker that has yet to load.
-        await self._beat(worker_id)
-        await self._set_state(WorkerState.STARTING)
-        if previous is not None:
-            await self._retry(self._context.verbs.forget, self.spec.key, previous.worker_id)
+        await self.record.begin(self._first_status(worker_id))
         try:
             prepared = await self._prepared()
         except ServeError as error:
@@ -197,6 +144,21 @@ class Slot:
         count = await self._take_back(worker_id, ended)
         if not self._should_stop.is_set():
             await self._judge(ended, was_at_work=count > 0)
+
+    def _first_status(self, worker_id: str) -> WorkerStatus:
+        previous = self.record.status
+        return WorkerStatus(
+            worker_id=worker_id,
+            node_id=self._context.node_id,
+            slot=self.number,
+            state=WorkerState.STARTING,
+            pid=0,
+            device=str(self.device),
+            started_at=utc_now(),
+            failures=self._backoff.failures,
+            error=previous.error if previous else "",
+            is_out_of_memory=previous.is_out_of_memory if previous else False,
+        )
 
     async def _prepared(self) -> Prepared | None:
         """What a process needs; None once the slot is to stop, which waits for no download.
@@ -243,26 +205,26 @@ class Slot:
         process = self._process
         assert process is not None
         if report.state is WorkerState.STARTING:
-            await self._set_state(report.state, pid=process.pid)
+            await self.record.set_state(report.state, pid=process.pid)
         elif report.state is WorkerState.FAILED:
             # The process ends by itself now; the slot decides whether to try again.
             self._why_not_loaded = {
                 "error": report.error,
                 "is_out_of_memory": report.is_out_of_memory,
             }
-            await self._set_state(WorkerState.LOADING, **self._why_not_loaded)
+            await self.record.set_state(WorkerState.LOADING, **self._why_not_loaded)
         elif report.state is WorkerState.READY:
             await self._note_success(process)
         else:
-            await self._set_state(report.state)
+            await self.record.set_state(report.state)
 
     async def _note_success(self, process: WorkerProcess) -> None:
         self._ready_at = time.monotonic()
         load_ms = int((self._ready_at - self._started_at) * 1000)
         if self._context.settings.is_logging_metrics:
-            log_load_time(str(self.worker_id), self.spec.key, load_ms)
-        log.info("ready model=%s version=%s worker=%s", *self.spec.key, self.worker_id)
-        await self._set_state(
+            log_load_time(str(self.record.worker_id), self.spec.key, load_ms)
+        log.info("ready model=%s version=%s worker=%s", *self.spec.key, self.record.worker_id)
+        await self.record.set_state(
             WorkerState.READY,
             error="",
             reason="",
@@ -271,7 +233,7 @@ class Slot:
             memory_bytes=process.resident_bytes,
             load_ms=load_ms,
         )
-        await self._beat(str(self.worker_id))
+        await self.record.beat(str(self.record.worker_id))
 
     def _kill_if_loading(self) -> None:
         if self._ready_at is None and self._process is not None:
@@ -283,13 +245,12 @@ class Slot:
         """Somebody is expected before the dead worker is forgotten, so nobody is refused between.
 
         Not after a second start in a row that failed: then nobody knows whether the next one will
-        serve. One that was READY may have died of a request; if not, `_set_state` hides the
+        serve. One that was READY may have died of a request; if not, its next state hides the
         successor.
         """
         has_started = self._ready_at is not None or self._backoff.failures == 0
         if has_started and not self._should_stop.is_set():
-            self._successor_id = self._new_id()
-            await self._beat(self._successor_id)
+            await self.record.expect(self._new_id())
 
     async def _take_back(self, worker_id: str, ended: ExitStatus) -> int:
         # Whatever its exit status: a worker that ended between batches holds nothing, and a handler
@@ -297,7 +258,7 @@ class Slot:
         is_stopping = self._should_stop.is_set()
         mode = ReclaimMode.RELEASED if is_stopping else ReclaimMode.CRASHED
         reason = "out_of_resources" if ended.is_out_of_memory else "worker_crashed"
-        count: int = await self._retry(
+        count: int = await self.record.retry(
             self._context.verbs.reclaim, self.spec.key, worker_id, mode, reason
         )
         if count:
@@ -318,7 +279,7 @@ class Slot:
         log.warning(
             "worker died model=%s version=%s worker=%s exit=%s after_ready_s=%.1f",
             *self.spec.key,
-            self.worker_id,
+            self.record.worker_id,
             ended,
             was_ready_s,
         )
@@ -335,8 +296,7 @@ class Slot:
         self, *, error: str, reason: str = "", is_out_of_memory: bool = False
     ) -> None:
         self._backoff.fail(time.monotonic())
-        assert self._status is not None
-        await self._set_state(
+        await self.record.set_state(
             WorkerState.STARTING,
             pid=0,
             error=error,
@@ -344,23 +304,6 @@ class Slot:
             failures=self._backoff.failures if error else 0,
             is_out_of_memory=is_out_of_memory,
         )
-
-    async def _set_state(self, state: WorkerState, **changes: Any) -> None:
-        assert self._status is not None
-        self._status = replace(self._status, state=state, **changes)
-        await self._retry(self._context.verbs.report, self.spec.key, self._status)
-        if not self.is_expected:
-            for worker_id in self._worker_ids():
-                await self._retry(self._context.verbs.hide, self.spec.key, worker_id)
-
-    async def _retry(self, verb: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-        """The verb's result, once Redis answers; all of them may be repeated."""
-        while True:
-            try:
-                return await verb(*arguments)
-            except AWAY as error:
-                self._context.outage.note(getattr(verb, "__name__", str(verb)), error)
-                await asyncio.sleep(RETRY_S)
 
 
 def _with_cause(error: ServeError) -> str:

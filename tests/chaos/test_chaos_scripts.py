@@ -2,21 +2,21 @@
 
 import asyncio
 import datetime
-import itertools
+import logging
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
+from batching.backoff import Backoff
 from batching.batcher import Batcher, Nothing
 from batching.policy import FixedPolicy
 from batching.protocol import Batch
-from batching.settings import Settings
 from batching.status import NodeStatus, WorkerState, WorkerStatus
 from batching.store.connection import IDLE_S, connect_async
 from batching.store.node_verbs import NodeVerbs, ReclaimMode
+from batching.store.outage import Outage
 from batching.store.tasks import end_tasks
 from batching.store.worker_verbs import WorkerVerbs
 from tests.chaos.crash_points import EXIT_CRASHED, POINTS
@@ -28,12 +28,10 @@ from tests.support import (
     ids_of,
     items_of,
     make_reply,
-    make_spec,
 )
 from tests.timing import assert_within
-from workers.devices import Device
 from workers.heartbeat import Heartbeat
-from workers.slot import Slot, SlotContext
+from workers.slot_record import SlotRecord
 
 NAMES = [f"r{number}" for number in range(8)]
 STORM = 10_000
@@ -197,10 +195,9 @@ def test_f38_lost_bell_costs_a_second_at_most(real_desk: Desk, record_promise) -
 
 def heart_of(verbs: NodeVerbs) -> Heartbeat:
     """The heart of a node with one worker, that of the tests."""
-    context = SlotContext("node-a", Settings(), verbs, itertools.count(), None, Path())
-    slot = Slot(context, make_spec(), 0, Device("cpu"), 1)
-    slot._status = WORKER
-    return Heartbeat(verbs, NODE, lambda: [slot], lambda: [KEY], lambda: None)
+    record = SlotRecord(verbs, Outage(logging.getLogger(__name__)), KEY, Backoff())
+    record.status = WORKER
+    return Heartbeat(verbs, NODE, lambda: [record], lambda: [KEY], lambda: None)
 
 
 def test_f39_cancel_storm_leaves_nothing_to_wade_through(real_desk: Desk, record_promise) -> None:

@@ -43,7 +43,7 @@ def test_node_says_in_words_why_a_worker_died(caplog):
         verbs = NodeVerbs(fakeredis.aioredis.FakeRedis(server=server), 3000)
         context = SlotContext("node-a", Settings(), verbs, itertools.count(), None, Path())
         slot = Slot(context, spec, 0, Device("cpu"), 1)
-        slot._status = WorkerStatus("a-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
+        slot.record.status = WorkerStatus("a-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
         # When
         await slot._judge(ExitStatus(-signal.SIGALRM), was_at_work=False)
 

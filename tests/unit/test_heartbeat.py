@@ -1,17 +1,15 @@
 """Whose silence means something: nobody's, right after nobody could be heard."""
 
 import asyncio
-import itertools
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 import fakeredis
 import fakeredis.aioredis
 import pytest
 import redis
 
-from batching.settings import Settings
+from batching.backoff import Backoff
 from batching.status import NodeStatus, WorkerState, WorkerStatus
 from batching.store import keys
 from batching.store.keys import VersionKeys
@@ -19,12 +17,11 @@ from batching.store.node_verbs import NodeVerbs
 from batching.store.outage import Outage
 from batching.store.registry import Registry
 from batching.store.tasks import end_tasks
-from tests.support import KEY, eventually_async, join, make_spec
+from tests.support import KEY, eventually_async, join
 from workers import heartbeat as heartbeat_module
-from workers.devices import Device
 from workers.heartbeat import Heartbeat
 from workers.reaper import Reaper
-from workers.slot import Slot, SlotContext
+from workers.slot_record import SlotRecord
 
 NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
 WORKER = WorkerStatus("node-a-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
@@ -39,14 +36,13 @@ class Parts:
         self.registry = Registry(fakeredis.FakeRedis(server=self.server))
         client = fakeredis.aioredis.FakeRedis(server=self.server)
         self.verbs = NodeVerbs(client, int(DEAD_AFTER_S * 1000))
-        context = SlotContext("node-a", Settings(), self.verbs, itertools.count(), None, Path())
-        slot = Slot(context, make_spec(), 0, Device("cpu"), 1)
-        slot._status = WORKER
+        record = SlotRecord(self.verbs, Outage(logging.getLogger("here")), KEY, Backoff())
+        record.status = WORKER
         self.forgotten = 0
         self.heart = Heartbeat(
             self.verbs,
             NODE,
-            lambda: [slot],
+            lambda: [record],
             lambda: [KEY],
             self._count,
             dead_after_s=DEAD_AFTER_S,

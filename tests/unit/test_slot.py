@@ -61,7 +61,7 @@ class Parts:
         """The slot has tried in vain until it is not counted on any more, and is stopped."""
         await join(self.verbs, NODE)
         living = asyncio.create_task(self.slot.run())
-        await eventually_async(lambda: not self.slot.is_expected and not self.beats())
+        await eventually_async(lambda: not self.slot.record.is_expected and not self.beats())
         # Between its last worker and the next report of it, nobody is seen.
         [worker] = await eventually_async(lambda: self.registry.workers(KEY))
         assert not living.done()
@@ -209,7 +209,7 @@ def test_measuring_does_not_wait_for_a_redis_that_is_away(tmp_path):
 
     async def run():
         living = asyncio.create_task(parts.slot.run())
-        await eventually_async(lambda: parts.slot.state is WorkerState.READY)
+        await eventually_async(lambda: parts.slot.record.state is WorkerState.READY)
         # When
         parts.server.connected = False
         # Then: once Redis is back, the worker may have died and been forgotten

@@ -1,0 +1,109 @@
+"""What everybody sees of a slot: its worker's state, and that it is counted on."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from batching.backoff import Backoff
+from batching.model_spec import VersionKey
+from batching.status import WorkerState, WorkerStatus
+from batching.store.node_verbs import NodeVerbs
+from batching.store.outage import Outage
+from batching.store.redis_errors import AWAY
+
+RETRY_S = 0.1
+
+
+class SlotRecord:
+    """The status of one slot's worker, in Redis under the worker's name.
+
+    A worker that cannot be counted on is hidden, so that no request is queued for it.
+    """
+
+    def __init__(self, verbs: NodeVerbs, outage: Outage, key: VersionKey, backoff: Backoff) -> None:
+        self.key = key
+        self.status: WorkerStatus | None = None
+        self.successor_id: str | None = None
+        self._verbs = verbs
+        self._outage = outage
+        self._backoff = backoff
+
+    @property
+    def worker_id(self) -> str | None:
+        """The current process' name."""
+        return self.status.worker_id if self.status else None
+
+    @property
+    def state(self) -> WorkerState:
+        """Where the slot is in its life."""
+        return self.status.state if self.status else WorkerState.STARTING
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether it serves now or can be counted on to serve soon, so that requests may queue."""
+        if self.state is WorkerState.READY:
+            return True
+        is_coming = self.state in (WorkerState.STARTING, WorkerState.LOADING)
+        return is_coming and not self._backoff.is_doubtful
+
+    async def begin(self, status: WorkerStatus) -> None:
+        """Another worker is seen instead of the one before, and counted on before it is seen."""
+        previous_id, self.status = self.worker_id, status
+        self.successor_id = None
+        await self.beat(status.worker_id)
+        await self.set_state(status.state)
+        if previous_id is not None:
+            await self.retry(self._verbs.forget, self.key, previous_id)
+
+    async def set_state(self, state: WorkerState, **changes: Any) -> None:
+        """Everybody sees this of the worker."""
+        assert self.status is not None
+        self.status = replace(self.status, state=state, **changes)
+        await self.retry(self._verbs.report, self.key, self.status)
+        if not self.is_expected:
+            for worker_id in self._worker_ids():
+                await self.retry(self._verbs.hide, self.key, worker_id)
+
+    async def expect(self, successor_id: str) -> None:
+        """This one is counted on, too, until it begins; a state that is not counted on hides it."""
+        self.successor_id = successor_id
+        await self.beat(successor_id)
+
+    async def beat(self, worker_id: str) -> None:
+        """The worker is counted on, if it can be."""
+        if self.is_expected:
+            await self.retry(self._verbs.beat, {self.key: [worker_id]})
+
+    async def report_again(self, **changes: Any) -> None:
+        """Everybody sees the state, with these changes, also after Redis was emptied.
+
+        Raises:
+            RedisError, OSError: Redis does not answer.
+        """
+        if self.status is None:
+            return
+        status = self.status = replace(self.status, **changes)
+        await self._verbs.report(self.key, status)
+        if self.worker_id != status.worker_id:  # it has ended, and been forgotten, meanwhile
+            await self._verbs.forget(self.key, status.worker_id)
+
+    async def end(self) -> None:
+        """Nobody sees it any more."""
+        last_ids, self.status = self._worker_ids(), None
+        for worker_id in last_ids:
+            await self.retry(self._verbs.forget, self.key, worker_id)
+
+    async def retry(self, verb: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+        """The verb's result, once Redis answers; only for those that may be repeated."""
+        while True:
+            try:
+                return await verb(*arguments)
+            except AWAY as error:
+                self._outage.note(getattr(verb, "__name__", str(verb)), error)
+                await asyncio.sleep(RETRY_S)
+
+    def _worker_ids(self) -> list[str]:
+        """The current process' name, and its successor's."""
+        ids = (self.worker_id, self.successor_id)
+        return [worker_id for worker_id in ids if worker_id is not None]
