@@ -32,4 +32,7 @@ class RegistryKeeper:
                 self._known = known
                 return known
             self._registry.restore(self._known.values())
-            self._epoch = self._registry.mark()
+            epoch = self._registry.mark()
+            # It may have been emptied again before it was marked.
+            if self._known.keys() <= self._registry.snapshot().keys():
+                self._epoch = epoch

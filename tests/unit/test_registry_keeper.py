@@ -78,6 +78,17 @@ def test_redis_emptied_while_it_is_looked_at_is_told_too(client, registry, keepe
     assert registry.specs() == [SPEC]
 
 
+def test_redis_emptied_again_while_it_is_told_is_told_again(client, registry, keeper):
+    # Given
+    client.flushall()
+    client.forgets_before = "SET"
+    # When
+    found = keeper.look()
+    # Then
+    assert found == registry.snapshot()
+    assert registry.specs() == [SPEC]
+
+
 def test_what_was_registered_since_redis_was_emptied_stays(client, registry, keeper):
     # Given
     other = make_spec(model_version="9.0")
