@@ -322,6 +322,19 @@ def test_claim_forgets_requests_that_outlived_their_time_to_live(desk):
     assert desk.unaccounted() == 0
 
 
+def test_claim_finds_nothing_when_all_that_waits_has_outlived_its_time_to_live(desk):
+    # Given
+    desk.submit("gone", "also-gone")
+    desk.lose_request("gone")
+    desk.lose_request("also-gone")
+
+    # When / Then
+    assert desk.worker().claim(4, LONG_S) is Nothing.EMPTY
+    assert desk.queued() == []
+    assert desk.counters()["orphaned"] == 2
+    assert desk.unaccounted() == 0
+
+
 def test_claim_looks_at_a_bounded_number_of_dead_ids_and_rings_for_the_rest(desk):
     # Given
     desk.open(max_queue=1000)

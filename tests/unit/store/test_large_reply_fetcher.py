@@ -14,9 +14,10 @@ IDS = [f"r{number}" for number in range(AT_ONCE + 1)]
 class SlowStore:
     """Large replies that come when the test lets them, and not if they are too many at once."""
 
-    def __init__(self, most_at_once=AT_ONCE):
+    def __init__(self, most_at_once=AT_ONCE, *, is_deleting=True):
         self.may_come = asyncio.Event()
         self.most_at_once = most_at_once
+        self.is_deleting = is_deleting
         self.fetched, self.discarded = [], []
 
     async def fetch_large(self, attempts):
@@ -27,6 +28,8 @@ class SlowStore:
         return dict.fromkeys(attempts, b"reply")
 
     async def discard_large(self, attempts):
+        if not self.is_deleting:
+            raise redis.ConnectionError("the line is broken")
         self.discarded += attempts
 
 
@@ -75,6 +78,19 @@ def test_a_few_are_fetched_at_a_time():
         await scene.fetch_all()
         # Then
         assert scene.store.fetched == [IDS[:AT_ONCE], IDS[AT_ONCE:]]
+        assert list(scene.delivered) == IDS
+
+    asyncio.run(run())
+
+
+def test_the_others_are_fetched_although_some_could_not_be_deleted():
+    async def run():
+        # Given
+        scene = Scene(is_deleting=False)
+        # When
+        scene.add(*IDS)
+        await scene.fetch_all()
+        # Then
         assert list(scene.delivered) == IDS
 
     asyncio.run(run())
