@@ -95,10 +95,7 @@ class Registry:
     def repair(self, entries: Iterable[ModelEntry]) -> None:
         """Each of these versions that is registered has its configuration."""
         for spec in specs_of(entries):
-            self._configs.complete(spec)
-            if spec.model_version not in self._versions_of(spec.model_name):
-                # It was removed meanwhile, its configuration perhaps before this one came.
-                self._delete_config(spec.key)
+            self._repair(spec)
 
     def epoch(self) -> str:
         """The name of the time since Redis was last emptied; empty until `mark` gives one."""
@@ -136,6 +133,8 @@ class Registry:
             return existing(entry, key.model_name).with_spec(scaled[0])
 
         self._change(key.model_name, change)
+        # What has no worker a server of a cluster forgets, and no node notices.
+        self._repair(scaled[0])
         return scaled[0]
 
     def set_default(self, model_name: str, model_version: str) -> None:
@@ -272,6 +271,12 @@ class Registry:
     def _versions_of(self, model_name: str) -> Mapping[str, ModelSpec]:
         entry = self.get(model_name)
         return entry.versions if entry else {}
+
+    def _repair(self, spec: ModelSpec) -> None:
+        self._configs.complete(spec)
+        if spec.model_version not in self._versions_of(spec.model_name):
+            # It was removed meanwhile, its configuration perhaps before this one came.
+            self._delete_config(spec.key)
 
     def _delete_config(self, key: VersionKey) -> None:
         self._configs.delete(key)

@@ -397,6 +397,18 @@ def test_repair_gives_registered_versions_their_configuration_and_no_others(
     assert not store_backend.client.exists(VersionKeys.of(V2.key).config)
 
 
+def test_scale_gives_a_version_its_configuration_again(registry, store_backend):
+    # Given: a server that has lost what belongs to it, while it had no worker
+    registry.create(V1)
+    store_backend.client.delete(VersionKeys.of(V1.key).config)
+
+    # When
+    registry.scale(V1.key, 1, 1)
+
+    # Then
+    assert max_queue(store_backend, V1) == V1.job_queue_size
+
+
 def test_restore_leaves_what_redis_knows_as_it_is(registry, store_backend):
     # Given: another node was faster, and an operator went on from there
     registry.create(V1)
