@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from batching.batcher import Batcher
 from batching.logs import configure_logging
@@ -40,6 +40,7 @@ from workers.runner import DeviceBroken, Runner
 from workers.time_limits import end_in_time, timed, untimed
 
 log = logging.getLogger("workers.worker")
+T = TypeVar("T")
 
 MAX_ERROR_CHARS = 4000
 RETRY_S = 0.1
@@ -196,7 +197,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     worker = Worker(
         Batcher(verbs, policy),
         verbs,
-        run,
+        lambda batch: _heeding(worker.stop, partial(run, batch)),
         lambda: runner.is_device_broken,
         # A ticket is only good while it is young.
         idle_s=BLOCK_S if spec.use_job_ticket else idle_s(client),
@@ -217,6 +218,17 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         log.error("model=%s version=%s: the device is broken in this process", *spec.key)
         return EXIT_DEVICE_BROKEN
     return EXIT_DRAINED
+
+
+def _heeding(stop: Callable[[int, FrameType | None], None], run: Callable[[], T]) -> T:
+    """What `run` returns; SIGTERM stops this worker afterwards, whatever a handler made of it.
+
+    Libraries take the signal over at their first call. Nothing else would end this process.
+    """
+    try:
+        return run()
+    finally:
+        signal.signal(signal.SIGTERM, stop)
 
 
 def _keep_from_forks() -> None:

@@ -16,6 +16,15 @@ def handle(data, context):
     return [sys.exit() if row["body"] == b"exit" else row["body"] for row in data or ()]
 """
 
+DEAF = """
+import signal
+
+def handle(data, context):
+    if data:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return [row["body"] for row in data or ()]
+"""
+
 pytestmark = pytest.mark.slow
 
 
@@ -90,3 +99,15 @@ def test_failure_to_load_is_told_though_a_thread_of_the_handler_does_not_end(
     # Then
     assert refused.status_code == 500
     assert server.manage("GET", "models/failing").status_code == 404
+
+
+def test_worker_is_stopped_though_its_handler_took_the_signal(server: FerryServer) -> None:
+    # Given a handler that does as libraries do at their first call
+    archive = make_archive(server.store, "deaf", {"handler.py": DEAF})
+    with server.model(archive, "deaf") as model:
+        assert server.predict(model, b"x").text == "x"
+        [pid] = server.worker_pids(model)
+        # When
+        server.manage("PUT", f"models/{model}", min_worker=0)
+        # Then
+        eventually(lambda: not psutil.pid_exists(pid), 20)
