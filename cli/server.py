@@ -78,7 +78,7 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
         logs = None
         if settings.log_files:
             logs = cleanup.enter_context(_log_files(settings))
-        report = _print_report if logs is None else logs.say
+        report = print_report if logs is None else logs.say
         supervisor = Supervisor(
             _parts(settings, redis, ready, logs),
             stop_timeout_s=settings.drain_timeout_s,
@@ -97,8 +97,11 @@ def _log_files(settings: Settings) -> LogFiles:
         ) from error
 
 
-def _print_report(line: str) -> None:
-    err().print(escape(line))
+def print_report(line: str) -> None:
+    """One line of the supervisor's own is on standard error, if anybody reads it."""
+    # Rich would end the process where nobody does, and the server with it.
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)
 
 
 def _absolute(settings: Settings) -> Settings:

@@ -1,5 +1,6 @@
 """The supervisor of `ferry up`: starts in order, revives, stops in the reverse order."""
 
+import contextlib
 import errno
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 from batching.child_process import spawn
 from batching.readiness import READY_VARIABLE, Launch, launch, notify_ready
 from cli.ready_pipe import ReadyPipe
+from cli.server import print_report
 from cli.supervisor import Interrupted, Part, StartFailed, Supervisor
 from tests.support import eventually
 from tests.timing import assert_within
@@ -175,6 +177,18 @@ def test_supervisor_that_was_started_to_outlive_its_terminal_does(scene):
             assert supervisor.stop_reason == "SIGTERM"
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_server_outlives_whoever_reads_what_it_says(monkeypatch):
+    # Given a pipe whose reader has gone, as that of `ferry up 2>&1 | head` has
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as broken:  # noqa: PTH123 - a descriptor
+        monkeypatch.setattr(sys, "stderr", broken)
+        # When / Then
+        print_report("node ended with exit code 1; starting it again now")
+        with contextlib.suppress(BrokenPipeError):
+            broken.close()
 
 
 def test_supervisor_says_which_part_failed_when_one_ends_while_starting(scene):
