@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from workers.exit_status import ExitStatus
 log = logging.getLogger(__name__)
 
 PIPE_PATIENCE_S = 0.2
+ORPHANS_POLL_S = 0.01
 LOOK_S = 2.0
 _PENDING = re.compile(r"^ShdPnd:\s*([0-9a-f]+)$", re.MULTILINE)
 
@@ -136,6 +138,7 @@ class WorkerProcess:
             # Whatever the handler had started goes too; it may hold the device, and the pipe.
             kill_group(self._child)
             await asyncio.wait({reports}, timeout=PIPE_PATIENCE_S)
+            await self._reap_orphans()
         finally:
             reports.cancel()
             ending.cancel()
@@ -159,6 +162,14 @@ class WorkerProcess:
         # Popen would reap who has just ended, and nobody would find the rest of its group then.
         if not has_exited(self._child):
             os.kill(self.pid, number)
+
+    async def _reap_orphans(self) -> None:
+        """What the handler had started is this process's own, where it is a container's first."""
+        end = time.monotonic() + PIPE_PATIENCE_S
+        with contextlib.suppress(ChildProcessError):  # none is left, or somebody else's
+            while time.monotonic() < end:
+                if os.waitpid(-self.pid, os.WNOHANG) == (0, 0):
+                    await asyncio.sleep(ORPHANS_POLL_S)
 
     def _kill_group_soon(self) -> None:
         if self._child.returncode is None:

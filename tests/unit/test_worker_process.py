@@ -1,6 +1,8 @@
 """A worker's process goes with all that its handler has started."""
 
 import asyncio
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -10,6 +12,38 @@ from tests.support import eventually, eventually_async
 from workers import worker_process
 from workers.worker_process import WorkerProcess
 
+# Orphans become children of the process that runs this, as of the first one of a container.
+FIRST_PROCESS = """
+import asyncio, ctypes, os, psutil, signal, sys
+from pathlib import Path
+from workers.worker_process import WorkerProcess
+
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+async def ignore(_report):
+    pass
+
+async def main():
+    worker = WorkerProcess.start(Path(sys.argv[1]), lambda _: {"PATH": "/bin:/usr/bin"})
+    watching = asyncio.create_task(worker.watch(ignore))
+    while not Path(sys.argv[2]).read_text():
+        await asyncio.sleep(0.01)
+    os.kill(worker.pid, signal.SIGKILL)
+    await watching
+
+asyncio.run(main())
+print(len(psutil.Process().children()))
+"""
+
+
+def program(folder, pids):
+    """What is run for a worker's interpreter; it has a child, whose number it writes down."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {pids}\nexec sleep 60\n")
+    python.chmod(0o755)
+    return python
+
 
 class Family:
     """A worker whose handler has a process of its own."""
@@ -17,10 +51,9 @@ class Family:
     def __init__(self, folder):
         self.pids = folder / "pids"
         self.pids.touch()
-        python = folder / "python"
-        python.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {self.pids}\nexec sleep 60\n")
-        python.chmod(0o755)
-        self.worker = WorkerProcess.start(python, lambda _: {"PATH": "/bin:/usr/bin"})
+        self.worker = WorkerProcess.start(
+            program(folder, self.pids), lambda _: {"PATH": "/bin:/usr/bin"}
+        )
 
     async def begin(self):
         """The task that watches the worker, which has a child by now."""
@@ -73,3 +106,15 @@ def test_child_of_a_worker_that_its_node_leaves_goes_with_it(family):
         await eventually_async(family.is_gone)
 
     asyncio.run(run())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans over")
+def test_child_of_a_worker_is_no_zombie_of_a_containers_first_process(tmp_path):
+    # Given
+    pids = tmp_path / "pids"
+    pids.touch()
+    # When
+    words = [sys.executable, "-c", FIRST_PROCESS, program(tmp_path, pids), pids]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+    # Then
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
