@@ -1,4 +1,4 @@
-"""The child process of a node that runs control jobs."""
+"""The child processes of a node that run control jobs."""
 
 import asyncio
 import contextlib
@@ -16,6 +16,19 @@ log = logging.getLogger(__name__)
 
 RESTART_S = 1.0
 STOP_S = 2.0
+SECOND_AFTER_S = 5.0
+
+
+async def keep_control_workers(settings: Settings) -> None:
+    """Until cancelled, two child processes run control jobs.
+
+    One may be at a download for many minutes; the other one does what is asked for meanwhile. That
+    begins later, as a node that starts has better things to do.
+    """
+    async with asyncio.TaskGroup() as group:
+        group.create_task(keep_control_worker(settings), name="control worker")
+        await asyncio.sleep(SECOND_AFTER_S)
+        group.create_task(keep_control_worker(settings), name="second control worker")
 
 
 async def keep_control_worker(settings: Settings) -> None:

@@ -2,7 +2,7 @@
 
 Roles, each a small file: Heartbeat says that the node and its workers live, Reaper takes back what
 dead nodes held, Undertaker answers who waits for what is gone, Slot keeps one worker process alive,
-Sweeper clears the disk, a child process runs control jobs.
+Sweeper clears the disk, two child processes run control jobs.
 
 Shutdown order: workers stop claiming, finish their batch and reply; what they left is released;
 then the heartbeat stops and the node is forgotten. A beat that stopped earlier would let others
@@ -40,7 +40,7 @@ from batching.store.redis_errors import AWAY
 from batching.store.registry import Registry
 from batching.store.server_check import check_server
 from batching.store.tasks import end_tasks, keep_going
-from workers.control_process import keep_control_worker
+from workers.control_process import keep_control_workers
 from workers.devices import list_gpus
 from workers.heartbeat import Heartbeat
 from workers.host_meter import HostMeter
@@ -118,7 +118,7 @@ class Node:
         )
         starters = [
             self._keep(self._reconcile_forever, "reconciler"),
-            asyncio.create_task(keep_control_worker(self._settings), name="control worker"),
+            asyncio.create_task(keep_control_workers(self._settings), name="control workers"),
         ]
         roles = [
             *starters,

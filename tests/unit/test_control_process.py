@@ -4,7 +4,10 @@ import asyncio
 import errno
 import os
 
+import psutil
+
 from batching.settings import Settings
+from batching.store.connection import connect
 from tests.support import eventually_async
 from workers import control_process
 
@@ -30,3 +33,33 @@ def test_node_goes_on_while_its_system_starts_no_process(monkeypatch, caplog):
 
     asyncio.run(run())
     assert "cannot run a control worker: " in caplog.text
+
+
+def test_node_has_a_second_control_worker_for_the_time_that_a_download_takes(
+    redis_server, monkeypatch
+):
+    # Given
+    monkeypatch.setattr(control_process, "SECOND_AFTER_S", 0.1)
+    client = connect(redis_server.url)
+    client.flushall()
+
+    before = set(psutil.Process().children())
+
+    def workers():
+        return client.scard("rq:workers")
+
+    async def run():
+        # When
+        settings = Settings(redis_url=redis_server.url)
+        keeping = asyncio.create_task(control_process.keep_control_workers(settings))
+        await eventually_async(lambda: workers() == 2, 20)
+        children = set(psutil.Process().children()) - before
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        # Then both end with the node
+        assert len(children) == 2
+        assert not any(child.is_running() for child in children)
+
+    asyncio.run(run())
+    client.flushall()
+    client.close()
