@@ -205,7 +205,8 @@ class Downloader:
                 inspect_archive(file, url)
                 # Before it is in the store: without a note it would be in everybody's way there.
                 _note(file).write_text(url, encoding="utf-8")
-                if is_there:  # somebody may have registered it meanwhile
+                # Somebody may have registered it meanwhile, or put a file of that name there.
+                if is_there or not was_downloaded(url, model_store):
                     _check_replaceable(url, target, is_unused)
                 file.rename(target)
                 _note(file).rename(_note(target))

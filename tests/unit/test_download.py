@@ -339,6 +339,35 @@ def test_download_that_a_version_needs_meanwhile_stays(store):
     assert (store / "echo.mar").read_bytes() == archive_bytes()
 
 
+def test_file_that_comes_into_the_store_during_a_download_stays(store):
+    # Given an operator who copies an archive of that name there
+    web = web_with_archive()
+
+    # When / Then
+    with pytest.raises(InternalError, match=r"^Model file already exists echo\.mar$"):
+        locate_archive(
+            URL,
+            store,
+            downloader=web.downloader(),
+            on_progress=lambda *_: (store / "echo.mar").write_bytes(b"mine"),
+        )
+    assert (store / "echo.mar").read_bytes() == b"mine"
+    assert not list(store.glob(".*"))
+
+
+def test_download_that_another_node_has_brought_meanwhile_is_in_nobodys_way(store):
+    # Given nodes that share their store, and start a worker each
+    def bring(*_):
+        if not (store / "echo.mar").exists():
+            locate_archive(URL, store, downloader=web_with_archive().downloader())
+
+    # When
+    path = locate_archive(URL, store, downloader=web_with_archive().downloader(), on_progress=bring)
+
+    # Then
+    assert path.read_bytes() == archive_bytes()
+
+
 def test_download_that_a_node_removes_meanwhile_is_in_nobodys_way(store):
     # Given a node that learns late of what was unregistered
     web, newer = served_anew(store)
