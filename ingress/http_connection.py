@@ -33,6 +33,9 @@ MAX_WAITING = 256
 
 _LARGE_BYTES = 64 * 1024
 
+# So much of its answers a client may be behind with reading; over TLS, uvloop would make it more.
+_AHEAD_BYTES = 64 * 1024
+
 
 class HttpConnection(asyncio.Protocol):
     """A client's connection. Requests that come early wait until those before are answered.
@@ -74,6 +77,7 @@ class HttpConnection(asyncio.Protocol):
         # Once: of a connection that was reset before, and is closed, they cannot be asked for.
         self.client = _place(transport.get_extra_info("peername"))
         self.server = _place(transport.get_extra_info("sockname"))
+        self._transport.set_write_buffer_limits(_AHEAD_BYTES)
         self._host.connections.add(self)
         self._timer = self._loop.call_later(self._host.silence_timeout_s, self._on_silence)
 

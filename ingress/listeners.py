@@ -25,6 +25,10 @@ SILENCE_TIMEOUT_S = 65.0
 # For so long, a client may take in nothing of an answer that is there for it.
 UNREAD_TIMEOUT_S = 60.0
 
+# So much of an answer the system takes ahead of its client. By itself it takes megabytes, and then
+# nothing until a third of them is gone: a slow reader looks like one that does not read.
+UNSENT_BYTES = 64 * 1024
+
 _DEFAULT_PORTS = {
     "http": {Role.INFERENCE: 80, Role.MANAGEMENT: 8081, Role.METRICS: 8082},
     "https": {Role.INFERENCE: 443, Role.MANAGEMENT: 8444, Role.METRICS: 8445},
@@ -190,6 +194,8 @@ class Listener:
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 milliseconds = int(self._unread_timeout_s * 1000)
                 bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
             if family is socket.AF_INET6:
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             bound.bind((self.address.host, self.address.port))

@@ -5,18 +5,23 @@ import contextlib
 import itertools
 import os
 import socket
+import ssl
 import threading
 import time
 
 import psutil
 import pytest
 import requests
+import uvloop
 
 from ingress.listeners import Address, Listener
 from tests.ports import free_ports
 from tests.support import eventually
 from tests.timing import assert_within
 from tests.unit.ingress.sockets import connect_to, exchange, post, read_to_end, statuses
+from tests.unit.ingress.test_tls import OPENSSL, tls
+
+__all__ = ["tls"]  # the fixture
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -150,6 +155,50 @@ def test_f34_answer_that_is_read_slowly_arrives_whole(impatient):
     # Then
     assert received.endswith(ANSWER)
     assert time.monotonic() - started_s > 1.5
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_f34_stream_that_is_read_slowly_is_not_taken_for_one_that_is_not_read(
+    is_tls, tls, monkeypatch
+):
+    # Given
+    monkeypatch.setattr("ingress.http_connection.STALL_S", 0.2)
+    piece, count = b"x" * 16_000, 400
+    context = ssl.create_default_context(cafile=str(tls.certificate_file))
+
+    async def answer(exchange):
+        stream = exchange.respond_in_pieces(200, [])
+        for _ in range(count):
+            await stream.send(piece)
+        stream.end()
+
+    def read(port):
+        # When: a megabyte, a third of what the system would take by itself, takes twice as long
+        end = socket.create_connection(("127.0.0.1", port), timeout=10)
+        if is_tls:
+            end = context.wrap_socket(end, server_hostname="localhost")
+        with end, end.makefile("rb") as answer:
+            end.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            received = []
+            while data := answer.read(40_000):
+                received.append(data)
+                threading.Event().wait(0.015)
+        return b"".join(received)
+
+    async def serve():
+        listener = Listener(Address("127.0.0.1", free_ports(1), is_tls=is_tls), answer, tls=tls)
+        await listener.start()
+        try:
+            return await asyncio.to_thread(read, listener.address.port)
+        finally:
+            listener.stop()
+            await listener.wait_closed()
+
+    # Then
+    received = uvloop.run(serve())
+    assert received.endswith(b"\r\n0\r\n\r\n")
+    assert received.count(piece) == count
 
 
 def test_f34_clients_that_do_not_read_slow_nobody_down(ingress, node):
