@@ -6,6 +6,7 @@ pieces that is not read.
 """
 
 import asyncio
+import fcntl
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -32,6 +33,9 @@ LINGER_S = 1.0
 MAX_WAITING = 256
 
 _LARGE_BYTES = 64 * 1024
+
+# Of Linux: how many bytes the system has not sent.
+_SIOCOUTQNSD = 0x894B
 
 # So much of its answers a client may be behind with reading; over TLS, uvloop would make it more.
 _AHEAD_BYTES = 64 * 1024
@@ -66,8 +70,14 @@ class HttpConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """The connection closes, unless a request is on its way."""
-        if not self._asked and self._parser is not None and not self._parser.is_in_head:
-            self._transport.close()
+        if self._asked or self._parser is None or self._parser.is_in_head:
+            return
+        is_sent = _is_sent(self._transport)
+        self._transport.close()
+        if self.scheme == "https" and is_sent:
+            # The transport goes on to wait for the client's farewell. One that only reads when it
+            # asks again does not give any.
+            self._host.forget(self)
 
     # --- the transport's side
 
@@ -309,6 +319,15 @@ class HttpConnection(asyncio.Protocol):
             self.take_more()
             for data in held:
                 self.data_received(data)
+
+
+def _is_sent(transport: Any) -> bool:
+    """Whether all that was written is on its way; over TLS, the transport itself cannot say."""
+    try:
+        unsent = fcntl.ioctl(transport.get_extra_info("socket").fileno(), _SIOCOUTQNSD, bytes(4))
+    except OSError:
+        return False  # not Linux
+    return not any(unsent)
 
 
 def _place(address: Any) -> str:

@@ -7,6 +7,7 @@ import ssl
 import subprocess
 
 import pytest
+import uvloop
 
 from ingress.listeners import Address, Listener, Tls
 from tests.ports import free_ports
@@ -73,3 +74,29 @@ def test_listener_with_tls_answers_nothing_to_a_client_without(tls):
     except ConnectionError:
         answer = b""
     assert b"hello" not in answer
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_listener_with_tls_waits_for_no_farewell_of_idle_clients(tls, version):
+    context = ssl.create_default_context(cafile=str(tls.certificate_file))
+    context.maximum_version = version
+
+    def ask(port):
+        plain = socket.create_connection(("127.0.0.1", port), timeout=10)
+        connection = context.wrap_socket(plain, server_hostname="localhost")
+        connection.sendall(REQUEST.replace(b"close", b"keep-alive"))
+        assert connection.recv(1000).endswith(b"hello")
+        return connection
+
+    async def serve():
+        listener = Listener(Address("127.0.0.1", free_ports(1), is_tls=True), hello, tls=tls)
+        await listener.start()
+        # Given: one that reads nothing until it asks again
+        with await asyncio.to_thread(ask, listener.address.port) as connection:
+            # When
+            listener.stop()
+            await asyncio.wait_for(listener.wait_closed(), 5)
+            # Then: it was told
+            assert await asyncio.to_thread(connection.recv, 1000) == b""
+
+    uvloop.run(serve())
