@@ -49,7 +49,7 @@ async def read_body(exchange: Exchange, headers: Mapping[str, str], limit_bytes:
     if "content-encoding" in headers:
         refuse_encoded(headers["content-encoding"])
     length, transfer = headers.get("content-length"), headers.get("transfer-encoding")
-    if transfer is not None and transfer.strip().lower() != "chunked":
+    if transfer is not None and _codings(exchange) != ["chunked"]:
         raise BadRequest("The only transfer encoding is chunked.")
     if length is None and transfer is None:
         return b""
@@ -66,6 +66,12 @@ async def read_body(exchange: Exchange, headers: Mapping[str, str], limit_bytes:
         raise RequestTimeout("The request body did not arrive in time.") from error
     except ConnectionEnded as error:
         raise BadRequest("The request body is incomplete.") from error
+
+
+def _codings(exchange: Exchange) -> list[str]:
+    # Each line, as they are one list.
+    lines = (value for name, value in exchange.headers if name == "transfer-encoding")
+    return [value.strip().lower() for value in lines]
 
 
 async def _read_announced(

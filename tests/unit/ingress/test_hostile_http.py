@@ -163,6 +163,7 @@ def test_b02_body_that_breaks_off_is_a_bad_request(door, sent):
         b"Transfer-Encoding: identity",
         b"Transfer-Encoding: xchunked",
         b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+        b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
     ],
 )
 def test_b02_other_transfer_encodings_are_refused(door, line):
