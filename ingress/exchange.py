@@ -170,11 +170,17 @@ class Exchange:
             raise ConnectionEnded
         if not self._is_wanted:
             self._is_wanted = True
-            if any(n == "expect" and v.lower() == "100-continue" for n, v in self.headers):
+            if self._waits_to_continue():
                 self._connection.say_continue()
         self._connection.take_more()
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
+
+    def _waits_to_continue(self) -> bool:
+        # HTTP/1.0 would take it for the answer (RFC 9110, 10.1.1).
+        return self.http_version >= "1.1" and any(
+            name == "expect" and value.lower() == "100-continue" for name, value in self.headers
+        )
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

@@ -282,6 +282,18 @@ def test_client_that_waits_to_continue_is_told_to(serve, expectation):
     assert bodies(serve(client)) == [b"POST /? abc"]
 
 
+def test_client_that_does_not_know_how_to_wait_is_not_told(serve):
+    def client(url, app):
+        with connect_to(url) as connection:
+            lines = b"Expect: 100-continue\r\nContent-Length: 3\r\n"
+            connection.sendall(get(b"/", lines, version=b"1.0", method=b"POST"))
+            eventually(lambda: app.seen)
+            connection.sendall(b"abc")
+            return read_to_end(connection)
+
+    assert statuses(serve(client)) == [200]
+
+
 def test_client_whose_body_is_not_wanted_gets_its_answer_all_the_same(serve):
     def client(url, _):
         with connect_to(url) as connection:
