@@ -1,7 +1,7 @@
 """One HTTP request and the one answer to it, as an application sees them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ class Exchange:
     """A request that can be answered once. Lives on its connection's event loop.
 
     `path` is percent-decoded, `query` is not. `headers` are in order, names in lower case; those
-    whose values are not UTF-8 are left out. `status` is 0 until there is an answer.
+    whose values are not UTF-8 are left out. `status` is 0 until there is an answer, with which
+    `added_headers` go, names in lower case.
     """
 
     __slots__ = (
@@ -62,7 +63,7 @@ class Exchange:
         self.http_version = http_version
         self.headers = headers
         self.status = 0
-        self.added_headers: Sequence[Header] = ()
+        self.added_headers: Mapping[str, str] = {}
         self.is_received = False
         self.keeps_alive = keeps_alive
         self._connection = connection
@@ -132,12 +133,12 @@ class Exchange:
 
     def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
         """The answer is sent, with what the server adds to each. Status: from 200 to 999."""
-        self._connection.answer(self, status, [*headers, *self.added_headers], body)
+        self._connection.answer(self, status, self._with_added(headers), body)
         self.status = status
 
     def respond_in_pieces(self, status: int, headers: Sequence[Header]) -> "ChunkWriter":
         """The answer's head is sent. Only for HTTP/1.1."""
-        stream = self._connection.stream(self, status, [*headers, *self.added_headers])
+        stream = self._connection.stream(self, status, self._with_added(headers))
         self.status = status
         return stream
 
@@ -164,6 +165,12 @@ class Exchange:
         self._wake()
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
+
+    def _with_added(self, headers: Sequence[Header]) -> list[Header]:
+        # In place of a handler's own: a browser takes no answer that allows an origin twice.
+        added = self.added_headers
+        kept = [header for header in headers if header[0].lower() not in added]
+        return [*kept, *added.items()]
 
     async def _more(self) -> None:
         if self._is_broken:

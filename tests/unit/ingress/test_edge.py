@@ -83,6 +83,14 @@ def test_answer_gets_the_cors_headers_when_all_three_are_configured():
     ]
 
 
+def test_cors_headers_stand_in_place_of_those_of_a_handler():
+    async def handler_that_allows_itself(exchange):
+        exchange.respond(200, [("Access-Control-Allow-Origin", "*"), ("Vary", "Origin")], b"")
+
+    _, wire = ask(handler_that_allows_itself, added_headers=cors_headers(CORS))
+    assert wire.sent[0][1] == [("Vary", "Origin"), *cors_headers(CORS)]
+
+
 @pytest.mark.parametrize("missing", ["origin", "methods", "headers"])
 def test_answer_gets_no_cors_headers_when_one_is_missing(missing):
     assert cors_headers(replace(CORS, **{f"cors_allowed_{missing}": ""})) == []
