@@ -8,6 +8,7 @@ pieces that is not read.
 import asyncio
 import fcntl
 import logging
+import sys
 from collections import deque
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -60,6 +61,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_last = False  # no further request is read
         self._is_behind = False  # with reading answers; the next request is not begun
         self._silent_since_s = self._loop.time()
+        self._unsent_bytes = sys.maxsize  # when that was looked at
         self._timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
 
@@ -158,8 +160,12 @@ class HttpConnection(asyncio.Protocol):
         self._close(is_all_read=False)
 
     def _on_silence(self) -> None:
-        end_s = self._silent_since_s + self._host.silence_timeout_s
         now_s = self._loop.time()
+        unsent_bytes = self._transport.get_write_buffer_size()
+        if 0 < unsent_bytes < self._unsent_bytes:
+            self._silent_since_s = now_s  # it reads
+        self._unsent_bytes = unsent_bytes
+        end_s = self._silent_since_s + self._host.silence_timeout_s
         is_answering = bool(self._asked) and not self._is_behind
         if not is_answering and now_s >= end_s:
             self._transport.close()

@@ -143,10 +143,12 @@ def test_f34_answer_that_is_not_read_ends_its_connection(impatient):
         assert time.monotonic() - started_s > 0.9
 
 
-def test_f34_answer_that_is_read_slowly_arrives_whole(impatient):
+@pytest.mark.parametrize("count", [1, 2])
+def test_f34_answer_that_is_read_slowly_arrives_whole(impatient, count):
     # Given
     with connect_to(impatient) as connection:
-        connection.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        ask = b"GET /large HTTP/1.1\r\nHost: x\r\n"
+        connection.sendall((ask + b"\r\n") * (count - 1) + ask + b"Connection: close\r\n\r\n")
         received, started_s = b"", time.monotonic()
         # When: it takes longer than an answer may lie unread
         while piece := connection.recv(200_000):
@@ -154,6 +156,7 @@ def test_f34_answer_that_is_read_slowly_arrives_whole(impatient):
             threading.Event().wait(0.1)
     # Then
     assert received.endswith(ANSWER)
+    assert statuses(received) == [200] * count
     assert time.monotonic() - started_s > 1.5
 
 
