@@ -329,8 +329,11 @@ class HttpConnection(asyncio.Protocol):
 
 def _is_sent(transport: Any) -> bool:
     """Whether all that was written is on its way; over TLS, the transport itself cannot say."""
+    peer = transport.get_extra_info("socket")
+    if peer is None:
+        return True  # it is closed
     try:
-        unsent = fcntl.ioctl(transport.get_extra_info("socket").fileno(), _SIOCOUTQNSD, bytes(4))
+        unsent = fcntl.ioctl(peer.fileno(), _SIOCOUTQNSD, bytes(4))
     except OSError:
         return False  # not Linux
     return not any(unsent)
