@@ -1,4 +1,5 @@
 import threading
+import time
 from contextlib import closing
 
 import pytest
@@ -7,6 +8,7 @@ from batching.model_spec import ModelSpec, VersionKey
 from batching.store import keys
 from batching.store.connection import connect
 from ingress import registrar
+from ingress.worker_wait import Progress, wait_for_workers
 from tests.support import eventually
 from tests.unit.ingress.simulated_node import ERROR, SimulatedNode
 
@@ -55,6 +57,8 @@ def test_register_does_not_wait_when_asked_not_to(manager, node):
     node.behaviour = "loading"
     answer = manager.manage("POST", "/models?url=echo.mar&initial_workers=1&synchronous=false")
     assert status_of(answer) == (202, "Processing worker updates...")
+    # Who asks now is not refused, as a node has taken it on.
+    assert len(manager.registry.workers(KEY)) == 1
 
 
 def test_register_takes_only_the_body_when_it_is_json(manager):
@@ -261,6 +265,20 @@ def test_time_to_unpack_is_not_time_to_load(manager, node, monkeypatch):
     node.become("ready")
     # Then
     assert asked.answer().status_code == 200
+
+
+def test_time_to_install_is_no_time_to_load(manager, node, monkeypatch):
+    # Given
+    monkeypatch.setattr("ingress.worker_wait.STARTUP_GRACE_S", 0.1)
+    node.behaviour = "loading"
+    spec = manager.register("echo", startup_timeout_s=0.2)
+    words = {"failures_before": {}, "version_text": "1.0", "install_patience_s": 0.5}
+    # When
+    started_s = time.monotonic()
+    progress = wait_for_workers(manager.registry, spec, lambda: False, **words)
+    # Then
+    assert progress is Progress.NONE
+    assert time.monotonic() - started_s >= 0.8
 
 
 def test_register_ends_when_the_server_drains(manager, node):
@@ -534,6 +552,28 @@ def test_unregister_keeps_the_default_version_while_others_remain(manager):
     )
     assert manager.manage("DELETE", "/models/echo/2.0").status_code == 200
     assert manager.manage("DELETE", "/models/echo").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("is_draining", "error"),
+    [
+        (
+            False,
+            (408, "RequestTimeoutException", "Timed out while cleaning resources: echo"),
+        ),
+        (True, (503, "ServiceUnavailableException", "The server is shutting down.")),
+    ],
+)
+def test_unregister_does_not_wait_for_ever_for_workers_that_stay(manager, node, is_draining, error):
+    # Given workers of a node that does not hear of it
+    manager.register("echo")
+    node.close()
+    asked = Asked(manager, "DELETE", "/models/echo")
+    eventually(lambda: manager.registry.get("echo") is None)
+    # When
+    manager.services.lifecycle.is_draining = is_draining
+    # Then
+    assert error_of(asked.answer()) == error
 
 
 @pytest.mark.parametrize(

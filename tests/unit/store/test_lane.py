@@ -201,6 +201,31 @@ def test_lane_of_each_ingress_gets_its_own_replies(desk):
     asyncio.run(run())
 
 
+def test_lane_tells_when_it_is_idle_and_for_how_long_nobody_has_used_it(desk, monkeypatch):
+    monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
+    monkeypatch.setattr(lane_module, "AUDIT_S", SHORT_BLOCK_S)
+
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given one that was made long ago
+            assert lane.is_idle
+            lane._used_at -= 100
+            assert lane.unused_s >= 100
+
+            # When
+            asked = ask(lane, "a")
+            await queued(desk, 1)
+            assert not lane.is_idle
+            answer(desk.worker())
+            await asked
+
+            # Then
+            assert lane.unused_s < 50
+            await eventually_async(lambda: lane.is_idle)
+
+    asyncio.run(run())
+
+
 def test_lane_fetches_a_large_reply_and_leaves_nothing_of_it(real_desk):
     async def run():
         async with open_lane(real_desk.backend.connect_async()) as lane:
