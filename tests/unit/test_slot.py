@@ -14,13 +14,14 @@ import psutil
 import pytest
 import redis
 
-from batching.errors import InternalError
+from batching.errors import DependenciesFailed, InternalError
 from batching.settings import Settings
 from batching.status import NodeStatus, WorkerState
+from batching.store.ingress_verbs import IngressVerbs, Submission, SubmitCode
 from batching.store.keys import VersionKeys
 from batching.store.node_verbs import NodeVerbs
 from batching.store.registry import Registry
-from tests.support import KEY, eventually_async, join, make_spec
+from tests.support import KEY, eventually_async, join, make_spec, wire_of
 from workers import worker_process
 from workers.assignment import ENV_NAME
 from workers.devices import Device
@@ -57,6 +58,21 @@ class Parts:
         self.starts += 1
         return Prepared(Path(), self.python)
 
+    async def give_up(self):
+        """The slot has given up, as everybody sees, and is stopped."""
+        await join(self.verbs, NODE)
+        living = asyncio.create_task(self.slot.run())
+        await eventually_async(lambda: self.states() == [WorkerState.FAILED])
+        assert self.slot.record.state is WorkerState.FAILED
+        await eventually_async(lambda: not self.client.exists(VersionKeys.of(KEY).queue))
+        assert not living.done()
+        self.slot.stop()
+        await living
+        assert self.states() == []
+
+    def states(self):
+        return [worker.state for worker in self.registry.workers(KEY)]
+
     async def fail_often(self):
         """The slot has tried in vain until it is not counted on any more, and is stopped."""
         await join(self.verbs, NODE)
@@ -71,6 +87,20 @@ class Parts:
 
     def beats(self):
         return self.client.zcard(VersionKeys.of(KEY).worker_beats)
+
+
+class Uninstallable(Parts):
+    """What its model requires cannot be installed; a client asks while that is tried."""
+
+    async def _prepare(self, _spec):
+        self.starts += 1
+        client = fakeredis.aioredis.FakeRedis(server=self.server)
+        ingress = IngressVerbs(client, KEY, "ingress-a", 3000)
+        asked = await ingress.submit([Submission("a", 60_000, wire_of("a"))])
+        assert asked == [SubmitCode.QUEUED]
+        await ingress.close()
+        await client.aclose()
+        raise DependenciesFailed("no such package")
 
 
 def script(folder, text):
@@ -267,3 +297,24 @@ def test_standard_error_of_a_worker_goes_with_its_output_into_files(is_in_files,
     printed, warned = capfd.readouterr()
     assert "printed\n" in printed
     assert ("warned\n" in printed, "warned\n" in warned) == (is_in_files, not is_in_files)
+
+
+def test_worker_that_has_failed_for_too_long_is_given_up():
+    # Given a model whose workers may fail for no time at all
+    parts = Parts(Path("/nowhere/python"), make_spec(max_retry_timeout_s=0))
+    # When / Then
+    asyncio.run(parts.give_up())
+    assert parts.starts == 1
+
+
+def test_model_that_cannot_be_installed_is_given_up_at_once_and_nobody_waits_for_it():
+    # Given
+    spec = make_spec()
+    parts = Uninstallable(Path("/nowhere/python"), spec)
+    parts.registry.create(spec)
+    # When
+    asyncio.run(parts.give_up())
+    # Then
+    assert parts.starts == 1
+    reply = VersionKeys.of(KEY).reply_prefix + "a"
+    assert parts.client.get(reply) == b"a!no_worker"

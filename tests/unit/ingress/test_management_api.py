@@ -227,6 +227,18 @@ def test_register_removes_no_other_registration_than_its_own(manager, node):
     assert manager.registry.specs() == [other]
 
 
+def test_register_ends_when_somebody_unregisters_it_meanwhile(manager, node):
+    # Given
+    node.behaviour = "loading"
+    manager.registry.mark()
+    asked = registering(manager)
+    # When
+    manager.registry.remove(KEY)
+    # Then
+    assert error_of(asked.answer())[0] == 404
+    assert manager.registry.specs() == []
+
+
 def test_register_keeps_what_somebody_scales_to_nothing_meanwhile(manager, node):
     # Given
     node.behaviour = "loading"
