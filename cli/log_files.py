@@ -9,7 +9,9 @@ import logging
 import os
 import re
 import selectors
+import sys
 import threading
+from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, Self
@@ -39,7 +41,7 @@ class LogFiles:
         self._console = console
         for place in (self._folder, self._metrics_folder):
             place.mkdir(parents=True, exist_ok=True)
-        self._files: dict[str, RotatingFileHandler] = {}
+        self._files: dict[str, _File] = {}
         self._read_fds: dict[int, str] = {}
         self.stdout_fd = self._pipe(MODEL_LOG)
         self.stderr_fd = self._pipe(SERVER_LOG)
@@ -48,9 +50,7 @@ class LogFiles:
     def __enter__(self) -> Self:
         for name in (MODEL_LOG, SERVER_LOG, *_FILE_OF_LOGGER.values()):
             place = self._metrics_folder if name in _METRIC_FILES else self._folder
-            self._files[name] = RotatingFileHandler(
-                place / name, maxBytes=MAX_BYTES, backupCount=OLD_FILES, delay=True
-            )
+            self._files[name] = _File(place / name, self._show)
         self._thread.start()
         return self
 
@@ -60,7 +60,8 @@ class LogFiles:
         os.close(self.stderr_fd)
         self._thread.join(_CLOSE_TIMEOUT_S)
         for file in self._files.values():
-            file.close()
+            with contextlib.suppress(OSError):  # what is left to write finds no room
+                file.close()
 
     def say(self, line: str) -> None:
         """One line of the supervisor's own."""
@@ -86,13 +87,36 @@ class LogFiles:
 
     def _write(self, sorter: "_Sorter", chunk: bytes) -> None:
         for file_name, line in sorter.lines(chunk):
-            text = line.decode(errors="replace")
-            self._files[file_name].emit(logging.makeLogRecord({"msg": text}))
-            # The terminal may have gone; the server stays.
-            with contextlib.suppress(OSError, ValueError):
-                self._console.write(line + b"\n")
+            self._files[file_name].write(line.decode(errors="replace"))
+            self._show(line)
         with contextlib.suppress(OSError, ValueError):
             self._console.flush()
+
+    def _show(self, line: bytes) -> None:
+        # The terminal may have gone; the server stays.
+        with contextlib.suppress(OSError, ValueError):
+            self._console.write(line + b"\n")
+
+
+class _File(RotatingFileHandler):
+    """One log file. What its disk does not take is on the console, which is told so once."""
+
+    def __init__(self, path: Path, show: Callable[[bytes], None]) -> None:
+        super().__init__(path, maxBytes=MAX_BYTES, backupCount=OLD_FILES, delay=True)
+        self._show = show
+        self._has_failed = self._is_said = False
+
+    def write(self, line: str) -> None:
+        """The line is in the file, if that can be."""
+        self._has_failed = False
+        self.emit(logging.makeLogRecord({"msg": line}))
+        self._is_said = self._has_failed
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's own)
+        """Instead of a traceback for each line, which would fill the next disk."""
+        self._has_failed = True
+        if not self._is_said:
+            self._show(f"cannot write {self.baseFilename}: {sys.exc_info()[1]}".encode())
 
 
 class _Sorter:

@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,25 @@ def test_each_line_is_in_the_file_where_operators_look(tmp_path):
     # And all of it was shown
     for text in (ACCESS, METRIC, SERVER, PRINTED, MODEL_METRIC):
         assert text in console.getvalue().decode()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_full_disk_is_said_once_until_there_is_room_again(tmp_path, capfd):
+    # Given a file on a full disk
+    console = io.BytesIO()
+    file = tmp_path / "ts_log.log"
+    file.symlink_to("/dev/full")
+    # When
+    with LogFiles(tmp_path, console) as logs:
+        for number in range(3):
+            logs.say(f"line {number}")
+    # Then all is on the console, and nothing but that
+    shown = console.getvalue().decode().splitlines()
+    assert [line for line in shown if line.startswith("line")] == ["line 0", "line 1", "line 2"]
+    [complaint] = [line for line in shown if not line.startswith("line")]
+    assert complaint.startswith(f"cannot write {file}: ")
+    assert "No space left" in complaint
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_b19_line_that_a_client_forges_stays_with_the_event_it_is_part_of(tmp_path):
