@@ -32,6 +32,8 @@ _LOWEST: Mapping[str, float] = {
     "unused_files_kept_s": 60,  # nodes mark what they need 24 times in between (workers/sweeper.py)
 }
 
+_INTEGER = re.compile(r"-?[0-9]{1,20}")
+
 # {model: {version: {batchSize: 8, ...}}}; the words are those of model-config.yaml.
 ModelSettings = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
@@ -106,8 +108,18 @@ def model_settings(text: str) -> ModelSettings:
     versions = models.values() if isinstance(models, dict) else [None]
     if not all(isinstance(one, dict) and all(map(_is_object, one.values())) for one in versions):
         raise SettingsError('models: write {"model": {"version": {"batchSize": 8}}}')
-    found: ModelSettings = models
-    return found
+    return {
+        name: {version: _with_numbers(one) for version, one in versions.items()}
+        for name, versions in models.items()
+    }
+
+
+def _with_numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
+    # TorchServe takes numbers in quotes, too (Gson's `getAsInt`).
+    return {
+        key: int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else value
+        for key, value in settings.items()
+    }
 
 
 def _is_object(value: object) -> bool:

@@ -96,6 +96,13 @@ def test_models_are_settings_by_model_and_version(tmp_path):
     assert settings.model_defaults().model_settings == {"m": {"1.0": {"batchSize": 8}}}
 
 
+def test_numbers_of_models_may_stand_in_quotes_as_in_torchserve(tmp_path):
+    text = 'models={"m": {"1.0": {"batchSize": "8", "marName": "8.mar", "defaultVersion": true}}}'
+    settings = load(tmp_path, text)
+    found = {"batchSize": 8, "marName": "8.mar", "defaultVersion": True}
+    assert settings.model_defaults().model_settings == {"m": {"1.0": found}}
+
+
 def test_images_have_no_limit_when_torchserves_key_lifts_it(tmp_path):
     assert load(tmp_path, "limit_max_image_pixels=false\n").max_image_pixels == 0
     assert load(tmp_path, "limit_max_image_pixels=true\n").max_image_pixels == 25_000_000
