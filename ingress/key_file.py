@@ -88,8 +88,12 @@ class KeyFile:
                 expired = [scope for scope in RENEWABLE if self._has_expired(scope)]
                 if expired:
                     self._replace(expired)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise SettingsError(f"key_file={self._path}: {error}") from error
+        except ValueError as error:
+            raise SettingsError(
+                f"key_file={self._path}: {error}. A start makes a new one where there is none"
+            ) from error
         if stat.S_IMODE(self._path.stat().st_mode) & 0o077:
             log.warning("key_file=%s can be read by others: chmod 600 is meant", self._path)
 
@@ -181,13 +185,13 @@ def _secrets_of(document: Mapping[str, Any]) -> dict[KeyScope, _Secret]:
 def _secret(scope: KeyScope, entry: Any) -> _Secret:
     key = entry.get("key") if isinstance(entry, dict) else None
     if not isinstance(key, str) or not key:
-        raise ValueError(f"the section {scope!r} has no key")
+        raise ValueError(f"the section {str(scope)!r} has no key")
     expires = entry.get(_EXPIRATION)
     if expires is None:
         return _Secret(_digest(key), None)
     expires_at = datetime.datetime.fromisoformat(str(expires))
     if expires_at.tzinfo is None:
-        raise ValueError(f"the {_EXPIRATION} of {scope!r} has no time zone")
+        raise ValueError(f"the {_EXPIRATION} of {str(scope)!r} has no time zone")
     return _Secret(_digest(key), expires_at)
 
 
