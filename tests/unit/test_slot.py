@@ -147,7 +147,7 @@ def test_log_says_when_a_worker_is_given_up(tmp_path, caplog):
         parts = Parts(script(tmp_path, "exit 7"), make_spec(max_retry_timeout_s=0))
         await join(parts.verbs, NODE)
         living = asyncio.create_task(parts.slot.run())
-        await eventually_async(lambda: parts.slot.state is WorkerState.FAILED)
+        await eventually_async(lambda: parts.slot.record.state is WorkerState.FAILED)
         parts.slot.stop()
         await living
 
