@@ -166,9 +166,10 @@ class Exchange:
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
 
-    def _with_added(self, headers: Sequence[Header]) -> list[Header]:
+    def _with_added(self, headers: Sequence[Header]) -> Sequence[Header]:
+        if not (added := self.added_headers):
+            return headers
         # In place of a handler's own: a browser takes no answer that allows an origin twice.
-        added = self.added_headers
         kept = [header for header in headers if header[0].lower() not in added]
         return [*kept, *added.items()]
 

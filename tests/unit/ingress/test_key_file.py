@@ -124,7 +124,7 @@ def test_keys_known_so_far_stay_when_the_file_is_gone(keys, path):
 )
 def test_key_file_that_is_none_is_refused_at_start(path, text):
     path.write_text(text)
-    with pytest.raises(SettingsError, match="key_file=.* makes a new one where there is none"):
+    with pytest.raises(SettingsError, match=r"key_file=.* makes a new one where there is none"):
         KeyFile(path, lifetime_min=60).open()
 
 
