@@ -46,8 +46,8 @@ def write_pid() -> None:
         file.write(str(os.getpid()))
 
 
-def remove_pid() -> None:
-    """The file does not name this process any more."""
+def remove_pid(pid: int) -> None:
+    """The file does not name this process any more; that of a server since then stays."""
     with contextlib.suppress(OSError, ValueError):
-        if int(pid_file().read_text(encoding="ascii")) == os.getpid():
+        if int(pid_file().read_text(encoding="ascii")) == pid:
             pid_file().unlink()

@@ -186,7 +186,7 @@ def _serve(settings: Settings) -> None:
     try:
         run_server(settings, is_restoring=False)
     finally:
-        remove_pid()
+        remove_pid(os.getpid())
         if keys_path == Path(DEFAULT_KEY_FILE):
             # Its keys open nothing any more; the next start makes others.
             with contextlib.suppress(OSError):
@@ -229,6 +229,5 @@ def _stop() -> None:
             raise click.ClickException(
                 f"the server (pid {process.pid}) has not stopped within {STOP_TIMEOUT_S:.0f} s"
             ) from error
-    with contextlib.suppress(OSError):
-        pid_file().unlink(missing_ok=True)
+    remove_pid(process.pid)
     click.echo("TorchServe has stopped.")

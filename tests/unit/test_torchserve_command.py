@@ -104,7 +104,7 @@ def test_management_is_for_everybody_only_when_it_runs_nobodys_code(
 def test_pid_file_names_this_process_until_it_is_removed():
     write_pid()
     assert pid_file().read_text() == str(os.getpid())
-    remove_pid()
+    remove_pid(os.getpid())
     assert not pid_file().exists()
 
 
@@ -141,6 +141,24 @@ def test_stop_says_which_server_it_stops():
         f"Stopping the server with pid {process.pid}.",
         "TorchServe has stopped.",
     ]
+
+
+def test_stop_leaves_the_pid_file_of_a_server_that_was_started_meanwhile():
+    # Given a server at whose end another one is there
+    another = f"open({str(pid_file())!r}, 'w').write('4')"
+    script = (
+        f"import signal, time; signal.signal(15, lambda *_: exit({another})); print(flush=True)"
+    )
+    words = [sys.executable, "-c", f"{script}; time.sleep(60)", "torchserve"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        pid_file().write_text(str(process.pid))
+        # When
+        result = CliRunner().invoke(main, ["torchserve", "--stop"])
+        process.kill()
+    # Then
+    assert "TorchServe has stopped." in result.stdout
+    assert pid_file().read_text() == "4"
 
 
 def test_pid_file_is_not_written_through_a_link(tmp_path):
