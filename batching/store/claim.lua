@@ -110,7 +110,7 @@ if owned == 0 then
   while owned < limit and looked < 8 * limit do
     -- In pieces: Lua cannot pass more than some 8,000 arguments.
     local ids = redis.call('LPOP', KEYS[1], math.min(limit - owned, 1000))
-    if not ids or #ids == 0 then break end
+    if not ids then break end
     looked = looked + #ids
     take(ids)
   end
