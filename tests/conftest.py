@@ -17,6 +17,20 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="looks into one server"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that took all of its time has failed.
+
+    Its time-out is raised wherever it is just then: in a task that nobody asks, it goes unseen.
+    """
+    report = yield
+    marker = item.get_closest_marker("timeout")
+    limit_s = float(marker.args[0] if marker else item.config.getini("timeout"))
+    if report.passed and 0 < limit_s <= call.duration:
+        report.outcome, report.longrepr = "failed", f"took {call.duration:.1f} s of {limit_s:g} s"
+    return report
+
+
 @pytest.fixture(scope="session")
 def redis_server():
     """A server of this test run's own, on a unix socket in a temporary directory."""
