@@ -21,9 +21,16 @@ def settings(real_backend, tmp_path):
     )
 
 
-def test_node_lives_on_when_one_of_its_roles_fails(real_backend, settings, caplog):
+@pytest.fixture
+def registry(real_backend):
+    client = real_backend.connect()
+    yield Registry(client)
+    client.connection_pool.disconnect()
+
+
+def test_node_lives_on_when_one_of_its_roles_fails(real_backend, registry, settings, caplog):
     # Given a node that follows the registry
-    registry, said = Registry(real_backend.client), "task failed name=_reconcile_forever"
+    said = "task failed name=_reconcile_forever"
 
     async def run():
         node = Node(settings, [])
