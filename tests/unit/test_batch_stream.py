@@ -83,7 +83,7 @@ def test_pieces_of_one_request_are_not_counted_for_another():
     # Given an explanation, which is made alone, in pieces
     def answer(rows, context):
         if context.get_request_header(0, "explain"):
-            context.send_pieces(["piece"])
+            context.send_pieces(["piece"], context.request_ids)
         return ["end"] * len(rows)
 
     asked = batch(body(), body(explain="True"))
