@@ -56,7 +56,7 @@ for _ = 1, limit do
   elseif queued_us / 1000 + ttl_ms <= now_ms then
     answer(id, ingress_id, '!deadline_exceeded')
   elseif is_untried then
-    redis.call('HSET', KEYS[7], id, attempt - 1 .. ' - 0 ' .. rest)
+    -- Its record still counts the attempts before this one, and has been nobody's since the claim.
     redis.call('LPUSH', attempt == '1' and KEYS[4] or KEYS[5], id)
     reclaimed = reclaimed + 1
   elseif tonumber(attempt) >= tonumber(ARGV[4]) then

@@ -90,13 +90,6 @@ MUTANTS = (
         MACHINE,
     ),
     Mutant(
-        "released requests have not used an attempt",
-        "batching/store/reclaim.lua",
-        "attempt - 1 .. ' - 0 '",
-        "attempt .. ' - 0 '",
-        MACHINE,
-    ),
-    Mutant(
         "a node takes back what its dead child held",
         "workers/slot.py",
         "        count = await self._take_back(worker_id, ended)\n",

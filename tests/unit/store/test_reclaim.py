@@ -286,13 +286,15 @@ def test_reclaim_goes_on_until_a_large_lease_is_empty(desk, mode):
     assert desk.client.zscore(desk.keys.worker_beats, "worker-a") is None
 
 
-def test_reclaim_twice_changes_nothing(desk):
+@pytest.mark.parametrize("mode", [ReclaimMode.DEAD, ReclaimMode.CRASHED])
+def test_reclaim_twice_changes_nothing(desk, mode):
     # Given
     leased(desk, "a")
-    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    desk.silence_worker()
+    desk.node().reclaim(KEY, "worker-a", mode)
 
     # When
-    count = desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    count = desk.node().reclaim(KEY, "worker-a", mode)
 
     # Then
     assert count == 0
