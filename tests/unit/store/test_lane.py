@@ -1034,7 +1034,9 @@ def test_lane_submits_again_when_the_answer_to_a_submit_was_lost(real_desk):
             # When
             asked = ask(lane, "a")
             await queued(real_desk, 1)
-            await eventually_async(lambda: client.lost == ())
+            # And it is known already when it comes again
+            await eventually_async(lambda: lane._waiting["a"].is_queued)
+            assert client.lost == ()
             answer(real_desk.worker())
 
             # Then
