@@ -237,7 +237,10 @@ class WorkerVerbs:
             try:
                 request = Request.decode(wire)
             except ProtocolError as error:
-                log.error("unreadable request=%s: %s", request_id, error)
+                if wire:
+                    log.error("unreadable request=%s: %s", request_id, error)
+                else:  # since the claim its client has left, or Redis was emptied
+                    log.info("request=%s has no body any more", request_id)
                 unreadable.append(owned)
             else:
                 # Not below nothing, where Redis' clock has stepped back meanwhile.

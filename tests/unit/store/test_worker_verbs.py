@@ -328,7 +328,7 @@ def test_claim_finds_nothing_when_no_request_of_the_batch_can_be_read(desk):
     assert desk.leased() == []
 
 
-def test_claim_answers_a_request_whose_large_body_is_gone(desk):
+def test_claim_answers_a_request_whose_large_body_is_gone(desk, caplog):
     # Given
     large = [Submission(name, 60_000, wire_of(name, size=50_000)) for name in ("a", "b")]
     desk.ingress().submit(large)
@@ -340,6 +340,7 @@ def test_claim_answers_a_request_whose_large_body_is_gone(desk):
     # Then
     assert ids_of(claimed) == ["b"]
     assert decode_reply("a", desk.reply_value("a")).status == 500
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_claim_never_gives_one_request_to_two_of_many_workers(real_desk):
