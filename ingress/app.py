@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Flask, Response, request
 
-from ingress.answers import not_found
 from ingress.auth import Gate
 from ingress.body_reader import refuse_encoded
 from ingress.error_handlers import install_error_handlers
@@ -45,10 +44,6 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
     def admit() -> None:
         gate.admit(request.method, request.path, request.headers.get("Authorization", ""))
         refuse_encoded(request.headers.get("Content-Encoding", ""))
-        # The router takes two slashes for one, and what the front would not: a prediction here
-        # holds a thread. TorchServe knows no path whose first part is empty.
-        if request.environ["PATH_INFO"].startswith("//"):
-            raise not_found()
 
     @app.route("/", methods=["OPTIONS"])
     @app.route("/api-description", methods=["GET"])

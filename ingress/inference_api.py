@@ -7,6 +7,7 @@ from flask import Blueprint, Response, request
 
 from batching.errors import NotFound
 from batching.model_entry import check_names, existing
+from ingress.answers import not_found
 from ingress.front import LIVE_TEXT
 from ingress.openapi import model_prediction_document
 from ingress.prediction_paths import parse_prediction_path
@@ -36,6 +37,12 @@ def inference_blueprint(services: Services) -> Blueprint:
     # Before any rule: the parser that both doors share knows these paths.
     blueprint.before_app_request(view.predict)
     rules = (
+        # What looks like one of them and is none.
+        ("/predictions/<path:_>", ANY_METHOD, view.deny),
+        ("/explanations/<path:_>", ANY_METHOD, view.deny),
+        ("/v1/models/<path:_>", ANY_METHOD, view.deny),
+        ("/v2/models/<path:_>", ANY_METHOD, view.deny),
+        ("/models/<path:_>/invoke", ANY_METHOD, view.deny),
         ("/wfpredict/<path:workflow_name>", ANY_METHOD, view.predict_workflow),
         ("/predictions/<model_name>", ("OPTIONS",), view.document),
         ("/predictions/<model_name>/<path:_>", ("OPTIONS",), view.document),
@@ -56,7 +63,9 @@ class _InferenceView:
         self._health = services.health
 
     def predict(self) -> Response | None:
-        target = parse_prediction_path(request.path)
+        # As it came: to the router, many slashes at its beginning are one.
+        is_plain = not request.environ["PATH_INFO"].startswith("//")
+        target = parse_prediction_path(request.path) if is_plain else None
         if target is None or request.method == "OPTIONS":
             return None
         # As in the front: the body is read, and refused if too large, before anything else.
@@ -70,6 +79,9 @@ class _InferenceView:
         if isinstance(answer, StreamedAnswer):
             return stream_response(answer, services.on_loop)
         return to_response(answer)
+
+    def deny(self, _: str) -> Response:
+        raise not_found()
 
     def predict_workflow(self, workflow_name: str) -> Response:
         raise WorkflowNotFound(f"Workflow not found: {workflow_name}")

@@ -238,7 +238,7 @@ def test_f23_node_that_starts_while_memory_is_full_serves_what_waits(
     with rig.serve("f23n") as model:
         # Given requests that wait, and memory that is full
         sent = crowd.send("f23n", [f"sleep 0.1|{number}" for number in range(10)])
-        model.wait_calls(1)
+        eventually(lambda: model.counters().get("accepted", 0) == len(sent))
         rig.redis.config_set("maxmemory", 1_000_000)
         try:
             # When the only node is replaced

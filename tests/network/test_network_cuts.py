@@ -50,6 +50,7 @@ def test_node_cut_off_is_replaced_and_works_again_by_itself(
         [held] = crowd.send(name, [f"sign {CUT_S + 1}|held"], timeout_ms=30_000)
         [holding] = model.wait_calls(1)
         node = model.node_of(holding.pid)
+        eventually(lambda: len(control_workers(node)) == 2, 10)  # the second one begins later
         family, pids = set(node.family()), set(model.pids())
         own = {pid for pid in pids if model.node_of(pid) is node}
         with crowd.flow(name, 10, "r", timeout_ms=20_000):
@@ -243,6 +244,10 @@ def calls_since(model: Served, moment: float, pids: Iterable[int] = ()) -> list[
         for call in model.calls()
         if call.started_at > moment and (not wanted or call.pid in wanted)
     )
+
+
+def control_workers(node: FerryProcess) -> list[str]:
+    return [line for line in node.family() if "workers.control_jobs" in line]
 
 
 def ran_for_nobody(model: Served, sent: list[Sent]) -> list[str]:

@@ -356,7 +356,7 @@ def test_backend_of_another_package_is_imported_before_it_is_asked_for(
     torch._dynamo.utils.counters.clear()
 
 
-def test_profile_names_the_steps(tmp_path, monkeypatch, load_handler, caplog):
+def test_profile_names_the_steps(tmp_path, monkeypatch, load_handler):
     # Given
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "TRUE")
     monkeypatch.setattr("ts.torch_handler.base_handler.PROFILE_FOLDER", str(tmp_path / "traces"))
@@ -366,9 +366,9 @@ def test_profile_names_the_steps(tmp_path, monkeypatch, load_handler, caplog):
     )
 
     # When
-    with caplog.at_level("INFO", "ts.torch_handler.base_handler"):
-        answer(loaded, torch.rand(1, 3, 4, 4).tolist())
+    answer(loaded, torch.rand(1, 3, 4, 4).tolist())
 
     # Then
-    names = {line.split()[0] for line in caplog.text.splitlines() if line.strip()}
+    [trace] = (tmp_path / "traces").rglob("*.pt.trace.json")
+    names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"preprocess", "inference", "postprocess"} <= names
