@@ -10,15 +10,18 @@ from tests.topology.servers import Cluster
 
 IS_ON_CLUSTER = os.environ.get("FERRY_TEST_REDIS") == "cluster"
 
-# Tests that look into one server, with clients or counters that a cluster does not have. What they
-# are about is tested on a cluster by others of the same file, by tests/topology and end to end.
+# Tests that look into one server, with clients, counters or snapshots that a cluster does not have.
+# What they are about is tested on a cluster by others of the same file, by tests/topology and end
+# to end.
 ON_ONE_SERVER = (
     "store/test_broker.py",
     "store/test_catalog.py",
     "store/test_queue_metrics.py",
     "store/test_redis_",
     "store/test_script_connection.py",
+    "test_ingress_that_died_brings_nothing_back",
     "test_metrics_are_dropped_when_memory_is_full",
+    "test_what_is_there_is_enough_when_memory_is_full",
     "test_up_brings_back_what_was_registered",
 )
 
