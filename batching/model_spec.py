@@ -177,34 +177,6 @@ def spec_from_registration(
     )
 
 
-# Says itself whatever an archive may say over a parameter.
-_ANY_ARCHIVE = ArchiveInfo(
-    url="",
-    sha256="",
-    model_name="any",
-    model_version="1.0",
-    handler="",
-    runtime="python",
-    manifest=None,
-    config={
-        "batchPolicy": "adaptive",
-        "minWorkers": 1,
-        "maxWorkers": 1,
-        "responseTimeout": 1,
-        "startupTimeout": 1,
-    },
-)
-
-
-def check_parameters(parameters: Mapping[str, Any]) -> None:
-    """Nothing happens to parameters of `POST /models` that some archive can be registered with.
-
-    Raises:
-        BadRequest: none can, so none has to be fetched.
-    """
-    spec_from_registration(parameters, _ANY_ARCHIVE, ModelDefaults())
-
-
 def _checked_runtime(parameters: Mapping[str, Any], archive: ArchiveInfo) -> str:
     runtime = str(parameters.get("runtime", archive.runtime))
     if runtime not in RUNTIMES:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from batching.dependencies import install_patience_s
+from batching.early_check import check_parameters
 from batching.errors import (
     BadRequest,
     DependenciesFailed,
@@ -24,7 +25,6 @@ from batching.model_spec import (
     ModelSpec,
     VersionKey,
     bool_parameter,
-    check_parameters,
     check_worker_count,
     int_parameter,
     spec_from_registration,

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batching.early_check import check_parameters
 from batching.errors import BadRequest, InvalidModel
 from batching.model_entry import ModelEntry
 from batching.model_spec import (
@@ -15,7 +16,6 @@ from batching.model_spec import (
     ModelSpec,
     VersionKey,
     bool_parameter,
-    check_parameters,
     int_parameter,
     spec_from_registration,
 )
