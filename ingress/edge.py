@@ -49,7 +49,7 @@ class Edge:
     ) -> None:
         self._app = app
         self._count = count
-        self._added_headers = dict(added_headers)
+        self._added_headers = tuple(added_headers)
         self._is_logging = is_logging
 
     async def __call__(self, exchange: Exchange) -> None:

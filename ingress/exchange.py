@@ -1,14 +1,30 @@
 """One HTTP request and the one answer to it, as an application sees them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ingress.chunk_writer import ChunkWriter
     from ingress.http_connection import HttpConnection
 
 Header = tuple[str, str]
+
+
+class Head(NamedTuple):
+    """What stands before a request's body.
+
+    `path` is percent-decoded, `query` is not. `headers` are in order, names in lower case; those
+    whose values are not UTF-8 are left out.
+    """
+
+    method: str
+    path: str
+    query: str
+    http_version: str
+    headers: Sequence[Header]
+    keeps_alive: bool
+
 
 # How far a client may be ahead of an application that reads its body in pieces.
 AHEAD_BYTES = 256 * 1024
@@ -21,9 +37,7 @@ class ConnectionEnded(Exception):
 class Exchange:
     """A request that can be answered once. Lives on its connection's event loop.
 
-    `path` is percent-decoded, `query` is not. `headers` are in order, names in lower case; those
-    whose values are not UTF-8 are left out. `status` is 0 until there is an answer, with which
-    `added_headers` go, names in lower case.
+    `status` is 0 until there is an answer, with which `added_headers` go, names in lower case.
     """
 
     __slots__ = (
@@ -46,28 +60,21 @@ class Exchange:
         "status",
     )
 
-    def __init__(
-        self,
-        connection: "HttpConnection",
-        *,
-        method: str,
-        path: str,
-        query: str,
-        http_version: str,
-        headers: list[Header],
-        keeps_alive: bool,
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.http_version = http_version
-        self.headers = headers
+    def __init__(self, connection: "HttpConnection", head: Head, body: bytes | None = None) -> None:
+        """With a body, the request has come whole."""
+        (
+            self.method,
+            self.path,
+            self.query,
+            self.http_version,
+            self.headers,
+            self.keeps_alive,
+        ) = head
         self.status = 0
-        self.added_headers: Mapping[str, str] = {}
-        self.is_received = False
-        self.keeps_alive = keeps_alive
+        self.added_headers: Sequence[Header] = ()
+        self.is_received = body is not None
         self._connection = connection
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes] = [body] if body else []
         self._kept_bytes = 0
         self._takes_all = False
         self._is_broken = False
@@ -133,12 +140,12 @@ class Exchange:
 
     def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
         """The answer is sent, with what the server adds to each. Status: from 200 to 999."""
-        self._connection.answer(self, status, self._with_added(headers), body)
+        self._connection.answer(self, status, headers, body)
         self.status = status
 
     def respond_in_pieces(self, status: int, headers: Sequence[Header]) -> "ChunkWriter":
         """The answer's head is sent. Only for HTTP/1.1."""
-        stream = self._connection.stream(self, status, self._with_added(headers))
+        stream = self._connection.stream(self, status, headers)
         self.status = status
         return stream
 
@@ -165,13 +172,6 @@ class Exchange:
         self._wake()
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
-
-    def _with_added(self, headers: Sequence[Header]) -> Sequence[Header]:
-        if not (added := self.added_headers):
-            return headers
-        # In place of a handler's own: a browser takes no answer that allows an origin twice.
-        kept = [header for header in headers if header[0].lower() not in added]
-        return [*kept, *added.items()]
 
     async def _more(self) -> None:
         if self._is_broken:

@@ -54,7 +54,7 @@ class HttpConnection(asyncio.Protocol):
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
-        self._parser: RequestParser | None = RequestParser(self, self._on_request)
+        self._parser: RequestParser | None = RequestParser(self, self._on_request, host.known_heads)
         self._asked: deque[Exchange] = deque()  # the first one is being answered
         self._held: list[bytes] = []
         self._is_paused = False
@@ -220,7 +220,13 @@ class HttpConnection(asyncio.Protocol):
         framing = f"content-length: {len(body)}"
         if exchange.method == "HEAD" or status in WITHOUT_BODY:
             body, framing = b"", ""
-        head = head_bytes(status, headers, keeps_alive=keeps_alive, framing=framing)
+        head = head_bytes(
+            status,
+            headers,
+            keeps_alive=keeps_alive,
+            framing=framing,
+            added=exchange.added_headers,
+        )
         if len(body) < _LARGE_BYTES:
             self._transport.write(head + body)
         else:
@@ -231,7 +237,13 @@ class HttpConnection(asyncio.Protocol):
         """The answer's head is sent."""
         keeps_alive = self._keeps_alive(exchange, status)
         if self._is_answering(exchange):
-            head = head_bytes(status, headers, keeps_alive=keeps_alive, framing=CHUNKED)
+            head = head_bytes(
+                status,
+                headers,
+                keeps_alive=keeps_alive,
+                framing=CHUNKED,
+                added=exchange.added_headers,
+            )
             self._transport.write(head)
         return ChunkWriter(self, exchange, keeps_alive=keeps_alive)
 

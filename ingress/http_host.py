@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ingress.exchange import Application
+from ingress.known_heads import KnownHeads
 
 if TYPE_CHECKING:
     from ingress.http_connection import HttpConnection
@@ -25,6 +26,7 @@ class HttpHost:
         self.scheme = scheme
         self.silence_timeout_s = silence_timeout_s
         self.is_draining = False
+        self.known_heads = KnownHeads()
         self.connections: set[HttpConnection] = set()
         # asyncio itself does not keep tasks from being collected as garbage.
         self.tasks: set[asyncio.Task[None] | None] = set()

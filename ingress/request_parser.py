@@ -16,7 +16,8 @@ import httptools
 
 from batching.request_ids import fresh_request_id
 from ingress.answers import Answer, error_answer, wrong_method
-from ingress.exchange import Exchange, Header
+from ingress.exchange import Exchange, Head, Header
+from ingress.known_heads import KnownHeads
 
 if TYPE_CHECKING:
     from ingress.http_connection import HttpConnection
@@ -53,11 +54,16 @@ class RequestParser:
     """The requests of one connection, in order."""
 
     def __init__(
-        self, connection: "HttpConnection", on_request: Callable[[Exchange], None]
+        self,
+        connection: "HttpConnection",
+        on_request: Callable[[Exchange], None],
+        known_heads: KnownHeads,
     ) -> None:
         self.is_in_head = False
         self._connection = connection
         self._on_request = on_request
+        self._known_heads = known_heads
+        self._fresh = b""  # what was fed behind the end of another request, until a head was read
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._headers: list[Header] = []
@@ -73,6 +79,12 @@ class RequestParser:
             Unreadable: the request that this belongs to ends here.
         """
         if self._current is None:
+            if not self._head_bytes and not self.is_in_head:
+                if (known := self._known_heads.find(data)) is not None:
+                    body = data[known.head_bytes :]
+                    self._on_request(Exchange(self._connection, known.head, body))
+                    return True
+                self._fresh = data
             self._head_bytes += len(data)
         else:
             self._around_bytes += len(data)
@@ -144,7 +156,8 @@ class RequestParser:
         except httptools.HttpParserUpgrade as wish:
             # It is served as if it had not asked; what follows it may be no HTTP.
             self._read_body_only()
-            self._parser.feed_data(data[wish.args[0] :])
+            with contextlib.suppress(httptools.HttpParserUpgrade):  # another wish
+                self._parser.feed_data(data[wish.args[0] :])
             return False
         return True
 
@@ -173,15 +186,18 @@ class RequestParser:
     def _exchange(self) -> Exchange:
         is_short = len(self._url) <= _MAX_KEPT_CHARS
         path, query = _known_split(self._url) if is_short else _split(self._url)
-        return Exchange(
-            self._connection,
-            method=self._parser.get_method().decode("ascii"),
-            path=path,
-            query=query,
-            http_version=self._parser.get_http_version(),
-            headers=self._headers,
-            keeps_alive=self._parser.should_keep_alive(),
+        head = Head(
+            self._parser.get_method().decode("ascii"),
+            path,
+            query,
+            self._parser.get_http_version(),
+            self._headers,
+            self._parser.should_keep_alive(),
         )
+        fresh, self._fresh = self._fresh, b""
+        if fresh and not self._parser.should_upgrade():
+            self._known_heads.learn(fresh, head)
+        return Exchange(self._connection, head)
 
 
 def _has_transfer_encoding(exchange: Exchange) -> bool:

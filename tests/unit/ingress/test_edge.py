@@ -8,7 +8,8 @@ import pytest
 
 from batching.settings import Settings
 from ingress.edge import Edge, cors_headers
-from ingress.exchange import Exchange
+from ingress.exchange import Exchange, Head
+from ingress.http_head import with_added
 
 CORS = replace(
     Settings(),
@@ -27,22 +28,11 @@ class Wire:
         self.sent = []
 
     def answer(self, exchange, status, headers, body):
-        self.sent.append((status, headers, body))
+        self.sent.append((status, with_added(headers, exchange.added_headers), body))
 
 
 def request(wire, path="/ping", query="", method="GET"):
-    exchange = Exchange(
-        wire,
-        method=method,
-        path=path,
-        query=query,
-        http_version="1.1",
-        headers=[],
-        keeps_alive=True,
-    )
-    exchange.feed(b"body")
-    exchange.receive()
-    return exchange
+    return Exchange(wire, Head(method, path, query, "1.1", [], keeps_alive=True), b"body")
 
 
 async def echo(exchange):

@@ -349,6 +349,11 @@ def test_body_behind_a_wish_for_another_protocol_is_read(serve, line, body, cut)
     assert bodies(serve(client)) == [b"POST /? abcdef"]
 
 
+def test_second_wish_behind_the_first_one_is_passed_over(serve):
+    wish = b"CONNECT a:1 HTTP/1.1\r\n\r\n"
+    assert len(statuses(serve(sent(wish + wish)))) == 1
+
+
 def test_broken_body_behind_a_wish_for_another_protocol_is_refused(serve):
     lines = b"Connection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n"
     answer = serve(sent(get(b"/", lines, method=b"POST"), b"zz\r\n"))
