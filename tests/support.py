@@ -20,6 +20,7 @@ from batching.store.ingress_verbs import IngressVerbs, Submission
 from batching.store.keys import VersionKeys
 from batching.store.node_verbs import NodeVerbs
 from batching.store.registry import Registry
+from batching.store.replies import named_request
 from batching.store.worker_verbs import WorkerVerbs
 from tests.timing import assert_within
 
@@ -317,7 +318,7 @@ class Desk:
 
     def done(self, ingress_id: str = "ingress-a") -> list[str]:
         entries = self.client.lrange(self.keys.done_prefix + ingress_id, 0, -1)
-        return _texts(entry.partition(b" ")[0] for entry in entries)
+        return [named_request(entry) for entry in entries]
 
     def reply_value(self, request_id: str) -> bytes | None:
         value: bytes | None = self.client.get(self.keys.reply_prefix + request_id)

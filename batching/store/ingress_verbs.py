@@ -12,6 +12,7 @@ from batching.store.connection import BLOCK_S, AsyncClient, at
 from batching.store.dedicated_connection import Command, DedicatedConnection
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from batching.store.open_records import rest_of_record
+from batching.store.replies import named_request
 from batching.store.scripts import script
 
 COLLECT_AT_ONCE = 256
@@ -184,9 +185,8 @@ class IngressVerbs:
             return {}
         found: dict[str, bytes | None] = {}
         for entry in answer[1]:
-            name, _, value = entry.partition(b" ")
-            # Garbage names no request of ours, and is then ignored.
-            found[name.decode(errors="replace")] = value or None
+            request_id = named_request(entry)
+            found[request_id] = entry if len(entry) > len(request_id) else None
         without_value = [request_id for request_id, value in found.items() if value is None]
         if without_value:
             [values] = await self._listener.call(("MGET", *self._reply_keys(without_value)))

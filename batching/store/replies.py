@@ -4,12 +4,16 @@
     <id>@<attempt>    the reply is in `out:<id>:<attempt>`, too large for a script
     <id><msgpack>     the reply
 
-The id is compared with the one that was asked for, so that a reply can never reach another client,
-whatever happens to a connection.
+A doorbell brings the same, or the id alone. The id is compared with the one that was asked for, so
+that a reply can never reach another client, whatever happens to a connection.
 """
+
+import re
 
 from batching import errors
 from batching.protocol import ProtocolError, Reply
+
+_ID = re.compile(rb"[\w-]*")
 
 _QUEUE_ANSWERS: dict[str, type[errors.ServeError]] = {
     "deadline_exceeded": errors.DeadlineExceeded,
@@ -34,6 +38,13 @@ class LargeReply(Exception):
     def __init__(self, attempt: str) -> None:
         super().__init__(attempt)
         self.attempt = attempt
+
+
+def named_request(entry: bytes) -> str:
+    """The id at the start of what a doorbell brought; empty, or nobody's, if it is garbage."""
+    # What follows an id is none of its characters: msgpack begins with a byte beyond ASCII.
+    found = _ID.match(entry)
+    return found[0].decode() if found else ""
 
 
 def decode_reply(request_id: str, value: bytes) -> Reply:

@@ -53,7 +53,7 @@ local function publish(first, last)
       names[#ids], values[#ids] = KEYS[4] .. id, value
       local bell = KEYS[7] .. ARGV[i + 2]
       bells[bell] = bells[bell] or {}
-      table.insert(bells[bell], id .. ' ' .. value)
+      table.insert(bells[bell], value)
     elseif value == '@' and codes[(i + 1) / 4] ~= 2 then
       redis.call('DEL', KEYS[6] .. id .. ':' .. ARGV[i + 1])
     end

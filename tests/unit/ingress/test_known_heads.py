@@ -1,5 +1,7 @@
 """A head that has come before is read as the parser would read it again."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,7 +80,7 @@ def test_requests_are_read_as_if_none_had_come_before(before, asked, cuts):
     # When
     sent = b"".join(asked)
     places = sorted({0, *(cut for cut in cuts if cut < len(sent)), len(sent)})
-    pieces = [sent[start:end] for start, end in zip(places, places[1:], strict=False)]
+    pieces = [sent[start:end] for start, end in pairwise(places)]
     for case in (asked, pieces):
         # Then
         assert read(case, known_heads) == read(case, Forgetful())
