@@ -5,10 +5,11 @@ shape or a pickle raises `ProtocolError` and touches nothing else.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple, Self
 
-import msgpack
+from msgspec import DecodeError, Struct, msgpack
 
 WIRE_VERSION = 1
 
@@ -21,23 +22,40 @@ INLINE_LIMIT_BYTES = 16 * 1024
 OPEN_INFERENCE_TYPE = "application/vnd.ferry.open-inference"
 
 
-_TEXT = frozenset({str})
-_PART_TYPES: list[type] = [str, str, bytes]
-_TIMING_TYPES: list[type] = [int, int, int, bool]
-_REPLY_TYPES: list[type] = [int, int, bytes, dict, str, str, str, list, int]
-_UNTIMED_REPLY_TYPES = [type(None) if kind is list else kind for kind in _REPLY_TYPES]
-_NO_HEADERS: Mapping[str, str] = {}
-_pack = msgpack.Packer().pack  # a new Packer takes longer than what it packs
-
-
 class ProtocolError(ValueError):
     """Bytes that no version of this program wrote."""
 
 
-# What is made for every request is a tuple: a frozen dataclass takes three times as long to make.
+_encode = msgpack.Encoder().encode
+_decoder = cache(msgpack.Decoder)
 
 
-class Part(NamedTuple):
+class _Array(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, gc=False):
+    """Fields that are an array on the wire, and whose types are checked when it is read."""
+
+
+class _Message(_Array, frozen=True, tag=WIRE_VERSION):
+    """What is sent by itself: the first element of its array is the version."""
+
+    def encode(self) -> bytes:
+        """Bytes for the wire."""
+        return _encode(self)
+
+    @classmethod
+    def decode(cls, wire: bytes) -> Self:
+        """What `encode` wrote.
+
+        Raises:
+            ProtocolError: foreign version or shape.
+        """
+        try:
+            message: Self = _decoder(cls).decode(wire)
+        except (DecodeError, UnicodeDecodeError) as error:
+            raise ProtocolError(str(error)) from error
+        return message
+
+
+class Part(_Array, frozen=True):
     """One named value of a request: a form field, a file, or the whole body under `body`."""
 
     name: str
@@ -45,33 +63,14 @@ class Part(NamedTuple):
     content: bytes
 
 
-class Request(NamedTuple):
+class Request(_Message, frozen=True):
     """What a client asked of a model, undecoded: the worker turns parts into Python values."""
 
     headers: Mapping[str, str]
     parts: Sequence[Part]
 
-    def encode(self) -> bytes:
-        """Bytes for the wire."""
-        return _pack((WIRE_VERSION, *self))  # type: ignore[no-any-return]
 
-    @classmethod
-    def decode(cls, wire: bytes) -> "Request":
-        """The request that `encode` wrote.
-
-        Raises:
-            ProtocolError: foreign version or shape.
-        """
-        _, headers, parts = _unpack(wire, length=3)
-        if not _is_text_map(headers) or type(parts) is not list:
-            raise ProtocolError("request is not (headers, parts)")
-        for part in parts:
-            if not _has_types(part, _PART_TYPES):
-                raise ProtocolError("request part is not (name, type, content)")
-        return cls(headers, [Part(*part) for part in parts])
-
-
-class BatchTiming(NamedTuple):
+class BatchTiming(_Array, frozen=True):
     """What the worker measured; rides on the reply so that the ingress can publish it.
 
     `is_first` marks the one reply of each batch that speaks for the batch in the histograms.
@@ -83,7 +82,7 @@ class BatchTiming(NamedTuple):
     is_first: bool
 
 
-class Reply(NamedTuple):
+class Reply(_Message, frozen=True):
     """The one answer to a request.
 
     With `error_type` set, `body` is the message of TorchServe's JSON error and `reason` its stable
@@ -93,38 +92,15 @@ class Reply(NamedTuple):
 
     status: int
     body: bytes
-    headers: Mapping[str, str] = _NO_HEADERS
+    headers: Mapping[str, str] = {}
     phrase: str = ""
     error_type: str = ""
     reason: str = ""
     timing: BatchTiming | None = None
     chunks: int = 0
 
-    def encode(self) -> bytes:
-        """Bytes for the wire."""
-        return _pack((WIRE_VERSION, *self))  # type: ignore[no-any-return]
 
-    @classmethod
-    def decode(cls, wire: bytes) -> "Reply":
-        """The reply that `encode` wrote.
-
-        Raises:
-            ProtocolError: foreign version or shape.
-        """
-        fields = _unpack(wire, length=9)
-        _, status, body, headers, phrase, error_type, reason, timing, chunks = fields
-        types = [*map(type, fields)]
-        if types not in (_REPLY_TYPES, _UNTIMED_REPLY_TYPES) or not _is_text_map(headers):
-            raise ProtocolError("reply is not (status, body, headers, ...)")
-        if timing is not None:
-            if not _has_types(timing, _TIMING_TYPES):
-                raise ProtocolError("reply timing has the wrong shape")
-            timing = BatchTiming(*timing)
-        return cls(status, body, headers, phrase, error_type, reason, timing, chunks)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyChunk:
+class ReplyChunk(_Message, frozen=True):
     """A piece of an answer that is sent while its handler still runs.
 
     Pieces are numbered from 0 by `index`; status and headers are the answer's, and count on the
@@ -134,25 +110,7 @@ class ReplyChunk:
     index: int
     body: bytes
     status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    def encode(self) -> bytes:
-        """Bytes for the wire."""
-        return _pack(  # type: ignore[no-any-return]
-            (WIRE_VERSION, self.index, self.body, self.status, self.headers)
-        )
-
-    @classmethod
-    def decode(cls, wire: bytes) -> "ReplyChunk":
-        """The chunk that `encode` wrote.
-
-        Raises:
-            ProtocolError: foreign version or shape.
-        """
-        _, *fields = _unpack(wire, length=5)
-        if not _has_types(fields, [int, bytes, int, dict]) or not _is_text_map(fields[3]):
-            raise ProtocolError("chunk is not (index, body, status, headers)")
-        return cls(*fields)
+    headers: Mapping[str, str] = {}
 
 
 class Owned(NamedTuple):
@@ -184,27 +142,3 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.items)
-
-
-def _unpack(wire: bytes, *, length: int) -> list[Any]:
-    """The fields, the version first."""
-    try:
-        fields = msgpack.unpackb(wire)
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise ProtocolError("not msgpack") from error
-    if type(fields) is not list or len(fields) != length:
-        raise ProtocolError(f"not {length} fields")
-    if type(fields[0]) is not int or fields[0] != WIRE_VERSION:
-        raise ProtocolError(f"not wire version {WIRE_VERSION}")
-    return fields
-
-
-def _has_types(values: Any, types: list[type]) -> bool:
-    # Exact types: to isinstance, True is a number.
-    return type(values) is list and [*map(type, values)] == types
-
-
-def _is_text_map(value: Any) -> bool:
-    return type(value) is dict and (
-        not value or {*map(type, value), *map(type, value.values())} == _TEXT
-    )

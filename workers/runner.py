@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
 from ts.context import RequestProcessor
 from ts.torch_handler.pixel_limit import has_too_many_pixels, too_many_pixels
 from ts.utils.util import PredictionException
@@ -67,7 +68,7 @@ class Runner:
         self._stream.forget()
         handler_us = (time.perf_counter_ns() - started_ns) // 1000
         return [
-            reply._replace(timing=BatchTiming(len(batch), item.queue_us, handler_us, index == 0))
+            replace(reply, timing=BatchTiming(len(batch), item.queue_us, handler_us, index == 0))
             for index, (item, reply) in enumerate(zip(batch.items, replies, strict=True))
         ]
 
@@ -125,7 +126,7 @@ class Runner:
         for item, reply in zip(items, replies, strict=True):
             is_broken = item.request_id in self._stream.broken
             end = _error_reply(_BROKEN_STREAM) if is_broken else reply
-            ends.append(end._replace(chunks=self._stream.counts.get(item.request_id, 0)))
+            ends.append(replace(end, chunks=self._stream.counts.get(item.request_id, 0)))
         return ends
 
     def _call(self, items: Sequence[Claimed]) -> Any:

@@ -5,6 +5,8 @@ import json
 import threading
 from dataclasses import replace
 
+from msgspec import structs
+
 from batching.protocol import Batch, BatchTiming, Reply, ReplyChunk
 from batching.status import NodeStatus, WorkerState, WorkerStatus
 from batching.store.connection import BLOCK_S, connect, connect_async
@@ -154,7 +156,7 @@ class SimulatedNode:
                 continue
             timing = BatchTiming(len(batch), 10, 10, is_first=True)
             replies = [
-                echo(item.request)._replace(timing=timing, chunks=self._send(verbs, item))
+                structs.replace(echo(item.request), timing=timing, chunks=self._send(verbs, item))
                 for item in batch.items
             ]
             verbs.reply([item.owned for item in batch.items], replies)

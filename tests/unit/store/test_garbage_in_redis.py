@@ -9,8 +9,8 @@ import pickle  # noqa: TID251 - what an attacker would write
 import socket
 import sys
 
-import msgpack
 import pytest
+from msgspec import msgpack
 from rq import Queue
 from rq.exceptions import DeserializationError
 from rq.job import Job
@@ -38,8 +38,8 @@ GARBAGE = {
     "old pickle": pickle.dumps(Bomb(), protocol=0),
     "json": b'{"a": 1}',
     "deep": b"\x91" * 50_000,
-    "foreign version": msgpack.packb((99, {}, [])),
-    "wrong shape": msgpack.packb((1, "x", 5)),
+    "foreign version": msgpack.encode((99, {}, [])),
+    "wrong shape": msgpack.encode((1, "x", 5)),
     "text": b"hello",
     "nothing": b"",
     "bytes": bytes(range(256)),

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from msgspec.structs import replace
 
 from batching import errors
 from batching.protocol import ReplyChunk
@@ -55,7 +56,7 @@ class Conversation:
             self.sent += 1
 
     def end(self, text="", **fields):
-        reply = make_reply(text)._replace(chunks=self.sent, **fields)
+        reply = replace(make_reply(text), chunks=self.sent, **fields)
         self.worker.reply(self.items, [reply])
 
 
