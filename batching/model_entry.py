@@ -23,9 +23,15 @@ class ModelEntry:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "ModelEntry":
-        """The entry that `to_json` wrote."""
+        """The entry that `to_json` wrote.
+
+        Raises:
+            ValueError, TypeError, LookupError, AttributeError: nobody wrote this with it.
+        """
         record = json.loads(text)
         versions = {name: ModelSpec.from_record(spec) for name, spec in record["versions"].items()}
+        if record["default"] not in versions:
+            raise ValueError("its default version is none of its versions")
         return cls(record["default"], versions)
 
     def with_spec(self, spec: ModelSpec) -> "ModelEntry":

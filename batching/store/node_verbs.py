@@ -11,6 +11,7 @@ from batching.store import keys
 from batching.store.connection import AsyncClient, at, close_unused, is_cluster
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.reclaiming import AT_ONCE, ReclaimMode, reclaim_arguments, reclaim_keys
+from batching.store.record_reader import UNREADABLE, RecordReader
 from batching.store.scripts import script
 
 CALL_S = 1.0
@@ -49,6 +50,7 @@ class NodeVerbs:
         self._refuse = script(client, "refuse")
         self._living = script(client, "living")
         self._report = script(client, "report")
+        self._entries = RecordReader("model", ModelEntry.from_json)
 
     async def describe(self, node: NodeStatus) -> None:
         """Everybody sees this record of a node that has joined."""
@@ -258,12 +260,13 @@ class NodeVerbs:
 
     async def _forget_workers_of(self, dead: frozenset[str]) -> None:
         # Those that were hidden beat no more, so that nobody would find them dead.
+        of_dead = frozenset(node_id.encode() for node_id in dead)
         records = await self._client.hgetall(keys.MODELS)
-        for spec in specs_of(map(ModelEntry.from_json, records.values())):
+        for spec in specs_of(self._entries.read(records).values()):
             version_keys = VersionKeys.of(spec.key)
             client = self._at(version_keys)
-            worker_ids = [one.decode() for one in await client.hkeys(version_keys.workers)]
-            gone = [one for one in worker_ids if one.rpartition("-")[0] in dead]
+            worker_ids = await client.hkeys(version_keys.workers)
+            gone = [one for one in worker_ids if one.rpartition(b"-")[0] in of_dead]
             if gone:
                 await client.hdel(version_keys.workers, *gone)
 
@@ -278,5 +281,5 @@ def _hostname(record: bytes | None) -> str:
     # Whatever is there: a record that nobody can read must not keep its node listed.
     try:
         return NodeStatus.from_json(record or b"").hostname
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except UNREADABLE:
         return "unknown"

@@ -18,6 +18,7 @@ from batching.store import keys
 from batching.store.connection import Client, at
 from batching.store.keys import VersionKeys
 from batching.store.queue_configs import QueueConfigs
+from batching.store.record_reader import RecordReader
 from batching.store.refusals import telling_unavailable
 from batching.store.scripts import script
 
@@ -35,6 +36,9 @@ class Registry:
         self._dead_after_ms = int(dead_after_s * 1000)
         self._living = script(client, "living")
         self._measure = script(client, "measure")
+        self._entries = RecordReader("model", ModelEntry.from_json)
+        self._workers = RecordReader("worker", WorkerStatus.from_json)
+        self._nodes = RecordReader("node", NodeStatus.from_json)
 
     def get(self, model_name: str) -> ModelEntry | None:
         """The model's entry, or None."""
@@ -43,10 +47,10 @@ class Registry:
         return ModelEntry.from_json(text) if text else None
 
     def snapshot(self) -> dict[str, ModelEntry]:
-        """The whole registry."""
+        """The whole registry, but for models whose record cannot be read."""
         with telling_unavailable():
             records = self._client.hgetall(keys.MODELS)
-        return {name.decode(): ModelEntry.from_json(text) for name, text in records.items()}
+        return self._entries.read(records)
 
     def specs(self) -> list[ModelSpec]:
         """All versions of all models."""
@@ -190,10 +194,10 @@ class Registry:
         """
         version_keys = VersionKeys.of(key)
         with telling_unavailable():
-            records = at(self._client, version_keys.tag).hvals(version_keys.workers)
+            records = at(self._client, version_keys.tag).hgetall(version_keys.workers)
         if alive is None:
             alive = self.alive_nodes() if records else frozenset()
-        statuses = [WorkerStatus.from_json(text) for text in records]
+        statuses = self._workers.read(records).values()
         return sorted(
             (status for status in statuses if status.node_id in alive),
             key=lambda status: (status.node_id, status.slot, status.started_at),
@@ -204,11 +208,8 @@ class Registry:
         with telling_unavailable():
             records = self._client.hgetall(keys.NODE_INFO)
         alive = self.alive_nodes()
-        return [
-            NodeStatus.from_json(text)
-            for node_id, text in sorted(records.items())
-            if node_id.decode() in alive
-        ]
+        nodes = self._nodes.read(records)
+        return [node for node_id, node in sorted(nodes.items()) if node_id in alive]
 
     def alive_nodes(self) -> set[str]:
         """The ids of the nodes whose last beat is young enough."""

@@ -36,15 +36,36 @@ def test_node_lives_on_when_one_of_its_roles_fails(real_backend, registry, setti
         node = Node(settings, [])
         living = asyncio.create_task(node.run())
         await eventually_async(registry.alive_nodes, 10)
-        # When a record there is none that anybody could have written
-        real_backend.client.hset(keys.MODELS, "garbage", b"hello")
-        registry.announce("garbage")
+        # When an epoch there is none that anybody could have written
+        epoch = await eventually_async(registry.epoch)
+        real_backend.client.set(keys.EPOCH, b"\xff")
+        registry.announce("nobody")
         await eventually_async(lambda: said in caplog.text, 10)
         # Then it lives, and goes on once that is mended
         assert not living.done()
-        real_backend.client.hdel(keys.MODELS, "garbage")
+        real_backend.client.set(keys.EPOCH, epoch)
         registry.create(make_spec(min_worker=1))
         await eventually_async(lambda: registry.workers(make_spec().key), 10)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(living, 10)
+
+    asyncio.run(run())
+
+
+def test_node_follows_the_registry_although_one_record_cannot_be_read(
+    real_backend, registry, settings, caplog
+):
+    async def run():
+        # Given
+        real_backend.client.hset(keys.MODELS, "garbage", b"hello")
+        living = asyncio.create_task(Node(settings, []).run())
+        await eventually_async(registry.alive_nodes, 10)
+        # When
+        registry.create(make_spec(min_worker=1))
+        # Then
+        await eventually_async(lambda: registry.workers(make_spec().key), 10)
+        assert "unreadable record model=b'garbage'" in caplog.text
+        assert "task failed" not in caplog.text
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(living, 10)
 

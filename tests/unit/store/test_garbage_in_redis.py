@@ -18,12 +18,16 @@ from rq.serializers import JSONSerializer
 
 from batching.errors import ServeError
 from batching.protocol import Batch
+from batching.status import NodeStatus, WorkerState, WorkerStatus
 from batching.store import keys
 from batching.store.connection import for_rq
 from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME
 from batching.store.registry import Registry
-from tests.support import KEY, ids_of, items_of, make_reply
+from tests.support import KEY, ids_of, items_of, make_reply, make_spec
 from workers.control_jobs import make_worker
+
+NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
+WORKER = WorkerStatus("node-a-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
 
 
 class Bomb:
@@ -138,6 +142,47 @@ def test_b08_garbage_in_the_registry_is_an_error_and_never_run(real_backend, val
         assert registry.get("bad") is None
     assert registry.get("unknown") is None
     client.delete(keys.MODELS)
+
+
+NO_RECORD = {**GARBAGE, "no version": b'{"default": "1.0", "versions": {}}', "number": b"5"}
+
+
+@pytest.mark.parametrize("value", NO_RECORD.values(), ids=NO_RECORD)
+def test_b08_garbage_in_the_registry_costs_what_it_stands_for_only(real_desk, value, caplog):
+    # Given
+    desk, spec = real_desk, make_spec()
+    registry = desk.registry()
+    registry.create(spec)
+    desk.join(NODE)
+    desk.node().report(KEY, WORKER)
+    for name in (keys.MODELS, keys.NODE_INFO, desk.keys.workers):
+        desk.client.hset(name, "bad", value)
+        desk.client.hset(name, b"\xff", value)
+    # When / Then
+    for _ in range(2):
+        assert registry.specs() == [spec]
+        assert registry.nodes() == [NODE]
+        assert registry.workers(KEY) == [WORKER]
+    told = [record.getMessage().partition(":")[0] for record in caplog.records]
+    kinds, names = ("model", "node", "worker"), (b"bad", b"\xff")
+    assert sorted(told) == sorted(
+        f"unreadable record {kind}={name!r}" for kind in kinds for name in names
+    )
+
+
+def test_b08_garbage_in_the_registry_keeps_no_dead_node_listed(real_desk):
+    # Given
+    desk = real_desk
+    desk.registry().create(make_spec())
+    desk.client.hset(keys.MODELS, "bad", b"hello")
+    desk.join(NODE)
+    desk.node().report(KEY, WORKER)
+    desk.client.hset(desk.keys.workers, b"\xff", b"hello")
+    # When
+    gone = desk.node().forget_nodes([NODE.node_id])
+    # Then
+    assert [one.hostname for one in gone] == [NODE.hostname]
+    assert desk.client.hkeys(desk.keys.workers) == [b"\xff"]
 
 
 @pytest.fixture
