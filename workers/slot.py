@@ -193,13 +193,23 @@ class Slot:
             self.spec.startup_timeout_s, self._kill_if_loading
         )
         try:
-            return await process.watch(self._on_report)
+            return await process.watch(self._on_heard, self._on_report)
         finally:
             deadline.cancel()
 
     def _environment(self, assignment: Assignment) -> dict[str, str]:
         context = self._context
         return worker_environment(assignment, context.settings, context.compat_dir, self._threads)
+
+    def _on_heard(self, report: Report) -> None:
+        """What is decided by it does not wait until everybody sees it: Redis may be away."""
+        if report.state is WorkerState.READY:
+            self._ready_at = time.monotonic()
+        elif report.state is WorkerState.FAILED:
+            self._why_not_loaded = {
+                "error": report.error,
+                "is_out_of_memory": report.is_out_of_memory,
+            }
 
     async def _on_report(self, report: Report) -> None:
         process = self._process
@@ -208,10 +218,6 @@ class Slot:
             await self.record.set_state(report.state, pid=process.pid)
         elif report.state is WorkerState.FAILED:
             # The process ends by itself now; the slot decides whether to try again.
-            self._why_not_loaded = {
-                "error": report.error,
-                "is_out_of_memory": report.is_out_of_memory,
-            }
             await self.record.set_state(WorkerState.LOADING, **self._why_not_loaded)
         elif report.state is WorkerState.READY:
             await self._note_success(process)
@@ -219,7 +225,7 @@ class Slot:
             await self.record.set_state(report.state)
 
     async def _note_success(self, process: WorkerProcess) -> None:
-        self._ready_at = time.monotonic()
+        assert self._ready_at is not None
         load_ms = int((self._ready_at - self._started_at) * 1000)
         if self._context.settings.is_logging_metrics:
             log_load_time(str(self.record.worker_id), self.spec.key, load_ms)

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 PIPE_PATIENCE_S = 0.2
 ORPHANS_POLL_S = 0.01
 LOOK_S = 2.0
+# A worker says three things. Model code may say more, and waits then.
+MOST_UNHANDLED = 16
 _PENDING = re.compile(r"^ShdPnd:\s*([0-9a-f]+)$", re.MULTILINE)
 
 
@@ -110,14 +112,20 @@ class WorkerProcess:
             self._ended_for = why
             self._send(signal.SIGKILL)
 
-    async def watch(self, on_report: Callable[[Report], Awaitable[None]]) -> ExitStatus:
+    async def watch(
+        self, on_heard: Callable[[Report], None], on_report: Callable[[Report], Awaitable[None]]
+    ) -> ExitStatus:
         """How it ended, once it has and all it reported was handled.
+
+        Args:
+            on_heard: called with each report as soon as it comes.
+            on_report: handles it, after those before it; that may take long.
 
         Raises:
             OSError: it cannot be watched, and was killed.
         """
         try:
-            return await self._watch(on_report)
+            return await self._watch(on_heard, on_report)
         except asyncio.CancelledError:
             # The node leaves. What a device takes long to give back is not waited for.
             self._kill_group_soon()
@@ -126,12 +134,17 @@ class WorkerProcess:
             kill_group(self._child)
             raise
 
-    async def _watch(self, on_report: Callable[[Report], Awaitable[None]]) -> ExitStatus:
+    async def _watch(
+        self, on_heard: Callable[[Report], None], on_report: Callable[[Report], Awaitable[None]]
+    ) -> ExitStatus:
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._reader_fd, "rb")
         )
-        reports = asyncio.create_task(_pass_on(reader, on_report))
+        unhandled: asyncio.Queue[Report | None] = asyncio.Queue(MOST_UNHANDLED)
+        unhandled.put_nowait(Report(WorkerState.STARTING))
+        hearing = asyncio.create_task(_hear(reader, on_heard, unhandled))
+        reports = asyncio.create_task(_pass_on(unhandled, on_report))
         ending = asyncio.create_task(self._end_when_still())
         try:
             await exited(self._child)
@@ -140,6 +153,7 @@ class WorkerProcess:
             await asyncio.wait({reports}, timeout=PIPE_PATIENCE_S)
             await self._reap_orphans()
         finally:
+            hearing.cancel()
             reports.cancel()
             ending.cancel()
             transport.close()
@@ -177,10 +191,11 @@ class WorkerProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
 
-async def _pass_on(
-    reader: asyncio.StreamReader, on_report: Callable[[Report], Awaitable[None]]
+async def _hear(
+    reader: asyncio.StreamReader,
+    on_heard: Callable[[Report], None],
+    unhandled: "asyncio.Queue[Report | None]",
 ) -> None:
-    await on_report(Report(WorkerState.STARTING))
     while True:
         try:
             line = await reader.readline()
@@ -190,8 +205,17 @@ async def _pass_on(
             # a process that cannot write does not end.
             log.warning("unreadable report: %s", error)
             continue
+        if report is not None:
+            on_heard(report)
+        await unhandled.put(report)
         if report is None:
             return
+
+
+async def _pass_on(
+    unhandled: "asyncio.Queue[Report | None]", on_report: Callable[[Report], Awaitable[None]]
+) -> None:
+    while (report := await unhandled.get()) is not None:
         await on_report(report)
 
 

@@ -184,6 +184,66 @@ def test_worker_that_loads_too_slowly_is_not_taken_for_one_without_memory(tmp_pa
     assert not worker.is_out_of_memory
 
 
+def test_worker_that_has_loaded_in_time_lives_although_redis_is_away(tmp_path):
+    # Given a worker that loads, and writes down when it is past its time
+    report = '{"state": "READY"}'
+    text = f"echo '{report}' > /dev/fd/{REPORTS}\nsleep 2\ntouch {tmp_path}/late\nexec sleep 60"
+
+    async def prepare(_spec):
+        # When Redis goes before it is said that there is a process, and stays away for longer
+        parts.server.connected = False
+        return Prepared(Path(), script(tmp_path, text))
+
+    parts = Parts(None, make_spec(startup_timeout_s=1), prepare=prepare)
+
+    async def run():
+        living = asyncio.create_task(parts.slot.run())
+        await eventually_async((tmp_path / "late").exists, 10)
+        parts.server.connected = True
+        # Then it is the one that serves, and took as long as it did
+        await eventually_async(lambda: parts.slot.record.state is WorkerState.READY)
+        assert parts.slot.record.worker_id == "node-a-0"
+        assert parts.slot.record.status.load_ms < 1000
+        parts.slot.stop()
+        await living
+
+    asyncio.run(run())
+
+
+def test_worker_that_fails_to_load_while_redis_is_away_says_why(tmp_path):
+    # Given a worker that fails at its first start only
+    report = '{"state": "FAILED", "error": "no weights"}'
+    failed = tmp_path / "failed"
+    text = f"""
+        if [ -e {failed} ]; then exec sleep 60; fi
+        echo '{report}' > /dev/fd/{REPORTS}
+        touch {failed}
+        exit 3
+    """
+
+    async def prepare(_spec):
+        # When Redis goes before it is said that there is a process
+        parts.server.connected = failed.exists()
+        return Prepared(Path(), script(tmp_path, text))
+
+    parts = Parts(None, prepare=prepare)
+
+    async def run():
+        await join(parts.verbs, NODE)
+        living = asyncio.create_task(parts.slot.run())
+        await eventually_async(lambda: parts.slot.record.successor_id, 10)
+        parts.server.connected = True
+        # Then
+        [error] = await eventually_async(
+            lambda: [one.error for one in parts.registry.workers(KEY) if one.error]
+        )
+        assert error == "no weights"
+        parts.slot.stop()
+        await living
+
+    asyncio.run(run())
+
+
 def test_worker_that_the_system_kills_at_its_start_lacks_memory(tmp_path):
     # Given
     parts = Parts(script(tmp_path, "kill -KILL $$"))

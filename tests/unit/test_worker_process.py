@@ -26,7 +26,7 @@ async def ignore(_report):
 
 async def main():
     worker = WorkerProcess.start(Path(sys.argv[1]), lambda _: {"PATH": "/bin:/usr/bin"})
-    watching = asyncio.create_task(worker.watch(ignore))
+    watching = asyncio.create_task(worker.watch(lambda _: None, ignore))
     while not Path(sys.argv[2]).read_text():
         await asyncio.sleep(0.01)
     os.kill(worker.pid, signal.SIGKILL)
@@ -62,7 +62,7 @@ class Family:
         async def note(report):
             reports.append(report)
 
-        watching = asyncio.create_task(self.worker.watch(note))
+        watching = asyncio.create_task(self.worker.watch(lambda _: None, note))
         await eventually_async(lambda: reports and self.pids.read_text())
         return watching
 
