@@ -135,7 +135,6 @@ class Lane:
             try:
                 codes = await submit_waiters(self._verbs, waiters, self._moved_at)
             except errors.ServeError as error:
-                self._was_away_at = self._loop.time()
                 for waiter in waiters:
                     self._give_up(waiter, error)
                 continue
@@ -149,6 +148,8 @@ class Lane:
 
     def _give_up(self, waiter: Waiter, error: errors.ServeError) -> None:
         """Its client is told at once; it is not run later, and leaves no body behind."""
+        if isinstance(error, errors.StoreUnavailable):  # one that is full is there
+            self._was_away_at = self._loop.time()
         waiter.fail(error)
         waiter.wire = b""
         self._canceller.cancel(waiter, error)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.support import (
     make_reply,
     wire_of,
 )
+from tests.timing import assert_within
 
 QUEUED, NO_TICKET = SubmitCode.QUEUED, SubmitCode.NO_TICKET
 
@@ -304,6 +306,29 @@ def test_lane_says_that_no_worker_is_free_and_when_to_come_again(desk, team):
                 await lane.ask("a", wire_of("a"), 10.0, None)
             assert caught.value.message.startswith('No worker of model "digits" is free')
             assert caught.value.retry_after_s >= 1.0
+
+    asyncio.run(run())
+
+
+def test_lane_refuses_without_a_ticket_at_once_although_memory_was_full(real_desk, full_memory):
+    team = Team(real_desk)
+
+    async def run():
+        async with open_lane(real_desk) as lane:
+            # Given a worker that is free while a request finds no room, and is not when the next
+            # one comes
+            team.idle("worker-a")
+            full_memory()
+            with pytest.raises(errors.QueueMemoryFull):
+                await lane.ask("a", wire_of("a"), 10.0, None)
+            real_desk.client.config_set("maxmemory", 0)
+            real_desk.client.delete(real_desk.keys.idle)
+            asked_at = time.monotonic()
+            # When
+            with pytest.raises(errors.NoTicket):
+                await lane.ask("b", wire_of("b"), 10.0, None)
+            # Then
+            assert_within(time.monotonic() - asked_at, lane_module.VERSION_PATIENCE_S / 2)
 
     asyncio.run(run())
 
