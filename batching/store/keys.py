@@ -23,6 +23,8 @@ CHANGES = "{ferry}:changes"  # pub/sub channel: name of the model whose registry
 PERMANENT = frozenset({MODELS, NODE_INFO, EPOCH, STARTED})
 
 LEASE_TTL_MS = 24 * 3600 * 1000
+# Of what is permanent while a version is registered; no node may be there to delete it.
+UNREGISTERED_TTL_MS = LEASE_TTL_MS
 REPLY_TTL_MS = 60_000
 
 
@@ -167,7 +169,10 @@ class VersionKeys:
         return f"{self.tag}:hm"
 
     def permanent(self) -> frozenset[str]:
-        """The keys of this version that may stay without a TTL while it is registered."""
+        """The keys of this version that may stay without a TTL while it is registered.
+
+        From its unregistration on they have one of 24 h.
+        """
         return frozenset(
             {
                 self.config,

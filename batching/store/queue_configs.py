@@ -1,8 +1,12 @@
-"""What `submit` reads of a version's registration. It lives with the version's queue."""
+"""What `submit` reads of a version's registration. It lives with the version's queue.
+
+And how long what has gathered there stays: as long as the version is registered. Nodes delete it
+once it is not, but there may be none.
+"""
 
 from batching.model_spec import ModelSpec, VersionKey
 from batching.store.connection import Client, at
-from batching.store.keys import VersionKeys
+from batching.store.keys import UNREGISTERED_TTL_MS, VersionKeys
 from batching.store.refusals import telling_unavailable
 
 
@@ -15,8 +19,12 @@ class QueueConfigs:
     def write(self, spec: ModelSpec) -> None:
         """The version has the configuration of this registration."""
         names = VersionKeys.of(spec.key)
-        with telling_unavailable():
-            at(self._client, names.tag).hset(names.config, mapping=_fields(spec))
+        client = at(self._client, names.tag)
+        with telling_unavailable(), client.pipeline(transaction=False) as pipe:
+            pipe.hset(names.config, mapping=_fields(spec))
+            for name in names.permanent():
+                pipe.persist(name)
+            pipe.execute()
 
     def complete(self, spec: ModelSpec) -> None:
         """The version has a configuration: that of this registration where there was none."""
@@ -30,10 +38,15 @@ class QueueConfigs:
                     client.hsetnx(names.config, field, value)
 
     def delete(self, key: VersionKey) -> None:
-        """The version has none, so that nothing can be submitted to it."""
+        """The version has none, so that nothing can be submitted to it; what is left has a TTL."""
         names = VersionKeys.of(key)
+        client = at(self._client, names.tag)
         with telling_unavailable():
-            at(self._client, names.tag).delete(names.config)
+            client.delete(names.config)
+            with client.pipeline(transaction=False) as pipe:
+                for name in names.permanent():
+                    pipe.pexpire(name, UNREGISTERED_TTL_MS)
+                pipe.execute()
 
 
 def _fields(spec: ModelSpec) -> dict[str, int]:

@@ -230,6 +230,30 @@ def test_remove_forgets_the_model_with_its_last_version(registry):
     assert sorted(registry.snapshot()) == []
 
 
+def eternal_keys(desk):
+    names = desk.client.scan_iter(f"{desk.keys.tag}:*")
+    return {name.decode() for name in names if desk.client.pttl(name) == -1}
+
+
+def test_what_is_left_of_a_version_without_nodes_stays_only_until_it_is_registered_no_more(desk):
+    # Given requests that wait, or are with a worker whose node has gone
+    registry, spec = desk.registry(), make_spec()
+    registry.create(spec)
+    desk.submit("a", "b")
+    desk.worker().claim(1, 0.0)
+    desk.node().report(KEY, status_of("worker-a", "node-a", 0))
+    desk.client.hset(desk.keys.metrics, "count", 1)
+    eternal = {*desk.keys.permanent()} - {desk.keys.solo}
+    assert eternal_keys(desk) == eternal
+
+    # When / Then
+    registry.remove(spec.key)
+    assert eternal_keys(desk) == set()
+    registry.create(spec)
+    assert eternal_keys(desk) == eternal
+    assert desk.counters() == {"accepted": 2}
+
+
 def test_create_after_remove_takes_the_new_configuration(registry, store_backend):
     # Given
     registry.create(V1)
