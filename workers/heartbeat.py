@@ -10,6 +10,7 @@ from batching.model_spec import VersionKey
 from batching.status import NodeStatus
 from batching.store.node_verbs import NodeVerbs
 from batching.store.outage import Outage
+from batching.store.reclaiming import ReclaimMode
 from batching.store.redis_errors import AWAY
 from workers.slot_record import SlotRecord
 
@@ -135,8 +136,20 @@ class Heartbeat:
         for record in self._records():
             if record.key in again:
                 await record.report_again()
+        for key in again:
+            await self._forget_former(key)
         self._unsure.difference_update(workers)
         return heard.is_new_node
+
+    async def _forget_former(self, key: VersionKey) -> None:
+        """A server that took over may list workers again that had ended and been forgotten."""
+        # Asked first: who begins meanwhile is known before it is listed.
+        listed = await self._verbs.listed_workers(key, self._node.node_id)
+        known = {record.worker_id for record in self._records()}
+        for worker_id in listed:
+            if worker_id not in known:
+                # What it owned may be back, too. One that still seems to beat is left to reapers.
+                await self._verbs.reclaim(key, worker_id, ReclaimMode.DEAD)
 
     def _expect(self, silent_s: Iterable[float]) -> None:
         loop = asyncio.get_running_loop()

@@ -164,6 +164,13 @@ class NodeVerbs:
             pipe.publish(keys.CHANGES, key.model_name)
             await pipe.execute()
 
+    async def listed_workers(self, key: VersionKey, node_id: str) -> list[str]:
+        """The workers of this node that everybody sees."""
+        version_keys = VersionKeys.of(key)
+        names = await self._at(version_keys).hkeys(version_keys.workers)
+        worker_ids = [name.decode(errors="replace") for name in names]
+        return [one for one in worker_ids if one.rpartition("-")[0] == node_id]
+
     async def hide(self, key: VersionKey, worker_id: str) -> None:
         """The worker does not count as one that can serve; its status stays to be seen."""
         version_keys = VersionKeys.of(key)

@@ -185,3 +185,25 @@ def test_heart_says_once_that_redis_is_away_and_that_it_is_back(parts, caplog):
     away, back = caplog.messages
     assert away.startswith("Redis does not answer redis=unknown verb=beat")
     assert back.startswith("Redis answers again")
+
+
+def test_worker_that_a_server_that_took_over_lists_again_is_forgotten(parts):
+    former = replace(WORKER, worker_id="node-a-0", state=WorkerState.FAILED)
+    other = replace(WORKER, worker_id="node-b-0", node_id="node-b", state=WorkerState.FAILED)
+
+    async def run():
+        # Given
+        await parts.heart.beat()
+        await join(parts.verbs, replace(NODE, node_id="node-b"))
+        # When Redis was away, and has not heard that this node's worker had been forgotten
+        parts.server.connected = False
+        with pytest.raises(redis.ConnectionError):
+            await parts.heart.beat()
+        parts.server.connected = True
+        for listed in (former, other):
+            await parts.verbs.report(KEY, listed)
+        await parts.heart.beat()
+        # Then other nodes' workers are theirs to forget
+        assert parts.workers() == ["node-a-1", "node-b-0"]
+
+    asyncio.run(run())
