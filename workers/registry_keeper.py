@@ -25,7 +25,8 @@ class RegistryKeeper:
             StoreUnavailable: Redis cannot be asked.
         """
         while True:
-            known = self._registry.snapshot()
+            # What cannot be read is not unregistered: its workers serve on.
+            known = self._registry.snapshot(self._known)
             # In this order: what was read before Redis was emptied must not pass for what is left.
             epoch = self._registry.epoch()
             if epoch and epoch == self._epoch:

@@ -13,21 +13,29 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError
 
 
 class RecordReader(Generic[T]):
-    """Reads all records of one kind; each that cannot be read is passed over, and told of once."""
+    """Reads all records of one kind; each that cannot be read is told of once, and left out."""
 
     def __init__(self, kind: str, parse: Callable[[bytes], T]) -> None:
         self._kind = kind
         self._parse = parse
         self._told: dict[bytes, bytes] = {}
 
-    def read(self, records: Mapping[bytes, bytes]) -> dict[str, T]:
-        """By name, those that can be read."""
+    def read(
+        self, records: Mapping[bytes, bytes], former: Mapping[str, T] | None = None
+    ) -> dict[str, T]:
+        """By name, those that can be read, and what others were when they last could be."""
         found: dict[str, T] = {}
         for name, text in records.items():
             try:
                 found[name.decode()] = self._parse(text)
             except UNREADABLE as error:
-                if self._told.get(name) != text:
-                    self._told[name] = text
-                    log.error("unreadable record %s=%r: %r", self._kind, name, error)
+                self._tell(name, text, error)
+                known_as = name.decode(errors="replace")
+                if former is not None and known_as in former:
+                    found[known_as] = former[known_as]
         return found
+
+    def _tell(self, name: bytes, text: bytes, error: Exception) -> None:
+        if self._told.get(name) != text:
+            self._told[name] = text
+            log.error("unreadable record %s=%r: %r", self._kind, name, error)

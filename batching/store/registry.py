@@ -46,11 +46,11 @@ class Registry:
             text = self._client.hget(keys.MODELS, model_name)
         return ModelEntry.from_json(text) if text else None
 
-    def snapshot(self) -> dict[str, ModelEntry]:
-        """The whole registry, but for models whose record cannot be read."""
+    def snapshot(self, former: Mapping[str, ModelEntry] | None = None) -> dict[str, ModelEntry]:
+        """The whole registry; models whose record cannot be read are as in a former one, if any."""
         with telling_unavailable():
             records = self._client.hgetall(keys.MODELS)
-        return self._entries.read(records)
+        return self._entries.read(records, former)
 
     def specs(self) -> list[ModelSpec]:
         """All versions of all models."""

@@ -3,6 +3,7 @@
 import fakeredis
 import pytest
 
+from batching.store import keys
 from batching.store.registry import Registry
 from tests.support import KEY, make_spec
 from workers.registry_keeper import RegistryKeeper
@@ -109,3 +110,15 @@ def test_what_is_unregistered_stays_so(registry, keeper):
     # Then
     assert found == [{}, {}]
     assert registry.specs() == []
+
+
+def test_model_whose_record_cannot_be_read_any_more_stays_until_it_has_gone(
+    client, registry, keeper
+):
+    # Given
+    known = registry.snapshot()
+    client.hset(keys.MODELS, SPEC.model_name, b"hello")
+    # When / Then
+    assert [keeper.look(), keeper.look()] == [known, known]
+    client.hdel(keys.MODELS, SPEC.model_name)
+    assert keeper.look() == {}
