@@ -20,6 +20,7 @@ class Undertaker:
         self._verbs = verbs
         # Of each of them, whether it is still registered.
         self._ended: dict[VersionKey, bool] = {}
+        self._is_new = True
 
     @property
     def ended(self) -> list[VersionKey]:
@@ -28,8 +29,11 @@ class Undertaker:
 
     def follow(self, before: Iterable[ModelSpec], specs: Mapping[VersionKey, ModelSpec]) -> None:
         """What is registered has changed; who is wanted again is not ended any more."""
-        # Versions that never were to have workers are not looked at each time.
+        # Versions that never were to have workers are not looked at each time. A new node does not
+        # know which these are: the last one that had some may have died.
         known = {spec.key for spec in before if spec.min_worker > 0 or spec.key not in specs}
+        if self._is_new:
+            self._is_new, known = False, set(specs)
         self._ended = {
             key: key in specs
             for key in known.union(self._ended)
