@@ -125,6 +125,7 @@ class Heartbeat:
         # the others in time.
         quiet_s = max(0.0, self._dead_after_s - 2 * BEAT_S)
         heard = await self._verbs.beat(workers, node_id, quiet_s=quiet_s)
+        await self._hide_late(workers)
         self._expect(heard.silent_s)
         for key in (*workers, *([None] if node_id else [])):
             self._hear(key)
@@ -140,6 +141,16 @@ class Heartbeat:
             await self._forget_former(key)
         self._unsure.difference_update(workers)
         return heard.is_new_node
+
+    async def _hide_late(self, workers: Mapping[VersionKey, Sequence[str]]) -> None:
+        """Who was hidden, or forgotten, while the beat was on its way is not counted on by it.
+
+        Silent from then on, it would be taken for dead, and why it was given up be forgotten.
+        """
+        expected = {record.worker_id for record in self._records() if record.is_expected}
+        for key, worker_ids in workers.items():
+            for worker_id in set(worker_ids) - expected:
+                await self._verbs.hide(key, worker_id)
 
     async def _forget_former(self, key: VersionKey) -> None:
         """A server that took over may list workers again that had ended and been forgotten."""

@@ -207,3 +207,35 @@ def test_worker_that_a_server_that_took_over_lists_again_is_forgotten(parts):
         assert parts.workers() == ["node-a-1", "node-b-0"]
 
     asyncio.run(run())
+
+
+class Interrupted(NodeVerbs):
+    """Something happens while its next beat is on its way."""
+
+    meanwhile = None
+
+    async def beat(self, *arguments, **options):
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return await super().beat(*arguments, **options)
+
+
+def test_worker_that_is_given_up_during_a_beat_stays_listed(parts):
+    verbs = Interrupted(parts.verbs._client, int(DEAD_AFTER_S * 1000))
+    parts.heart._verbs = verbs
+    [record] = parts.heart._records()
+
+    async def run():
+        # Given
+        await parts.heart.beat()
+        # When
+        verbs.meanwhile = lambda: record.set_state(WorkerState.FAILED, error="no weights")
+        await parts.heart.beat()
+        # Then it does not count, and once its beat is old, nobody takes it for dead
+        client = fakeredis.FakeRedis(server=parts.server)
+        assert not client.exists(VersionKeys.of(KEY).worker_beats)
+        assert await parts.verbs.dead_workers([KEY]) == []
+        assert parts.workers() == ["node-a-1"]
+
+    asyncio.run(run())
