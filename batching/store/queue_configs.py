@@ -22,8 +22,7 @@ class QueueConfigs:
         client = at(self._client, names.tag)
         with telling_unavailable(), client.pipeline(transaction=False) as pipe:
             pipe.hset(names.config, mapping=_fields(spec))
-            for name in names.permanent():
-                pipe.persist(name)
+            _keep(pipe, names)
             pipe.execute()
 
     def complete(self, spec: ModelSpec) -> None:
@@ -33,9 +32,13 @@ class QueueConfigs:
         with telling_unavailable():
             # Asked first: at maxmemory even an HSETNX that would change nothing is refused.
             known = client.hkeys(names.config)
-            for field, value in _fields(spec).items():
-                if field.encode() not in known:
-                    client.hsetnx(names.config, field, value)
+            missing = {name: n for name, n in _fields(spec).items() if name.encode() not in known}
+            if missing:
+                with client.pipeline(transaction=False) as pipe:
+                    for field, value in missing.items():
+                        pipe.hsetnx(names.config, field, value)
+                    _keep(pipe, names)
+                    pipe.execute()
 
     def delete(self, key: VersionKey) -> None:
         """The version has none, so that nothing can be submitted to it; what is left has a TTL."""
@@ -44,9 +47,15 @@ class QueueConfigs:
         with telling_unavailable():
             client.delete(names.config)
             with client.pipeline(transaction=False) as pipe:
-                for name in names.permanent():
+                for name in names.permanent() - {names.config}:
                     pipe.pexpire(name, UNREGISTERED_TTL_MS)
                 pipe.execute()
+
+
+def _keep(pipe: Client, names: VersionKeys) -> None:
+    # An earlier version of that name may have been unregistered a moment ago.
+    for name in names.permanent() - {names.config}:
+        pipe.persist(name)
 
 
 def _fields(spec: ModelSpec) -> dict[str, int]:

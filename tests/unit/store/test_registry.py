@@ -235,7 +235,8 @@ def eternal_keys(desk):
     return {name.decode() for name in names if desk.client.pttl(name) == -1}
 
 
-def test_what_is_left_of_a_version_without_nodes_stays_only_until_it_is_registered_no_more(desk):
+@pytest.mark.parametrize("how", ["registered again", "restored"])
+def test_what_is_left_of_a_version_stays_only_while_it_is_registered(desk, how):
     # Given requests that wait, or are with a worker whose node has gone
     registry, spec = desk.registry(), make_spec()
     registry.create(spec)
@@ -246,10 +247,15 @@ def test_what_is_left_of_a_version_without_nodes_stays_only_until_it_is_register
     eternal = {*desk.keys.permanent()} - {desk.keys.solo}
     assert eternal_keys(desk) == eternal
 
+    known = registry.snapshot()
+
     # When / Then
     registry.remove(spec.key)
     assert eternal_keys(desk) == set()
-    registry.create(spec)
+    if how == "restored":
+        registry.restore(known.values())
+    else:
+        registry.create(spec)
     assert eternal_keys(desk) == eternal
     assert desk.counters() == {"accepted": 2}
 
