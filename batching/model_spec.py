@@ -57,7 +57,7 @@ class ModelSpec:
     batch_policy: str = "fixed"
     latency_slo_ms: int = 0
     response_timeout_s: int = 120
-    startup_timeout_s: int = 120
+    startup_timeout_s: float = 120
     queue_timeout_s: float = 120.0
     client_timeout_ms: int = 0
     max_retry_timeout_s: int = 300
@@ -86,8 +86,16 @@ class ModelSpec:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """The spec that `asdict` and JSON made this of; fields of a later version are ignored."""
+        """The spec that `asdict` and JSON made this of; fields of a later version are ignored.
+
+        Raises:
+            TypeError: they did not; a field is missing, or of another type.
+        """
         known = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
+        for name, value in known.items():
+            kind = cls.__dataclass_fields__[name].type
+            if kind in (str, int, bool) and not isinstance(value, kind):
+                raise TypeError(f"{name} is no {kind.__name__}")
         known["device_ids"] = tuple(known.get("device_ids", ()))
         return cls(**known)
 

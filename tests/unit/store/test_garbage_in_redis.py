@@ -17,6 +17,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from batching.errors import ServeError
+from batching.model_entry import ModelEntry
 from batching.protocol import Batch
 from batching.status import NodeStatus, WorkerState, WorkerStatus
 from batching.store import keys
@@ -144,7 +145,12 @@ def test_b08_garbage_in_the_registry_is_an_error_and_never_run(real_backend, val
     client.delete(keys.MODELS)
 
 
-NO_RECORD = {**GARBAGE, "no version": b'{"default": "1.0", "versions": {}}', "number": b"5"}
+NO_RECORD = {
+    **GARBAGE,
+    "number": b"5",
+    "no version": b'{"default": "1.0", "versions": {}}',
+    "text for a number": ModelEntry("1.0", {"1.0": make_spec(min_worker="2")}).to_json().encode(),
+}
 
 
 @pytest.mark.parametrize("value", NO_RECORD.values(), ids=NO_RECORD)
