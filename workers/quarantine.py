@@ -92,14 +92,11 @@ def sweep(folder: Path) -> None:
 
 
 def _age_s(place: Path) -> float:
-    """Seconds since something in it was written."""
-    latest_s = 0.0
-    for path in (place, *place.iterdir()):
-        try:
-            latest_s = max(latest_s, path.stat().st_mtime)
-        except OSError:  # its owner is tidying up
-            return 0.0
-    return _now_s() - latest_s
+    """Seconds since something in it was written; 0 if its owner tidies up, or has closed it."""
+    try:
+        return _now_s() - max(path.stat().st_mtime for path in (place, *place.iterdir()))
+    except OSError:
+        return 0.0
 
 
 def _now_s() -> float:

@@ -1,9 +1,11 @@
 """What killed processes leave behind is cleared, what others work on is not."""
 
+import errno
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +55,26 @@ def make(folder, name, age_s, file_age_s=None):
     os.utime(place / "half.mar", (file_s, file_s))
     os.utime(place, (now_s - age_s, now_s - age_s))
     return place
+
+
+def test_sweep_goes_on_behind_a_folder_that_another_user_has_closed(tmp_path, monkeypatch):
+    # Given, in either order
+    old = ABANDONED_AFTER_S + 60
+    closed = make(tmp_path, ".download-b", old)
+    gone = [make(tmp_path, f".download-{name}", old) for name in "ac"]
+    look = Path.iterdir
+
+    def iterdir(path):
+        if path == closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return look(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    # When
+    sweep(tmp_path)
+    # Then
+    assert closed.exists()
+    assert not any(place.exists() for place in gone)
 
 
 def test_sweep_removes_old_quarantine_and_nothing_else(tmp_path):
