@@ -7,8 +7,9 @@ can be read as well. Source: TorchServe 0.12 `SnapshotManager`, `FSSnapshotSeria
 import contextlib
 import datetime
 import json
+import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ MAX_FILES = 100
 
 _FILE_NAME = re.compile(r"[0-9]{17}-(startup|snapshot|shutdown)\.cfg")
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class SavedVersion:
@@ -41,16 +44,29 @@ class SavedVersion:
     parameters: Mapping[str, Any]
 
 
-def newest_snapshot(folder: Path, management_address: str = "") -> Path | None:
-    """The youngest snapshot in the folder, by its name; None when there is none.
+def newest_snapshot(
+    folder: Path, management_address: str = "", *, report: Callable[[str], None] = log.warning
+) -> Path | None:
+    """The youngest whole snapshot in the folder, by its name; None when there is none.
+
+    A host that lost its power, or a disk, may leave one that is empty or cut short: the one before
+    it is nearer to what was registered than nothing at all.
 
     Args:
         folder: where to look.
         management_address: only those of a server with this address, if it is given: two servers
             that were started in one folder are not each other's past.
+        report: told of each that is passed over because it cannot be read, and why.
     """
     for path in sorted(_snapshots(folder), key=lambda path: path.name, reverse=True):
-        if not management_address or _address_of(path) == management_address:
+        try:
+            properties = read_properties(path)
+            _versions_in(path, properties)
+        except SettingsError as error:
+            report(f"snapshot passed over: {error}")
+            continue
+        address = properties.get("management_address", "")
+        if not management_address or address == management_address:
             return path
     return None
 
@@ -71,8 +87,7 @@ def write_snapshot(
     """
     folder.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.UTC)
-    stamp = now.strftime("%Y%m%d%H%M%S") + f"{now.microsecond // 1000:03d}"
-    path = folder / f"{stamp}-{kind}.cfg"
+    path = folder / f"{_stamp(now, folder)}-{kind}.cfg"
     record = {
         "name": path.name,
         "modelCount": sum(len(entry.versions) for entry in models.values()),
@@ -103,9 +118,12 @@ def read_snapshot(path: Path) -> list[SavedVersion]:
     Raises:
         SettingsError: the file cannot be read, or is no snapshot.
     """
-    text = read_properties(path).get(SNAPSHOT, "{}")
+    return _versions_in(path, read_properties(path))
+
+
+def _versions_in(path: Path, properties: Mapping[str, str]) -> list[SavedVersion]:
     try:
-        models = json.loads(text).get("models") or {}
+        models = json.loads(properties[SNAPSHOT]).get("models") or {}
         return [
             _restored(name, version, record)
             for name, versions in models.items()
@@ -161,11 +179,15 @@ def _restored(name: str, version: str, record: Mapping[str, Any]) -> SavedVersio
     )
 
 
-def _address_of(path: Path) -> str:
-    try:
-        return read_properties(path).get("management_address", "")
-    except SettingsError:
-        return ""
+def _stamp(now: datetime.datetime, folder: Path) -> str:
+    """This moment, or what comes after the folder's newest snapshot where that one is ahead of it.
+
+    TorchServe names its own by local time, and clocks are set back: what is written last has to be
+    the newest by its name.
+    """
+    stamp = now.strftime("%Y%m%d%H%M%S") + f"{now.microsecond // 1000:03d}"
+    taken = max((int(path.name[: len(stamp)]) for path in _snapshots(folder)), default=0)
+    return f"{max(int(stamp), taken + 1):017d}"
 
 
 def _archive_name(url: str) -> str:

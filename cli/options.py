@@ -50,14 +50,18 @@ def err() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def warn(text: str) -> None:
+    """What an operator had better look at is among the complaints."""
+    err().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+
+
 def allow_many_files() -> None:
     """This process and its children may open what a server needs, or a warning says otherwise."""
     if (allowed := raise_open_files()) < _ENOUGH_FILES:
-        err().print(
-            f"[yellow]warning:[/] only {allowed} files may be open at once, connections included, "
-            f"and a server needs {_ENOUGH_FILES} or more: raise the hard limit (`ulimit -Hn`, "
-            "LimitNOFILE= of systemd, --ulimit nofile= of docker)",
-            soft_wrap=True,
+        warn(
+            f"only {allowed} files may be open at once, connections included, and a server needs "
+            f"{_ENOUGH_FILES} or more: raise the hard limit (`ulimit -Hn`, LimitNOFILE= of "
+            "systemd, --ulimit nofile= of docker)"
         )
 
 
@@ -100,8 +104,7 @@ def load_settings(
     except SettingsError as error:
         raise UnusableSettings(str(error)) from error
     for key in without_effect:
-        text = f"{config}: {why_without_effect(key)}"
-        err().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+        warn(f"{config}: {why_without_effect(key)}")
     return settings
 
 

@@ -25,7 +25,7 @@ from cli.embedded_redis import (
     find_server,
 )
 from cli.log_files import LogFiles
-from cli.options import allow_many_files, err, out
+from cli.options import allow_many_files, err, out, warn
 from cli.ready_pipe import ReadyPipe
 from cli.supervisor import Interrupted, Part, StartFailed, Supervisor
 
@@ -124,7 +124,7 @@ def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool
         folder = settings.log_location / "config"
     file = settings.snapshot_file
     if folder is not None and file is None and is_embedded and is_restoring:
-        file = newest_snapshot(folder, settings.management_address)
+        file = newest_snapshot(folder, settings.management_address, report=warn)
     return replace(settings, snapshot_dir=folder, snapshot_file=file)
 
 

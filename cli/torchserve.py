@@ -23,7 +23,7 @@ import psutil
 from batching.readiness import READY_VARIABLE
 from batching.settings import DEFAULT_KEY_FILE, Settings, SettingsError
 from batching.snapshots import newest_snapshot
-from cli.options import load_settings
+from cli.options import load_settings, warn
 from cli.pid_file import pid_file, remove_pid, running_server, write_pid
 from cli.ready_pipe import ReadyPipe
 from cli.server import run_server
@@ -134,7 +134,7 @@ def find_config(
         raise click.ClickException(str(error)) from error
     # With a Redis that outlives its servers, that is what remembers the models.
     if is_reading_snapshots and not settings.redis_url and settings.config_snapshots:
-        return newest_snapshot(settings.log_location / "config") or own
+        return newest_snapshot(settings.log_location / "config", report=warn) or own
     return own
 
 

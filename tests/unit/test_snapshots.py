@@ -99,6 +99,14 @@ def test_downloaded_archive_is_saved_under_its_name_and_its_address(tmp_path):
     assert read_snapshot(path)[0].parameters["url"] == url
 
 
+def write_named(folder, name, *, address="", record="{}"):
+    """A snapshot of this name; `record` is the JSON in it."""
+    properties = {"management_address": address, "model_snapshot": record}
+    path = folder / name
+    path.write_text(javaproperties.dumps(properties))
+    return path
+
+
 def test_newest_snapshot_is_the_youngest_by_name_whatever_its_kind(tmp_path):
     # Given
     for name in (
@@ -108,7 +116,7 @@ def test_newest_snapshot_is_the_youngest_by_name_whatever_its_kind(tmp_path):
         "99999999999999999-other.cfg",
         ".20990101000000000-startup.cfg",
     ):
-        (tmp_path / name).touch()
+        write_named(tmp_path, name)
     # When / Then
     assert newest_snapshot(tmp_path) == tmp_path / "20240101000000002-shutdown.cfg"
     assert newest_snapshot(tmp_path / "missing") is None
@@ -118,13 +126,49 @@ def test_newest_snapshot_is_that_of_the_same_server(tmp_path):
     # Given two servers that were started in one folder
     mine, other = "http://127.0.0.1:8081", "http://127.0.0.1:9081"
     for number, address in enumerate((mine, mine, other)):
-        text = javaproperties.dumps({"management_address": address})
-        (tmp_path / f"2024010100000000{number}-startup.cfg").write_text(text)
-    (tmp_path / "20240101000000009-startup.cfg").write_bytes(b"\\uXXXX")
+        write_named(tmp_path, f"2024010100000000{number}-startup.cfg", address=address)
     # When / Then
     assert newest_snapshot(tmp_path, mine).name == "20240101000000001-startup.cfg"
     assert newest_snapshot(tmp_path, other).name == "20240101000000002-startup.cfg"
     assert newest_snapshot(tmp_path, "http://127.0.0.1:1") is None
+
+
+@pytest.mark.parametrize("kept", ["nothing", "the settings", "half of the models", "no text"])
+def test_snapshot_that_is_not_whole_is_named_and_the_one_before_it_counts(tmp_path, kept):
+    # Given
+    address = "http://127.0.0.1:8081"
+    properties = {"management_address": address}
+    whole = write_snapshot(tmp_path, STARTUP, properties, registry_of(SPEC))
+    broken = write_snapshot(tmp_path, CHANGE, properties, registry_of(SPEC))
+    content = broken.read_bytes()
+    settings, models = content.split(b"model_snapshot", 1)
+    broken.write_bytes(
+        {
+            "nothing": b"",
+            "the settings": settings,
+            "half of the models": content[: -len(models) // 2],
+            "no text": b"\\uXXXX",
+        }[kept]
+    )
+    said = []
+    # When
+    newest = newest_snapshot(tmp_path, address, report=said.append)
+    # Then
+    assert newest == whole
+    [line] = said
+    assert line.startswith("snapshot passed over: ")
+    assert str(broken) in line
+
+
+def test_snapshot_is_the_newest_although_an_older_one_is_ahead_of_the_clock(tmp_path):
+    # Given TorchServe's, which has local time in its name, or one that was written before the clock
+    # was set back
+    ahead = write_named(tmp_path, "29991231235959999-shutdown.cfg")
+    # When
+    written = [write_snapshot(tmp_path, CHANGE, {}, registry_of(SPEC)) for _ in range(2)]
+    # Then
+    assert sorted(tmp_path.iterdir()) == [ahead, *written]
+    assert newest_snapshot(tmp_path) == written[-1]
 
 
 def test_old_snapshots_go_when_there_are_too_many(tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ def test_configuration_file_is_the_first_one_found(tmp_path):
     assert found() is None
     own.touch()
     assert found().name == "config.properties"
-    snapshot.touch()
+    snapshot.write_text("model_snapshot={}\n")
     assert found() == snapshot.relative_to(tmp_path)
     assert found(is_reading=False).name == "config.properties"
     # With a Redis that outlives its servers there is nothing to bring back
