@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.api import Api, error_text
-from cli.models import all_versions, hosts_of_nodes, worker_states
+from cli.models import all_versions, worker_states
 from cli.options import inference_option, json_option, management_option, out
 
 
@@ -23,12 +23,13 @@ def status(management_url: str, inference_url: str, as_json: bool) -> None:
     with Api(inference_url, answer_timeout_s=10) as inference:
         response = inference.send("GET", "readyz")
     with Api(management_url, answer_timeout_s=10) as management:
+        nodes = management.call("GET", "nodes")
         versions = all_versions(management)
     record = {
         "ready": response.status_code == httpx.codes.OK,
         "reason": "" if response.status_code == httpx.codes.OK else _reason(response),
-        "nodes": _workers_by_node(versions),
-        "hosts": hosts_of_nodes(one for version in versions for one in version["workers"]),
+        "nodes": _workers_by_node(nodes, versions),
+        "hosts": {node["node"]: node["host"] for node in nodes},
         "models": [_summary(version) for version in versions],
     }
     if as_json:
@@ -44,10 +45,10 @@ def _reason(response: httpx.Response) -> str:
         return error_text(response)
 
 
-def _workers_by_node(versions: list[dict[str, Any]]) -> dict[str, int]:
-    """Node -> how many workers it runs; a node without workers is not known here."""
-    nodes = (worker["node"] for version in versions for worker in version["workers"])
-    return dict(sorted(Counter(nodes).items()))
+def _workers_by_node(nodes: list[dict[str, Any]], versions: list[dict[str, Any]]) -> dict[str, int]:
+    """Node -> how many workers it runs."""
+    counts = Counter(worker["node"] for version in versions for worker in version["workers"])
+    return {node["node"]: counts[node["node"]] for node in nodes}
 
 
 def _summary(version: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +76,8 @@ def _print(record: dict[str, Any]) -> None:
         f"{_on_host(name, record)} ({count} worker{'s' * (count != 1)})"
         for name, count in record["nodes"].items()
     )
-    console.print(f"Nodes with workers: {escape(nodes) or 'none'}", soft_wrap=True)
+    nodes = escape(nodes) or "none runs. `ferry node` starts one."
+    console.print(f"Nodes: {nodes}", soft_wrap=True)
     table = Table("model", "version", "workers", "per node", "waiting", "room", box=None)
     for model in record["models"]:
         states = ", ".join(f"{count} {state}" for state, count in model["workers"].items())

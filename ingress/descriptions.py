@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batching.model_spec import ModelSpec, int_parameter
-from batching.status import QueueStatus, WorkerState, WorkerStatus
+from batching.status import NodeStatus, QueueStatus, WorkerState, WorkerStatus
 
 MAX_PAGE = 100
 
@@ -69,6 +69,16 @@ def describe_version(
         "isDefault": is_default,
     }
     return document
+
+
+def describe_node(node: NodeStatus) -> dict[str, Any]:
+    """One live node, in the words that describe has for a worker's."""
+    return {
+        "node": node.node_id,
+        "host": node.hostname,
+        "pid": node.pid,
+        "startTime": node.started_at,
+    }
 
 
 def list_page(

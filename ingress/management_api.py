@@ -17,7 +17,7 @@ from batching.model_spec import ModelSpec, bool_parameter
 from batching.protocol import Reply
 from batching.request_ids import fresh_request_id
 from ingress.answers import reply_answer, wrong_method
-from ingress.descriptions import describe_version, list_page
+from ingress.descriptions import describe_node, describe_version, list_page
 from ingress.openapi import model_management_document
 from ingress.registrar import Registrar
 from ingress.responses import json_response, status_response, to_response
@@ -56,6 +56,7 @@ def management_blueprint(services: Services) -> Blueprint:
         (f"{versioned}/set-default", "PUT", view.set_default),
         ("/v1/models/<model_name>", "GET", view.kserve_ready),
         ("/downloads", "GET", view.list_downloads),
+        ("/nodes", "GET", view.list_nodes),
     )
     for rule, method, handler in rules:
         endpoint = f"{method} {rule}".replace(".", " ")
@@ -120,6 +121,9 @@ class _ManagementView:
     def list_downloads(self) -> Response:
         found = self._services.control.downloads()
         return json_response([asdict(download) for download in found])
+
+    def list_nodes(self) -> Response:
+        return json_response([describe_node(node) for node in self._registry.nodes()])
 
     def _require_model_api(self) -> None:
         # Source: TorchServe 0.12 docs/model_api_control.md.

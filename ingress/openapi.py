@@ -68,6 +68,7 @@ _OPERATIONS: Mapping[Role, Sequence[_Operation]] = {
         ("delete", f"/models/{_VERSIONED}", "versionUnregisterModel", ()),
         ("put", f"/models/{_VERSIONED}/set-default", "setDefault", ()),
         ("get", "/downloads", "listDownloads", ()),
+        ("get", "/nodes", "listNodes", ()),
         ("get", "/api-description", "api-description", ()),
     ),
     Role.METRICS: (("get", "/metrics", "metrics", ("name[]",)),),

@@ -32,6 +32,12 @@ DESCRIPTION = {
     "jobQueueStatus": {"remainingCapacity": 97, "pendingRequests": 3},
 }
 
+NODES = [
+    {"node": "n1", "host": "box"},
+    {"node": "n2", "host": ""},
+    {"node": "n3", "host": "spare"},
+]
+
 
 class Server:
     """Answers what it was told to, and keeps what it was asked."""
@@ -265,6 +271,7 @@ def test_worker_that_is_not_ready_is_shown_in_the_state_that_it_is_in(server, fe
     record = {**DESCRIPTION, "workers": [worker(1, state="FAILED"), worker(2, state="LOADING")]}
     server.answers |= {
         ("GET", "/readyz"): (503, {"status": "No ready worker: m"}),
+        ("GET", "/nodes"): (200, NODES),
         ("GET", "/models"): (200, {"models": [{"modelName": "m", "modelUrl": "m.mar"}]}),
         ("GET", "/models/m/all"): (200, [record]),
     }
@@ -283,6 +290,7 @@ def test_list_and_status_show_all_versions_and_the_default(server, ferry):
     second = {**DESCRIPTION, "modelVersion": "2.0", "isDefault": True, "workers": [worker(1)]}
     server.answers |= {
         ("GET", "/readyz"): (200, {}),
+        ("GET", "/nodes"): (200, NODES),
         ("GET", "/models"): (200, {"models": names}),
         ("GET", "/models/m/all"): (200, [{**DESCRIPTION, "isDefault": False}, second]),
     }
@@ -292,7 +300,7 @@ def test_list_and_status_show_all_versions_and_the_default(server, ferry):
     # Then
     assert listed[1:] == [["m", "1.0", "m.mar"], ["m", "2.0", "(default)", "m.mar"]]
     assert "m 2.0 (default) 1 UNLOADING" in status
-    assert "n1 on box (2 workers), n2 (1 worker)" in status
+    assert "Nodes: n1 on box (2 workers), n2 (1 worker), n3 on spare (0 workers)" in status
 
 
 def test_status_counts_workers_by_node_and_state(server, ferry):
@@ -300,6 +308,7 @@ def test_status_counts_workers_by_node_and_state(server, ferry):
     server.answers["GET", "/readyz"] = (503, {"status": "No ready worker: m"})
     server.answers["GET", "/models"] = (200, {"models": [{"modelName": "m", "modelUrl": "m.mar"}]})
     server.answers["GET", "/models/m/all"] = (200, [DESCRIPTION])
+    server.answers["GET", "/nodes"] = (200, NODES[:2])
     # When
     record = json.loads(ferry("status", "--json").stdout)
     words = " ".join(ferry("status").stdout.split())
@@ -308,8 +317,27 @@ def test_status_counts_workers_by_node_and_state(server, ferry):
     assert record["nodes"] == {"n1": 1, "n2": 1}
     assert record["models"][0]["workers"] == {"READY": 1, "UNLOADING": 1}
     assert record["models"][0]["waiting"] == 3
-    assert words.startswith("No ready worker: m Nodes with workers: n1 (1 worker), n2 (1 worker)")
+    assert words.startswith("No ready worker: m Nodes: n1 on box (1 worker), n2 (1 worker)")
     assert "m 1.0 1 READY, 1 UNLOADING 2 3 97" in words
+
+
+@pytest.mark.parametrize(
+    ("nodes", "counts", "line"),
+    [
+        ([], {}, "Nodes: none runs. `ferry node` starts one."),
+        ([{"node": "n3", "host": "spare"}], {"n3": 0}, "Nodes: n3 on spare (0 workers)"),
+    ],
+)
+def test_status_tells_a_node_without_workers_from_none(server, ferry, nodes, counts, line):
+    # Given
+    server.answers |= {
+        ("GET", "/readyz"): (200, {}),
+        ("GET", "/nodes"): (200, nodes),
+        ("GET", "/models"): (200, {"models": []}),
+    }
+    # When / Then
+    assert line in ferry("status").stdout.splitlines()
+    assert json.loads(ferry("status", "--json").stdout)["nodes"] == counts
 
 
 def test_predict_prints_a_table_when_the_answer_is_classes(server, ferry, tmp_path):

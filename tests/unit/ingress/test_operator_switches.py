@@ -103,3 +103,16 @@ def test_downloads_under_way_are_listed(ingress):
     assert answer.get_json() == [
         {"url": "https://models.example/m.mar", "done_bytes": 1, "total_bytes": 2}
     ]
+
+
+def test_nodes_that_run_are_listed_workers_or_not(ingress, request):
+    # Given
+    manager = client(ingress, Role.MANAGEMENT)
+    before = manager.get("/nodes").get_json()
+    request.getfixturevalue("node")
+    # When
+    found = manager.get("/nodes").get_json()
+    # Then
+    assert before == []
+    started = "2026-01-01T00:00:00.000Z"
+    assert found == [{"node": "node-a", "host": "host", "pid": 1, "startTime": started}]
