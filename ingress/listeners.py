@@ -176,6 +176,11 @@ class Listener:
                 self.address.socket_path.unlink(missing_ok=True)
         self._host.drain()
 
+    @property
+    def clients(self) -> int:
+        """How many connections there are."""
+        return len(self._host.connections)
+
     async def wait_closed(self) -> None:
         """All requests have been answered and all connections closed."""
         await self._host.wait_closed()

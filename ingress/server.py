@@ -253,7 +253,11 @@ class _Ingress:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not closed.done():
-                log.warning("refusing open=%d", self._broker.waiting)
+                if waiting := self._broker.waiting:
+                    log.warning("refusing open=%d", waiting)
+                else:
+                    # Nothing of theirs is at work: they send or read too slowly, or not at all.
+                    log.warning("cutting off clients=%d", sum(one.clients for one in listeners))
                 await self._broker.close()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(closed), _REFUSAL_S)

@@ -223,7 +223,27 @@ def test_server_refuses_what_is_still_open_when_the_drain_ends(start, node, echo
     # Then
     assert answers[0].status_code == 503
     assert answers[0].headers["x-ferry-reason"] == "draining"
-    assert server.end()[0] == 0
+    status, log = server.end()
+    assert status == 0
+    assert "refusing open=1\n" in log
+    assert "cutting off" not in log
+
+
+def test_server_says_whose_requests_it_does_not_wait_for(start, echo_model):
+    # Given a client that has sent half of its request
+    server = start(drain_timeout_s="0.6")
+    server.ready_lines()
+    head = b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9"
+    with socket.create_connection(("127.0.0.1", server.ports["inference"]), timeout=20) as client:
+        client.sendall(head + b"\r\nExpect: 100-continue\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 100 ")
+        # When
+        server.process.send_signal(signal.SIGTERM)
+        status, log = server.end()
+    # Then
+    assert status == 0
+    assert "cutting off clients=1\n" in log
+    assert "refusing open=" not in log
 
 
 def test_second_signal_ends_the_server_at_once(start, node, echo_model):
