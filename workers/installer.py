@@ -10,6 +10,7 @@ for a while.
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import importlib.metadata
 import logging
@@ -25,6 +26,7 @@ import weakref
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from batching.child_process import exited, kill_group, spawn
 from batching.daemon_thread import in_daemon_thread
@@ -45,7 +47,17 @@ MAX_LINE_BYTES = 1024**2
 # Workers of one model, started again and again, do not each wait for pip to fail.
 FAILURE_LASTS_S = 30.0
 _CROSS = "\N{MULTIPLICATION SIGN}"  # pip's, before what failed
+# What pip says of a disk without room. Source: pip 23.2 `create_os_error_message`.
+_NO_ROOM = {f"[Errno {number}]": number for number in (errno.ENOSPC, errno.EDQUOT)}
 _PTH = "shared_with_the_server.pth"
+
+
+class _Failure(NamedTuple):
+    """The last one of an environment."""
+
+    at_s: float
+    reason: str
+    cause: BaseException | None
 
 
 class Installer:
@@ -66,7 +78,7 @@ class Installer:
         self._timeout_s = timeout_s
         # Weak: a lock is there for as long as somebody holds it or waits for it.
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        self._failures: dict[str, tuple[float, str]] = {}
+        self._failures: dict[str, _Failure] = {}
 
     async def python_for(self, spec: ModelSpec, model_dir: Path) -> Path:
         """The interpreter that the model's workers run in, with its requirements installed.
@@ -74,8 +86,8 @@ class Installer:
         Blocks until they are, at most the installer's time limit. Belongs to the main thread.
 
         Raises:
-            DependenciesFailed: pip says no, the time is up, or the disk fails; the log has pip's
-                own words.
+            DependenciesFailed: pip says no, the time is up, or the disk fails, which is its cause
+                then; the log has pip's own words.
         """
         file_name = requirements_file(spec)
         if not file_name:
@@ -97,7 +109,7 @@ class Installer:
             raise DependenciesFailed(
                 f"Custom pip package installation failed for model {spec.model_name}: "
                 f"{error.message}"
-            ) from error
+            ) from error.__cause__
         except OSError as error:
             raise DependenciesFailed(
                 f"Virtual environment creation failed for model {spec.model_name}: {error.strerror}"
@@ -122,9 +134,9 @@ class Installer:
         python = _python_in(place)
         if _is_ready(place) and mark_used(place):
             return python
-        failed_at_s, reason = self._failures.get(name, (-FAILURE_LASTS_S, ""))
-        if time.monotonic() - failed_at_s < FAILURE_LASTS_S:
-            raise DependenciesFailed(reason)
+        failure = self._failures.get(name)
+        if failure is not None and time.monotonic() - failure.at_s < FAILURE_LASTS_S:
+            raise DependenciesFailed(failure.reason) from failure.cause
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             async with asyncio.timeout(self._timeout_s), _locked(place.with_suffix(".lock")):
@@ -138,10 +150,10 @@ class Installer:
                     log.info("installed model=%s version=%s", *spec.key)
         except TimeoutError:
             reason = f"not done within {self._timeout_s:.0f} s."
-            self._failures[name] = (time.monotonic(), reason)
+            self._failures[name] = _Failure(time.monotonic(), reason, None)
             raise DependenciesFailed(reason) from None
         except DependenciesFailed as error:
-            self._failures[name] = (time.monotonic(), error.message)
+            self._failures[name] = _Failure(time.monotonic(), error.message, error.__cause__)
             raise
         return python
 
@@ -160,7 +172,14 @@ class Installer:
             await exited(child)
         if child.returncode != 0:
             reason = reason.removeprefix("ERROR:").strip(f" {_CROSS}.")
-            raise DependenciesFailed(f"{reason}. The node's log has all that pip said.")
+            text = f"{reason}. The node's log has all that pip said."
+            raise DependenciesFailed(text) from _no_room(reason)
+
+
+def _no_room(reason: str) -> OSError | None:
+    """The error that pip met, if it is that the disk has no room."""
+    found = (number for words, number in _NO_ROOM.items() if words in reason)
+    return next((OSError(number, os.strerror(number)) for number in found), None)
 
 
 def _weight(line: str) -> int:

@@ -125,7 +125,9 @@ class Slot:
         except ServeError as error:
             log.error("model=%s version=%s: %s", *self.spec.key, error.message)
             # Installing takes minutes and fails again; whoever mends it registers the model anew.
-            self._is_hopeless = isinstance(error, DependenciesFailed)
+            # A disk may have room again by itself, as for an archive.
+            is_of_disk = isinstance(error.__cause__, OSError)
+            self._is_hopeless = isinstance(error, DependenciesFailed) and not is_of_disk
             await self._note_failure(error=_with_cause(error), reason=error.reason)
             return
         except OSError as error:
@@ -315,5 +317,5 @@ class Slot:
 def _with_cause(error: ServeError) -> str:
     """The error's text, and what the system had to say: that the disk is full, say."""
     cause = error.__cause__
-    words = cause.strerror if isinstance(cause, OSError) else ""
-    return f"{error.message} ({words})" if words else error.message
+    words = (isinstance(cause, OSError) and cause.strerror) or ""
+    return f"{error.message} ({words})" if words not in error.message else error.message

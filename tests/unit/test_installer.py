@@ -1,6 +1,7 @@
 """Models' requirements, each in an environment of its own."""
 
 import asyncio
+import errno
 import logging
 import socket
 import subprocess
@@ -124,6 +125,7 @@ def test_failing_installation_is_told_and_not_tried_again_at_once(tmp_path, mode
         with pytest.raises(DependenciesFailed) as caught:
             asyncio.run(installer.python_for(SPEC, model_dir))
         assert caught.value.message.replace("-", "_") == text.replace("-", "_")
+        assert not isinstance(caught.value.__cause__, OSError)
     assert runs_of_pip(caplog) == 1
     assert "pip model=digits: ERROR: Could not find a version" in caplog.text
 
@@ -170,6 +172,23 @@ def test_environment_that_cannot_be_made_is_told(tmp_path, model_dir):
     text = "Virtual environment creation failed for model digits: Not a directory"
     with pytest.raises(DependenciesFailed, match=text):
         install(tmp_path / "work", model_dir)
+
+
+@pytest.mark.slow
+def test_disk_that_pip_finds_full_is_the_cause_of_its_failure(tmp_path, model_dir, caplog):
+    # Given a pip that says what pip says then; it is found in the folder that it is run in
+    caplog.set_level(logging.INFO, "workers.installer")
+    said = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+    (model_dir / "pip.py").write_text(f"import sys\nprint({said!r})\nsys.exit(1)\n")
+    installer = Installer(tmp_path / "work", is_allowed=True)
+
+    # When / Then: also for who asks while it is not tried again
+    for _ in range(2):
+        with pytest.raises(DependenciesFailed, match="No space left on device") as caught:
+            asyncio.run(installer.python_for(SPEC, model_dir))
+        assert isinstance(caught.value.__cause__, OSError)
+        assert caught.value.__cause__.errno == errno.ENOSPC
+    assert runs_of_pip(caplog) == 1
 
 
 def test_requirements_are_left_alone_unless_the_server_says_so(tmp_path, model_dir, caplog):

@@ -173,6 +173,23 @@ def test_worker_whose_archive_finds_no_room_says_what_the_system_says():
     assert worker.error == "Failed to save model: m.mar (No space)"
 
 
+def test_worker_whose_requirements_find_no_room_is_tried_again_later():
+    # Given
+    parts = Parts(Path("/nowhere/python"))
+    text = "Virtual environment creation failed for model digits: No space left on device"
+
+    async def no_room(_spec):
+        parts.starts += 1
+        raise DependenciesFailed(text) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    parts.slot._context = replace(parts.slot._context, prepare=no_room)
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert parts.starts == TRIED_AT_ONCE
+    assert worker.error == text
+
+
 def test_worker_that_loads_too_slowly_is_not_taken_for_one_without_memory(tmp_path):
     # Given
     spec = make_spec(startup_timeout_s=0.2)
