@@ -18,6 +18,7 @@ _BEHIND_A_LINK = (
     ". A link leads out of the model store there, and is not followed: put the archive itself into "
     "the model store"
 )
+_NO_ARCHIVE = ": that is neither a file nor a folder"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -62,7 +63,7 @@ def locate_archive(
         return _in_store(url, model_store)
     if match[1].lower() == "file":
         return _file_in_store(url, model_store)
-    if is_registered and (known := store_path(url, model_store)).exists():
+    if is_registered and _is_archive(known := store_path(url, model_store)):
         return known
     downloader = downloader or Downloader(allowed_urls)
     return downloader.fetch(url, model_store, on_progress, is_unused)
@@ -109,21 +110,31 @@ def _find(name: str, model_store: Path) -> Path | None:
     try:
         store = model_store.resolve()
         place = (store / name).resolve()
-        if place != store and place.is_relative_to(store) and place.exists():
+        if place != store and place.is_relative_to(store) and _is_archive(place):
             return place
     except _NO_PATH:
         pass
     return None
 
 
+def _is_archive(place: Path) -> bool:
+    """Whether it may be one; who opened a named pipe instead would wait for ever."""
+    return place.is_file() or place.is_dir()
+
+
 def _why_not_found(name: str, model_store: Path) -> str:
-    """More words where a link is the reason; whether anything is at its end, nobody is told."""
+    """More words where a link is the reason; whether anything is at its end, nobody is told.
+
+    And where what is there is no archive: a named pipe, say.
+    """
     stores = (model_store.absolute(), model_store.resolve())
     place = stores[0] / name
     try:
         is_in_store = any(map(place.is_relative_to, stores))
         if is_in_store and not place.resolve().is_relative_to(stores[1]):
             return _BEHIND_A_LINK
+        if is_in_store and place.exists() and not _is_archive(place):
+            return _NO_ARCHIVE
     except _NO_PATH:
         pass
     return ""

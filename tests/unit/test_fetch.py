@@ -1,9 +1,11 @@
 """Where archives are looked for, and where not."""
 
+import os
+
 import pytest
 
-from batching.errors import DownloadFailed, ModelNotFound
-from tests.unit.web import archive_bytes
+from batching.errors import DownloadFailed, InternalError, ModelNotFound
+from tests.unit.web import ALLOWED, archive_bytes
 from workers.fetch import locate_archive
 
 
@@ -90,6 +92,21 @@ def test_file_url_that_a_link_leads_out_of_the_store_says_so(store, tmp_path):
 
         # Then
         assert caught.value.message == f"Failed to download archive from: {url}{BEHIND_A_LINK}"
+
+
+def test_named_pipe_in_the_store_is_no_archive(store):
+    # Given one that has a model's name; whoever opens it waits for ever
+    os.mkfifo(store / "pipe.mar")
+
+    # When / Then
+    words = r"pipe\.mar: that is neither a file nor a folder"
+    with pytest.raises(ModelNotFound, match=words):
+        locate_archive("pipe.mar", store)
+    with pytest.raises(DownloadFailed, match=words):
+        locate_archive(f"file://{store}/pipe.mar", store)
+    url = "https://models.example/pipe.mar"
+    with pytest.raises(InternalError, match="Model file already exists"):
+        locate_archive(url, store, is_registered=True, allowed_urls=ALLOWED)
 
 
 def test_link_within_the_store_is_followed(store):

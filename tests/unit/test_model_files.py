@@ -1,14 +1,12 @@
 """A node's archives are unpacked beside each other, and each of them once."""
 
 import asyncio
-import contextlib
 import hashlib
-import os
-from collections.abc import AsyncIterator
+import threading
 
 import pytest
 
-from batching.errors import InvalidModel
+from batching.errors import InvalidModel, ModelNotFound
 from batching.settings import Settings
 from tests.support import eventually_async, make_spec
 from tests.unit.archives import write_zip
@@ -40,58 +38,53 @@ def quick(store):
     return make_spec(model_name="quick", model_url=path.name, archive_sha256=hash_archive(path))
 
 
-@contextlib.asynccontextmanager
-async def slow_at_work(files, store, count=1) -> AsyncIterator[list[asyncio.Task[Prepared]]]:
-    """Archives are being unpacked that give no byte, and end with the with block."""
-    pipes = [store / f"slow-{number}.mar" for number in range(count)]
-    for pipe in pipes:
-        os.mkfifo(pipe)
-    specs = [
-        make_spec(model_url=pipe.name, archive_sha256=f"{number:064x}")
-        for number, pipe in enumerate(pipes)
-    ]
-    tasks = [asyncio.create_task(files.prepare(spec)) for spec in specs]
-    writers: list[int] = []
-    try:
-        await eventually_async(lambda: writers or began_reading(pipes[0], writers), AT_ONCE_S)
-        yield tasks
-    finally:
-        for writer in writers:
-            os.close(writer)
-        for pipe, task in zip(pipes, tasks, strict=True):
-            await eventually_async(lambda p=pipe, t=task: t.done() or ends(p), AT_ONCE_S)
-            with contextlib.suppress(InvalidModel):  # not what was registered
-                await task
+class SlowDisk:
+    """Archives named slow-… are not found before `end`."""
+
+    def __init__(self):
+        self.is_at_work, self._is_over = threading.Event(), threading.Event()
+        self.end = self._is_over.set
+        self._locate = fetch.locate_archive
+
+    def locate(self, url, *arguments, **named):
+        if url.startswith("slow-"):
+            self.is_at_work.set()
+            self._is_over.wait()
+        return self._locate(url, *arguments, **named)
 
 
-def began_reading(pipe, writers: list[int]) -> bool:
-    """Whether somebody reads from the pipe; then it is kept open."""
-    with contextlib.suppress(OSError):
-        writers.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
-    return bool(writers)
-
-
-def ends(pipe) -> bool:
-    """Whether somebody read from the pipe; nothing more comes."""
-    opened: list[int] = []
-    if began_reading(pipe, opened):
-        os.close(opened[0])
-    return bool(opened)
+@pytest.fixture
+def slow_disk(monkeypatch):
+    disk = SlowDisk()
+    monkeypatch.setattr(fetch, "locate_archive", disk.locate)
+    yield disk
+    disk.end()
 
 
 @pytest.mark.parametrize("count", [1, MANY])
 @pytest.mark.parametrize("is_unpacked", [True, False], ids=["unpacked", "not unpacked"])
-def test_model_is_prepared_while_others_are_unpacked(files, store, quick, is_unpacked, count):
+def test_model_is_prepared_while_others_are_unpacked(files, slow_disk, quick, is_unpacked, count):
+    slow = [
+        make_spec(model_url=f"slow-{number}.mar", archive_sha256=f"{number:064x}")
+        for number in range(count)
+    ]
+
     async def run() -> None:
         # Given
         if is_unpacked:
             await files.prepare(quick)
-        async with slow_at_work(files, store, count) as at_work:
+        at_work = [asyncio.create_task(files.prepare(spec)) for spec in slow]
+        await eventually_async(slow_disk.is_at_work.is_set, AT_ONCE_S)
+        try:
             # When
             prepared = await asyncio.wait_for(files.prepare(quick), AT_ONCE_S)
             # Then
             assert (prepared.model_dir / "echo.py").is_file()
             assert not any(task.done() for task in at_work)
+        finally:
+            slow_disk.end()
+        outcomes = await asyncio.gather(*at_work, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {ModelNotFound}
 
     asyncio.run(run())
 
