@@ -52,6 +52,10 @@ class Histogram(Collector):
             found = self._children[values] = Child(self._bounds)
         return found
 
+    def remove(self, *values: str) -> None:
+        """There is no child with these label values."""
+        self._children.pop(values, None)
+
     def collect(self) -> Iterator[Metric]:
         """The family as it is now."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)

@@ -147,6 +147,24 @@ class Metrics:
             found = self._versions[key, asked_version] = VersionMetrics(self, key, asked_version)
         return found
 
+    def versions(self) -> frozenset[VersionKey]:
+        """Those that have series."""
+        return frozenset(key for key, _ in self._versions)
+
+    def forget(self, key: VersionKey) -> None:
+        """The version has no series any more; should it be asked again, they begin anew."""
+        for counter in (self.requests, self.errors, self.batches):
+            _remove(counter, key)
+        for histogram in (
+            self.request_seconds,
+            self.queue_seconds,
+            self.handler_seconds,
+            self.batch_size,
+        ):
+            histogram.remove(*key)
+        self._versions = {known: one for known, one in self._versions.items() if known[0] != key}
+        self.torchserve.keep({(k.model_name, asked or "default") for k, asked in self._versions})
+
     def count_unknown(self, status: int, reason: str) -> None:
         """A request was answered whose model is not known; no label, names are the client's."""
         self.requests.labels(*_NO_MODEL, str(status)).inc()
@@ -156,3 +174,11 @@ class Metrics:
         histogram = Histogram(name, text, VERSION_LABELS, bounds)
         self.registry.register(histogram)
         return histogram
+
+
+def _remove(counter: Counter, key: VersionKey) -> None:
+    """It has no child of this version, whatever its last label."""
+    for family in counter.collect():
+        for values in {tuple(sample.labels.values()) for sample in family.samples}:
+            if values[: len(key)] == key:
+                counter.remove(*values)

@@ -30,6 +30,7 @@ from batching.store.outage import Outage
 from batching.store.registry import Registry
 from batching.store.server_check import check_server
 from batching.store.startup_marks import StartupMarks
+from batching.store.tasks import keep_going
 from ingress.app import create_app
 from ingress.auth import Gate
 from ingress.edge import Edge, added_headers
@@ -44,6 +45,7 @@ from ingress.metrics import Metrics
 from ingress.openapi import Role
 from ingress.predictor import Predictor
 from ingress.registrar import Registrar
+from ingress.series_sweeper import SeriesSweeper
 from ingress.services import Services
 from ingress.snapshot_writer import SnapshotWriter
 from ingress.startup_models import StartupLoader
@@ -142,19 +144,21 @@ class _Ingress:
         listeners = [
             Listener(address, edge, edge.on_refused, tls=tls) for address, edge in edges.items()
         ]
-        startup: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             for listener in listeners:
                 await listener.start()
                 roles = ",".join(sorted(table[listener.address]))
                 log.info("listening address=%s roles=%s", listener.address, roles)
             _calm_collector()
-            startup = asyncio.create_task(self._load_models(services))
+            sweeper = SeriesSweeper(self._probe_registry, self._metrics)
+            sweeping = keep_going(sweeper.run, "of the series sweeper")
+            tasks += [asyncio.create_task(one) for one in (self._load_models(services), sweeping)]
             await self._stop.wait()
             return await self._drain(listeners)
         finally:
-            if startup is not None:
-                startup.cancel()
+            for task in tasks:
+                task.cancel()
             await self._broker.close()
             await self._catalog.close()
 

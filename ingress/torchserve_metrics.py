@@ -4,7 +4,7 @@ Plain sums and last values rather than prometheus_client's objects, which would 
 Source: TorchServe 0.12 docs/metrics.md.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -77,6 +77,10 @@ class TorchServeMetrics(Collector):
             labels = {"model_name": model_name, "model_version": version_label}
             found = self._totals[model_name, version_label] = VersionTotals(self, labels)
         return found
+
+    def keep(self, labels: Set[tuple[str, str]]) -> None:
+        """Only the sums of these models and version labels are left."""
+        self._totals = {label: sums for label, sums in self._totals.items() if label in labels}
 
     def count_answer(self, status: int) -> None:
         """An answer left, on whatever port; what is neither 2xx nor 4xx counts as 5xx."""

@@ -97,3 +97,33 @@ def test_batch_is_counted_once_however_many_requests_it_holds():
     assert sample(metrics, "ferry_handler_seconds_sum") == 0.009
     assert sample(metrics, "ferry_request_seconds_count") == 4
     assert sample(metrics, "ferry_queue_wait_seconds_count") == 4
+
+
+def test_forgotten_version_has_no_series_and_begins_anew():
+    # Given two versions that were asked in each way, and answered well and badly
+    metrics = Metrics()
+    kept = VersionKey("m", "2.0")
+    for key, asked in ((KEY, None), (KEY, "1.0"), (kept, None), (kept, "2.0")):
+        measured = metrics.version(key, asked)
+        measured.count_arrival()
+        measured.count_answer(200, 0.01, BatchTiming(1, 100, 900, is_first=True))
+        measured.count_answer(503, 0.01, None, reason="no_worker")
+    metrics.count_unknown(404, "model_not_found")
+    before = lines(metrics)
+    assert metrics.versions() == {KEY, kept}
+    # When
+    metrics.forget(KEY)
+    # Then
+    left = [line for line in before if 'version="1.0"' not in line]
+    assert [line for line in lines(metrics) if "_created" not in line] == [
+        line for line in left if "_created" not in line
+    ]
+    assert 'ts_inference_requests_total{model_name="m",model_version="default"' in str(left)
+    assert metrics.versions() == {kept}
+    # And the last version of a model takes along what its name alone was asked for
+    metrics.forget(kept)
+    assert not [line for line in lines(metrics) if '="m"' in line]
+    # And what is registered again is counted again
+    metrics.version(KEY, None).count_answer(200, 0.01, None)
+    assert sample(metrics, 'ferry_requests_total{model="m",version="1.0",code="200"') == 1
+    assert sample(metrics, "ferry_request_seconds_count") == 1
