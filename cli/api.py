@@ -1,9 +1,10 @@
 """Talks to a running server over its own HTTP API, as any other client does."""
 
+import ipaddress
 import json
 import os
 from typing import Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import click
 import httpx
@@ -24,7 +25,11 @@ class ApiError(click.ClickException):
 
 
 class Api:
-    """One listener of a server. Safe to use from several threads."""
+    """One listener of a server. Safe to use from several threads.
+
+    Raises:
+        ClickException: the environment names a proxy or certificates that cannot be used.
+    """
 
     def __init__(self, base_url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._base_url = base_url.rstrip("/")
@@ -33,7 +38,19 @@ class Api:
         limits = httpx.Limits(max_connections=64)
         token = os.environ.get(TOKEN_VARIABLE)
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx.Client(timeout=timeout, limits=limits, headers=headers)
+        try:
+            self._client = httpx.Client(
+                timeout=timeout,
+                limits=limits,
+                headers=headers,
+                # SSL_CERT_FILE counts in any case.
+                verify=httpx.create_ssl_context(),
+                trust_env=not _is_this_machine(base_url),
+            )
+        except (ImportError, ValueError, OSError) as error:
+            raise click.ClickException(
+                f"a proxy or certificates that the environment names cannot be used: {error}"
+            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -97,6 +114,15 @@ class Api:
             raise click.ClickException(
                 f"{self._base_url} answered something other than JSON: is it a ferry server?"
             ) from error
+
+
+def _is_this_machine(url: str) -> bool:
+    """Whether it leads to a server here, of which no proxy knows."""
+    try:
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def error_text(response: httpx.Response) -> str:

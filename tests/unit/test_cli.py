@@ -116,6 +116,35 @@ def test_command_says_that_nothing_answers_when_no_server_runs(arguments):
     assert result.stderr == f"Error: nothing answers at {url}: is `ferry up` running?\n"
 
 
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
+def test_server_on_this_machine_is_not_looked_for_behind_a_proxy(
+    server, ferry, monkeypatch, variable
+):
+    # Given a proxy of which httpx knows how to speak to it, or does not
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    scheme = "http" if variable == "HTTP_PROXY" else "socks5"
+    monkeypatch.setenv(variable, f"{scheme}://127.0.0.1:{closed_port()}")
+    server.answers["GET", "/models"] = (200, {"models": []})
+    # When / Then
+    assert ferry("models", "list").stdout.startswith("No models.")
+    local = server.url.replace("127.0.0.1", "localhost")
+    assert ferry("models", "list", "--management-url", local).stdout.startswith("No models.")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("ALL_PROXY", "nonsense://127.0.0.1:1"), ("SSL_CERT_FILE", "/nowhere/ca.pem")],
+)
+def test_command_says_so_when_the_way_to_another_machine_is_barred(monkeypatch, variable, value):
+    # Given
+    monkeypatch.setenv(variable, value)
+    # When
+    result = CliRunner().invoke(main, ["models", "list", "--management-url", "http://192.0.2.1"])
+    # Then
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: a proxy or certificates that the environment")
+
+
 def test_command_says_so_when_the_url_is_none():
     # Given / When
     result = CliRunner().invoke(main, ["models", "list", "--management-url", "localhost:8081"])
