@@ -29,6 +29,9 @@ MAX_FILES = 100
 
 _FILE_NAME = re.compile(r"[0-9]{17}-(startup|snapshot|shutdown)\.cfg")
 
+_ADDRESS = re.compile(rb"^management_address=.*", re.MULTILINE)
+_HEAD_BYTES = 64 * 1024  # the settings come before the models, which may be many
+
 log = logging.getLogger(__name__)
 
 
@@ -58,7 +61,7 @@ def newest_snapshot(
             that were started in one folder are not each other's past.
         report: told of each that is passed over because it cannot be read, and why.
     """
-    for path in sorted(_snapshots(folder), key=lambda path: path.name, reverse=True):
+    for path in _newest_first(folder):
         try:
             properties = read_properties(path)
             _versions_in(path, properties)
@@ -75,6 +78,8 @@ def write_snapshot(
     folder: Path, kind: str, properties: Mapping[str, str], models: Mapping[str, ModelEntry]
 ) -> Path:
     """The new snapshot; it appears whole, and the oldest beyond MAX_FILES are gone.
+
+    But for the newest one of another server in this folder, which may change far less often.
 
     Args:
         folder: made if need be.
@@ -96,8 +101,7 @@ def write_snapshot(
     }
     text = javaproperties.dumps({**properties, SNAPSHOT: json.dumps(record, indent=2)})
     write_atomically(path, text)
-    for old in sorted(_snapshots(folder), key=lambda one: one.name)[:-MAX_FILES]:
-        old.unlink(missing_ok=True)
+    _remove_oldest(folder)
     return path
 
 
@@ -190,10 +194,32 @@ def _stamp(now: datetime.datetime, folder: Path) -> str:
     return f"{max(int(stamp), taken + 1):017d}"
 
 
+def _remove_oldest(folder: Path) -> None:
+    paths = _newest_first(folder)
+    old = paths[MAX_FILES:]
+    servers = {_server_of(path) for path in paths[:MAX_FILES]} if old else set()
+    for path in old:
+        if (server := _server_of(path)) in servers:
+            path.unlink(missing_ok=True)
+        servers.add(server)
+
+
+def _server_of(path: Path) -> bytes:
+    """The line with the address by which servers in one folder are told apart."""
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        if match := _ADDRESS.search(stream.read(_HEAD_BYTES)):
+            return match[0]
+    return b""
+
+
 def _archive_name(url: str) -> str:
     """The name in the model store; what was downloaded lies there under its last segment."""
     parts = urlsplit(url)
     return unquote(parts.path.rpartition("/")[2]) if parts.scheme else url
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(_snapshots(folder), key=lambda path: path.name, reverse=True)
 
 
 def _snapshots(folder: Path) -> Iterator[Path]:
