@@ -159,8 +159,10 @@ class Installer:
 
     async def _install(self, spec: ModelSpec, python: Path, requirements: Path, cwd: Path) -> None:
         argv = [
-            *(str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"),
-            *("--progress-bar", "off", "--no-color", "--requirement", str(requirements)),
+            # -P: a tokenize.py of the model's must not be run instead of Python's.
+            *(str(python), "-P", "-m", "pip", "install"),
+            *("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--no-color"),
+            *("--requirement", str(requirements)),
         ]
         reason = ""
         environment = allowed_environment(os.environ, self._forbidden)

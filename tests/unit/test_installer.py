@@ -175,11 +175,28 @@ def test_environment_that_cannot_be_made_is_told(tmp_path, model_dir):
 
 
 @pytest.mark.slow
-def test_disk_that_pip_finds_full_is_the_cause_of_its_failure(tmp_path, model_dir, caplog):
-    # Given a pip that says what pip says then; it is found in the folder that it is run in
+def test_requirements_of_a_model_with_a_module_of_a_common_name_are_installed(tmp_path, model_dir):
+    # Given a module of the model's that is called as one of Python's, which pip needs
+    (model_dir / "tokenize.py").write_text("def tokenize(text):\n    return text.split()\n")
+
+    # When
+    python = install(tmp_path, model_dir)
+
+    # Then
+    subprocess.run([python, "-c", PROBE], capture_output=True, check=True)
+
+
+@pytest.mark.slow
+def test_disk_that_pip_finds_full_is_the_cause_of_its_failure(
+    tmp_path, model_dir, caplog, monkeypatch
+):
+    # Given a pip that says what pip says then
     caplog.set_level(logging.INFO, "workers.installer")
     said = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
-    (model_dir / "pip.py").write_text(f"import sys\nprint({said!r})\nsys.exit(1)\n")
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{said}'\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("workers.installer._python_in", lambda _place: python)
     installer = Installer(tmp_path / "work", is_allowed=True)
 
     # When / Then: also for who asks while it is not tried again
