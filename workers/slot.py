@@ -99,7 +99,8 @@ class Slot:
                 break
             limit_s = self.spec.max_retry_timeout_s
             if self._is_hopeless or self._backoff.has_failed_for(limit_s, time.monotonic()):
-                log.error("given up model=%s version=%s: register or scale it anew", *self.spec.key)
+                way_out = "register it anew, or scale it to 0 and back"
+                log.error("given up model=%s version=%s: %s", *self.spec.key, way_out)
                 await self.record.set_state(WorkerState.FAILED)
                 # Unless another worker of the version lives, nobody waits for one any more.
                 await self.record.retry(
