@@ -231,11 +231,21 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 def _make(place: Path) -> None:
-    """An environment that sees the packages of this one; what was there half made is gone."""
+    """An environment that sees the packages of this one; what was there half made is gone.
+
+    Raises:
+        DependenciesFailed: it has no pip, as that of some systems' Python.
+        OSError: the disk fails.
+    """
     shutil.rmtree(place, ignore_errors=True)
     # Not by importlib's find_spec: setuptools takes that for a sign that pip is running here.
     has_pip = any(importlib.metadata.distributions(name="pip"))
-    venv.create(place, system_site_packages=True, symlinks=True, with_pip=not has_pip)
+    try:
+        venv.create(place, system_site_packages=True, symlinks=True, with_pip=not has_pip)
+    except subprocess.CalledProcessError as error:
+        said = error.output.decode(errors="replace").strip().rpartition("\n")[2]
+        text = f"the node's Python has no pip, and none can be had from ensurepip: {said}"
+        raise DependenciesFailed(text) from _no_room(said)
     # A virtual environment made from another sees the packages of the Python behind both, not
     # those of the other.
     lines = [f"import site; site.addsitedir({folder!r})" for folder in site.getsitepackages()]

@@ -2,11 +2,13 @@
 
 import asyncio
 import errno
+import importlib.metadata
 import logging
 import socket
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 
 import psutil
@@ -206,6 +208,22 @@ def test_disk_that_pip_finds_full_is_the_cause_of_its_failure(
         assert isinstance(caught.value.__cause__, OSError)
         assert caught.value.__cause__.errno == errno.ENOSPC
     assert runs_of_pip(caplog) == 1
+
+
+def test_python_without_pip_is_told(tmp_path, model_dir, monkeypatch):
+    # Given an environment that was made without, and a system that packs ensurepip by itself
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda **_: [])
+
+    def no_ensurepip(_builder, _context, *_arguments, **_options):
+        raise subprocess.CalledProcessError(1, "python", b"...\nNo module named ensurepip\n")
+
+    monkeypatch.setattr(venv.EnvBuilder, "_call_new_python", no_ensurepip)
+
+    # When / Then
+    text = "the node's Python has no pip, and none can be had from ensurepip: No module named"
+    with pytest.raises(DependenciesFailed, match=text) as caught:
+        install(tmp_path, model_dir)
+    assert caught.value.__cause__ is None
 
 
 def test_requirements_are_left_alone_unless_the_server_says_so(tmp_path, model_dir, caplog):
