@@ -186,7 +186,13 @@ def _archives_of(model_store: Path | None) -> Iterator[str]:
     if model_store is None or not model_store.is_dir():
         log.error("load_models=all needs a model_store that is a folder")
         return
-    for path in sorted(model_store.iterdir()):
+    try:
+        paths = sorted(model_store.iterdir())
+    except OSError as error:
+        # The server starts, as where an archive cannot be read.
+        log.error("load_models=all cannot read the model_store: %s", error)
+        return
+    for path in paths:
         is_archive = path.is_dir() or path.name.endswith(_ARCHIVE_SUFFIXES)
         if is_archive and not path.name.startswith("."):
             yield path.name

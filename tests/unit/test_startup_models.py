@@ -1,4 +1,7 @@
+import errno
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +35,19 @@ def test_load_models_all_takes_archives_and_folders_but_nothing_hidden(tmp_path)
     found = startup_parameters(replace(Settings(), load_models="ALL", model_store=tmp_path))
     # Then
     assert [entry["url"] for entry in found] == ["a.model", "b.mar", "c.tar.gz", "folder"]
+
+
+def test_load_models_all_says_that_the_store_cannot_be_read(tmp_path, monkeypatch, caplog):
+    # Given a folder of which this user may not have a list
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    # When
+    found = startup_parameters(replace(Settings(), load_models="all", model_store=tmp_path))
+    # Then
+    assert found == []
+    assert f"cannot read the model_store: [Errno 13] Permission denied: '{tmp_path}" in caplog.text
 
 
 @pytest.mark.parametrize(("configured", "workers"), [(0, 1), (3, 3)])
