@@ -15,8 +15,8 @@ from rich.table import Table
 from batching.child_process import spawn
 from batching.readiness import READY_VARIABLE, notify_ready
 from batching.redis_url import RedisUrl
-from batching.settings import Settings
-from batching.snapshots import newest_snapshot
+from batching.settings import Settings, SettingsError
+from batching.snapshots import newest_snapshot, read_snapshot
 from cli.addresses import check_free
 from cli.embedded_redis import (
     START_TIMEOUT_S,
@@ -183,13 +183,24 @@ def _announce(settings: Settings, redis: EmbeddedRedis | None, ready: Readiness)
     table.add_row("Metrics", settings.metrics_address)
     if (keys_path := settings.keys_path()) is not None:
         table.add_row("Tokens", f"in {escape(str(keys_path))}")
-    table.add_row("Models", escape(settings.load_models) or "none yet: `ferry models register`")
+    table.add_row("Models", escape(models_words(settings, is_embedded=redis is not None)))
     table.add_row("Redis", _redis_words(settings, redis))
     out().print(table)
     # The line that scripts written for TorchServe wait for.
     click.echo("Model server started.")
     sys.stdout.flush()
     notify_ready()
+
+
+def models_words(settings: Settings, *, is_embedded: bool) -> str:
+    """Which models the server begins with."""
+    words = [] if is_embedded else ["those that Redis remembers"]
+    if is_embedded and settings.snapshot_file is not None:
+        with contextlib.suppress(SettingsError):  # which the ingress has said
+            saved = read_snapshot(settings.snapshot_file)
+            words += dict.fromkeys(version.model_name for version in saved)
+    words += [settings.load_models] if settings.load_models else []
+    return ", ".join(words) or "none yet: `ferry models register`"
 
 
 def _redis_words(settings: Settings, redis: EmbeddedRedis | None) -> str:

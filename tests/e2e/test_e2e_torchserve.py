@@ -343,6 +343,8 @@ def test_up_brings_back_what_was_registered_when_it_was_killed(tmp_path):
         # Then
         eventually(lambda: len(second.worker_pids("kept")) == 2, 20)
         assert second.describe("kept")["batchSize"] == 4
+        shown = [line.split() for line in second.process.log().splitlines()]
+        assert ["Models", "kept"] in shown
         assert second.manage("GET", "models/removed").status_code == 404
         second.process.stop_cleanly()
     finally:
