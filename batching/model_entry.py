@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from batching.errors import ModelNotFound, VersionNotFound
 from batching.model_spec import NAME_PATTERN, VERSION_PATTERN, ModelSpec
@@ -10,16 +11,18 @@ from batching.model_spec import NAME_PATTERN, VERSION_PATTERN, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """All versions of one model."""
+    """All versions of one model. `others` is what only a later version of this program knows."""
 
     default_version: str
     versions: Mapping[str, ModelSpec]
+    others: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> str:
         """One line of JSON for the registry."""
-        versions = {name: asdict(spec) for name, spec in self.versions.items()}
+        versions = {name: spec.to_record() for name, spec in self.versions.items()}
+        record = {**self.others, "default": self.default_version, "versions": versions}
         # A date in model-config.yaml is a date to YAML and has no JSON: it becomes its text.
-        return json.dumps({"default": self.default_version, "versions": versions}, default=str)
+        return json.dumps(record, default=str)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "ModelEntry":
@@ -29,10 +32,12 @@ class ModelEntry:
             ValueError, TypeError, LookupError, AttributeError: nobody wrote this with it.
         """
         record = json.loads(text)
-        versions = {name: ModelSpec.from_record(spec) for name, spec in record["versions"].items()}
-        if record["default"] not in versions:
+        specs = record.pop("versions")
+        versions = {name: ModelSpec.from_record(spec) for name, spec in specs.items()}
+        default = record.pop("default")
+        if default not in versions:
             raise ValueError("its default version is none of its versions")
-        return cls(record["default"], versions)
+        return cls(default, versions, others=record)
 
     def with_spec(self, spec: ModelSpec) -> "ModelEntry":
         """The entry with this version added or replaced."""
@@ -53,7 +58,8 @@ class ModelEntry:
         if not rest:
             return None
         is_default = model_version == self.default_version
-        return ModelEntry(next(iter(rest)) if is_default else self.default_version, rest)
+        default_version = next(iter(rest)) if is_default else self.default_version
+        return replace(self, default_version=default_version, versions=rest)
 
 
 def specs_of(entries: Iterable[ModelEntry]) -> list[ModelSpec]:

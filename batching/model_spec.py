@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
@@ -70,6 +70,8 @@ class ModelSpec:
     is_loaded_at_startup: bool = False
     manifest: Mapping[str, Any] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    # What only a later version knows: written again as it was, and nothing here depends on it.
+    others: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @cached_property
     def key(self) -> VersionKey:
@@ -86,7 +88,7 @@ class ModelSpec:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """The spec that `asdict` and JSON made this of; fields of a later version are ignored.
+        """The spec that `to_record` and JSON made this of; fields of a later version are kept.
 
         Raises:
             TypeError: they did not; a field is missing, or of another type.
@@ -97,7 +99,13 @@ class ModelSpec:
             if kind in (str, int, bool) and not isinstance(value, kind):
                 raise TypeError(f"{name} is no {kind.__name__}")
         known["device_ids"] = tuple(known.get("device_ids", ()))
+        known["others"] = {name: value for name, value in record.items() if name not in known}
         return cls(**known)
+
+    def to_record(self) -> dict[str, Any]:
+        """What the registry keeps, and a worker process is told."""
+        record = asdict(self)
+        return {**record.pop("others"), **record}
 
 
 @dataclass(frozen=True, slots=True)

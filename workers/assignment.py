@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -25,7 +25,7 @@ class Assignment:
     def to_environment(self) -> dict[str, str]:
         """The variable that `from_environment` reads."""
         record = {
-            "spec": asdict(self.spec),
+            "spec": self.spec.to_record(),
             "worker_id": self.worker_id,
             "model_dir": str(self.model_dir),
             "device_kind": self.device.kind,

@@ -5,6 +5,7 @@ RQ's default serializer is pickle, which would let anybody who reaches Redis run
 
 import logging
 import time
+from dataclasses import fields
 from typing import Any
 
 from rq import Queue
@@ -28,6 +29,7 @@ RESULT_TTL_S = 60
 JOB_BEAT_S = 1.0
 LOST_AFTER_S = 10.0
 
+_ARCHIVE_FIELDS = [spec.name for spec in fields(ArchiveInfo)]
 _WAITS = b"waits"
 
 log = logging.getLogger(__name__)
@@ -66,7 +68,9 @@ class ControlQueue:
             # What the first node has downloaded may be in a store that the second one shares.
             known = may_be_downloaded or is_second
             try:
-                return ArchiveInfo(**self._run(INSPECT_ARCHIVE, url, known, timeout_s=left_s))
+                found = self._run(INSPECT_ARCHIVE, url, known, timeout_s=left_s)
+                # A node of a later version may tell more.
+                return ArchiveInfo(**{name: found[name] for name in _ARCHIVE_FIELDS})
             except _JobLost:
                 log.warning("lost control job url=%s: its node has gone, or Redis forgot it", url)
         # A third time would be one node more, if it is the archive that ends them.
