@@ -3,9 +3,15 @@
 import sys
 from collections.abc import Callable
 
-from batching.settings import Settings, SettingsError
+from batching.settings import Settings, SettingsError, UnusableNow
 
 EXIT_UNUSABLE = 2
+_EXIT_UNUSABLE_NOW = 1
+
+
+def exit_code_for(error: SettingsError) -> int:
+    """What tells whoever started this part whether to start it again: 2 says that it is no use."""
+    return _EXIT_UNUSABLE_NOW if isinstance(error, UnusableNow) else EXIT_UNUSABLE
 
 
 def run_from_environment(run: Callable[[Settings], int]) -> int:

@@ -17,6 +17,7 @@ from batching.settings_checks import check_settings, model_settings
 from batching.settings_sources import (
     SNAPSHOT,
     SettingsError,
+    UnusableNow,
     file_values,
     parse,
     parse_own,
@@ -24,7 +25,14 @@ from batching.settings_sources import (
     torchserve_environment,
 )
 
-__all__ = ["DEFAULT_ALLOWED_URLS", "DEFAULT_KEY_FILE", "ENV_PREFIX", "Settings", "SettingsError"]
+__all__ = [
+    "DEFAULT_ALLOWED_URLS",
+    "DEFAULT_KEY_FILE",
+    "ENV_PREFIX",
+    "Settings",
+    "SettingsError",
+    "UnusableNow",
+]
 
 ENV_PREFIX = "FERRY_"
 # TorchServe allows any address, which is how others got it to fetch from inside of networks

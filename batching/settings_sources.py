@@ -52,6 +52,10 @@ class SettingsError(ValueError):
     """A setting that cannot be used; the message names it and says what would do."""
 
 
+class UnusableNow(SettingsError):
+    """Nothing is wrong with the setting as such: a moment later it may do."""
+
+
 def read_properties(path: Path) -> dict[str, str]:
     """The file's keys and values, as they are written.
 

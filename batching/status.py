@@ -48,7 +48,7 @@ class WorkerStatus:
     def from_json(cls, text: str | bytes) -> Self:
         """The status that `to_json` wrote."""
         record = json.loads(text)
-        record["state"] = WorkerState(record["state"])
+        record["state"] = _state(record["state"])
         return cls(**{name: record[name] for name in cls.__dataclass_fields__ if name in record})
 
 
@@ -62,13 +62,17 @@ class HostSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One live node. `samples` are what it last measured of its host."""
+    """One live node. `samples` are what it last measured of its host.
+
+    `wire_version` is what its requests and replies are written in; 1 for those who do not say.
+    """
 
     node_id: str
     hostname: str
     pid: int
     started_at: str
     samples: tuple[HostSample, ...] = ()
+    wire_version: int = 1
 
     def to_json(self) -> str:
         """One line of JSON for the registry."""
@@ -78,7 +82,8 @@ class NodeStatus:
     def from_json(cls, text: str | bytes) -> Self:
         """The status that `to_json` wrote."""
         record = json.loads(text)
-        record["samples"] = tuple(HostSample(*row) for row in record.get("samples", ()))
+        rows = record.get("samples", ())
+        record["samples"] = tuple(HostSample(*row[: len(HostSample._fields)]) for row in rows)
         return cls(**{name: record[name] for name in cls.__dataclass_fields__ if name in record})
 
 
@@ -107,6 +112,13 @@ class StoreStatus:
     clients: int
     commands: int
     evicted_keys: int
+
+
+def _state(text: str) -> WorkerState:
+    try:
+        return WorkerState(text)
+    except ValueError:
+        return WorkerState.LOADING  # a later version's: neither ready nor given up
 
 
 def utc_now() -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from batching.settings import Settings, SettingsError
+from batching.settings import Settings, SettingsError, UnusableNow
 from ingress.exchange import Application
 from ingress.http_connection import HttpConnection
 from ingress.http_host import HttpHost, OnRefused
@@ -35,8 +35,8 @@ _DEFAULT_PORTS = {
 }
 
 
-class AddressUnavailable(SettingsError):
-    """Nothing is wrong with the address as such: it may be free, or be ours, a moment later."""
+class AddressUnavailable(UnusableNow):
+    """It may be free, or be ours, a moment later."""
 
 
 @dataclass(frozen=True, slots=True)

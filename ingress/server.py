@@ -15,7 +15,7 @@ from functools import partial
 import uvloop
 
 from batching.daemon_thread import in_daemon_thread
-from batching.entry_point import EXIT_UNUSABLE
+from batching.entry_point import exit_code_for
 from batching.errors import StoreUnavailable
 from batching.logs import configure_logging
 from batching.metrics_config import read_metrics_config
@@ -40,7 +40,7 @@ from ingress.handler_metrics import HandlerMetrics
 from ingress.health import Health
 from ingress.key_file import KeyFile
 from ingress.lifecycle import Lifecycle
-from ingress.listeners import Address, AddressUnavailable, Listener, listener_table, tls_files
+from ingress.listeners import Address, Listener, listener_table, tls_files
 from ingress.metrics import Metrics
 from ingress.openapi import Role
 from ingress.predictor import Predictor
@@ -68,14 +68,14 @@ _REFUSAL_S = 0.5
 
 _GC_THRESHOLD = 20_000
 
-_EXIT_FORCED = _EXIT_FAILED = 1
+_EXIT_FORCED = 1
 
 
 def run(settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT; the exit code.
 
-    0; 1 if a second signal ended its drain, or if an address could not be had, which may pass; 2 if
-    it can never start with these settings.
+    0; 1 if a second signal ended its drain, or if it cannot start for what may pass, as an address
+    in use or nodes of another release; 2 if it can never start with these settings.
     """
     configure_logging(settings.log_level)
     try:
@@ -84,7 +84,7 @@ def run(settings: Settings) -> int:
         return uvloop.run(_Ingress(settings, _open_keys(settings)).serve(table))
     except SettingsError as error:
         log.error("cannot start: %s", error)
-        return _EXIT_FAILED if isinstance(error, AddressUnavailable) else EXIT_UNUSABLE
+        return exit_code_for(error)
 
 
 class _Ingress:

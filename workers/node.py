@@ -24,11 +24,12 @@ from pathlib import Path
 
 import compat
 from batching.daemon_thread import in_daemon_thread
-from batching.entry_point import EXIT_UNUSABLE
+from batching.entry_point import exit_code_for
 from batching.errors import StoreUnavailable
 from batching.logs import configure_logging
 from batching.model_entry import ModelEntry, specs_of
 from batching.model_spec import ModelSpec, VersionKey
+from batching.protocol import WIRE_VERSION
 from batching.readiness import notify_ready
 from batching.settings import Settings, SettingsError
 from batching.status import NodeStatus, WorkerState, utc_now
@@ -74,6 +75,7 @@ class Node:
             hostname=socket.gethostname(),
             pid=os.getpid(),
             started_at=utc_now(),
+            wire_version=WIRE_VERSION,
         )
         self._outage = Outage(log, settings.redis_url)
         self._registry = Registry(connect(store_url(settings)), dead_after_s=settings.dead_after_s)
@@ -265,6 +267,6 @@ def run(settings: Settings) -> int:
         check_server(settings)
     except SettingsError as error:
         log.error("cannot start: %s", error)
-        return EXIT_UNUSABLE
+        return exit_code_for(error)
     asyncio.run(Node(settings, list_gpus(settings.number_of_gpu)).run())
     return 0

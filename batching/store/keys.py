@@ -8,6 +8,7 @@ cluster slot. A key without a TTL is marked permanent and says who deletes it. R
 from dataclasses import dataclass
 
 from batching.model_spec import VersionKey
+from batching.protocol import WIRE_VERSION
 
 # Cluster-wide keys. Permanent: they are the registry itself.
 MODELS = (
@@ -35,9 +36,14 @@ class VersionKeys:
     tag: str
 
     @classmethod
-    def of(cls, key: VersionKey) -> "VersionKeys":
-        """The keys of this version."""
-        return cls(f"{{m:{key.model_name}:{key.model_version}}}")
+    def of(cls, key: VersionKey, wire_version: int = WIRE_VERSION) -> "VersionKeys":
+        """The keys of this version.
+
+        Releases that cannot read each other's requests never meet in one queue: who asks finds no
+        worker of its own, and is told so at once (docs/adr/0016-releases.md).
+        """
+        kind = "m" if wire_version == 1 else f"m{wire_version}"
+        return cls(f"{{{kind}:{key.model_name}:{key.model_version}}}")
 
     @property
     def config(self) -> str:

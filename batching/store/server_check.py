@@ -1,11 +1,18 @@
-"""Is this Redis one that the queue can be trusted to? Asked once, at the start of a process."""
+"""Is this Redis one that the queue can be trusted to, and does nobody else need it?
+
+Asked once, at the start of a process.
+"""
 
 import logging
 import re
 
-from batching.settings import Settings, SettingsError
+from batching.protocol import WIRE_VERSION
+from batching.settings import Settings, SettingsError, UnusableNow
+from batching.status import NodeStatus
+from batching.store import keys
 from batching.store.connection import Client, connect, store_url
 from batching.store.redis_errors import AWAY
+from batching.store.scripts import script
 
 log = logging.getLogger(__name__)
 
@@ -22,12 +29,14 @@ def check_server(settings: Settings) -> None:
 
     Raises:
         SettingsError: none is named, or it is too old.
+        UnusableNow: nodes of another release are at work there.
     """
     if not settings.redis_url:
         raise SettingsError("redis_url is not set: which Redis? Set REDIS_URL.")
     client = connect(store_url(settings), socket_timeout_s=_TIMEOUT_S)
     try:
         check_client(client)
+        check_nodes(client, int(settings.dead_after_s * 1000))
     except AWAY as error:
         log.warning("Redis could not be checked: %s", type(error).__name__)
     finally:
@@ -55,3 +64,30 @@ def check_client(client: Client) -> None:
             policy,
             SAFE_POLICY,
         )
+
+
+def check_nodes(client: Client, dead_after_ms: int) -> None:
+    """Every node that lives reads the requests of this release, and is read by it.
+
+    Without this a rolling upgrade would go on to its end, and leave ingresses without nodes.
+
+    Raises:
+        UnusableNow: one does not. Those that have been killed count as living for `dead_after_ms`.
+        RedisError: it does not answer.
+    """
+    [alive] = script(client, "living")(keys=[keys.NODES], args=[dead_after_ms, "alive"])
+    records = client.hmget(keys.NODE_INFO, alive) if alive else []
+    if others := {_wire_version(record) for record in records} - {WIRE_VERSION}:
+        raise UnusableNow(
+            f"nodes of another release are at work on this Redis (wire version {min(others)}, here "
+            f"{WIRE_VERSION}), and neither release serves the other's requests. Stop those nodes "
+            'first, or use another Redis or database (redis_url): docs/operations.md, "Upgrading"'
+        )
+
+
+def _wire_version(record: bytes | None) -> int:
+    # One that nobody can read must not keep everybody from starting.
+    try:
+        return NodeStatus.from_json(record or b"").wire_version
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return WIRE_VERSION

@@ -6,6 +6,20 @@ import sys
 
 import pytest
 
+from batching.protocol import WIRE_VERSION
+from batching.status import NodeStatus
+
+
+def start(part, settings):
+    return subprocess.run(
+        [sys.executable, "-m", part],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
 
 @pytest.mark.parametrize("part", ["ingress", "workers"])
 @pytest.mark.parametrize(
@@ -17,15 +31,20 @@ import pytest
 )
 def test_part_says_why_it_cannot_start(part, settings, words):
     # When
-    done = subprocess.run(
-        [sys.executable, "-m", part],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    done = start(part, settings)
     # Then
     assert done.returncode == 2
     assert f"cannot start: {words}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("part", ["ingress", "workers"])
+def test_part_does_not_start_beside_nodes_of_another_release(part, real_desk):
+    # Given
+    real_desk.join(NodeStatus("node-b", "host", 1, "now", wire_version=WIRE_VERSION + 1))
+    # When
+    done = start(part, {"REDIS_URL": real_desk.backend.url})
+    # Then whoever starts it again may succeed, once they have gone
+    assert done.returncode == 1
+    assert "cannot start: nodes of another release are at work on this Redis" in done.stderr
     assert "Traceback" not in done.stderr

@@ -4,8 +4,14 @@ import logging
 
 import pytest
 
-from batching.settings import Settings, SettingsError
-from batching.store.server_check import check_client, check_server
+from batching.protocol import WIRE_VERSION
+from batching.settings import Settings, SettingsError, UnusableNow
+from batching.status import NodeStatus
+from batching.store import keys
+from batching.store.server_check import check_client, check_nodes, check_server
+from tests.support import DEAD_AFTER_MS
+
+THEIRS = NodeStatus("node-b", "host", 1, "now", wire_version=WIRE_VERSION + 1)
 
 
 class OldServer:
@@ -62,3 +68,37 @@ def test_silent_redis_is_not_refused(tmp_path, caplog):
 def test_missing_redis_is_named():
     with pytest.raises(SettingsError, match="which Redis"):
         check_server(Settings())
+
+
+def test_nodes_of_another_release_are_refused_while_they_live(desk):
+    # Given
+    desk.join(NodeStatus("node-a", "host", 1, "now", wire_version=WIRE_VERSION))
+    desk.join(THEIRS)
+    # When / Then
+    words = f"wire version {WIRE_VERSION + 1}, here {WIRE_VERSION}.* Stop those nodes first"
+    with pytest.raises(UnusableNow, match=words):
+        check_nodes(desk.client, DEAD_AFTER_MS)
+    # When it has been silent for so long that it is dead
+    desk.client.zincrby(keys.NODES, -2 * DEAD_AFTER_MS, "node-b")
+    # Then
+    check_nodes(desk.client, DEAD_AFTER_MS)
+
+
+@pytest.mark.parametrize("record", [None, b"hello", b"[]", b'{"colour": 1}'])
+def test_node_that_nobody_can_read_keeps_nobody_from_starting(desk, record):
+    # Given
+    desk.join(THEIRS)
+    desk.client.hdel(keys.NODE_INFO, "node-b")
+    if record is not None:
+        desk.client.hset(keys.NODE_INFO, "node-b", record)
+    # When / Then
+    check_nodes(desk.client, DEAD_AFTER_MS)
+
+
+def test_node_that_does_not_say_is_of_the_first_wire_version():
+    text = '{"node_id": "a", "hostname": "h", "pid": 1, "started_at": "now"}'
+    assert NodeStatus.from_json(text).wire_version == 1
+
+
+def test_redis_without_nodes_is_nobodys(real_backend):
+    check_server(Settings(redis_url=real_backend.url))
