@@ -8,10 +8,10 @@ fields may be added there, and none taken away.
 
 import json
 
-import msgpack
 import pytest
+from msgspec import msgpack
 
-from batching.protocol import WIRE_VERSION, Reply, ReplyChunk
+from batching.protocol import WIRE_VERSION, BatchTiming, Reply, ReplyChunk
 from batching.status import HostSample, NodeStatus, WorkerState, WorkerStatus
 from batching.store import keys
 from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME
@@ -20,7 +20,7 @@ from batching.store.replies import decode_reply
 from tests.support import KEY, body_of, items_of, make_reply, make_spec
 
 TAG = "{m:digits:1.0}"
-REQUEST = msgpack.packb((1, {"content-type": "text/plain"}, [["body", "text/plain", b"a"]]))
+REQUEST = msgpack.encode((1, {"content-type": "text/plain"}, [["body", "text/plain", b"a"]]))
 TIMING = [8, 1200, 40_000, True]
 
 
@@ -56,27 +56,27 @@ def test_worker_serves_what_an_ingress_of_version_1_has_queued(desk):
     # When
     worker.reply(items_of(batch), [make_reply("A"), make_reply("B", size=200_000)])
     # Then it is told, in its own words
-    small = b"a" + msgpack.packb((1, 200, b"A", {}, "", "", "", None, 0))
-    assert client.lrange(f"{TAG}:done:ingress-a", 0, -1) == [b"a " + small, b"b b@1"]
+    small = b"a" + msgpack.encode((1, 200, b"A", {}, "", "", "", None, 0))
+    assert client.lrange(f"{TAG}:done:ingress-a", 0, -1) == [small, b"b@1"]
     assert client.get(f"{TAG}:rep:a") == small
-    assert msgpack.unpackb(client.get(f"{TAG}:out:b:1")[1:])[:2] == [1, 200]
+    assert msgpack.decode(client.get(f"{TAG}:out:b:1")[1:])[:2] == [1, 200]
 
 
 def test_ingress_reads_what_a_worker_of_version_1_has_answered(desk):
     # Given
     client = desk.client
-    reply = msgpack.packb((1, 200, b"A", {"x-a": "1"}, "OK", "T", "r", TIMING, 2))
+    reply = msgpack.encode((1, 200, b"A", {"x-a": "1"}, "OK", "T", "r", TIMING, 2))
     client.set(f"{TAG}:rep:a", b"a" + reply, px=60_000)
-    client.rpush(f"{TAG}:done:ingress-a", b"a a" + reply, b"b")
+    client.rpush(f"{TAG}:done:ingress-a", b"a" + reply, b"b")
     client.expire(f"{TAG}:done:ingress-a", 60)
     client.set(f"{TAG}:rep:b", b"b!worker_crashed", px=60_000)
     # When
     found = desk.ingress().collect([])
     # Then
-    expected = Reply(200, b"A", {"x-a": "1"}, "OK", "T", "r", tuple(TIMING), 2)
+    expected = Reply(200, b"A", {"x-a": "1"}, "OK", "T", "r", BatchTiming(*TIMING), 2)
     assert decode_reply("a", found["a"]) == expected
     assert decode_reply("b", found["b"]).reason == "worker_crashed"
-    chunk = msgpack.packb((1, 3, b"piece", 200, {}))
+    chunk = msgpack.encode((1, 3, b"piece", 200, {}))
     assert ReplyChunk.decode(chunk) == ReplyChunk(3, b"piece")
 
 
