@@ -8,13 +8,14 @@ then costs a few additions.
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge
 
 from batching.model_spec import VersionKey
 from batching.protocol import BatchTiming
 from batching.store.registry import Registry
 from ingress.histogram import Histogram
 from ingress.queue_metrics import VERSION_LABELS, QueueCollector, ResubmissionCollector
+from ingress.tally import Count, Tally
 from ingress.torchserve_metrics import NodeMetrics, TorchServeMetrics
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -30,7 +31,7 @@ class VersionMetrics:
     """The metric children of one model version, as one kind of URL addresses it."""
 
     def __init__(self, metrics: "Metrics", key: VersionKey, asked_version: str | None) -> None:
-        self._codes: dict[int, Counter] = {}
+        self._codes: dict[int, Count] = {}
         self._metrics = metrics
         self._key = key
         self._request_seconds = metrics.request_seconds.labels(*key)
@@ -87,23 +88,20 @@ class Metrics:
 
     def __init__(self, *, is_logging: bool = False, unlogged: Collection[str] = ()) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
+        self.requests = self._tally(
             "ferry_requests",
             "Predictions answered, by HTTP status.",
             (*VERSION_LABELS, "code"),
-            registry=self.registry,
         )
-        self.errors = Counter(
+        self.errors = self._tally(
             "ferry_errors",
             "Predictions answered with an error, by the word in x-ferry-reason.",
             (*VERSION_LABELS, "reason"),
-            registry=self.registry,
         )
-        self.batches = Counter(
+        self.batches = self._tally(
             "ferry_batches",
             "Batches run, by why they left: full, or late.",
             (*VERSION_LABELS, "release"),
-            registry=self.registry,
         )
         self.open_requests = Gauge(
             "ferry_open_requests",
@@ -153,8 +151,8 @@ class Metrics:
 
     def forget(self, key: VersionKey) -> None:
         """The version has no series any more; should it be asked again, they begin anew."""
-        for counter in (self.requests, self.errors, self.batches):
-            _remove(counter, key)
+        for tally in (self.requests, self.errors, self.batches):
+            tally.remove(key)
         for histogram in (
             self.request_seconds,
             self.queue_seconds,
@@ -170,15 +168,12 @@ class Metrics:
         self.requests.labels(*_NO_MODEL, str(status)).inc()
         self.errors.labels(*_NO_MODEL, reason).inc()
 
+    def _tally(self, name: str, text: str, labels: Sequence[str]) -> Tally:
+        tally = Tally(name, text, labels)
+        self.registry.register(tally)
+        return tally
+
     def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
         histogram = Histogram(name, text, VERSION_LABELS, bounds)
         self.registry.register(histogram)
         return histogram
-
-
-def _remove(counter: Counter, key: VersionKey) -> None:
-    """It has no child of this version, whatever its last label."""
-    for family in counter.collect():
-        for values in {tuple(sample.labels.values()) for sample in family.samples}:
-            if values[: len(key)] == key:
-                counter.remove(*values)

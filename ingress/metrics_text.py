@@ -11,14 +11,12 @@ from prometheus_client.samples import Sample
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_CREATED = "_created"
-
 
 def write_text(families: Iterable[Metric], names: Collection[str] = ()) -> bytes:
     """The families, or only those called one of `names`."""
     lines: list[str] = []
     for family in families:
-        samples = [sample for sample in family.samples if not sample.name.endswith(_CREATED)]
+        samples = family.samples
         name = samples[0].name if family.type == "counter" and samples else family.name
         if not names or name in names:
             lines += _family_lines(name, family, samples)
