@@ -46,6 +46,7 @@ class Heartbeat:
         self._on_forgotten = on_forgotten
         self._dead_after_s = dead_after_s
         self._outage = outage or Outage(log)
+        self._is_in_doubt = False
         self._is_node_unsure = False
         self._is_forgotten = False
         self._unsure: set[VersionKey] = set()
@@ -76,6 +77,9 @@ class Heartbeat:
             if record.worker_id and record.is_expected:
                 workers.setdefault(record.key, []).append(record.worker_id)
         self._keep(workers)
+        if self._is_in_doubt:
+            self._is_in_doubt, self._is_node_unsure = False, True
+            self._unsure.update(workers)
         groups = [{key: workers[key] for key in group} for group in self._verbs.groups(workers)]
         calls: list[Callable[[], Awaitable[object]]] = [
             partial(self._beat_with_node, groups[0], workers)
@@ -85,6 +89,10 @@ class Heartbeat:
         if self._is_forgotten:
             self._is_forgotten = False
             self._on_forgotten()
+
+    def doubt(self) -> None:
+        """The next beat tells everything again: this may be another Redis, with an older state."""
+        self._is_in_doubt = True
 
     def is_steady(self, key: VersionKey | None) -> bool:
         """Whether silence of others means something: we were heard all the time they could be.

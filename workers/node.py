@@ -101,19 +101,20 @@ class Node:
         )
         # Whose last worker has ended may be closed for good now.
         self._slots = Slots(context, gpus, on_ended=self._must_look.set)
-
-    async def run(self) -> None:
-        """Serves until a signal, then drains."""
-        self._handle_signals()
-        heartbeat = Heartbeat(
+        self._heartbeat = Heartbeat(
             self._verbs,
             self._node,
             self._records,
             self._versions,
             self._on_joined,
-            dead_after_s=self._settings.dead_after_s,
+            dead_after_s=settings.dead_after_s,
             outage=self._outage,
         )
+
+    async def run(self) -> None:
+        """Serves until a signal, then drains."""
+        self._handle_signals()
+        heartbeat = self._heartbeat
         sweeper = Sweeper(self._files, self._known_specs, kept_s=self._settings.unused_files_kept_s)
         reaper = Reaper(
             self._verbs, self._versions, heartbeat.is_steady, heartbeat.overdue, self._outage
@@ -228,6 +229,8 @@ class Node:
                     async for _ in changes:
                         self._must_look.set()
             except AWAY as error:
+                # Between two beats, which may have noticed nothing.
+                self._heartbeat.doubt()
                 self._outage.note("listen", error)
                 await asyncio.sleep(RETRY_S)
 

@@ -187,7 +187,8 @@ def test_heart_says_once_that_redis_is_away_and_that_it_is_back(parts, caplog):
     assert back.startswith("Redis answers again")
 
 
-def test_worker_that_a_server_that_took_over_lists_again_is_forgotten(parts):
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["beat failed", "in doubt"])
+def test_worker_that_a_server_that_took_over_lists_again_is_forgotten(parts, is_noticed):
     former = replace(WORKER, worker_id="node-a-0", state=WorkerState.FAILED)
     other = replace(WORKER, worker_id="node-b-0", node_id="node-b", state=WorkerState.FAILED)
 
@@ -196,15 +197,19 @@ def test_worker_that_a_server_that_took_over_lists_again_is_forgotten(parts):
         await parts.heart.beat()
         await join(parts.verbs, replace(NODE, node_id="node-b"))
         # When Redis was away, and has not heard that this node's worker had been forgotten
-        parts.server.connected = False
-        with pytest.raises(redis.ConnectionError):
-            await parts.heart.beat()
-        parts.server.connected = True
-        for listed in (former, other):
+        if is_noticed:
+            parts.server.connected = False
+            with pytest.raises(redis.ConnectionError):
+                await parts.heart.beat()
+            parts.server.connected = True
+        else:
+            parts.heart.doubt()
+        for listed in (former, other, replace(WORKER, state=WorkerState.LOADING)):
             await parts.verbs.report(KEY, listed)
         await parts.heart.beat()
         # Then other nodes' workers are theirs to forget
         assert parts.workers() == ["node-a-1", "node-b-0"]
+        assert parts.registry.workers(KEY)[0].state is WorkerState.READY
 
     asyncio.run(run())
 

@@ -70,3 +70,25 @@ def test_node_follows_the_registry_although_one_record_cannot_be_read(
         await asyncio.wait_for(living, 10)
 
     asyncio.run(run())
+
+
+def test_node_tells_a_redis_that_came_back_with_an_older_state_what_is_so(
+    real_backend, registry, settings
+):
+    client = real_backend.client
+
+    async def run():
+        # Given a node that has joined, and a state without it
+        node = Node(settings, [])
+        living = asyncio.create_task(node.run())
+        [known] = await eventually_async(registry.nodes, 10)
+        await eventually_async(lambda: client.pubsub_numsub(keys.CHANGES)[0][1] == 1)
+        client.hdel(keys.NODE_INFO, known.node_id)
+        # When its connections break between two beats
+        client.client_kill_filter(_type="pubsub")
+        # Then
+        assert await eventually_async(registry.nodes, 10) == [known]
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(living, 10)
+
+    asyncio.run(run())
