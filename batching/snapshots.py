@@ -48,7 +48,10 @@ class SavedVersion:
 
 
 def newest_snapshot(
-    folder: Path, management_address: str = "", *, report: Callable[[str], None] = log.warning
+    folder: Path,
+    is_own: Callable[[Mapping[str, str]], bool] = lambda _: True,
+    *,
+    report: Callable[[str], None] = log.warning,
 ) -> Path | None:
     """The youngest whole snapshot in the folder, by its name; None when there is none.
 
@@ -57,8 +60,8 @@ def newest_snapshot(
 
     Args:
         folder: where to look.
-        management_address: only those of a server with this address, if it is given: two servers
-            that were started in one folder are not each other's past.
+        is_own: whether one with these properties counts: two servers that were started in one
+            folder are not each other's past.
         report: told of each that is passed over because it cannot be read, and why.
     """
     for path in _newest_first(folder):
@@ -68,8 +71,7 @@ def newest_snapshot(
         except SettingsError as error:
             report(f"snapshot passed over: {error}")
             continue
-        address = properties.get("management_address", "")
-        if not management_address or address == management_address:
+        if is_own(properties):
             return path
     return None
 

@@ -124,7 +124,10 @@ def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool
         folder = settings.log_location / "config"
     file = settings.snapshot_file
     if folder is not None and file is None and is_embedded and is_restoring:
-        file = newest_snapshot(folder, settings.management_address, report=warn)
+        address = settings.management_address
+        file = newest_snapshot(
+            folder, lambda saved: saved.get("management_address") == address, report=warn
+        )
     return replace(settings, snapshot_dir=folder, snapshot_file=file)
 
 

@@ -134,8 +134,18 @@ def find_config(
         raise click.ClickException(str(error)) from error
     # With a Redis that outlives its servers, that is what remembers the models.
     if is_reading_snapshots and not settings.redis_url and settings.config_snapshots:
-        return newest_snapshot(settings.log_location / "config", report=warn) or own
+        return (
+            newest_snapshot(settings.log_location / "config", _may_be_taken_over, report=warn)
+            or own
+        )
     return own
+
+
+def _may_be_taken_over(properties: Mapping[str, str]) -> bool:
+    # `ferry up` asks for no tokens. Its settings would switch them off here, and registering over
+    # HTTP on, though nobody has said so.
+    has_tokens = properties.get("token_authorization") != "false" or "key_file" in properties
+    return has_tokens or properties.get("disable_token_authorization") == "true"
 
 
 def chosen_settings(given: Mapping[str, Any], *, ncs: bool) -> Settings:

@@ -99,6 +99,11 @@ def test_downloaded_archive_is_saved_under_its_name_and_its_address(tmp_path):
     assert read_snapshot(path)[0].parameters["url"] == url
 
 
+def of(address):
+    """Whether a snapshot is that of the server with this address."""
+    return lambda properties: properties.get("management_address") == address
+
+
 def write_named(folder, name, *, address="", record="{}"):
     """A snapshot of this name; `record` is the JSON in it."""
     properties = {"management_address": address, "model_snapshot": record}
@@ -128,9 +133,9 @@ def test_newest_snapshot_is_that_of_the_same_server(tmp_path):
     for number, address in enumerate((mine, mine, other)):
         write_named(tmp_path, f"2024010100000000{number}-startup.cfg", address=address)
     # When / Then
-    assert newest_snapshot(tmp_path, mine).name == "20240101000000001-startup.cfg"
-    assert newest_snapshot(tmp_path, other).name == "20240101000000002-startup.cfg"
-    assert newest_snapshot(tmp_path, "http://127.0.0.1:1") is None
+    assert newest_snapshot(tmp_path, of(mine)).name == "20240101000000001-startup.cfg"
+    assert newest_snapshot(tmp_path, of(other)).name == "20240101000000002-startup.cfg"
+    assert newest_snapshot(tmp_path, of("http://127.0.0.1:1")) is None
 
 
 @pytest.mark.parametrize("kept", ["nothing", "the settings", "half of the models", "no text"])
@@ -152,7 +157,7 @@ def test_snapshot_that_is_not_whole_is_named_and_the_one_before_it_counts(tmp_pa
     )
     said = []
     # When
-    newest = newest_snapshot(tmp_path, address, report=said.append)
+    newest = newest_snapshot(tmp_path, of(address), report=said.append)
     # Then
     assert newest == whole
     [line] = said
@@ -194,7 +199,7 @@ def test_busy_server_leaves_the_last_snapshot_of_a_quiet_one_in_its_folder(tmp_p
     for _ in range(4):
         write_snapshot(tmp_path, CHANGE, {"management_address": busy}, registry_of(SPEC))
     # Then
-    assert newest_snapshot(tmp_path, quiet) == last
+    assert newest_snapshot(tmp_path, of(quiet)) == last
     assert not outdated.exists()
     assert len(list(tmp_path.iterdir())) == 3
 

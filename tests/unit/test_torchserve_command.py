@@ -52,6 +52,13 @@ def test_configuration_file_is_the_first_one_found(tmp_path):
     snapshot.write_text("model_snapshot={}\n")
     assert found() == snapshot.relative_to(tmp_path)
     assert found(is_reading=False).name == "config.properties"
+    # That of `ferry up` would switch tokens off; one that was told to have none may be taken over
+    newer = snapshots / "20250101000000000-shutdown.cfg"
+    newer.write_text("token_authorization=false\nmodel_snapshot={}\n")
+    assert found() == snapshot.relative_to(tmp_path)
+    for words in ("disable_token_authorization=true", "key_file=keys.json"):
+        newer.write_text(f"token_authorization=false\n{words}\nmodel_snapshot={{}}\n")
+        assert found() == newer.relative_to(tmp_path)
     # With a Redis that outlives its servers there is nothing to bring back
     assert found(environment={"REDIS_URL": "redis://r:6379"}).name == "config.properties"
     named.touch()
