@@ -253,7 +253,15 @@ class Node:
 
     async def _follow_registry(self) -> tuple[list[ModelSpec], dict[VersionKey, ModelSpec]]:
         """What was registered when this node last looked, and what is now."""
-        before, self._wanted = self._specs(), await in_daemon_thread(self._keeper.look)
+        loop = asyncio.get_running_loop()
+
+        def beat() -> None:
+            # One that leaves is known to nobody any more.
+            if not self._should_exit.is_set():
+                asyncio.run_coroutine_threadsafe(self._heartbeat.beat(), loop).result()
+
+        before = self._specs()
+        self._wanted = await in_daemon_thread(partial(self._keeper.look, beat))
         specs = {spec.key: spec for spec in self._specs()}
         self._undertaker.follow(before, specs)
         return before, specs

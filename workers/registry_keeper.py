@@ -1,6 +1,6 @@
 """Remembers the registry for the time when Redis has forgotten it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from batching.model_entry import ModelEntry
 from batching.store.registry import Registry
@@ -14,12 +14,16 @@ class RegistryKeeper:
         self._epoch = ""
         self._known: Mapping[str, ModelEntry] = {}
 
-    def look(self) -> Mapping[str, ModelEntry]:
+    def look(self, on_emptied: Callable[[], object] = lambda: None) -> Mapping[str, ModelEntry]:
         """What is registered now; what an emptied Redis forgot has been registered again. Blocks.
 
         Each node does this, and at once: doing it twice is harmless. That Redis was emptied shows
         in another epoch, too: a node that knows of no model may have been the first to come back,
         and have set it.
+
+        Args:
+            on_emptied: called before that is done. Who asks for a version that has no worker is
+                refused; who asks for one that is not back yet waits for it.
 
         Raises:
             StoreUnavailable: Redis cannot be asked.
@@ -32,6 +36,7 @@ class RegistryKeeper:
             if epoch and epoch == self._epoch:
                 self._known = known
                 return known
+            on_emptied()
             self._registry.restore(self._known.values())
             epoch = self._registry.mark()
             # It may have been emptied again before it was marked.

@@ -10,6 +10,7 @@ from batching.settings import Settings
 from batching.store import keys
 from batching.store.registry import Registry
 from tests.support import eventually_async, make_spec
+from workers import heartbeat
 from workers.node import Node
 
 
@@ -88,6 +89,30 @@ def test_node_tells_a_redis_that_came_back_with_an_older_state_what_is_so(
         client.client_kill_filter(_type="pubsub")
         # Then
         assert await eventually_async(registry.nodes, 10) == [known]
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(living, 10)
+
+    asyncio.run(run())
+
+
+def test_node_is_known_again_before_what_it_serves_is(
+    real_backend, registry, settings, monkeypatch
+):
+    # Given a node whose second beat is far away
+    monkeypatch.setattr(heartbeat, "BEAT_S", 3600.0)
+
+    async def run():
+        node = Node(settings, [])
+        living = asyncio.create_task(node.run())
+        await eventually_async(registry.alive_nodes, 10)
+        registry.create(make_spec())
+        await eventually_async(node._specs, 10)
+        # When Redis is emptied, and the node sees it by a change
+        real_backend.client.flushall()
+        registry.announce("anything")
+        # Then
+        await eventually_async(registry.specs, 10)
+        assert registry.alive_nodes() == {node._node.node_id}
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(living, 10)
 

@@ -54,6 +54,23 @@ def test_emptied_redis_is_told_what_was_registered(client, registry, keeper):
     assert not registry.is_lost()
 
 
+def test_emptied_redis_is_told_who_lives_before_it_is_told_what_is_registered(
+    client, registry, keeper
+):
+    # Given
+    known = []
+    client.flushall()
+    # When
+    keeper.look(lambda: known.append(registry.snapshot()))
+    # Then: between the two, whoever asks waits instead of being refused
+    assert known == [{}]
+    assert registry.specs() == [SPEC]
+    # When nothing was lost
+    keeper.look(lambda: known.append("again"))
+    # Then
+    assert known == [{}]
+
+
 def test_node_that_comes_first_and_knows_nothing_does_not_make_the_others_forget(
     client, registry, keeper
 ):
