@@ -14,6 +14,7 @@ from typing import Any
 from ts.context import Context
 
 from batching.protocol import Claimed, Owned, ReplyChunk
+from batching.store.outage import Outage
 from batching.store.redis_errors import AWAY
 from batching.store.worker_verbs import CHUNK_LIMIT_BYTES, ChunkCode
 from workers.rows import encode_output, header_texts
@@ -38,10 +39,11 @@ class BatchStream:
     whose answer has a piece missing, or whose client has left.
     """
 
-    def __init__(self, send: Send | None) -> None:
+    def __init__(self, send: Send | None, outage: Outage | None = None) -> None:
         self.counts: dict[str, int] = {}
         self.broken: set[str] = set()
         self._send = send
+        self._outage = outage or Outage(log)
         self._items: Sequence[Claimed] = ()
         self._context: Context | None = None
         self._sending = threading.Lock()
@@ -106,7 +108,7 @@ class BatchStream:
             if self._advance(waiting):
                 last_progress_s = time.monotonic()
             elif time.monotonic() - last_progress_s > STALL_S:
-                log.warning("clients too slow, answers broken: %d", len(waiting))
+                log.warning("clients too slow, or Redis away, answers broken: %d", len(waiting))
                 self.broken |= {items[row].request_id for row in waiting}
                 break
             else:
@@ -132,8 +134,9 @@ class BatchStream:
             assert self._send is not None
             codes = self._send([item.owned for item in items], chunks)
         except AWAY as error:
-            log.warning("piece not sent: %s", error)
+            self._outage.note("send", error)
             return False
+        self._outage.over("send")
         for row, item, code in zip(rows, items, codes, strict=True):
             if code in (ChunkCode.STORED, ChunkCode.STORED_BEFORE):
                 self.counts[item.request_id] = self.counts.get(item.request_id, 0) + 1

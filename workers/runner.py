@@ -18,6 +18,7 @@ from ts.utils.util import PredictionException
 from batching.errors import InternalError, OutOfResources, PredictionFailed, ServeError
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.settings import Settings
+from batching.store.outage import Outage
 from batching.store.replies import error_reply
 from workers.batch_stream import BatchStream, Send, StreamAbandoned
 from workers.envelopes import OPEN_INFERENCE_ENVELOPE
@@ -39,10 +40,16 @@ class DeviceBroken(Exception):
 class Runner:
     """One loaded model, one batch at a time."""
 
-    def __init__(self, model: LoadedModel, settings: Settings, send: Send | None = None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        settings: Settings,
+        send: Send | None = None,
+        outage: Outage | None = None,
+    ) -> None:
         self._model = model
         self._settings = settings
-        self._stream = BatchStream(send)
+        self._stream = BatchStream(send, outage)
         self._stream.attach(model.context)
         self._questions: dict[int, Inference] = {}
         self._failures = FailureLog(log)

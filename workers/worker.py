@@ -185,7 +185,9 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     entry = in_envelope(settings.service_envelope, model.entry)
     timeout_s = spec.response_timeout_s
     send = partial(verbs.send, patience_s=timeout_s)
-    runner = Runner(model.with_entry(timed(entry, timeout_s)), settings, untimed(send, timeout_s))
+    outage = Outage(log, settings.redis_url)
+    timed_model = model.with_entry(timed(entry, timeout_s))
+    runner = Runner(timed_model, settings, untimed(send, timeout_s), outage)
     reporter = MetricsReporter(
         model.context.metrics,
         MetricVerbs(client, spec.key),
@@ -201,7 +203,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         lambda: runner.is_device_broken,
         # A ticket is only good while it is young.
         idle_s=BLOCK_S if spec.use_job_ticket else idle_s(client),
-        outage=Outage(log, settings.redis_url),
+        outage=outage,
     )
     _keep_from_forks()
     signal.signal(signal.SIGTERM, worker.stop)

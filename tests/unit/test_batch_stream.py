@@ -198,6 +198,20 @@ def test_piece_is_sent_again_when_redis_was_away():
     assert (reply.body, reply.chunks) == (b"end", 1)
 
 
+def test_log_says_once_that_redis_is_away_while_a_piece_waits_for_it(caplog):
+    # Given
+    queue = Queue(*[RedisError("gone")] * 10)
+
+    # When
+    (reply,) = runner(Handler(sending("a", "b")), send=queue.send).run(batch(body()))
+
+    # Then
+    assert (reply.body, reply.chunks) == (b"end", 2)
+    away, back = caplog.messages
+    assert away.startswith("Redis does not answer")
+    assert back.startswith("Redis answers again")
+
+
 def test_batch_that_has_sent_pieces_is_not_run_again():
     # Given
     def answer(rows, context):
