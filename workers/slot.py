@@ -131,9 +131,13 @@ class Slot:
             self._is_hopeless = isinstance(error, DependenciesFailed) and not is_of_disk
             await self._note_failure(error=_with_cause(error), reason=error.reason)
             return
-        except OSError as error:
-            log.error("model=%s version=%s cannot be prepared: %s", *self.spec.key, error)
-            await self._note_failure(error=error.strerror or str(error))
+        except Exception as error:
+            # A start that failed, also where nobody foresaw how: no thread can be started, say. A
+            # slot that ended of it would be opened again at once, hundreds of times a second.
+            words = error.strerror if isinstance(error, OSError) else None
+            text = "model=%s version=%s cannot be prepared: %s"
+            log.error(text, *self.spec.key, error, exc_info=words is None)
+            await self._note_failure(error=words or str(error))
             return
         if prepared is None or self._should_stop.is_set():
             return

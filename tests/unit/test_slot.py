@@ -173,6 +173,24 @@ def test_worker_whose_archive_finds_no_room_says_what_the_system_says():
     assert worker.error == "Failed to save model: m.mar (No space)"
 
 
+def test_worker_that_cannot_be_prepared_for_an_unknown_reason_is_tried_again_later(caplog):
+    # Given
+    parts = Parts(Path("/nowhere/python"))
+
+    async def no_thread(_spec):
+        parts.starts += 1
+        raise RuntimeError("can't start new thread")
+
+    parts.slot._context = replace(parts.slot._context, prepare=no_thread)
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert parts.starts == TRIED_AT_ONCE
+    assert (worker.failures, worker.error) == (TRIED_AT_ONCE, "can't start new thread")
+    # And the log says where
+    assert "in no_thread" in caplog.text
+
+
 def test_worker_whose_requirements_find_no_room_is_tried_again_later():
     # Given
     parts = Parts(Path("/nowhere/python"))
