@@ -62,18 +62,25 @@ def newest_snapshot(
         folder: where to look.
         is_own: whether one with these properties counts: two servers that were started in one
             folder are not each other's past.
-        report: told of each that is passed over because it cannot be read, and why.
+        report: told of the first that is passed over because it cannot be read, why, and of how
+            many more there are: all of them, perhaps, where they are another user's.
     """
+    found = None
+    reasons = []
     for path in _newest_first(folder):
         try:
             properties = read_properties(path)
             _versions_in(path, properties)
         except SettingsError as error:
-            report(f"snapshot passed over: {error}")
+            reasons.append(error)
             continue
         if is_own(properties):
-            return path
-    return None
+            found = path
+            break
+    if reasons:
+        others = f"; and {len(reasons) - 1} before it" if len(reasons) > 1 else ""
+        report(f"snapshot passed over: {reasons[0]}{others}")
+    return found
 
 
 def write_snapshot(

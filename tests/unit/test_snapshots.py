@@ -163,6 +163,13 @@ def test_snapshot_that_is_not_whole_is_named_and_the_one_before_it_counts(tmp_pa
     [line] = said
     assert line.startswith("snapshot passed over: ")
     assert str(broken) in line
+    assert "before it" not in line
+    # And many take one line
+    whole.unlink()
+    for number in range(3):
+        (tmp_path / f"2024010100000000{number}-startup.cfg").touch()
+    assert newest_snapshot(tmp_path, of(address), report=said.append) is None
+    assert said[1:] == [f"{line}; and 3 before it"]
 
 
 def test_snapshot_is_the_newest_although_an_older_one_is_ahead_of_the_clock(tmp_path):
