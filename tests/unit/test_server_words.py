@@ -7,7 +7,7 @@ import pytest
 from batching.model_entry import ModelEntry
 from batching.settings import Settings
 from batching.snapshots import CHANGE, write_snapshot
-from cli.server import models_words
+from cli.server import listening_addresses, models_words
 from tests.support import make_spec
 
 NONE = "none yet: `ferry models register`"
@@ -36,6 +36,18 @@ def test_models_are_those_that_the_server_begins_with(
     )
     # When / Then
     assert models_words(settings, is_embedded=is_embedded) == words
+
+
+def test_address_of_metrics_that_are_switched_off_is_neither_needed_nor_named():
+    # Given
+    settings = Settings()
+    # When / Then
+    assert list(listening_addresses(settings)) == ["Inference", "Management", "Metrics"]
+    switched_off = listening_addresses(replace(settings, enable_metrics_api=False))
+    assert switched_off == {
+        "Inference": settings.inference_address,
+        "Management": settings.management_address,
+    }
 
 
 def test_snapshot_that_cannot_be_read_is_no_model(tmp_path):
