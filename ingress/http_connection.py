@@ -220,13 +220,8 @@ class HttpConnection(asyncio.Protocol):
         framing = f"content-length: {len(body)}"
         if exchange.method == "HEAD" or status in WITHOUT_BODY:
             body, framing = b"", ""
-        head = head_bytes(
-            status,
-            headers,
-            keeps_alive=keeps_alive,
-            framing=framing,
-            added=exchange.added_headers,
-        )
+        added = exchange.added_headers
+        head = head_bytes(status, headers, added, keeps_alive=keeps_alive, framing=framing)
         if len(body) < _LARGE_BYTES:
             self._transport.write(head + body)
         else:
@@ -237,13 +232,8 @@ class HttpConnection(asyncio.Protocol):
         """The answer's head is sent."""
         keeps_alive = self._keeps_alive(exchange, status)
         if self._is_answering(exchange):
-            head = head_bytes(
-                status,
-                headers,
-                keeps_alive=keeps_alive,
-                framing=CHUNKED,
-                added=exchange.added_headers,
-            )
+            added = exchange.added_headers
+            head = head_bytes(status, headers, added, keeps_alive=keeps_alive, framing=CHUNKED)
             self._transport.write(head)
         return ChunkWriter(self, exchange, keeps_alive=keeps_alive)
 

@@ -26,19 +26,19 @@ _date: tuple[int, str] = (0, "")
 def head_bytes(
     status: int,
     headers: Sequence[Header],
+    added: Sequence[Header] = (),
     *,
     keeps_alive: bool,
     framing: str,
-    added: Sequence[Header] = (),
 ) -> bytes:
     """Status line and headers, those of the server's own included.
 
     Args:
         status: from 200 to 999.
         headers: of the application; not about the connection, nor the length.
+        added: headers that go with every answer.
         keeps_alive: whether another request may come by this connection.
         framing: the header that tells where the body ends; empty where none may follow.
-        added: headers that go with every answer.
 
     Raises:
         ValueError: a header that would begin another line.
