@@ -68,9 +68,7 @@ class ControlQueue:
             # What the first node has downloaded may be in a store that the second one shares.
             known = may_be_downloaded or is_second
             try:
-                found = self._run(INSPECT_ARCHIVE, url, known, timeout_s=left_s)
-                # A node of a later version may tell more.
-                return ArchiveInfo(**{name: found[name] for name in _ARCHIVE_FIELDS})
+                return _archive_of(self._run(INSPECT_ARCHIVE, url, known, timeout_s=left_s))
             except _JobLost:
                 log.warning("lost control job url=%s: its node has gone, or Redis forgot it", url)
         # A third time would be one node more, if it is the archive that ends them.
@@ -132,6 +130,11 @@ class ControlQueue:
         status, beat = job.connection.hmget(job.key, "status", "last_heartbeat")
         is_queued = status == JobStatus.QUEUED.encode() and job.id in self._queue.job_ids
         return _WAITS if is_queued else beat or b""
+
+
+def _archive_of(record: dict[str, Any]) -> ArchiveInfo:
+    # A node of another version may tell more, or less.
+    return ArchiveInfo(**{name: record[name] for name in _ARCHIVE_FIELDS if name in record})
 
 
 def wrap_error(error: errors.ServeError) -> dict[str, Any]:
