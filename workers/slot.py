@@ -26,7 +26,7 @@ from batching.store.outage import Outage
 from batching.store.reclaiming import ReclaimMode
 from workers.assignment import Assignment
 from workers.devices import Device
-from workers.exit_status import EXIT_NOT_STARTED, ExitStatus
+from workers.exit_status import EXIT_LOAD_FAILED, EXIT_NOT_STARTED, ExitStatus
 from workers.model_files import Prepared
 from workers.slot_record import SlotRecord
 from workers.worker_environment import worker_environment
@@ -286,6 +286,8 @@ class Slot:
 
     async def _judge(self, ended: ExitStatus, *, was_at_work: bool) -> None:
         was_ready_s = time.monotonic() - self._ready_at if self._ready_at else 0.0
+        if self._ready_at is not None and ended.code == EXIT_LOAD_FAILED:
+            ended = ExitStatus(ended.code, "its handler ended it")  # with a code that is ours, too
         # What kills workers at their work is bounded by the attempts of a request.
         if was_at_work or was_ready_s >= PROVEN_AFTER_S:
             self._backoff.succeed()

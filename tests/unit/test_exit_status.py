@@ -34,7 +34,19 @@ def test_exit_status_is_told_in_words_where_they_are_known(exit_status, text):
     assert str(exit_status) == text
 
 
-def test_node_says_in_words_why_a_worker_died(caplog):
+@pytest.mark.parametrize(
+    ("ended", "ready_at", "words"),
+    [
+        (
+            ExitStatus(-signal.SIGALRM),
+            None,
+            'exit=-14 cause="response_timeout passed, or it would not end"',
+        ),
+        (ExitStatus(3), None, 'exit=3 cause="it could not load the model"'),
+        (ExitStatus(3), 1.0, 'exit=3 cause="its handler ended it"'),
+    ],
+)
+def test_node_says_in_words_why_a_worker_died(caplog, ended, ready_at, words):
     # Given
     server = fakeredis.FakeServer()
     spec = make_spec()
@@ -44,10 +56,11 @@ def test_node_says_in_words_why_a_worker_died(caplog):
         context = SlotContext("node-a", Settings(), verbs, itertools.count(), None, Path())
         slot = Slot(context, spec, 0, Device("cpu"), 1)
         slot.record.status = WorkerStatus("a-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
+        slot._ready_at = ready_at
         # When
-        await slot._judge(ExitStatus(-signal.SIGALRM), was_at_work=False)
+        await slot._judge(ended, was_at_work=False)
 
     asyncio.run(run())
     # Then
     [message] = caplog.messages
-    assert 'exit=-14 cause="response_timeout passed, or it would not end" after_ready_s=' in message
+    assert f"{words} after_ready_s=" in message
