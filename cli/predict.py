@@ -23,16 +23,16 @@ STDIN = "-"
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What came back for one file."""
+    """What came back for one file; without a status, why nothing did."""
 
     file: str
-    status: int
+    status: int | None
     answer: Any
 
     @property
     def is_ok(self) -> bool:
         """Whether the model answered rather than the server refused."""
-        return self.status < httpx.codes.BAD_REQUEST
+        return self.status is not None and self.status < httpx.codes.BAD_REQUEST
 
     @property
     def classes(self) -> dict[str, float] | None:
@@ -70,10 +70,15 @@ def predict(  # noqa: PLR0917 - click passes all of them by name
         def send(body: tuple[str, bytes]) -> Prediction:
             name, content = body
             kind = content_type or _content_type(name)
-            response = api.send("POST", *path, content=content, content_type=kind)
+            try:
+                response = api.send("POST", *path, content=content, content_type=kind)
+            except click.ClickException as error:
+                return Prediction(name, None, error.message)
             return Prediction(name, response.status_code, _answer(response))
 
         predictions = list(pool.map(send, bodies))
+    if all(prediction.status is None for prediction in predictions):
+        raise click.ClickException(predictions[0].answer)
     if as_json:
         click.echo(json.dumps([_record(prediction) for prediction in predictions], indent=2))
     else:
@@ -129,7 +134,8 @@ def _print(predictions: list[Prediction]) -> None:
         out().print(table)
     for prediction in predictions:
         if not prediction.is_ok:
-            text = f"{prediction.file}: {prediction.answer} (HTTP {prediction.status})"
+            status = f" (HTTP {prediction.status})" if prediction.status else ""
+            text = f"{prediction.file}: {prediction.answer}{status}"
             err().print(escape(text), style="red", soft_wrap=True)
         elif prediction.classes is None:
             prefix = f"{prediction.file}: " if len(predictions) > 1 else ""

@@ -45,12 +45,16 @@ class Server:
     def __init__(self):
         self.answers = {}
         self.asked = []
+        self.breaks_at = b"nobody's body"
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def answer(self):
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 outer.asked.append((self.command, self.path, self.headers, body))
+                if body == outer.breaks_at:
+                    self.close_connection = True
+                    return
                 path = self.path.partition("?")[0]
                 status, content = outer.answers.get((self.command, path), (404, NOT_FOUND))
                 raw = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -427,6 +431,27 @@ def test_predict_fails_when_one_of_several_files_does(server, ferry, tmp_path):
     assert json.loads(result.stdout) == [
         {"file": str(tmp_path / "a"), "status": 404, "error": "Model not found: x"}
     ]
+
+
+def test_predict_prints_the_other_answers_when_a_connection_breaks(server, ferry, tmp_path):
+    # Given
+    server.answers["POST", "/predictions/m"] = (200, "fine")
+    server.breaks_at = b"b"
+    files = [tmp_path / letter for letter in "abc"]
+    for file in files:
+        file.write_text(file.name)
+    names = [str(file) for file in files]
+    # When
+    result = ferry("predict", "m", *names)
+    # Then
+    assert result.exit_code == 1
+    assert result.stdout == f"{names[0]}: fine\n{names[2]}: fine\n"
+    assert f"{names[1]}: the connection to {server.url} broke" in result.stderr
+    # When there is no other answer
+    result = ferry("predict", "m", names[1])
+    # Then
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: the connection to {server.url} broke")
 
 
 def test_predict_names_the_file_when_it_cannot_be_read(server, ferry):
