@@ -1,7 +1,7 @@
 """Heads of requests that have come before.
 
-Clients send the same head again and again, and reading one takes as long as a fifth of all that the
-ingress does for an echo. Only what the parser has read before, byte for byte, is known here.
+Clients send the same head again and again, and to parse it is a tenth of what the ingress does for
+an echo. Only what the parser has read before, byte for byte, is known here.
 """
 
 from typing import NamedTuple
