@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from batching.settings import Settings, SettingsError, UnusableNow
+from ingress.certificate import Certificate
 from ingress.exchange import Application
 from ingress.http_connection import HttpConnection
 from ingress.http_host import HttpHost, OnRefused
@@ -60,14 +61,6 @@ class Address:
         return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """What a listener with `https://` proves itself with; PEM files."""
-
-    certificate_file: Path
-    private_key_file: Path
-
-
 def listener_table(settings: Settings) -> dict[Address, frozenset[Role]]:
     """Each address with what it serves; roles with equal addresses share a listener.
 
@@ -78,15 +71,15 @@ def listener_table(settings: Settings) -> dict[Address, frozenset[Role]]:
     for role, text in _address_texts(settings).items():
         address = parse_address(text, role)
         table[address] = table.get(address, frozenset()) | {role}
-    tls_files(settings)
+    certificate_of(settings)
     for address, roles in table.items():
         if Role.MANAGEMENT in roles and not address.is_private:
             _require_open_management(address, settings)
     return table
 
 
-def tls_files(settings: Settings) -> Tls | None:
-    """The files for listeners with `https://`; None when there are none.
+def certificate_of(settings: Settings) -> Certificate | None:
+    """What listeners with `https://` prove themselves with, unopened; None when there are none.
 
     Raises:
         SettingsError: one of the two is missing, or not a file.
@@ -100,7 +93,7 @@ def tls_files(settings: Settings) -> Tls | None:
     for path in (certificate, key):
         if not path.is_file():
             raise SettingsError(f"no such file for https://: {path}")
-    return Tls(certificate, key)
+    return Certificate(certificate, key)
 
 
 def parse_address(text: str, role: Role) -> Address:
@@ -140,7 +133,7 @@ class Listener:
         *,
         silence_timeout_s: float = SILENCE_TIMEOUT_S,
         unread_timeout_s: float = UNREAD_TIMEOUT_S,
-        tls: Tls | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.address = address
         self._unread_timeout_s = unread_timeout_s
@@ -163,9 +156,8 @@ class Listener:
         make = asyncio.get_running_loop().create_server
         if self.address.socket_path is not None:
             make = asyncio.get_running_loop().create_unix_server  # type: ignore[assignment]
-        context = None if self._tls is None else _tls_context(self._tls)
         self._server = await make(
-            lambda: HttpConnection(self._host), sock=bound, ssl=context, backlog=BACKLOG
+            lambda: HttpConnection(self._host), sock=bound, ssl=self._tls, backlog=BACKLOG
         )
 
     def stop(self) -> None:
@@ -217,13 +209,6 @@ def _remove_stale(path: Path) -> None:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink()
-
-
-def _tls_context(tls: Tls) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(tls.certificate_file, tls.private_key_file)
-    return context
 
 
 def _address_texts(settings: Settings) -> dict[Role, str]:

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import logging
 import signal
+from collections.abc import Coroutine, Iterator
 from functools import partial
 
 import uvloop
@@ -33,6 +34,7 @@ from batching.store.startup_marks import StartupMarks
 from batching.store.tasks import keep_going
 from ingress.app import create_app
 from ingress.auth import Gate
+from ingress.certificate import Certificate
 from ingress.edge import Edge, added_headers
 from ingress.exchange import Application
 from ingress.front import Front
@@ -40,7 +42,7 @@ from ingress.handler_metrics import HandlerMetrics
 from ingress.health import Health
 from ingress.key_file import KeyFile
 from ingress.lifecycle import Lifecycle
-from ingress.listeners import Address, Listener, listener_table, tls_files
+from ingress.listeners import Address, Listener, certificate_of, listener_table
 from ingress.metrics import Metrics
 from ingress.openapi import Role
 from ingress.predictor import Predictor
@@ -81,7 +83,10 @@ def run(settings: Settings) -> int:
     try:
         table = listener_table(settings)
         check_server(settings)
-        return uvloop.run(_Ingress(settings, _open_keys(settings)).serve(table))
+        certificate = certificate_of(settings)
+        if certificate is not None:
+            certificate.open()
+        return uvloop.run(_Ingress(settings, _open_keys(settings), certificate).serve(table))
     except SettingsError as error:
         log.error("cannot start: %s", error)
         return exit_code_for(error)
@@ -90,9 +95,12 @@ def run(settings: Settings) -> int:
 class _Ingress:
     """One ingress on one event loop."""
 
-    def __init__(self, settings: Settings, keys: KeyFile | None) -> None:
+    def __init__(
+        self, settings: Settings, keys: KeyFile | None, certificate: Certificate | None
+    ) -> None:
         self._settings = settings
         self._keys = keys
+        self._certificate = certificate
         self._lifecycle = Lifecycle()
         self._metrics = Metrics(
             is_logging=settings.is_logging_metrics,
@@ -136,7 +144,7 @@ class _Ingress:
         self._lifecycle.is_loading = await asyncio.to_thread(self._has_to_load)
         await self._catalog.start()
         await self._broker.start()
-        tls = tls_files(self._settings)
+        tls = None if self._certificate is None else self._certificate.context
         edges = {
             address: self._edge(self._application(services, roles))
             for address, roles in table.items()
@@ -151,9 +159,7 @@ class _Ingress:
                 roles = ",".join(sorted(table[listener.address]))
                 log.info("listening address=%s roles=%s", listener.address, roles)
             _calm_collector()
-            sweeper = SeriesSweeper(self._probe_registry, self._metrics)
-            sweeping = keep_going(sweeper.run, "of the series sweeper")
-            tasks += [asyncio.create_task(one) for one in (self._load_models(services), sweeping)]
+            tasks += [asyncio.create_task(one) for one in self._background(services)]
             await self._stop.wait()
             return await self._drain(listeners)
         finally:
@@ -161,6 +167,13 @@ class _Ingress:
                 task.cancel()
             await self._broker.close()
             await self._catalog.close()
+
+    def _background(self, services: Services) -> Iterator[Coroutine[None, None, None]]:
+        yield self._load_models(services)
+        sweeper = SeriesSweeper(self._probe_registry, self._metrics)
+        yield keep_going(sweeper.run, "of the series sweeper")
+        if self._certificate is not None:
+            yield keep_going(self._certificate.follow, "of the certificate")
 
     def _services(self, loop: asyncio.AbstractEventLoop) -> Services:
         return Services(

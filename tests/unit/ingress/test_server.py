@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 import requests
 
+from batching.entry_point import EXIT_UNUSABLE
 from batching.model_spec import ModelSpec
 from batching.store.connection import connect
 from batching.store.registry import Registry
 from tests.ports import free_ports
 from tests.support import eventually
 from tests.unit.ingress.conftest import DEAD_AFTER_S
+from tests.unit.ingress.test_tls import OPENSSL, shown_certificate, write_certificate
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -105,6 +107,39 @@ def test_server_says_that_it_is_ready_and_stops_at_sigterm(start):
     code, log = server.end()
     assert code == 0
     assert "xperimental" not in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+def test_server_shows_a_renewed_certificate_without_a_restart(start, tmp_path):
+    # Given
+    write_certificate(tmp_path)
+    file, port = tmp_path / "certificate.pem", free_ports(1)
+    server = start(
+        inference_address=f"https://127.0.0.1:{port}",
+        certificate_file=str(file),
+        private_key_file=str(tmp_path / "key.pem"),
+    )
+    assert server.ready_lines() == ["ready"]
+    assert shown_certificate(port) == file.read_text()
+    # When
+    write_certificate(tmp_path)
+    # Then
+    eventually(lambda: shown_certificate(port) == file.read_text(), 15)
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+def test_server_says_which_certificate_it_cannot_use(start, tmp_path):
+    write_certificate(tmp_path)
+    (tmp_path / "key.pem").write_text("garbage")
+    server = start(
+        inference_address=f"https://127.0.0.1:{free_ports(1)}",
+        certificate_file=str(tmp_path / "certificate.pem"),
+        private_key_file=str(tmp_path / "key.pem"),
+    )
+    code, log = server.end()
+    assert code == EXIT_UNUSABLE
+    assert "key.pem: no certificate in PEM" in log
     assert "Traceback" not in log
 
 

@@ -190,7 +190,9 @@ def test_f34_stream_that_is_read_slowly_is_not_taken_for_one_that_is_not_read(
         return b"".join(received)
 
     async def serve():
-        listener = Listener(Address("127.0.0.1", free_ports(1), is_tls=is_tls), answer, tls=tls)
+        listener = Listener(
+            Address("127.0.0.1", free_ports(1), is_tls=is_tls), answer, tls=tls.context
+        )
         await listener.start()
         try:
             return await asyncio.to_thread(read, listener.address.port)

@@ -215,7 +215,7 @@ def test_stream_is_sent_and_broken_off_through_tls(echo, tls):
         plain = socket.create_connection(("127.0.0.1", port))
         return context.wrap_socket(plain, server_hostname="localhost")
 
-    with listening(echo, Address("127.0.0.1", port, is_tls=True), tls):
+    with listening(echo, Address("127.0.0.1", port, is_tls=True), tls.context):
         # When
         whole = ask(connect_to(), b"x-pieces: one")
         broken = ask(connect_to(), b"x-pieces: one", b"x-fail: 1")

@@ -1,6 +1,8 @@
 """Addresses with https://: TLS with the operator's own certificate."""
 
 import asyncio
+import contextlib
+import logging
 import shutil
 import socket
 import ssl
@@ -9,8 +11,12 @@ import subprocess
 import pytest
 import uvloop
 
-from ingress.listeners import Address, Listener, Tls
+from batching.settings import SettingsError
+from ingress import certificate
+from ingress.certificate import Certificate
+from ingress.listeners import Address, Listener
 from tests.ports import free_ports
+from tests.support import eventually_async
 
 OPENSSL = shutil.which("openssl")
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
@@ -18,14 +24,20 @@ pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl to make cert
 REQUEST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 
 
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
+def write_certificate(folder):
+    """A new pair in this folder, in place of the one that was there."""
     words = [OPENSSL, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     files = ["-keyout", "key.pem", "-out", "certificate.pem"]
     subprocess.run([*words, *names, *files], cwd=folder, check=True, capture_output=True)
-    return Tls(folder / "certificate.pem", folder / "key.pem")
+    return Certificate(folder / "certificate.pem", folder / "key.pem")
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory):
+    written = write_certificate(tmp_path_factory.mktemp("tls"))
+    written.open()
+    return written
 
 
 async def hello(exchange):
@@ -41,7 +53,8 @@ def answer_of(tls, wrap):
             return b"".join(iter(lambda: connection.recv(65536), b""))
 
     async def serve():
-        listener = Listener(Address("127.0.0.1", free_ports(1), is_tls=True), hello, tls=tls)
+        address = Address("127.0.0.1", free_ports(1), is_tls=True)
+        listener = Listener(address, hello, tls=tls.context)
         await listener.start()
         try:
             return await asyncio.to_thread(exchange, listener.address.port)
@@ -89,7 +102,8 @@ def test_listener_with_tls_waits_for_no_farewell_of_idle_clients(tls, version):
         return connection
 
     async def serve():
-        listener = Listener(Address("127.0.0.1", free_ports(1), is_tls=True), hello, tls=tls)
+        address = Address("127.0.0.1", free_ports(1), is_tls=True)
+        listener = Listener(address, hello, tls=tls.context)
         await listener.start()
         # Given: one that reads nothing until it asks again
         with await asyncio.to_thread(ask, listener.address.port) as connection:
@@ -100,3 +114,91 @@ def test_listener_with_tls_waits_for_no_farewell_of_idle_clients(tls, version):
             assert await asyncio.to_thread(connection.recv, 1000) == b""
 
     uvloop.run(serve())
+
+
+# --- files
+
+
+def shown_certificate(port):
+    """What a server on this machine shows to who connects, in PEM."""
+    return ssl.get_server_certificate(("127.0.0.1", port), timeout=10)
+
+
+def passphrase(folder):
+    words = [OPENSSL, "pkey", "-aes256", "-passout", "pass:secret", "-in", "key.pem"]
+    subprocess.run([*words, "-out", "new.pem"], cwd=folder, check=True, capture_output=True)
+    (folder / "new.pem").replace(folder / "key.pem")
+
+
+def other_key(folder):
+    (folder / "other").mkdir()
+    write_certificate(folder / "other")
+    (folder / "other" / "key.pem").replace(folder / "key.pem")
+
+
+def garbage(folder):
+    (folder / "certificate.pem").write_text("garbage")
+
+
+def nothing(folder):
+    (folder / "key.pem").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (passphrase, "has a passphrase: `openssl pkey"),
+        (other_key, "KEY_VALUES_MISMATCH"),
+        (garbage, "PEM lib"),
+        (nothing, "No such file"),
+    ],
+)
+def test_files_that_are_no_pair_are_refused_with_the_reason(tmp_path, spoil, reason):
+    pair = write_certificate(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(SettingsError, match=f"key.pem: no certificate.*{reason}"):
+        pair.open()
+
+
+def test_renewed_certificate_is_shown_to_who_connects_from_then_on(tmp_path, monkeypatch, caplog):
+    # Given
+    monkeypatch.setattr(certificate, "LOOK_S", 0.01)
+    caplog.set_level(logging.INFO)
+    pair = write_certificate(tmp_path)
+    pair.open()
+    old = pair.certificate_file.read_text()
+
+    async def renew(port):
+        async def shown():
+            return await asyncio.to_thread(shown_certificate, port)
+
+        assert await shown() == old
+        # When: the files are replaced one after the other, the second one late
+        write_certificate(tmp_path)
+        key = pair.private_key_file.read_text()
+        pair.private_key_file.write_text("half a file")
+        await eventually_async(lambda: "certificate not renewed" in caplog.text)
+        # Then
+        assert await shown() == old
+        # When
+        pair.private_key_file.write_text(key)
+        await eventually_async(lambda: "renewed certificate_file=" in caplog.text)
+        # Then
+        assert await shown() == pair.certificate_file.read_text() != old
+
+    async def serve():
+        address = Address("127.0.0.1", free_ports(1), is_tls=True)
+        listener = Listener(address, hello, tls=pair.context)
+        await listener.start()
+        following = asyncio.create_task(pair.follow())
+        try:
+            await renew(address.port)
+        finally:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await following
+            listener.stop()
+            await listener.wait_closed()
+
+    uvloop.run(serve())
+    assert caplog.text.count("certificate not renewed") == 1
