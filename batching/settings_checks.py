@@ -91,6 +91,8 @@ def _check_redis(settings: "Settings") -> None:
             "redis_ca_file and the like need TLS: a redis_url with rediss://, rediss+sentinel:// "
             "or rediss+cluster://"
         )
+    if settings.redis_key_file and not settings.redis_cert_file:
+        raise SettingsError("redis_key_file needs redis_cert_file, the certificate of that key")
 
 
 def model_settings(text: str) -> ModelSettings:

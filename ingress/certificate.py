@@ -6,14 +6,13 @@ import ssl
 from pathlib import Path
 
 from batching.daemon_thread import in_daemon_thread
+from batching.pem_files import load_pair
 from batching.settings import SettingsError
 
 log = logging.getLogger(__name__)
 
 # Certificates are renewed days before they end, but a test of the renewal should not take long.
 LOOK_S = 5.0
-
-_Identity = tuple[tuple[int, int], ...]
 
 
 class Certificate:
@@ -23,7 +22,7 @@ class Certificate:
         self.certificate_file = certificate_file
         self.private_key_file = private_key_file
         self.context = _server_context()
-        self._seen: _Identity = ()
+        self._seen: tuple[object, ...] = ()
         self._complaint = ""
 
     def open(self) -> None:
@@ -32,18 +31,10 @@ class Certificate:
         Raises:
             SettingsError: that is no certificate with the private key that belongs to it.
         """
-        try:
-            seen = self._identity()
-            # Tried apart: what cannot be used must not take the place of what can.
-            self._load(_server_context())
-            self._load(self.context)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-            raise SettingsError(
-                f"certificate_file={self.certificate_file}, "
-                f"private_key_file={self.private_key_file}: no certificate in PEM with the private "
-                f"key that belongs to it ({reason})"
-            ) from error
+        seen = self._identity()
+        # Tried apart: what cannot be used must not take the place of what can.
+        for context in (_server_context(), self.context):
+            load_pair(context, self.certificate_file, self.private_key_file)
         self._seen = seen
 
     async def follow(self) -> None:
@@ -56,10 +47,7 @@ class Certificate:
                 self._renew()
 
     def _is_renewed(self) -> bool:
-        try:
-            return self._identity() != self._seen
-        except OSError:
-            return True  # to be complained of
+        return self._identity() != self._seen
 
     def _renew(self) -> None:
         try:
@@ -72,12 +60,8 @@ class Certificate:
             log.info("renewed certificate_file=%s", self.certificate_file)
             self._complaint = ""
 
-    def _identity(self) -> _Identity:
-        found = [path.stat() for path in (self.certificate_file, self.private_key_file)]
-        return tuple((one.st_mtime_ns, one.st_ino) for one in found)
-
-    def _load(self, context: ssl.SSLContext) -> None:
-        context.load_cert_chain(self.certificate_file, self.private_key_file, _no_passphrase)
+    def _identity(self) -> tuple[object, ...]:
+        return _identity(self.certificate_file), _identity(self.private_key_file)
 
 
 def _server_context() -> ssl.SSLContext:
@@ -86,6 +70,9 @@ def _server_context() -> ssl.SSLContext:
     return context
 
 
-def _no_passphrase() -> str:
-    # Without this, OpenSSL asks at the terminal.
-    raise ValueError("the key has a passphrase: `openssl pkey -in KEY -out NEW` writes it without")
+def _identity(file: Path) -> object:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino

@@ -5,7 +5,9 @@ Asked once, at the start of a process.
 
 import logging
 import re
+import ssl
 
+from batching.pem_files import load_authorities, load_pair
 from batching.protocol import WIRE_VERSION
 from batching.settings import Settings, SettingsError, UnusableNow
 from batching.status import NodeStatus
@@ -28,11 +30,12 @@ def check_server(settings: Settings) -> None:
     A server that does not answer yet is not refused: containers start in any order.
 
     Raises:
-        SettingsError: none is named, or it is too old.
+        SettingsError: none is named, it is too old, or files for TLS cannot be used.
         UnusableNow: nodes of another release are at work there.
     """
     if not settings.redis_url:
         raise SettingsError("redis_url is not set: which Redis? Set REDIS_URL.")
+    _check_tls_files(settings)
     client = connect(store_url(settings), socket_timeout_s=_TIMEOUT_S)
     try:
         check_client(client)
@@ -41,6 +44,15 @@ def check_server(settings: Settings) -> None:
         log.warning("Redis could not be checked: %s", type(error).__name__)
     finally:
         client.close()
+
+
+def _check_tls_files(settings: Settings) -> None:
+    # Each connection reads them, and would say that Redis does not answer.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if settings.redis_ca_file is not None:
+        load_authorities(context, settings.redis_ca_file)
+    if settings.redis_cert_file is not None:
+        load_pair(context, settings.redis_cert_file, settings.redis_key_file)
 
 
 def check_client(client: Client) -> None:

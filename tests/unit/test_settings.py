@@ -258,3 +258,9 @@ def test_settings_refuse_tls_files_for_a_connection_without_tls():
     environment = {"REDIS_URL": "redis://r:6379", "FERRY_REDIS_CA_FILE": "/ca.pem"}
     with pytest.raises(SettingsError, match="rediss://"):
         Settings.load(None, environment, {})
+
+
+def test_settings_refuse_a_key_for_redis_without_its_certificate():
+    environment = {"REDIS_URL": "rediss://r:6379", "FERRY_REDIS_KEY_FILE": "/key.pem"}
+    with pytest.raises(SettingsError, match="redis_key_file needs redis_cert_file"):
+        Settings.load(None, environment, {})

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from batching.settings import Settings
+from batching.settings import Settings, SettingsError
 from batching.store.bell import Bell
 from batching.store.connection import connect, store_url
+from batching.store.server_check import check_server
 from tests.support import eventually
 from tests.timing import assert_within
 
@@ -167,6 +168,24 @@ def test_tls_connection_shows_our_certificate(proxy, certificates):
         redis_cert_file=certificates / "client.pem",
         redis_key_file=certificates / "client.key",
     )
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"redis_ca_file": "client.key"}, "client.key: no certificates in PEM"),
+        ({"redis_ca_file": "none"}, "none: no certificates in PEM .No such file"),
+        (
+            {"redis_cert_file": "client.pem", "redis_key_file": "here.key"},
+            "client.pem and .*here.key: .*KEY_VALUES_MISMATCH",
+        ),
+        ({"redis_cert_file": "client.pem"}, "client.pem: no certificate in PEM with the private"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named_at_start(certificates, files, reason):
+    paths = {name: certificates / file for name, file in files.items()}
+    with pytest.raises(SettingsError, match=reason):
+        check_server(Settings(redis_url="rediss://localhost:1/0", **paths))
 
 
 @pytest.mark.parametrize(
