@@ -156,7 +156,9 @@ def nothing(folder):
 def test_files_that_are_no_pair_are_refused_with_the_reason(tmp_path, spoil, reason):
     pair = write_certificate(tmp_path)
     spoil(tmp_path)
-    with pytest.raises(SettingsError, match=f"certificate.pem and .*key.pem: no certificate.*{reason}"):
+    with pytest.raises(
+        SettingsError, match=f"certificate.pem and .*key.pem: no certificate.*{reason}"
+    ):
         pair.open()
 
 
