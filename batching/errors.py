@@ -14,6 +14,7 @@
     ├── Conflict 409
     ├── PayloadTooLarge 413
     ├── InternalError 500
+    │   ├── RecordUnreadable
     │   └── WorkerDied
     ├── Unavailable 503
     │   ├── NoWorker
@@ -141,6 +142,10 @@ class PayloadTooLarge(ServeError):
 
 class InternalError(ServeError):
     """The server's fault."""
+
+
+class RecordUnreadable(InternalError):
+    """What Redis has under a model's name is nothing that this program has written."""
 
 
 class WorkerDied(InternalError):

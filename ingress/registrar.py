@@ -15,6 +15,7 @@ from batching.errors import (
     InvalidModel,
     ModelNotFound,
     OutOfResources,
+    RecordUnreadable,
     ServeError,
     Unavailable,
 )
@@ -167,19 +168,29 @@ class Registrar:
     def unregister(self, model_name: str, model_version: str | None) -> str:
         """The status text of `DELETE /models/M[/V]`, when the workers are gone.
 
+        Those of a model whose record cannot be read are waited for by nobody.
+
         Raises:
             ServeError: unknown, the default of several, or workers that do not go in time.
         """
-        key = self.resolve(model_name, model_version).key
+        try:
+            self._remove(self.resolve(model_name, model_version).key)
+        except RecordUnreadable:
+            if model_version is not None:
+                raise  # there may be other versions, and their workers serve
+            self._registry.remove_unreadable(model_name)
+            self._forget(model_name)
+        return f'Model "{model_name}" unregistered'
+
+    def _remove(self, key: VersionKey) -> None:
         self._registry.remove(key)
-        self._forget(model_name)
+        self._forget(key.model_name)
         wait_until_gone(
             self._registry,
             key,
             self._should_stop,
             timeout_s=self._settings.unregister_model_timeout_s,
         )
-        return f'Model "{model_name}" unregistered'
 
     def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
         """The version that a management path names.

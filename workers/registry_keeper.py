@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from batching.model_entry import ModelEntry
+from batching.model_entry import ModelEntry, specs_of
 from batching.store.registry import Registry
 
 
@@ -34,6 +34,7 @@ class RegistryKeeper:
             # In this order: what was read before Redis was emptied must not pass for what is left.
             epoch = self._registry.epoch()
             if epoch and epoch == self._epoch:
+                self._close_gone(known)
                 self._known = known
                 return known
             on_emptied()
@@ -42,3 +43,10 @@ class RegistryKeeper:
             # It may have been emptied again before it was marked.
             if self._known.keys() <= self._registry.snapshot().keys():
                 self._epoch = epoch
+
+    def _close_gone(self, known: Mapping[str, ModelEntry]) -> None:
+        """Who removed a record that nobody could read did not know of which versions it was."""
+        kept = {spec.key for spec in specs_of(known.values())}
+        for spec in specs_of(self._known.values()):
+            if spec.key not in kept:
+                self._registry.close(spec.key)

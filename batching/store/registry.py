@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
-from batching.errors import Conflict, VersionInUse, VersionNotFound
+from batching.errors import Conflict, RecordUnreadable, VersionInUse, VersionNotFound
 from batching.model_entry import ModelEntry, existing, pick_version, specs_of, still_registered
 from batching.model_spec import ModelSpec, VersionKey
 from batching.status import NodeStatus, QueueStatus, StoreStatus, WorkerStatus
@@ -18,7 +18,7 @@ from batching.store import keys
 from batching.store.connection import Client, at
 from batching.store.keys import VersionKeys
 from batching.store.queue_configs import QueueConfigs
-from batching.store.record_reader import RecordReader
+from batching.store.record_reader import UNREADABLE, RecordReader
 from batching.store.refusals import telling_unavailable
 from batching.store.scripts import script
 
@@ -41,10 +41,14 @@ class Registry:
         self._nodes = RecordReader("node", NodeStatus.from_json)
 
     def get(self, model_name: str) -> ModelEntry | None:
-        """The model's entry, or None."""
+        """The model's entry, or None.
+
+        Raises:
+            RecordUnreadable: there is one that nobody can read.
+        """
         with telling_unavailable():
             text = self._client.hget(keys.MODELS, model_name)
-        return ModelEntry.from_json(text) if text else None
+        return _entry(model_name, text)
 
     def snapshot(self, former: Mapping[str, ModelEntry] | None = None) -> dict[str, ModelEntry]:
         """The whole registry; models whose record cannot be read are as in a former one, if any."""
@@ -184,7 +188,32 @@ class Registry:
 
         self._change(key.model_name, change)
         # Without it submit refuses; nodes then answer what still waits.
-        self._delete_config(key)
+        self.close(key)
+
+    def remove_unreadable(self, model_name: str) -> None:
+        """A record that nobody can read is gone; nodes end what they know of the model's versions.
+
+        One that can be read stays.
+        """
+
+        def transaction(pipe: Client) -> None:
+            text = pipe.hget(keys.MODELS, model_name)
+            pipe.multi()
+            try:
+                _entry(model_name, text)
+            except RecordUnreadable:
+                pipe.hdel(keys.MODELS, model_name)
+                pipe.publish(keys.CHANGES, model_name)
+
+        with telling_unavailable():
+            self._client.transaction(transaction, keys.MODELS)
+
+    def close(self, key: VersionKey) -> None:
+        """Nothing can be submitted to the version any more, unless it is registered."""
+        self._configs.delete(key)
+        if again := self._versions_of(key.model_name).get(key.model_version):
+            # Somebody has registered it again before its configuration was deleted.
+            self._configs.write(again)
 
     def workers(self, key: VersionKey, alive: Set[str] | None = None) -> list[WorkerStatus]:
         """The workers of live nodes, by node and slot.
@@ -277,20 +306,14 @@ class Registry:
         self._configs.complete(spec)
         if spec.model_version not in self._versions_of(spec.model_name):
             # It was removed meanwhile, its configuration perhaps before this one came.
-            self._delete_config(spec.key)
-
-    def _delete_config(self, key: VersionKey) -> None:
-        self._configs.delete(key)
-        if again := self._versions_of(key.model_name).get(key.model_version):
-            # Somebody has registered it again before its configuration was deleted.
-            self._configs.write(again)
+            self.close(spec.key)
 
     def _change(
         self, model_name: str, change: Callable[[ModelEntry | None], ModelEntry | None]
     ) -> None:
         def transaction(pipe: Client) -> None:
             text = pipe.hget(keys.MODELS, model_name)
-            entry = change(ModelEntry.from_json(text) if text else None)
+            entry = change(_entry(model_name, text))
             pipe.multi()
             if entry is None:
                 pipe.hdel(keys.MODELS, model_name)
@@ -300,3 +323,13 @@ class Registry:
 
         with telling_unavailable():
             self._client.transaction(transaction, keys.MODELS)
+
+
+def _entry(model_name: str, text: bytes | None) -> ModelEntry | None:
+    try:
+        return ModelEntry.from_json(text) if text is not None else None
+    except UNREADABLE as error:
+        raise RecordUnreadable(
+            f"What is registered as {model_name} cannot be read. Unregister the model as a whole, "
+            "and register it anew."
+        ) from error

@@ -122,6 +122,29 @@ def test_node_that_is_stopped_refuses_what_waits_for_an_unregistered_version(
     rig.restore()
 
 
+def test_model_whose_record_cannot_be_read_is_unregistered_and_leaves_nothing(
+    rig: Rig, crowd: Crowd
+) -> None:
+    with rig.serve("spoilt") as model:
+        # Given a busy worker, a request behind it, and a record that nobody can read any more
+        busy = crowd.send("spoilt", ["sleep 1|busy"])
+        model.wait_calls(1)
+        waiting = crowd.send("spoilt", ["one"])
+        eventually(lambda: model.waiting() == 1, 5)
+        rig.redis.hset("{ferry}:models", "spoilt", b"hello")
+
+        # When
+        answer = rig.manage("DELETE", "models/spoilt")
+        crowd.wait()
+
+        # Then
+        assert answer.status_code == 200, answer.text
+        assert [one.status for one in busy + waiting] == [200, 404]
+        assert came_true(lambda: _permanent(rig, "spoilt") == [], 5), _permanent(rig, "spoilt")
+    with rig.serve("spoilt"):
+        assert [one.status for one in crowd.ask("spoilt", ["again"])] == [200]
+
+
 def _permanent(rig: Rig, model_name: str) -> list[bytes]:
     """The version's keys that would stay for ever."""
     names = rig.redis.scan_iter(f"{{m:{model_name}:*")

@@ -4,6 +4,7 @@ import fakeredis
 import pytest
 
 from batching.store import keys
+from batching.store.keys import VersionKeys
 from batching.store.registry import Registry
 from tests.support import KEY, make_spec
 from workers.registry_keeper import RegistryKeeper
@@ -136,6 +137,17 @@ def test_model_whose_record_cannot_be_read_any_more_stays_until_it_has_gone(
     known = registry.snapshot()
     client.hset(keys.MODELS, SPEC.model_name, b"hello")
     # When / Then
+    registry.remove_unreadable("another")
     assert [keeper.look(), keeper.look()] == [known, known]
-    client.hdel(keys.MODELS, SPEC.model_name)
+    registry.remove_unreadable(SPEC.model_name)
     assert keeper.look() == {}
+    # And nothing can be submitted to it
+    assert client.keys(VersionKeys.of(KEY).config) == []
+
+
+def test_model_whose_record_can_be_read_again_is_not_removed(registry, keeper):
+    # When
+    registry.remove_unreadable(SPEC.model_name)
+    # Then
+    assert registry.specs() == [SPEC]
+    assert keeper.look() == registry.snapshot()

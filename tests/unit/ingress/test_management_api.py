@@ -566,6 +566,36 @@ def test_unregister_keeps_the_default_version_while_others_remain(manager):
     assert manager.manage("DELETE", "/models/echo").status_code == 200
 
 
+def test_unregister_ends_a_model_whose_record_cannot_be_read(manager, redis_url):
+    # Given
+    spec = manager.register("echo")
+    client = connect(redis_url)
+    client.hset(keys.MODELS, "echo", b"hello")
+    manager.registry.announce("echo")
+    said = (
+        500,
+        "InternalServerException",
+        "What is registered as echo cannot be read. Unregister the model as a whole, and register "
+        "it anew.",
+    )
+    # When / Then: nobody knows of which version it is, and of which others
+    for method, path in (
+        ("GET", "/models/echo"),
+        ("PUT", "/models/echo?min_worker=2"),
+        ("POST", "/models?url=echo.mar"),
+        ("DELETE", "/models/echo/1.0"),
+    ):
+        assert error_of(manager.manage(method, path)) == said
+    # When
+    answer = manager.manage("DELETE", "/models/echo")
+    # Then
+    assert status_of(answer) == (200, 'Model "echo" unregistered')
+    assert manager.manage("GET", "/models/echo").status_code == 404
+    eventually(lambda: manager.registry.workers(spec.key) == [])
+    assert status_of(manager.manage("POST", "/models?url=echo.mar"))[0] == 200
+    client.close()
+
+
 @pytest.mark.parametrize(
     ("is_draining", "error"),
     [

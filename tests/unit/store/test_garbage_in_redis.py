@@ -16,7 +16,7 @@ from rq.exceptions import DeserializationError
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from batching.errors import ServeError
+from batching.errors import RecordUnreadable, ServeError
 from batching.model_entry import ModelEntry
 from batching.protocol import Batch
 from batching.status import NodeStatus, WorkerState, WorkerStatus
@@ -139,10 +139,12 @@ def test_b08_garbage_in_the_registry_is_an_error_and_never_run(real_backend, val
     client.hset(keys.MODELS, "bad", value)
     registry = Registry(client)
     # When / Then
-    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-        assert registry.get("bad") is None
+    with pytest.raises(RecordUnreadable):
+        registry.get("bad")
     assert registry.get("unknown") is None
-    client.delete(keys.MODELS)
+    # And it can be removed
+    registry.remove_unreadable("bad")
+    assert registry.get("bad") is None
 
 
 NO_RECORD = {
