@@ -1,25 +1,32 @@
 -- audit: the ingress is alive, and learns where the requests that it waits for are.
 --
--- KEYS  1 ingress beats  2 open  3 reply prefix  4 chunk prefix
--- ARGV  1 ingress id  2 ttl_ms  3.. request ids
+-- KEYS  1 ingress beats  2 open  3 reply prefix  4 chunk prefix  5 config  6 worker beats
+-- ARGV  1 ingress id  2 ttl_ms  3 dead_after_ms  4.. request ids
 -- Returns an array, one code per request:
 --        1 open   2 replied   0 lost (Redis was emptied)   3 pieces of its answer wait
+--        4 abandoned: open, but the version is unregistered and no worker of it lives
 --
 -- This is what heals a doorbell that was popped into a broken connection, and what notices within a
--- second that Redis lost the queue.
+-- second that Redis lost the queue. And what a dead worker of an unregistered version held: when its
+-- node died with it, no other one may know of that version.
 
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 local time = redis.call('TIME')
-redis.call('ZADD', KEYS[1], time[1] * 1000 + math.floor(time[2] / 1000), ARGV[1])
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZADD', KEYS[1], now_ms, ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
+local is_abandoned = redis.call('EXISTS', KEYS[5]) == 0
+  and redis.call('ZCOUNT', KEYS[6], now_ms - ARGV[3], '+inf') == 0
 local codes = {}
-for i = 3, #ARGV do
+for i = 4, #ARGV do
   if redis.call('EXISTS', KEYS[3] .. ARGV[i]) == 1 then
-    codes[i - 2] = 2
+    codes[i - 3] = 2
   elseif redis.call('EXISTS', KEYS[4] .. ARGV[i]) == 1 then
-    codes[i - 2] = 3
+    codes[i - 3] = 3
+  elseif redis.call('HEXISTS', KEYS[2], ARGV[i]) == 1 then
+    codes[i - 3] = is_abandoned and 4 or 1
   else
-    codes[i - 2] = redis.call('HEXISTS', KEYS[2], ARGV[i])
+    codes[i - 3] = 0
   end
 end
 return codes

@@ -41,6 +41,7 @@ class AuditCode(IntEnum):
     OPEN = 1
     REPLIED = 2
     STREAMED = 3
+    ABANDONED = 4
 
 
 class CancelCode(IntEnum):
@@ -105,6 +106,8 @@ class IngressVerbs:
             keys.open,
             keys.reply_prefix,
             keys.chunk_prefix,
+            keys.config,
+            keys.worker_beats,
         ]
 
     async def close(self) -> None:
@@ -236,7 +239,7 @@ class IngressVerbs:
 
     async def audit(self, request_ids: Sequence[str]) -> list[AuditCode]:
         """This ingress is alive, and knows where these requests are."""
-        arguments = [self._ingress_id, LEASE_TTL_MS, *request_ids]
+        arguments = [self._ingress_id, LEASE_TTL_MS, self._dead_after_ms, *request_ids]
         return [AuditCode(code) for code in await self._audit(self._audit_keys, arguments)]
 
     def _large_replies(self, attempts: Mapping[str, str]) -> list[str]:

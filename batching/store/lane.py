@@ -23,7 +23,7 @@ from batching.store.ingress_verbs import AuditCode, IngressVerbs, SubmitCode
 from batching.store.large_reply_fetcher import LargeReplyFetcher
 from batching.store.redis_errors import AWAY
 from batching.store.refusals import queue_lost, refusal
-from batching.store.replies import LargeReply, decode_reply, error_reply
+from batching.store.replies import LargeReply, decode_reply, error_reply, queue_error
 from batching.store.reply_stream import ReplyStream
 from batching.store.submitting import RETRY_S, submit_waiters, take_some
 from batching.store.tasks import BackgroundTasks, end_tasks, keep_going
@@ -297,6 +297,8 @@ class Lane:
                 lost.append((request_id, waiter))
             elif code is AuditCode.STREAMED:
                 self._look_for_chunks(waiter)
+            elif code is AuditCode.ABANDONED:
+                self._canceller.give_up(waiter, queue_error("unregistered"))
         pairs = [f"{old_id}:{one.request_id}" for old_id, one in lost if self._resubmit(one)]
         if pairs:
             self.resubmitted += len(pairs)

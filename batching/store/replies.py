@@ -61,7 +61,7 @@ def decode_reply(request_id: str, value: bytes) -> Reply:
     if content[:1] == b"@":
         raise LargeReply(content[1:].decode(errors="replace"))
     if content[:1] == b"!":
-        return _queue_answer(content[1:].decode(errors="replace"))
+        return error_reply(queue_error(content[1:].decode(errors="replace")))
     return Reply.decode(content)
 
 
@@ -75,6 +75,7 @@ def error_reply(error: errors.ServeError) -> Reply:
     )
 
 
-def _queue_answer(reason: str) -> Reply:
+def queue_error(reason: str) -> errors.ServeError:
+    """What the queue answers for this reason."""
     kind = _QUEUE_ANSWERS.get(reason, errors.InternalError)
-    return error_reply(kind(_TEXTS.get(reason, "The request could not be answered.")))
+    return kind(_TEXTS.get(reason, "The request could not be answered."))

@@ -99,6 +99,28 @@ def test_unregistered_version_keeps_nobody_waiting_when_a_node_dies(rig: Rig, cr
         assert came_true(lambda: _permanent(rig, "orphan") == [], 5), _permanent(rig, "orphan")
 
 
+def test_unregistered_version_keeps_nobody_waiting_when_the_last_node_dies(
+    rig: Rig, crowd: Crowd
+) -> None:
+    with rig.serve("alone") as model:
+        # Given the only worker at its last batch, and a request behind it
+        busy = crowd.send("alone", ["sleep 2|busy"])
+        model.wait_calls(1)
+        waiting = crowd.send("alone", ["one"])
+        eventually(lambda: model.waiting() == 1, 5)
+
+        # When the version is unregistered, and nobody is left who knew of it
+        Registry(rig.redis).remove(VersionKey("alone", "1.0"))
+        rig.remove_node(rig.nodes[0])
+        killed_at = time.monotonic()
+        crowd.wait()
+
+        # Then it is told as soon as the dead one is missed
+        assert [one.status for one in busy + waiting] == [404, 404]
+        assert_within(max(one.answered_at for one in crowd.log) - killed_at, REFUSED_S)
+        model.check(crowd)
+
+
 def test_node_that_is_stopped_refuses_what_waits_for_an_unregistered_version(
     rig: Rig, crowd: Crowd
 ) -> None:

@@ -48,6 +48,29 @@ def test_audit_finds_everything_lost_when_redis_was_emptied(desk):
     assert desk.ingress().audit(["a", "b"]) == [AuditCode.LOST, AuditCode.LOST]
 
 
+def test_audit_tells_of_what_is_left_of_a_version_that_nobody_knows_any_more(desk):
+    # Given one that was unregistered while its worker had a batch
+    worker = desk.worker()
+    desk.submit("replied", "leased", "queued")
+    worker.reply(items_of(worker.claim(1, 0.0)), [make_reply("A")])
+    worker.claim(1, 0.0)
+    desk.client.delete(desk.keys.config)
+    names = ["replied", "leased", "queued", "lost"]
+
+    # When the worker is silent
+    before = desk.ingress().audit(names)
+    desk.silence_worker()
+
+    # Then
+    assert before == [AuditCode.REPLIED, AuditCode.OPEN, AuditCode.OPEN, AuditCode.LOST]
+    abandoned = AuditCode.ABANDONED
+    assert desk.ingress().audit(names) == [AuditCode.REPLIED, abandoned, abandoned, AuditCode.LOST]
+
+    # And what is registered has a node that takes it back
+    desk.client.hset(desk.keys.config, "max_queue", 8)
+    assert desk.ingress().audit(names) == before
+
+
 def test_audit_goes_on_when_memory_is_full(real_desk, full_memory):
     # Given
     real_desk.submit("a")

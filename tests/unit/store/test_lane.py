@@ -1004,6 +1004,27 @@ def test_lane_tells_at_once_who_was_in_a_submit_that_failed_as_nobody_foresaw(de
     assert "unforeseen" in caplog.text
 
 
+def test_lane_tells_who_waits_for_a_version_that_nobody_knows_any_more(desk):
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given
+            asked = [ask(lane, name) for name in ("a", "b")]
+            await queued(desk, 2)
+            desk.worker().claim(1, 0.0)
+            # When it is unregistered, and its worker dies
+            desk.client.delete(desk.keys.config)
+            desk.silence_worker()
+            # Then
+            for one in asked:
+                with pytest.raises(errors.ModelNotFound, match="unregistered while"):
+                    await asyncio.wait_for(one, 2)
+            assert desk.open_ids() == set()
+            assert desk.owned() == []
+            assert desk.unaccounted() == 0
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("verb", ["collect", "audit"])
 def test_lane_goes_on_after_a_failure_that_nobody_foresaw(desk, caplog, verb):
     async def run():
