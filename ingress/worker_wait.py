@@ -11,6 +11,7 @@ from batching.errors import (
     InternalError,
     OutOfResources,
     RequestTimeout,
+    ServeError,
 )
 from batching.model_entry import still_registered
 from batching.model_spec import ModelSpec, VersionKey
@@ -61,7 +62,8 @@ def wait_for_workers(
 ) -> Progress:
     """How many workers are ready when all are, or when `startup_timeout` has passed.
 
-    Which counts from when the archive is unpacked: nodes count so, too.
+    Which counts from when the archive is unpacked: nodes count so, too. A node whose workers fail
+    to start keeps nothing from the others: when theirs are ready, that is PARTIAL.
 
     Args:
         registry: where workers report.
@@ -73,7 +75,7 @@ def wait_for_workers(
         install_patience_s: seconds beyond `startup_timeout` for what the archive requires.
 
     Raises:
-        InternalError, OutOfResources: a worker failed to start.
+        InternalError, OutOfResources: a worker failed to start, and no other node has all ready.
         VersionNotFound: it was unregistered meanwhile.
         DependenciesFailed: what its archive requires cannot be installed.
         Draining: this server stops.
@@ -88,10 +90,18 @@ def wait_for_workers(
             if _is_preparing(workers):
                 now_s = time.monotonic()
                 deadline_s = min(now_s, started_s + MAX_PREPARATION_S) + patience_s
-            _raise_if_failed(workers, failures_before, spec.model_name, version_text)
-            progress = _progress(workers, spec, nodes=max(1, len(registry.nodes())))
+            failed = _failed(workers, spec, failures_before)
+            whole = registry.alive_nodes() - {worker.node_id for worker in failed}
+            there = [worker for worker in workers if worker.node_id in whole]
+            progress = _progress(there, spec, nodes=max(1, len(whole)))
             left_s = deadline_s - time.monotonic()
-            if progress is Progress.DONE or left_s <= 0:
+            is_over = progress is Progress.DONE or left_s <= 0
+            if failed and (is_over or not whole):
+                error = _why_failed(failed, spec.model_name, version_text)
+                if progress is Progress.NONE:
+                    raise error
+                return Progress.PARTIAL
+            if is_over:
                 return progress
             _raise_if_stopping(should_stop)
             wait(min(left_s, _SLICE_S))
@@ -170,28 +180,31 @@ def _progress(workers: Sequence[WorkerStatus], spec: ModelSpec, *, nodes: int) -
     return Progress.PARTIAL if ready else Progress.NONE
 
 
-def _raise_if_failed(
-    workers: Sequence[WorkerStatus],
-    failures_before: Mapping[Slot, int],
-    model_name: str,
-    version_text: str,
-) -> None:
-    failed = [
+def _failed(
+    workers: Sequence[WorkerStatus], spec: ModelSpec, failures_before: Mapping[Slot, int]
+) -> list[WorkerStatus]:
+    """Those that did not start; who is to go need not."""
+    return [
         worker
         for worker in workers
-        if worker.state is WorkerState.FAILED
-        or worker.failures > failures_before.get((worker.node_id, worker.slot), 0)
+        if worker.slot < spec.min_worker
+        and (
+            worker.state is WorkerState.FAILED
+            or worker.failures > failures_before.get((worker.node_id, worker.slot), 0)
+        )
     ]
-    if failed:
-        for worker in failed:
-            if worker.reason == DependenciesFailed.reason:
-                raise DependenciesFailed(worker.error)
-        # The answer's text is TorchServe's, and what handlers raise is for operators only.
-        errors = "; ".join(sorted({worker.error for worker in failed if worker.error}))
-        log.error("not started model=%s version=%s: %s", model_name, version_text, errors)
-        is_out_of_memory = any(worker.is_out_of_memory for worker in failed)
-        kind = OutOfResources if is_out_of_memory else InternalError
-        raise kind(f"Failed to start workers for model {model_name} version: {version_text}")
+
+
+def _why_failed(failed: Sequence[WorkerStatus], model_name: str, version_text: str) -> ServeError:
+    for worker in failed:
+        if worker.reason == DependenciesFailed.reason:
+            return DependenciesFailed(worker.error)
+    # The answer's text is TorchServe's, and what handlers raise is for operators only.
+    errors = "; ".join(sorted({worker.error for worker in failed if worker.error}))
+    log.error("not started model=%s version=%s: %s", model_name, version_text, errors)
+    is_out_of_memory = any(worker.is_out_of_memory for worker in failed)
+    kind = OutOfResources if is_out_of_memory else InternalError
+    return kind(f"Failed to start workers for model {model_name} version: {version_text}")
 
 
 def _raise_if_stopping(should_stop: ShouldStop) -> None:
