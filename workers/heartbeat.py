@@ -122,6 +122,7 @@ class Heartbeat:
             self._unsure.update(set(versions).difference(workers))
             self._is_forgotten = True
             await self._verbs.describe(self._node)
+            await self._verbs.forget_unheard()
         self._is_node_unsure = False
 
     async def _beat_workers(

@@ -15,7 +15,7 @@ MODELS = (
     "{ferry}:models"  # hash   model name -> ModelEntry as JSON; field deleted at unregistration
 )
 NODES = "{ferry}:nodes"  # zset   node id -> last beat, Redis ms; TTL 24 h, renewed by every beat
-NODE_INFO = "{ferry}:node_info"  # hash   node id -> NodeStatus as JSON; deleted by drain and reaper
+NODE_INFO = "{ferry}:node_info"  # hash   node id -> NodeStatus as JSON; deleted by nodes
 EPOCH = "{ferry}:epoch"  # random string; permanent. Missing or another: Redis was emptied
 DOWNLOADS = "{ferry}:downloads"  # hash   URL -> "bytes/bytes in all"; TTL 60 s, renewed meanwhile
 STARTED = "{ferry}:startup_models"  # hash   entry of load_models -> 1; never deleted

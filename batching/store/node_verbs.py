@@ -128,6 +128,16 @@ class NodeVerbs:
         silent_s = [one_ms / 1000 for one_ms in silent_ms]
         return Heard(is_new_node, dict(zip(workers, added, strict=True)), silent_s)
 
+    async def forget_unheard(self) -> None:
+        """Nodes that died when no other one was there to miss them are not listed any more.
+
+        Of who is silent for a day even the last beat is forgotten.
+        """
+        # In this order: who joins meanwhile beats before it is listed.
+        listed = await self._client.hkeys(keys.NODE_INFO)
+        heard = await self._client.zrangebyscore(keys.NODES, "-inf", "+inf")
+        await self.forget_nodes(one.decode(errors="replace") for one in listed if one not in heard)
+
     async def dead_nodes(self) -> list[str]:
         """Nodes that have been silent for too long."""
         [members] = await self._living(keys=[keys.NODES], args=[self._dead_after_ms, "dead"])

@@ -17,7 +17,7 @@ from batching.store.node_verbs import NodeVerbs
 from batching.store.outage import Outage
 from batching.store.registry import Registry
 from batching.store.tasks import end_tasks
-from tests.support import KEY, eventually_async, join
+from tests.support import KEY, eventually_async, join, make_spec
 from workers import heartbeat as heartbeat_module
 from workers.heartbeat import Heartbeat
 from workers.reaper import Reaper
@@ -64,6 +64,27 @@ class Parts:
 def parts(monkeypatch):
     monkeypatch.setattr(heartbeat_module, "BEAT_S", 0.05)
     return Parts()
+
+
+def test_nodes_that_nobody_was_there_to_miss_are_forgotten_by_the_next_one(parts):
+    gone, other = (replace(NODE, node_id=node_id) for node_id in ("node-x", "node-b"))
+    lost = replace(WORKER, worker_id="node-x-1", node_id="node-x")
+    client = fakeredis.FakeRedis(server=parts.server)
+
+    async def run():
+        # Given all nodes dead for so long that their last beats have expired
+        parts.registry.create(make_spec())
+        await join(parts.verbs, gone)
+        await parts.verbs.report(KEY, lost)
+        client.delete(keys.NODES, VersionKeys.of(KEY).worker_beats)
+        # When
+        await join(parts.verbs, other)
+        await parts.heart.beat()
+
+    asyncio.run(run())
+    # Then
+    assert sorted(client.hkeys(keys.NODE_INFO)) == [b"node-a", b"node-b"]
+    assert client.hkeys(VersionKeys.of(KEY).workers) == [b"node-a-1"]
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["known", "new"])
