@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from batching.errors import BadRequest, NoWorker, PredictionFailed, ServeError
+from batching.errors import BadRequest, NoWorker, PredictionFailed, ServeError, VersionNotFound
 from batching.model_entry import check_names
 from batching.model_spec import ModelSpec, VersionKey
 from batching.protocol import BatchTiming, Reply, Request
@@ -75,8 +75,8 @@ class Predictor:
         request_id = fresh_request_id()
         measure = _Measure(self._metrics, self._failed, request_id)
         is_tensors = target.is_v2 and (self._is_open_inference or speaks_of_binary(headers, body))
+        request, spec = None, None
         try:
-            request = None
             if target.takes_query:
                 request = await _read(target, headers, body, query)
                 target = await self._named(target, request, query)
@@ -104,10 +104,9 @@ class Predictor:
             answer, is_error = reply_answer(reply, request_id), bool(reply.error_type)
             measure.end(answer.status, reply.timing, reply.reason)
         except ServeError as error:
-            if isinstance(error, NoWorker):
-                error.message = _no_worker_text(target)
-            answer, is_error = error_answer(error, request_id), True
-            measure.end(answer.status, None, error.reason)
+            told = await self._told(error, target, spec)
+            answer, is_error = error_answer(told, request_id), True
+            measure.end(answer.status, None, told.reason)
         return with_error_key(answer) if is_tensors and is_error else answer
 
     async def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
@@ -119,6 +118,24 @@ class Predictor:
         """
         check_names(model_name, model_version)
         return await self._catalog.resolve(model_name, model_version)
+
+    async def _told(self, error: ServeError, target: Target, spec: ModelSpec | None) -> ServeError:
+        """What the client is told of this error, met with that version."""
+        if spec is not None and isinstance(error, VersionNotFound):
+            error = await self._why_refused(spec)
+        if isinstance(error, NoWorker):
+            error.message = _no_worker_text(target)
+        return error
+
+    async def _why_refused(self, spec: ModelSpec) -> ServeError:
+        """Why no queue is there for a version that was known."""
+        self._catalog.forget(spec.model_name)
+        try:
+            await self.resolve(*spec.key)
+        except ServeError as error:
+            return error
+        # All nodes are of another release, or none was there when a cluster's server was emptied.
+        return NoWorker("", retry_after_s=1.0)
 
     async def _named(self, target: Target, request: Request, query: str) -> Target:
         """The target with its model's name, from wherever TorchServe takes it.

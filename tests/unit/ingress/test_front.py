@@ -4,6 +4,9 @@ import uuid
 import pytest
 import requests
 
+from batching.store import keys, lane
+from batching.store.connection import connect
+from batching.store.keys import VersionKeys
 from tests.support import eventually
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
@@ -54,6 +57,27 @@ def test_prediction_without_workers_is_refused_in_torchserves_words(ingress):
     assert answer.json()["message"].startswith('Model "idle" Version 1.0" has no worker to serve')
     assert answer.headers["x-ferry-reason"] == "no_worker"
     assert answer.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_prediction_without_a_queue_is_refused_by_what_is_registered(
+    ingress, redis_url, monkeypatch, is_registered
+):
+    # Given a version that this ingress knows, and whose queue nobody has prepared
+    monkeypatch.setattr(lane, "VERSION_PATIENCE_S", 0.1)
+    spec = ingress.register("idle", min_worker=0, max_worker=0)
+    assert ingress.predict("/predictions/idle").status_code == 503
+    client = connect(redis_url)
+    client.delete(VersionKeys.of(spec.key).config)
+    client.set(keys.EPOCH, "now")
+    if not is_registered:
+        client.hdel(keys.MODELS, "idle")  # and nobody says so
+    client.close()
+    # When
+    answer = ingress.predict("/predictions/idle")
+    # Then
+    reason = "no_worker" if is_registered else "model_not_found"
+    assert answer.headers["x-ferry-reason"] == reason
 
 
 def test_failed_prediction_is_in_the_log_by_the_id_that_its_client_has(ingress, caplog):
