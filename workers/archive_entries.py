@@ -1,6 +1,6 @@
 """Walks archives that nobody has vouched for: every entry is checked before a byte of it is used.
 
-.mar → zip · a folder → its files · anything else → tar, gzipped or not
+.mar → zip · anything else → tar, gzipped or not
 """
 
 import gzip
@@ -59,7 +59,6 @@ class Entry:
     path: PurePosixPath
     is_folder: bool
     size_bytes: int
-    packed_bytes: int
     open: Callable[[], IO[bytes]]
 
 
@@ -83,15 +82,15 @@ def read_entries(path: Path) -> Iterator[Iterator[Entry]]:
         InvalidModel: not an archive, damaged, or over a limit.
         InternalError: an entry would land outside of the model's folder.
     """
+    is_mar = path.suffix == ".mar"
     try:
-        if path.suffix == ".mar":
+        if is_mar:
             with open_zip(path) as bundle:
                 yield _checked(_zip_entries(bundle), path.name)
         else:
             with _open_tar(path) as entries:
                 yield _checked(entries, path.name)
     except _BROKEN as error:
-        is_mar = path.suffix == ".mar"
         kind = "a zip (.mar)" if is_mar else "a tar or tar.gz (a zip has to be named .mar)"
         raise InvalidModel(
             f"{path.name} is not {kind} archive, or it is damaged or encrypted."
@@ -153,7 +152,7 @@ def _checked(raw_entries: Iterator[_Raw], archive_name: str) -> Iterator[Entry]:
             raise InvalidModel(
                 f"Archive entry {path} unpacks to more than {MAX_RATIO} times its packed size."
             )
-        yield Entry(path, raw.is_folder, raw.size_bytes, raw.packed_bytes, raw.open)
+        yield Entry(path, raw.is_folder, raw.size_bytes, raw.open)
 
 
 def _inside(name: str, archive_name: str) -> PurePosixPath:
