@@ -28,6 +28,7 @@ from workers.torch_version import require_safe_torch
 LARGE_BYTES = 1024**3
 _REQUIREMENT_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
 _MIB = 1024**2
+_WITH_LABELS = ("image_classifier", "object_detector", "text_classifier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +94,10 @@ class _Examination:
         """All findings."""
         yield from self._examine_layout()
         yield from self._examine_manifest()
-        requirements = self._read_requirements()
-        yield from requirements[1]
+        required, findings = self._read_requirements()
+        yield from findings
         yield from _examine_torch()
-        yield from self._examine_handler(requirements[0])
+        yield from self._examine_handler(required)
         yield from self._examine_weights()
         yield from examine_other_files(self._files)
         yield from examine_config(self._info.config)
@@ -129,6 +130,7 @@ class _Examination:
             yield note("envelope", "the manifest's envelope has no effect: service_envelope counts")
 
     def _read_requirements(self) -> tuple[frozenset[str], list[Finding]]:
+        """The names in requirements.txt, in lower case, and what is to be said of it."""
         name = str(self._model.get("requirementsFile") or "")
         if not name or name not in self._files:
             return frozenset(), []
@@ -220,6 +222,3 @@ class _Examination:
         """Whether it imports one of the built-in handlers and leaves `initialize` to it."""
         text = self._files[handler].read_bytes()
         return b"ts.torch_handler" in text and b"def initialize" not in text
-
-
-_WITH_LABELS = ("image_classifier", "object_detector", "text_classifier")
