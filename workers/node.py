@@ -20,9 +20,7 @@ import socket
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
-import compat
 from batching.daemon_thread import in_daemon_thread
 from batching.entry_point import exit_code_for
 from batching.errors import StoreUnavailable
@@ -96,7 +94,6 @@ class Node:
             verbs=self._verbs,
             sequence=itertools.count(1),
             prepare=self._files.prepare,
-            compat_dir=Path(compat.__file__).parent,
             outage=self._outage,
         )
         # Whose last worker has ended may be closed for good now.

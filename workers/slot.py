@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from batching.backoff import Backoff
@@ -46,7 +45,6 @@ class SlotContext:
     verbs: NodeVerbs
     sequence: "itertools.count[int]"
     prepare: Callable[[ModelSpec], Awaitable[Prepared]]
-    compat_dir: Path
     outage: Outage = field(default_factory=lambda: Outage(log))
 
 
@@ -80,16 +78,16 @@ class Slot:
         if self._process is not None:
             self._process.terminate()
 
-    async def measure(self) -> None:
-        """Everybody sees how much memory the process holds now."""
-        if self.record.state is WorkerState.READY and self._process is not None:
-            await self.record.report_again(memory_bytes=self._process.resident_bytes)
-
     def kill(self) -> None:
         """The process ends now; what it held is released."""
         self._should_stop.set()
         if self._process is not None:
             self._process.kill()
+
+    async def measure(self) -> None:
+        """Everybody sees how much memory the process holds now."""
+        if self.record.state is WorkerState.READY and self._process is not None:
+            await self.record.report_again(memory_bytes=self._process.resident_bytes)
 
     async def run(self) -> None:
         """Keeps a worker alive until `stop`, or until it has failed for too long."""
@@ -187,13 +185,16 @@ class Slot:
         Raises:
             OSError: the system would not have it started or watched; it is gone.
         """
+        settings = self._context.settings
         process = self._process = WorkerProcess.start(
             prepared.python,
-            lambda status_fd: self._environment(
-                Assignment(self.spec, worker_id, prepared.model_dir, self.device, status_fd)
+            lambda status_fd: worker_environment(
+                Assignment(self.spec, worker_id, prepared.model_dir, self.device, status_fd),
+                settings,
+                self._threads,
             ),
             # Standard output is what becomes model_log.log.
-            has_one_output=self._context.settings.log_files,
+            has_one_output=settings.log_files,
         )
         self._started_at = time.monotonic()
         deadline = asyncio.get_running_loop().call_later(
@@ -203,10 +204,6 @@ class Slot:
             return await process.watch(self._on_heard, self._on_report)
         finally:
             deadline.cancel()
-
-    def _environment(self, assignment: Assignment) -> dict[str, str]:
-        context = self._context
-        return worker_environment(assignment, context.settings, context.compat_dir, self._threads)
 
     def _on_heard(self, report: Report) -> None:
         """What is decided by it does not wait until everybody sees it: Redis may be away."""

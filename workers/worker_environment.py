@@ -6,6 +6,7 @@ import site
 from collections.abc import Mapping
 from pathlib import Path
 
+import compat
 from batching.settings import Settings
 from workers.assignment import Assignment
 
@@ -24,9 +25,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 GPU_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def worker_environment(
-    assignment: Assignment, settings: Settings, compat_dir: Path, threads: int
-) -> dict[str, str]:
+def worker_environment(assignment: Assignment, settings: Settings, threads: int) -> dict[str, str]:
     """All that a worker needs to know, and what this process knows, but for what is forbidden.
 
     What the operator has set wins over what suits most: the allocator, the threads.
@@ -38,7 +37,7 @@ def worker_environment(
         **allowed_environment(os.environ, settings.blacklist_env_vars),
         **settings.to_environment(),
         **assignment.to_environment(),
-        "PYTHONPATH": _python_path(compat_dir),
+        "PYTHONPATH": _python_path(),
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -54,9 +53,10 @@ def allowed_environment(environment: Mapping[str, str], pattern: str) -> dict[st
     return {name: text for name, text in environment.items() if not expression.fullmatch(name)}
 
 
-def _python_path(compat_dir: Path) -> str:
+def _python_path() -> str:
+    compat_dir = str(Path(compat.__file__).parent)  # where handlers find the package `ts`
     root = str(Path(__file__).resolve().parent.parent)
     # Installed packages are found anyway, and must not come before those of a model's own.
     own = "" if root in site.getsitepackages() else root
     inherited = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join(part for part in (str(compat_dir), own, inherited) if part)
+    return os.pathsep.join(part for part in (compat_dir, own, inherited) if part)

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import signal
-from pathlib import Path
 
 import fakeredis
 import fakeredis.aioredis
@@ -53,7 +52,7 @@ def test_node_says_in_words_why_a_worker_died(caplog, ended, ready_at, words):
 
     async def run():
         verbs = NodeVerbs(fakeredis.aioredis.FakeRedis(server=server), 3000)
-        context = SlotContext("node-a", Settings(), verbs, itertools.count(), None, Path())
+        context = SlotContext("node-a", Settings(), verbs, itertools.count(), None)
         slot = Slot(context, spec, 0, Device("cpu"), 1)
         slot.record.status = WorkerStatus("a-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
         slot._ready_at = ready_at

@@ -109,7 +109,7 @@ def test_threads_of_a_worker_are_its_share_unless_the_operator_says_otherwise(mo
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     # When
-    found = worker_environment(assignment, Settings(), Path("compat"), 2)
+    found = worker_environment(assignment, Settings(), 2)
     # Then
     assert (found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"]) == ("7", "2")
 
@@ -121,8 +121,8 @@ def test_worker_numbers_gpus_as_nvidia_smi_does_unless_told_otherwise(tmp_path, 
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
 
     # When / Then
-    given = worker_environment(assignment, Settings(), tmp_path, 1)
+    given = worker_environment(assignment, Settings(), 1)
     assert given["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
-    given = worker_environment(assignment, Settings(), tmp_path, 1)
+    given = worker_environment(assignment, Settings(), 1)
     assert given["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"

@@ -50,7 +50,6 @@ class Parts:
             self.verbs,
             itertools.count(),
             prepare or self._prepare,
-            Path(),
         )
         self.slot = Slot(context, spec or make_spec(), 0, Device("cpu"), 1)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from pathlib import Path
 
 import fakeredis.aioredis
 
@@ -24,7 +23,7 @@ def test_drained_slots_are_not_opened_again():
 
     async def run():
         verbs = NodeVerbs(fakeredis.aioredis.FakeRedis(), 3000)
-        context = SlotContext("node-a", Settings(), verbs, itertools.count(), prepare, Path())
+        context = SlotContext("node-a", Settings(), verbs, itertools.count(), prepare)
         slots = Slots(context, [], lambda: ends.append(True))
         slots.follow(wanted)
         await eventually_async(lambda: prepared)
