@@ -4,7 +4,7 @@ import concurrent.futures
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from batching.model_spec import BATCH_POLICIES
 from cli.api import Api, ApiError
-from cli.options import err, json_option, management_option, out
+from cli.options import err, json_option, management_option, out, spinner
 
 POLL_S = 0.3
 # GET /models answers at most this many names at a time.
@@ -70,7 +70,7 @@ def scale(
     model: str, version: str, wait: bool, management_url: str, as_json: bool, **workers: Any
 ) -> None:
     """Set how many workers each node runs for MODEL."""
-    with Api(management_url) as api, _waiting(f"Scaling {model}", is_quiet=as_json or not wait):
+    with Api(management_url) as api, spinner(f"Scaling {model}", is_quiet=as_json or not wait):
         path = ("models", model, version) if version else ("models", model)
         answer = api.call("PUT", *path, synchronous=str(wait).lower(), **workers)
     _print_status(answer, as_json)
@@ -233,14 +233,6 @@ def _registered(api: Api, url: str) -> dict[str, Any] | None:
                 described: dict[str, Any] = api.call("GET", "models", record["modelName"])[0]
                 return described
     return None
-
-
-@contextlib.contextmanager
-def _waiting(text: str, *, is_quiet: bool) -> Iterator[None]:
-    console = err()
-    show = console.is_terminal and not is_quiet
-    with console.status(escape(text)) if show else contextlib.nullcontext():
-        yield
 
 
 def _print_status(answer: dict[str, Any], as_json: bool) -> None:

@@ -4,11 +4,12 @@ Every field of `Settings` is an option of `ferry up`, `ferry ingress` and `ferry
 the one place where its name, type, default and help are written.
 """
 
+import contextlib
 import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,25 @@ def err() -> Console:
 def warn(text: str) -> None:
     """What an operator had better look at is among the complaints."""
     err().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def spinner(text: str, *, is_quiet: bool = False) -> Iterator[None]:
+    """People see meanwhile that something goes on; in a log file that would be noise."""
+    console = err()
+    show = console.is_terminal and not is_quiet
+    with console.status(escape(text)) if show else contextlib.nullcontext():
+        yield
+
+
+def require_store(settings: Settings) -> None:
+    """The model store, if one is named, is a folder: else each archive would be "not found".
+
+    Raises:
+        ClickException: it is none.
+    """
+    if settings.model_store is not None and not settings.model_store.is_dir():
+        raise click.ClickException(f"the model store is not a folder: {settings.model_store}")
 
 
 def allow_many_files() -> None:

@@ -10,7 +10,7 @@ from functools import partial
 import click
 
 from batching.settings import Settings
-from cli.options import allow_many_files, settings_options
+from cli.options import allow_many_files, require_store, settings_options
 from cli.role_settings import OF_INGRESS, OF_NODE, OF_WHOLE_SERVERS
 
 
@@ -30,17 +30,11 @@ def ingress(settings: Settings) -> None:
 def node(settings: Settings) -> None:
     """Run this machine's workers only. Needs a Redis: --redis-url or REDIS_URL."""
     _require_redis(settings)
-    _require_store(settings)
+    require_store(settings)
     allow_many_files()
     from workers.node import run  # noqa: PLC0415 - see above
 
     sys.exit(run(settings))
-
-
-def _require_store(settings: Settings) -> None:
-    # With a wrong one a node would refuse each registration as "not found".
-    if settings.model_store is not None and not settings.model_store.is_dir():
-        raise click.ClickException(f"the model store is not a folder: {settings.model_store}")
 
 
 def _require_redis(settings: Settings) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from cli.embedded_redis import (
     find_server,
 )
 from cli.log_files import LogFiles
-from cli.options import allow_many_files, err, out, warn
+from cli.options import allow_many_files, err, out, require_store, spinner, warn
 from cli.ready_pipe import ReadyPipe
 from cli.supervisor import Interrupted, Part, StartFailed, Supervisor
 
@@ -62,6 +62,7 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
     Raises:
         ClickException: it cannot start; nothing of it is left.
     """
+    require_store(settings)
     settings = _absolute(settings)
     allow_many_files()  # before anything is started, which inherits it
     check_free(listening_addresses(settings).values())
@@ -107,8 +108,6 @@ def print_report(line: str) -> None:
 def _absolute(settings: Settings) -> Settings:
     """The same settings for children, and for a later start, in whatever folder they are."""
     if settings.model_store is not None:
-        if not settings.model_store.is_dir():
-            raise click.ClickException(f"the model store is not a folder: {settings.model_store}")
         settings = replace(settings, model_store=settings.model_store.absolute())
     if (keys_path := settings.keys_path()) is not None:
         settings = replace(settings, key_file=keys_path.absolute())
@@ -162,18 +161,10 @@ def _start(
         supervisor.wait_until(redis.answers, timeout_s=START_TIMEOUT_S)
     supervisor.start("node", "ingress")
     models = f" and loading {settings.load_models}" if settings.load_models else ""
-    with _spinner(f"Starting{models}"):
+    with spinner(f"Starting{models}"):
         # Registering a model takes a node, so the server has started only when there is one.
         for pipe in (ready.node, ready.ingress):
             supervisor.wait_until(pipe.poll, pipe.read_fd)
-
-
-@contextlib.contextmanager
-def _spinner(text: str) -> Iterator[None]:
-    console = err()
-    # Only for people: in a log file a spinner is noise.
-    with console.status(escape(text)) if console.is_terminal else contextlib.nullcontext():
-        yield
 
 
 def _announce(settings: Settings, redis: EmbeddedRedis | None, ready: Readiness) -> None:
