@@ -13,6 +13,7 @@ from batching.settings import Settings, SettingsError, UnusableNow
 from batching.status import NodeStatus
 from batching.store import keys
 from batching.store.connection import Client, connect, store_url
+from batching.store.record_reader import UNREADABLE
 from batching.store.redis_errors import AWAY
 from batching.store.scripts import script
 
@@ -101,5 +102,5 @@ def _wire_version(record: bytes | None) -> int:
     # One that nobody can read must not keep everybody from starting.
     try:
         return NodeStatus.from_json(record or b"").wire_version
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except UNREADABLE:
         return WIRE_VERSION

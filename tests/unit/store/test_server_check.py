@@ -84,7 +84,7 @@ def test_nodes_of_another_release_are_refused_while_they_live(desk):
     check_nodes(desk.client, DEAD_AFTER_MS)
 
 
-@pytest.mark.parametrize("record", [None, b"hello", b"[]", b'{"colour": 1}'])
+@pytest.mark.parametrize("record", [None, b"hello", b"[]", b'{"colour": 1}', b"[" * 9999])
 def test_node_that_nobody_can_read_keeps_nobody_from_starting(desk, record):
     # Given
     desk.join(THEIRS)
