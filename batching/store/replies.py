@@ -15,21 +15,22 @@ from batching.protocol import ProtocolError, Reply
 
 _ID = re.compile(rb"[\w-]*")
 
-_QUEUE_ANSWERS: dict[str, type[errors.ServeError]] = {
-    "deadline_exceeded": errors.DeadlineExceeded,
-    "worker_crashed": errors.WorkerDied,
-    "out_of_resources": errors.OutOfResources,
-    "no_worker": errors.NoWorker,
-    "unregistered": errors.ModelNotFound,
+# Reason -> the error, and its text.
+_QUEUE_ANSWERS: dict[str, tuple[type[errors.ServeError], str]] = {
+    "deadline_exceeded": (
+        errors.DeadlineExceeded,
+        "The request's deadline passed before a worker could take it.",
+    ),
+    "worker_crashed": (errors.WorkerDied, "Worker died."),
+    "out_of_resources": (errors.OutOfResources, "Worker died."),
+    "no_worker": (
+        errors.NoWorker,
+        "The model has no worker left to serve this request. Please use scale workers API to add "
+        "workers.",
+    ),
+    "unregistered": (errors.ModelNotFound, "The model was unregistered while the request waited."),
 }
-_TEXTS = {
-    "deadline_exceeded": "The request's deadline passed before a worker could take it.",
-    "worker_crashed": "Worker died.",
-    "out_of_resources": "Worker died.",
-    "no_worker": "The model has no worker left to serve this request. Please use scale workers API "
-    "to add workers.",
-    "unregistered": "The model was unregistered while the request waited.",
-}
+_OTHER_ANSWER = (errors.InternalError, "The request could not be answered.")
 
 
 class LargeReply(Exception):
@@ -77,5 +78,5 @@ def error_reply(error: errors.ServeError) -> Reply:
 
 def queue_error(reason: str) -> errors.ServeError:
     """What the queue answers for this reason."""
-    kind = _QUEUE_ANSWERS.get(reason, errors.InternalError)
-    return kind(_TEXTS.get(reason, "The request could not be answered."))
+    kind, text = _QUEUE_ANSWERS.get(reason, _OTHER_ANSWER)
+    return kind(text)
