@@ -74,7 +74,7 @@ class VersionKeys:
         TTL that of the longest-lived + 60 to 120 s; fields deleted by reply, cancel and whoever
         gives one up.
         """
-        return f"{self.tag}:requests"  # in earlier versions `:open` was a set
+        return f"{self.tag}:requests"
 
     @property
     def bell(self) -> str:

@@ -6,10 +6,7 @@ from batching.store.refusals import telling_unavailable
 
 
 class StartupMarks:
-    """What Redis remembers of `load_models` and of snapshots, as long as it remembers the models.
-
-    A hash, not a set: its commands are those that users of an earlier `users.acl` may give.
-    """
+    """What Redis remembers of `load_models` and of snapshots, while it remembers the models."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
