@@ -97,6 +97,3 @@ def bearer_token(authorization: str) -> str:
 
 def _is_inference(path: str) -> bool:
     return path == "/ping" or parse_prediction_path(path) is not None
-
-
-OPEN_GATE = Gate(None, ())

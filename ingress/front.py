@@ -9,7 +9,7 @@ from batching.errors import InternalError, ServeError
 from batching.request_ids import fresh_request_id
 from batching.store.broker import ClientLeft
 from ingress.answers import Answer, error_answer, status_answer
-from ingress.auth import OPEN_GATE, Gate
+from ingress.auth import Gate
 from ingress.body_reader import read_body
 from ingress.exchange import Exchange
 from ingress.prediction_paths import Target, parse_prediction_path
@@ -34,7 +34,7 @@ class Front:
         *,
         max_request_size_bytes: int,
         max_response_size_bytes: int,
-        gate: Gate = OPEN_GATE,
+        gate: Gate,
     ) -> None:
         self._predictor = predictor
         self._bridge = bridge

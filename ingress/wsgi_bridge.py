@@ -11,7 +11,7 @@ from batching.daemon_thread import in_daemon_thread
 from batching.errors import ServeError
 from batching.request_ids import fresh_request_id
 from ingress.answers import Answer, error_answer
-from ingress.auth import OPEN_GATE, Gate
+from ingress.auth import Gate
 from ingress.body_reader import read_body
 from ingress.exchange import Exchange
 
@@ -28,7 +28,7 @@ class WsgiBridge:
         *,
         max_request_size_bytes: int,
         max_threads: int,
-        gate: Gate = OPEN_GATE,
+        gate: Gate,
     ) -> None:
         self._app = app
         self._max_request_size_bytes = max_request_size_bytes

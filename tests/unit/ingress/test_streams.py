@@ -11,6 +11,7 @@ from batching.protocol import Batch, ReplyChunk
 from batching.store.connection import connect
 from batching.store.worker_verbs import CHUNK_LIMIT_BYTES, ChunkCode, WorkerVerbs
 from ingress import http_connection
+from ingress.auth import Gate
 from ingress.front import Front
 from ingress.listeners import Address, Listener
 from ingress.openapi import Role
@@ -112,9 +113,16 @@ def test_client_that_leaves_ends_the_work(echo, flood):
 def listening(echo, address, tls=None):
     """The inference port of this ingress on another address, too."""
     services = echo.services
-    bridge = WsgiBridge(echo.apps[Role.INFERENCE], max_request_size_bytes=10_000, max_threads=2)
+    gate, limit = Gate(services.keys, [Role.INFERENCE]), 10_000
+    bridge = WsgiBridge(
+        echo.apps[Role.INFERENCE], max_request_size_bytes=limit, max_threads=2, gate=gate
+    )
     front = Front(
-        services.predictor, bridge, max_request_size_bytes=10_000, max_response_size_bytes=20
+        services.predictor,
+        bridge,
+        max_request_size_bytes=limit,
+        max_response_size_bytes=20,
+        gate=gate,
     )
 
     async def listen():
