@@ -7,7 +7,7 @@ import logging
 
 from batching.errors import InternalError, ServeError
 from batching.request_ids import fresh_request_id
-from batching.store.broker import ClientLeft
+from batching.store.waiter import ClientLeft
 from ingress.answers import Answer, error_answer, status_answer
 from ingress.auth import Gate
 from ingress.body_reader import read_body

@@ -8,9 +8,10 @@ from batching.model_entry import check_names
 from batching.model_spec import ModelSpec, VersionKey
 from batching.protocol import BatchTiming, Reply, Request
 from batching.request_ids import fresh_request_id
-from batching.store.broker import Broker, ReplyStream
+from batching.store.broker import Broker
 from batching.store.catalog import Catalog
-from batching.store.lane import ClientGone
+from batching.store.reply_stream import ReplyStream
+from batching.store.waiter import ClientGone
 from ingress.answers import (
     Answer,
     error_answer,

@@ -5,7 +5,7 @@ from typing import Self
 
 from batching.errors import ServeError
 from batching.protocol import BatchTiming
-from batching.store.broker import ReplyStream
+from batching.store.reply_stream import ReplyStream
 
 # As nginx logs it; nobody receives it.
 CLIENT_CLOSED_REQUEST = 499

@@ -17,9 +17,7 @@ from batching.store.redis_errors import AWAY
 from batching.store.refusals import queue_lost, store_unavailable
 from batching.store.reply_stream import ReplyStream
 from batching.store.tasks import end_tasks
-from batching.store.waiter import ClientGone, ClientLeft
-
-__all__ = ["Broker", "ClientLeft", "ReplyStream"]
+from batching.store.waiter import ClientGone
 
 log = logging.getLogger(__name__)
 

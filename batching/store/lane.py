@@ -29,8 +29,6 @@ from batching.store.submitting import RETRY_S, submit_waiters, take_some
 from batching.store.tasks import BackgroundTasks, end_tasks, keep_going
 from batching.store.waiter import ClientGone, ClientLeft, Waiter
 
-__all__ = ["ClientGone", "ClientLeft", "Lane"]
-
 log = logging.getLogger(__name__)
 
 BACK_S = 3.0

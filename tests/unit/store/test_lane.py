@@ -21,7 +21,8 @@ from batching.store import submitting as submitting_module
 from batching.store.connection import connect_async
 from batching.store.ingress_verbs import IngressVerbs
 from batching.store.keys import VersionKeys
-from batching.store.lane import ClientLeft, Lane
+from batching.store.lane import Lane
+from batching.store.waiter import ClientLeft
 from tests.support import (
     DEAD_AFTER_MS,
     KEY,
