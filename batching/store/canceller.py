@@ -133,13 +133,10 @@ class Canceller:
     async def _try_to_cancel(self, request_ids: Sequence[str]) -> bool:
         """Whether Redis was heard."""
         try:
-            await self._cancel_together(request_ids)
+            codes = zip(request_ids, await self._verbs.cancel(request_ids), strict=True)
+            replied = [request_id for request_id, code in codes if code is CancelCode.REPLIED]
+            if replied:
+                self._deliver(await self._verbs.fetch(replied))
         except AWAY:
             return False
         return True
-
-    async def _cancel_together(self, request_ids: Sequence[str]) -> None:
-        codes = zip(request_ids, await self._verbs.cancel(request_ids), strict=True)
-        replied = [request_id for request_id, code in codes if code is CancelCode.REPLIED]
-        if replied:
-            self._deliver(await self._verbs.fetch(replied))
