@@ -38,7 +38,7 @@ _SPECIAL = (ipaddress.IPv6Network("3fff::/20"), ipaddress.IPv4Network("192.0.0.0
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[int, int | None], None]
+OnProgress = Callable[[int, int | None], None]
 
 
 def resolve_host(host: str, port: int) -> list[str]:
@@ -176,7 +176,7 @@ class Downloader:
         self,
         url: str,
         model_store: Path,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
         is_unused: Callable[[], bool] | None = None,
     ) -> Path:
         """The verified archive is in the model store; a failed download changes nothing there.
@@ -214,7 +214,7 @@ class Downloader:
             raise not_saved(url, model_store, error) from error
         return target
 
-    def _download(self, url: str, file: Path, on_progress: Progress | None) -> None:
+    def _download(self, url: str, file: Path, on_progress: OnProgress | None) -> None:
         give_up_at = time.monotonic() + MAX_DOWNLOAD_S
         try:
             with self._open(url) as response, file.open("xb") as stream:

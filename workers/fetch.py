@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from batching.errors import DownloadFailed, ModelNotFound
 from batching.settings import DEFAULT_ALLOWED_URLS
-from workers.download import Downloader, store_path
+from workers.download import Downloader, OnProgress, store_path
 
 # Too long, a NUL in it, or a link to itself.
 _NO_PATH = (OSError, ValueError, RuntimeError)
@@ -29,7 +29,7 @@ def locate_archive(
     allowed_urls: str = DEFAULT_ALLOWED_URLS,
     is_registered: bool = False,
     is_unused: Callable[[], bool] | None = None,
-    on_progress: Callable[[int, int | None], None] | None = None,
+    on_progress: OnProgress | None = None,
     downloader: Downloader | None = None,
 ) -> Path:
     """The archive file or model folder, inside of the model store; downloaded if it is remote.

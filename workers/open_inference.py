@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batching.errors import BadRequest
-from workers.tensors import BYTES, Tensor, check_rows, read_tensor, tensor_of, text_tensor
+from workers.tensors import BYTES, Tensor, check_rows, cut_off, read_tensor, tensor_of, text_tensor
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OUTPUT_NAME = "output"
@@ -129,7 +129,7 @@ def _tensors(inputs: list[Any], binary: bytes) -> Iterator[tuple[str, Tensor]]:
         if size is None:
             data = description.get("data")
         elif type(size) is not int or not 0 <= size <= len(binary) - start:
-            raise BadRequest("The binary data of a tensor is cut off.")
+            raise cut_off()
         else:
             data = binary[start : start + size]
             start += size

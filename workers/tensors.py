@@ -168,12 +168,12 @@ def _from_binary(datatype: str, data: bytes) -> list[Any]:
         return _elements(data)
     if datatype == BF16:
         if len(data) % 2:
-            raise _cut_off()
+            raise cut_off()
         wide = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
         return list(struct.unpack(f"<{len(data) // 2}f", wide))
     size = struct.calcsize(f"<{_CODES[datatype]}")
     if len(data) % size:
-        raise _cut_off()
+        raise cut_off()
     return list(struct.unpack(f"<{len(data) // size}{_CODES[datatype]}", data))
 
 
@@ -181,16 +181,17 @@ def _elements(data: bytes) -> list[bytes]:
     found, start = [], 0
     while start < len(data):
         if start + _LENGTH.size > len(data):
-            raise _cut_off()
+            raise cut_off()
         (length,) = _LENGTH.unpack_from(data, start)
         start += _LENGTH.size + length
         if start > len(data):
-            raise _cut_off()
+            raise cut_off()
         found.append(data[start - length : start])
     return found
 
 
-def _cut_off() -> BadRequest:
+def cut_off() -> BadRequest:
+    """The error of a request in which a tensor claims more bytes than came."""
     return BadRequest("The binary data of a tensor is cut off.")
 
 
