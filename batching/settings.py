@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from batching.model_spec import ModelDefaults
+from batching.registration import ModelDefaults
 from batching.settings_checks import check_settings, model_settings
 from batching.settings_sources import (
     SNAPSHOT,

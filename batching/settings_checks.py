@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from batching.model_spec import MAX_INTEGER
 from batching.redis_url import RedisUrl, RedisUrlError
+from batching.registration import MAX_INTEGER
 from batching.settings_sources import SettingsError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ts.context import RequestProcessor
 
-from batching.model_spec import ModelDefaults, spec_from_registration
+from batching.registration import ModelDefaults, spec_from_registration
 from batching.settings import Settings
 from benchmarks.load import BenchmarkError, LoadReport
 from workers.archive import inspect_archive, unpack_archive

@@ -6,7 +6,8 @@ Source: TorchServe 0.12 `DescribeModelResponse`, `ListModelsResponse`; contract 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batching.model_spec import ModelSpec, int_parameter
+from batching.model_spec import ModelSpec
+from batching.registration import int_parameter
 from batching.status import NodeStatus, QueueStatus, WorkerState, WorkerStatus
 
 MAX_PAGE = 100

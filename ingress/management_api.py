@@ -13,8 +13,9 @@ from flask import Blueprint, Response, request
 
 from batching.errors import BadRequest, NoWorker, ServeError
 from batching.model_entry import ModelEntry, check_names, existing
-from batching.model_spec import ModelSpec, bool_parameter
+from batching.model_spec import ModelSpec
 from batching.protocol import Reply
+from batching.registration import bool_parameter
 from batching.request_ids import fresh_request_id
 from ingress.answers import reply_answer, wrong_method
 from ingress.descriptions import describe_node, describe_version, list_page

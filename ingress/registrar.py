@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from batching.dependencies import install_patience_s
-from batching.early_check import check_parameters
 from batching.errors import (
     BadRequest,
     DependenciesFailed,
@@ -21,11 +20,10 @@ from batching.errors import (
 )
 from batching.left_out_keys import require_served
 from batching.model_entry import check_names
-from batching.model_spec import (
-    ArchiveInfo,
-    ModelSpec,
-    VersionKey,
+from batching.model_spec import ArchiveInfo, ModelSpec, VersionKey
+from batching.registration import (
     bool_parameter,
+    check_parameters,
     check_worker_count,
     int_parameter,
     spec_from_registration,

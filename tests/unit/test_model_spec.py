@@ -7,15 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.early_check import check_parameters
 from batching.errors import BadRequest, InvalidModel
 from batching.model_entry import ModelEntry
-from batching.model_spec import (
-    ArchiveInfo,
+from batching.model_spec import ArchiveInfo, ModelSpec, VersionKey
+from batching.registration import (
     ModelDefaults,
-    ModelSpec,
-    VersionKey,
     bool_parameter,
+    check_parameters,
     int_parameter,
     spec_from_registration,
 )

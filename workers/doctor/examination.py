@@ -8,7 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from batching.errors import DependenciesFailed, ServeError
-from batching.model_spec import ArchiveInfo, ModelDefaults, spec_from_registration
+from batching.model_spec import ArchiveInfo
+from batching.registration import ModelDefaults, spec_from_registration
 from workers.archive import inspect_archive, unpack_archive
 from workers.doctor.config_examination import examine_config
 from workers.doctor.findings import Finding, Verdict, note, ok, problem

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from batching.config_keys import IGNORED, UNDERSTOOD
-from batching.model_spec import ArchiveInfo, ModelDefaults, spec_from_registration
+from batching.model_spec import ArchiveInfo
+from batching.registration import ModelDefaults, spec_from_registration
 from cli.torchserve import torchserve
 from ingress.openapi import Role, api_document
 
