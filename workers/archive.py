@@ -5,7 +5,6 @@ unpack_archive    quarantine → verify → rename to work_dir/<sha256>
 """
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -17,12 +16,16 @@ from typing import Any
 from batching.errors import InternalError, InvalidModel
 from batching.model_spec import ArchiveInfo
 from workers.archive_entries import CHUNK_BYTES, MAX_ENTRIES, read_chunks, read_entries
+from workers.manifest import (
+    DEFAULT_VERSION,
+    MANIFEST_PATH,
+    as_text,
+    config_file_of,
+    parse_manifest,
+)
 from workers.model_config import as_json, parse_config
 from workers.quarantine import folder_to_unpack_in
 
-MANIFEST_PATH = PurePosixPath("MAR-INF/MANIFEST.json")
-DEFAULT_VERSION = "1.0"
-RUNTIMES = ("python", "python3", "LSP")
 # The manifest and model-config.yaml are read into memory.
 MAX_TEXT_BYTES = 1024**2
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -49,9 +52,9 @@ def inspect_archive(path: Path, url: str) -> ArchiveInfo:
     try:
         reader = _FolderReader(path) if path.is_dir() else _ArchiveReader(path)
         manifest_text = reader.read_text(MANIFEST_PATH)
-        manifest = None if manifest_text is None else _parse_manifest(manifest_text)
+        manifest = None if manifest_text is None else parse_manifest(manifest_text)
         sha256 = hash_archive(path)
-        config_text, config_file = None, _config_file(manifest)
+        config_text, config_file = None, config_file_of(manifest)
         if config_file:
             config_text = reader.read_text(PurePosixPath(config_file))
     except (OSError, InternalError) as error:
@@ -61,9 +64,9 @@ def inspect_archive(path: Path, url: str) -> ArchiveInfo:
     return ArchiveInfo(
         url=url,
         sha256=sha256,
-        model_name=_as_text(model.get("modelName")) or _name_from_file(path.name),
-        model_version=_as_text(model.get("modelVersion")) or DEFAULT_VERSION,
-        handler=_as_text(model.get("handler")) or "",
+        model_name=as_text(model.get("modelName")) or _name_from_file(path.name),
+        model_version=as_text(model.get("modelVersion")) or DEFAULT_VERSION,
+        handler=as_text(model.get("handler")) or "",
         runtime=(manifest or {}).get("runtime", "python"),
         manifest=manifest,
         config=as_json(config, config_file),
@@ -153,7 +156,7 @@ def read_model_config(model_dir: Path, manifest: Mapping[str, Any] | None) -> di
     Raises:
         InvalidModel: the file that the manifest names is missing or not a YAML mapping.
     """
-    config_file = _config_file(manifest)
+    config_file = config_file_of(manifest)
     if not config_file:
         return {}
     text = _FolderReader(model_dir).read_text(PurePosixPath(config_file))
@@ -263,42 +266,6 @@ def _file_chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
             yield chunk
-
-
-def _parse_manifest(text: bytes) -> dict[str, Any]:
-    """A manifest that names a model, a version and a runtime; absent ones get their defaults.
-
-    Source: TorchServe 0.12 ModelArchive.validate; the texts are its own.
-    """
-    try:
-        manifest = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidModel("Failed to parse signature.json.") from error
-    if not isinstance(manifest, dict):
-        raise InvalidModel("Failed to parse signature.json.")
-    model = manifest.get("model", {})
-    if not isinstance(model, dict):
-        raise InvalidModel("Missing Model entry in manifest file.")
-    if not _as_text(model.get("modelName")):
-        raise InvalidModel("Model name is not defined.")
-    if not _as_text(model.get("modelVersion", DEFAULT_VERSION)):
-        raise InvalidModel("Model version is not defined.")
-    if manifest.get("runtime", "python") not in RUNTIMES:
-        raise InvalidModel("Runtime is not defined or invalid.")
-    return manifest
-
-
-def _config_file(manifest: Mapping[str, Any] | None) -> str:
-    model = (manifest or {}).get("model") or {}
-    return _as_text(model.get("configFile")) or ""
-
-
-def _as_text(value: Any) -> str | None:
-    """Text as it is, a number as text (`"modelVersion": 1.0`), anything else not at all."""
-    if isinstance(value, str):
-        return value
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return str(value) if is_number else None
 
 
 def _name_from_file(file_name: str) -> str:
