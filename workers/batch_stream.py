@@ -33,25 +33,21 @@ class StreamAbandoned(Exception):
 
 
 class BatchStream:
-    """The answers of one batch at a time, as far as they have been sent.
+    """The answers of one batch at a time, as far as handlers with this context have sent them.
 
     `counts` is how many pieces each request's answer has had; `broken` are the ids of requests
     whose answer has a piece missing, or whose client has left.
     """
 
-    def __init__(self, send: Send | None, outage: Outage | None = None) -> None:
+    def __init__(self, context: Context, send: Send | None, outage: Outage | None = None) -> None:
         self.counts: dict[str, int] = {}
         self.broken: set[str] = set()
+        self._context = context
         self._send = send
         self._outage = outage or Outage(log)
         self._items: Sequence[Claimed] = ()
-        self._context: Context | None = None
         self._sending = threading.Lock()
-
-    def attach(self, context: Context) -> None:
-        """Handlers that get this context can send pieces."""
-        self._context = context
-        if self._send is not None:
+        if send is not None:
             context.send_pieces = self.send
 
     def begin(self, items: Sequence[Claimed]) -> None:
@@ -152,7 +148,6 @@ class BatchStream:
         index = self.counts.get(self._items[row].request_id, 0)
         if index:
             return ReplyChunk(index, body)
-        assert self._context is not None
         status, _ = self._context.get_response_status(row)
         headers = header_texts(self._context.get_response_headers(row))
         return ReplyChunk(0, body, int(status), headers)

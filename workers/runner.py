@@ -49,8 +49,7 @@ class Runner:
     ) -> None:
         self._model = model
         self._settings = settings
-        self._stream = BatchStream(send, outage)
-        self._stream.attach(model.context)
+        self._stream = BatchStream(model.context, send, outage)
         self._questions: dict[int, Inference] = {}
         self._failures = FailureLog(log)
         self.is_device_broken = False
