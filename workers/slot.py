@@ -68,10 +68,6 @@ class Slot:
         self._is_hopeless = False
         self._should_stop = asyncio.Event()
 
-    def is_for(self, spec: ModelSpec) -> bool:
-        """Whether it serves this registration."""
-        return self.spec.is_same_registration(spec)
-
     def stop(self) -> None:
         """The process is asked to finish its batch and end; `run` returns after that."""
         self._should_stop.set()

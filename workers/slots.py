@@ -44,7 +44,7 @@ class Slots:
             return
         for (key, number), slot in self._slots.items():
             spec = specs.get(key)
-            if spec is None or number >= spec.min_worker or not slot.is_for(spec):
+            if not (spec and number < spec.min_worker and spec.is_same_registration(slot.spec)):
                 slot.stop()
         workers = max(1, sum(spec.min_worker for spec in specs.values()))
         threads = max(1, usable_cores() // workers)
