@@ -1,6 +1,6 @@
 """What leaves the ingress: status, headers and bytes in TorchServe's dialect.
 
-Source: TorchServe 0.12, `NettyUtils.sendHttpResponse` and `JsonUtils`; contract 0.2 to 0.4.
+Source: TorchServe 0.12, `NettyUtils.sendHttpResponse` and `JsonUtils`.
 An answer carries no `connection` header: the connection adds it.
 """
 
@@ -93,7 +93,7 @@ def error_answer(error: ServeError, request_id: str) -> Answer:
 def reply_answer(reply: Reply, request_id: str) -> Answer:
     """What the worker replied, with a handler's headers cleaned.
 
-    A prediction gets no content type unless the handler set one (contract 1.4).
+    A prediction gets no content type unless the handler set one.
     """
     if not _LOWEST_STATUS <= reply.status <= _HIGHEST_STATUS:
         return error_answer(InternalError("Invalid model predict output"), request_id)

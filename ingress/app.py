@@ -63,7 +63,7 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
 
 
 class _IgnoreTrailingSlashes:
-    """`/models/M/` is `/models/M` (contract 0.5); the router alone would redirect or refuse."""
+    """`/models/M/` is `/models/M`; the router alone would redirect or refuse."""
 
     def __init__(self, app: "WSGIApplication") -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Who may pass to the routes of a listener. Source: TorchServe 0.12, contract 2.8.
+"""Who may pass to the routes of a listener. Source: TorchServe 0.12.
 
 Each listener has one gate; the front, the bridge and the Flask application all ask it, so that no
 door is forgotten. Without a key file it is open.

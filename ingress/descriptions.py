@@ -1,6 +1,6 @@
 """The JSON documents of describe and list.
 
-Source: TorchServe 0.12 `DescribeModelResponse`, `ListModelsResponse`; contract 2.4 and 2.5.
+Source: TorchServe 0.12 `DescribeModelResponse`, `ListModelsResponse`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """The outermost layer of every listener: each answer is counted, may be logged, and gets headers.
 
-Source: TorchServe 0.12 `NettyUtils.sendHttpResponse`, `HttpRequestHandler`; contract 0.3 and 0.7.
+Source: TorchServe 0.12 `NettyUtils.sendHttpResponse`, `HttpRequestHandler`.
 """
 
 import logging

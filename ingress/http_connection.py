@@ -292,7 +292,7 @@ class HttpConnection(asyncio.Protocol):
         return bool(self._asked) and self._asked[0] is exchange
 
     def _keeps_alive(self, exchange: Exchange, status: int) -> bool:
-        # Source: TorchServe 0.12: errors close the connection (contract 0.3).
+        # Source: TorchServe 0.12: errors close the connection.
         return (
             status < HTTPStatus.BAD_REQUEST
             and exchange.keeps_alive

@@ -1,6 +1,6 @@
 """The inference port's routes; whole by itself, so that any WSGI server can run it.
 
-Source: TorchServe 0.12 inference API; contract section 1.
+Source: TorchServe 0.12 inference API.
 """
 
 from flask import Blueprint, Response, request

@@ -1,7 +1,7 @@
 """The key file: TorchServe's `key_file.json`, and what this process remembers of it, digests.
 
 Several ingresses may share one file: whoever is first makes it, and each notices when another one
-has renewed a key. Source: TorchServe 0.12 `TokenAuthorization`; contract 2.8.
+has renewed a key. Source: TorchServe 0.12 `TokenAuthorization`.
 """
 
 import contextlib

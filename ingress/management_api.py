@@ -1,6 +1,6 @@
 """The management port's routes.
 
-Source: TorchServe 0.12 management API; contract section 2.
+Source: TorchServe 0.12 management API.
 """
 
 import json
@@ -177,7 +177,7 @@ def _metadata(reply: Reply) -> dict[str, Any]:
 
 
 def _registration_parameters() -> Mapping[str, Any]:
-    # With a JSON body the query string does not count at all (contract 2.2).
+    # With a JSON body the query string does not count at all.
     if request.mimetype != "application/json":
         return request.args
     try:

@@ -40,7 +40,7 @@ class VersionMetrics:
         self._batch_size = metrics.batch_size.labels(*key)
         self._full = metrics.batches.labels(*key, FULL)
         self._late = metrics.batches.labels(*key, LATE)
-        # TorchServe labels by what the URL said (contract 3.3).
+        # TorchServe labels by what the URL said.
         self._totals = metrics.torchserve.totals(key.model_name, asked_version or "default")
 
     def count_arrival(self) -> None:

@@ -1,6 +1,6 @@
 """Prometheus text as TorchServe writes it: old format, with a comma before the closing brace.
 
-Source: TorchServe 0.12 (simpleclient_common `TextFormat.write004`); contract 3.1 and 3.2.
+Source: TorchServe 0.12 (simpleclient_common `TextFormat.write004`).
 """
 
 import math

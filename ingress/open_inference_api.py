@@ -1,7 +1,7 @@
 """Health, readiness and metadata of the Open Inference Protocol, and KServe's v1 readiness.
 
 Inference itself goes the way of every prediction. Source: KServe Open Inference Protocol v2, REST;
-TorchServe 0.12 `OpenInferenceProtocolRequestHandler`; contract 1.10.
+TorchServe 0.12 `OpenInferenceProtocolRequestHandler`.
 """
 
 from flask import Blueprint, Response

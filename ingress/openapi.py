@@ -1,4 +1,4 @@
-"""OpenAPI documents: small but valid. Source: TorchServe 0.12 `OpenApiUtils`; contract 0.5."""
+"""OpenAPI documents: small but valid. Source: TorchServe 0.12 `OpenApiUtils`."""
 
 import importlib.metadata
 from collections.abc import Collection, Iterable, Mapping, Sequence

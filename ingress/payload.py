@@ -1,6 +1,6 @@
 """An HTTP body becomes a Request: parts with names, undecoded.
 
-Source: TorchServe 0.12 `NettyUtils.getFormData` and `InferenceRequestHandler`; contract 1.3.
+Source: TorchServe 0.12 `NettyUtils.getFormData` and `InferenceRequestHandler`.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Which paths are predictions, and what they ask for.
 
-Source: TorchServe 0.12 `InferenceRequestHandler`, `KFV1/V2InferenceRequestHandler`; contract 1.2.
+Source: TorchServe 0.12 `InferenceRequestHandler`, `KFV1/V2InferenceRequestHandler`.
 """
 
 from functools import lru_cache

@@ -234,7 +234,7 @@ async def _read(target: Target, headers: dict[str, str], body: bytes, query: str
 
 
 def _no_worker_text(target: Target) -> str:
-    # Word for word, unbalanced quote included: TorchServe 0.12, contract 1.5.
+    # Word for word, unbalanced quote included: TorchServe 0.12.
     version = "" if target.model_version is None else f' Version {target.model_version}"'
     return (
         f'Model "{target.model_name}"{version} has no worker to serve inference request. '

@@ -53,7 +53,7 @@ IN_PROGRESS = "Workers scaling in progress..."
 class Registrar:
     """Commands on the registry, each with TorchServe's status text. Blocks; call from a thread.
 
-    Source: TorchServe 0.12 `ManagementRequestHandler`, `ApiUtils`; contract 2.2, 2.3 and 2.6.
+    Source: TorchServe 0.12 `ManagementRequestHandler`, `ApiUtils`.
     """
 
     def __init__(self, services: Services) -> None:

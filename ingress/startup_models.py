@@ -1,6 +1,6 @@
 """Registers the models of `load_models` and of a snapshot, once a node is there to load them.
 
-Source: TorchServe 0.12 `ModelServer.initModelStore`, `SnapshotManager.restore`; contract 4.4, 4.6.
+Source: TorchServe 0.12 `ModelServer.initModelStore`, `SnapshotManager.restore`.
 """
 
 import contextlib

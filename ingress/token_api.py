@@ -1,6 +1,6 @@
 """`/token` on the management port: a new key for who has the API key.
 
-Source: TorchServe 0.12 `TokenAuthorization`; contract 2.8.
+Source: TorchServe 0.12 `TokenAuthorization`.
 """
 
 import logging

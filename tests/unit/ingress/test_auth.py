@@ -1,4 +1,4 @@
-"""B11: what opens with which key, on every door. Source: TorchServe 0.12, contract 2.8."""
+"""B11: what opens with which key, on every door. Source: TorchServe 0.12."""
 
 import json
 

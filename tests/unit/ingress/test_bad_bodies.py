@@ -67,7 +67,7 @@ def test_b03_management_body_that_is_no_object_is_a_bad_request(manager, body):
 def test_b03_management_body_with_odd_values_is_never_a_server_error(manager, body):
     # When
     answer = manager.manage("POST", "/models", data=body, headers=JSON)
-    # Then: "infinite" is no Java integer, which means the default (contract 2.2)
+    # Then: "infinite" is no Java integer, which means the default
     assert answer.status_code in (200, 400, 404)
     names = set(manager.registry.snapshot())
     assert names <= {"good"}
