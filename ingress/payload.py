@@ -20,8 +20,7 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 # Extension" of the Open Inference Protocol.
 TENSOR_HEADER = "inference-header-content-length"
 
-_MILLISECONDS = re.compile(r"[0-9]{1,12}")
-_BYTE_COUNT = re.compile(r"[0-9]{1,12}")
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,12}")
 _MAX_PARTS = 32
 _MAX_FIELDS = 1000
 _MAX_PART_HEADER_BYTES = 8192
@@ -71,7 +70,7 @@ def read_tensors(target: Target, headers: dict[str, str], body: bytes) -> Reques
         BadRequest: the header that says where the tensors begin cannot be true.
     """
     text = headers.get(TENSOR_HEADER, str(len(body)))
-    if not _BYTE_COUNT.fullmatch(text) or int(text) > len(body):
+    if not _WHOLE_NUMBER.fullmatch(text) or int(text) > len(body):
         raise BadRequest("Inference-Header-Content-Length is not a length within the body.")
     if target.explain is not None:
         headers["explain"] = target.explain
@@ -112,7 +111,7 @@ def read_timeout_s(headers: Mapping[str, str]) -> float | None:
     text = headers.get(TIMEOUT_HEADER)
     if text is None:
         return None
-    if not _MILLISECONDS.fullmatch(text) or int(text) == 0:
+    if not _WHOLE_NUMBER.fullmatch(text) or int(text) == 0:
         raise BadRequest("X-Request-Timeout-Ms must be a whole number of milliseconds, 1 or more.")
     return int(text) / 1000
 
