@@ -12,8 +12,9 @@ from ingress.inference_api import inference_blueprint
 from ingress.management_api import management_blueprint
 from ingress.metrics_api import metrics_blueprint
 from ingress.open_inference_api import open_inference_blueprint
-from ingress.openapi import Role, api_document
+from ingress.openapi import api_document
 from ingress.responses import PlainResponse, json_response
+from ingress.role import Role
 from ingress.services import Services
 from ingress.token_api import token_blueprint
 

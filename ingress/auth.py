@@ -8,8 +8,8 @@ from collections.abc import Collection
 
 from batching.errors import BadRequest
 from ingress.key_file import KeyFile, KeyScope
-from ingress.openapi import Role
 from ingress.prediction_paths import parse_prediction_path
+from ingress.role import Role
 
 TOKEN_PATH = "/token"  # noqa: S105 - a path
 

@@ -14,7 +14,7 @@ from ingress.certificate import Certificate
 from ingress.exchange import Application
 from ingress.http_connection import HttpConnection
 from ingress.http_host import HttpHost, OnRefused
-from ingress.openapi import Role
+from ingress.role import Role
 
 BACKLOG = 1024
 

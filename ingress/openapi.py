@@ -2,19 +2,11 @@
 
 import importlib.metadata
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
+from ingress.role import Role
+
 VERSION = importlib.metadata.version("torchferry")
-
-
-class Role(StrEnum):
-    """What a listener serves."""
-
-    INFERENCE = "inference"
-    MANAGEMENT = "management"
-    METRICS = "metrics"
-
 
 _NAME = "{model_name}"
 _VERSIONED = "{model_name}/{model_version}"

@@ -44,9 +44,9 @@ from ingress.key_file import KeyFile
 from ingress.lifecycle import Lifecycle
 from ingress.listeners import Address, Listener, certificate_of, listener_table
 from ingress.metrics import Metrics
-from ingress.openapi import Role
 from ingress.predictor import Predictor
 from ingress.registrar import Registrar
+from ingress.role import Role
 from ingress.series_sweeper import SeriesSweeper
 from ingress.services import Services
 from ingress.snapshot_writer import SnapshotWriter

@@ -5,7 +5,7 @@ import pytest
 
 from batching.settings import Settings, SettingsError
 from ingress.listeners import Address, listener_table, parse_address
-from ingress.openapi import Role
+from ingress.role import Role
 
 
 def test_listeners_are_on_loopback_by_default():

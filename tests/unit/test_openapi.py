@@ -3,11 +3,11 @@ import re
 import pytest
 
 from ingress.openapi import (
-    Role,
     api_document,
     model_management_document,
     model_prediction_document,
 )
+from ingress.role import Role
 
 DOCUMENTS = [
     *(api_document([role]) for role in Role),

@@ -21,8 +21,8 @@ from ingress.health import Health
 from ingress.lifecycle import Lifecycle
 from ingress.listeners import Address, Listener
 from ingress.metrics import Metrics
-from ingress.openapi import Role
 from ingress.predictor import Predictor
+from ingress.role import Role
 from ingress.services import Services
 from ingress.wsgi_bridge import WsgiBridge
 from tests.ports import free_ports

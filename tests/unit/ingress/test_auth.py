@@ -7,7 +7,7 @@ import pytest
 from batching.errors import ServeError
 from ingress.auth import Gate
 from ingress.key_file import KeyScope
-from ingress.openapi import Role
+from ingress.role import Role
 from tests.unit.ingress.test_key_file import key_of, keys, path
 
 __all__ = ["keys", "path"]  # the fixtures

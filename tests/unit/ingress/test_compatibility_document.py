@@ -13,7 +13,8 @@ from batching.config_keys import IGNORED, UNDERSTOOD
 from batching.model_spec import ArchiveInfo
 from batching.registration import ModelDefaults, spec_from_registration
 from cli.torchserve import torchserve
-from ingress.openapi import Role, api_document
+from ingress.openapi import api_document
+from ingress.role import Role
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "torchserve-compatibility.md"

@@ -4,7 +4,7 @@ import pytest
 import requests
 from werkzeug.test import EnvironBuilder
 
-from ingress.openapi import Role
+from ingress.role import Role
 
 JSON = {"content-type": "application/json"}
 FORM = {"content-type": "application/x-www-form-urlencoded"}

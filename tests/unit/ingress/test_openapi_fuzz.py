@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ingress.key_file import KeyFile
-from ingress.openapi import Role, api_document
+from ingress.openapi import api_document
+from ingress.role import Role
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 

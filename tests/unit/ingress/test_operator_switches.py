@@ -7,7 +7,7 @@ import pytest
 from batching.model_spec import VersionKey
 from batching.protocol import BatchTiming
 from ingress.app import create_app
-from ingress.openapi import Role
+from ingress.role import Role
 
 REFUSED = "Requested method is not allowed, please refer to API document."
 

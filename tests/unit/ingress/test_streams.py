@@ -14,7 +14,7 @@ from ingress import http_connection
 from ingress.auth import Gate
 from ingress.front import Front
 from ingress.listeners import Address, Listener
-from ingress.openapi import Role
+from ingress.role import Role
 from ingress.wsgi_bridge import WsgiBridge
 from tests.ports import free_ports
 from tests.support import eventually, items_of
