@@ -1,4 +1,4 @@
-"""Every error a client can be answered with.
+"""The errors that a client can be answered with. Those of a single place are classes there.
 
     ServeError
     ├── BadRequest 400
