@@ -1,6 +1,6 @@
 """The inference port's front: predictions on the event loop, everything else to Flask.
 
-A thread per waiting request is what costs (docs/adr): here a waiting prediction is one future.
+A thread per waiting request is what costs (docs/adr/0006): here a waiting prediction is one future.
 """
 
 import logging

@@ -11,8 +11,8 @@ from batching.settings import Settings
 from workers.assignment import Assignment
 
 # A batch's intermediate tensors have tens of megabytes each. By default glibc fetches such from the
-# kernel and gives them back for every batch, page by page: a tenth of a ResNet-152's time
-# (docs/performance.md). What a worker has used once, it keeps. Elsewhere than glibc, nobody looks.
+# kernel and gives them back for every batch, page by page: a tenth of a ResNet-152's time. What a
+# worker has used once, it keeps. Elsewhere than glibc, nobody looks.
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TOP_PAD_": str(64 * 1024 * 1024),

@@ -2,7 +2,7 @@
 
 For the calls made for every batch. redis-py's `execute_command` takes a connection from the pool,
 packs in Python, guards each write and each read by a timer and a task, and keeps statistics: a
-sixth of what a request cost the ingress (docs/performance.md).
+sixth of what a request cost the ingress.
 """
 
 import asyncio
