@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import os
+import ssl
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
@@ -84,9 +85,7 @@ class Api:
         try:
             return self._client.request(method, url, params=query, content=content, headers=headers)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise click.ClickException(
-                f"nothing answers at {self._base_url}: is `ferry up` running?"
-            ) from error
+            raise click.ClickException(self._why_not_connected(error)) from error
         except httpx.TimeoutException as error:
             raise click.ClickException(f"no answer from {self._base_url} in time") from error
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
@@ -97,6 +96,17 @@ class Api:
             raise click.ClickException(
                 f"the connection to {self._base_url} broke: {error}"
             ) from error
+
+    def _why_not_connected(self, error: httpx.TransportError) -> str:
+        found = _tls_error(error)
+        if isinstance(found, ssl.SSLCertVerificationError):
+            return (
+                f"the certificate of {self._base_url} is not trusted: {found.verify_message}. "
+                "SSL_CERT_FILE names a file with certificates that are"
+            )
+        if found is not None:
+            return f"no TLS at {self._base_url} ({found.reason}): is it http://?"
+        return f"nothing answers at {self._base_url}: is `ferry up` running?"
 
     def call(self, method: str, *path: str, **params: Any) -> Any:
         """The JSON of a successful answer.
@@ -114,6 +124,13 @@ class Api:
             raise click.ClickException(
                 f"{self._base_url} answered something other than JSON: is it a ferry server?"
             ) from error
+
+
+def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
+    """What TLS found wrong, if that is why."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _is_this_machine(url: str) -> bool:

@@ -21,7 +21,7 @@ from cli.api import TOKEN_VARIABLE, Api
 from cli.load.driver import Load, Outcome, drive
 from cli.load.figures import Figures, batch_count, figures
 from cli.load.report import HEADS, Point, table, write_report
-from cli.options import err, inference_option, json_option, management_option, out
+from cli.options import err, inference_option, json_option, management_option, out, warn
 
 EXTRA = "this needs more packages: pip install 'torchferry[bench]'"
 
@@ -267,9 +267,10 @@ def _print_figures(found: Figures) -> None:
         "requests": str(found.requests),
         "errors": str(found.errors),
     }
+    rows |= {f"  {one.kind}": f"{one.count}, the first: {one.text}" for one in found.failures}
     grid = Table(box=None, show_header=False)
     for name, value in rows.items():
-        grid.add_row(name, value)
+        grid.add_row(name, escape(value))
     out().print(grid)
 
 
@@ -280,4 +281,8 @@ def _print_points(points: list[Point]) -> None:
     for row in table(points):
         grid.add_row(*row)
     out().print(grid)
+    for point in points:
+        for one in point.figures.failures:
+            setting = f"batch size {point.batch_size}, delay {point.delay_ms} ms"
+            warn(f"{setting}: {one.kind} ({one.count}), the first: {one.text}")
     sys.stdout.flush()

@@ -19,6 +19,8 @@ _FIRST_ERROR = 400
 # An open loop must not fill this machine's memory when the server has stopped answering.
 _MAX_OPEN = 20_000
 _SEED = 20240117
+# What a page says of an error is not for a line.
+_MAX_TEXT_BYTES = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +43,23 @@ class Load:
 
 @dataclass(slots=True)
 class Outcome:
-    """What was measured. `latencies_s` are those of successes, in the order of their answers."""
+    """What was measured. `latencies_s` are those of successes, in the order of their answers.
+
+    `reasons` has, of each status that is no success, the first text that came with it.
+    """
 
     latencies_s: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
     seconds: float = 0.0
+    reasons: dict[int, str] = field(default_factory=dict)
 
-    def note(self, status: int, latency_s: float) -> None:
+    def note(self, status: int, latency_s: float, text: str = "") -> None:
         """One request has come to its end; status NO_ANSWER when nobody answered."""
         self.statuses[status] += 1
-        if NO_ANSWER < status < _FIRST_ERROR:
+        if _is_success(status):
             self.latencies_s.append(latency_s)
+        else:
+            self.reasons.setdefault(status, text)
 
 
 OnProgress = Callable[[float, Outcome], None]
@@ -112,7 +120,7 @@ class _Driver:
         for due_s in self._arrivals():
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
             if len(asking) >= _MAX_OPEN:
-                self._note(NO_ANSWER, due_s)
+                self._note(NO_ANSWER, due_s, b"too many requests wait for an answer")
                 continue
             # From when it should have left: a client that lags behind hides no waiting.
             task = asyncio.create_task(self._ask(session, due_s))
@@ -132,21 +140,31 @@ class _Driver:
     async def _ask(self, session: "ClientSession", begun_s: float) -> None:
         import aiohttp  # noqa: PLC0415 - optional
 
-        status = NO_ANSWER
+        status, text = NO_ANSWER, b""
         try:
             async with session.post(self._load.url, data=self._load.body) as response:
-                await response.read()
+                text = await response.read()
                 status = response.status
-        except (aiohttp.ClientError, OSError, TimeoutError):
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            text = (str(error) or type(error).__name__).encode()
             # A closed loop must not spin when nobody listens.
             await asyncio.sleep(0.01)
-        self._note(status, begun_s)
+        self._note(status, begun_s, text)
 
-    def _note(self, status: int, begun_s: float) -> None:
+    def _note(self, status: int, begun_s: float, text: bytes) -> None:
         if begun_s >= self._start_s + self._load.warmup_s:
-            self._outcome.note(status, time.perf_counter() - begun_s)
+            words = "" if _is_success(status) else _one_line(text)
+            self._outcome.note(status, time.perf_counter() - begun_s, words)
 
     async def _report(self) -> None:
         while self._on_progress is not None:
             self._on_progress(time.perf_counter() - self._start_s, self._outcome)
             await asyncio.sleep(0.2)
+
+
+def _is_success(status: int) -> bool:
+    return NO_ANSWER < status < _FIRST_ERROR
+
+
+def _one_line(text: bytes) -> str:
+    return " ".join(text[:_MAX_TEXT_BYTES].decode(errors="replace").split())

@@ -27,6 +27,20 @@ class BatchCount:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """How many requests had this status, and the text of the first. Status 0: no answer."""
+
+    status: int
+    count: int
+    text: str
+
+    @property
+    def kind(self) -> str:
+        """In words."""
+        return str(self.status) if self.status else "no answer"
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """One run. `errors` are answers with 4xx and 5xx and requests without an answer.
 
@@ -40,6 +54,7 @@ class Figures:
     p95_ms: float
     p99_ms: float
     mean_batch: float | None = None
+    failures: tuple[Failure, ...] = ()
 
 
 def figures(outcome: Outcome, mean_batch: float | None = None) -> Figures:
@@ -55,6 +70,10 @@ def figures(outcome: Outcome, mean_batch: float | None = None) -> Figures:
         p95_ms=p95,
         p99_ms=p99,
         mean_batch=mean_batch,
+        failures=tuple(
+            Failure(status, outcome.statuses[status], text)
+            for status, text in sorted(outcome.reasons.items())
+        ),
     )
 
 

@@ -1,6 +1,7 @@
 """`ferry bench`: load, figures, and what is made of them."""
 
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -10,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli.load.driver import NO_ANSWER, Load, Outcome, drive
-from cli.load.figures import BatchCount, Figures, batch_count, figures, percentile
+from cli.load.figures import BatchCount, Failure, Figures, batch_count, figures, percentile
 from cli.load.report import Point, page, table, write_report
 from cli.main import main
 
@@ -133,6 +134,8 @@ def test_failures_and_silence_are_no_successes(target):
     assert set(refused.statuses) == {503}
     assert set(unheard.statuses) == {NO_ANSWER}
     assert (refused.latencies_s, unheard.latencies_s) == ([], [])
+    assert refused.reasons == {503: "ok"}
+    assert "Cannot connect to host 127.0.0.1:1" in unheard.reasons[NO_ANSWER]
 
 
 @pytest.mark.parametrize(
@@ -145,8 +148,10 @@ def test_percentile_is_a_value_that_was_measured(share, expected):
 def test_figures_of_an_outcome():
     # Given
     outcome = Outcome([0.3, 0.1, 0.2], Counter({200: 3, 503: 1, NO_ANSWER: 1}), seconds=2.0)
+    outcome.reasons = {503: "full", NO_ANSWER: "refused"}
     # When / Then
-    assert figures(outcome, 1.5) == Figures(5, 2, 1.5, 200.0, 300.0, 300.0, 1.5)
+    failures = (Failure(NO_ANSWER, 1, "refused"), Failure(503, 1, "full"))
+    assert figures(outcome, 1.5) == Figures(5, 2, 1.5, 200.0, 300.0, 300.0, 1.5, failures)
     assert figures(Outcome()).p99_ms == 0.0
 
 
@@ -213,6 +218,18 @@ def test_bench_fails_when_nobody_answers():
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 1
     assert "no request was answered with a success" in result.stderr
+    assert "no answer" in result.stdout
+    assert "Cannot connect to host 127.0.0.1:1" in " ".join(result.stdout.split())
+
+
+def test_bench_says_with_what_requests_were_refused(target):
+    # Given
+    target.status = 503
+    # When
+    words = ["bench", "url", target.url, "--duration", "0.1", "--warmup", "0"]
+    result = CliRunner().invoke(main, [*words, "--metrics-url", target.url])
+    # Then
+    assert re.search(r"503 +\d+, the first: ok", result.stdout)
 
 
 @pytest.mark.parametrize(

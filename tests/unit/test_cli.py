@@ -15,6 +15,7 @@ from cli.addresses import check_free
 from cli.api import Api
 from cli.main import main
 from cli.models import registration_stage
+from tests.unit.ingress.test_tls import OPENSSL, write_certificate
 
 DESCRIPTION = {
     "modelName": "m",
@@ -72,6 +73,9 @@ class Server:
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
 
+    def speak_tls(self, context):
+        self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
+
     def __enter__(self):
         self._thread.start()
         return self
@@ -118,6 +122,31 @@ def test_command_says_that_nothing_answers_when_no_server_runs(arguments):
     # Then
     assert result.exit_code == 1
     assert result.stderr == f"Error: nothing answers at {url}: is `ferry up` running?\n"
+
+
+def test_command_says_that_a_server_does_not_speak_tls(server, ferry):
+    url = server.url.replace("http:", "https:")
+    result = ferry("models", "list", "--management-url", url)
+    assert result.stderr == f"Error: no TLS at {url} (WRONG_VERSION_NUMBER): is it http://?\n"
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+def test_command_says_that_a_certificate_is_not_trusted_and_how_it_would_be(
+    server, ferry, tmp_path, monkeypatch
+):
+    # Given
+    pair = write_certificate(tmp_path)
+    pair.open()
+    server.speak_tls(pair.context)
+    url = server.url.replace("http://127.0.0.1", "https://localhost")
+    # When
+    result = ferry("models", "list", "--management-url", url)
+    # Then
+    assert f"the certificate of {url} is not trusted: self-signed certificate." in result.stderr
+    # When
+    monkeypatch.setenv("SSL_CERT_FILE", str(pair.certificate_file))
+    server.answers["GET", "/models"] = (200, {"models": []})
+    assert ferry("models", "list", "--management-url", url).exit_code == 0
 
 
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
