@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from benchmarks.load import BenchmarkError, LoadReport
@@ -29,12 +28,7 @@ class BareLoop:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing is left of a run."""
 
     def measure(self, seconds: float) -> LoadReport:
