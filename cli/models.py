@@ -15,13 +15,12 @@ from rich.table import Table
 
 from batching.model_spec import BATCH_POLICIES
 from cli.api import Api, ApiError
-from cli.options import err, json_option, management_option, out, spinner
+from cli.options import err, json_option, management_option, out, spinner, version_option
 
 POLL_S = 0.3
 # GET /models answers at most this many names at a time.
 PAGE_SIZE = 100
 
-version_option = click.option("--version", default="", help="Default: the default version.")
 wait_option = click.option(
     "--wait/--no-wait", default=True, help="Wait until the workers have loaded."
 )

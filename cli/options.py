@@ -156,30 +156,18 @@ def _click_type(kind: Any) -> Any:
     return click.Path(path_type=Path) if kind is Path else kind
 
 
-def management_option(command: Command) -> Command:
-    """Adds `--management-url`."""
+def _url_option(kind: str, port: int) -> Callable[[Command], Command]:
     return click.option(
-        "--management-url",
-        envvar="FERRY_MANAGEMENT_URL",
-        default="http://127.0.0.1:8081",
+        f"--{kind}-url",
+        envvar=f"FERRY_{kind.upper()}_URL",
+        default=f"http://127.0.0.1:{port}",
         show_default=True,
         show_envvar=True,
-        help=f"Where the management API listens. {TOKEN_VARIABLE}, if set, is the token for it.",
-    )(command)
+        help=f"Where the {kind} API listens. {TOKEN_VARIABLE}, if set, is the token for it.",
+    )
 
 
-def inference_option(command: Command) -> Command:
-    """Adds `--inference-url`."""
-    return click.option(
-        "--inference-url",
-        envvar="FERRY_INFERENCE_URL",
-        default="http://127.0.0.1:8080",
-        show_default=True,
-        show_envvar=True,
-        help=f"Where the inference API listens. {TOKEN_VARIABLE}, if set, is the token for it.",
-    )(command)
-
-
-def json_option(command: Command) -> Command:
-    """Adds `--json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")(command)
+inference_option = _url_option("inference", 8080)
+management_option = _url_option("management", 8081)
+version_option = click.option("--version", default="", help="Default: the default version.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")

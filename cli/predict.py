@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.api import Api, error_text
-from cli.options import err, inference_option, json_option, out
+from cli.options import err, inference_option, json_option, out, version_option
 
 # More at once only lengthen the line; a batch is filled long before.
 MAX_CONCURRENT = 64
@@ -47,7 +47,7 @@ class Prediction:
 @click.command()
 @click.argument("model")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--version", default="", help="Default: the default version.")
+@version_option
 @click.option("--content-type", default="", help="Default: told from each file's name.")
 @inference_option
 @json_option
