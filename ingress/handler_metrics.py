@@ -3,7 +3,7 @@
 Source: TorchServe 0.12 docs/metrics.md; the texts of HELP are its own.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
@@ -46,10 +46,6 @@ class HandlerMetrics(Collector):
         self._registry = registry
         self._read = read
         self._declared = declared
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering this collector does not ask Redis."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """One family per name; those that are declared also without a value, as in TorchServe."""

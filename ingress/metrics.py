@@ -87,7 +87,8 @@ class Metrics:
     """Everything an ingress measures. Updated on the event loop only, read by any thread."""
 
     def __init__(self, *, is_logging: bool = False, unlogged: Collection[str] = ()) -> None:
-        self.registry = CollectorRegistry()
+        # Collectors have no names before they are asked, as some of them ask Redis.
+        self.registry = CollectorRegistry(auto_describe=False)
         self.requests = self._tally(
             "ferry_requests",
             "Predictions answered, by HTTP status.",

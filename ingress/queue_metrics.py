@@ -38,10 +38,6 @@ class QueueCollector(Collector):
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering this collector does not ask Redis."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """All families, or `ferry_redis_up 0` alone."""
         try:

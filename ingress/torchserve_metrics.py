@@ -135,10 +135,6 @@ class NodeMetrics(Collector):
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering this collector does not ask Redis."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """One family per name; nothing while Redis is away."""
         try:
