@@ -1,5 +1,6 @@
 """How far the downloads of archives have come: a node notes it, an ingress tells it."""
 
+import contextlib
 from dataclasses import dataclass
 
 from batching.store import keys
@@ -27,22 +28,16 @@ class Downloads:
 
     def note(self, download: Download) -> None:
         """It has come so far. Decoration: what Redis refuses is not noted."""
-        try:
-            with self._client.pipeline(transaction=False) as pipe:
-                pipe.hset(
-                    keys.DOWNLOADS, download.url, f"{download.done_bytes}/{download.total_bytes}"
-                )
-                pipe.expire(keys.DOWNLOADS, _TTL_S)
-                pipe.execute()
-        except AWAY:
-            return
+        progress = f"{download.done_bytes}/{download.total_bytes}"
+        with contextlib.suppress(*AWAY), self._client.pipeline(transaction=False) as pipe:
+            pipe.hset(keys.DOWNLOADS, download.url, progress)
+            pipe.expire(keys.DOWNLOADS, _TTL_S)
+            pipe.execute()
 
     def forget(self, url: str) -> None:
         """It has ended, one way or the other."""
-        try:
+        with contextlib.suppress(*AWAY):
             self._client.hdel(keys.DOWNLOADS, url)
-        except AWAY:
-            return
 
     def all(self) -> list[Download]:
         """Those under way, by URL.
