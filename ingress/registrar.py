@@ -20,7 +20,7 @@ from batching.errors import (
 )
 from batching.left_out_keys import require_served
 from batching.model_entry import check_names
-from batching.model_spec import ArchiveInfo, ModelSpec, VersionKey
+from batching.model_spec import ArchiveInfo, ModelSpec
 from batching.registration import (
     bool_parameter,
     check_parameters,
@@ -31,6 +31,7 @@ from batching.registration import (
 from ingress.services import Services
 from ingress.worker_wait import (
     Progress,
+    failed_text,
     failures_by_slot,
     wait_for_node,
     wait_for_workers,
@@ -210,7 +211,7 @@ class Registrar:
                 install_patience_s=install_patience_s(spec, self._settings),
             )
             if progress is Progress.NONE:
-                raise InternalError(_failed_text(spec.key))
+                raise InternalError(failed_text(spec.model_name, spec.model_version))
         except (InternalError, OutOfResources, DependenciesFailed):
             # A version whose workers cannot load is not left behind half registered.
             with contextlib.suppress(ServeError):
@@ -244,7 +245,3 @@ def _require_handler(spec: ModelSpec) -> None:
     # Registered, it would keep the server from ever being ready.
     if spec.min_worker > 0 and not spec.handler:
         raise InvalidModel("It names no handler, and default_service_handler is not set.")
-
-
-def _failed_text(key: VersionKey) -> str:
-    return f"Failed to start workers for model {key.model_name} version: {key.model_version}"

@@ -46,6 +46,11 @@ class Progress(Enum):
     NONE = "none"
 
 
+def failed_text(model_name: str, version_text: str) -> str:
+    """What a client is told of a version that no worker could load, in TorchServe's words."""
+    return f"Failed to start workers for model {model_name} version: {version_text}"
+
+
 def failures_by_slot(workers: Sequence[WorkerStatus]) -> dict[Slot, int]:
     """Failed starts so far, so that a wait only counts new ones."""
     return {(worker.node_id, worker.slot): worker.failures for worker in workers}
@@ -204,7 +209,7 @@ def _why_failed(failed: Sequence[WorkerStatus], model_name: str, version_text: s
     log.error("not started model=%s version=%s: %s", model_name, version_text, errors)
     is_out_of_memory = any(worker.is_out_of_memory for worker in failed)
     kind = OutOfResources if is_out_of_memory else InternalError
-    return kind(f"Failed to start workers for model {model_name} version: {version_text}")
+    return kind(failed_text(model_name, version_text))
 
 
 def _raise_if_stopping(should_stop: ShouldStop) -> None:
