@@ -1,7 +1,8 @@
 """The Flask application of one listener: TorchServe's REST dialect, whole without the front."""
 
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from flask import Flask, Response, request
 
@@ -17,9 +18,6 @@ from ingress.responses import PlainResponse, json_response
 from ingress.role import Role
 from ingress.services import Services
 from ingress.token_api import token_blueprint
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 _BLUEPRINTS: dict[Role, Callable[[Services], Any]] = {
     Role.INFERENCE: inference_blueprint,
@@ -66,11 +64,9 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
 class _IgnoreTrailingSlashes:
     """`/models/M/` is `/models/M`; the router alone would redirect or refuse."""
 
-    def __init__(self, app: "WSGIApplication") -> None:
+    def __init__(self, app: WSGIApplication) -> None:
         self._app = app
 
-    def __call__(
-        self, environ: "WSGIEnvironment", start_response: "StartResponse"
-    ) -> Iterable[bytes]:
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         environ["PATH_INFO"] = environ.get("PATH_INFO", "").rstrip("/") or "/"
         return self._app(environ, start_response)
