@@ -48,11 +48,8 @@ def head_bytes(
         own, headers = _line(*headers[0]), headers[1:]
     render = _known_lines if len(headers) <= _USUAL_HEADERS else _lines
     lines = render(status, tuple(headers), tuple(added), keeps_alive)
-    if framing and status not in WITHOUT_BODY:
-        framing += "\r\n"
-    else:
-        framing = ""
-    return f"{lines}{own}{_date_line()}{framing}\r\n".encode("latin-1", "replace")
+    end = f"{framing}\r\n" if framing else ""
+    return f"{lines}{own}{_date_line()}{end}\r\n".encode("latin-1", "replace")
 
 
 def with_added(headers: Sequence[Header], added: Sequence[Header]) -> list[Header]:
