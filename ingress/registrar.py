@@ -20,7 +20,7 @@ from batching.errors import (
 )
 from batching.left_out_keys import require_served
 from batching.model_entry import check_names
-from batching.model_spec import ArchiveInfo, ModelSpec
+from batching.model_spec import ArchiveInfo, ModelSpec, VersionKey
 from batching.registration import (
     bool_parameter,
     check_parameters,
