@@ -24,6 +24,7 @@ class ProbeFiles:
     def __init__(self, folder: Path, is_ready: Callable[[], bool]) -> None:
         self._folder = folder
         self._is_ready = is_ready
+        self._complaint = ""
 
     async def run(self) -> None:
         """Until cancelled; neither file of an earlier node, nor of this one, stays behind."""
@@ -45,11 +46,20 @@ class ProbeFiles:
                 (self._folder / READY).unlink(missing_ok=True)
         except OSError as error:
             # Work goes on; whoever probes will see an old file.
-            log.warning("probe_dir=%s: %s", self._folder, error.strerror)
+            self._complain(error)
+        else:
+            self._complaint = ""
 
     def _remove(self) -> None:
         for name in (ALIVE, READY):
             try:
                 (self._folder / name).unlink(missing_ok=True)
             except OSError as error:
-                log.warning("probe_dir=%s: %s", self._folder, error.strerror)
+                self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        """Once of each failure: a full disk stays full for longer than a log is read."""
+        words = error.strerror or str(error)
+        if words != self._complaint:
+            log.warning("probe_dir=%s: %s", self._folder, words)
+        self._complaint = words
