@@ -264,4 +264,6 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     finally:
+        # Nothing that is frozen is let go of, and libraries then tell of leaks.
+        gc.unfreeze()
         end_in_time()

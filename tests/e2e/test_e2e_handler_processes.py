@@ -25,6 +25,23 @@ def handle(data, context):
     return [row["body"] for row in data or ()]
 """
 
+# What it holds is let go of by the collector alone.
+LAST_WORDS = """
+import os
+
+class Held:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self, write=os.write):
+        write(2, b"held no longer\\n")
+
+held = Held()
+
+def handle(data, context):
+    return [row["body"] for row in data or ()]
+"""
+
 pytestmark = pytest.mark.slow
 
 
@@ -111,3 +128,15 @@ def test_worker_is_stopped_though_its_handler_took_the_signal(server: FerryServe
         server.manage("PUT", f"models/{model}", min_worker=0)
         # Then
         eventually(lambda: not psutil.pid_exists(pid), 20)
+
+
+def test_worker_that_ends_lets_go_of_what_its_handler_holds(server: FerryServer) -> None:
+    # Given
+    archive = make_archive(server.store, "holding", {"handler.py": LAST_WORDS})
+    with server.model(archive, "holding") as model:
+        assert server.predict(model, "x").text == "x"
+        assert "held no longer" not in server.process.log()
+        # When
+        server.manage("PUT", f"models/{model}", min_worker=0)
+        # Then
+        server.process.wait_for_line("held no longer")
