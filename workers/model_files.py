@@ -13,7 +13,7 @@ from pathlib import Path
 from batching.daemon_thread import in_daemon_thread
 from batching.errors import ServeError
 from batching.model_spec import ModelSpec
-from batching.settings import Settings
+from batching.settings import Settings, SettingsError
 from workers import archive, fetch, quarantine
 from workers.download import may_share_a_file, remove_download, remove_unused_downloads
 from workers.installer import Installer
@@ -165,5 +165,11 @@ def _is_meant(url: str, others: Collection[str]) -> bool:
 
 
 def _default_work_dir() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    except RuntimeError as error:
+        # A container may run as a user of whom the system knows nothing.
+        raise SettingsError(
+            "work_dir is not set, and this user has no home folder: where are archives unpacked?"
+        ) from error
     return Path(cache) / "torchferry" / "models"

@@ -273,8 +273,9 @@ def run(settings: Settings) -> int:
     configure_logging(settings.log_level)
     try:
         check_server(settings)
+        node = Node(settings, list_gpus(settings.number_of_gpu))
     except SettingsError as error:
         log.error("cannot start: %s", error)
         return exit_code_for(error)
-    asyncio.run(Node(settings, list_gpus(settings.number_of_gpu)).run())
+    asyncio.run(node.run())
     return 0

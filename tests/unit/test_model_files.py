@@ -2,12 +2,13 @@
 
 import asyncio
 import hashlib
+import pwd
 import threading
 
 import pytest
 
 from batching.errors import InvalidModel, ModelNotFound
-from batching.settings import Settings
+from batching.settings import Settings, SettingsError
 from tests.support import eventually_async, make_spec
 from tests.unit.archives import write_zip
 from tests.unit.web import ALLOWED, URL, Web, archive_bytes, served, web_with_archive
@@ -201,3 +202,16 @@ def test_archive_is_not_downloaded_anew_where_it_was_registered_by_its_name(file
 
     # Then
     assert not stale.requests
+
+
+def test_user_without_a_home_folder_has_to_say_where_archives_are_unpacked(monkeypatch):
+    # Given a user of whom the system knows nothing, as containers may have
+    def nobody(_uid):
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    # When / Then
+    with pytest.raises(SettingsError, match="work_dir is not set, and this user has no home"):
+        ModelFiles(Settings())
