@@ -30,7 +30,10 @@ def make_certificate(folder, name, subject_names, signed_by=None):
     base = [OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     options = ["-nodes", "-days", "2", "-subj", f"/CN={name}", "-keyout", f"{name}.key"]
     options += ["-out", f"{name}.pem", "-addext", f"subjectAltName={subject_names}"]
-    if signed_by is not None:
+    if signed_by is None:
+        # Python 3.13 and later take no authority without it.
+        options += ["-addext", "keyUsage=critical,keyCertSign,digitalSignature"]
+    else:
         options += ["-CA", f"{signed_by}.pem", "-CAkey", f"{signed_by}.key"]
         options += ["-addext", "basicConstraints=critical,CA:FALSE"]
     subprocess.run([*base, *options], cwd=folder, check=True, capture_output=True)
