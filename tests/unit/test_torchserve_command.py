@@ -1,15 +1,18 @@
 """`ferry torchserve` before it starts anything: flags, configuration search, pid file."""
 
+import contextlib
 import os
 import subprocess
 import sys
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
 from cli.main import main
 from cli.pid_file import pid_file, remove_pid, running_server, write_pid
 from cli.torchserve import chosen_settings, find_config, spread
+from tests.support import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -124,11 +127,20 @@ def test_pid_file_is_stale_when_no_server_has_that_number(content):
     assert not pid_file().exists()
 
 
-def test_pid_file_names_a_server_of_torchserve_itself_too():
-    # Given a process whose command line looks like TorchServe's
+@contextlib.contextmanager
+def torchserve_itself():
+    """A process whose command line looks like TorchServe's, and can be read."""
     words = [sys.executable, "-c", "input()", "org.pytorch.serve.ModelServer"]
     with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+        # The kernel has none to show yet when the one that started it goes on (Python 3.13).
+        eventually(psutil.Process(process.pid).cmdline)
         pid_file().write_text(str(process.pid))
+        yield process
+
+
+def test_pid_file_names_a_server_of_torchserve_itself_too():
+    # Given
+    with torchserve_itself() as process:
         # When / Then
         found = running_server()
         process.communicate(b"\n")
@@ -138,9 +150,7 @@ def test_pid_file_names_a_server_of_torchserve_itself_too():
 
 def test_stop_says_which_server_it_stops():
     # Given
-    words = [sys.executable, "-c", "input()", "org.pytorch.serve.ModelServer"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
-        pid_file().write_text(str(process.pid))
+    with torchserve_itself() as process:
         # When
         printed = CliRunner().invoke(main, ["torchserve", "--stop"]).stdout
     # Then
