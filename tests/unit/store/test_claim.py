@@ -231,7 +231,7 @@ def test_claim_leaves_the_bell_alone_while_collecting(desk):
 def test_claim_answers_an_expired_request_and_does_not_run_it(desk):
     # Given
     desk.submit("late", "b", ttl_ms=10_000)
-    desk.age_request("late", 10_000)
+    desk.age_request("late", 20_000)
 
     # When
     claimed = desk.worker().claim(2, 0.0)
@@ -266,7 +266,7 @@ def test_claim_drops_the_large_body_of_what_it_does_not_run(desk):
     # Given
     bodies = [Submission(name, 10_000, wire_of(name, size=100_000)) for name in ("late", "b")]
     desk.ingress().submit(bodies)
-    desk.age_request("late", 10_000)
+    desk.age_request("late", 20_000)
 
     # When
     desk.worker().claim(2, 0.0)
@@ -340,7 +340,7 @@ def test_claim_looks_at_a_bounded_number_of_dead_ids_and_rings_for_the_rest(desk
     desk.open(max_queue=1000)
     desk.submit(*(f"late-{number}" for number in range(20)), ttl_ms=10_000)
     for number in range(20):
-        desk.age_request(f"late-{number}", 10_000)
+        desk.age_request(f"late-{number}", 20_000)
     desk.submit("alive")
 
     # When
