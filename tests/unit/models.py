@@ -1,14 +1,12 @@
 """Small models and images for tests of the default handlers."""
 
+import contextlib
 import io
 import json
+import warnings
 
-import pytest
 import torch
 from PIL import Image
-
-# What torch calls TorchScript, by its version.
-DEPRECATED = (DeprecationWarning, FutureWarning)
 
 NAMES = json.dumps({str(number): ["n0", f"label{number}"] for number in range(8)})
 MODEL_SOURCE = """
@@ -47,9 +45,18 @@ def saved(value):
     return buffer.getvalue()
 
 
+@contextlib.contextmanager
+def torchscript():
+    """Newer torches say that TorchScript is deprecated, in one way or another; 2.6 does not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
 def scripted(model):
     buffer = io.BytesIO()
-    with pytest.warns(DEPRECATED, match="deprecated"):
+    with torchscript():
         torch.jit.save(torch.jit.script(model), buffer)
     return buffer.getvalue()
 
@@ -57,9 +64,8 @@ def scripted(model):
 def frozen(model, example=None):
     """TorchScript: traced with an example if there is one, else scripted."""
     model = model.eval()
-    with pytest.warns(DEPRECATED, match="deprecated"):
+    with torchscript():
         model = torch.jit.script(model) if example is None else torch.jit.trace(model, example)
-    with pytest.warns(DEPRECATED, match="deprecated"):
         return torch.jit.freeze(model.to(memory_format=torch.channels_last))
 
 
