@@ -1,8 +1,9 @@
 # One door per chore, the same at home and in CI. `make demo` shows it, `make test` proves it.
 
 # Python 3.11 or later; set PYTHON to choose one.
+NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
-  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+  $$p $(NEW_ENOUGH) && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -20,10 +21,14 @@ WHEELS_TEST := pytest pytest-rerunfailures pytest-timeout 'fakeredis[lua]' hypot
 
 install: $(STAMP)
 
+# pip looks at the version, too, but that of an old Python first fetches every torch there is.
 $(STAMP): pyproject.toml
-	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later found. Install one, or: make $(MAKECMDGOALS) PYTHON=..." >&2; exit 1; }
+	@test -n "$(PYTHON)" && $(PYTHON) $(NEW_ENOUGH) || { \
+	  echo "$(if $(PYTHON),$(PYTHON) is not,Nothing here is) Python 3.11 or later. Install one, or: make $(MAKECMDGOALS) PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "Cannot make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python $(NEW_ENOUGH) || { \
+	  echo "$(VENV) is not of Python 3.11 or later. Remove it, then again: make $(MAKECMDGOALS)" >&2; exit 1; }
 ifneq ($(TORCH_INDEX),)
 	$(BIN)/pip install --quiet --index-url $(TORCH_INDEX) torch torchvision
 endif
