@@ -137,13 +137,10 @@ def test_package_that_cannot_be_fetched_is_told_by_what_failed(tmp_path, model_d
     # Given a program under pip that fails, of which pip ends by saying that it is not at fault
     (model_dir / "requirements.txt").write_text(f"git+file://{tmp_path}/nowhere.git")
 
-    # When
-    with pytest.raises(DependenciesFailed) as caught:
+    # When / Then: newer pips say what they wanted it for
+    words = r"for model digits: (Failed to build '\S+' when )?git clone .*[^.]\. The node's log has"
+    with pytest.raises(DependenciesFailed, match=words):
         install(tmp_path, model_dir)
-
-    # Then
-    assert "for model digits: git clone" in caught.value.message
-    assert "did not run successfully. The node's log has" in caught.value.message
 
 
 @pytest.mark.slow
