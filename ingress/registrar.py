@@ -10,6 +10,7 @@ from batching.dependencies import install_patience_s
 from batching.errors import (
     BadRequest,
     DependenciesFailed,
+    Draining,
     InternalError,
     InvalidModel,
     ModelNotFound,
@@ -212,8 +213,9 @@ class Registrar:
             )
             if progress is Progress.NONE:
                 raise InternalError(failed_text(spec.model_name, spec.model_version))
-        except (InternalError, OutOfResources, DependenciesFailed):
-            # A version whose workers cannot load is not left behind half registered.
+        except (InternalError, OutOfResources, DependenciesFailed, Draining):
+            # A version whose workers cannot load is not left behind half registered; and who asks
+            # another server, since this one stops, must not be told that it is there already.
             with contextlib.suppress(ServeError):
                 self._registry.remove(spec.key, only=spec)
                 log.warning("removed model=%s version=%s: not started", *spec.key)

@@ -1,9 +1,12 @@
 """Waits for a node, and until a model version's workers are what the registry wants."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from functools import partial
+from typing import TypeVar
 
 from batching.errors import (
     DependenciesFailed,
@@ -12,6 +15,7 @@ from batching.errors import (
     OutOfResources,
     RequestTimeout,
     ServeError,
+    StoreUnavailable,
 )
 from batching.model_entry import still_registered
 from batching.model_spec import ModelSpec, VersionKey
@@ -22,6 +26,7 @@ log = logging.getLogger(__name__)
 
 # A wait is cut into slices, so that a stopping server and a missed notice are seen in time.
 _SLICE_S = 1.0
+_RETRY_S = 0.2
 
 # A node measures the same start-up time-out; it is given the time to say so.
 STARTUP_GRACE_S = 5.0
@@ -36,6 +41,8 @@ MAX_PREPARATION_S = 900.0
 
 ShouldStop = Callable[[], bool]
 Slot = tuple[str, int]
+
+T = TypeVar("T")
 
 
 class Progress(Enum):
@@ -85,31 +92,14 @@ def wait_for_workers(
         DependenciesFailed: what its archive requires cannot be installed.
         Draining: this server stops.
     """
-    patience_s = spec.startup_timeout_s + STARTUP_GRACE_S + install_patience_s
-    started_s = time.monotonic()
-    deadline_s = started_s + patience_s
-    with registry.changes() as wait:
-        while True:
-            spec = _as_registered(registry, spec)
-            workers = registry.workers(spec.key)
-            if _is_preparing(workers):
-                now_s = time.monotonic()
-                deadline_s = min(now_s, started_s + MAX_PREPARATION_S) + patience_s
-            failed = _failed(workers, spec, failures_before)
-            whole = registry.alive_nodes() - {worker.node_id for worker in failed}
-            there = [worker for worker in workers if worker.node_id in whole]
-            progress = _progress(there, spec, nodes=max(1, len(whole)))
-            left_s = deadline_s - time.monotonic()
-            is_over = progress is Progress.DONE or left_s <= 0
-            if failed and (is_over or not whole):
-                error = _why_failed(failed, spec.model_name, version_text)
-                if progress is Progress.NONE:
-                    raise error
-                return Progress.PARTIAL
-            if is_over:
-                return progress
-            _raise_if_stopping(should_stop)
-            wait(min(left_s, _SLICE_S))
+    patience = _Patience(spec.startup_timeout_s + STARTUP_GRACE_S + install_patience_s)
+    follow = partial(
+        _follow_workers,
+        *(registry, spec, should_stop, patience),
+        failures_before=failures_before,
+        version_text=version_text,
+    )
+    return _outlast(follow, patience, should_stop)
 
 
 def wait_for_node(registry: Registry, should_stop: ShouldStop, *, timeout_s: float) -> bool:
@@ -122,9 +112,11 @@ def wait_for_node(registry: Registry, should_stop: ShouldStop, *, timeout_s: flo
 def wait_until_listed(registry: Registry, key: VersionKey, should_stop: ShouldStop) -> None:
     """A node has taken the version on, so that requests may queue for its workers.
 
-    Returns without one after LISTED_WITHIN_S: nodes that are slow to react are no error.
+    Returns without one after LISTED_WITHIN_S: nodes that are slow to react are no error. Nor is a
+    Redis that goes away meanwhile: the version is registered.
     """
-    _wait_until(lambda: bool(registry.workers(key)), registry, should_stop, LISTED_WITHIN_S)
+    with contextlib.suppress(StoreUnavailable):
+        _wait_until(lambda: bool(registry.workers(key)), registry, should_stop, LISTED_WITHIN_S)
 
 
 def wait_until_gone(
@@ -136,9 +128,78 @@ def wait_until_gone(
         RequestTimeout: they are still there after `timeout_s`.
         Draining: this server stops.
     """
-    if not _wait_until(lambda: _is_gone(registry, key), registry, should_stop, timeout_s):
+    patience = _Patience(timeout_s)
+
+    def wait() -> bool:
+        left_s = patience.left_s()
+        return _wait_until(lambda: _is_gone(registry, key), registry, should_stop, left_s)
+
+    if not _outlast(wait, patience, should_stop):
         _raise_if_stopping(should_stop)
         raise RequestTimeout(f"Timed out while cleaning resources: {key.model_name}")
+
+
+class _Patience:
+    """How long is waited; for workers, from when their archive is unpacked."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._started_s = time.monotonic()
+        self._deadline_s = self._started_s + seconds
+
+    def left_s(self) -> float:
+        return self._deadline_s - time.monotonic()
+
+    def begin_anew(self) -> None:
+        """It is being unpacked."""
+        latest_s = self._started_s + MAX_PREPARATION_S
+        self._deadline_s = min(time.monotonic(), latest_s) + self._seconds
+
+
+def _follow_workers(
+    registry: Registry,
+    spec: ModelSpec,
+    should_stop: ShouldStop,
+    patience: _Patience,
+    *,
+    failures_before: Mapping[Slot, int],
+    version_text: str,
+) -> Progress:
+    with registry.changes() as wait:
+        while True:
+            spec = _as_registered(registry, spec)
+            workers = registry.workers(spec.key)
+            if _is_preparing(workers):
+                patience.begin_anew()
+            failed = _failed(workers, spec, failures_before)
+            whole = registry.alive_nodes() - {worker.node_id for worker in failed}
+            there = [worker for worker in workers if worker.node_id in whole]
+            progress = _progress(there, spec, nodes=max(1, len(whole)))
+            left_s = patience.left_s()
+            is_over = progress is Progress.DONE or left_s <= 0
+            if failed and (is_over or not whole):
+                error = _why_failed(failed, spec.model_name, version_text)
+                if progress is Progress.NONE:
+                    raise error
+                return Progress.PARTIAL
+            if is_over:
+                return progress
+            _raise_if_stopping(should_stop)
+            wait(min(left_s, _SLICE_S))
+
+
+def _outlast(attempt: Callable[[], T], patience: _Patience, should_stop: ShouldStop) -> T:
+    """What the attempt returns; another one is made if Redis was away, as long as time is left.
+
+    Who waits has changed the registry already, and would only be told to do so again.
+    """
+    while True:
+        try:
+            return attempt()
+        except StoreUnavailable:
+            if patience.left_s() <= 0 or should_stop():
+                raise
+            time.sleep(_RETRY_S)
 
 
 def _is_gone(registry: Registry, key: VersionKey) -> bool:

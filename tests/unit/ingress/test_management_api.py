@@ -7,6 +7,7 @@ import pytest
 from batching.model_spec import ModelSpec, VersionKey
 from batching.store import keys
 from batching.store.connection import connect
+from batching.store.keys import VersionKeys
 from ingress import registrar
 from ingress.worker_wait import Progress, wait_for_workers
 from tests.support import eventually
@@ -302,6 +303,39 @@ def test_register_ends_when_the_server_drains(manager, node):
     # Then
     text = "The server is shutting down."
     assert error_of(asked.answer()) == (503, "ServiceUnavailableException", text)
+    # And it can be asked of another one
+    assert manager.registry.specs() == []
+
+
+def test_register_goes_on_when_redis_was_away(manager, node, redis_url):
+    # Given
+    node.behaviour = "loading"
+    asked = registering(manager)
+    # When the connection over which changes are told breaks
+    client = connect(redis_url)
+    eventually(lambda: client.pubsub_numsub(keys.CHANGES)[0][1] == 2)
+    client.client_kill_filter(_type="pubsub")
+    asked.join(0.3)
+    node.become("ready")
+    # Then
+    assert status_of(asked.answer()) == (200, f"{ECHO_TEXT} 1 initial workers")
+    client.close()
+
+
+def test_unregister_goes_on_when_redis_was_away(manager, node, redis_url):
+    # Given workers of a node that does not hear of it
+    spec = manager.register("echo")
+    node.close()
+    asked = Asked(manager, "DELETE", "/models/echo")
+    client = connect(redis_url)
+    eventually(lambda: client.pubsub_numsub(keys.CHANGES)[0][1] == 2)
+    # When the connection over which changes are told breaks
+    client.client_kill_filter(_type="pubsub")
+    asked.join(0.3)
+    client.delete(VersionKeys.of(spec.key).workers)
+    # Then
+    assert status_of(asked.answer()) == (200, 'Model "echo" unregistered')
+    client.close()
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1:8081", "null"])
