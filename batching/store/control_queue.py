@@ -3,6 +3,7 @@
 RQ's default serializer is pickle, which would let anybody who reaches Redis run code; JSON here.
 """
 
+import contextlib
 import logging
 import time
 from dataclasses import fields
@@ -28,6 +29,7 @@ RESULT_TTL_S = 60
 # good, and not only waits for its disk; then another node begins.
 JOB_BEAT_S = 1.0
 LOST_AFTER_S = 10.0
+RETRY_S = 0.2
 
 _ARCHIVE_FIELDS = [spec.name for spec in fields(ArchiveInfo)]
 _WAITS = b"waits"
@@ -36,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class _JobLost(Exception):
-    """The node that had the job has gone, or Redis has forgotten it."""
+    """The node that had the job has gone, or could not tell Redis of it, or that forgot it."""
 
 
 class ControlQueue:
@@ -98,27 +100,32 @@ class ControlQueue:
         if result is None:
             raise errors.RequestTimeout(f"No node finished the job within {timeout_s:.0f} s.")
         if result.type is not Result.Type.SUCCESSFUL:
-            raise errors.InternalError("A control job failed; see the node's log.")
+            # Ours return their errors: it could not tell Redis that it has ended.
+            raise _JobLost
         return unwrap(result.return_value)
 
     def _result(self, job: Job, timeout_s: float) -> Result | None:
         """What became of the job; None after `timeout_s`.
 
         Raises:
-            _JobLost: nobody is at it.
+            _JobLost: nobody is at it, or Redis has been away for as long as that takes to see.
         """
         deadline_s = time.monotonic() + timeout_s
         pulse: bytes | str = b""
         changed_at_s = time.monotonic()
         while time.monotonic() < deadline_s:
-            # RQ blocks in XREAD; slices stay below the client's socket time-out.
-            if result := job.latest_result(timeout=1):
-                return result
-            before, pulse = pulse, self._pulse(job)
-            if pulse != before or pulse == _WAITS:
+            before, is_heard = pulse, False
+            with contextlib.suppress(*AWAY):
+                # RQ blocks in XREAD; slices stay below the client's socket time-out.
+                if result := job.latest_result(timeout=1):
+                    return result
+                pulse, is_heard = self._pulse(job), True
+            if is_heard and (pulse != before or pulse == _WAITS):
                 changed_at_s = time.monotonic()
             elif time.monotonic() - changed_at_s > LOST_AFTER_S:
                 raise _JobLost
+            if not is_heard:
+                time.sleep(RETRY_S)
         return None
 
     def _pulse(self, job: Job) -> bytes | str:

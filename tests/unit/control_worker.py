@@ -1,4 +1,7 @@
-"""A control worker whose jobs take SECONDS; it prints its process id when it has one."""
+"""A control worker whose jobs take SECONDS; it prints its process id when it has one.
+
+With less than none, each job is broken off when it is tried for the first time.
+"""
 
 import os
 import sys
@@ -11,7 +14,9 @@ SECONDS = float(sys.argv[1])
 
 def inspect_archive(url, may_be_downloaded=False):
     print(os.getpid(), may_be_downloaded, flush=True)  # noqa: T201
-    time.sleep(SECONDS)
+    if SECONDS < 0 and not may_be_downloaded:
+        raise ConnectionError("broken off")
+    time.sleep(max(0.0, SECONDS))
     description = {
         "url": url,
         "sha256": "0" * 64,

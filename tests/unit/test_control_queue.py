@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from batching.errors import RequestTimeout, ServeError, WorkerDied
+from batching.errors import RequestTimeout, ServeError, StoreUnavailable, WorkerDied
 from batching.store import control_queue
+from batching.store.connection import connect
 from batching.store.control_queue import ControlQueue
+from cli.embedded_redis import EmbeddedRedis, find_server
 from tests.support import eventually
 
 pytestmark = pytest.mark.slow  # processes that import RQ
@@ -24,10 +26,10 @@ LOST_AFTER_S = 2.5
 class Inspection(threading.Thread):
     """An ingress that waits for an archive's description."""
 
-    def __init__(self, backend, timeout_s=60.0):
+    def __init__(self, client, timeout_s=60.0):
         super().__init__(daemon=True)
         self.outcome = None
-        self._queue = ControlQueue(backend.connect())
+        self._queue = ControlQueue(client)
         self._timeout_s = timeout_s
         self.start()
 
@@ -79,7 +81,7 @@ def has_job(worker):
 def test_job_of_a_node_that_has_gone_is_done_by_another_one(real_backend, start_worker):
     # Given a control worker that has a job, and another one
     busy = start_worker(3600)
-    inspection = Inspection(real_backend)
+    inspection = Inspection(real_backend.connect())
     assert not has_job(busy)
     idle = start_worker(0)
     # When
@@ -113,7 +115,7 @@ def test_worker_that_was_refused_by_a_full_redis_works_when_it_has_room(
     # When
     real_backend.client.config_set("maxmemory", 0)
     # Then the same process does
-    assert Inspection(real_backend).result().model_name == str(refused_worker.pid)
+    assert Inspection(real_backend.connect()).result().model_name == str(refused_worker.pid)
 
 
 def test_worker_that_is_refused_by_a_full_redis_ends_when_it_is_told_to(refused_worker):
@@ -126,7 +128,7 @@ def test_worker_that_is_refused_by_a_full_redis_ends_when_it_is_told_to(refused_
 def test_job_that_takes_long_is_not_given_to_another_node(real_backend, start_worker):
     # Given
     busy = start_worker(LOST_AFTER_S * 2)
-    inspection = Inspection(real_backend)
+    inspection = Inspection(real_backend.connect())
     has_job(busy)
     start_worker(0)
     # When / Then
@@ -135,7 +137,7 @@ def test_job_that_takes_long_is_not_given_to_another_node(real_backend, start_wo
 
 def test_job_that_two_workers_died_of_is_given_up(real_backend, start_worker):
     # Given
-    inspection = Inspection(real_backend)
+    inspection = Inspection(real_backend.connect())
     # When
     for _ in range(2):
         worker = start_worker(3600)
@@ -149,7 +151,7 @@ def test_job_that_two_workers_died_of_is_given_up(real_backend, start_worker):
 
 def test_job_waits_for_a_node_that_is_free(real_backend, start_worker):
     # Given nobody who takes it
-    inspection = Inspection(real_backend)
+    inspection = Inspection(real_backend.connect())
     inspection.join(LOST_AFTER_S * 2)
     assert inspection.is_alive()
     # When
@@ -161,7 +163,7 @@ def test_job_waits_for_a_node_that_is_free(real_backend, start_worker):
 
 def test_job_that_redis_has_lost_is_done_all_the_same(real_backend, start_worker):
     # Given
-    inspection = Inspection(real_backend)
+    inspection = Inspection(real_backend.connect())
     eventually(lambda: real_backend.client.dbsize() > 0)
     # When
     real_backend.client.flushall()
@@ -170,5 +172,36 @@ def test_job_that_redis_has_lost_is_done_all_the_same(real_backend, start_worker
     assert inspection.result().model_name == str(worker.pid)
 
 
+def test_job_goes_on_when_connections_break(real_backend, start_worker):
+    # Given
+    busy = start_worker(LOST_AFTER_S)
+    inspection = Inspection(real_backend.connect())
+    has_job(busy)
+    # When
+    real_backend.client.client_kill_filter(_type="normal", skipme=True)
+    # Then
+    assert inspection.result().model_name == str(busy.pid)
+
+
+def test_job_that_was_broken_off_is_begun_again(real_backend, start_worker):
+    # Given: a connection that breaks when the job has ended, say
+    worker = start_worker(-1)
+    # When
+    inspection = Inspection(real_backend.connect())
+    # Then
+    assert [has_job(worker), has_job(worker)] == [False, True]
+    assert inspection.result().model_name == str(worker.pid)
+
+
+def test_job_is_given_up_when_redis_does_not_come_back():
+    with EmbeddedRedis(find_server()) as server:
+        # Given a job that waits
+        client = connect(server.url)
+        inspection = Inspection(client)
+        eventually(lambda: client.dbsize() > 0)
+    # When Redis has gone / Then
+    assert isinstance(inspection.result(), StoreUnavailable)
+
+
 def test_job_that_nobody_takes_is_given_up(real_backend):
-    assert isinstance(Inspection(real_backend, timeout_s=1.0).result(), RequestTimeout)
+    assert isinstance(Inspection(real_backend.connect(), timeout_s=1.0).result(), RequestTimeout)
