@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import os
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -285,4 +284,3 @@ def _print_points(points: list[Point]) -> None:
         for one in point.figures.failures:
             setting = f"batch size {point.batch_size}, delay {point.delay_ms} ms"
             warn(f"{setting}: {one.kind} ({one.count}), the first: {one.text}")
-    sys.stdout.flush()
