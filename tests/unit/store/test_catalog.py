@@ -59,7 +59,7 @@ async def open_catalog(backend, kind=CountingRedis):
     client = kind.from_url(backend.url)
     catalog = Catalog(Registry(client), backend.url)
     await catalog.start()
-    await listening(backend)
+    await caught_up(catalog, 0)
     try:
         yield catalog, client
     finally:
@@ -67,8 +67,12 @@ async def open_catalog(backend, kind=CountingRedis):
         client.close()
 
 
+async def caught_up(catalog, changes_seen):
+    """It listens anew, and has read what it may have missed since it had seen so many changes."""
+    await eventually_async(lambda: catalog._is_listening and catalog._changes_seen > changes_seen)
+
+
 async def listening(backend):
-    # Nothing is cached before; the first look-ups show when it has begun.
     await eventually_async(lambda: backend.client.pubsub_numsub("{ferry}:changes")[0][1] == 1)
 
 
@@ -331,10 +335,10 @@ def test_catalog_hears_what_changed_while_its_connection_was_broken(real_backend
 @contextlib.asynccontextmanager
 async def emptied(backend, registry, catalog):
     """Redis was emptied, its connections broken; yields a request for a model that was there."""
-    known = registry.snapshot().values()
+    known, changes_seen = registry.snapshot().values(), catalog._changes_seen
     backend.client.flushall()
     backend.client.client_kill_filter(_type="pubsub")
-    await listening(backend)
+    await caught_up(catalog, changes_seen)
     asked = asyncio.create_task(catalog.resolve("digits", None))
     await asyncio.sleep(0)
     yield asked, known
