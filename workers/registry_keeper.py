@@ -13,6 +13,7 @@ class RegistryKeeper:
         self._registry = registry
         self._epoch = ""
         self._known: Mapping[str, ModelEntry] = {}
+        self._unreadable: list[str] = []
 
     def look(self, on_emptied: Callable[[], object] = lambda: None) -> Mapping[str, ModelEntry]:
         """What is registered now; what an emptied Redis forgot has been registered again. Blocks.
@@ -34,7 +35,7 @@ class RegistryKeeper:
             # In this order: what was read before Redis was emptied must not pass for what is left.
             epoch = self._registry.epoch()
             if epoch and epoch == self._epoch:
-                self._close_gone(known)
+                self._close_removed(known)
                 self._known = known
                 return known
             on_emptied()
@@ -44,9 +45,15 @@ class RegistryKeeper:
             if self._known.keys() <= self._registry.snapshot().keys():
                 self._epoch = epoch
 
-    def _close_gone(self, known: Mapping[str, ModelEntry]) -> None:
-        """Who removed a record that nobody could read did not know of which versions it was."""
+    def _close_removed(self, known: Mapping[str, ModelEntry]) -> None:
+        """Who removed a record that nobody could read did not know of which versions it was.
+
+        Of all others the one that unregisters them has closed the queue; in a cluster each is a
+        connection.
+        """
         kept = {spec.key for spec in specs_of(known.values())}
-        for spec in specs_of(self._known.values()):
+        for spec in specs_of(self._known[name] for name in self._unreadable):
             if spec.key not in kept:
                 self._registry.close(spec.key)
+        # What cannot be read is handed on as it was.
+        self._unreadable = [name for name, one in known.items() if one is self._known.get(name)]

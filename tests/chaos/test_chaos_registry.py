@@ -148,12 +148,14 @@ def test_model_whose_record_cannot_be_read_is_unregistered_and_leaves_nothing(
     rig: Rig, crowd: Crowd
 ) -> None:
     with rig.serve("spoilt") as model:
-        # Given a busy worker, a request behind it, and a record that nobody can read any more
-        busy = crowd.send("spoilt", ["sleep 1|busy"])
+        # Given a busy worker, a request behind it, and a record that the node finds unreadable
+        busy = crowd.send("spoilt", ["sleep 2|busy"])
         model.wait_calls(1)
         waiting = crowd.send("spoilt", ["one"])
         eventually(lambda: model.waiting() == 1, 5)
         rig.redis.hset("{ferry}:models", "spoilt", b"hello")
+        Registry(rig.redis).announce("another")
+        rig.nodes[0].wait_for_line("unreadable record model=b'spoilt'")
 
         # When
         answer = rig.manage("DELETE", "models/spoilt")
