@@ -125,6 +125,14 @@ MUTANTS = (
         f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
     ),
     Mutant(
+        "who waits for a version that nobody knows any more is told",
+        "batching/store/audit.lua",
+        "is_abandoned and 4 or 1",
+        "1",
+        f"{CHAOS}registry.py"
+        "::test_unregistered_version_keeps_nobody_waiting_when_the_last_node_dies",
+    ),
+    Mutant(
         "nodes restore the registry",
         "workers/registry_keeper.py",
         "self._registry.restore(self._known.values())",
