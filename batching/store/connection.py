@@ -25,10 +25,11 @@ from redis.retry import Retry
 from batching.redis_url import RedisUrl
 from batching.settings import Settings
 from batching.store import deployments
+from batching.store.found_connections import CONNECT_TIMEOUT_S
+from batching.store.keys import HOME
 from batching.store.lost_connections import ASYNC_PARSER, PARSER, noticing_its_loss
 from batching.store.tcp_limits import TCP_LIMITS
 
-CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 5.0
 # A blocking pop returns at least so often, so that whoever waits looks after what was lost, or has
 # moved to another server, within a second (Redis' timeouts are up to 100 ms late).
@@ -102,7 +103,7 @@ async def close_unused(client: AsyncClient, tags: Iterable[str]) -> None:
 def for_rq(client: Client) -> Client:
     """The client for RQ, whose keys in a cluster are kept in one slot; else the same one."""
     deployment = _deployment(client)
-    return client if deployment is None else deployment.client(deployments.HOME, is_for_rq=True)
+    return client if deployment is None else deployment.client(HOME, is_for_rq=True)
 
 
 def is_cluster(client: Client) -> bool:

@@ -35,6 +35,7 @@ from batching.store.found_connections import (
     RqConnection,
     RqTlsConnection,
 )
+from batching.store.keys import HOME
 from batching.store.lost_connections import NotHere
 from batching.store.tcp_limits import TCP_LIMITS
 
@@ -48,8 +49,6 @@ UNUSED_S = 300.0
 
 ASK_AGAIN = 3
 ASK_AGAIN_S = 0.05
-
-HOME = "{ferry}"
 
 _DEFAULTS = {"socket_connect_timeout": CONNECT_TIMEOUT_S, "max_connections": MOST_CONNECTIONS}
 

@@ -10,16 +10,19 @@ from dataclasses import dataclass
 from batching.model_spec import VersionKey
 from batching.protocol import WIRE_VERSION
 
+# The hash tag of the cluster-wide keys, and of RQ's in a cluster.
+HOME = "{ferry}"
+
 # Cluster-wide keys. Permanent: they are the registry itself.
 MODELS = (
-    "{ferry}:models"  # hash   model name -> ModelEntry as JSON; field deleted at unregistration
+    f"{HOME}:models"  # hash   model name -> ModelEntry as JSON; field deleted at unregistration
 )
-NODES = "{ferry}:nodes"  # zset   node id -> last beat, Redis ms; TTL 24 h, renewed by every beat
-NODE_INFO = "{ferry}:node_info"  # hash   node id -> NodeStatus as JSON; deleted by nodes
-EPOCH = "{ferry}:epoch"  # random string; permanent. Missing or another: Redis was emptied
-DOWNLOADS = "{ferry}:downloads"  # hash   URL -> "bytes/bytes in all"; TTL 60 s, renewed meanwhile
-STARTED = "{ferry}:startup_models"  # hash   entry of load_models -> 1; never deleted
-CHANGES = "{ferry}:changes"  # pub/sub channel: name of the model whose registry or workers changed
+NODES = f"{HOME}:nodes"  # zset   node id -> last beat, Redis ms; TTL 24 h, renewed by every beat
+NODE_INFO = f"{HOME}:node_info"  # hash   node id -> NodeStatus as JSON; deleted by nodes
+EPOCH = f"{HOME}:epoch"  # random string; permanent. Missing or another: Redis was emptied
+DOWNLOADS = f"{HOME}:downloads"  # hash   URL -> "bytes/bytes in all"; TTL 60 s, renewed meanwhile
+STARTED = f"{HOME}:startup_models"  # hash   entry of load_models -> 1; never deleted
+CHANGES = f"{HOME}:changes"  # pub/sub channel: name of the model whose registry or workers changed
 
 PERMANENT = frozenset({MODELS, NODE_INFO, EPOCH, STARTED})
 

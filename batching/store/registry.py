@@ -22,8 +22,6 @@ from batching.store.record_reader import UNREADABLE, RecordReader
 from batching.store.refusals import telling_unavailable
 from batching.store.scripts import script
 
-__all__ = ["ModelEntry", "Registry", "pick_version"]
-
 CONFIRMATION_S = 5.0
 
 

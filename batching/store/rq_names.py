@@ -8,9 +8,11 @@ behind sentinels, the names stay RQ's own.
 
 from typing import Any
 
+from batching.store.keys import HOME
+
 _OWN = "rq:"
 _OWN_BYTES = _OWN.encode()
-PREFIX = "{ferry}:"
+PREFIX = f"{HOME}:"
 _PREFIX_BYTES = PREFIX.encode()
 _SENT_BYTES = _PREFIX_BYTES + _OWN_BYTES
 
