@@ -68,12 +68,18 @@ WORKLOADS = {
     "echo": Workload(
         "Echo, 1 KiB, 64 connections", (Bar(TORCHSERVE, 2.5, most_p99_ratio=0.5),), connections=64
     ),
-    "echo-256": Workload("Echo, 1 KiB, 256 connections", (Bar(TORCHSERVE, 3.0),), connections=256),
+    "echo-256": Workload(
+        "Echo, 1 KiB, 256 connections",
+        (Bar(TORCHSERVE, 3.0),),
+        connections=256,
+        servers="torchserve,mosec",
+    ),
     "echo-110k": Workload(
         "Echo, 110 kB, 64 connections",
         (Bar(TORCHSERVE, 1.2),),
         connections=64,
         body_bytes=110_000,
+        servers="torchserve,mosec",
     ),
     "resnet": _resnet(
         "float32",
