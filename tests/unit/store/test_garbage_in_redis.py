@@ -135,9 +135,8 @@ def test_b08_garbage_in_a_lease_harms_nobody(real_desk, value):
 @pytest.mark.parametrize("value", GARBAGE.values(), ids=GARBAGE)
 def test_b08_garbage_in_the_registry_is_an_error_and_never_run(real_backend, value):
     # Given
-    client = real_backend.client
-    client.hset(keys.MODELS, "bad", value)
-    registry = Registry(client)
+    real_backend.client.hset(keys.MODELS, "bad", value)
+    registry = Registry(real_backend.connect())
     # When / Then
     with pytest.raises(RecordUnreadable):
         registry.get("bad")
