@@ -13,15 +13,15 @@ from batching.handover import LIMIT_S
 from tests.e2e.archives import Ledger
 from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import FerryServer
-from tests.timing import assert_within
+from tests.timing import TooSlow, assert_within
 
 BATCH_SIZE = 8
 TRIES = 50
 MAX_TRIES = 4 * TRIES
-ROUNDS = 10
+ROUNDS = 5
 SPLIT_AT_MOST = 1
 IDLE_PERCENT = 25.0
-IDLE_PATIENCE_S = 5.0
+IDLE_PATIENCE_S = 3.0
 TOLERANCE_MS = 3.0
 DELAYS_MS = (5, 10, 50)
 BETWEEN_TRIES_S = 0.01
@@ -88,13 +88,18 @@ def best_round(measure: Callable[[], Round], is_good: Callable[[Round], bool]) -
     worse, so one good round shows what the server does, and none of several is no accident. A
     request that the machine holds up for half a window comes too late for its batch: that may
     happen once in a round.
+
+    Raises:
+        TooSlow: it happened more often, or this process could not send in time.
     """
     for number in range(1, ROUNDS + 1):
         wait_until_idle()
         found = measure()
         split = sum(batches != 1 for batches in found.batches)
-        assert len(found.batches) == TRIES, f"round {number}"
-        assert split <= SPLIT_AT_MOST, f"round {number}: {split} tries were not one batch"
+        if len(found.batches) < TRIES:
+            raise TooSlow(f"round {number}: {len(found.batches)} tries sent in time")
+        if split > SPLIT_AT_MOST:
+            raise TooSlow(f"round {number}: {split} tries were not one batch")
         if split == 0 and is_good(found):
             print(f"round {number} of at most {ROUNDS}")  # noqa: T201 - as in report()
             break
