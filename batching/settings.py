@@ -141,7 +141,7 @@ class Settings:
     key_file: Path | None = _setting(
         None, doc="the keys; naming one asks for tokens. Default of --token-auth: key_file.json"
     )
-    token_expiration_min: int = _setting(60, doc="minutes for which a new key opens anything")
+    token_expiration_min: float = _setting(60.0, doc="minutes for which a new key opens anything")
     disable_token_authorization: bool = _setting(
         False, doc="ask for no tokens, whatever else is set"
     )

@@ -27,7 +27,7 @@ _LOWEST: Mapping[str, float] = {
     "metric_time_interval_s": 1,
     "number_of_gpu": -1,
     "queue_timeout_s": 0.001,
-    "token_expiration_min": 1,
+    "token_expiration_min": 0.01,
     "unregister_model_timeout_s": 1,
     "unused_files_kept_s": 60,  # nodes mark what they need 24 times in between (workers/sweeper.py)
 }

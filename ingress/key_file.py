@@ -66,7 +66,7 @@ class _Secret:
 class KeyFile:
     """Checks tokens against the file and renews its keys. Safe to use from several threads."""
 
-    def __init__(self, path: Path, *, lifetime_min: int) -> None:
+    def __init__(self, path: Path, *, lifetime_min: float) -> None:
         self._path = path
         self._lifetime_min = lifetime_min
         self._secrets: Mapping[KeyScope, _Secret] = {}

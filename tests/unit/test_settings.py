@@ -223,6 +223,7 @@ def test_model_defaults_are_the_settings_of_the_same_name():
         ("max_request_size", "0"),
         ("queue_timeout", "0"),
         ("queue_timeout", "nan"),
+        ("token_expiration_min", "0"),
         ("token_expiration_min", "99999999999"),
     ],
 )
@@ -233,6 +234,12 @@ def test_settings_refuse_what_cannot_work(key, value, tmp_path):
     # When / Then
     with pytest.raises(SettingsError, match=f"^{key}"):
         Settings.load(path, {}, {})
+
+
+def test_settings_take_a_part_of_a_minute_for_the_life_of_keys(tmp_path):
+    # TorchServe's own tests of expired keys do not wait for a minute.
+    path = write(tmp_path, "token_expiration_min=0.25\n")
+    assert Settings.load(path, {}, {})[0].token_expiration_min == 0.25
 
 
 def test_settings_say_which_numbers_can_work():
