@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ts.context import Context
 
-from workers.tensors import BYTES, Tensor, check_rows, read_tensor, tensor_of
+from workers.tensors import BYTES, Tensor, check_rows, items_of, read_tensor, tensor_of
 
 Entry = Callable[[Any, Context], Any]
 
@@ -179,11 +179,21 @@ def _alike(tensor: Tensor) -> Tensor:
 def _closed_output(number: int, output: Any, instances: Any) -> dict[str, Any]:
     name = instances[number].get("name") if number < len(instances) else f"output-{number}"
     tensor = tensor_of(output)
+    items = [] if tensor else items_of(output)
+    tensor = tensor or tensor_of(items)
     if tensor is None:
-        return {"name": name, "datatype": BYTES, "data": [output], "shape": [1]}
+        return {"name": name, "datatype": BYTES, "data": _alike_text(items), "shape": [len(items)]}
     return {
         "name": name,
         "datatype": tensor.datatype,
         "data": tensor.json_values(),
         "shape": [len(tensor.values)],
     }
+
+
+def _alike_text(items: list[Any]) -> list[Any]:
+    """As an array would have them: one text among numbers makes all of them texts."""
+    is_mixed = any(isinstance(item, str) for item in items)
+    if is_mixed and all(isinstance(item, (str, bool, int, float)) for item in items):
+        return [str(item) for item in items]
+    return items

@@ -132,6 +132,19 @@ def tensor_of(value: Any) -> Tensor | None:
     return None if shape is None else _typed(shape, _flat(value))
 
 
+def items_of(value: Any) -> list[Any]:
+    """What lists within lists hold, in one row; the value itself where they are ragged, or none."""
+    level = [value]
+    for _ in range(_MAX_DIMENSIONS):
+        lengths = {len(item) if isinstance(item, (list, tuple)) else None for item in level}
+        if lengths <= {None}:
+            return level
+        if len(lengths) > 1:
+            break
+        level = [item for inner in level for item in inner]
+    return [value]
+
+
 def text_tensor(output: Any) -> Tensor:
     """Anything else, as one element of BYTES: bytes and text as they are, the rest as JSON.
 

@@ -187,6 +187,33 @@ def test_kservev2_envelope_reshapes_inputs_and_flattens_outputs():
     }
 
 
+@pytest.mark.parametrize(
+    ("output", "datatype", "data"),
+    [
+        ([{"dog": [1, 2]}, {"cat": [3, 4]}], "BYTES", [{"dog": [1, 2]}, {"cat": [3, 4]}]),
+        ([[{"dog": 1}], [{"cat": 2}]], "BYTES", [{"dog": 1}, {"cat": 2}]),
+        ([{"dog": 1}], "BYTES", [{"dog": 1}]),
+        ({"dog": 1}, "BYTES", [{"dog": 1}]),
+        (["dog", 0.9, 3], "BYTES", ["dog", "0.9", "3"]),
+        (["dog", None], "BYTES", ["dog", None]),
+        ([(1, 2), (3, 4)], "INT64", [1, 2, 3, 4]),
+        ([[1], [2, 3]], "BYTES", [[[1], [2, 3]]]),
+        ([], "FP64", []),
+    ],
+    ids=str,
+)
+def test_kservev2_envelope_has_as_many_values_as_the_handlers_lists(output, datatype, data):
+    # Given TorchServe makes an array of what a handler answers, of objects too, and flattens it
+    # When
+    _, replies = ask("kservev2", lambda *_: [output], posted({"inputs": [tensor("x", [1])]}))
+
+    # Then
+    [document] = documents(replies)
+    assert document["outputs"] == [
+        {"name": "x", "datatype": datatype, "data": data, "shape": [len(data)]}
+    ]
+
+
 def test_kservev2_envelope_makes_all_numbers_of_an_input_floats_where_one_is():
     # When
     given = posted({"inputs": [tensor("a", [1, 2.5]), tensor("b", [1, 2])]})
