@@ -94,7 +94,7 @@ class VisionHandler(BaseHandler):
         image = Image.new("L", (256, 256), 128)
         grey = self.image_processing(image if self._keeps_grey else image.convert("RGB"))
         example = grey.unsqueeze(0).to(self.device)
-        prepared = prepare(self.model, reload, example, dtype, properties["batch_size"])
+        prepared = prepare(self.model, reload, example, dtype, properties.get("batch_size", 1))
         self.model = prepared or self.model
         give_back_memory()
 
