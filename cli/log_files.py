@@ -39,8 +39,6 @@ class LogFiles:
         self._folder = folder
         self._metrics_folder = Path(os.environ.get(METRICS_VARIABLE) or folder)
         self._console = console
-        for place in (self._folder, self._metrics_folder):
-            place.mkdir(parents=True, exist_ok=True)
         self._files: dict[str, _File] = {}
         self._read_fds: dict[int, str] = {}
         self.stdout_fd = self._pipe(MODEL_LOG)
@@ -51,6 +49,7 @@ class LogFiles:
         for name in (MODEL_LOG, SERVER_LOG, *_FILE_OF_LOGGER.values()):
             place = self._metrics_folder if name in _METRIC_FILES else self._folder
             self._files[name] = _File(place / name, self._show)
+            self._files[name].make()
         self._thread.start()
         return self
 
@@ -105,6 +104,16 @@ class _File(RotatingFileHandler):
         super().__init__(path, maxBytes=MAX_BYTES, backupCount=OLD_FILES, delay=True)
         self._show = show
         self._has_failed = self._is_said = False
+
+    def make(self) -> None:
+        """The file is there, if that can be, before anybody writes: others watch for it."""
+        path = Path(self.baseFilename)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        except OSError as error:
+            self._show(f"cannot write {path}: {error}".encode())
+            self._is_said = True
 
     def write(self, line: str) -> None:
         """The line is in the file, if that can be."""

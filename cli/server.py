@@ -78,7 +78,7 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
         cleanup.callback(ready.close)
         logs = None
         if settings.log_files:
-            logs = cleanup.enter_context(_log_files(settings))
+            logs = cleanup.enter_context(LogFiles(settings.log_location, sys.stdout.buffer))
         report = print_report if logs is None else logs.say
         supervisor = Supervisor(
             _parts(settings, redis, ready, logs),
@@ -87,15 +87,6 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
         )
         cleanup.enter_context(supervisor)
         _serve(supervisor, settings, redis, ready, report)
-
-
-def _log_files(settings: Settings) -> LogFiles:
-    try:
-        return LogFiles(settings.log_location, sys.stdout.buffer)
-    except OSError as error:
-        raise click.ClickException(
-            f"cannot write log files to {settings.log_location}: {error.strerror}"
-        ) from error
 
 
 def print_report(line: str) -> None:

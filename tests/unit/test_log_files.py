@@ -23,6 +23,10 @@ def no_metrics_location(monkeypatch):
     monkeypatch.delenv("METRICS_LOCATION", raising=False)
 
 
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
 def test_each_line_is_in_the_file_where_operators_look(tmp_path):
     # Given
     console = io.BytesIO()
@@ -82,7 +86,10 @@ def test_b19_line_that_a_client_forges_stays_with_the_event_it_is_part_of(tmp_pa
             os.write(logs.stderr_fd, f"{formatter.format(record)}\n".encode())
     # Then
     lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.iterdir()}
-    assert lines == {"ts_log.log": 4 + 5, "model_metrics.log": 1}
+    assert {name: count for name, count in lines.items() if count} == {
+        "ts_log.log": 4 + 5,
+        "model_metrics.log": 1,
+    }
 
 
 def test_metric_files_have_a_folder_of_their_own_when_it_is_named(tmp_path, monkeypatch):
@@ -90,10 +97,37 @@ def test_metric_files_have_a_folder_of_their_own_when_it_is_named(tmp_path, monk
     monkeypatch.setenv("METRICS_LOCATION", str(tmp_path / "metrics"))
     # When
     with LogFiles(tmp_path / "logs", io.BytesIO()) as logs:
+        # Then they are there before the first line, for those who follow them
+        assert names_in(tmp_path / "logs") == ["access_log.log", "model_log.log", "ts_log.log"]
+        assert names_in(tmp_path / "metrics") == ["model_metrics.log", "ts_metrics.log"]
         os.write(logs.stderr_fd, (ACCESS + METRIC).encode())
     # Then
-    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["access_log.log"]
-    assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["ts_metrics.log"]
+    assert (tmp_path / "logs" / "access_log.log").read_text() == ACCESS
+    assert (tmp_path / "metrics" / "ts_metrics.log").read_text() == METRIC
+
+
+@pytest.mark.parametrize("is_of_metrics", [False, True], ids=["logs", "metrics"])
+def test_server_goes_on_when_a_folder_cannot_be_made(is_of_metrics, tmp_path, monkeypatch):
+    # Given a place in which nobody can make a folder, as in a container that may only read
+    blocked = tmp_path / "file" / "logs"
+    blocked.parent.touch()
+    if is_of_metrics:
+        monkeypatch.setenv("METRICS_LOCATION", str(blocked))
+    console = io.BytesIO()
+    # When
+    with LogFiles(tmp_path / "logs" if is_of_metrics else blocked, console) as logs:
+        os.write(logs.stderr_fd, (METRIC + SERVER).encode() * 2)
+        os.write(logs.stdout_fd, (MODEL_METRIC + PRINTED).encode() * 2)
+    # Then the console has each line, and for each file once that it cannot be written
+    shown = console.getvalue().decode()
+    assert [shown.count(text) for text in (METRIC, PRINTED, MODEL_METRIC)] == [2, 2, 2]
+    metric_files = {"model_metrics.log", "ts_metrics.log"}
+    others = {"access_log.log", "model_log.log", "ts_log.log"}
+    complaints = [line for line in shown.splitlines() if line.startswith("cannot write ")]
+    assert sorted(line.split(":")[0] for line in complaints) == sorted(
+        f"cannot write {blocked / name}"
+        for name in (metric_files if is_of_metrics else metric_files | others)
+    )
 
 
 def test_files_are_rolled_and_old_ones_go(tmp_path, monkeypatch):
@@ -105,7 +139,7 @@ def test_files_are_rolled_and_old_ones_go(tmp_path, monkeypatch):
         for number in range(50):
             os.write(logs.stdout_fd, f"line {number:04}\n".encode())
     # Then
-    names = sorted(path.name for path in tmp_path.iterdir())
+    names = [name for name in names_in(tmp_path) if name.startswith("model_log")]
     assert names == ["model_log.log", "model_log.log.1", "model_log.log.2"]
     assert "line 0049\n" in (tmp_path / "model_log.log").read_text()
 
