@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import shutil
 import sys
@@ -188,7 +189,7 @@ def test_b13_exported_program_that_runs_code_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "pt2", ["eager", {"compile": {"enable": True, "backend": "eager"}}], ids=["name", "options"]
 )
-def test_model_is_compiled_as_the_config_says(pt2, load_handler):
+def test_model_is_compiled_as_the_config_says(pt2, load_handler, caplog):
     # Given
     model, images = Pooled(2).eval(), torch.rand(2, 3, 4, 4)
     files = {
@@ -199,6 +200,7 @@ def test_model_is_compiled_as_the_config_says(pt2, load_handler):
     section = manifest(
         modelFile="compiled_net.py", serializedFile="w.pt", configFile="model-config.yaml"
     )
+    caplog.set_level(logging.INFO)
 
     # When
     loaded = load_handler(files, handler="base_handler", manifest=section)
@@ -209,6 +211,7 @@ def test_model_is_compiled_as_the_config_says(pt2, load_handler):
         output = torch.tensor(answer(loaded, images.tolist()))
     assert torch.allclose(output, model(images), atol=1e-6)
     assert torch._dynamo.utils.counters["frames"]["ok"] >= 1
+    assert "Compiled model with backend eager" in caplog.messages
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
 
@@ -360,15 +363,18 @@ def test_profile_names_the_steps(tmp_path, monkeypatch, load_handler):
     # Given
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "TRUE")
     monkeypatch.setattr("ts.torch_handler.base_handler.PROFILE_FOLDER", str(tmp_path / "traces"))
-    section = manifest(serializedFile="model.pt")
+    section = manifest(serializedFile="model.pt", modelName="archived")
     loaded = load_handler(
-        {"model.pt": scripted(Pooled(2))}, handler="base_handler", manifest=section
+        {"model.pt": scripted(Pooled(2))},
+        handler="base_handler",
+        manifest=section,
+        model_name="registered",
     )
 
     # When
     answer(loaded, torch.rand(1, 3, 4, 4).tolist())
 
-    # Then
-    [trace] = (tmp_path / "traces").rglob("*.pt.trace.json")
+    # Then they are where TorchServe has them: under the archive's own name
+    [trace] = (tmp_path / "traces" / "archived").glob("*.pt.trace.json")
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"preprocess", "inference", "postprocess"} <= names

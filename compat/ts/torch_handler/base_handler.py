@@ -129,6 +129,8 @@ class BaseHandler:
             if module := BACKEND_MODULES.get(options.get("backend", "")):
                 importlib.import_module(module)
             self.model = torch.compile(self.model, **options)
+            chosen = ", ".join(f"{name} {value}" for name, value in options.items())
+            logger.info("Compiled model with %s", chosen)
         except Exception:
             logger.exception("torch.compile failed; the model runs eagerly")
 
@@ -197,7 +199,9 @@ class BaseHandler:
     def _infer_with_profiler(self, data: Any) -> tuple[list[Any], Any]:
         self.profiler_args.setdefault("record_shapes", True)
         if "on_trace_ready" not in self.profiler_args:
-            folder = Path(PROFILE_FOLDER) / self.context.model_name
+            # Handlers with an `initialize` of their own may have no manifest.
+            model = (self.manifest or {}).get("model", {})
+            folder = Path(PROFILE_FOLDER) / model.get("modelName", self.context.model_name)
             write = torch.profiler.tensorboard_trace_handler(str(folder))
             self.profiler_args["on_trace_ready"] = write
         with torch.profiler.profile(**self.profiler_args) as profiler:
