@@ -174,7 +174,7 @@ def test_nothing_of_the_archive_is_executed(tmp_path, monkeypatch):
     # Then
     assert not trace.exists()
     assert "own" not in sys.modules
-    assert "w.pth is refused, as it holds more than weights" in problems(found)[0]
+    assert "w.pth holds more than weights (" in notes(found)[0]
 
 
 def test_imports_that_may_fail_are_notes(tmp_path):
@@ -282,6 +282,68 @@ def test_weights_of_a_handler_that_loads_them_itself_are_its_own_business(tmp_pa
         "w.bin is the handler's own business",
         "extra.pkl is a pickle: a handler that loads it runs what is in it",
     ]
+
+
+FUNCTION = (
+    f"{CLASS}service = Own()\ndef handle(data, context): return service.initialize(context)\n"
+)
+LOADING = f"{CLASS}    def _load_torchscript_model(self, path): return "
+
+
+def test_weights_of_an_entry_point_that_is_a_function_are_its_own_business(tmp_path):
+    # Given a class that extends the base handler, which nobody but the function calls
+    files = {"own.py": FUNCTION, "w.bin": b""}
+
+    # When
+    found = diagnose(tmp_path, files, handler="own.py", serializedFile="w.bin")
+
+    # Then
+    assert problems(found) == []
+    assert notes(found) == ["w.bin is the handler's own business"]
+
+
+@pytest.mark.parametrize(
+    ("source", "verdict", "expected"),
+    [
+        (f"{LOADING}library.read(path)", "note", "a handler that loads it runs what is in it"),
+        (f"{LOADING}torch.load(path, weights_only=False)", "note", "a handler that loads it runs"),
+        (f"{LOADING}torch.load(path)", "problem", "and is refused; save it anew"),
+    ],
+)
+@pytest.mark.parametrize("model_file", [{}, {"modelFile": "net.py"}])
+def test_checkpoint_of_more_than_weights_is_refused_only_where_it_is_read_so(
+    model_file, source, verdict, expected, tmp_path
+):
+    # Given
+    net = MODEL_SOURCE.format(classes=2)
+    files = {"own.py": source, "net.py": net, "w.pt": saved(Pooled(2))}
+
+    # When
+    found = diagnose(tmp_path, files, handler="own.py", serializedFile="w.pt", **model_file)
+
+    # Then
+    [(found_verdict, text)] = [(one[1], one[2]) for one in found if one[0] == "weights"]
+    assert found_verdict == verdict
+    assert text.startswith("w.pt holds more than weights (tests.unit.models.Pooled)")
+    assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("source", "verdict", "expected"),
+    [
+        (CLASS, "problem", "w.pt is no checkpoint that torch.load can read"),
+        (f"{LOADING}library.read(path)", "note", "w.pt is the handler's own business"),
+    ],
+)
+def test_weights_that_torch_did_not_write_are_no_checkpoint(source, verdict, expected, tmp_path):
+    # Given
+    files = {"own.py": source, "net.py": MODEL_SOURCE.format(classes=2), "w.pt": b"version 1"}
+
+    # When
+    found = diagnose(tmp_path, files, handler="own.py", modelFile="net.py", serializedFile="w.pt")
+
+    # Then
+    assert ("weights", verdict, expected) in found
 
 
 def test_weights_whose_directory_is_too_large_to_be_read_are_a_problem(tmp_path, monkeypatch):

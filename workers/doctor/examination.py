@@ -29,6 +29,8 @@ from workers.torch_version import require_safe_torch
 LARGE_BYTES = 1024**3
 _REQUIREMENT_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
 _MIB = 1024**2
+_OWN_LOADING = re.compile(r"\bdef (?:initialize|_load_\w+)\b")
+_UNPICKLING = re.compile(r"weights_only|safe_globals", re.IGNORECASE)
 _WITH_LABELS = ("image_classifier", "object_detector", "text_classifier")
 
 
@@ -210,16 +212,27 @@ class _Examination:
         name = str(self._model.get("serializedFile") or "")
         if name not in self._files:
             return
-        module_name, _ = split_handler(self._info.handler)
+        module_name, function_name = split_handler(self._info.handler)
         handler = self._find_module(module_name)
-        is_loaded_by_us = handler is None or self._extends_base_handler(handler)
+        text = "" if handler is None else self._files[handler].read_text(errors="replace")
+        is_loaded_by_us = handler is None or _leaves_loading_to_us(text, function_name)
         yield from examine_weights(
             self._files[name],
             has_model_file=bool(self._model.get("modelFile")),
             is_loaded_by_us=is_loaded_by_us,
+            is_unpickling=not (is_loaded_by_us or _calls_plain_torch_load(text)),
         )
 
-    def _extends_base_handler(self, handler: str) -> bool:
-        """Whether it imports one of the built-in handlers and leaves `initialize` to it."""
-        text = self._files[handler].read_bytes()
-        return b"ts.torch_handler" in text and b"def initialize" not in text
+
+def _leaves_loading_to_us(text: str, function_name: str) -> bool:
+    """Whether a handler imports a built-in one and replaces none of what loads the model.
+
+    A function that is the entry point need not call `initialize`.
+    """
+    own_entry = re.compile(rf"^def {re.escape(function_name)}\b", re.MULTILINE)
+    return "ts.torch_handler" in text and not (own_entry.search(text) or _OWN_LOADING.search(text))
+
+
+def _calls_plain_torch_load(text: str) -> bool:
+    """Whether a handler reads checkpoints as torch does unless it is told otherwise."""
+    return "torch.load(" in text and _UNPICKLING.search(text) is None

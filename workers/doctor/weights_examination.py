@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import re
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,21 +15,24 @@ PART = "weights"
 TORCHSCRIPT_SUFFIXES = (".pt", ".pth", ".ts")
 _PICKLES = (".pkl", ".pickle", ".joblib", ".dill")
 _TORCHSCRIPT_FOLDER = "/code/"
+# Where torch says in a page of text which class it has met.
+_FOREIGN_CLASS = re.compile(r"Unsupported (?:global|class)\W+(?:GLOBAL )?([\w.]+)")
 
 
 def examine_weights(
-    path: Path, *, has_model_file: bool, is_loaded_by_us: bool
+    path: Path, *, has_model_file: bool, is_loaded_by_us: bool, is_unpickling: bool = False
 ) -> Iterator[Finding]:
-    """Whether BaseHandler loads this file.
+    """Whether the handler can load this file.
 
     Args:
         path: the serialized file.
         has_model_file: the archive brings the class of the model; the file is its state dict.
-        is_loaded_by_us: the handler is a built-in one, or extends one; others load what they like.
+        is_loaded_by_us: BaseHandler loads it; a handler of its own loads what it likes.
+        is_unpickling: such a handler may read more than weights from a checkpoint.
     """
     name = path.name
     if has_model_file:
-        yield from _examine_checkpoint(path)
+        yield from _examine_checkpoint(path, is_unpickling=is_unpickling)
     elif name.endswith(TORCHSCRIPT_SUFFIXES):
         if _is_torchscript(path):
             yield ok(PART, f"{name} is TorchScript")
@@ -39,7 +43,7 @@ def examine_weights(
                 "(--model-file), or export the model with torch.jit or torch.export",
             )
         else:
-            yield from _examine_checkpoint(path)
+            yield from _examine_checkpoint(path, is_unpickling=is_unpickling)
     elif name.endswith(".onnx"):
         yield _needs_package(name, "onnxruntime")
     elif name.endswith((".pt2", ".so")):
@@ -65,8 +69,8 @@ def _is_torchscript(path: Path) -> bool:
         return False
 
 
-def _examine_checkpoint(path: Path) -> Iterator[Finding]:
-    """Loads it with `weights_only`, which is what decides in a worker, too."""
+def _examine_checkpoint(path: Path, *, is_unpickling: bool) -> Iterator[Finding]:
+    """Loads it with `weights_only`, which is what decides in a worker, too, unless it unpickles."""
     if importlib.util.find_spec("torch") is None:
         yield note(PART, f"{path.name} was not looked into: torch is not installed here")
         return
@@ -74,15 +78,22 @@ def _examine_checkpoint(path: Path) -> Iterator[Finding]:
     try:
         state: Any = torch.load(path, map_location="meta", weights_only=True)
     except Exception as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        yield problem(
-            PART,
-            f"{path.name} is refused, as it holds more than weights ({reason}); save it anew with "
-            "torch.save(model.state_dict(), ...)",
-        )
+        yield _refusal(path.name, str(error), is_unpickling=is_unpickling)
         return
     count = len(state) if isinstance(state, dict) else 1
     yield ok(PART, f"{path.name} holds weights only ({count} entries)")
+
+
+def _refusal(name: str, error: str, *, is_unpickling: bool) -> Finding:
+    foreign = _FOREIGN_CLASS.search(error)
+    if foreign is None:
+        if is_unpickling:
+            return note(PART, f"{name} is the handler's own business")
+        return problem(PART, f"{name} is no checkpoint that torch.load can read")
+    text = f"{name} holds more than weights ({foreign[1]})"
+    if is_unpickling:
+        return note(PART, f"{text}: a handler that loads it runs what is in it")
+    return problem(PART, f"{text} and is refused; save it anew with torch.save(model.state_dict())")
 
 
 def _needs_package(name: str, package: str) -> Finding:
