@@ -60,6 +60,25 @@ def test_code_is_nothing_that_its_user_can_change(stack):
         assert execute(container, "test", "-O", path).returncode != 0, container.name
 
 
+def test_any_user_of_the_root_group_may_write_where_archives_are(stack):
+    # Given a user that the image does not know, as OpenShift chooses one; and new volumes
+    confinement = ["--user", "1000680000:0", "--read-only", "--cap-drop", "ALL"]
+    volumes = ["--volume", "/model-store", "--volume", "/unpacked"]
+    marks = ["/model-store/mark", "/unpacked/mark"]
+    for container in stack.containers("ingress", "worker"):
+        image = image_of(container)
+        # When
+        done = subprocess.run(
+            ["docker", "run", "--rm", *confinement, *volumes, image, "touch", *marks],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        # Then
+        assert done.returncode == 0, (container.name, done.stderr)
+
+
 def test_only_inference_is_published_beyond_loopback(stack):
     # When
     published = {

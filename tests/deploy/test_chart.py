@@ -204,6 +204,17 @@ def test_chart_gives_a_drain_the_time_it_takes(part):
 
 @needs_helm
 @pytest.mark.parametrize("part", PARTS)
+def test_chart_leaves_user_and_groups_to_a_platform_that_chooses_them(part):
+    # Given docs/operations.md, "OpenShift"
+    chosen_there = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
+    # When
+    context = pod(render({"podSecurityContext": chosen_there}), part)["securityContext"]
+    # Then
+    assert context == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+@needs_helm
+@pytest.mark.parametrize("part", PARTS)
 def test_chart_runs_without_rights(manifests, part):
     # Given
     spec, context = pod(manifests, part), container(manifests, part)["securityContext"]
