@@ -21,6 +21,7 @@ from batching.store.queue_configs import QueueConfigs
 from batching.store.record_reader import UNREADABLE, RecordReader
 from batching.store.refusals import telling_unavailable
 from batching.store.scripts import script
+from batching.store.watching import transact
 
 CONFIRMATION_S = 5.0
 
@@ -204,7 +205,7 @@ class Registry:
                 pipe.publish(keys.CHANGES, model_name)
 
         with telling_unavailable():
-            self._client.transaction(transaction, keys.MODELS)
+            transact(self._client, transaction, keys.MODELS)
 
     def close(self, key: VersionKey) -> None:
         """Nothing can be submitted to the version any more, unless it is registered."""
@@ -320,7 +321,7 @@ class Registry:
             pipe.publish(keys.CHANGES, model_name)
 
         with telling_unavailable():
-            self._client.transaction(transaction, keys.MODELS)
+            transact(self._client, transaction, keys.MODELS)
 
 
 def _entry(model_name: str, text: bytes | None) -> ModelEntry | None:

@@ -655,3 +655,28 @@ def test_registry_says_that_redis_does_not_answer(tmp_path, call):
         call(registry)
     assert isinstance(caught.value.__cause__, redis.ConnectionError)
     assert str(tmp_path) not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda registry: registry.scale(V1.key, 1, 1),
+        lambda registry: registry.remove(V1.key),
+        lambda registry: registry.remove_unreadable("garbage"),
+    ],
+)
+def test_change_ends_at_a_server_that_takes_no_writes(real_backend, change):
+    # Given
+    registry = Registry(real_backend.connect())
+    registry.create(V1)
+    real_backend.client.hset(keys.MODELS, "garbage", b"hello")
+    real_backend.client.config_set("min-replicas-to-write", 1)
+    try:
+        # When / Then
+        with pytest.raises(errors.StoreUnavailable) as caught:
+            change(registry)
+        assert isinstance(caught.value.__cause__, redis.ConnectionError)
+        assert "replicas" in str(caught.value.__cause__)
+    finally:
+        real_backend.client.config_set("min-replicas-to-write", 0)
+    change(registry)
