@@ -6,7 +6,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from batching.errors import NoThread
+
 T = TypeVar("T")
+
+_NO_THREAD = (
+    "No thread can be started: raise this server's limit of processes (pids limit, TasksMax, "
+    "ulimit -u), or of memory."
+)
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
@@ -15,6 +22,9 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
     Not an executor: the interpreter joins an executor's threads at exit, and a registration that
     waits two minutes for its workers, or a download, would keep a stopped process alive. Nor do
     they wait for each other: an executor has few threads, and slow work would take them all.
+
+    Raises:
+        NoThread: none can be started.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
@@ -35,5 +45,8 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
         else:
             report(outcome.set_result, result)
 
-    threading.Thread(target=run, name="blocking work", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="blocking work", daemon=True).start()
+    except RuntimeError as error:
+        raise NoThread(_NO_THREAD, retry_after_s=1.0) from error
     return await outcome

@@ -24,6 +24,7 @@
     │   ├── QueueLost
     │   ├── StoreUnavailable
     │   │   └── StoreFull
+    │   ├── NoThread
     │   └── Draining
     ├── PredictionFailed 503
     ├── DeadlineExceeded 504
@@ -193,7 +194,7 @@ class QueueLost(Unavailable):
 
 
 class StoreUnavailable(Unavailable):
-    """Redis does not answer."""
+    """Redis does not answer, or refuses what it is asked."""
 
     reason = "redis_unavailable"
 
@@ -202,6 +203,12 @@ class StoreFull(StoreUnavailable):
     """Redis answers, and takes nothing more: it is at its `maxmemory`."""
 
     reason = QueueMemoryFull.reason
+
+
+class NoThread(Unavailable):
+    """The system lets this process start no thread."""
+
+    reason = "no_thread"
 
 
 class Draining(Unavailable):

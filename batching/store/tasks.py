@@ -2,25 +2,36 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
+
+from batching.errors import ServeError
 
 log = logging.getLogger(__name__)
 
 ONCE_MORE_S = 0.05
 RECOVERY_S = 0.5
+REMIND_S = 30.0
 
 
 async def keep_going(body: Callable[[], Coroutine[None, None, None]], whose: str) -> None:
     """Runs this to its end; what it did not foresee is logged, and it begins anew.
 
     For what many wait for and nobody awaits: ended by an exception, it would be missed in silence.
+    One that it meets at each try is logged every REMIND_S.
     """
+    said, silent_until_s = "", 0.0
     while True:
         try:
             return await body()
-        except Exception:
-            log.exception("task failed name=%s %s", body.__name__, whose)
+        except Exception as error:
+            now_s = time.monotonic()
+            if repr(error) != said or now_s >= silent_until_s:
+                said, silent_until_s = repr(error), now_s + REMIND_S
+                is_accident = not isinstance(error, ServeError)
+                text = "task failed name=%s %s: %s"
+                log.error(text, body.__name__, whose, error, exc_info=is_accident)
             await asyncio.sleep(RECOVERY_S)
 
 

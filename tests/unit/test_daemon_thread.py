@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from batching.daemon_thread import in_daemon_thread
+from batching.errors import NoThread
 from tests.support import eventually
 
 
@@ -16,6 +17,17 @@ def test_what_work_returns_or_raises_comes_back():
     assert asyncio.run(in_daemon_thread(threading.current_thread)).daemon
     with pytest.raises(KeyError, match="mine"):
         asyncio.run(in_daemon_thread(fail))
+
+
+def test_work_that_gets_no_thread_says_what_to_raise():
+    # Given threads that no system has the memory for
+    before = threading.stack_size(2**46)
+    # When / Then
+    try:
+        with pytest.raises(NoThread, match="raise this server's limit of processes"):
+            asyncio.run(in_daemon_thread(threading.current_thread))
+    finally:
+        threading.stack_size(before)
 
 
 @pytest.mark.parametrize("outcome", [None, KeyError("late")], ids=["returns", "raises"])

@@ -1,6 +1,10 @@
 import asyncio
 
-from batching.store.tasks import BackgroundTasks, end_tasks
+import pytest
+
+from batching.errors import NoThread
+from batching.store import tasks as tasks_module
+from batching.store.tasks import BackgroundTasks, end_tasks, keep_going
 from tests.support import eventually_async
 
 
@@ -77,3 +81,39 @@ def test_background_tasks_have_ended_when_they_are_closed():
         assert not tasks.is_busy
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("error", "has_traceback"), [(KeyError("mine"), True), (NoThread("Raise it."), False)]
+)
+def test_task_that_fails_at_each_try_says_so_once(monkeypatch, caplog, error, has_traceback):
+    monkeypatch.setattr(tasks_module, "RECOVERY_S", 0.001)
+    tries = 0
+
+    async def fail():
+        nonlocal tries
+        tries += 1
+        raise error
+
+    async def run():
+        going = asyncio.create_task(keep_going(fail, "of a test"))
+        # When
+        await eventually_async(lambda: tries > 10)
+        await end_tasks([going])
+
+    asyncio.run(run())
+    # Then
+    assert caplog.messages == [f"task failed name=fail of a test: {error}"]
+    assert ("Traceback" in caplog.text) == has_traceback
+
+
+def test_task_that_fails_otherwise_says_so_again(monkeypatch, caplog):
+    monkeypatch.setattr(tasks_module, "RECOVERY_S", 0.001)
+    failures = [KeyError("one"), KeyError("two")]
+
+    async def fail_twice():
+        if failures:
+            raise failures.pop(0)
+
+    asyncio.run(keep_going(fail_twice, "of a test"))
+    assert [message.rpartition(": ")[2] for message in caplog.messages] == ["'one'", "'two'"]
