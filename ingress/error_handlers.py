@@ -2,7 +2,7 @@
 
 import logging
 
-from flask import Flask, Response
+from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
 from batching.errors import (
@@ -11,17 +11,38 @@ from batching.errors import (
     MethodNotAllowed,
     PayloadTooLarge,
     ServeError,
+    StoreUnavailable,
 )
 from batching.request_ids import fresh_request_id
+from batching.store.outage import Outage
 from ingress.answers import error_answer, not_found, wrong_method
 from ingress.responses import to_response
+from ingress.role import Role
 
 log = logging.getLogger(__name__)
 
+_VERB = "manage"
 
-def install_error_handlers(app: Flask) -> None:
-    """Errors of this application are answered in TorchServe's shape; none leaks internals."""
+
+def install_error_handlers(app: Flask, outage: Outage) -> None:
+    """Errors of this application are answered in TorchServe's shape; none leaks internals.
+
+    That Redis is away, or refuses, is said to `outage`, and when an operator is answered again.
+    """
+
+    def answer_unavailable(error: StoreUnavailable) -> Response:
+        outage.note(_VERB, error)
+        return _answer(error)
+
+    @app.after_request
+    def succeed(response: Response) -> Response:
+        # Not a probe's answer, which may be an old one.
+        if request.blueprint == Role.MANAGEMENT and response.status_code < BadRequest.status:
+            outage.over(_VERB)
+        return response
+
     app.register_error_handler(ServeError, _answer)
+    app.register_error_handler(StoreUnavailable, answer_unavailable)
     app.register_error_handler(HTTPException, _answer_http)
     app.register_error_handler(Exception, _answer_unforeseen)
 

@@ -100,6 +100,7 @@ class Registrar:
             raise ModelNotFound("empty url")
         check_parameters(parameters)  # a download may take many minutes
         if not wait_for_node(self._registry, self._should_stop, timeout_s=NODE_TIMEOUT_S):
+            self._registry.require_writable()  # or no node can say that it runs
             raise Unavailable(
                 "No node is running to load models. Start one: ferry node", retry_after_s=5.0
             )

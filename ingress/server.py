@@ -112,7 +112,7 @@ class _Ingress:
         self._control = ControlQueue(client)
         self._marks = StartupMarks(client)
         self._launch = launch()
-        outage = Outage(log, settings.redis_url)
+        self._outage = outage = Outage(log, settings.redis_url)
         self._catalog = Catalog(self._registry, url, outage=outage)
         self._broker = Broker(url, dead_after_s=settings.dead_after_s, outage=outage)
         probe_client = connect(url, socket_timeout_s=_PROBE_TIMEOUT_S)
@@ -191,6 +191,7 @@ class _Ingress:
             lifecycle=self._lifecycle,
             loop=loop,
             keys=self._keys,
+            outage=self._outage,
         )
 
     def _edge(self, app: Application) -> Edge:

@@ -1,12 +1,14 @@
 """What the HTTP layer works with, built once by the server and passed in."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from batching.settings import Settings
 from batching.store.control_queue import ControlQueue
+from batching.store.outage import Outage
 from batching.store.registry import Registry
 from ingress.health import Health
 from ingress.key_file import KeyFile
@@ -15,6 +17,8 @@ from ingress.metrics import Metrics
 from ingress.predictor import Predictor
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Services:
     lifecycle: Lifecycle
     loop: asyncio.AbstractEventLoop
     keys: KeyFile | None = None
+    outage: Outage = field(default_factory=lambda: Outage(log))
 
     def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns or raises on the loop; blocks this thread, not the loop."""

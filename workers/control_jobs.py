@@ -205,13 +205,14 @@ def make_worker(client: Client, outage: Outage | None = None) -> ControlWorker:
         worker_ttl=WORKER_TTL_S,
     )
     worker.outage = outage or Outage(log)
-    # RQ says at each try what the outage says once.
+    # RQ says at each try, or with a traceback, what the outage says once.
     worker.log.addFilter(_is_news)
     return worker
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    return "could not connect to Redis" not in str(record.msg)
+    is_of_redis = record.exc_info is not None and isinstance(record.exc_info[1], RedisError)
+    return not is_of_redis and "could not connect to Redis" not in str(record.msg)
 
 
 def main() -> int:

@@ -117,11 +117,11 @@ class Broker:
         try:
             return not await client.exists(keys.EPOCH)
         except AWAY as error:
-            raise store_unavailable() from error
+            raise store_unavailable(error) from error
 
     def _open_lane(self, key: VersionKey, client: AsyncClient) -> Lane:
         verbs = IngressVerbs(client, key, self._ingress_id, self._dead_after_ms)
-        lane = self._lanes[key] = Lane(key, verbs)
+        lane = self._lanes[key] = Lane(key, verbs, self._outage)
         lane.resubmitted = self._resubmitted.get(key, 0)
         if self._closing is None or self._closing.done():
             self._closing = asyncio.create_task(self._close_unused())

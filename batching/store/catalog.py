@@ -136,6 +136,11 @@ class Catalog:
                 # The thread goes on waiting: it learns late that Redis is cut off. Threads are few,
                 # so requests do not wait for it.
                 raise store_unavailable() from None
+            except StoreUnavailable as error:
+                # The channel may be open, where new connections are refused.
+                self._outage.note("look up", error)
+                raise
+            self._outage.over("look up")
             self._note(epoch)
             is_whole = not self._is_emptied and now() >= self._restored_at
             if entry is not None or is_whole:

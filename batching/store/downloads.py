@@ -48,7 +48,7 @@ class Downloads:
         try:
             records = self._client.hgetall(keys.DOWNLOADS)
         except AWAY as error:
-            raise store_unavailable() from error
+            raise store_unavailable(error) from error
         return [_download(url.decode(), text) for url, text in sorted(records.items())]
 
 

@@ -21,7 +21,8 @@ from batching.request_ids import fresh_request_id
 from batching.store.canceller import Canceller
 from batching.store.ingress_verbs import AuditCode, IngressVerbs, SubmitCode
 from batching.store.large_reply_fetcher import LargeReplyFetcher
-from batching.store.redis_errors import AWAY
+from batching.store.outage import Outage
+from batching.store.redis_errors import AWAY, REFUSED
 from batching.store.refusals import queue_lost, refusal
 from batching.store.replies import LargeReply, decode_reply, error_reply, queue_error
 from batching.store.reply_stream import ReplyStream
@@ -43,10 +44,11 @@ _Body = Callable[[], Coroutine[None, None, None]]
 class Lane:
     """Submits for one version and waits for the replies."""
 
-    def __init__(self, key: VersionKey, verbs: IngressVerbs) -> None:
+    def __init__(self, key: VersionKey, verbs: IngressVerbs, outage: Outage | None = None) -> None:
         self.resubmitted = 0
         self._key = key
         self._verbs = verbs
+        self._outage = outage or Outage(log)
         self._loop = asyncio.get_running_loop()
         self._pending: list[Waiter] = []
         self._waiting: dict[str, Waiter] = {}
@@ -198,11 +200,15 @@ class Lane:
             try:
                 if self._waiting:
                     collected = self._deliver(await self._verbs.collect(collected))
+                    self._outage.over("collect")
                 else:
                     discarded, collected = collected, []
                     await self._verbs.discard(discarded)
-            except AWAY:
+            except AWAY as error:
                 # A doorbell may have been popped into the broken connection; the audit finds out.
+                if isinstance(error, REFUSED):
+                    # Answers come late then, by the audit, and nobody else would say why.
+                    self._outage.note("collect", error)
                 self._was_away_at = self._loop.time()
                 collected = []
                 await asyncio.sleep(RETRY_S)

@@ -11,8 +11,11 @@ import redis
 import redis.asyncio.connection
 import redis.connection
 
+from batching.store.redis_errors import REFUSED
+
 # Sent by a server that is a replica now, or starts, or is cut off.
 _NOT_HERE = ("CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED")
+_FULL = "max number of clients reached"
 
 
 class NotHere(redis.ConnectionError):
@@ -22,8 +25,13 @@ class NotHere(redis.ConnectionError):
         super().__init__(*arguments)
 
 
+# Redis is there, and says why it does not do what it is asked.
+REFUSALS = (REFUSED, NotHere)
+
+
 def _noticing_the_wrong_server(parser: Any) -> Any:
     classes = {**parser.EXCEPTION_CLASSES, **dict.fromkeys(_NOT_HERE, NotHere)}
+    classes["ERR"] = {**classes["ERR"], _FULL: NotHere}
     return type("Parser", (parser,), {"EXCEPTION_CLASSES": classes})
 
 

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 
 from batching.redis_url import RedisUrl
-from batching.store.redis_errors import REFUSED, UNWELCOME
+from batching.store.lost_connections import REFUSALS
+from batching.store.redis_errors import UNWELCOME
 
 REMIND_S = 30.0
 # A Redis that comes and goes is not told of each time.
@@ -80,6 +81,6 @@ def _innermost(error: Exception) -> Exception:
 def _words(error: Exception) -> str:
     if isinstance(error, UNWELCOME):
         return "Redis refuses this user or password"
-    if isinstance(error, REFUSED):
+    if isinstance(error, REFUSALS):
         return "Redis refuses"
     return "Redis does not answer"

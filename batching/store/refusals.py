@@ -8,7 +8,8 @@ from redis.exceptions import OutOfMemoryError
 from batching import errors
 from batching.model_spec import VersionKey
 from batching.store.ingress_verbs import SubmitCode
-from batching.store.redis_errors import RedisError
+from batching.store.lost_connections import REFUSALS
+from batching.store.redis_errors import UNWELCOME, RedisError
 
 
 def refusal(code: SubmitCode, key: VersionKey, retry_after_s: float) -> errors.ServeError:
@@ -46,10 +47,16 @@ def memory_full() -> errors.ServeError:
 
 
 def store_unavailable(cause: BaseException | None = None) -> errors.ServeError:
-    """Redis does not answer, or has no room for what is to be written."""
+    """Redis does not answer, or refuses: it has no room for what is to be written, say."""
     if isinstance(cause, OutOfMemoryError):
         return errors.StoreFull(
             "The request store is at its maxmemory. Raise it, or try again later.",
+            retry_after_s=1.0,
+        )
+    if isinstance(cause, (*REFUSALS, *UNWELCOME)):
+        return errors.StoreUnavailable(
+            "The request store refuses what it is asked; the server's log says why. Try again "
+            "later.",
             retry_after_s=1.0,
         )
     return errors.StoreUnavailable(

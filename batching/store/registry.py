@@ -245,6 +245,15 @@ class Registry:
             [members] = self._living(keys=[keys.NODES], args=[self._dead_after_ms, "alive"])
         return {member.decode() for member in members}
 
+    def require_writable(self) -> None:
+        """Nothing has changed.
+
+        Raises:
+            StoreUnavailable: nothing can be, the beats of nodes included.
+        """
+        with telling_unavailable():
+            self._client.hdel(keys.NODE_INFO, "")
+
     def queue(self, spec: ModelSpec) -> QueueStatus:
         """How many requests wait now, and what has become of the others since registration."""
         names = VersionKeys.of(spec.key)

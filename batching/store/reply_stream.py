@@ -119,7 +119,7 @@ class ReplyStream:
                 # Whether the list was cut is not known: what comes again is told by its number.
                 self._taken = 0
                 if asyncio.get_running_loop().time() > end:
-                    raise store_unavailable() from error
+                    raise store_unavailable(error) from error
                 await asyncio.sleep(RETRY_S)
 
     def _end(self) -> None:

@@ -31,6 +31,8 @@ if not max_queue then
   return codes
 end
 local has_worker = redis.call('ZCOUNT', KEYS[7], now_ms - dead_after_ms, '+inf') > 0
+-- Where Redis takes no writes, it takes no beats: then that is the reason. This one changes nothing.
+if not has_worker then redis.call('HDEL', KEYS[5], '') end
 local waiting_before = redis.call('LLEN', KEYS[2])
 local waiting = waiting_before
 

@@ -70,7 +70,7 @@ async def submit_waiters(
                     limit.reschedule(end)  # what has failed is not on its way
                     await asyncio.sleep(RETRY_S)
     except TimeoutError:
-        raise store_unavailable() from cause
+        raise store_unavailable(cause) from cause
 
 
 def _submission(waiter: Waiter, now: float) -> Submission:

@@ -55,6 +55,10 @@ class TcpRedis:
         """It copies no more, and takes writes."""
         self.client.replicaof("NO", "ONE")
 
+    def lose_folder(self) -> None:
+        """Nothing can be written to its disk any more."""
+        self._folder.cleanup()
+
     def _answers(self) -> bool:
         try:
             return bool(self.client.ping())

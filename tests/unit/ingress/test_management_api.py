@@ -46,6 +46,34 @@ def test_register_waits_for_the_workers_by_default(manager):
     assert [worker["status"] for worker in document["workers"]] == ["READY", "READY"]
 
 
+def test_register_says_that_redis_refuses_and_not_that_no_node_is_there(
+    ingress, redis_url, monkeypatch, caplog
+):
+    # Given a Redis that takes no writes, and so no beat of any node
+    monkeypatch.setattr(registrar, "NODE_TIMEOUT_S", 0.0)
+    with closing(connect(redis_url)) as client:
+        client.config_set("min-replicas-to-write", 1)
+        # When
+        try:
+            answer = ingress.manage("POST", "/models?url=echo.mar")
+        finally:
+            client.config_set("min-replicas-to-write", 0)
+    # Then
+    code, _, message = error_of(answer)
+    assert code == 503
+    assert message.startswith("The request store refuses what it is asked")
+    # When that is over
+    missing = ingress.manage("POST", "/models?url=echo.mar")
+    found = ingress.manage("GET", "/models")
+    # Then
+    assert error_of(missing)[2] == "No node is running to load models. Start one: ferry node"
+    assert found.status_code == 200
+    refused, again = [line for line in caplog.messages if line.startswith("Redis ")]
+    assert "verb=manage" in refused
+    assert "Not enough good replicas to write" in refused
+    assert again.startswith("Redis answers again")
+
+
 def test_register_without_workers_says_how_to_add_some(manager):
     answer = manager.manage("POST", "/models?url=echo.mar&synchronous=false")
     assert status_of(answer) == (

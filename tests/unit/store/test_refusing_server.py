@@ -1,0 +1,197 @@
+"""A Redis that is there and refuses: who asks, and who reads the log, is told so."""
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+import redis
+
+from batching import errors
+from batching.store import changes as changes_module
+from batching.store import keys
+from batching.store.broker import Broker
+from batching.store.catalog import Catalog
+from batching.store.changes import changed_models
+from batching.store.connection import connect, connect_async
+from batching.store.keys import VersionKeys
+from batching.store.registry import Registry
+from batching.store.worker_verbs import WorkerVerbs
+from tests.chaos.tcp_redis import TcpRedis
+from tests.support import (
+    KEY,
+    eventually,
+    eventually_async,
+    items_of,
+    make_reply,
+    make_spec,
+    wire_of,
+)
+from workers import control_jobs
+
+
+@pytest.fixture(scope="module")
+def server():
+    with TcpRedis() as running:
+        yield running
+
+
+@pytest.fixture
+def url(server):
+    server.client.flushall()
+    return f"redis://127.0.0.1:{server.port}"
+
+
+@contextlib.contextmanager
+def set_to(server, name, value):
+    """The server's setting has this value in the with block."""
+    [before] = server.client.config_get(name).values()
+    server.client.config_set(name, value)
+    try:
+        yield
+    finally:
+        server.client.config_set(name, before)
+
+
+@contextlib.contextmanager
+def disk_lost(server):
+    """It cannot save what it is told to save, and takes no writes, nor PINGs."""
+    with set_to(server, "save", "3600 1"):
+        server.lose_folder()
+        server.client.bgsave()
+        eventually(lambda: server.client.info("persistence")["rdb_last_bgsave_status"] == "err")
+        yield
+
+
+def replica_lost(server):
+    return set_to(server, "min-replicas-to-write", 1)
+
+
+@pytest.fixture
+def registry(url):
+    client = connect(url)
+    yield Registry(client)
+    client.close()
+
+
+@pytest.mark.parametrize("refusing", [disk_lost, replica_lost])
+def test_request_is_told_that_redis_refuses_and_not_that_no_worker_is_there(
+    server, url, registry, refusing, caplog
+):
+    # Given workers that cannot say that they are there
+    registry.create(make_spec())
+    registry.mark()
+
+    async def run():
+        broker = Broker(url)
+        await broker.start()
+        with refusing(server), pytest.raises(errors.StoreUnavailable, match="refuses"):
+            await broker.predict(make_spec(), wire_of("x"), request_id="a")
+        # When that is over, then
+        with pytest.raises(errors.NoWorker):
+            await broker.predict(make_spec(), wire_of("x"), request_id="b")
+        await broker.close()
+
+    asyncio.run(run())
+    assert "Redis refuses" in caplog.text
+
+
+def test_refused_ping_is_no_silence(server, url, monkeypatch):
+    monkeypatch.setattr(changes_module, "SILENCE_S", 0.02)
+
+    def refused_pings():
+        return server.client.info("commandstats").get("cmdstat_ping", {}).get("rejected_calls", 0)
+
+    async def run():
+        async with connect_async(url) as client:
+            listening = changed_models(client)
+            assert await anext(listening) is None
+            # Given
+            with disk_lost(server):
+                before = refused_pings()
+                change = asyncio.ensure_future(anext(listening))
+                await eventually_async(lambda: change.done() or refused_pings() > before + 1)
+                # When
+                server.client.publish(keys.CHANGES, "digits")
+                # Then
+                assert await change == "digits"
+            await listening.aclose()
+
+    asyncio.run(run())
+
+
+def test_look_up_without_a_place_for_its_connection_is_told_of(server, url, caplog):
+    async def run():
+        client = connect(url)
+        catalog = Catalog(Registry(client), url)
+        await catalog.start()
+        await eventually_async(lambda: server.client.pubsub_numsub(keys.CHANGES)[0][1] == 1)
+        client.connection_pool.disconnect()
+        # When
+        refused = pytest.raises(errors.StoreUnavailable, match="refuses")
+        with set_to(server, "maxclients", 1), refused:
+            await catalog.resolve("digits", None)
+        # Then it says when that is over, too
+        with pytest.raises(errors.ModelNotFound):
+            await catalog.resolve("digits", None)
+        await catalog.close()
+        client.close()
+
+    asyncio.run(run())
+    refused, again = caplog.messages
+    assert refused.startswith(f"Redis refuses redis={url} verb=look up")
+    assert refused.endswith("max number of clients reached")
+    assert again.startswith("Redis answers again")
+
+
+def test_collecting_that_is_refused_is_told_of(server, url, registry, caplog):
+    # Given a user who may do all but wait for answers
+    rules = ("on", ">secret", "~*", "&*", "+@all", "-blmpop")
+    server.client.execute_command("ACL", "SETUSER", "somebody", "reset", *rules)
+    registry.create(make_spec())
+    names = VersionKeys.of(KEY)
+    seconds, _ = server.client.time()
+    worker_client = connect(url)
+    worker = WorkerVerbs(worker_client, KEY, "worker-a", 3000)
+
+    async def run():
+        broker = Broker(url.replace("//", "//somebody:secret@"))
+        await broker.start()
+        server.client.zadd(names.worker_beats, {"worker-a": 1000 * seconds})
+        asking = asyncio.create_task(broker.predict(make_spec(), wire_of("x"), request_id="a"))
+        await eventually_async(lambda: server.client.llen(names.queue))
+        # When
+        worker.reply(items_of(worker.claim(1, 0.1)), [make_reply("done")])
+        # Then it is answered, later than it should be
+        assert (await asyncio.wait_for(asking, 10)).body == b"done"
+        await broker.close()
+
+    asyncio.run(run())
+    worker_client.close()
+    assert "Redis refuses this user or password" in caplog.text
+    assert "verb=collect" in caplog.text
+    assert "blmpop" in caplog.text
+
+
+def test_control_worker_that_is_refused_says_so_in_one_line(server, url, monkeypatch, caplog):
+    # Given one that looks for jobs every second
+    monkeypatch.setattr(control_jobs, "WORKER_TTL_S", 16)
+    client = connect(url, socket_timeout_s=15.0)
+    worker = control_jobs.make_worker(client)
+
+    def spoil():
+        eventually(lambda: server.client.smembers("rq:workers"))
+        with disk_lost(server):
+            is_over.wait(10)
+
+    is_over = threading.Event()
+    spoiling = threading.Thread(target=spoil)
+    spoiling.start()
+    # When
+    with pytest.raises(redis.ResponseError, match="MISCONF"):
+        worker.work(logging_level="WARNING")
+    is_over.set()
+    spoiling.join()
+    client.close()
+    # Then it is for who has called it to say; RQ says nothing
+    assert caplog.text == ""
