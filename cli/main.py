@@ -11,6 +11,7 @@ from cli.models import models
 from cli.predict import predict
 from cli.roles import ingress, node
 from cli.status import status
+from cli.streams import open_missing_streams
 from cli.torchserve import torchserve
 from cli.up import up
 
@@ -19,6 +20,7 @@ from cli.up import up
 @click.version_option(importlib.metadata.version("torchferry"), prog_name="ferry")
 def main() -> None:
     """Serve PyTorch models in batches from a Redis queue."""
+    open_missing_streams()
 
 
 for command in (up, ingress, node, status, models, predict, archive, doctor, torchserve, bench):

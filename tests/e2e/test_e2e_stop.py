@@ -13,10 +13,12 @@ import requests
 from tests.e2e.archives import make_scripted
 from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import (
+    FERRY,
     STOP_TIMEOUT_S,
     FerryProcess,
     FerryServer,
 )
+from tests.ports import free_ports
 from tests.support import came_true, eventually
 from tests.timing import assert_within
 from tests.topology.whole_suite import own_redis
@@ -160,6 +162,32 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def test_server_without_standard_streams_serves_and_stops(tmp_path: Path) -> None:
+    # Given a server that was started as old ways of making a daemon do it
+    archive, _ = make_scripted(tmp_path, "loaded", config="minWorkers: 1\nmaxWorkers: 1\n")
+    port = free_ports(3)
+    words = ["up", "--port-base", str(port), "--model-store", str(tmp_path), "--models", archive]
+    closing = 'exec "$0" "$@" <&- >&- 2>&-'
+    server = FerryProcess(tmp_path, ["-c", closing, str(FERRY), *words], program="sh")
+    url = f"http://127.0.0.1:{port}"
+
+    def is_served() -> bool:
+        try:
+            return requests.get(f"{url}/readyz", timeout=5).status_code == 200
+        except requests.ConnectionError:
+            return False
+
+    try:
+        # When
+        eventually(lambda: server.has_ended() or is_served(), 60)
+        answer = requests.post(f"{url}/predictions/loaded", data=b"hello", timeout=5)
+        # Then
+        assert answer.text == "hello"
+        server.stop_cleanly()
+    finally:
+        server.kill()
 
 
 @pytest.mark.timeout(DEMO_TIMEOUT_S + 60)

@@ -1,0 +1,25 @@
+"""Standard input, output and error, which not everybody who starts a program gives it."""
+
+import os
+import sys
+from typing import Literal, TextIO
+
+_STANDARD = (0, 1, 2)
+
+
+def open_missing_streams() -> None:
+    """Each standard stream that this process was started without is there, and empty.
+
+    Otherwise `sys.stdout` is None, and the next file or socket is number 1: what C code writes, and
+    what children inherit, would go there.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) in _STANDARD:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdin = sys.stdin or _stream(0, "r")
+    sys.stdout = sys.stdout or _stream(1, "w")
+    sys.stderr = sys.stderr or _stream(2, "w")
+
+
+def _stream(fd: int, mode: Literal["r", "w"]) -> TextIO:
+    return open(fd, mode, encoding="utf-8", closefd=False)
