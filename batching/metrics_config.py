@@ -56,5 +56,5 @@ def read_metrics_config(path: Path | None) -> tuple[DeclaredMetric, ...]:
 
 
 def _declared(entry: Mapping[str, Any], kind: MetricKind) -> DeclaredMetric:
-    dimensions = tuple(str(name) for name in entry["dimensions"])
+    dimensions = tuple(str(name) for name in entry["dimensions"] or ())
     return DeclaredMetric(str(entry["name"]), kind, str(entry["unit"]), dimensions)

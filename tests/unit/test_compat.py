@@ -284,6 +284,36 @@ def test_measurement_that_cannot_count_is_dropped_and_logged(caplog):
     assert len(caplog.records) == 4
 
 
+def test_metric_is_what_its_handler_says_last():
+    # Given one of a metrics_config file, and a value that was measured as that
+    metrics = MetricsStore(None, "m")
+    listed = metrics.add_metric_to_cache("h", "ms", ["A"], MetricTypes.GAUGE)
+    listed.add_or_update(1, ["a"])
+
+    # When
+    own = metrics.add_metric_to_cache("h", "MB", ["A", "B"], MetricTypes.GAUGE)
+    own.add_or_update(2, ["a", "b"])
+
+    # Then
+    values = {
+        labels: change.value
+        for labels, change in metrics.get_metric("h", MetricTypes.GAUGE).take().items()
+    }
+    assert values == {(("A", "a"),): 1, (("A", "a"), ("B", "b")): 2}
+    assert own.unit == "Megabytes"
+
+
+def test_metric_may_have_no_dimensions():
+    # Given
+    metrics = MetricsStore(None, "m")
+
+    # When
+    metrics.add_metric_to_cache("h", "ms", None).add_or_update(3, None)
+
+    # Then
+    assert [change.value for change in metrics.get_metric("h").take().values()] == [3]
+
+
 def test_metric_of_unknown_unit_type_or_name_is_refused():
     # Given
     metrics = MetricsStore(None, "m")

@@ -260,6 +260,7 @@ ts_metrics:
 model_metrics:
   counter:
     - {name: Calls, unit: Count, dimensions: [*model_name]}
+    - {name: Bare, unit: Count, dimensions: }
   gauge:
     - {name: HandlerTime, unit: ms, dimensions: [*model_name, *level]}
 """
@@ -273,6 +274,7 @@ def test_metrics_config_is_read_in_torchserves_format(tmp_path):
     # When / Then
     assert read_metrics_config(path) == (
         DeclaredMetric("Calls", MetricKind.COUNTER, "Count", ("ModelName",)),
+        DeclaredMetric("Bare", MetricKind.COUNTER, "Count", ()),
         DeclaredMetric("HandlerTime", MetricKind.GAUGE, "ms", ("ModelName", "Level")),
     )
     assert read_metrics_config(None) == DEFAULT_METRICS

@@ -43,24 +43,29 @@ class CachingMetric:
         self,
         metric_name: str,
         unit: str,
-        dimension_names: Sequence[str] = (),
+        dimension_names: Sequence[str] | None = (),
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> None:
         self.metric_name = metric_name
-        self.unit = full_name(unit)
-        self.dimension_names = list(dimension_names)
         self.metric_type = metric_type
+        self.redefine(unit, dimension_names)
         self._changes: dict[Labels, Change] = {}
         # Handlers measure in threads of their own, and another thread takes.
         self._lock = threading.Lock()
 
+    def redefine(self, unit: str, dimension_names: Sequence[str] | None) -> None:
+        """What a handler says of its metric counts, whatever the metrics_config file has."""
+        self.unit = full_name(unit)
+        self.dimension_names = list(dimension_names or ())
+
     def add_or_update(
-        self, value: float, dimension_values: Sequence[str] = (), request_id: str = ""
+        self, value: float, dimension_values: Sequence[str] | None = (), request_id: str = ""
     ) -> None:
         """The value counts for these dimension values, given in the order of the names.
 
         What cannot count is logged and dropped: a prediction does not fail for it.
         """
+        dimension_values = dimension_values or ()
         if len(dimension_values) != len(self.dimension_names):
             logger.error(
                 "metric %s has the dimensions %s, but was given the values %s",

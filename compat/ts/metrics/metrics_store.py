@@ -31,15 +31,26 @@ class MetricsStore:
         self,
         metric_name: str,
         unit: str,
-        dimension_names: Sequence[str] = (),
+        dimension_names: Sequence[str] | None = (),
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> CachingMetric:
-        """A new metric, or the one of this name and type that is there already.
+        """The metric of this name and type, with this unit and these dimensions from now on.
 
         Raises:
             MetricsCacheTypeError: a name or unit that is no text.
             ValueError: another type than MetricTypes has.
         """
+        metric = self._found_or_made(metric_name, unit, dimension_names, metric_type)
+        metric.redefine(unit, dimension_names)
+        return metric
+
+    def _found_or_made(
+        self,
+        metric_name: str,
+        unit: str,
+        dimension_names: Sequence[str] | None,
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+    ) -> CachingMetric:
         if not isinstance(metric_name, str) or not isinstance(unit, str):
             raise MetricsCacheTypeError(
                 f"name and unit of a metric are text, not {metric_name!r}, {unit!r}"
@@ -80,7 +91,7 @@ class MetricsStore:
         known = {dimension.name for dimension in labels}
         labels += [one for one in self._default_dimensions() if one.name not in known]
         names = [dimension.name for dimension in labels]
-        metric = self.add_metric_to_cache(name, unit, names, metric_type)
+        metric = self._found_or_made(name, unit, names, metric_type)
         metric.update(value, "", labels)
 
     def add_counter(
@@ -146,7 +157,7 @@ class MetricsStore:
         if all(dimension.name != "Level" for dimension in labels):
             labels.append(Dimension("Level", "Error"))
         names = [dimension.name for dimension in labels]
-        self.add_metric_to_cache(name, "", names).update(value, "", labels)
+        self._found_or_made(name, "", names).update(value, "", labels)
 
     def _default_dimensions(self) -> list[Dimension]:
         if self.request_ids is None:
