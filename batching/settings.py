@@ -246,6 +246,14 @@ class Settings:
             for name, value in ((name, getattr(self, name)) for name in self._fields())
         }
 
+    def absolute(self) -> Self:
+        """The same settings for who goes to another folder: no path begins in the current one."""
+        paths: dict[str, Any] = {}
+        for name in self._fields():
+            if isinstance(value := getattr(self, name), Path):
+                paths[name] = value.absolute()
+        return dataclasses.replace(self, **paths)
+
     def to_properties(self) -> dict[str, str]:
         """The settings as config.properties has them, but for what each start finds by itself."""
         values = {

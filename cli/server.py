@@ -98,11 +98,7 @@ def print_report(line: str) -> None:
 
 def _absolute(settings: Settings) -> Settings:
     """The same settings for children, and for a later start, in whatever folder they are."""
-    if settings.model_store is not None:
-        settings = replace(settings, model_store=settings.model_store.absolute())
-    if (keys_path := settings.keys_path()) is not None:
-        settings = replace(settings, key_file=keys_path.absolute())
-    return replace(settings, log_location=settings.log_location.absolute())
+    return replace(settings, key_file=settings.keys_path() or settings.key_file).absolute()
 
 
 def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool) -> Settings:

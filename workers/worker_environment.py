@@ -35,7 +35,8 @@ def worker_environment(assignment: Assignment, settings: Settings, threads: int)
         **dict.fromkeys(THREADS, str(threads)),
         **GPU_ORDER,
         **allowed_environment(os.environ, settings.blacklist_env_vars),
-        **settings.to_environment(),
+        # It works in the model's folder, where relative paths would lead elsewhere.
+        **settings.absolute().to_environment(),
         **assignment.to_environment(),
         "PYTHONPATH": _python_path(),
         "PYTHONUNBUFFERED": "1",

@@ -1,5 +1,7 @@
 """What a handler measures is in /metrics, and goes with the model."""
 
+import os
+
 import pytest
 
 from tests.e2e.archives import make_archive
@@ -71,3 +73,26 @@ def test_metrics_that_nobody_declared_are_not_shown(server: FerryServer) -> None
         shown = {"ModelName": "shy", "Level": "Model"}
         eventually(lambda: Scrape(server).has("PredictionTime", **shown), 5)
         assert not Scrape(server).has("Seen_total")
+
+
+@pytest.mark.slow
+def test_metrics_config_is_found_from_the_folder_of_the_server(tmp_path) -> None:
+    # Given a file that is named from the folder in which the server is started
+    declared = tmp_path / "metrics.yaml"
+    declared.write_text(
+        "model_metrics:\n  counter:\n  - {name: Seen, unit: Count, "
+        "dimensions: [Who, ModelName, Level]}\n"
+    )
+    server = FerryServer(tmp_path, "--metrics-config", os.path.relpath(declared))
+    server.wait_started()
+    try:
+        archive = make_archive(server.store, "listed", {"handler.py": HANDLER})
+        server.register(archive, initial_workers=1)
+
+        # When
+        assert server.predict("listed", b"abc").status_code == 200
+
+        # Then
+        eventually(lambda: Scrape(server).has("Seen_total", Who="me"), 5)
+    finally:
+        server.process.kill()

@@ -114,6 +114,22 @@ def test_threads_of_a_worker_are_its_share_unless_the_operator_says_otherwise(mo
     assert (found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"]) == ("7", "2")
 
 
+def test_worker_finds_the_files_of_its_settings_from_the_models_folder():
+    # Given files that are named from where the node was started
+    spec = ModelSpec("m", "1.0", "m.mar", "m.py")
+    assignment = Assignment(spec, "w", Path("m"), Device("cpu"), 3)
+    settings = Settings(
+        redis_url="rediss://localhost", redis_ca_file=Path("ca.pem"), metrics_config=Path("m.yaml")
+    )
+
+    # When
+    told, _ = Settings.load(None, worker_environment(assignment, settings, 1))
+
+    # Then
+    assert told.redis_ca_file == Path.cwd() / "ca.pem"
+    assert told.metrics_config == Path.cwd() / "m.yaml"
+
+
 def test_worker_numbers_gpus_as_nvidia_smi_does_unless_told_otherwise(tmp_path, monkeypatch):
     # Given
     spec = ModelSpec("m", "1.0", "file:m.mar", "handler.py")
