@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import queue
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -26,6 +27,52 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
     Raises:
         NoThread: none can be started.
     """
+    outcome, run = _piece(work)
+    _start(run, "blocking work")
+    return await outcome
+
+
+class DaemonThread:
+    """One thread for blocking work, a piece after the other.
+
+    It is there also when the system lets no other be started.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        """It waits for work.
+
+        Raises:
+            NoThread: it cannot be started.
+        """
+        _start(self._work, "blocking pieces")
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What `work` returns or raises, when all before it has been done."""
+        outcome, run = _piece(work)
+        self._pieces.put(run)
+        return await outcome
+
+    def end(self) -> None:
+        """It ends after what it has been given; nobody waits for that."""
+        self._pieces.put(None)
+
+    def _work(self) -> None:
+        while (piece := self._pieces.get()) is not None:
+            piece()
+
+
+def _start(run: Callable[[], None], name: str) -> None:
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as error:
+        raise NoThread(_NO_THREAD, retry_after_s=1.0) from error
+
+
+def _piece(work: Callable[[], T]) -> "tuple[asyncio.Future[T], Callable[[], None]]":
+    """What becomes of the work on this event loop, and what does it in a thread."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
@@ -45,8 +92,4 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
         else:
             report(outcome.set_result, result)
 
-    try:
-        threading.Thread(target=run, name="blocking work", daemon=True).start()
-    except RuntimeError as error:
-        raise NoThread(_NO_THREAD, retry_after_s=1.0) from error
-    return await outcome
+    return outcome, run

@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 
-from batching.daemon_thread import in_daemon_thread
+from batching.daemon_thread import DaemonThread
 from batching.entry_point import exit_code_for
 from batching.errors import StoreUnavailable
 from batching.logs import configure_logging
@@ -80,6 +80,8 @@ class Node:
         self._keeper = RegistryKeeper(self._registry)
         self._client = connect_async(store_url(settings))
         self._verbs = NodeVerbs(self._client, int(settings.dead_after_s * 1000))
+        # Its own, or workers that leave no room for another one could never be scaled down.
+        self._thread = DaemonThread()
         self._wanted: Mapping[str, ModelEntry] = {}
         self._has_reconciled = asyncio.Event()
         self._repairs_due = self._repairs_done = 0
@@ -111,6 +113,7 @@ class Node:
     async def run(self) -> None:
         """Serves until a signal, then drains."""
         self._handle_signals()
+        self._thread.start()
         heartbeat = self._heartbeat
         sweeper = Sweeper(self._files, self._known_specs, kept_s=self._settings.unused_files_kept_s)
         reaper = Reaper(
@@ -147,6 +150,7 @@ class Node:
                 await self._follow_registry()
                 await self._undertaker.look()
         await self._client.aclose()
+        self._thread.end()
         for role in roles:
             if not role.cancelled() and (error := role.exception()):
                 raise error
@@ -236,12 +240,12 @@ class Node:
         before, specs = await self._follow_registry()
         kept = _urls(specs.values())
         if gone := _urls(before) - kept:
-            await in_daemon_thread(partial(self._files.forget, gone, kept=kept))
+            await self._thread.run(partial(self._files.forget, gone, kept=kept))
         self._slots.follow(specs)
         self._has_reconciled.set()
         if (due := self._repairs_due) > self._repairs_done:
             # In a cluster one server may forget its versions while the registry's does not.
-            await in_daemon_thread(partial(self._registry.repair, self._wanted.values()))
+            await self._thread.run(partial(self._registry.repair, self._wanted.values()))
             self._repairs_done = due
         # After that: whoever comes to a version that is wanted again waits for its next worker.
         await self._undertaker.look()
@@ -258,7 +262,7 @@ class Node:
                 asyncio.run_coroutine_threadsafe(self._heartbeat.beat(), loop).result()
 
         before = self._specs()
-        self._wanted = await in_daemon_thread(partial(self._keeper.look, beat))
+        self._wanted = await self._thread.run(partial(self._keeper.look, beat))
         specs = {spec.key: spec for spec in self._specs()}
         self._undertaker.follow(before, specs)
         return before, specs

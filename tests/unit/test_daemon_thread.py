@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from batching.daemon_thread import in_daemon_thread
+from batching.daemon_thread import DaemonThread, in_daemon_thread
 from batching.errors import NoThread
 from tests.support import eventually
 
@@ -19,15 +19,44 @@ def test_what_work_returns_or_raises_comes_back():
         asyncio.run(in_daemon_thread(fail))
 
 
-def test_work_that_gets_no_thread_says_what_to_raise():
-    # Given threads that no system has the memory for
-    before = threading.stack_size(2**46)
+@pytest.fixture
+def no_more_threads():
+    """To be called; from then on no thread can be started."""
+    before = threading.stack_size()
+    yield lambda: threading.stack_size(2**46)  # more than any system has
+    threading.stack_size(before)
+
+
+def test_work_that_gets_no_thread_says_what_to_raise(no_more_threads):
+    # Given
+    no_more_threads()
     # When / Then
-    try:
-        with pytest.raises(NoThread, match="raise this server's limit of processes"):
-            asyncio.run(in_daemon_thread(threading.current_thread))
-    finally:
-        threading.stack_size(before)
+    with pytest.raises(NoThread, match="raise this server's limit of processes"):
+        asyncio.run(in_daemon_thread(threading.current_thread))
+
+
+def test_thread_that_is_there_works_when_no_other_can_be_started(no_more_threads):
+    def fail():
+        raise KeyError("mine")
+
+    async def run():
+        # Given
+        thread = DaemonThread()
+        thread.start()
+        no_more_threads()
+        # When / Then
+        first, second = [await thread.run(threading.current_thread) for _ in range(2)]
+        assert first is second
+        with pytest.raises(KeyError, match="mine"):
+            await thread.run(fail)
+        assert await thread.run(lambda: 7) == 7
+        # When
+        thread.end()
+        # Then
+        first.join(5)
+        assert not first.is_alive()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("outcome", [None, KeyError("late")], ids=["returns", "raises"])

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 
 import pytest
 
@@ -117,3 +118,27 @@ def test_node_is_known_again_before_what_it_serves_is(
         await asyncio.wait_for(living, 10)
 
     asyncio.run(run())
+
+
+def test_node_scales_down_although_its_workers_leave_no_room_for_a_thread(
+    real_backend, registry, settings
+):
+    async def run():
+        # Given
+        living = asyncio.create_task(Node(settings, []).run())
+        await eventually_async(registry.alive_nodes, 10)
+        registry.create(make_spec(min_worker=1))
+        await eventually_async(lambda: registry.workers(make_spec().key), 10)
+        threading.stack_size(2**46)  # more than any system has
+        # When
+        registry.scale(make_spec().key, 0, 0)
+        # Then
+        await eventually_async(lambda: not registry.workers(make_spec().key), 10)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(living, 10)
+
+    before = threading.stack_size()
+    try:
+        asyncio.run(run())
+    finally:
+        threading.stack_size(before)
