@@ -21,6 +21,8 @@ _RETRY_S = 0.2
 _CLOSE_S = 0.5
 # Only a bound: the thread is woken by changes, by `close`, and by its connection's end.
 _LISTEN_S = 60.0
+# What a full disk did not take.
+_SAVE_AGAIN_S = 30.0
 
 
 class SnapshotWriter:
@@ -32,6 +34,7 @@ class SnapshotWriter:
         self._folder = folder
         self._saved: Mapping[str, Any] | None = None
         self._is_whole = True
+        self._has_failed = False
         self._is_over = threading.Event()
         # A daemon: a Redis that does not answer must not keep a stopped server alive.
         self._thread = threading.Thread(target=self._watch, name="snapshots", daemon=True)
@@ -64,8 +67,8 @@ class SnapshotWriter:
                     self._save(CHANGE)
                     while not self._is_over.is_set():
                         # Workers' states come over the same channel; those change nothing here.
-                        if wait(_LISTEN_S):
-                            self._save(CHANGE)
+                        wait(_SAVE_AGAIN_S if self._has_failed else _LISTEN_S)
+                        self._save(CHANGE)
             except StoreUnavailable:
                 self._is_over.wait(_RETRY_S)
 
@@ -85,10 +88,12 @@ class SnapshotWriter:
                     return
                 properties = self._settings.to_properties()
                 path = write_snapshot(self._folder, kind, properties, models)
-                self._saved, self._is_whole = state, True
+                self._saved, self._is_whole, self._has_failed = state, True, False
                 log.info("saved snapshot=%s", path)
             except (StoreUnavailable, OSError) as error:
-                log.error("snapshot not saved: %s", error)
+                self._has_failed = True
+                words = error.strerror if isinstance(error, OSError) else str(error)
+                log.error("snapshot not saved folder=%s: %s", self._folder, words)
 
     def _is_lost(self, state: Mapping[str, Any]) -> bool:
         # A Redis that was emptied is filled again by the nodes; that is no operator's wish.

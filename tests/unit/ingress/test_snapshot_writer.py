@@ -1,5 +1,6 @@
 """When what is registered is saved, and when it is not."""
 
+import shutil
 from collections import Counter
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from batching.snapshots import newest_snapshot, read_snapshot
 from batching.store import keys
 from batching.store.connection import connect
 from batching.store.registry import Registry
+from ingress import snapshot_writer
 from ingress.snapshot_writer import SnapshotWriter
 from tests.support import eventually, make_spec
 
@@ -126,6 +128,23 @@ def test_folder_that_cannot_be_written_does_not_stop_the_server(registry, tmp_pa
     writer.start()
     # Then it goes on, and the log says so
     assert writer._thread.is_alive()
-    assert "snapshot not saved: " in caplog.text
+    assert (
+        f"snapshot not saved folder={tmp_path / 'file' / 'config'}: Not a directory" in caplog.text
+    )
     writer.close()
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_what_the_disk_did_not_take_is_saved_when_it_does(registry, writer, folder, monkeypatch):
+    monkeypatch.setattr(snapshot_writer, "_SAVE_AGAIN_S", 0.05)
+    # Given
+    writer.start()
+    shutil.rmtree(folder)
+    folder.write_text("in the way")
+    registry.create(make_spec(model_name="a"))
+    eventually(lambda: writer._has_failed)
+    # When nothing changes any more but the disk
+    folder.unlink()
+    # Then
+    eventually(lambda: newest_snapshot(folder) is not None)
+    assert models(folder) == ["a"]
