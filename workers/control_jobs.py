@@ -36,6 +36,7 @@ log = logging.getLogger("workers.control_jobs")
 # RQ waits for jobs for 15 s less, and for an answer at most 10 s longer; so a server that is frozen
 # or was replaced is given up by then.
 WORKER_TTL_S = 20
+CLOCKS_DIFFER_S = 86_400
 PROGRESS_S = 0.3
 RQ_SOCKET_TIMEOUT_S = 15.0
 RETRY_S = 0.5
@@ -128,6 +129,13 @@ class ControlWorker(SimpleWorker):
             raise
         if pipeline is None:
             self.outage.over()
+
+    def get_heartbeat_ttl(self, job: Job) -> int:
+        """Seconds for which other nodes, by their own clocks, do not take the job for abandoned.
+
+        Who waits for it notices when its worker has gone; RQ goes by clocks, which differ.
+        """
+        return int(super().get_heartbeat_ttl(job)) + CLOCKS_DIFFER_S
 
     def subscribe(self) -> None:
         """Nothing listens: commands to workers through Redis are not wanted."""

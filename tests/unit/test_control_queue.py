@@ -48,9 +48,9 @@ class Inspection(threading.Thread):
 def start_worker(real_backend):
     workers = []
 
-    def start(seconds):
+    def start(seconds, ahead_s=0):
         process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(seconds)],
+            [sys.executable, str(SCRIPT), str(seconds), str(ahead_s)],
             env={**os.environ, "REDIS_URL": real_backend.url},
             stdout=subprocess.PIPE,
             text=True,
@@ -132,6 +132,18 @@ def test_job_that_takes_long_is_not_given_to_another_node(real_backend, start_wo
     has_job(busy)
     start_worker(0)
     # When / Then
+    assert inspection.result().model_name == str(busy.pid)
+
+
+def test_job_is_not_taken_from_a_node_by_one_whose_clock_is_hours_ahead(real_backend, start_worker):
+    # Given a control worker that has a job
+    busy = start_worker(6)
+    inspection = Inspection(real_backend.connect())
+    assert not has_job(busy)
+    # When another one comes
+    start_worker(0, ahead_s=12 * 3600)
+    eventually(lambda: real_backend.client.scard("rq:workers") == 2, 20)
+    # Then
     assert inspection.result().model_name == str(busy.pid)
 
 
