@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from cli.ready_pipe import ReadyPipe
 from cli.server import run_server
 
 STOP_TIMEOUT_S = 60.0
+STOP_LOOK_S = 0.1
 CONFIG_VARIABLE = "TS_CONFIG_FILE"
 DEFAULT_CONFIG = Path("config.properties")
 
@@ -234,10 +236,24 @@ def _stop() -> None:
         process.send_signal(signal.SIGTERM)
         try:
             # A second start right after this must find the ports free.
-            process.wait(STOP_TIMEOUT_S)
+            _wait_for_the_end_of(process)
         except psutil.TimeoutExpired as error:
             raise click.ClickException(
                 f"the server (pid {process.pid}) has not stopped within {STOP_TIMEOUT_S:.0f} s"
             ) from error
     remove_pid(process.pid)
     click.echo("TorchServe has stopped.")
+
+
+def _wait_for_the_end_of(process: psutil.Process) -> None:
+    """Where nobody reaps it, as under a `tail -f` that is process 1, a zombie is left for good.
+
+    Raises:
+        TimeoutExpired: it still runs.
+    """
+    give_up_s = time.monotonic() + STOP_TIMEOUT_S
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > give_up_s:
+            raise psutil.TimeoutExpired(STOP_TIMEOUT_S, process.pid)
+        with contextlib.suppress(psutil.TimeoutExpired):
+            process.wait(STOP_LOOK_S)

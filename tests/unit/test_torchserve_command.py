@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -158,6 +159,32 @@ def test_stop_says_which_server_it_stops():
         f"Stopping the server with pid {process.pid}.",
         "TorchServe has stopped.",
     ]
+
+
+def test_stop_takes_a_server_that_nobody_reaps_for_stopped(tmp_path):
+    # Given one whose parent does not ask after it; we are that parent
+    words = [sys.executable, "-c", "import time; time.sleep(60)", "torchserve"]
+    with subprocess.Popen(words) as process:
+        eventually(psutil.Process(process.pid).cmdline)
+        pid_file().write_text(str(process.pid))
+        # When
+        try:
+            result = subprocess.run(
+                [sys.executable, "-m", "cli.main", "torchserve", "--stop"],
+                env={**os.environ, "TMPDIR": str(tmp_path)},
+                cwd=Path(__file__).parents[2],
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
+            )
+            state = psutil.Process(process.pid).status()
+        finally:
+            process.kill()
+    # Then
+    assert state == psutil.STATUS_ZOMBIE
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "TorchServe has stopped." in result.stdout
 
 
 def test_stop_leaves_the_pid_file_of_a_server_that_was_started_meanwhile():
