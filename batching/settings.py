@@ -205,6 +205,8 @@ class Settings:
         values |= from_file
         if SNAPSHOT in properties:
             values["snapshot_file"] = config_file
+            # What its server began with; some of that may have been unregistered since.
+            values.pop("load_models", None)
         values |= cls._from_environment(environment)
         values |= {name: value for name, value in (flags or {}).items() if value is not None}
         values |= torchserve_environment(properties, by_key, environment)

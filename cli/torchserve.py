@@ -83,7 +83,7 @@ def spread(arguments: Sequence[str], flag: str) -> list[str]:
 @click.option("--log-config", type=_FILE, help="No effect: log_level and log_location do it.")
 @click.option("--cpp-log-config", type=_FILE, help="No effect: there is no C++ backend.")
 @click.option(
-    "--ncs", "--no-config-snapshots", is_flag=True, help="Neither save nor read snapshots."
+    "--ncs", "--no-config-snapshots", is_flag=True, help="Neither save snapshots nor look for one."
 )
 @click.option("--plugins-path", "--ppath", help="No effect: there is no Java virtual machine.")
 @click.option(
@@ -167,8 +167,6 @@ def chosen_settings(given: Mapping[str, Any], *, ncs: bool) -> Settings:
         "config_snapshots": False if ncs else None,
     }
     settings = load_settings(config, flags, DEFAULTS)
-    if ncs:
-        settings = replace(settings, snapshot_file=None)
     _check_store(settings)
     if settings.disable_token_authorization and not settings.enable_model_api:
         # Said twice: no tokens, and no foreign code. So TorchServe's container works as it is.

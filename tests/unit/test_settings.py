@@ -236,6 +236,16 @@ def test_settings_refuse_what_cannot_work(key, value, tmp_path):
         Settings.load(path, {}, {})
 
 
+def test_snapshot_brings_back_what_it_holds_and_not_what_its_server_began_with(tmp_path):
+    # Given
+    text = "load_models=unregistered-since.mar\nmodel_snapshot={}\n"
+    path = write(tmp_path, text)
+    # When / Then
+    assert Settings.load(path, {}, {})[0].load_models == ""
+    assert Settings.load(path, {}, {"load_models": "more.mar"})[0].load_models == "more.mar"
+    assert Settings.load(path, {"FERRY_LOAD_MODELS": "x.mar"}, {})[0].load_models == "x.mar"
+
+
 def test_settings_take_a_part_of_a_minute_for_the_life_of_keys(tmp_path):
     # TorchServe's own tests of expired keys do not wait for a minute.
     path = write(tmp_path, "token_expiration_min=0.25\n")

@@ -112,6 +112,25 @@ def test_management_is_for_everybody_only_when_it_runs_nobodys_code(
     assert settings.enable_model_api is (enable_api is True)
 
 
+def test_snapshot_that_is_named_is_read_though_none_is_looked_for(tmp_path):
+    # Given KServe's way: a configuration that is a snapshot, and nothing to be saved
+    path = tmp_path / "config.properties"
+    path.write_text('model_snapshot={"name": "startup.cfg", "models": {}}\n')
+    given = {
+        "ts_config": path,
+        "log_config": None,
+        "model_store": tmp_path,
+        "models": (),
+        "disable_token_auth": None,
+        "enable_model_api": None,
+    }
+    # When
+    settings = chosen_settings(given, ncs=True)
+    # Then
+    assert settings.snapshot_file == path
+    assert settings.config_snapshots is False
+
+
 def test_pid_file_names_this_process_until_it_is_removed():
     write_pid()
     assert pid_file().read_text() == str(os.getpid())
