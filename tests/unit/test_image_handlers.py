@@ -49,6 +49,21 @@ def classify(load_handler):
     return run
 
 
+def test_image_classifier_runs_without_a_server(tmp_path):
+    # Given the context that tests of handlers have
+    (tmp_path / "model.pt").write_bytes(scripted(Pooled().eval()))
+    (tmp_path / "index_to_name.json").write_text(NAMES)
+    context = MockContext(model_pt_file="model.pt", model_dir=str(tmp_path), model_file=None)
+    handler = ImageClassifier()
+
+    # When
+    handler.initialize(context)
+    answers = handler.handle([{"data": picture()}, {"body": picture()}], context)
+
+    # Then
+    assert [len(answer) for answer in answers] == [5, 5]
+
+
 @pytest.mark.parametrize("name", ["data", "body"])
 def test_image_classifier_equals_torchvisions_own_transforms(name, classify):
     # Given
