@@ -3,12 +3,15 @@
 Asked once, at the start of a process.
 """
 
+import contextlib
 import logging
 import re
+import socket
 import ssl
 
 from batching.pem_files import load_authorities, load_pair
 from batching.protocol import WIRE_VERSION
+from batching.redis_url import RedisUrl
 from batching.settings import Settings, SettingsError, UnusableNow
 from batching.status import NodeStatus
 from batching.store import keys
@@ -23,6 +26,8 @@ log = logging.getLogger(__name__)
 MIN_VERSION = (7, 0)
 SAFE_POLICY = "noeviction"
 _TIMEOUT_S = 1.0
+_GREETING_S = 0.3
+_GREETING_BYTES = 1024
 
 
 def check_server(settings: Settings) -> None:
@@ -42,7 +47,8 @@ def check_server(settings: Settings) -> None:
         check_client(client)
         check_nodes(client, int(settings.dead_after_s * 1000))
     except AWAY as error:
-        log.warning("Redis could not be checked: %s", type(error).__name__)
+        why = _greeting(RedisUrl.parse(settings.redis_url)) or type(error).__name__
+        log.warning("Redis could not be checked: %s", why)
     finally:
         client.close()
 
@@ -54,6 +60,22 @@ def _check_tls_files(settings: Settings) -> None:
         load_authorities(context, settings.redis_ca_file)
     if settings.redis_cert_file is not None:
         load_pair(context, settings.redis_cert_file, settings.redis_key_file)
+
+
+def _greeting(url: RedisUrl) -> str:
+    """What a server says that ends each connection at once, and why; empty where none says so.
+
+    In protected mode, for one. redis-py fails to speak before it has read that.
+    """
+    if url.scheme == "redis":
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(url.addresses[0], _TIMEOUT_S) as connection,
+        ):
+            connection.settimeout(_GREETING_S)
+            said = connection.recv(_GREETING_BYTES).decode(errors="replace")
+            return said.lstrip("-").partition(". ")[0].strip()
+    return ""
 
 
 def check_client(client: Client) -> None:

@@ -1,6 +1,9 @@
 """What is refused and what is said about a Redis at start."""
 
+import contextlib
 import logging
+import socket
+import threading
 
 import pytest
 
@@ -63,6 +66,32 @@ def test_silent_redis_is_not_refused(tmp_path, caplog):
     (line,) = caplog.messages
     assert "could not be checked" in line
     assert "secret" not in line
+
+
+def test_redis_that_refuses_everybody_is_not_refused_and_says_why(caplog):
+    # Given what a server in protected mode does
+    said = (
+        b"-DENIED Redis is running in protected mode because of this. In this mode and so on.\r\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def refuse():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    connection.sendall(said)
+                    connection.close()
+
+        refusing = threading.Thread(target=refuse)
+        refusing.start()
+        # When
+        check_server(Settings(redis_url=f"redis://user:secret@127.0.0.1:{server.getsockname()[1]}"))
+        server.shutdown(socket.SHUT_RDWR)
+        refusing.join()
+    # Then
+    assert caplog.messages == [
+        "Redis could not be checked: DENIED Redis is running in protected mode because of this"
+    ]
 
 
 def test_missing_redis_is_named():
