@@ -186,7 +186,8 @@ def _no_room(reason: str) -> OSError | None:
 
 def _weight(line: str) -> int:
     """How likely a line of pip's says why it failed. Source: pip 23.2 `DiagnosticPipError`."""
-    if line.startswith("ERROR:"):
+    # The latter stands above a traceback, whose last line says more.
+    if line.startswith("ERROR:") and line != "ERROR: Exception:":
         return 3
     if line.startswith(_CROSS):
         return 2

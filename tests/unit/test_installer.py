@@ -207,6 +207,20 @@ def test_disk_that_pip_finds_full_is_the_cause_of_its_failure(
     assert runs_of_pip(caplog) == 1
 
 
+def test_failure_that_pip_did_not_foresee_is_told_by_its_last_line(
+    tmp_path, model_dir, monkeypatch
+):
+    # Given a pip that fails as it does then
+    said = ["ERROR: Exception:", "Traceback (most recent call last):", "OSError: the index is away"]
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in said) + "exit 2\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("workers.installer._python_in", lambda _place: python)
+    # When / Then
+    with pytest.raises(DependenciesFailed, match="for model digits: OSError: the index is away"):
+        install(tmp_path, model_dir)
+
+
 def test_python_without_pip_is_told(tmp_path, model_dir, monkeypatch):
     # Given an environment that was made without, and a system that packs ensurepip by itself
     monkeypatch.setattr(importlib.metadata, "distributions", lambda **_: [])
