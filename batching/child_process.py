@@ -20,6 +20,10 @@ from pathlib import Path
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1
+# What to do where a system starts no process, or no thread, any more.
+RAISE_PROCESSES = (
+    "raise this server's limit of processes (pids limit, TasksMax, ulimit -u), or of memory"
+)
 _POLL_S = 0.05  # where the system has no pidfd
 # Loaded here and not in the child: between fork and exec nothing may import or allocate much.
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -53,18 +57,22 @@ def spawn(
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("spawn() belongs to the main thread: a child dies with its thread")
-    return subprocess.Popen(  # noqa: S603 - the callers' own programs, never a shell
-        argv,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
-        pass_fds=pass_fds,
-        cwd=cwd,
-        start_new_session=True,
-        # Safe although other threads may exist: one prctl, two getppid, no lock, no import.
-        preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509
-    )
+    try:
+        return subprocess.Popen(  # noqa: S603 - the callers' own programs, never a shell
+            argv,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=pass_fds,
+            cwd=cwd,
+            start_new_session=True,
+            # Safe although other threads may exist: one prctl, two getppid, no lock, no import.
+            preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509
+        )
+    except BlockingIOError as error:
+        words = f"no process can be started: {RAISE_PROCESSES}"
+        raise BlockingIOError(error.errno, words) from error
 
 
 def kill_group(child: subprocess.Popen[bytes]) -> None:

@@ -7,14 +7,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from batching.child_process import RAISE_PROCESSES
 from batching.errors import NoThread
 
 T = TypeVar("T")
 
-_NO_THREAD = (
-    "No thread can be started: raise this server's limit of processes (pids limit, TasksMax, "
-    "ulimit -u), or of memory."
-)
+_NO_THREAD = f"No thread can be started: {RAISE_PROCESSES}."
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:

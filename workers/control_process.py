@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 
 from batching.child_process import exited, has_exited, kill_group, spawn
+from batching.reminder import Reminder
 from batching.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -33,12 +34,14 @@ async def keep_control_workers(settings: Settings) -> None:
 
 async def keep_control_worker(settings: Settings) -> None:
     """Until cancelled, a child process runs control jobs; it is started again when it dies."""
+    reminder = Reminder()
     while True:
         try:
             await _run_once({**os.environ, **settings.to_environment()})
         except OSError as error:
             # No process, descriptor or memory is left for now. The models are served all the same.
-            log.error("cannot run a control worker: %s", error)
+            if reminder.is_due(str(error)):
+                log.error("cannot run a control worker: %s", error.strerror)
         await asyncio.sleep(RESTART_S)
 
 

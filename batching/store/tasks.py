@@ -2,33 +2,30 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from batching.errors import ServeError
+from batching.reminder import Reminder
 
 log = logging.getLogger(__name__)
 
 ONCE_MORE_S = 0.05
 RECOVERY_S = 0.5
-REMIND_S = 30.0
 
 
 async def keep_going(body: Callable[[], Coroutine[None, None, None]], whose: str) -> None:
     """Runs this to its end; what it did not foresee is logged, and it begins anew.
 
     For what many wait for and nobody awaits: ended by an exception, it would be missed in silence.
-    One that it meets at each try is logged every REMIND_S.
+    One that it meets at each try is logged now and then.
     """
-    said, silent_until_s = "", 0.0
+    reminder = Reminder()
     while True:
         try:
             return await body()
         except Exception as error:
-            now_s = time.monotonic()
-            if repr(error) != said or now_s >= silent_until_s:
-                said, silent_until_s = repr(error), now_s + REMIND_S
+            if reminder.is_due(repr(error)):
                 is_accident = not isinstance(error, ServeError)
                 text = "task failed name=%s %s: %s"
                 log.error(text, body.__name__, whose, error, exc_info=is_accident)
