@@ -90,21 +90,6 @@ def test_image_classifier_equals_torchvisions_own_transforms(name, classify):
     assert list(answer.values()) == pytest.approx(expected.values[:5].tolist(), abs=1e-4)
 
 
-def test_image_classifier_can_be_tried_outside_of_a_server(tmp_path):
-    # Given what tests of handlers do: a context that knows the model's folder and little else
-    (tmp_path / "model.pt").write_bytes(scripted(Pooled().eval()))
-    (tmp_path / "index_to_name.json").write_text(NAMES)
-    context = MockContext(model_dir=str(tmp_path), model_file=None)
-    handler = ImageClassifier()
-
-    # When
-    handler.initialize(context)
-    answers = handler.handle([{"data": picture()}, {"body": picture("L")}], context)
-
-    # Then
-    assert [len(answer) for answer in answers] == [5, 5]
-
-
 def test_batch_of_images_gives_each_its_own_answer(classify):
     # Given
     red = Image.new("RGB", (400, 300), "red")
