@@ -64,6 +64,30 @@ def test_image_classifier_runs_without_a_server(tmp_path):
     assert [len(answer) for answer in answers] == [5, 5]
 
 
+@pytest.mark.parametrize(
+    ("handler_class", "steps"),
+    [
+        (ImageClassifier, {"preprocess", "inference", "postprocess"}),
+        (ObjectDetector, {"preprocess", "inference"}),
+        (ImageSegmenter, {"preprocess", "inference"}),
+    ],
+)
+def test_steps_of_image_handlers_are_measured_when_the_config_says_so(handler_class, steps):
+    # Given
+    context = MockContext()
+    context.model_yaml_config = {"handler": {"profile": True}}
+    handler = handler_class()
+    handler.context, handler.device, handler.model = context, torch.device("cpu"), Pooled()
+
+    # When
+    outputs = handler.inference(handler.preprocess([{"data": picture()}]))
+    if "postprocess" in steps:
+        handler.postprocess(outputs)
+
+    # Then
+    assert {name for name, _ in context.metrics.cache} == {f"ts_handler_{one}" for one in steps}
+
+
 @pytest.mark.parametrize("name", ["data", "body"])
 def test_image_classifier_equals_torchvisions_own_transforms(name, classify):
     # Given

@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 import torch
 from torchvision import transforms  # type: ignore[import-untyped]
+from ts.handler_utils.timer import timed
 from ts.torch_handler.vision_handler import VisionHandler
 from ts.utils.util import map_class_to_label
 
@@ -14,6 +15,7 @@ class ObjectDetector(VisionHandler):
     threshold = 0.5
     image_processing: ClassVar[Any] = transforms.Compose([transforms.ToTensor()])
 
+    @timed
     def preprocess(self, data: Any) -> Any:
         """float32 [n, 3, height, width], or a list of n images when their sizes differ.
 

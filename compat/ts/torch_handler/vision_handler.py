@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from PIL import Image
+from ts.handler_utils.timer import timed
 from ts.torch_handler.attribution import captum_attributions
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.gpu_jpegs import JpegDecoder, on_tensors, read_decoder
@@ -98,6 +99,7 @@ class VisionHandler(BaseHandler):
         self.model = prepared or self.model
         give_back_memory()
 
+    @timed
     def preprocess(self, data: Any) -> Any:
         """float32 [n, 3, height, width] on the device.
 
