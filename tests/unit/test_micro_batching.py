@@ -101,6 +101,16 @@ def test_micro_batches_overlap_and_keep_their_order():
     steps.batching.shutdown()
 
 
+def test_steps_that_are_not_named_keep_their_threads():
+    # Given
+    batching = MicroBatching(Steps(), parallelism={"preprocess": 3})
+    # When
+    batching.parallelism = {"inference": 2}
+    # Then
+    assert batching.parallelism == {"preprocess": 3, "inference": 2, "postprocess": 1}
+    batching.shutdown()
+
+
 def test_micro_batch_error_reaches_the_caller():
     # Given
     steps = Steps()

@@ -27,11 +27,12 @@ class MicroBatching:
         self._local = threading.local()
         self._core_count: int | None = None
         self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._parallelism = dict.fromkeys(STEPS, 1)
         self.parallelism = parallelism or {}
 
     @property
     def parallelism(self) -> dict[str, int]:
-        """Threads per step."""
+        """Threads per step. Steps that are not named when it is set keep theirs."""
         return self._parallelism
 
     @parallelism.setter
@@ -39,7 +40,8 @@ class MicroBatching:
         if unknown := set(parallelism) - set(STEPS):
             raise ValueError(f"parallelism knows {', '.join(STEPS)}, not {', '.join(unknown)}")
         self.shutdown()
-        self._parallelism = {step: max(1, parallelism.get(step, 1)) for step in STEPS}
+        wanted = {**self._parallelism, **parallelism}
+        self._parallelism = {step: max(1, wanted[step]) for step in STEPS}
         self._pools = {
             step: ThreadPoolExecutor(count, f"micro-batch-{step}", self._take_cores)
             for step, count in self._parallelism.items()
