@@ -21,7 +21,7 @@ from typing import IO
 
 _PR_SET_PDEATHSIG = 1
 # What to do where a system starts no process, or no thread, any more.
-RAISE_PROCESSES = (
+PROCESS_LIMIT_ADVICE = (
     "raise this server's limit of processes (pids limit, TasksMax, ulimit -u), or of memory"
 )
 _POLL_S = 0.05  # where the system has no pidfd
@@ -71,7 +71,7 @@ def spawn(
             preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509
         )
     except BlockingIOError as error:
-        words = f"no process can be started: {RAISE_PROCESSES}"
+        words = f"no process can be started: {PROCESS_LIMIT_ADVICE}"
         raise BlockingIOError(error.errno, words) from error
 
 

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from batching.child_process import RAISE_PROCESSES
+from batching.child_process import PROCESS_LIMIT_ADVICE
 from batching.errors import NoThread
 
 T = TypeVar("T")
 
-_NO_THREAD = f"No thread can be started: {RAISE_PROCESSES}."
+_NO_THREAD = f"No thread can be started: {PROCESS_LIMIT_ADVICE}."
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:

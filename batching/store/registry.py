@@ -21,7 +21,7 @@ from batching.store.queue_configs import QueueConfigs
 from batching.store.record_reader import UNREADABLE, RecordReader
 from batching.store.refusals import telling_unavailable
 from batching.store.scripts import script
-from batching.store.watching import transact
+from batching.store.transactions import transact
 
 CONFIRMATION_S = 5.0
 

@@ -1,4 +1,4 @@
-"""Changes of a record that nobody else may have changed since it was read."""
+"""Transactions: changes of a record that nobody else may have changed since it was read."""
 
 import time
 from collections.abc import Callable
