@@ -17,6 +17,11 @@ WHEELS ?=
 WHEELS_VENV := .bench/venv
 WHEELS_TEST := pytest pytest-rerunfailures pytest-timeout 'fakeredis[lua]' hypothesis
 
+# What a neighbour does not disturb. The others measure times of whole servers, one at a time.
+SIDE_BY_SIDE := $(addprefix tests/,architecture compose conformance deploy handlers unit \
+  chaos/test_chaos_machine.py)
+JOBS ?= 2
+
 .PHONY: install demo test test-fast chaos chaos-mutants check bench bench-compare bench-gpu bench-scale clean topology wheels
 
 install: $(STAMP)
@@ -40,7 +45,8 @@ demo: install
 	@$(BIN)/python -m examples.digits.run
 
 test: install
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(SIDE_BY_SIDE)
+	$(BIN)/pytest tests $(SIDE_BY_SIDE:%=--ignore=%)
 
 # Without what takes longer than a second or two.
 test-fast: install

@@ -13,7 +13,11 @@ from tests.topology.whole_suite import IS_ON_CLUSTER, ON_ONE_SERVER
 
 
 def pytest_collection_modifyitems(items):
-    """On a cluster, what is about one server is skipped."""
+    """What shares a server stays together. On a cluster, what is about one server is skipped."""
+    for item in items:
+        # The composed one is for the whole folder.
+        group = "compose" if "compose" in item.path.parts else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
     if IS_ON_CLUSTER:
         for item in items:
             if any(words in item.nodeid for words in ON_ONE_SERVER):

@@ -408,7 +408,9 @@ def test_lane_gives_up_at_the_deadline_and_takes_the_request_back(desk, timeout_
                 await asked
 
             # Then
-            assert time.monotonic() - started == pytest.approx(timeout_s, abs=0.1)
+            took_s = time.monotonic() - started
+            assert took_s >= timeout_s
+            assert_within(took_s, timeout_s + 0.1)
             assert desk.queued() == []
             assert desk.open_ids() == set()
             assert lane.waiting == 0
@@ -716,7 +718,7 @@ def test_lane_keeps_nothing_of_a_request_that_it_refused_while_redis_is_away(fak
             error = await refused()
 
             # Then
-            await eventually_async(lambda: gc.collect() is not None and error() is None, 2)
+            await eventually_async(lambda: gc.collect() is not None and error() is None, 10)
             assert not server.connected
 
     asyncio.run(run())
