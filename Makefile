@@ -17,9 +17,7 @@ WHEELS ?=
 WHEELS_VENV := .bench/venv
 WHEELS_TEST := pytest pytest-rerunfailures pytest-timeout 'fakeredis[lua]' hypothesis
 
-# What a neighbour does not disturb. The others measure times of whole servers, one at a time.
-SIDE_BY_SIDE := $(addprefix tests/,architecture compose conformance deploy handlers unit \
-  chaos/test_chaos_machine.py)
+# How many tests run at a time, where they measure no times.
 JOBS ?= 2
 
 .PHONY: install demo test test-fast chaos chaos-mutants check bench bench-compare bench-gpu bench-scale clean topology wheels
@@ -45,8 +43,8 @@ demo: install
 	@$(BIN)/python -m examples.digits.run
 
 test: install
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(SIDE_BY_SIDE)
-	$(BIN)/pytest tests $(SIDE_BY_SIDE:%=--ignore=%)
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not alone"
+	$(BIN)/pytest -m alone
 
 # Without what takes longer than a second or two.
 test-fast: install

@@ -6,18 +6,24 @@ import pytest
 
 from cli.embedded_redis import EmbeddedRedis, find_server
 from tests.support import Desk, fake_backend, server_backend
-from tests.timing import judged
+from tests.timing import has_bars, judged
 from tests.topology.backend import cluster_backend
 from tests.topology.servers import Cluster
 from tests.topology.whole_suite import IS_ON_CLUSTER, ON_ONE_SERVER
 
+# Failovers, and hosts whose links are cut.
+ALONE = {"network", "topology"}
 
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What shares a server stays together. On a cluster, what is about one server is skipped."""
+    """What `make test` runs alone, and what stays together in one process; on a cluster, skips."""
     for item in items:
-        # The composed one is for the whole folder.
-        group = "compose" if "compose" in item.path.parts else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
+        is_composed = "compose" in item.path.parts
+        # One server for the whole folder, and bars of seconds.
+        item.add_marker(pytest.mark.xdist_group("compose" if is_composed else item.path.stem))
+        if not is_composed and (ALONE & {*item.path.parts} or has_bars(item.module)):
+            item.add_marker(pytest.mark.alone)
     if IS_ON_CLUSTER:
         for item in items:
             if any(words in item.nodeid for words in ON_ONE_SERVER):

@@ -8,6 +8,7 @@ test that fails in any other way has failed.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -26,6 +27,11 @@ def assert_within(measured: float, bar: float) -> None:
     """Fails when a time was longer than its bar, both in the same unit."""
     if measured > bar:
         raise TooSlow(f"{measured:.4g} is more than {bar:.4g}")
+
+
+def has_bars(module: ModuleType) -> bool:
+    """Whether its tests measure times, so that they run without others beside them."""
+    return not {"TooSlow", "assert_within"}.isdisjoint(vars(module))
 
 
 @contextmanager
