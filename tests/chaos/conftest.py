@@ -54,7 +54,8 @@ def record_promise(request: pytest.FixtureRequest) -> Callable[[str, str, str, s
     """Takes (row, promise, bar, measured); whether it was kept is the outcome of the test."""
 
     def record(row: str, promise: str, bar: str, measured: str) -> None:
-        request.node.user_properties.append(("promise", Promise(row, promise, bar, measured)))
+        # Plain words, which pytest-xdist can hand from one process to another.
+        request.node.user_properties.append(("promise", (row, promise, bar, measured)))
 
     return record
 
@@ -65,7 +66,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.when == "call":
         kept = item.config.stash.setdefault(promises.KEPT, {})
-        found = [value for name, value in item.user_properties if name == "promise"]
+        found = [Promise(*words) for name, words in item.user_properties if name == "promise"]
         if report.failed and not found:
             found = [Promise(_row(item.name), item.name, "", "failed before it was measured")]
         kept.update(dict.fromkeys(found, report.passed))
