@@ -11,8 +11,8 @@ from tests.topology.backend import cluster_backend
 from tests.topology.servers import Cluster
 from tests.topology.whole_suite import IS_ON_CLUSTER, ON_ONE_SERVER
 
-# Failovers, and hosts whose links are cut.
-ALONE = {"network", "topology"}
+# Whole servers, hosts whose links are cut, failovers.
+ALONE = {"e2e", "network", "topology"}
 
 
 @pytest.hookimpl(tryfirst=True)
