@@ -19,10 +19,11 @@ ALONE = {"e2e", "network", "topology"}
 def pytest_collection_modifyitems(items):
     """What `make test` runs alone, and what stays together in one process; on a cluster, skips."""
     for item in items:
-        is_composed = "compose" in item.path.parts
+        folder = item.path.parent.name
         # One server for the whole folder, and bars of seconds.
-        item.add_marker(pytest.mark.xdist_group("compose" if is_composed else item.path.stem))
-        if not is_composed and (ALONE & {*item.path.parts} or has_bars(item.module)):
+        is_composed = folder == "compose"
+        item.add_marker(pytest.mark.xdist_group(folder if is_composed else item.path.stem))
+        if folder in ALONE or (has_bars(item.module) and not is_composed):
             item.add_marker(pytest.mark.alone)
     if IS_ON_CLUSTER:
         for item in items:
