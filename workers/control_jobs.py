@@ -173,6 +173,7 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
             url,
             settings.model_store,
             allowed_urls=settings.allowed_urls,
+            startup_models=settings.load_models,
             is_registered=may_be_downloaded and was_downloaded(url, settings.model_store),
             is_unused=lambda: _is_unused(url, settings),
             on_progress=progress.note,

@@ -5,7 +5,7 @@ The texts are TorchServe's. Source: torchserve 0.12, "Register a model".
 
 import re
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from batching.errors import DownloadFailed, ModelNotFound
@@ -27,6 +27,7 @@ def locate_archive(
     model_store: Path | None,
     *,
     allowed_urls: str = DEFAULT_ALLOWED_URLS,
+    startup_models: str = "",
     is_registered: bool = False,
     is_unused: Callable[[], bool] | None = None,
     on_progress: OnProgress | None = None,
@@ -34,11 +35,15 @@ def locate_archive(
 ) -> Path:
     """The archive file or model folder, inside of the model store; downloaded if it is remote.
 
+    A folder that the operator names as a startup model may be anywhere.
+
     Args:
-        url: a name in the store, `file://` with a path in the store, or http(s).
+        url: a name in the store, `file://` with a path in the store, or http(s). Of a path that
+            leads elsewhere only the last part counts, if the store has a file of that name.
         model_store: the folder of archives.
         allowed_urls: comma list of regular expressions, as in config.properties; a remote URL
             must match one as a whole.
+        startup_models: the setting `load_models`.
         is_registered: a download that is already in the store is used rather than refused: the
             caller knows its SHA-256 and compares.
         is_unused: whether no version needs a file of that name; an earlier download from this URL
@@ -60,7 +65,7 @@ def locate_archive(
         raise ModelNotFound("Model store has not been configured.")
     match = _SCHEME.match(url)
     if match is None:
-        return _in_store(url, model_store)
+        return _startup_folder(url, startup_models) or _in_store(url, model_store)
     if match[1].lower() == "file":
         return _file_in_store(url, model_store)
     if is_registered and _is_archive(known := store_path(url, model_store)):
@@ -98,8 +103,15 @@ def _path_of_file_url(url: str) -> str:
     return path
 
 
+def _startup_folder(url: str, startup_models: str) -> Path | None:
+    """A folder that is named by a path: SageMaker's containers name `/opt/ml/model`, say."""
+    named = {entry.strip().rpartition("=")[2] for entry in startup_models.split(",")}
+    is_named = url in named and "/" in url
+    return Path(url).resolve() if is_named and Path(url).is_dir() else None
+
+
 def _in_store(name: str, model_store: Path) -> Path:
-    place = _find(name, model_store)
+    place = _find(name, model_store) or _file_of_the_name(name, model_store)
     if place is None:
         raise ModelNotFound(f"Model not found at: {name}{_why_not_found(name, model_store)}")
     return place
@@ -115,6 +127,12 @@ def _find(name: str, model_store: Path) -> Path | None:
     except _NO_PATH:
         pass
     return None
+
+
+def _file_of_the_name(path: str, model_store: Path) -> Path | None:
+    # Who writes an archive may know the store by another path, as outside of its container.
+    place = _find(PurePosixPath(path).name, model_store)
+    return place if place is not None and place.is_file() else None
 
 
 def _is_archive(place: Path) -> bool:

@@ -36,6 +36,7 @@ class ModelFiles:
     def __init__(self, settings: Settings) -> None:
         self._model_store = settings.model_store
         self._allowed_urls = settings.allowed_urls
+        self._startup_models = settings.load_models
         self._work_dir = settings.work_dir or _default_work_dir()
         self._unused_kept_s = settings.unused_files_kept_s
         # Weak: a lock is there for as long as somebody holds it or waits for it.
@@ -127,6 +128,7 @@ class ModelFiles:
             spec.model_url,
             self._model_store,
             allowed_urls=self._allowed_urls,
+            startup_models=self._startup_models,
             is_registered=True,
         )
         try:

@@ -32,6 +32,31 @@ def test_archive_is_found_in_the_store(name, store):
     assert locate_archive(str(store / name), store) == store / name
 
 
+@pytest.mark.parametrize("path", ["/home/me/model_store/local.mar", "model_store/local.mar"])
+def test_archive_is_found_by_its_name_where_the_store_has_another_path(path, store):
+    # When / Then
+    assert locate_archive(path, store) == store / "local.mar"
+
+
+def test_folder_of_that_name_in_the_store_is_another_model(store):
+    # When / Then
+    with pytest.raises(ModelNotFound, match="Model not found at: /opt/model"):
+        locate_archive("/opt/model", store)
+
+
+def test_folder_that_the_operator_names_may_be_outside_of_the_store(store, tmp_path):
+    # Given
+    folder = tmp_path / "own"
+    folder.mkdir()
+
+    # When / Then
+    assert locate_archive(str(folder), store, startup_models=f"a.mar, own={folder}") == folder
+    assert locate_archive(str(folder), store, startup_models=str(folder)) == folder
+    for startup_models in ("", "all", f"own={folder}er"):
+        with pytest.raises(ModelNotFound, match="Model not found at: "):
+            locate_archive(str(folder), store, startup_models=startup_models)
+
+
 BEHIND_A_LINK = (
     ". A link leads out of the model store there, and is not followed: put the archive itself into "
     "the model store"
