@@ -121,7 +121,7 @@ def _enter_folder(model_dir: Path, handler: str) -> None:
     os.chdir(model_dir)
     handler_dir = (root / PurePosixPath(handler.partition(":")[0]).parent).resolve()
     folders = [str(model_dir)]
-    if handler_dir != root and handler_dir.is_relative_to(root):
+    if handler_dir != root:
         folders.insert(0, str(handler_dir))
     sys.path[:0] = folders
     importlib.invalidate_caches()

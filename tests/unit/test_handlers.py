@@ -52,6 +52,20 @@ def test_handler_in_a_folder_of_its_own_is_importable(load_handler):
     assert model.entry([1], model.context) == [1]
 
 
+def test_handler_outside_of_the_model_is_importable(load_handler, tmp_path):
+    # Given a handler for many models, as default_service_handler names it
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    (folder / "shared_handler.py").write_text("import shared_helper\n" + FUNCTION)
+    (folder / "shared_helper.py").touch()
+
+    # When
+    model = load_handler({"weights.pt": ""}, handler=f"{folder}/shared_handler.py:handle")
+
+    # Then
+    assert model.entry([1], model.context) == [1]
+
+
 def test_only_class_is_initialised_and_its_handle_is_the_entry(load_handler):
     # When
     model = load_handler({"cls_one.py": CLASS}, handler="cls_one", model_name="served")
