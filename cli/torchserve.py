@@ -29,6 +29,9 @@ from cli.pid_file import pid_file, remove_pid, running_server, write_pid
 from cli.ready_pipe import ReadyPipe
 from cli.server import run_server
 
+# What programs look for that wait for TorchServe's process, as SageMaker's inference toolkit does.
+# Python takes an option -X that it does not know, and ignores it.
+_MARK = ("-X", "org.pytorch.serve.ModelServer")
 STOP_TIMEOUT_S = 60.0
 STOP_LOOK_S = 0.1
 CONFIG_VARIABLE = "TS_CONFIG_FILE"
@@ -208,7 +211,7 @@ def _start_in_background() -> int:
     ready = ReadyPipe()
     [write_fd] = ready.writer()
     process = subprocess.Popen(  # noqa: S603 - ourselves, with the arguments that we were given
-        [sys.executable, "-P", "-m", "cli.main", *sys.argv[1:], "--foreground"],
+        [sys.executable, "-P", *_MARK, "-m", "cli.main", *sys.argv[1:], "--foreground"],
         env={**os.environ, READY_VARIABLE: str(write_fd)},
         stdin=subprocess.DEVNULL,
         pass_fds=[write_fd],

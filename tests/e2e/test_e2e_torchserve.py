@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import requests
 import torch
 
 from batching.snapshots import newest_snapshot, read_snapshot
 from tests.e2e.archives import make_archive, make_scripted
-from tests.e2e.ferry_process import FERRY, MARK, FerryServer, processes_of
+from tests.e2e.ferry_process import FERRY, MARK, STOP_TIMEOUT_S, FerryServer, processes_of
 from tests.e2e.test_readme import blocks
 from tests.ports import free_ports
 from tests.support import came_true, eventually
@@ -272,6 +273,60 @@ def test_torchserve_configured_by_its_file_loads_the_models_in_it(terminal):
     # And stopping takes the keys along
     terminal.type("torchserve --stop")
     assert not keys_file.exists()
+
+
+def test_torchserve_starts_as_sagemakers_inference_toolkit_starts_it(terminal):
+    # Given what it writes and calls: one port, a model without an archive, a handler of its own
+    folder = terminal.folder
+    for name in ("ml/model/code", "toolkit"):
+        (folder / name).mkdir(parents=True)
+    (folder / "ml/model/model.pt").write_text("weights")
+    (folder / "ml/model/code/inference.py").write_text(
+        "def model_fn(folder): return open(f'{folder}/model.pt').read()\n"
+    )
+    (folder / "toolkit/handler_service.py").write_text(
+        "import inference\n"
+        "def handle(data, context):\n"
+        '    folder = context.system_properties["model_dir"]\n'
+        "    return data and [inference.model_fn(folder) for _ in data]\n"
+    )
+    (folder / "sagemaker-ts.properties").write_text(
+        "vmargs=-XX:-UseContainerSupport\n"
+        "enable_envvars_config=true\n"
+        "decode_input_request=false\n"
+        "load_models=ALL\n"
+        "disable_token_authorization=true\n"
+        # As it is there: the line end is missing.
+        "enable_model_api=truedefault_response_timeout=60\n"
+        f"inference_address=http://0.0.0.0:{terminal.port}\n"
+        f"management_address=http://0.0.0.0:{terminal.port}\n"
+        f"default_service_handler={folder}/toolkit/handler_service.py:handle\n"
+    )
+    for name in ("FERRY_INFERENCE_ADDRESS", "FERRY_MANAGEMENT_ADDRESS"):
+        del terminal.environment[name]
+    terminal.environment["PYTHONPATH"] = os.pathsep.join(
+        [f"{folder}/ml/model/code", os.environ.get("PYTHONPATH", "")]
+    )
+    # When
+    printed = terminal.type(
+        "torchserve --start --model-store model_store --ts-config sagemaker-ts.properties "
+        f"--models model={folder}/ml/model"
+    )
+    # Then its one model is served where SageMaker asks
+    assert "not loaded" not in printed
+    eventually(lambda: terminal.get("v2/models/model/ready").ok, 30)
+    url = f"http://127.0.0.1:{terminal.port}/invocations"
+    assert requests.post(url, data=b"[1]", timeout=30).text == "weights"
+    # And the toolkit finds the one process that it waits for, and ends
+    [server] = [
+        process
+        for process in psutil.process_iter()
+        if "org.pytorch.serve.ModelServer" in process.cmdline()
+        and process.environ().get(MARK) == terminal.mark
+    ]
+    server.terminate()
+    psutil.wait_procs([server], STOP_TIMEOUT_S)
+    assert processes_of(terminal.mark) == []
 
 
 def test_torchserve_is_a_program_for_those_who_have_no_path(terminal):
