@@ -96,8 +96,9 @@ def _document(title: str, version: str, operations: Iterable[_Operation]) -> dic
         paths.setdefault(path, {})[method] = {
             "operationId": operation_id,
             "parameters": _parameters(path, query),
+            **_request_body(path),
             "responses": {
-                "200": {"description": "Done"},
+                **{code: _answer(path, method) for code in _codes(path, query)},
                 "default": {
                     "description": "Refused or failed",
                     "content": {"application/json": {"schema": _ERROR_SCHEMA}},
@@ -109,11 +110,116 @@ def _document(title: str, version: str, operations: Iterable[_Operation]) -> dic
 
 def _parameters(path: str, query: Sequence[str]) -> list[dict[str, Any]]:
     in_path = [name for name in ("model_name", "model_version") if f"{{{name}}}" in path]
-    text = {"type": "string"}
-    return [{"in": "path", "name": name, "required": True, "schema": text} for name in in_path] + [
-        {"in": "query", "name": name, "required": name == "url", "schema": text} for name in query
+    return [{"in": "path", "name": name, "required": True, "schema": _TEXT} for name in in_path] + [
+        {
+            "in": "query",
+            "name": name,
+            "required": name == "url",
+            "schema": _PARAMETER_SCHEMAS.get(name, _TEXT),
+        }
+        for name in query
     ]
 
+
+def _request_body(path: str) -> dict[str, Any]:
+    if not path.startswith(_WITH_BODY):
+        return {}
+    return {"requestBody": {"content": _of_handler(path)}}
+
+
+def _of_handler(path: str) -> dict[str, Any]:
+    return _BYTES if path.startswith(_PREDICTION) else _JSON
+
+
+def _codes(path: str, query: Sequence[str]) -> tuple[str, ...]:
+    """The status codes whose answers are no errors."""
+    if "synchronous" in query:
+        return "200", "202", "206"
+    return {"/ping": ("200", "500"), "/readyz": ("200", "503")}.get(path, ("200",))
+
+
+def _answer(path: str, method: str) -> dict[str, Any]:
+    if path.startswith(_WITH_BODY):
+        return {"description": "The handler's answer", "content": _of_handler(path)}
+    if path == "/metrics":
+        return {"description": "Metrics", "content": {"text/plain": {"schema": _TEXT}}}
+    schema = _ANSWER_SCHEMAS.get(f"{method} {path}", _STATUS)
+    return {"description": "Done", "content": {"application/json": {"schema": schema}}}
+
+
+# Clients are generated from these documents: what has no type here has none in them, and what has
+# no body or content cannot be sent, or is thrown away.
+_TEXT = {"type": "string"}
+_NUMBER = {"type": "integer"}
+_FLAG = {"type": "boolean"}
+_OBJECT = {"type": "object"}
+
+_PARAMETER_SCHEMAS = {
+    "customized": _FLAG,
+    "synchronous": _FLAG,
+    **dict.fromkeys(
+        (
+            "limit",
+            "batch_size",
+            "max_batch_delay",
+            "latency_slo_ms",
+            "response_timeout",
+            "startup_timeout",
+            "initial_workers",
+            "min_worker",
+            "max_worker",
+        ),
+        _NUMBER,
+    ),
+}
+
+# What handlers take and give is theirs, but generators make nothing of a body of any type.
+_PREDICTION = "/prediction"
+_WITH_BODY = (_PREDICTION, "/v1/", "/v2/")
+_BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_JSON = {"application/json": {"schema": _OBJECT}}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def _list_of(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+_STATUS = _object(status=_TEXT)
+_DESCRIPTION = _list_of(
+    _object(
+        modelName=_TEXT,
+        modelVersion=_TEXT,
+        modelUrl=_TEXT,
+        runtime=_TEXT,
+        minWorkers=_NUMBER,
+        maxWorkers=_NUMBER,
+        batchSize=_NUMBER,
+        maxBatchDelay=_NUMBER,
+        responseTimeout=_NUMBER,
+        startupTimeout=_NUMBER,
+        loadedAtStartup=_FLAG,
+        workers=_list_of(
+            _object(id=_TEXT, startTime=_TEXT, status=_TEXT, memoryUsage=_NUMBER, pid=_NUMBER)
+        ),
+        jobQueueStatus=_object(remainingCapacity=_NUMBER, pendingRequests=_NUMBER),
+        isDefault=_FLAG,
+    )
+)
+_ANSWER_SCHEMAS = {
+    "options /": _OBJECT,
+    "get /api-description": _OBJECT,
+    "get /models": _object(
+        nextPageToken=_TEXT, models=_list_of(_object(modelName=_TEXT, modelUrl=_TEXT))
+    ),
+    f"get /models/{_NAME}": _DESCRIPTION,
+    f"get /models/{_VERSIONED}": _DESCRIPTION,
+    "get /downloads": _list_of(_OBJECT),
+    "get /nodes": _list_of(_OBJECT),
+}
 
 _ERROR_SCHEMA = {
     "type": "object",
