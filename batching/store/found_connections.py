@@ -125,7 +125,7 @@ class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
 
     async def _connect(self) -> None:
         self.host, self.port = await self._finder.find_async()
-        await super()._connect()  # type: ignore[no-untyped-call]
+        await super()._connect()
 
 
 class AsyncFoundTlsConnection(AsyncFoundConnection, redis.asyncio.SSLConnection):

@@ -11,7 +11,7 @@ import redis
 import redis.asyncio.connection
 import redis.connection
 
-from batching.store.redis_errors import REFUSED
+from batching.store.redis_errors import AWAY, REFUSED
 
 # Sent by a server that is a replica now, or starts, or is cut off.
 _NOT_HERE = ("CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED")
@@ -39,15 +39,35 @@ PARSER = _noticing_the_wrong_server(redis.connection.DefaultParser)
 ASYNC_PARSER = _noticing_the_wrong_server(redis.asyncio.connection.DefaultParser)
 
 
+def drop_if_lost(connection: Any) -> None:
+    """A blocking connection that the other side has closed meanwhile is made anew when it is used.
+
+    Nothing is lost by that: no reply may be due on it. Servers with a `timeout` close idle ones.
+    """
+    try:
+        is_stale = connection.can_read()
+    except AWAY:
+        is_stale = True
+    if is_stale:
+        connection.disconnect()
+
+
 class NoticesItsLoss:
     """For redis-py's asyncio connections: one that the event loop has closed is made anew.
 
     A host that was cut off has its idle connections ended by the kernel. redis-py would send on
     them, since the stream has an error and not an end; uvloop then raises RuntimeError, which no
     caller takes for what it is. Nothing was sent, so nothing is repeated.
+
+    And what is made anew reads the files for TLS anew: they may have been renewed.
     """
 
     _writer: Any
+
+    async def _connect(self) -> None:
+        if (tls := getattr(self, "ssl_context", None)) is not None:
+            tls.context = None  # redis-py's blocking connections keep none
+        await super()._connect()  # type: ignore[misc]
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         """The command is sent, on a new connection if this one was lost."""

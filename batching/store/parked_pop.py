@@ -5,6 +5,7 @@ from typing import Any
 
 from batching.store.connection import BLOCK_S, Client
 from batching.store.hang_up import hang_up
+from batching.store.lost_connections import drop_if_lost
 from batching.store.redis_errors import AWAY
 
 
@@ -62,6 +63,8 @@ class ParkedPop:
             return
         if self._connection is None:
             self._connection = self._pool.get_connection()
+        else:
+            drop_if_lost(self._connection)
         self._connection.send_command("BLPOP", self._name, BLOCK_S)
         self._is_parked = True
 

@@ -8,7 +8,7 @@ from redis.exceptions import NoScriptError
 
 from batching.store import scripts
 from batching.store.connection import Client
-from batching.store.redis_errors import AWAY
+from batching.store.lost_connections import drop_if_lost
 
 Command = tuple[str | int | bytes, ...]
 
@@ -54,11 +54,5 @@ class ScriptConnection:
         if connection is None:
             connection = self._connection = self._pool.get_connection()
         connection.connect()
-        try:
-            is_stale = connection.can_read()
-        except AWAY:
-            is_stale = True
-        if is_stale:
-            # Closed by the other side meanwhile: nothing is lost yet, another one is made.
-            connection.disconnect()
+        drop_if_lost(connection)
         return connection

@@ -1,5 +1,6 @@
 """rediss:// verifies the server. The embedded server has no TLS, so a proxy here brings it."""
 
+import asyncio
 import contextlib
 import shutil
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ import redis
 
 from batching.settings import Settings, SettingsError
 from batching.store.bell import Bell
-from batching.store.connection import connect, store_url
+from batching.store.connection import connect, connect_async, store_url
 from batching.store.server_check import check_server
 from tests.support import eventually
 from tests.timing import assert_within
@@ -68,7 +70,7 @@ class TlsProxy:
     """TLS on a port, the real server's unix socket behind it."""
 
     def __init__(self, context, socket_path):
-        self._context = context
+        self.context = context
         self._socket_path = str(socket_path)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -89,7 +91,7 @@ class TlsProxy:
                 plain, _ = self._listener.accept()
                 with contextlib.suppress(OSError), plain:
                     plain.settimeout(5)
-                    with self._context.wrap_socket(plain, server_side=True) as client:
+                    with self.context.wrap_socket(plain, server_side=True) as client:
                         self._pass_on(client)
 
     def _pass_on(self, client):
@@ -171,6 +173,31 @@ def test_tls_connection_shows_our_certificate(proxy, certificates):
         redis_cert_file=certificates / "client.pem",
         redis_key_file=certificates / "client.key",
     )
+
+
+def test_renewed_files_are_read_by_the_next_connection(tmp_path, redis_server):
+    # Given
+    folder = make_certificates(tmp_path)
+    context = server_context(folder, "here", wants_client=True)
+    settings = Settings(
+        redis_ca_file=folder / "authority.pem",
+        redis_cert_file=folder / "client.pem",
+        redis_key_file=folder / "client.key",
+    )
+
+    async def run(port):
+        url = store_url(replace(settings, redis_url=f"rediss://localhost:{port}/0"))
+        async with connect_async(url) as client:
+            assert await client.ping()
+            await client.connection_pool.disconnect()
+            # When
+            renewed = server_context(make_certificates(folder), "here", wants_client=True)
+            proxy.context = renewed
+            # Then
+            assert await client.ping()
+
+    with TlsProxy(context, redis_server.socket_path) as proxy:
+        asyncio.run(run(proxy.port))
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,20 @@ def test_parked_pop_does_not_wait_when_there_is_no_time(parked, real_backend):
     assert real_backend.client.llen(TOKENS) == 1
 
 
+def test_parked_pop_is_not_lost_with_a_connection_that_was_closed_while_idle(
+    parked, real_backend, monkeypatch
+):
+    monkeypatch.setattr(parked_pop, "BLOCK_S", SHORT_BLOCK_S)
+    # Given a pop that has ended by itself, as servers with a `timeout` close no blocked connection
+    assert not parked.wait(0.01)
+    eventually(lambda: not is_blocked(real_backend))
+    real_backend.client.client_kill_filter(_type="normal", skipme=True)
+
+    # When / Then: nothing was under way, so nobody need hear of it
+    real_backend.client.rpush(TOKENS, "1")
+    assert parked.wait(1.0)
+
+
 def test_parked_pop_works_again_after_its_connection_was_killed(parked, real_backend):
     # Given
     assert not parked.wait(0.01)
