@@ -26,7 +26,7 @@ from batching.store.connection import Client, connect, for_rq, store_url
 from batching.store.control_queue import INSPECT_ARCHIVE, JOB_BEAT_S, QUEUE_NAME, wrap_error
 from batching.store.downloads import Download, Downloads
 from batching.store.outage import Outage
-from batching.store.redis_errors import AWAY, REFUSED, UNHEARD, RedisError
+from batching.store.redis_errors import AWAY, UNHEARD, RedisError
 from batching.store.registry import Registry
 from workers import archive, fetch
 from workers.download import may_share_a_file, was_downloaded
@@ -40,8 +40,7 @@ CLOCKS_DIFFER_S = 86_400
 PROGRESS_S = 0.3
 RQ_SOCKET_TIMEOUT_S = 15.0
 RETRY_S = 0.5
-REFUSED_S = 1.0
-EXIT_UNHEARD = 1
+AGAIN_S = 1.0
 
 
 class ControlJob(Job):
@@ -235,14 +234,11 @@ def main() -> int:
         try:
             make_worker(client, outage).work(logging_level="WARNING")
             return 0
-        except REFUSED as error:
-            # Redis is full, say: a new process would be refused as well, and costs far more.
+        except RedisError as error:
+            # Redis is away, or full: a new process would fare no better, and costs far more.
             outage.note("work", error)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # RQ's own wants a worker at work
-            time.sleep(REFUSED_S)
-        except RedisError as error:
-            outage.note("work", error)
-            return EXIT_UNHEARD
+            time.sleep(AGAIN_S)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,16 @@
 import asyncio
 import errno
 import os
+import signal
+import subprocess
+import sys
 
 import psutil
 
 from batching.settings import Settings
 from batching.store.connection import connect
-from tests.support import eventually_async
+from cli.embedded_redis import EmbeddedRedis, find_server
+from tests.support import eventually, eventually_async
 from workers import control_process
 
 
@@ -65,3 +69,26 @@ def test_node_has_a_second_control_worker_for_the_time_that_a_download_takes(
     asyncio.run(run())
     client.flushall()
     client.close()
+
+
+def test_control_worker_waits_for_a_redis_that_starts_later(tmp_path):
+    # Given
+    log = tmp_path / "log"
+    server = EmbeddedRedis(find_server())
+    environment = {**os.environ, **Settings(redis_url=server.url).to_environment()}
+    with log.open("wb") as stream:
+        words = [sys.executable, "-P", "-m", "workers.control_jobs"]
+        worker = subprocess.Popen(words, env=environment, stderr=stream)
+    try:
+        eventually(lambda: "Redis does not answer" in log.read_text(), 20)
+        # When
+        with server, connect(server.url) as client:
+            # Then it is the same process, and nobody has to start another every second
+            eventually(lambda: client.scard("rq:workers"), 20)
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(20) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+        server.remove_folder()
+    assert log.read_text().count("Redis does not answer") == 1
