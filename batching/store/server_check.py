@@ -47,7 +47,7 @@ def check_server(settings: Settings) -> None:
         check_client(client)
         check_nodes(client, int(settings.dead_after_s * 1000))
     except AWAY as error:
-        why = _greeting(RedisUrl.parse(settings.redis_url)) or type(error).__name__
+        why = _greeting(RedisUrl.parse(settings.redis_url)) or str(error) or type(error).__name__
         log.warning("Redis could not be checked: %s", why)
     finally:
         client.close()
@@ -95,7 +95,8 @@ def check_client(client: Client) -> None:
     policy = str(client.info("memory").get("maxmemory_policy", SAFE_POLICY))
     if policy != SAFE_POLICY:
         log.warning(
-            "Redis has maxmemory-policy %s and may drop requests that were accepted: set it to %s",
+            "Redis has maxmemory-policy %s and may drop requests that were accepted, and what is "
+            "registered: set it to %s",
             policy,
             SAFE_POLICY,
         )

@@ -56,6 +56,7 @@ def test_real_server_is_taken_and_its_policy_is_looked_at(real_backend, caplog):
     (line,) = caplog.messages
     assert "allkeys-lru" in line
     assert "noeviction" in line
+    assert "registered" in line
 
 
 def test_silent_redis_is_not_refused(tmp_path, caplog):
@@ -92,6 +93,23 @@ def test_redis_that_refuses_everybody_is_not_refused_and_says_why(caplog):
     assert caplog.messages == [
         "Redis could not be checked: DENIED Redis is running in protected mode because of this"
     ]
+
+
+def test_redis_whose_user_lacks_a_command_is_not_refused_and_the_command_is_named(
+    real_backend, caplog
+):
+    # Given
+    rules = ("on", ">secret", "~*", "&*", "+@all", "-info")
+    real_backend.client.execute_command("ACL", "SETUSER", "somebody", "reset", *rules)
+    try:
+        # When
+        check_server(Settings(redis_url=real_backend.url.replace("//", "//somebody:secret@")))
+    finally:
+        real_backend.client.execute_command("ACL", "DELUSER", "somebody")
+    # Then
+    (line,) = caplog.messages
+    assert line.startswith("Redis could not be checked: ")
+    assert "'info'" in line
 
 
 def test_missing_redis_is_named():
