@@ -111,11 +111,11 @@ class ControlWorker(SimpleWorker):
     def dequeue_job_and_maintain_ttl(
         self, timeout: int | None, max_idle_time: int | None = None
     ) -> tuple[Job, Queue] | None:
-        """The next job; RQ would leave when Redis is not heard for a while."""
+        """The next job; RQ would leave when Redis is not heard for a while, or refuses."""
         while True:
             try:
                 return super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
-            except UNHEARD as error:
+            except RedisError as error:
                 self.outage.note("dequeue", error)
                 time.sleep(RETRY_S)
 

@@ -5,7 +5,8 @@ import contextlib
 import threading
 
 import pytest
-import redis
+from rq import Queue
+from rq.serializers import JSONSerializer
 
 from batching import errors
 from batching.store import changes as changes_module
@@ -126,6 +127,8 @@ def test_look_up_without_a_place_for_its_connection_is_told_of(server, url, capl
         catalog = Catalog(Registry(client), url)
         await catalog.start()
         await eventually_async(lambda: server.client.pubsub_numsub(keys.CHANGES)[0][1] == 1)
+        # Its first look at what is registered is over, and leaves no connection behind
+        await eventually_async(lambda: catalog._is_listening)
         client.connection_pool.disconnect()
         # When
         refused = pytest.raises(errors.StoreUnavailable, match="refuses")
@@ -173,25 +176,42 @@ def test_collecting_that_is_refused_is_told_of(server, url, registry, caplog):
     assert "blmpop" in caplog.text
 
 
-def test_control_worker_that_is_refused_says_so_in_one_line(server, url, monkeypatch, caplog):
+@contextlib.contextmanager
+def no_blmove(server):
+    """The user may not wait for control jobs."""
+    server.client.execute_command("ACL", "SETUSER", "default", "-blmove")
+    try:
+        yield
+    finally:
+        server.client.execute_command("ACL", "SETUSER", "default", "+blmove")
+
+
+@pytest.mark.parametrize("refusing", [disk_lost, no_blmove])
+def test_control_worker_that_is_refused_says_so_in_one_line_and_goes_on(
+    server, url, refusing, monkeypatch, caplog
+):
     # Given one that looks for jobs every second
     monkeypatch.setattr(control_jobs, "WORKER_TTL_S", 16)
+    monkeypatch.setattr(control_jobs, "RETRY_S", 0.05)
     client = connect(url, socket_timeout_s=15.0)
     worker = control_jobs.make_worker(client)
 
     def spoil():
         eventually(lambda: server.client.smembers("rq:workers"))
-        with disk_lost(server):
-            is_over.wait(10)
+        with refusing(server):
+            eventually(lambda: caplog.messages)
+        queue = Queue(control_jobs.QUEUE_NAME, connection=server.client, serializer=JSONSerializer)
+        queue.enqueue(control_jobs.INSPECT_ARCHIVE, "none.mar")
 
-    is_over = threading.Event()
     spoiling = threading.Thread(target=spoil)
     spoiling.start()
     # When
-    with pytest.raises(redis.ResponseError, match="MISCONF"):
-        worker.work(logging_level="WARNING")
-    is_over.set()
+    has_worked = worker.work(logging_level="WARNING", max_jobs=1)
     spoiling.join()
     client.close()
-    # Then it is for who has called it to say; RQ says nothing
-    assert caplog.text == ""
+    # Then
+    assert has_worked
+    refused, again = caplog.messages
+    assert refused.startswith("Redis refuses")
+    assert {disk_lost: "MISCONF", no_blmove: "'blmove'"}[refusing] in refused
+    assert again.startswith("Redis answers again")
