@@ -177,7 +177,8 @@ class Lane:
 
         Its registry is being restored then, or workers have not beaten yet.
         """
-        is_back = self._loop.time() - self._was_away_at < BACK_S
+        # A model that had to be looked up has no lane, and others have noticed.
+        is_back = self._loop.time() - self._was_away_at < BACK_S or self._outage.was_within(BACK_S)
         may_be_missing = code is SubmitCode.NO_VERSION or (
             code in (SubmitCode.NO_WORKER, SubmitCode.NO_TICKET)
             and (waiter.is_resubmitted or is_back)

@@ -4,6 +4,7 @@ Whoever calls Redis tries again many times a second, and each has nothing new to
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -31,6 +32,7 @@ class Outage:
         self._clock = clock
         self._failing: set[str] = set()
         self._since_s = 0.0
+        self._failed_at_s = -math.inf
         self._silent_until_s: dict[str, float] = {}
         self._is_said = False
 
@@ -39,6 +41,7 @@ class Outage:
         now_s = self._clock()
         if not self._failing:
             self._since_s = now_s
+        self._failed_at_s = now_s
         self._failing.add(verb)
         error = _innermost(error)
         words = _words(error)
@@ -54,6 +57,10 @@ class Outage:
             now_s - self._since_s,
             str(error) or type(error).__name__,
         )
+
+    def was_within(self, seconds: float) -> bool:
+        """Whether any call has failed of late."""
+        return self._clock() - self._failed_at_s < seconds
 
     def over(self, verb: str | None = None) -> None:
         """This call has succeeded; or, without a verb, Redis answers whatever it is asked."""

@@ -2,14 +2,18 @@
 
 import asyncio
 import contextlib
+import logging
 
 import pytest
+import redis
 
 from batching import errors
 from batching.store import broker as broker_module
 from batching.store import ingress_verbs as verbs_module
 from batching.store import lane as lane_module
 from batching.store.broker import Broker
+from batching.store.keys import VersionKeys
+from batching.store.outage import Outage
 from batching.store.registry import Registry
 from tests.support import KEY, eventually_async, make_spec, wire_of
 
@@ -52,6 +56,35 @@ def test_version_is_worth_another_try_when_redis_was_emptied(real_backend, regis
     # Then
     assert caught.value.status == 503
     assert caught.value.retry_after_s == 1.0
+
+
+def test_workers_have_time_to_beat_after_an_outage_that_others_have_noticed(
+    real_backend, registry, monkeypatch
+):
+    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 10.0)
+    # Given a model that nobody could look up while Redis was away
+    spec = make_spec()
+    registry.create(spec)
+    outage = Outage(logging.getLogger("test"))
+    outage.note("look up", redis.ConnectionError("away"))
+    names = VersionKeys.of(spec.key)
+
+    async def run():
+        broker = Broker(real_backend.url, outage=outage)
+        await broker.start()
+        # When
+        asking = asyncio.create_task(broker.predict(spec, wire_of("x"), request_id="a"))
+        await eventually_async(lambda: any(lane._moved_at for lane in broker._lanes.values()))
+        seconds, _ = real_backend.client.time()
+        real_backend.client.zadd(names.worker_beats, {"worker-a": 1000 * seconds})
+        real_backend.client.expire(names.worker_beats, 60)
+        # Then it is queued, and not told that there is no worker
+        await eventually_async(lambda: asking.done() or real_backend.client.llen(names.queue))
+        assert not asking.done()
+        asking.cancel()
+        await broker.close()
+
+    asyncio.run(run())
 
 
 # --- lanes
