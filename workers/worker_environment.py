@@ -57,7 +57,8 @@ def allowed_environment(environment: Mapping[str, str], pattern: str) -> dict[st
 def _python_path() -> str:
     compat_dir = str(Path(compat.__file__).parent)  # where handlers find the package `ts`
     root = str(Path(__file__).resolve().parent.parent)
-    # Installed packages are found anyway, and must not come before those of a model's own.
-    own = "" if root in site.getsitepackages() else root
+    # Installed packages are found anyway, and must not come before those of a model's own. Where
+    # they are may be named by a link: /opt/torchferry, to the release that is in use.
+    own = "" if root in map(os.path.realpath, site.getsitepackages()) else root
     inherited = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join(part for part in (compat_dir, own, inherited) if part)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import site
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,20 @@ def test_worker_finds_the_files_of_its_settings_from_the_models_folder():
     # Then
     assert told.redis_ca_file == Path.cwd() / "ca.pem"
     assert told.metrics_config == Path.cwd() / "m.yaml"
+
+
+def test_packages_of_the_server_do_not_come_before_those_of_a_model(tmp_path, monkeypatch):
+    # Given an environment that is installed, and reached through a link
+    spec = ModelSpec("m", "1.0", "m.mar", "m.py")
+    assignment = Assignment(spec, "w", Path("m"), Device("cpu"), 3)
+    installed = Path(__file__).parents[2]
+    link = tmp_path / "current"
+    link.symlink_to(installed)
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(link)])
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    # When / Then
+    found = worker_environment(assignment, Settings(), 1)["PYTHONPATH"]
+    assert found == str(installed / "compat")
 
 
 def test_worker_numbers_gpus_as_nvidia_smi_does_unless_told_otherwise(tmp_path, monkeypatch):
