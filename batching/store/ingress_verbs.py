@@ -1,4 +1,4 @@
-"""The ingress's verbs on one model version's queue: submit, collect, audit, cancel."""
+"""The ingress's verbs on one model version's queue: submit, receive, audit, cancel."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -15,7 +15,7 @@ from batching.store.open_records import rest_of_record
 from batching.store.replies import named_request
 from batching.store.scripts import script
 
-COLLECT_AT_ONCE = 256
+RECEIVE_AT_ONCE = 256
 CHUNKS_AT_ONCE = 16
 
 
@@ -176,13 +176,13 @@ class IngressVerbs:
         if names:
             await self._client.unlink(*names)
 
-    async def collect(self, collected: Sequence[str]) -> dict[str, bytes | None]:
-        """The values of the reply keys that have come; those of `collected` are deleted first.
+    async def receive(self, delivered: Sequence[str]) -> dict[str, bytes | None]:
+        """The values of the reply keys that have come; those of `delivered` are deleted first.
 
         Blocks up to `BLOCK_S`; empty when nothing came. One caller at a time.
         """
-        pop: Command = ("BLMPOP", BLOCK_S, 1, self._done, "LEFT", "COUNT", COLLECT_AT_ONCE)
-        discard: list[Command] = [("UNLINK", *self._reply_keys(collected))] if collected else []
+        pop: Command = ("BLMPOP", BLOCK_S, 1, self._done, "LEFT", "COUNT", RECEIVE_AT_ONCE)
+        discard: list[Command] = [("UNLINK", *self._reply_keys(delivered))] if delivered else []
         answer = (await self._listener.call(*discard, pop))[-1]
         if not answer:
             return {}
@@ -215,10 +215,10 @@ class IngressVerbs:
         names = self._large_replies(attempts) + self._reply_keys(list(attempts))
         await self._client.unlink(*names)
 
-    async def discard(self, collected: Sequence[str]) -> None:
+    async def discard(self, delivered: Sequence[str]) -> None:
         """These replies have reached their waiters and are deleted."""
-        if collected:
-            await self._client.unlink(*self._reply_keys(collected))
+        if delivered:
+            await self._client.unlink(*self._reply_keys(delivered))
 
     async def read_chunks(self, request_id: str, taken: int) -> list[bytes]:
         """The oldest pieces of an answer that wait, after the first `taken` have been deleted."""

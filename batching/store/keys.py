@@ -101,7 +101,7 @@ class VersionKeys:
 
     @property
     def reply_prefix(self) -> str:
-        """String, + request id: the reply; TTL 60 s, deleted by the ingress that collected it."""
+        """String, + request id: the reply; TTL 60 s, deleted by the ingress that received it."""
         return f"{self.tag}:rep:"
 
     @property

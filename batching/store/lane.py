@@ -192,35 +192,35 @@ class Lane:
         if not waiter.reply.done():
             self._enter(waiter)
 
-    # --- collect
+    # --- receive
 
     async def _read(self) -> None:
-        collected: list[str] = []
+        delivered: list[str] = []
         # Somebody may come while the last replies are being discarded.
-        while self._waiting or collected:
+        while self._waiting or delivered:
             try:
                 if self._waiting:
-                    collected = self._deliver(await self._verbs.collect(collected))
-                    self._outage.over("collect")
+                    delivered = self._deliver(await self._verbs.receive(delivered))
+                    self._outage.over("receive")
                 else:
-                    discarded, collected = collected, []
+                    discarded, delivered = delivered, []
                     await self._verbs.discard(discarded)
             except AWAY as error:
                 # A doorbell may have been popped into the broken connection; the audit finds out.
                 if isinstance(error, REFUSED):
                     # Answers come late then, by the audit, and nobody else would say why.
-                    self._outage.note("collect", error)
+                    self._outage.note("receive", error)
                 self._was_away_at = self._loop.time()
-                collected = []
+                delivered = []
                 await asyncio.sleep(RETRY_S)
 
     def _deliver(self, values: Mapping[str, bytes | None]) -> list[str]:
         """The waiters have their replies; the ids whose reply keys are needed no more."""
-        collected: list[str] = []
+        delivered: list[str] = []
         for request_id, value in values.items():
             waiter = self._waiting.get(request_id)
             if waiter is None:
-                collected.append(request_id)
+                delivered.append(request_id)
                 continue
             if value is None:
                 self._look_for_chunks(waiter)
@@ -230,7 +230,7 @@ class Lane:
                 if reply.chunks and waiter.stream is None:
                     waiter = self._open_stream(waiter)
                 waiter.resolve(reply)
-                collected.append(request_id)
+                delivered.append(request_id)
             except LargeReply as reply_elsewhere:
                 # Its reply key stays until it has been read: to the audit it is not lost.
                 self._large_replies.add(request_id, reply_elsewhere.attempt)
@@ -239,7 +239,7 @@ class Lane:
                 waiter.resolve(
                     error_reply(errors.InternalError("The worker's answer cannot be read."))
                 )
-        return collected
+        return delivered
 
     # --- answers in pieces
 

@@ -5,7 +5,7 @@
 -- ARGV  1 worker id  2 reply_ttl_ms  then per request: id, attempt, ingress id, value of its reply
 --         key: the id and the reply's bytes ('@' = in their own key)
 -- Returns an array, one code per request:
---        1 stored   0 nobody waits (cancelled, or collected already)   2 stored before   3 stale
+--        1 stored   0 nobody waits (cancelled, or received already)   2 stored before   3 stale
 --
 -- The ingress gets each answer twice: with its doorbell, which spares it a round trip, and in the reply
 -- key, for when the doorbell was popped into a broken connection.

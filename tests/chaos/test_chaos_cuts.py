@@ -246,7 +246,7 @@ def test_f21_doorbell_that_was_cut_is_found_by_the_audit(line: Line, at: int) ->
     line.desk.worker().reply(items, [make_reply("x")])
 
     # When the ids are popped, and nobody hears them
-    line.cut(lambda: line.ingress.collect([]), at)
+    line.cut(lambda: line.ingress.receive([]), at)
     assert line.desk.done() == []
 
     # Then the audit tells

@@ -166,7 +166,7 @@ def test_f41_soak_grows_nothing(rig: Rig, crowd: Crowd, record_promise) -> None:
         assert set(found) == {"200"}, found
         model.check(crowd)
 
-        # And nothing is left of any, but replies whose collection was cut off, for their minute
+        # And nothing is left of any, but replies whose receipt was cut off, for their minute
         came_true(lambda: not request_keys(rig, b":rep:"), 65 if is_long() else 0.1)
         replies = request_keys(rig, b":rep:")
         assert all(0 < rig.redis.pttl(name) <= REPLY_TTL_MS for name in replies)

@@ -287,7 +287,7 @@ def test_lane_fetches_a_large_reply_again_when_the_connection_broke_under_it(
     asyncio.run(run())
 
 
-def test_lane_deletes_collected_replies(real_desk, monkeypatch):
+def test_lane_deletes_delivered_replies(real_desk, monkeypatch):
     monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
 
     async def run():
@@ -1028,7 +1028,7 @@ def test_lane_tells_who_waits_for_a_version_that_nobody_knows_any_more(desk):
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("verb", ["collect", "audit"])
+@pytest.mark.parametrize("verb", ["receive", "audit"])
 def test_lane_goes_on_after_a_failure_that_nobody_foresaw(desk, caplog, verb):
     async def run():
         async with open_lane(desk.backend.connect_async()) as lane:

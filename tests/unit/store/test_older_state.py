@@ -37,11 +37,11 @@ def queue(real_desk):
 
 def test_lease_of_an_answered_request_goes_away_when_its_worker_lives(queue, monkeypatch):
     monkeypatch.setattr(worker_module, "LOOK_S", 0.1)
-    # Given: it was answered and the answer collected, which the successor has not heard of
+    # Given: it was answered and the answer received, which the successor has not heard of
     desk, claimed, older = queue
     worker, ingress = desk.worker(), desk.ingress()
     worker.reply(claimed, [make_reply("A")])
-    assert list(ingress.collect([])) == ["a"]
+    assert list(ingress.receive([])) == ["a"]
     ingress.discard(["a"])
     assert desk.leased() == []
     runs = []
@@ -88,7 +88,7 @@ def test_reply_that_nobody_waits_for_any_more_is_not_kept(queue):
     # Given an ingress that has its answer already
     desk, claimed, older = queue
     desk.worker().reply(claimed, [make_reply("A")])
-    desk.ingress().collect([])
+    desk.ingress().receive([])
     older.restore()
     # When it is answered again
     desk.worker().reply(claimed, [make_reply("again")])

@@ -94,9 +94,9 @@ def test_users_may_pass_a_request_through_its_whole_life(desks):
     assert hands.wait_bell(5.0)
     batch = hands.claim(2, 0.0)
     assert isinstance(batch, Batch)
-    # Then: replied to, small and large, and collected
+    # Then: replied to, small and large, and received
     hands.reply(items_of(batch), [make_reply("ok"), make_reply("ok", size=LARGE)])
-    replies = verbs.collect([])
+    replies = verbs.receive([])
     assert sorted(replies) == ["large", "small"]
     assert None not in replies.values()
     assert verbs.fetch(["small", "large"]) == replies

@@ -147,7 +147,7 @@ def test_look_up_without_a_place_for_its_connection_is_told_of(server, url, capl
     assert again.startswith("Redis answers again")
 
 
-def test_collecting_that_is_refused_is_told_of(server, url, registry, caplog):
+def test_receiving_that_is_refused_is_told_of(server, url, registry, caplog):
     # Given a user who may do all but wait for answers
     rules = ("on", ">secret", "~*", "&*", "+@all", "-blmpop")
     server.client.execute_command("ACL", "SETUSER", "somebody", "reset", *rules)
@@ -172,7 +172,7 @@ def test_collecting_that_is_refused_is_told_of(server, url, registry, caplog):
     asyncio.run(run())
     worker_client.close()
     assert "Redis refuses this user or password" in caplog.text
-    assert "verb=collect" in caplog.text
+    assert "verb=receive" in caplog.text
     assert "blmpop" in caplog.text
 
 

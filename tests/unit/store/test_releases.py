@@ -71,7 +71,7 @@ def test_ingress_reads_what_a_worker_of_version_1_has_answered(desk):
     client.expire(f"{TAG}:done:ingress-a", 60)
     client.set(f"{TAG}:rep:b", b"b!worker_crashed", px=60_000)
     # When
-    found = desk.ingress().collect([])
+    found = desk.ingress().receive([])
     # Then
     expected = Reply(200, b"A", {"x-a": "1"}, "OK", "T", "r", BatchTiming(*TIMING), 2)
     assert decode_reply("a", found["a"]) == expected

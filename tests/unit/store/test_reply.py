@@ -64,7 +64,7 @@ def test_reply_comes_with_the_doorbell_in_one_round_trip(real_desk):
     calls_before = calls_of(real_desk, "mget", "get")
 
     # When
-    values = real_desk.ingress().collect([])
+    values = real_desk.ingress().receive([])
 
     # Then
     assert decode_reply("a", values["a"]) == make_reply("A")
@@ -81,7 +81,7 @@ def test_reply_of_a_doorbell_that_only_names_it_is_read_from_its_key(desk):
     desk.client.rpush(desk.keys.done_prefix + "ingress-a", "a")
 
     # When
-    values = desk.ingress().collect([])
+    values = desk.ingress().receive([])
 
     # Then
     assert decode_reply("a", values["a"]) == make_reply("A")
