@@ -4,7 +4,7 @@ import importlib.metadata
 import shutil
 from pathlib import Path
 
-from benchmarks.servers import Job, Server, ferry_command
+from benchmarks.servers import Job, Server, ferry_addresses, ferry_command
 from benchmarks.torchserve_env import TORCHSERVE_VERSION, write_captum
 
 WARNINGS_ONLY = Path(__file__).with_name("torchserve_warnings_only.xml")
@@ -103,9 +103,7 @@ class Torchferry(ArchiveServer):
 
     def _environment(self, folder: Path) -> dict[str, str]:
         return {
-            "FERRY_INFERENCE_ADDRESS": self._address(0),
-            "FERRY_MANAGEMENT_ADDRESS": self._address(1),
-            "FERRY_METRICS_ADDRESS": self._address(2),
+            **ferry_addresses(self._ports),
             "FERRY_JOB_QUEUE_SIZE": str(self._job.job_queue_size),
             "FERRY_WORK_DIR": str(folder / "work"),
             "FERRY_CONFIG_SNAPSHOTS": "false",

@@ -2,17 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Self
 
-from benchmarks.load import BenchmarkError, LoadReport
-from benchmarks.records import ROOT
+from benchmarks.child import run_module
+from benchmarks.load import LoadReport
 from benchmarks.servers import Job
 from workers.worker_environment import ALLOCATOR
-
-COMPAT = ROOT / "compat"
 
 
 class BareLoop:
@@ -40,13 +36,5 @@ class BareLoop:
         words = (self._job.own_archive, self._photo, self._job.batch_size, seconds)
         # A worker's environment, as far as it matters for speed.
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._job.threads))
-        run = subprocess.run(
-            [sys.executable, "-P", "-m", "benchmarks.bare_loop", *map(str, words)],
-            env=ALLOCATOR | os.environ | threads | {"PYTHONPATH": f"{COMPAT}{os.pathsep}{ROOT}"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if run.returncode != 0:
-            raise BenchmarkError(f"the bare loop failed:\n{run.stderr[-3000:]}")
-        return LoadReport(**json.loads(run.stdout.splitlines()[-1]))
+        environment = ALLOCATOR | os.environ | threads
+        return LoadReport(**json.loads(run_module("bare_loop", *words, environment=environment)))

@@ -1,16 +1,38 @@
-"""A server as a child process: its own process group and log, and nothing of it left at the end."""
+"""Child processes: a server of which nothing is left at the end, and a module of this folder."""
 
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
+from benchmarks.load import BenchmarkError
+from benchmarks.records import ROOT
+
 STOP_TIMEOUT_S = 15.0
 LOG_TAIL_CHARS = 3000
+
+
+def run_module(module: str, *words: object, environment: Mapping[str, str] = os.environ) -> str:
+    """The last line that `benchmarks.<module>` printed; handlers' `ts` is on its path.
+
+    Raises:
+        BenchmarkError: it failed.
+    """
+    run = subprocess.run(
+        [sys.executable, "-P", "-m", f"benchmarks.{module}", *map(str, words)],
+        env={**environment, "PYTHONPATH": f"{ROOT / 'compat'}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if run.returncode != 0:
+        raise BenchmarkError(f"benchmarks.{module} failed:\n{run.stderr[-LOG_TAIL_CHARS:]}")
+    return run.stdout.splitlines()[-1] if run.stdout else ""
 
 
 class Child:

@@ -25,11 +25,17 @@ from benchmarks.comparison import is_reached, to_record
 from benchmarks.contest import SERVERS, Contest, Pairs
 from benchmarks.load import BenchmarkError, wrk_path
 from benchmarks.presentation import markdown, print_record, write_chart
-from benchmarks.records import PERFORMANCE, RESULTS, ROOT, write_block, write_record
-from benchmarks.reports import EXIT_CODES, positive
+from benchmarks.records import (
+    CACHE,
+    PERFORMANCE,
+    RESULTS,
+    SHORT_RESULTS,
+    write_block,
+    write_record,
+)
+from benchmarks.reports import EXIT_CODES, end_servers_on_sigterm, positive
 from benchmarks.workloads import WORKLOADS, Workload
 
-CACHE = ROOT / ".bench"
 CHARTS = PERFORMANCE.parent / "charts"
 # Of tables in a file.
 WIDTH = 110
@@ -66,8 +72,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The comparisons are printed and written; returns the exit code, the worst of all."""
     options = parse(arguments)
-    # SIGTERM then unwinds the stack like Ctrl-C does, and the servers end with it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end_servers_on_sigterm()
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
@@ -139,12 +144,10 @@ def compare(workload: Workload, options: argparse.Namespace, console: Console) -
 
 def publish(record: dict[str, Any], name: str, *, is_short: bool) -> Path:
     """The record lies at the path returned; unless short, its table is in docs/performance.md."""
-    if is_short:
-        path = CACHE / "results" / f"{name}.json"
-        write_record(record, path)
-        return path
-    path = RESULTS / f"{name}.json"
+    path = (SHORT_RESULTS if is_short else RESULTS) / f"{name}.json"
     write_record(record, path)
+    if is_short:
+        return path
     chart = CHARTS / f"{name}.png"
     write_chart(record, chart)
     place = chart.relative_to(PERFORMANCE.parent).as_posix()

@@ -1,7 +1,5 @@
 """One workload: its model and bodies, and torchferry beside one other server at a time, A B A B."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +7,9 @@ from pathlib import Path
 from benchmarks.app_servers import APP_SERVERS
 from benchmarks.archive_servers import Torchferry, TorchServe
 from benchmarks.bare_process import BareLoop
+from benchmarks.child import run_module
 from benchmarks.environments import environment_python
 from benchmarks.load import BenchmarkError, Load, LoadReport, drive_to_the_end, drive_with_wrk
-from benchmarks.records import ROOT
 from benchmarks.servers import Job, Server, json_answer
 from benchmarks.torchserve_env import torchserve_python
 from benchmarks.workloads import Workload, echo_job
@@ -58,10 +56,7 @@ class Contest:
         """
         if not workload.network:
             return cls(workload, echo_job(workload, folder), [b"x" * workload.body_bytes], None)
-        command = [sys.executable, "-m", "benchmarks.resnet", str(folder)]
-        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        if run.returncode != 0:
-            raise BenchmarkError(f"ResNet-152 cannot be made:\n{run.stderr[-3000:]}")
+        run_module("resnet", folder)
         photos = sorted(folder.glob("photo-*.jpg"))
         name = "resnet-152"
         is_half = workload.network == "bfloat16"
@@ -132,7 +127,12 @@ class Contest:
     def _drive(self, server: Rival, seconds: float) -> LoadReport:
         if isinstance(server, BareLoop):
             return server.measure(seconds)
-        load = Load(
+        drive = drive_to_the_end if self.workload.network else drive_with_wrk
+        return drive(self.load(server), seconds)
+
+    def load(self, server: Server) -> Load:
+        """How this server is driven."""
+        return Load(
             url=server.url,
             body=server.packed(self.bodies[0]),
             content_type=server.content_type,
@@ -140,8 +140,6 @@ class Contest:
             # An echo that answers without the body would be fast and wrong.
             least_answer_bytes=self.workload.body_bytes,
         )
-        drive = drive_to_the_end if self.workload.network else drive_with_wrk
-        return drive(load, seconds)
 
 
 def _scores(server: Server, photo: bytes) -> dict[str, float]:

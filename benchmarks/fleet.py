@@ -13,7 +13,13 @@ from benchmarks.archives import write_archive
 from benchmarks.child import Child
 from benchmarks.load import BenchmarkError
 from benchmarks.processors import by_role
-from benchmarks.servers import ferry_command, free_ports, inherited_environment
+from benchmarks.servers import (
+    ferry_addresses,
+    ferry_command,
+    free_ports,
+    inherited_environment,
+    local,
+)
 from cli.embedded_redis import EmbeddedRedis, find_server
 
 START_TIMEOUT_S = 60.0
@@ -123,9 +129,7 @@ class Fleet:
 
     def _environment(self, folder: Path) -> dict[str, str]:
         return inherited_environment() | {
-            "FERRY_INFERENCE_ADDRESS": self._address(0),
-            "FERRY_MANAGEMENT_ADDRESS": self._address(1),
-            "FERRY_METRICS_ADDRESS": self._address(2),
+            **ferry_addresses(self._ports),
             "FERRY_JOB_QUEUE_SIZE": "1000",
             "FERRY_WORK_DIR": str(folder / "work"),
             "LOG_LOCATION": str(folder / "logs"),
@@ -154,4 +158,4 @@ class Fleet:
             raise BenchmarkError(f"{method} {path}: {answer.status_code} {answer.text}")
 
     def _address(self, index: int) -> str:
-        return f"http://127.0.0.1:{self._ports[index]}"
+        return local(self._ports[index])

@@ -35,8 +35,8 @@ from benchmarks.gpu_points import (
 from benchmarks.gpu_record import GpuRecord
 from benchmarks.gpu_report import BAR, markdown, to_point, verdict
 from benchmarks.load import BenchmarkError
-from benchmarks.records import PERFORMANCE, RESULTS, ROOT, origin, write_block
-from benchmarks.reports import positive
+from benchmarks.records import PERFORMANCE, RESULTS, SHORT_RESULTS, origin, write_block
+from benchmarks.reports import end_servers_on_sigterm, positive
 
 EXIT_REACHED, EXIT_MISSED, EXIT_FAILED = 0, 1, 2
 DTYPES, DECODERS = ("float32", "bfloat16", "float16"), ("cpu", "gpu")
@@ -67,7 +67,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.device == "cpu":
         options.workers, options.decode = (options.workers or [1])[:1], ["cpu"]
-    folder = RESULTS if options.device == "cuda" else ROOT / ".bench" / "results"
+    folder = RESULTS if options.device == "cuda" else SHORT_RESULTS
     options.record = options.record or folder / "gpu.json"
     return options
 
@@ -80,8 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "cuda" and gpu is None:
         console.print("skipped: there is no CUDA device here; --device cpu tries the command out")
         return EXIT_REACHED
-    # SIGTERM then unwinds the stack like Ctrl-C does, and the servers end with it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end_servers_on_sigterm()
     record = GpuRecord(options.record, head(options, gpu))
     try:
         for network in options.models:

@@ -4,17 +4,15 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.load import BenchmarkError, Load, LoadReport
+from benchmarks.child import run_module
+from benchmarks.load import Load, LoadReport
 from benchmarks.loaders import Driven, driven, together
 from benchmarks.processors import Meter
-from benchmarks.records import ROOT
 from benchmarks.servers import Job
 from benchmarks.wide_ferry import WideFerry
 
@@ -63,7 +61,7 @@ def write_model(folder: Path, network: str, dtype: str, decoders: Sequence[str])
     Raises:
         BenchmarkError: there is no such network.
     """
-    _python("gpu_model", str(folder), network, dtype, *decoders)
+    run_module("gpu_model", folder, network, dtype, *decoders)
 
 
 def forwards_per_s(archive: Path, kind: str, batch_size: int, seconds: float) -> float:
@@ -72,7 +70,7 @@ def forwards_per_s(archive: Path, kind: str, batch_size: int, seconds: float) ->
     Raises:
         BenchmarkError: the model cannot be loaded, or failed.
     """
-    return float(_python("gpu_loop", str(archive), kind, str(batch_size), str(seconds)))
+    return float(run_module("gpu_loop", archive, kind, batch_size, seconds))
 
 
 def served(folder: Path, point: Point, kind: str, seconds: float) -> Served:
@@ -169,21 +167,3 @@ def _loaders(server: WideFerry) -> Iterator[Callable[[Path, Point, float], Drive
             return together(list(pool.map(driven, loads, [seconds] * len(urls))))
 
         yield drive
-
-
-def _python(module: str, *words: str) -> str:
-    """The last line that a module of this folder printed.
-
-    Raises:
-        BenchmarkError: it failed.
-    """
-    run = subprocess.run(
-        [sys.executable, "-P", "-m", f"benchmarks.{module}", *words],
-        env=os.environ | {"PYTHONPATH": f"{ROOT / 'compat'}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if run.returncode != 0:
-        raise BenchmarkError(f"benchmarks.{module} failed:\n{run.stderr[-3000:]}")
-    return run.stdout.splitlines()[-1] if run.stdout else ""

@@ -12,6 +12,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+# Environments of other servers, and records of measurements too short to be cited.
+CACHE = ROOT / ".bench"
+SHORT_RESULTS = CACHE / "results"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 _CODE = (":/", ":/!benchmarks/results", ":/!docs")
 

@@ -11,11 +11,22 @@ from rich.console import Console
 
 from benchmarks.comparison import Verdict, is_reached
 from benchmarks.load import BenchmarkError
-from benchmarks.records import PERFORMANCE, RESULTS, ROOT, origin, write_block, write_record
+from benchmarks.records import (
+    PERFORMANCE,
+    RESULTS,
+    SHORT_RESULTS,
+    origin,
+    write_block,
+    write_record,
+)
 
-SHORT_RESULTS = ROOT / ".bench" / "results"
 EXIT_CODES = {True: 0, False: 1, None: 2}
 WORDS = {True: "reached", False: "missed", None: "not judged"}
+
+
+def end_servers_on_sigterm() -> None:
+    """SIGTERM unwinds the stack like Ctrl-C does, and the servers end with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def positive(text: str) -> int:
@@ -75,8 +86,7 @@ def finish(
 
     Unless short, the table is also in docs/performance.md.
     """
-    # SIGTERM then unwinds the stack like Ctrl-C does, and the servers end with it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end_servers_on_sigterm()
     console = Console(highlight=False, soft_wrap=True)
     try:
         record = measure()

@@ -17,11 +17,10 @@ from typing import Any
 
 import psutil
 
-from benchmarks.compare import CACHE
 from benchmarks.contest import Contest
-from benchmarks.load import Load, drive_with_wrk
+from benchmarks.load import drive_with_wrk
 from benchmarks.processors import by_role
-from benchmarks.records import told
+from benchmarks.records import CACHE, told
 from benchmarks.reports import finish, to_record
 from benchmarks.servers import Server
 from benchmarks.workloads import WORKLOADS
@@ -52,13 +51,7 @@ class Found:
 
 def measure(contest: Contest, server: Server, seconds: float, *, is_split: bool) -> Found:
     """What this server, up and with its model, takes for each request. Blocks."""
-    load = Load(
-        url=server.url,
-        body=server.packed(contest.bodies[0]),
-        content_type=server.content_type,
-        connections=contest.workload.connections,
-        least_answer_bytes=contest.workload.body_bytes,
-    )
+    load = contest.load(server)
     drive_with_wrk(load, min(seconds, WARM_UP_SECONDS))
     roles = by_role(server.pid)
     pids = roles if is_split else {ALL: [pid for found in roles.values() for pid in found]}

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -143,7 +144,7 @@ class Server(ABC):
         self._stop()
 
     def _address(self, index: int) -> str:
-        return f"http://127.0.0.1:{self._ports[index]}"
+        return local(self._ports[index])
 
     def _start(self, folder: Path) -> None:
         self._ports = free_ports(PORTS)
@@ -154,21 +155,23 @@ class Server(ABC):
         self._child.start()
 
     def _wait_until_healthy(self) -> None:
+        assert self._child is not None
+        self._wait_for(self._child, self._health_url)
+
+    def _wait_for(self, child: Child, health_url: str) -> None:
         give_up_at = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < give_up_at:
-            if self._child is None or not self._child.is_running:
-                raise self._failure("ended while starting")
-            try:
-                if self._client.get(self._health_url, timeout=2).is_success:
+            if not child.is_running:
+                raise self._failure("ended while starting", child)
+            with contextlib.suppress(httpx.TransportError):
+                if self._client.get(health_url, timeout=2).is_success:
                     return
-            except httpx.TransportError:
-                pass
             time.sleep(0.1)
-        raise self._failure(f"was not healthy after {START_TIMEOUT_S:.0f} s")
+        raise self._failure(f"was not healthy after {START_TIMEOUT_S:.0f} s", child)
 
-    def _failure(self, what: str) -> BenchmarkError:
-        log_tail = self._child.log_tail() if self._child else ""
-        return BenchmarkError(f"{self.name} {what}\n{log_tail}")
+    def _failure(self, what: str, child: Child | None = None) -> BenchmarkError:
+        child = child or self._child
+        return BenchmarkError(f"{self.name} {what}\n{child.log_tail() if child else ''}")
 
     def _stop(self) -> None:
         if self._child is not None:
@@ -187,6 +190,17 @@ def inherited_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name != "REDIS_URL" and not name.startswith(("FERRY_", "TS_"))
     }
+
+
+def ferry_addresses(ports: Sequence[int]) -> dict[str, str]:
+    """What has an ingress listen on the first three of these ports."""
+    names = ("INFERENCE", "MANAGEMENT", "METRICS")
+    return {f"FERRY_{name}_ADDRESS": local(port) for name, port in zip(names, ports, strict=False)}
+
+
+def local(port: int) -> str:
+    """The URL of what listens on this port."""
+    return f"http://127.0.0.1:{port}"
 
 
 def ferry_command() -> str:

@@ -1,19 +1,20 @@
 """`ferry up` with one model and several ingresses, each with a port of its own, on one Redis."""
 
 import contextlib
-import os
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import httpx
-
 from benchmarks.child import Child
-from benchmarks.load import BenchmarkError
 from benchmarks.measured_ferry import MeasuredFerry
 from benchmarks.processors import by_role
-from benchmarks.servers import START_TIMEOUT_S, Job, free_ports
+from benchmarks.servers import (
+    Job,
+    ferry_addresses,
+    ferry_command,
+    free_ports,
+    inherited_environment,
+    local,
+)
 from cli.embedded_redis import EmbeddedRedis, find_server
 
 _PORTS = 3
@@ -57,27 +58,13 @@ class WideFerry(MeasuredFerry):
             self._start_ingress(own)
 
     def _start_ingress(self, folder: Path) -> None:
-        addresses = [f"http://127.0.0.1:{port}" for port in free_ports(_PORTS)]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("FERRY_", "TS_"))}
-        environment |= self._environment(folder)
-        for name, address in zip(("INFERENCE", "MANAGEMENT", "METRICS"), addresses, strict=True):
-            environment[f"FERRY_{name}_ADDRESS"] = address
-        # `ferry up` has begun, so the command is there.
-        ferry = Path(sys.executable).with_name("ferry")
-        words = [str(ferry), "ingress", "--redis-url", self._redis.url]
+        ports = free_ports(_PORTS)
+        environment = inherited_environment() | self._environment(folder) | ferry_addresses(ports)
+        words = [ferry_command(), "ingress", "--redis-url", self._redis.url]
         child = Child(words, environment, folder)
         child.start()
-        self._children.append((child, addresses[0]))
-        self._wait_for(child, addresses[0])
-
-    def _wait_for(self, child: Child, address: str) -> None:
-        give_up_at = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < give_up_at and child.is_running:
-            with contextlib.suppress(httpx.TransportError):
-                if self._client.get(f"{address}/ping", timeout=2).is_success:
-                    return
-            time.sleep(0.1)
-        raise BenchmarkError(f"a further ingress was not healthy:\n{child.log_tail()}")
+        self._children.append((child, local(ports[0])))
+        self._wait_for(child, f"{local(ports[0])}/ping")
 
     def _stop(self) -> None:
         # Further ingresses need workers to answer what they have accepted, and all need Redis.

@@ -157,7 +157,7 @@ def test_figure_of_the_gpus_decoder_is_never_one_of_pillow():
 @pytest.mark.timeout(480)
 def test_gpu_benchmark_measures_a_small_network_on_the_cpu(tmp_path, monkeypatch):
     # Given
-    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu, "SHORT_RESULTS", tmp_path / ".bench" / "results")
     monkeypatch.setattr(gpu_points, "CORES_PER_INGRESS", 1)
     monkeypatch.setattr(gpu_points, "MOST_INGRESSES", 2)
     words = ["--device", "cpu", "--models", "resnet18", "--batches", "2", "--seconds", "1"]
