@@ -19,14 +19,10 @@ from rich.markup import escape
 
 from batching.config_keys import why_without_effect
 from batching.entry_point import EXIT_UNUSABLE
-from batching.open_files import raise_open_files
 from batching.settings import Settings, SettingsError
 from cli.api import TOKEN_VARIABLE
 
 Command = Callable[..., Any]
-
-# A node holds two descriptors per worker and an ingress two per connection of a client.
-_ENOUGH_FILES = 1_024
 
 # The spelling that torchserve users know; the field's own name works as well.
 _ALIASES = {
@@ -73,16 +69,6 @@ def require_store(settings: Settings) -> None:
     """
     if settings.model_store is not None and not settings.model_store.is_dir():
         raise click.ClickException(f"the model store is not a folder: {settings.model_store}")
-
-
-def allow_many_files() -> None:
-    """This process and its children may open what a server needs, or a warning says otherwise."""
-    if (allowed := raise_open_files()) < _ENOUGH_FILES:
-        warn(
-            f"only {allowed} files may be open at once, connections included, and a server needs "
-            f"{_ENOUGH_FILES} or more: raise the hard limit (`ulimit -Hn`, LimitNOFILE= of "
-            "systemd, --ulimit nofile= of docker)"
-        )
 
 
 def settings_options(command: Command, *, unlisted: Collection[str] = ()) -> Command:

@@ -10,7 +10,8 @@ from functools import partial
 import click
 
 from batching.settings import Settings
-from cli.options import allow_many_files, require_store, settings_options
+from cli.open_files import allow_many_files
+from cli.options import require_store, settings_options
 from cli.role_settings import OF_INGRESS, OF_NODE, OF_WHOLE_SERVERS
 
 

@@ -25,7 +25,8 @@ from cli.embedded_redis import (
     find_server,
 )
 from cli.log_files import LogFiles
-from cli.options import allow_many_files, err, out, require_store, spinner, warn
+from cli.open_files import allow_many_files
+from cli.options import err, out, require_store, spinner, warn
 from cli.ready_pipe import ReadyPipe
 from cli.supervisor import Interrupted, Part, StartFailed, Supervisor
 

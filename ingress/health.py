@@ -7,7 +7,14 @@ from batching.errors import StoreUnavailable
 from batching.model_spec import ModelSpec
 from batching.status import WorkerState
 from batching.store.registry import Registry
-from ingress.lifecycle import Lifecycle
+
+
+class Lifecycle:
+    """Whether it is still loading its startup models, or on its way out. Read from any thread."""
+
+    def __init__(self) -> None:
+        self.is_loading = False
+        self.is_draining = False
 
 
 class Health:

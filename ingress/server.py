@@ -39,9 +39,8 @@ from ingress.edge import Edge, added_headers
 from ingress.exchange import Application
 from ingress.front import Front
 from ingress.handler_metrics import HandlerMetrics
-from ingress.health import Health
+from ingress.health import Health, Lifecycle
 from ingress.key_file import KeyFile
-from ingress.lifecycle import Lifecycle
 from ingress.listeners import Address, Listener, certificate_of, listener_table
 from ingress.metrics import Metrics
 from ingress.predictor import Predictor

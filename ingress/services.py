@@ -1,32 +1,27 @@
 """What the HTTP layer works with, built once by the server and passed in."""
 
 import asyncio
-import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from batching.settings import Settings
 from batching.store.control_queue import ControlQueue
 from batching.store.outage import Outage
 from batching.store.registry import Registry
-from ingress.health import Health
+from ingress.health import Health, Lifecycle
 from ingress.key_file import KeyFile
-from ingress.lifecycle import Lifecycle
 from ingress.metrics import Metrics
 from ingress.predictor import Predictor
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
     """The parts behind the HTTP layer.
 
-    `loop` is the one that the predictor lives on. `keys` is None where no tokens are
-    asked for.
+    `loop` is the one that the predictor lives on. `keys` is None where no tokens are asked for.
     """
 
     settings: Settings
@@ -37,8 +32,8 @@ class Services:
     metrics: Metrics
     lifecycle: Lifecycle
     loop: asyncio.AbstractEventLoop
-    keys: KeyFile | None = None
-    outage: Outage = field(default_factory=lambda: Outage(log))
+    keys: KeyFile | None
+    outage: Outage
 
     def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns or raises on the loop; blocks this thread, not the loop."""

@@ -27,7 +27,7 @@ from batching.model_spec import ModelSpec
 from batching.settings import Settings
 from workers.archive import read_model_config
 from workers.devices import Device
-from workers.handler_names import BUILT_IN_PACKAGE, DEFAULT_FUNCTION, split_handler
+from workers.manifest import BUILT_IN_PACKAGE, DEFAULT_FUNCTION, split_handler
 from workers.metrics_reporter import declare
 from workers.torch_version import require_safe_torch
 

@@ -1,4 +1,4 @@
-"""MANIFEST.json: what an archive says of its model."""
+"""MANIFEST.json: what an archive says of its model. Imports nothing that a handler needs."""
 
 import json
 from collections.abc import Mapping
@@ -10,6 +10,9 @@ from batching.errors import InvalidModel
 MANIFEST_PATH = PurePosixPath("MAR-INF/MANIFEST.json")
 DEFAULT_VERSION = "1.0"
 RUNTIMES = ("python", "python3", "LSP")
+
+DEFAULT_FUNCTION = "handle"
+BUILT_IN_PACKAGE = "ts.torch_handler"
 
 
 def parse_manifest(text: bytes) -> dict[str, Any]:
@@ -42,6 +45,12 @@ def config_file_of(manifest: Mapping[str, Any] | None) -> str:
     """The name of model-config.yaml in the archive; empty when it has none."""
     model = (manifest or {}).get("model") or {}
     return as_text(model.get("configFile")) or ""
+
+
+def split_handler(handler: str) -> tuple[str, str]:
+    """`some/path/file.py:function` → (`file`, `function`)."""
+    file, _, function_name = handler.partition(":")
+    return PurePosixPath(file).name.removesuffix(".py"), function_name or DEFAULT_FUNCTION
 
 
 def as_text(value: Any) -> str | None:

@@ -14,10 +14,15 @@ from batching.daemon_thread import in_daemon_thread
 from batching.errors import ServeError
 from batching.model_spec import ModelSpec
 from batching.settings import Settings, SettingsError
-from workers import archive, fetch, quarantine
+from workers import archive, fetch
 from workers.download import may_share_a_file, remove_download, remove_unused_downloads
 from workers.installer import Installer
-from workers.quarantine import folder_to_unpack_in, mark_used, remove_unused
+from workers.quarantine import (
+    folder_to_unpack_in,
+    mark_used,
+    remove_abandoned,
+    remove_unused,
+)
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +86,7 @@ class ModelFiles:
         self._installer.remove_unused(older_than_s=self._unused_kept_s)
         for folder in (self._work_dir, self._model_store):
             if folder is not None and folder.is_dir():
-                quarantine.sweep(folder)
+                remove_abandoned(folder)
         if self._model_store is not None and self._model_store.is_dir():
             self._sweep_downloads(self._model_store, [spec.model_url for spec in specs])
 

@@ -33,7 +33,7 @@ def folder_to_unpack_in(work_dir: Path) -> Iterator[Path]:
 
     Not a `TemporaryDirectory`: the interpreter removes those at exit, and a thread that the stop of
     its node has abandoned would take what is left of its folder for a whole model. So that folder
-    stays, and some node's `sweep` removes it.
+    stays, and some node's `remove_abandoned` removes it.
     """
     folder = Path(tempfile.mkdtemp(prefix=UNPACK_PREFIX, dir=work_dir))
     try:
@@ -82,7 +82,7 @@ def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> None:
             log.info("removed unused folder=%s", place)
 
 
-def sweep(folder: Path) -> None:
+def remove_abandoned(folder: Path) -> None:
     """The quarantine folders that nobody has written to for ABANDONED_AFTER_S are gone."""
     for prefix in (DOWNLOAD_PREFIX, UNPACK_PREFIX):
         for place in folder.glob(f"{prefix}*"):

@@ -13,7 +13,7 @@ from batching.settings import Settings, SettingsError
 from tests.support import make_spec
 from tests.unit.archives import write_zip
 from workers.model_files import ModelFiles
-from workers.quarantine import ABANDONED_AFTER_S, mark_used, sweep
+from workers.quarantine import ABANDONED_AFTER_S, mark_used, remove_abandoned
 from workers.requirements import environment_name
 
 KEPT_S = 86_400.0
@@ -57,7 +57,9 @@ def make(folder, name, age_s, file_age_s=None):
     return place
 
 
-def test_sweep_goes_on_behind_a_folder_that_another_user_has_closed(tmp_path, monkeypatch):
+def test_removal_of_what_is_abandoned_goes_on_behind_a_folder_that_another_user_has_closed(
+    tmp_path, monkeypatch
+):
     # Given, in either order
     old = ABANDONED_AFTER_S + 60
     closed = make(tmp_path, ".download-b", old)
@@ -71,13 +73,13 @@ def test_sweep_goes_on_behind_a_folder_that_another_user_has_closed(tmp_path, mo
 
     monkeypatch.setattr(Path, "iterdir", iterdir)
     # When
-    sweep(tmp_path)
+    remove_abandoned(tmp_path)
     # Then
     assert closed.exists()
     assert not any(place.exists() for place in gone)
 
 
-def test_sweep_removes_old_quarantine_and_nothing_else(tmp_path):
+def test_removal_takes_old_quarantine_and_nothing_else(tmp_path):
     # Given
     old = ABANDONED_AFTER_S + 60
     abandoned = [make(tmp_path, ".unpack-a", old), make(tmp_path, ".download-b", old)]
@@ -90,7 +92,7 @@ def test_sweep_removes_old_quarantine_and_nothing_else(tmp_path):
     outside = make(tmp_path.with_name(f"{tmp_path.name}-outside"), ".unpack-x", old)
     (tmp_path / ".unpack-link").symlink_to(outside)
     # When
-    sweep(tmp_path)
+    remove_abandoned(tmp_path)
     # Then
     assert not any(place.exists() for place in abandoned)
     assert all(place.exists() for place in [*kept, outside])
@@ -133,7 +135,7 @@ def test_nothing_is_removed_from_under_an_unpacking_that_a_stop_abandons(tmp_pat
     old_s = time.time() - ABANDONED_AFTER_S - 60  # noqa: TID251 - what file systems keep
     for place in (folder / "content", folder):
         os.utime(place, (old_s, old_s))
-    sweep(work_dir)
+    remove_abandoned(work_dir)
     assert not folder.exists()
 
 

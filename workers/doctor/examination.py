@@ -22,7 +22,7 @@ from workers.doctor.source_examination import (
 )
 from workers.doctor.ts_names import TsNames
 from workers.doctor.weights_examination import examine_other_files, examine_weights
-from workers.handler_names import BUILT_IN_PACKAGE, split_handler
+from workers.manifest import BUILT_IN_PACKAGE, split_handler
 from workers.requirements import read_requirements
 from workers.torch_version import require_safe_torch
 

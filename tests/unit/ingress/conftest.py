@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import threading
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
@@ -13,12 +14,12 @@ from batching.store.broker import Broker
 from batching.store.catalog import Catalog
 from batching.store.connection import connect
 from batching.store.downloads import Download
+from batching.store.outage import Outage
 from batching.store.registry import Registry
 from ingress.app import create_app
 from ingress.auth import Gate
 from ingress.front import Front
-from ingress.health import Health
-from ingress.lifecycle import Lifecycle
+from ingress.health import Health, Lifecycle
 from ingress.listeners import Address, Listener
 from ingress.metrics import Metrics
 from ingress.predictor import Predictor
@@ -28,6 +29,8 @@ from ingress.wsgi_bridge import WsgiBridge
 from tests.ports import free_ports
 from tests.unit.ingress.leaks import assert_tells_nothing
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S, SimulatedNode
+
+log = logging.getLogger(__name__)
 
 
 @pytest.fixture
@@ -139,6 +142,7 @@ def ingress(redis_url, keys):
         lifecycle=lifecycle,
         loop=loop,
         keys=keys,
+        outage=Outage(log, redis_url),
     )
     apps = {role: create_app(services, [role]) for role in Role}
     listeners = call(_listen(services, apps))

@@ -3,9 +3,23 @@
 import contextlib
 import resource
 
+from cli.options import warn
+
+# A node holds two descriptors per worker and an ingress two per connection of a client.
+_ENOUGH_FILES = 1_024
 # Some programs close every descriptor that they might have; where the hard limit is a billion, as
 # in some containers, that takes them minutes. Workers run what others wrote.
 _MOST_FILES = 1_048_576
+
+
+def allow_many_files() -> None:
+    """This process and its children may open what a server needs, or a warning says otherwise."""
+    if (allowed := raise_open_files()) < _ENOUGH_FILES:
+        warn(
+            f"only {allowed} files may be open at once, connections included, and a server needs "
+            f"{_ENOUGH_FILES} or more: raise the hard limit (`ulimit -Hn`, LimitNOFILE= of "
+            "systemd, --ulimit nofile= of docker)"
+        )
 
 
 def raise_open_files() -> int:
