@@ -1,4 +1,4 @@
-"""Blocking work of an event loop that a stop does not wait for."""
+"""Blocking work beside an event loop, in threads that a stopping process does not wait for."""
 
 import asyncio
 import contextlib
@@ -33,14 +33,14 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
 class DaemonThread:
     """One thread for blocking work, a piece after the other.
 
-    It is there also when the system lets no other be started.
+    Started early, it still works when the system refuses to start further threads.
     """
 
     def __init__(self) -> None:
         self._pieces: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """It waits for work.
+        """The thread runs and waits for work.
 
         Raises:
             NoThread: it cannot be started.
@@ -54,7 +54,7 @@ class DaemonThread:
         return await outcome
 
     def end(self) -> None:
-        """It ends after what it has been given; nobody waits for that."""
+        """The thread ends once it has done what it was given; this does not wait for that."""
         self._pieces.put(None)
 
     def _work(self) -> None:
@@ -70,7 +70,7 @@ def _start(run: Callable[[], None], name: str) -> None:
 
 
 def _piece(work: Callable[[], T]) -> "tuple[asyncio.Future[T], Callable[[], None]]":
-    """What becomes of the work on this event loop, and what does it in a thread."""
+    """A future for the outcome of the work, and the function that does the work in a thread."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 

@@ -22,7 +22,7 @@ class DrainRate:
         self._count += 1
 
     def per_s(self, now_s: float) -> float:
-        """Answers per second; the older window counts for the part of it that still matters."""
+        """Answers per second over WINDOW_S; the window before counts by its share in that time."""
         self._roll(now_s)
         share = 1.0 - (now_s - self._window_start) / WINDOW_S
         return (self._previous * share + self._count) / WINDOW_S

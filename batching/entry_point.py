@@ -10,7 +10,7 @@ _EXIT_UNUSABLE_NOW = 1
 
 
 def exit_code_for(error: SettingsError) -> int:
-    """What tells whoever started this part whether to start it again: 2 says that it is no use."""
+    """2 if no start with these settings can succeed, 1 if a later one may."""
     return _EXIT_UNUSABLE_NOW if isinstance(error, UnusableNow) else EXIT_UNUSABLE
 
 

@@ -23,7 +23,7 @@ _INDENT = "    "
 
 
 class LineFormatter(logging.Formatter):
-    """One line per event, which ends with what is true of the whole process; times in UTC."""
+    """One line per event, ending with the fields of this process (`model=`); times in UTC."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         super().__init__(LOG_FORMAT, "%Y-%m-%dT%H:%M:%S")
@@ -31,7 +31,7 @@ class LineFormatter(logging.Formatter):
         self._fields = fields
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's name)
-        """The line, and what the process' fields add to what it says itself."""
+        """The line, and those of the process' fields that it does not have itself."""
         text = super().formatMessage(record)
         if record.name in _METRIC_LOGS:
             return _escaped(text).replace("\n", "\\n")
@@ -42,7 +42,7 @@ class LineFormatter(logging.Formatter):
         return line + end + rest
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  (logging's name)
-        """The traceback as Python writes it, but for what only a client's text brings into it."""
+        """The traceback; nothing in it, which may be a client's text, looks like another event."""
         return _EVENT.sub(_INDENT, _escaped(super().formatException(ei)))
 
 

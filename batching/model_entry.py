@@ -93,7 +93,7 @@ def existing(entry: ModelEntry | None, model_name: str) -> ModelEntry:
 
 
 def check_names(model_name: str, model_version: str | None = None) -> None:
-    """Nothing happens to names that a model and its version could have.
+    """A model and its version can be called this.
 
     Raises:
         ModelNotFound, VersionNotFound: none can be called that, so no key is built from it.

@@ -24,7 +24,8 @@ MAX_WORKERS_PER_NODE = 1024
 # clock or system call takes them.
 MIN_INTEGER, MAX_INTEGER = -(2**31), 2**31 - 1
 
-# For `check_parameters`: of all that a parameter may leave open, it says something itself.
+# Stands for the archive in `check_parameters`. What an archive can say instead of a parameter, it
+# says in a way that is valid, so that only parameters that no archive could mend are refused.
 _ANY_ARCHIVE = ArchiveInfo(
     url="",
     sha256="",
@@ -188,7 +189,7 @@ def _timeouts(
 
 
 def check_worker_count(min_worker: int) -> None:
-    """Nothing, unless no node could ever run that many workers.
+    """A node may run that many workers of a model.
 
     Raises:
         BadRequest: it is a slip of the hand that would fill every node with processes.

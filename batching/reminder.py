@@ -1,4 +1,4 @@
-"""What fails at each of many tries is said when it is new, and now and then."""
+"""When a failure that comes at every try is logged: while its words are new, then now and then."""
 
 import time
 

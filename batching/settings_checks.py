@@ -39,7 +39,7 @@ ModelSettings = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 def check_settings(settings: "Settings") -> None:
-    """Nothing happens to settings that fit together.
+    """The settings fit together.
 
     Raises:
         SettingsError: they do not.

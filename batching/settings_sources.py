@@ -81,7 +81,7 @@ def _decoded(content: bytes) -> str:
 def file_values(
     properties: Mapping[str, str], by_key: Mapping[str, Field], environment: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Field values that a file's properties are, and the keys without effect, sorted.
+    """The field values in a file's properties, and the keys without effect, sorted.
 
     Raises:
         SettingsError: a value of the wrong type, or a `$$NAME$$` whose variable is not set.
@@ -129,10 +129,10 @@ def _torchserve_variables(
 
 
 def parse(name: str, spec: Field, text: str) -> Any:
-    """The value of this field that the text is.
+    """The text as a value of this field.
 
     Raises:
-        SettingsError: it is none; `name` says where it was found.
+        SettingsError: it is none; the error names `name`, where the text was found.
     """
     kind: Any = spec.type
     if isinstance(kind, types.UnionType):

@@ -89,7 +89,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """The line of one model version.
+    """The queue of one model version.
 
     `open_requests` are those that wait and those that workers own; `oldest_age_s` is that of the
     oldest one that waits, 0 when none does.

@@ -98,7 +98,7 @@ class LogFiles:
 
 
 class _File(RotatingFileHandler):
-    """One log file. What its disk does not take is on the console, which is told so once."""
+    """One log file. The console has each line anyway, and is told once that the disk takes none."""
 
     def __init__(self, path: Path, show: Callable[[bytes], None]) -> None:
         super().__init__(path, maxBytes=MAX_BYTES, backupCount=OLD_FILES, delay=True)

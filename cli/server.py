@@ -103,7 +103,7 @@ def _absolute(settings: Settings) -> Settings:
 
 
 def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool) -> Settings:
-    """An embedded Redis ends with its server; any other is the truth and needs no snapshots."""
+    """The settings with folder and file of snapshots; by default only for an embedded Redis."""
     folder: Path | None = settings.snapshot_dir
     if not settings.config_snapshots:
         folder = None

@@ -28,7 +28,7 @@ class UnsupportedEncoding(ServeError):
 
 
 def refuse_encoded(content_encoding: str) -> None:
-    """Nothing happens to a body that is sent as it is.
+    """The body is sent as it is.
 
     Raises:
         UnsupportedEncoding: it is compressed.

@@ -26,7 +26,7 @@ def describe_version(
     Args:
         spec: as registered.
         workers: those of live nodes.
-        queue: its line.
+        queue: of this version.
         is_default: whether requests without a version go to it.
         hosts: node id to host name, as far as known.
     """

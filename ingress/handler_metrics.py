@@ -35,7 +35,7 @@ class _Family:
 
 
 class HandlerMetrics(Collector):
-    """Nothing while Redis is away."""
+    """What the handlers of all versions have measured; nothing while Redis is away."""
 
     def __init__(
         self,

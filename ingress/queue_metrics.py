@@ -3,7 +3,7 @@
 Every ingress tells the same of these, so expressions take the maximum over ingresses, not the sum.
 """
 
-from collections import Counter as Tally
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -110,7 +110,7 @@ class _VersionFamilies:
         self._oldest_age.add_metric(key, queue.oldest_age_s)
         for event in EVENTS:
             self._events.add_metric((*key, event), queue.counters.get(event, 0))
-        states = Tally(worker.state for worker in workers)
+        states = Counter(worker.state for worker in workers)
         # Those without a worker as well: an alert on a state that was never seen could not fire.
         for state in WorkerState:
             self._workers.add_metric((*key, state.value), states[state])

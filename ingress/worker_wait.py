@@ -74,8 +74,8 @@ def wait_for_workers(
 ) -> Progress:
     """How many workers are ready when all are, or when `startup_timeout` has passed.
 
-    Which counts from when the archive is unpacked: nodes count so, too. A node whose workers fail
-    to start keeps nothing from the others: when theirs are ready, that is PARTIAL.
+    That time counts from when the archive is unpacked, as it does on the nodes. Where one node's
+    workers fail to start and another's are ready, that is PARTIAL.
 
     Args:
         registry: where workers report.

@@ -187,7 +187,7 @@ class _Paths:
                 break  # those around it were noted with it
 
     def _note(self, path: PurePosixPath, *, is_folder: bool) -> bool:
-        """Whether it is new."""
+        """Whether the path is new."""
         text = str(path)
         folded = unicodedata.normalize("NFC", text).casefold()
         known = self._seen.get(folded)

@@ -33,8 +33,8 @@ from workers.download import may_share_a_file, was_downloaded
 
 log = logging.getLogger("workers.control_jobs")
 
-# RQ waits for jobs for 15 s less, and for an answer at most 10 s longer; so a server that is frozen
-# or was replaced is given up by then.
+# RQ blocks for a job for WORKER_TTL_S - 15 s, and waits for the answer for 10 s more at most: after
+# RQ_SOCKET_TIMEOUT_S a server that is frozen, or was replaced, is given up.
 WORKER_TTL_S = 20
 CLOCKS_DIFFER_S = 86_400
 PROGRESS_S = 0.3
@@ -120,7 +120,7 @@ class ControlWorker(SimpleWorker):
                 time.sleep(RETRY_S)
 
     def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
-        """Redis knows that this worker lives; RQ tries it first whenever it tries again."""
+        """Redis knows that this worker lives. After an error RQ repeats this until it succeeds."""
         try:
             super().heartbeat(timeout, pipeline)
         except UNHEARD as error:
@@ -150,7 +150,7 @@ class Progress:
         self._next_s = 0.0
 
     def note(self, done_bytes: int, total_bytes: int | None) -> None:
-        """It has come so far."""
+        """The download has come so far."""
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PROGRESS_S
             # Most archives are in the store already and need no connection for this.
@@ -158,7 +158,7 @@ class Progress:
             self._downloads.note(Download(self._url, done_bytes, total_bytes or 0))
 
     def end(self) -> None:
-        """It is not told of any more."""
+        """The download is not listed any more."""
         if self._downloads is not None:
             self._downloads.forget(self._url)
 

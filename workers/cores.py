@@ -53,7 +53,7 @@ def _mounted_groups(cgroups: Path, membership: Path) -> Iterator[tuple[Path, Pat
 
 
 def _limit(folder: Path) -> tuple[int, int]:
-    """Microseconds of cores per so many of the clock.
+    """Quota and period: so many microseconds of cores in so many of the clock.
 
     Raises:
         OSError, ValueError: there is no limit.

@@ -23,7 +23,7 @@ OPEN_INFERENCE_ENVELOPE = "kservev2"
 
 
 class Envelope(Protocol):
-    """Around the entry point of a handler."""
+    """Takes requests apart for a handler's entry point, and puts its answers together."""
 
     def open(self, row: Any) -> list[Any] | None:
         """The instances of one request; None where it has none."""

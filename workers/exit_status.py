@@ -31,7 +31,7 @@ class ExitStatus:
 
     @property
     def cause(self) -> str:
-        """In words, where they are known."""
+        """Why it ended, in words, where that is known."""
         return self.ended_for or _CAUSES.get(self.code, "")
 
     @property

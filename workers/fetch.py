@@ -141,9 +141,10 @@ def _is_archive(place: Path) -> bool:
 
 
 def _why_not_found(name: str, model_store: Path) -> str:
-    """More words where a link is the reason; whether anything is at its end, nobody is told.
+    """What to add to "not found": it is behind a link, or neither a file nor a folder.
 
-    And where what is there is no archive: a named pipe, say.
+    Behind a link it says so whether or not anything is there: what is outside of the store is
+    nobody's business.
     """
     stores = (model_store.absolute(), model_store.resolve())
     place = stores[0] / name

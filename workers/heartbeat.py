@@ -23,9 +23,9 @@ OVERDUE_S = 0.02
 
 
 class Heartbeat:
-    """Says every second, by Redis' clock, that this node and its workers are alive.
+    """Tells Redis every BEAT_S that this node and its workers are alive.
 
-    And hears how others are.
+    Each answer says for how long others, nodes and workers of these versions, have been silent.
     """
 
     def __init__(
@@ -68,9 +68,10 @@ class Heartbeat:
             await asyncio.sleep(max(0.1, BEAT_S - (time.monotonic() - started)))
 
     async def beat(self) -> None:
-        """One beat. A Redis that was emptied, or a reaper that was wrong, knows us again.
+        """One beat. If Redis had forgotten this node or a worker, it is told everything again.
 
-        So does one that carried out a beat whose answer was lost.
+        It was emptied then, or a reaper was wrong. After a beat whose answer was lost it is told,
+        too, as that may have said so.
         """
         workers: dict[VersionKey, list[str]] = {key: [] for key in self._versions()}
         for record in self._records():
@@ -95,10 +96,10 @@ class Heartbeat:
         self._is_in_doubt = True
 
     def is_steady(self, key: VersionKey | None) -> bool:
-        """Whether silence of others means something: we were heard all the time they could be.
+        """Whether silent workers of this version, or silent nodes (None), can be taken for dead.
 
-        Others are the workers of the version, or other nodes: None.
-        After an outage everybody looks dead until everybody has had time to beat.
+        Only while our own beats are heard: after an outage everybody looks dead until everybody has
+        had time to beat.
         """
         if key not in self._heard_at:
             return True
@@ -152,9 +153,10 @@ class Heartbeat:
         return heard.is_new_node
 
     async def _hide_late(self, workers: Mapping[VersionKey, Sequence[str]]) -> None:
-        """Who was hidden, or forgotten, while the beat was on its way is not counted on by it.
+        """Workers that were hidden, or forgotten, while the beat was on its way are hidden again.
 
-        Silent from then on, it would be taken for dead, and why it was given up be forgotten.
+        The beat has listed them as alive. Silent from then on, they would be taken for dead, and
+        why they were given up would be forgotten.
         """
         expected = {record.worker_id for record in self._records() if record.is_expected}
         for key, worker_ids in workers.items():
@@ -183,9 +185,9 @@ class Heartbeat:
         self._heard_at[key] = now
 
     def _keep(self, workers: Mapping[VersionKey, list[str]]) -> None:
-        """What is known of others is forgotten; silence about a version counts from its first beat.
+        """All but these versions are forgotten; a new one counts as heard from this first try on.
 
-        From the first try, that is: an outage may begin before it has succeeded.
+        Not from the first success on: an outage may begin before that.
         """
         now = time.monotonic()
         self._unsure &= set(workers)

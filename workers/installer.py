@@ -53,7 +53,7 @@ _PTH = "shared_with_the_server.pth"
 
 
 class _Failure(NamedTuple):
-    """The last one of an environment."""
+    """Why an environment could not be made when it was last tried."""
 
     at_s: float
     reason: str

@@ -157,7 +157,7 @@ class Node:
         log.info("node=%s stopped", self._node.node_id)
 
     def _keep(self, body: Callable[[], Coroutine[None, None, None]], name: str) -> Role:
-        """What one role did not foresee costs no model its loaded workers."""
+        """A role that begins anew after an error: none may cost the models their loaded workers."""
         return asyncio.create_task(keep_going(body, f"role={name!r}"), name=name)
 
     def _host_meter(self) -> HostMeter:
@@ -200,7 +200,7 @@ class Node:
         return specs_of(self._wanted.values())
 
     def _versions(self) -> list[VersionKey]:
-        """Those that may have workers somewhere."""
+        """The versions that may have workers somewhere."""
         wanted = [spec.key for spec in self._specs()]
         return list(dict.fromkeys([*wanted, *self._undertaker.ended]))
 
@@ -247,7 +247,8 @@ class Node:
             # In a cluster one server may forget its versions while the registry's does not.
             await self._thread.run(partial(self._registry.repair, self._wanted.values()))
             self._repairs_done = due
-        # After that: whoever comes to a version that is wanted again waits for its next worker.
+        # Only now that the slots know: a version that is wanted again has a worker coming, and its
+        # requests wait for that.
         await self._undertaker.look()
         at_work = [slot.spec.key for slot in self._slots.all()]
         await self._verbs.close_unused([*self._versions(), *at_work])

@@ -14,7 +14,7 @@ from batching.store.redis_errors import AWAY
 
 log = logging.getLogger(__name__)
 
-# All nodes learn at once who will be dead when. The first one leaves nothing to the others.
+# All nodes would look at the same moment; like this, the first one leaves nothing to the others.
 JITTER_S = 0.1
 
 
@@ -36,7 +36,7 @@ class Reaper:
         self._outage = outage or Outage(log)
 
     async def run(self) -> None:
-        """Reaps until cancelled; who is still overdue after that is told of again."""
+        """Reaps until cancelled; whoever is still overdue then is noticed at the next beat."""
         while True:
             await self._somebody_is_overdue()
             await asyncio.sleep(random.uniform(0, JITTER_S))  # noqa: S311
@@ -46,7 +46,7 @@ class Reaper:
                 self._outage.note("reap", error)
 
     async def reap(self) -> None:
-        """Once over all versions."""
+        """Looks once for dead workers of all versions, and for dead nodes."""
         groups = self._verbs.groups(key for key in self._versions() if self._is_steady(key))
         calls = [partial(self._reap_versions, group) for group in groups if group]
         await self._verbs.together([self._reap_nodes, *calls] if self._is_steady(None) else calls)

@@ -7,7 +7,7 @@ from batching.store.registry import Registry
 
 
 class RegistryKeeper:
-    """What is registered, as this node saw it last."""
+    """Knows what is registered, and registers it again where Redis has lost it."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -46,10 +46,10 @@ class RegistryKeeper:
                 self._epoch = epoch
 
     def _close_removed(self, known: Mapping[str, ModelEntry]) -> None:
-        """Who removed a record that nobody could read did not know of which versions it was.
+        """Queues of versions whose record was unreadable, and has been removed since, are closed.
 
-        Of all others the one that unregisters them has closed the queue; in a cluster each is a
-        connection.
+        Whoever unregisters a version closes its queue, but nobody could read here which versions
+        there were. (Not for all versions that are gone: in a cluster each is a connection.)
         """
         kept = {spec.key for spec in specs_of(known.values())}
         for spec in specs_of(self._known[name] for name in self._unreadable):

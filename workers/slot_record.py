@@ -57,7 +57,7 @@ class SlotRecord:
             await self.retry(self._verbs.forget, self.key, previous_id)
 
     async def set_state(self, state: WorkerState, **changes: Any) -> None:
-        """Everybody sees this of the worker."""
+        """The worker has this state, and everybody sees it."""
         assert self.status is not None
         self.status = replace(self.status, state=state, **changes)
         await self.retry(self._verbs.report, self.key, self.status)
@@ -89,7 +89,7 @@ class SlotRecord:
             await self._verbs.forget(self.key, status.worker_id)
 
     async def end(self) -> None:
-        """Nobody sees it any more."""
+        """Neither the worker nor its successor is listed any more."""
         last_ids, self.status = self._worker_ids(), None
         for worker_id in last_ids:
             await self.retry(self._verbs.forget, self.key, worker_id)

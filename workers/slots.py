@@ -35,7 +35,7 @@ class Slots:
         self._is_draining = False
 
     def all(self) -> list[Slot]:
-        """Those that have not ended."""
+        """The slots that have not ended."""
         return list(self._slots.values())
 
     def follow(self, specs: Mapping[VersionKey, ModelSpec]) -> None:
@@ -85,7 +85,8 @@ class Slots:
         if not task.cancelled() and (error := task.exception()):
             log.error("slot %s ended: %r", place, error, exc_info=error)
         else:
-            self._on_ended()  # what fails at once is not tried all the time: at the next look
+            # Not after an error, which would come again at once: that waits for the regular look.
+            self._on_ended()
 
     def _pick_device(self, spec: ModelSpec, number: int) -> Device:
         """GPUs in turn over all models, or in turn over the version's own list.

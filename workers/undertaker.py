@@ -29,8 +29,8 @@ class Undertaker:
 
     def follow(self, before: Iterable[ModelSpec], specs: Mapping[VersionKey, ModelSpec]) -> None:
         """What is registered has changed; who is wanted again is not ended any more."""
-        # Versions that never were to have workers are not looked at each time. A new node does not
-        # know which these are: the last one that had some may have died.
+        # Registered versions that had no workers before need no look. A new node cannot know which
+        # these are, as the only node that had some may have died: it looks at all of them once.
         known = {spec.key for spec in before if spec.min_worker > 0 or spec.key not in specs}
         if self._is_new:
             self._is_new, known = False, set(specs)

@@ -54,7 +54,7 @@ LOOK_S = 10.0
 
 
 class Worker:
-    """The loop. Everything it needs is passed in."""
+    """The loop of a worker process: gather, run, reply."""
 
     def __init__(
         self,

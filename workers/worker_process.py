@@ -103,11 +103,11 @@ class WorkerProcess:
         return pending is not None and bool(int(pending[1], 16) >> signal.SIGALRM - 1 & 1)
 
     def terminate(self) -> None:
-        """It finishes its batch and ends."""
+        """The process is asked to finish its batch and end."""
         self._send(signal.SIGTERM)
 
     def kill(self, why: str = "") -> None:
-        """It ends now."""
+        """The process is killed; `why` is then the cause of its exit status."""
         if not has_exited(self._child):
             self._ended_for = why
             self._send(signal.SIGKILL)

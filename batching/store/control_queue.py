@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class _JobLost(Exception):
-    """The node that had the job has gone, or could not tell Redis of it, or that forgot it."""
+    """The job's node has gone or could not report the result, or Redis has forgotten the job."""
 
 
 class ControlQueue:

@@ -53,7 +53,7 @@ ASK_AGAIN_S = 0.05
 _DEFAULTS = {"socket_connect_timeout": CONNECT_TIMEOUT_S, "max_connections": MOST_CONNECTIONS}
 
 # MOVED, which is an AskError, comes when a slot has gone; ASK and TRYAGAIN while it goes, and pass.
-_REFUSALS = (NotHere, redis.exceptions.AskError, redis.exceptions.TryAgainError)
+_NOT_DONE = (NotHere, redis.exceptions.AskError, redis.exceptions.TryAgainError)
 
 
 class Deployment:
@@ -213,7 +213,7 @@ def _make_client(
     pool = FoundPool(
         connection_class=kinds[is_for_rq][deployment.is_tls],
         finder=finder,
-        retry=Retry(ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN, supported_errors=_REFUSALS),
+        retry=Retry(ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN, supported_errors=_NOT_DONE),
         **{**_DEFAULTS, **options, **parsed},
     )
     pool.deployment = deployment
@@ -227,7 +227,7 @@ def _make_async_client(
     pool = AsyncFoundPool(
         connection_class=AsyncFoundTlsConnection if deployment.is_tls else AsyncFoundConnection,
         finder=finder,
-        retry=AsyncRetry(ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN, supported_errors=_REFUSALS),
+        retry=AsyncRetry(ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN, supported_errors=_NOT_DONE),
         **{**_DEFAULTS, **options, **parsed},
     )
     pool.deployment = deployment

@@ -27,7 +27,7 @@ class Downloads:
         self._client = client
 
     def note(self, download: Download) -> None:
-        """It has come so far. Decoration: what Redis refuses is not noted."""
+        """The download has come so far. Decoration: what Redis refuses is not noted."""
         progress = f"{download.done_bytes}/{download.total_bytes}"
         with contextlib.suppress(*AWAY), self._client.pipeline(transaction=False) as pipe:
             pipe.hset(keys.DOWNLOADS, download.url, progress)
@@ -35,12 +35,12 @@ class Downloads:
             pipe.execute()
 
     def forget(self, url: str) -> None:
-        """It has ended, one way or the other."""
+        """The download has ended, one way or the other."""
         with contextlib.suppress(*AWAY):
             self._client.hdel(keys.DOWNLOADS, url)
 
     def all(self) -> list[Download]:
-        """Those under way, by URL.
+        """The downloads under way, sorted by URL.
 
         Raises:
             StoreUnavailable: Redis does not answer.

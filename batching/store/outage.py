@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable
 
 from batching.redis_url import RedisUrl
+from batching.reminder import REMIND_S
 from batching.store.lost_connections import REFUSALS
 from batching.store.redis_errors import UNWELCOME
 
-REMIND_S = 30.0
-# A Redis that comes and goes is not told of each time.
+# A failure so soon after an outage is not news: that Redis may come and go for a while.
 AGAIN_S = 5.0
 
 
 class Outage:
-    """Shared by all who call Redis in one process."""
+    """Logs that Redis is away, once for all who call it in one process."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""What `submit` reads of a version's registration. It lives with the version's queue.
+"""What `submit` reads of a version's registration: a hash that lies beside the version's queue.
 
-And how long what has gathered there stays: as long as the version is registered. Nodes delete it
-once it is not, but there may be none.
+What else is permanent there gets a TTL when the version is unregistered: nodes delete it, but none
+may be left.
 """
 
 from batching.model_spec import ModelSpec, VersionKey

@@ -23,7 +23,7 @@ class RecordReader(Generic[T]):
     def read(
         self, records: Mapping[bytes, bytes], former: Mapping[str, T] | None = None
     ) -> dict[str, T]:
-        """By name, those that can be read, and what others were when they last could be."""
+        """The records by name; one that cannot be read is as in `former`, or left out."""
         found: dict[str, T] = {}
         for name, text in records.items():
             try:

@@ -246,10 +246,10 @@ class Registry:
         return {member.decode() for member in members}
 
     def require_writable(self) -> None:
-        """Nothing has changed.
+        """Redis takes writes; this one changes nothing.
 
         Raises:
-            StoreUnavailable: nothing can be, the beats of nodes included.
+            StoreUnavailable: it takes none, the beats of nodes included.
         """
         with telling_unavailable():
             self._client.hdel(keys.NODE_INFO, "")

@@ -21,7 +21,7 @@ class StartupMarks:
             return bool(self._client.hexists(keys.STARTED, entry))
 
     def add(self, entry: str) -> None:
-        """It has been registered.
+        """This entry is remembered as registered.
 
         Raises:
             StoreUnavailable: Redis does not answer.

@@ -17,8 +17,8 @@ RECOVERY_S = 0.5
 async def keep_going(body: Callable[[], Coroutine[None, None, None]], whose: str) -> None:
     """Runs this to its end; what it did not foresee is logged, and it begins anew.
 
-    For what many wait for and nobody awaits: ended by an exception, it would be missed in silence.
-    One that it meets at each try is logged now and then.
+    For tasks that nobody awaits: one that an exception has ended would be missed in silence. An
+    exception that comes at each try is logged now and then.
     """
     reminder = Reminder()
     while True:
@@ -44,7 +44,7 @@ class BackgroundTasks:
         return bool(self._tasks)
 
     def start(self, body: Coroutine[None, None, None]) -> None:
-        """It is under way."""
+        """The coroutine runs as a task."""
         task = asyncio.get_running_loop().create_task(body)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

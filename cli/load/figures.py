@@ -36,7 +36,7 @@ class Failure:
 
     @property
     def kind(self) -> str:
-        """In words."""
+        """The status in words."""
         return str(self.status) if self.status else "no answer"
 
 

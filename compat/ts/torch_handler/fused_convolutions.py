@@ -253,7 +253,7 @@ def _insert_packed(graph: Graph, packed: torch.Tensor) -> Value:
 
 
 def _of_kind(graph: Graph, kind: str) -> list[Node]:
-    """Outside of branches and loops."""
+    """The nodes of this kind outside of branches and loops."""
     return [node for node in graph.nodes() if node.kind() == kind]
 
 

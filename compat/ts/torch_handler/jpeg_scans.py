@@ -7,15 +7,15 @@ MOST_SCANS = 50
 
 _START_OF_SCAN = b"\xff\xda"
 _END_OF_IMAGE = b"\xff\xd9"
-# Of a segment, as libjpeg finds them: D0 to D8 have no length, and what is below C0 is skipped at a
-# restart without one. FF is filling.
+# Of a segment that has a length, as libjpeg finds it. D0 to D8 have none; what is below C0 libjpeg
+# skips, and reads no length, when it looks for a restart; FF only fills.
 _MARKER = re.compile(rb"\xff[^\x00-\xbf\xd0-\xd8\xff]")
 
 
 def has_too_many_scans(content: bytes | bytearray) -> bool:
     """Whether a JPEG has more than `MOST_SCANS`; thumbnails, and what follows its end, not counted.
 
-    Of anything else it may say either.
+    For what is no JPEG the answer means nothing.
     """
     # No fewer than there are, and quickly counted.
     if content.count(_START_OF_SCAN) <= MOST_SCANS:
