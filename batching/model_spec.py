@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 # A plus stands before what a version says of its build: 1.0+cpu.
 VERSION_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
+DEFAULT_VERSION = "1.0"  # of an archive that names none
 BATCH_POLICIES = ("fixed", "adaptive")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from batching.errors import BadRequest, InvalidModel
 from batching.model_spec import (
     BATCH_POLICIES,
+    DEFAULT_VERSION,
     NAME_PATTERN,
     VERSION_PATTERN,
     ArchiveInfo,
@@ -30,7 +31,7 @@ _ANY_ARCHIVE = ArchiveInfo(
     url="",
     sha256="",
     model_name="any",
-    model_version="1.0",
+    model_version=DEFAULT_VERSION,
     handler="",
     runtime="python",
     manifest=None,
@@ -92,7 +93,7 @@ def spec_from_registration(
         InvalidModel: the archive does not say how the model is called.
     """
     model_name = _checked_name(str(parameters.get("model_name") or archive.model_name))
-    model_version = _checked_version(archive.model_version or "1.0")
+    model_version = _checked_version(archive.model_version or DEFAULT_VERSION)
     configured = defaults.model_settings.get(model_name, {}).get(model_version, {})
     config = _ConfigReader({**configured, **archive.config})
     batch_size, delay_ms = _batching(parameters, config)

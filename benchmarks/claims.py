@@ -10,12 +10,12 @@ from batching.store.connection import connect, connect_async
 from batching.store.ingress_verbs import IngressVerbs, Submission
 from batching.store.keys import VersionKeys
 from batching.store.node_verbs import NodeVerbs
+from batching.store.submitting import SUBMIT_AT_ONCE
 from batching.store.worker_verbs import WorkerVerbs
 
 KEY = VersionKey("waiting", "1.0")
 DEAD_AFTER_MS = 60_000
 TTL_MS = 600_000
-SUBMIT_AT_ONCE = 256
 
 
 def claim_times_ms(

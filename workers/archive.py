@@ -14,15 +14,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from batching.errors import InternalError, InvalidModel
-from batching.model_spec import ArchiveInfo
+from batching.model_spec import DEFAULT_VERSION, ArchiveInfo
 from workers.archive_entries import CHUNK_BYTES, MAX_ENTRIES, read_chunks, read_entries
-from workers.manifest import (
-    DEFAULT_VERSION,
-    MANIFEST_PATH,
-    as_text,
-    config_file_of,
-    parse_manifest,
-)
+from workers.manifest import MANIFEST_PATH, as_text, config_file_of, parse_manifest
 from workers.model_config import as_json, parse_config
 from workers.quarantine import folder_to_unpack_in
 

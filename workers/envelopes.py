@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ts.context import Context
 
+from batching.model_spec import DEFAULT_VERSION
 from workers.tensors import BYTES, Tensor, check_rows, items_of, read_tensor, tensor_of
 
 Entry = Callable[[Any, Context], Any]
@@ -116,7 +117,7 @@ class _KServeV2:
         return {
             "id": given if isinstance(given, str) and given.strip() else context.request_ids[index],
             "model_name": model.get("modelName", context.model_name),
-            "model_version": model.get("modelVersion", "1.0"),
+            "model_version": model.get("modelVersion", DEFAULT_VERSION),
             "outputs": [
                 _closed_output(number, output, instances) for number, output in enumerate(outputs)
             ],

@@ -6,10 +6,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from batching.errors import InvalidModel
+from batching.model_spec import DEFAULT_VERSION
+from batching.registration import RUNTIMES
 
 MANIFEST_PATH = PurePosixPath("MAR-INF/MANIFEST.json")
-DEFAULT_VERSION = "1.0"
-RUNTIMES = ("python", "python3", "LSP")
+# LSP is the C++ backend's: a valid manifest, which the registration then refuses.
+_RUNTIMES = (*RUNTIMES, "LSP")
 
 DEFAULT_FUNCTION = "handle"
 BUILT_IN_PACKAGE = "ts.torch_handler"
@@ -36,7 +38,7 @@ def parse_manifest(text: bytes) -> dict[str, Any]:
         raise InvalidModel("Model name is not defined.")
     if not as_text(model.get("modelVersion", DEFAULT_VERSION)):
         raise InvalidModel("Model version is not defined.")
-    if manifest.get("runtime", "python") not in RUNTIMES:
+    if manifest.get("runtime", "python") not in _RUNTIMES:
         raise InvalidModel("Runtime is not defined or invalid.")
     return manifest
 

@@ -16,6 +16,7 @@ from ts.torch_handler.pixel_limit import has_too_many_pixels, too_many_pixels
 from ts.utils.util import PredictionException
 
 from batching.errors import InternalError, OutOfResources, PredictionFailed, ServeError
+from batching.model_spec import DEFAULT_VERSION
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.settings import Settings
 from batching.store.outage import Outage
@@ -164,7 +165,7 @@ class Runner:
         if question is None:
             return encode_output(output)
         context = self._model.context
-        version = (context.manifest or {}).get("model", {}).get("modelVersion", "1.0")
+        version = (context.manifest or {}).get("model", {}).get("modelVersion", DEFAULT_VERSION)
         body, headers = question.answer(output, self._name, str(version))
         for name, value in headers.items():
             context.set_response_header(index, name, value)

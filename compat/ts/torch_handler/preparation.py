@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from ts.torch_handler.data_parallel import DataParallel, calls_of, part_count
+from ts.torch_handler.data_parallel import DataParallel, Model, calls_of, part_count
 from ts.torch_handler.fused_convolutions import can_fuse, fuse_convolutions
 
 logger = logging.getLogger(__name__)
-
-Model = Callable[[torch.Tensor], Any]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
