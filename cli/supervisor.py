@@ -122,7 +122,8 @@ class Supervisor:
                 if part.process is not None and has_exited(part.process):
                     raise StartFailed(part.name, part.bury())
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not ready after {timeout_s:.0f} s")
+                started = ", ".join(part.name for part in self._parts if part.process is not None)
+                raise TimeoutError(f"{started} not ready after {timeout_s:.0f} s")
 
     def run(self) -> None:
         """Returns when a signal asks to stop; until then, dead parts are started again."""

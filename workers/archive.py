@@ -74,7 +74,7 @@ def find_unpacked(sha256: str, work_dir: Path) -> Path | None:
         InvalidModel: no SHA-256.
     """
     if not _SHA256.fullmatch(sha256):  # it comes from Redis, and becomes a path
-        raise InvalidModel("The archive's SHA-256 is none.")
+        raise InvalidModel("What is registered as the archive's SHA-256 is none: register it anew.")
     target = work_dir / sha256
     return target if target.is_dir() else None
 

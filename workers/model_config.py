@@ -35,4 +35,4 @@ def as_json(config: dict[str, Any], config_file: str) -> dict[str, Any]:
     try:
         return dict(json.loads(json.dumps(config, default=str)))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidModel(f"{config_file} holds what JSON cannot express.") from error
+        raise InvalidModel(f"{config_file} holds what JSON cannot express: {error}.") from error

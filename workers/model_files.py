@@ -177,6 +177,6 @@ def _default_work_dir() -> Path:
     except RuntimeError as error:
         # A container may run as a user of whom the system knows nothing.
         raise SettingsError(
-            "work_dir is not set, and this user has no home folder: where are archives unpacked?"
+            "this user has no home folder, where archives would be unpacked: set work_dir"
         ) from error
     return Path(cache) / "torchferry" / "models"

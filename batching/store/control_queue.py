@@ -74,7 +74,9 @@ class ControlQueue:
             except _JobLost:
                 log.warning("lost control job url=%s: its node has gone, or Redis forgot it", url)
         # A third time would be one node more, if it is the archive that ends them.
-        raise errors.WorkerDied(f"Two nodes ended while they inspected the archive: {url}")
+        raise errors.WorkerDied(
+            f"Two nodes ended while they inspected the archive: {url}. Their logs may say why."
+        )
 
     def downloads(self) -> list[Download]:
         """The archives that nodes are downloading now.
@@ -98,7 +100,10 @@ class ControlQueue:
         except AWAY as error:
             raise store_unavailable(error) from error
         if result is None:
-            raise errors.RequestTimeout(f"No node finished the job within {timeout_s:.0f} s.")
+            raise errors.RequestTimeout(
+                f"No node has fetched and checked the archive within {timeout_s:.0f} s. The nodes' "
+                "logs may say why."
+            )
         if result.type is not Result.Type.SUCCESSFUL:
             # Ours return their errors: it could not tell Redis that it has ended.
             raise _JobLost

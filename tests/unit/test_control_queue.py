@@ -158,7 +158,7 @@ def test_job_that_two_workers_died_of_is_given_up(real_backend, start_worker):
     # Then
     error = inspection.result()
     assert isinstance(error, WorkerDied)
-    assert error.message == "Two nodes ended while they inspected the archive: m.mar"
+    assert error.message.startswith("Two nodes ended while they inspected the archive: m.mar.")
 
 
 def test_job_waits_for_a_node_that_is_free(real_backend, start_worker):
