@@ -14,8 +14,7 @@ from torchvision.transforms import v2
 from ts.torch_handler import vision_handler
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.image_segmenter import ImageSegmenter
-from ts.torch_handler.images import is_plain_jpeg, open_image
-from ts.torch_handler.jpeg_scans import MOST_SCANS
+from ts.torch_handler.images import MOST_SCANS, is_plain_jpeg, open_image
 from ts.torch_handler.object_detector import ObjectDetector
 from ts.torch_handler.resizing import short_side_after
 from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext

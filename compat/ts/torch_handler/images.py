@@ -2,12 +2,12 @@
 
 import base64
 import io
+import re
 import struct
 import zlib
 from typing import Any
 
 from PIL import Image
-from ts.torch_handler.jpeg_scans import has_too_many_scans
 from ts.torch_handler.pixel_limit import too_many_pixels
 from ts.torch_handler.resizing import is_too_thin
 from ts.utils.util import PredictionException
@@ -15,8 +15,15 @@ from ts.utils.util import PredictionException
 # Pillow would try some forty parsers, EPS among them, which runs Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 
+# Of a JPEG. Encoders write some ten; each takes up to 50 ms at the default limit of pixels.
+MOST_SCANS = 50
+
 _START_OF_JPEG = b"\xff\xd8"
+_START_OF_SCAN = b"\xff\xda"
 _END_OF_JPEG = b"\xff\xd9"
+# Of a segment that has a length, as libjpeg finds it. D0 to D8 have none; what is below C0 libjpeg
+# skips, and reads no length, when it looks for a restart; FF only fills.
+_MARKER = re.compile(rb"\xff[^\x00-\xbf\xd0-\xd8\xff]")
 
 _UNREADABLE = (
     OSError,
@@ -53,7 +60,7 @@ def open_image(
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if is_too_thin(image.size, short_side):
                 raise _unreadable("so thin, it would have too many pixels when resized")
-            if content.startswith(_START_OF_JPEG) and has_too_many_scans(content):
+            if content.startswith(_START_OF_JPEG) and _has_too_many_scans(content):
                 raise _unreadable("it has too many scans")
             return _to_grey(image) if keep_grey and _is_grey(image) else _to_rgb(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -73,13 +80,32 @@ def is_plain_jpeg(value: Any, short_side: int | None = None) -> bool:
     """
     if not isinstance(value, bytes | bytearray) or not value.endswith(_END_OF_JPEG):
         return False
-    if has_too_many_scans(value):
+    if _has_too_many_scans(value):
         return False
     try:
         with Image.open(io.BytesIO(value), formats=("JPEG",)) as image:
             return image.mode in ("RGB", "L") and not is_too_thin(image.size, short_side)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, *_UNREADABLE):
         return False
+
+
+def _has_too_many_scans(jpeg: bytes | bytearray) -> bool:
+    """Whether it goes over its pixels more than MOST_SCANS times, however few bytes that takes.
+
+    Thumbnails, and what follows its end, are not counted.
+    """
+    # No fewer than there are, and quickly counted.
+    if jpeg.count(_START_OF_SCAN) <= MOST_SCANS:
+        return False
+    scans, start = 0, 0
+    while scans <= MOST_SCANS and (marker := _MARKER.search(jpeg, start)):
+        if marker[0] == _END_OF_JPEG:
+            return False
+        scans += marker[0] == _START_OF_SCAN
+        # The two bytes of a length count themselves.
+        length_bytes = int.from_bytes(jpeg[marker.end() : marker.end() + 2], "big")
+        start = marker.end() + max(length_bytes, 2)
+    return scans > MOST_SCANS
 
 
 def _is_grey(image: Image.Image) -> bool:

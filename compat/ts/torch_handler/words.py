@@ -1,4 +1,7 @@
-"""The words of a batch, as handlers find them beside the tokens."""
+"""The words of a batch, as handlers find them beside the tokens.
+
+Not in text_classifier.py: of the classes of its module, a handler has to be the only one.
+"""
 
 from collections.abc import Sequence
 
