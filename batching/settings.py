@@ -274,6 +274,11 @@ class Settings:
         """Whether metrics are log lines, all of them or those that /metrics does not show."""
         return self.metrics_mode != "prometheus"
 
+    def addresses(self) -> dict[str, str]:
+        """Which of TorchServe's three APIs are served, and where."""
+        addresses = {"inference": self.inference_address, "management": self.management_address}
+        return addresses | ({"metrics": self.metrics_address} if self.enable_metrics_api else {})
+
     def keys_path(self) -> Path | None:
         """Where the keys are; None when no tokens are asked for."""
         if self.disable_token_authorization or not (self.token_auth or self.key_file):

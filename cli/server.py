@@ -66,7 +66,7 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
     require_store(settings)
     settings = _absolute(settings)
     allow_many_files()  # before anything is started, which inherits it
-    check_free(listening_addresses(settings).values())
+    check_free(settings.addresses().values())
     with contextlib.ExitStack() as cleanup:
         redis = None if settings.redis_url else _embedded_redis(redis_memory)
         settings = _with_snapshots(
@@ -160,8 +160,8 @@ def _announce(settings: Settings, redis: EmbeddedRedis | None, ready: Readiness)
         words = ": ".join(str(value) for value in failure.values())
         err().print(f"[red]not loaded:[/] {escape(words)}", soft_wrap=True)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for role, address in listening_addresses(settings).items():
-        table.add_row(role, escape(address))
+    for role, address in settings.addresses().items():
+        table.add_row(role.capitalize(), escape(address))
     if (keys_path := settings.keys_path()) is not None:
         table.add_row("Tokens", f"in {escape(str(keys_path))}")
     table.add_row("Models", escape(models_words(settings, is_embedded=redis is not None)))
@@ -171,18 +171,6 @@ def _announce(settings: Settings, redis: EmbeddedRedis | None, ready: Readiness)
     click.echo("Model server started.")
     sys.stdout.flush()
     notify_ready()
-
-
-def listening_addresses(settings: Settings) -> dict[str, str]:
-    """What is served, and where."""
-    addresses = {
-        "Inference": settings.inference_address,
-        "Management": settings.management_address,
-        "Metrics": settings.metrics_address,
-    }
-    if not settings.enable_metrics_api:
-        del addresses["Metrics"]
-    return addresses
 
 
 def models_words(settings: Settings, *, is_embedded: bool) -> str:

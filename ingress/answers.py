@@ -5,6 +5,7 @@ An answer carries no `connection` header: the connection adds it.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -86,7 +87,7 @@ def error_answer(error: ServeError, request_id: str) -> Answer:
     answer = _failure(error.status, error.type, error.message, error.reason, request_id)
     if error.retry_after_s is not None:
         # Whole seconds, rounded up: "0" would invite an immediate retry.
-        answer.headers.append(("retry-after", str(max(1, -int(-error.retry_after_s // 1)))))
+        answer.headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
     return answer
 
 

@@ -39,7 +39,7 @@ class Gate:
         return self._keys is not None
 
     def admit(self, method: str, path: str, authorization: str) -> None:
-        """Nothing happens when the request may pass.
+        """The request may pass.
 
         Args:
             method: HTTP method.
@@ -75,7 +75,7 @@ class Gate:
 
 
 def require_api_key(keys: KeyFile, authorization: str) -> None:
-    """Nothing happens to who brings the API key.
+    """This is the API key.
 
     Raises:
         InvalidKey: it is another key, or none.

@@ -68,7 +68,8 @@ def listener_table(settings: Settings) -> dict[Address, frozenset[Role]]:
         SettingsError: an address that cannot be listened on, or management open to the network.
     """
     table: dict[Address, frozenset[Role]] = {}
-    for role, text in _address_texts(settings).items():
+    for name, text in settings.addresses().items():
+        role = Role(name)
         address = parse_address(text, role)
         table[address] = table.get(address, frozenset()) | {role}
     certificate_of(settings)
@@ -85,7 +86,7 @@ def certificate_of(settings: Settings) -> Certificate | None:
         SettingsError: one of the two is missing, or not a file.
     """
     certificate, key = settings.certificate_file, settings.private_key_file
-    if not any(urlsplit(text).scheme == "https" for text in _address_texts(settings).values()):
+    if not any(urlsplit(text).scheme == "https" for text in settings.addresses().values()):
         return None
     # TorchServe makes a certificate for itself; whoever trusts that one trusts anybody's.
     if certificate is None or key is None:
@@ -209,17 +210,6 @@ def _remove_stale(path: Path) -> None:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink()
-
-
-def _address_texts(settings: Settings) -> dict[Role, str]:
-    texts = {
-        Role.INFERENCE: settings.inference_address,
-        Role.MANAGEMENT: settings.management_address,
-        Role.METRICS: settings.metrics_address,
-    }
-    if not settings.enable_metrics_api:
-        del texts[Role.METRICS]
-    return texts
 
 
 def _require_open_management(address: Address, settings: Settings) -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
@@ -48,10 +48,6 @@ class LoadedModel:
 
     entry: Entry
     context: Context
-
-    def with_entry(self, entry: Entry) -> "LoadedModel":
-        """The same model behind another entry point, such as one with a time limit around it."""
-        return replace(self, entry=entry)
 
 
 def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Settings) -> LoadedModel:

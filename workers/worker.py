@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
@@ -186,7 +187,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     timeout_s = spec.response_timeout_s
     send = partial(verbs.send, patience_s=timeout_s)
     outage = Outage(log, settings.redis_url)
-    timed_model = model.with_entry(timed(entry, timeout_s))
+    timed_model = replace(model, entry=timed(entry, timeout_s))
     runner = Runner(timed_model, settings, untimed(send, timeout_s), outage)
     reporter = MetricsReporter(
         model.context.metrics,

@@ -7,7 +7,7 @@ import pytest
 from batching.model_entry import ModelEntry
 from batching.settings import Settings
 from batching.snapshots import CHANGE, write_snapshot
-from cli.server import listening_addresses, models_words
+from cli.server import models_words
 from tests.support import make_spec
 
 NONE = "none yet: `ferry models register`"
@@ -42,11 +42,11 @@ def test_address_of_metrics_that_are_switched_off_is_neither_needed_nor_named():
     # Given
     settings = Settings()
     # When / Then
-    assert list(listening_addresses(settings)) == ["Inference", "Management", "Metrics"]
-    switched_off = listening_addresses(replace(settings, enable_metrics_api=False))
+    assert list(settings.addresses()) == ["inference", "management", "metrics"]
+    switched_off = replace(settings, enable_metrics_api=False).addresses()
     assert switched_off == {
-        "Inference": settings.inference_address,
-        "Management": settings.management_address,
+        "inference": settings.inference_address,
+        "management": settings.management_address,
     }
 
 
