@@ -29,7 +29,7 @@ from batching.store.outage import Outage
 from batching.store.redis_errors import AWAY, UNHEARD, RedisError
 from batching.store.registry import Registry
 from workers import archive, fetch
-from workers.download import may_share_a_file, was_downloaded
+from workers.download_notes import may_share_a_file, was_downloaded
 
 log = logging.getLogger("workers.control_jobs")
 

@@ -5,7 +5,6 @@ all its addresses must be public, and the connection goes to an address that was
 the resolver a second time is what DNS rebinding waits for.
 """
 
-import contextlib
 import ipaddress
 import logging
 import re
@@ -15,19 +14,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import httpx
 
 from batching.errors import DownloadFailed, InternalError, ModelNotFound
 from workers.archive import inspect_archive, not_saved
 from workers.archive_entries import MAX_UNPACKED_BYTES
-from workers.quarantine import DOWNLOAD_PREFIX, mark_used, unmarked_s
+from workers.download_notes import note_of, store_path, was_downloaded
+from workers.quarantine import DOWNLOAD_PREFIX
 
 MAX_REDIRECTS = 3
 MAX_DOWNLOAD_S = 900
 _TIMEOUT = httpx.Timeout(30, connect=10)
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 # All that IANA has given out as global unicast. `is_global` is true of most others, too, of which
@@ -66,77 +65,6 @@ def is_public(address: str) -> bool:
             return False
     is_special = any(ip in network for network in _SPECIAL)
     return ip.is_global and not ip.is_multicast and not is_special
-
-
-def was_downloaded(url: str, model_store: Path | None) -> bool:
-    """Whether the archive in the store under this URL's file name was downloaded from it."""
-    name = _file_name(url)
-    if model_store is None or not name:
-        return False
-    note = _note(model_store / name)
-    return note.is_file() and note.read_text(encoding="utf-8") == url
-
-
-def may_share_a_file(url: str, other: str) -> bool:
-    """Whether two `url` parameters may mean one file of the model store: by its name.
-
-    The store's own names count, too: what was downloaded can be registered by its name.
-    """
-    return bool(_file_name(url)) and _file_name(url) == _file_name(other)
-
-
-def remove_download(url: str, model_store: Path) -> bool:
-    """Whether the archive that was downloaded from this URL was there; it is gone now.
-
-    A file that nobody downloaded is never removed, whatever its name.
-    """
-    if not was_downloaded(url, model_store):
-        return False
-    target = model_store / _file_name(url)
-    target.unlink(missing_ok=True)
-    _note(target).unlink(missing_ok=True)
-    return True
-
-
-def remove_unused_downloads(
-    model_store: Path, is_needed: Callable[[str], bool], *, older_than_s: float
-) -> None:
-    """Downloads that nobody has needed for so long have gone; those that are needed are marked.
-
-    A registration that fails after its download leaves one behind.
-    """
-    for note in model_store.glob(".*.url"):
-        with contextlib.suppress(OSError, ValueError):  # another node was faster; it is no note
-            url = note.read_text(encoding="utf-8")
-            if is_needed(url):
-                mark_used(note)
-            elif unmarked_s(note) > older_than_s and remove_download(url, model_store):
-                log.info("removed unused download url=%s", url)
-
-
-def store_path(url: str, model_store: Path) -> Path:
-    """Where the archive at `url` belongs in the model store.
-
-    Raises:
-        DownloadFailed: the URL does not end in a file name.
-    """
-    if not (name := _file_name(url)):
-        raise DownloadFailed(
-            f"Failed to download archive from: {url}. Its path has to end in a file name of "
-            "letters, digits, '.', '_' and '-'"
-        )
-    return model_store / name
-
-
-def _file_name(url: str) -> str:
-    """The last segment of the URL's path; empty if that is no name that a file may have here."""
-    name = unquote(urlsplit(url).path.rpartition("/")[2])
-    return name if _FILE_NAME.fullmatch(name) else ""
-
-
-def _note(target: Path) -> Path:
-    """Where it is written down that this archive was downloaded, and from where."""
-    return target.with_name(f".{target.name}.url")
 
 
 def _check_replaceable(url: str, target: Path, is_unused: Callable[[], bool] | None) -> None:
@@ -204,12 +132,12 @@ class Downloader:
                 self._download(url, file, on_progress)
                 inspect_archive(file, url)
                 # Before it is in the store: without a note it would be in everybody's way there.
-                _note(file).write_text(url, encoding="utf-8")
+                note_of(file).write_text(url, encoding="utf-8")
                 # Somebody may have registered it meanwhile, or put a file of that name there.
                 if is_there or not was_downloaded(url, model_store):
                     _check_replaceable(url, target, is_unused)
                 file.rename(target)
-                _note(file).rename(_note(target))
+                note_of(file).rename(note_of(target))
         except OSError as error:
             raise not_saved(url, model_store, error) from error
         return target

@@ -10,7 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 from batching.errors import DownloadFailed, ModelNotFound
 from batching.settings import DEFAULT_ALLOWED_URLS
-from workers.download import Downloader, OnProgress, store_path
+from workers.download import Downloader, OnProgress
+from workers.download_notes import store_path
 
 # Too long, a NUL in it, or a link to itself.
 _NO_PATH = (OSError, ValueError, RuntimeError)

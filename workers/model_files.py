@@ -15,7 +15,7 @@ from batching.errors import ServeError
 from batching.model_spec import ModelSpec
 from batching.settings import Settings, SettingsError
 from workers import archive, fetch
-from workers.download import may_share_a_file, remove_download, remove_unused_downloads
+from workers.download_notes import may_share_a_file, remove_download, remove_unused_downloads
 from workers.installer import Installer
 from workers.quarantine import (
     folder_to_unpack_in,

@@ -16,7 +16,8 @@ from tests.unit.web import (
     served,
     web_with_archive,
 )
-from workers.download import Downloader, is_public, remove_download
+from workers.download import Downloader, is_public
+from workers.download_notes import remove_download
 from workers.fetch import locate_archive
 
 

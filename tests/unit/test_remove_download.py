@@ -7,7 +7,7 @@ import pytest
 from batching.settings import Settings
 from tests.support import make_spec
 from tests.unit.web import URL, web_with_archive
-from workers.download import remove_download
+from workers.download_notes import remove_download
 from workers.fetch import locate_archive
 from workers.model_files import ModelFiles
 
