@@ -21,7 +21,7 @@ from workers.rows import encode_output, header_texts
 
 log = logging.getLogger(__name__)
 
-# Without any progress; the ingress gives a client that reads nothing up before.
+# Without any progress. A client that reads nothing is given up by the ingress before.
 STALL_S = 30.0
 POLL_S = 0.02
 

@@ -107,7 +107,7 @@ class ModelFiles:
                 log.warning("download not removed url=%s: %s", url, error.strerror)
 
     def _sweep_downloads(self, model_store: Path, kept: Collection[str]) -> None:
-        # At first all are: what was registered before the last stop may be about to be again.
+        # The first time all are needed: what was registered before the last stop may be again soon.
         is_first, self._has_swept = not self._has_swept, True
         remove_unused_downloads(
             model_store,

@@ -80,7 +80,7 @@ class Node:
         self._keeper = RegistryKeeper(self._registry)
         self._client = connect_async(store_url(settings))
         self._verbs = NodeVerbs(self._client, int(settings.dead_after_s * 1000))
-        # Its own, or workers that leave no room for another one could never be scaled down.
+        # Made once: workers that leave the system no room for another thread can be scaled down.
         self._thread = DaemonThread()
         self._wanted: Mapping[str, ModelEntry] = {}
         self._has_reconciled = asyncio.Event()
