@@ -17,10 +17,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRe
 from rich.table import Table
 
 from cli.api import TOKEN_VARIABLE, Api
+from cli.console import err, out, warn
 from cli.load.driver import Load, Outcome, drive
 from cli.load.figures import Figures, batch_count, figures
 from cli.load.report import HEADS, Point, table, write_report
-from cli.options import err, inference_option, json_option, management_option, out, warn
+from cli.options import inference_option, json_option, management_option
 
 EXTRA = "this needs more packages: pip install 'torchferry[bench]'"
 

@@ -9,7 +9,8 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from cli.options import json_option, load_settings, out
+from cli.console import out
+from cli.options import json_option, load_settings
 
 if TYPE_CHECKING:
     from workers.doctor.examination import Report

@@ -15,7 +15,8 @@ from rich.table import Table
 
 from batching.model_spec import BATCH_POLICIES
 from cli.api import Api, ApiError
-from cli.options import err, json_option, management_option, out, spinner, version_option
+from cli.console import err, out, spinner
+from cli.options import json_option, management_option, version_option
 
 POLL_S = 0.3
 # GET /models answers at most this many names at a time.

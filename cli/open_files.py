@@ -3,7 +3,7 @@
 import contextlib
 import resource
 
-from cli.options import warn
+from cli.console import warn
 
 # A node holds two descriptors per worker and an ingress two per connection of a client.
 _ENOUGH_FILES = 1_024

@@ -4,23 +4,21 @@ Every field of `Settings` is an option of `ferry up`, `ferry ingress` and `ferry
 the one place where its name, type, default and help are written.
 """
 
-import contextlib
 import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from batching.config_keys import why_without_effect
 from batching.entry_point import EXIT_UNUSABLE
 from batching.settings import Settings, SettingsError
 from cli.api import TOKEN_VARIABLE
+from cli.console import warn
 
 Command = Callable[..., Any]
 
@@ -35,30 +33,6 @@ class UnusableSettings(click.ClickException):
     """No start with these settings would succeed: whoever starts it again and again may stop."""
 
     exit_code = EXIT_UNUSABLE
-
-
-def out() -> Console:
-    """Where results go."""
-    return Console(soft_wrap=False, highlight=False)
-
-
-def err() -> Console:
-    """Where progress and complaints go."""
-    return Console(stderr=True, highlight=False)
-
-
-def warn(text: str) -> None:
-    """What an operator had better look at is among the complaints."""
-    err().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
-
-
-@contextlib.contextmanager
-def spinner(text: str, *, is_quiet: bool = False) -> Iterator[None]:
-    """People see meanwhile that something goes on; in a log file that would be noise."""
-    console = err()
-    show = console.is_terminal and not is_quiet
-    with console.status(escape(text)) if show else contextlib.nullcontext():
-        yield
 
 
 def require_store(settings: Settings) -> None:

@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.api import Api, error_text
-from cli.options import err, inference_option, json_option, out, version_option
+from cli.console import err, out
+from cli.options import inference_option, json_option, version_option
 
 # More at once only lengthen the line; a batch is filled long before.
 MAX_CONCURRENT = 64

@@ -18,6 +18,7 @@ from batching.redis_url import RedisUrl
 from batching.settings import Settings, SettingsError
 from batching.snapshots import newest_snapshot, read_snapshot
 from cli.addresses import check_free
+from cli.console import err, out, spinner, warn
 from cli.embedded_redis import (
     START_TIMEOUT_S,
     EmbeddedRedis,
@@ -26,7 +27,7 @@ from cli.embedded_redis import (
 )
 from cli.log_files import LogFiles
 from cli.open_files import allow_many_files
-from cli.options import err, out, require_store, spinner, warn
+from cli.options import require_store
 from cli.ready_pipe import ReadyPipe
 from cli.supervisor import Interrupted, Part, StartFailed, Supervisor
 

@@ -10,8 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.api import Api, error_text
+from cli.console import out
 from cli.models import all_versions, worker_states
-from cli.options import inference_option, json_option, management_option, out
+from cli.options import inference_option, json_option, management_option
 
 
 @click.command()

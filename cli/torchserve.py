@@ -24,7 +24,8 @@ import psutil
 from batching.readiness import READY_VARIABLE
 from batching.settings import DEFAULT_KEY_FILE, Settings, SettingsError
 from batching.snapshots import newest_snapshot
-from cli.options import load_settings, warn
+from cli.console import warn
+from cli.options import load_settings
 from cli.pid_file import pid_file, remove_pid, running_server, write_pid
 from cli.ready_pipe import ReadyPipe
 from cli.server import run_server

@@ -1,0 +1,31 @@
+"""What every command prints: results, and, beside them, progress and complaints."""
+
+import contextlib
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.markup import escape
+
+
+def out() -> Console:
+    """Where results go."""
+    return Console(soft_wrap=False, highlight=False)
+
+
+def err() -> Console:
+    """Where progress and complaints go."""
+    return Console(stderr=True, highlight=False)
+
+
+def warn(text: str) -> None:
+    """What an operator had better look at is among the complaints."""
+    err().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def spinner(text: str, *, is_quiet: bool = False) -> Iterator[None]:
+    """People see meanwhile that something goes on; in a log file that would be noise."""
+    console = err()
+    show = console.is_terminal and not is_quiet
+    with console.status(escape(text)) if show else contextlib.nullcontext():
+        yield
