@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from batching.dependencies import install_patience_s
 from batching.errors import (
     BadRequest,
     DependenciesFailed,
@@ -29,6 +28,7 @@ from batching.registration import (
     int_parameter,
     spec_from_registration,
 )
+from batching.requirements import install_patience_s
 from ingress.services import Services
 from ingress.worker_wait import (
     Progress,
