@@ -114,10 +114,13 @@ class ControlWorker(SimpleWorker):
         """The next job; RQ would leave when Redis is not heard for a while, or refuses."""
         while True:
             try:
-                return super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
+                job_and_queue = super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
             except RedisError as error:
                 self.outage.note("dequeue", error)
                 time.sleep(RETRY_S)
+            else:
+                self.outage.over("dequeue")
+                return job_and_queue
 
     def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
         """Redis knows that this worker lives. After an error RQ repeats this until it succeeds."""

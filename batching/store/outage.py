@@ -11,7 +11,7 @@ from collections.abc import Callable
 from batching.redis_url import RedisUrl
 from batching.reminder import REMIND_S
 from batching.store.lost_connections import REFUSALS
-from batching.store.redis_errors import UNWELCOME
+from batching.store.redis_errors import FORBIDDEN, UNWELCOME
 
 # A failure so soon after an outage is not news: that Redis may come and go for a while.
 AGAIN_S = 5.0
@@ -30,7 +30,8 @@ class Outage:
         self._log = log
         self._where = RedisUrl.parse(redis_url).without_secrets() if redis_url else "unknown"
         self._clock = clock
-        self._failing: set[str] = set()
+        # By verb, until when the success of others says nothing of it.
+        self._failing: dict[str, float] = {}
         self._since_s = 0.0
         self._failed_at_s = -math.inf
         self._silent_until_s: dict[str, float] = {}
@@ -42,8 +43,9 @@ class Outage:
         if not self._failing:
             self._since_s = now_s
         self._failed_at_s = now_s
-        self._failing.add(verb)
         error = _innermost(error)
+        # What this user may not ask fails while all else goes on.
+        self._failing[verb] = now_s + AGAIN_S if isinstance(error, FORBIDDEN) else now_s
         words = _words(error)
         # A server that comes back with another password is news.
         if now_s < self._silent_until_s.get(words, now_s):
@@ -63,14 +65,17 @@ class Outage:
         return self._clock() - self._failed_at_s < seconds
 
     def over(self, verb: str | None = None) -> None:
-        """This call has succeeded; or, without a verb, Redis answers whatever it is asked."""
+        """This call has succeeded; or, without a verb, Redis answers whatever it may be asked."""
         if not self._failing:
             return
-        self._failing = self._failing - {verb} if verb else set()
+        now_s = self._clock()
+        if verb:
+            self._failing.pop(verb, None)
+        else:
+            self._failing = {one: end_s for one, end_s in self._failing.items() if end_s > now_s}
         if self._failing:
             return
         if self._is_said:
-            now_s = self._clock()
             self._log.warning(
                 "Redis answers again redis=%s away_s=%.1f", self._where, now_s - self._since_s
             )

@@ -10,8 +10,5 @@ AWAY = (RedisError, OSError)
 UNHEARD = (redis.TimeoutError, redis.ConnectionError)
 # Redis is heard, and will not: do this, or anything for this user.
 REFUSED = redis.ResponseError
-UNWELCOME = (
-    redis.AuthenticationError,
-    redis.exceptions.AuthorizationError,
-    redis.exceptions.NoPermissionError,
-)
+FORBIDDEN = redis.exceptions.NoPermissionError
+UNWELCOME = (redis.AuthenticationError, redis.exceptions.AuthorizationError, FORBIDDEN)

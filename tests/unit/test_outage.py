@@ -91,6 +91,22 @@ def test_outage_is_over_when_every_call_that_failed_has_succeeded(outage, caplog
     assert "answers again" in caplog.messages[-1]
 
 
+def test_what_a_user_may_not_ask_is_not_over_while_all_else_goes_on(outage, clock, caplog):
+    # When a channel is forbidden, and each beat succeeds
+    for _ in range(50):
+        outage.note("listen", redis.exceptions.NoPermissionError("No permissions: channel"))
+        outage.over()
+        clock.now_s += 0.5
+    # Then
+    [message] = caplog.messages
+    assert message.startswith("Redis refuses this user or password")
+    # When it is allowed, so that nothing fails any more
+    clock.now_s += AGAIN_S
+    outage.over()
+    # Then
+    assert caplog.messages[1].startswith("Redis answers again")
+
+
 def test_server_that_comes_back_with_another_password_is_told_of_at_once(outage, caplog):
     # When
     for error in (REFUSED, redis.AuthenticationError("invalid password")) * 5:
