@@ -3,7 +3,6 @@
 RQ's default serializer is pickle, which would let anybody who reaches Redis run code; JSON here.
 """
 
-import contextlib
 import logging
 import time
 from dataclasses import fields
@@ -18,7 +17,7 @@ from batching import errors
 from batching.model_spec import ArchiveInfo
 from batching.store.connection import Client, for_rq
 from batching.store.downloads import Download, Downloads
-from batching.store.redis_errors import AWAY
+from batching.store.redis_errors import AWAY, FORBIDDEN
 from batching.store.refusals import store_unavailable
 
 QUEUE_NAME = "ferry-control"
@@ -114,23 +113,26 @@ class ControlQueue:
 
         Raises:
             _JobLost: nobody is at it, or Redis has been away for as long as that takes to see.
+            RedisError: this user may not ask.
         """
         deadline_s = time.monotonic() + timeout_s
         pulse: bytes | str = b""
         changed_at_s = time.monotonic()
         while time.monotonic() < deadline_s:
             before, is_heard = pulse, False
-            with contextlib.suppress(*AWAY):
+            try:
                 # RQ blocks in XREAD; slices stay below the client's socket time-out.
                 if result := job.latest_result(timeout=1):
                     return result
                 pulse, is_heard = self._pulse(job), True
+            except FORBIDDEN:
+                raise  # which no node can help
+            except AWAY:
+                time.sleep(RETRY_S)
             if is_heard and (pulse != before or pulse == _WAITS):
                 changed_at_s = time.monotonic()
             elif time.monotonic() - changed_at_s > LOST_AFTER_S:
                 raise _JobLost
-            if not is_heard:
-                time.sleep(RETRY_S)
         return None
 
     def _pulse(self, job: Job) -> bytes | str:

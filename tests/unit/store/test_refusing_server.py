@@ -15,6 +15,7 @@ from batching.store.broker import Broker
 from batching.store.catalog import Catalog
 from batching.store.changes import changed_models
 from batching.store.connection import connect, connect_async
+from batching.store.control_queue import ControlQueue
 from batching.store.keys import VersionKeys
 from batching.store.registry import Registry
 from batching.store.worker_verbs import WorkerVerbs
@@ -174,6 +175,18 @@ def test_receiving_that_is_refused_is_told_of(server, url, registry, caplog):
     assert "Redis refuses this user or password" in caplog.text
     assert "verb=receive" in caplog.text
     assert "blmpop" in caplog.text
+
+
+def test_registration_whose_user_may_not_hear_of_its_job_is_told_so(server, url):
+    # Given
+    rules = ("on", ">secret", "~*", "&*", "+@all", "-xread")
+    server.client.execute_command("ACL", "SETUSER", "somebody", "reset", *rules)
+    client = connect(url.replace("//", "//somebody:secret@"))
+    # When / Then
+    with pytest.raises(errors.StoreUnavailable, match="refuses") as refused:
+        ControlQueue(client).inspect_archive("some.mar", timeout_s=15.0)
+    assert "'xread'" in str(refused.value.__cause__)
+    client.close()
 
 
 @contextlib.contextmanager
