@@ -72,7 +72,9 @@ class Outage:
         if verb:
             self._failing.pop(verb, None)
         else:
-            self._failing = {one: end_s for one, end_s in self._failing.items() if end_s > now_s}
+            # Of a copy, as other threads may note theirs meanwhile.
+            noted = self._failing.copy().items()
+            self._failing = {one: end_s for one, end_s in noted if end_s > now_s}
         if self._failing:
             return
         if self._is_said:
