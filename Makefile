@@ -43,7 +43,7 @@ demo: install
 	@$(BIN)/python -m examples.digits.run
 
 test: install
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not alone"
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not alone"
 	$(BIN)/pytest -m alone
 
 # Without what takes longer than a second or two.

@@ -22,7 +22,6 @@ OF_INGRESS = frozenset(
         "inference_address",
         "job_queue_size",
         "key_file",
-        "load_models",
         "management_address",
         "max_request_size_bytes",
         "metrics_address",

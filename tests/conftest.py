@@ -12,18 +12,14 @@ from tests.topology.servers import Cluster
 from tests.topology.whole_suite import IS_ON_CLUSTER, ON_ONE_SERVER
 
 # Whole servers, hosts whose links are cut, failovers.
-ALONE = {"e2e", "network", "topology"}
+ALONE = {"compose", "e2e", "network", "topology"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What `make test` runs alone, and what stays together in one process; on a cluster, skips."""
+    """What `make test` runs with nothing beside it; on a cluster, what is about one server."""
     for item in items:
-        folder = item.path.parent.name
-        # One server for the whole folder, and bars of seconds.
-        is_composed = folder == "compose"
-        item.add_marker(pytest.mark.xdist_group(folder if is_composed else item.path.stem))
-        if folder in ALONE or (has_bars(item.module) and not is_composed):
+        if item.path.parent.name in ALONE or has_bars(item.module):
             item.add_marker(pytest.mark.alone)
     if IS_ON_CLUSTER:
         for item in items:

@@ -23,7 +23,9 @@ def free_ports(count: int, *, host: str = "127.0.0.1", beside: int = 0) -> int:
     """
     global _last  # noqa: PLW0603 - of the whole process, as ports are
     while True:
-        first = _last + 1 if _last + count + beside < HIGHEST else LOWEST
+        first, highest = _last + 1, HIGHEST - count - beside
+        if first > highest:
+            first = LOWEST + secrets.randbelow(highest - LOWEST)
         _last = first + count - 1
         wanted = [port + step for step in {0, beside} for port in range(first, first + count)]
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:

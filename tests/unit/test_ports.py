@@ -23,6 +23,15 @@ def test_ports_that_somebody_listens_on_are_passed_over(monkeypatch):
     assert first + 1 not in (given, given + 1)
 
 
+def test_two_processes_do_not_begin_at_the_same_port(monkeypatch):
+    def first_port():
+        # As of a process that has just begun, where the second port leaves little room.
+        monkeypatch.setattr(ports, "_last", HIGHEST - 1)
+        return free_ports(1, beside=10_000)
+
+    assert len({first_port() for _ in range(20)}) > 10
+
+
 def test_ports_begin_anew_at_the_end(monkeypatch):
     monkeypatch.setattr(ports, "_last", HIGHEST - 1)
     assert LOWEST <= free_ports(3) < HIGHEST - 3
