@@ -19,7 +19,8 @@ ALONE = {"compose", "e2e", "network", "topology"}
 def pytest_collection_modifyitems(items):
     """What `make test` runs with nothing beside it; on a cluster, what is about one server."""
     for item in items:
-        if item.path.parent.name in ALONE or has_bars(item.module):
+        is_whole_server = item.path.parent.name in ALONE or "rig" in item.fixturenames
+        if is_whole_server or has_bars(item.function):
             item.add_marker(pytest.mark.alone)
     if IS_ON_CLUSTER:
         for item in items:

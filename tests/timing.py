@@ -6,9 +6,10 @@ gave this machine's processors to others meanwhile: then it is skipped, as nothi
 test that fails in any other way has failed.
 """
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import CodeType
 from typing import Any
 
 import psutil
@@ -29,9 +30,15 @@ def assert_within(measured: float, bar: float) -> None:
         raise TooSlow(f"{measured:.4g} is more than {bar:.4g}")
 
 
-def has_bars(module: ModuleType) -> bool:
-    """Whether its tests measure times, so that they run without others beside them."""
-    return not {"TooSlow", "assert_within"}.isdisjoint(vars(module))
+def has_bars(test: Callable[..., object]) -> bool:
+    """Whether this test, or a function inside of it, measures times."""
+    codes = [inspect.unwrap(test).__code__]
+    while codes:
+        code = codes.pop()
+        if not {"TooSlow", "assert_within"}.isdisjoint(code.co_names):
+            return True
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    return False
 
 
 @contextmanager
