@@ -17,8 +17,8 @@ WHEELS ?=
 WHEELS_VENV := .bench/venv
 WHEELS_TEST := pytest pytest-rerunfailures pytest-timeout 'fakeredis[lua]' hypothesis
 
-# How many tests run at a time, where they measure no times; many wait rather than compute.
-JOBS ?= 3
+# How many tests run at a time, where they measure no times.
+JOBS ?= 2
 
 .PHONY: install demo test test-fast chaos chaos-mutants check bench bench-compare bench-gpu bench-scale clean topology wheels
 

@@ -210,7 +210,8 @@ def test_control_worker_that_is_refused_says_so_in_one_line_and_goes_on(
     worker = control_jobs.make_worker(client)
 
     def spoil():
-        eventually(lambda: server.client.smembers("rq:workers"))
+        # It waits for a job: what is refused before, as it signs on, ends it.
+        eventually(lambda: server.client.info("clients")["blocked_clients"], 20)
         with refusing(server):
             eventually(lambda: caplog.messages)
         queue = Queue(control_jobs.QUEUE_NAME, connection=server.client, serializer=JSONSerializer)
