@@ -1,12 +1,10 @@
 """Redis for every test of the store: in this process, one real server, a cluster; desks at it."""
 
-import contextlib
-
 import pytest
 
 from cli.embedded_redis import EmbeddedRedis, find_server
 from tests.support import Desk, fake_backend, server_backend
-from tests.timing import has_bars, judged
+from tests.timing import has_bars
 from tests.topology.backend import cluster_backend
 from tests.topology.servers import Cluster
 from tests.topology.whole_suite import IS_ON_CLUSTER, ON_ONE_SERVER
@@ -26,14 +24,6 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if any(words in item.nodeid for words in ON_ONE_SERVER):
                 item.add_marker(pytest.mark.skip(reason="looks into one server"))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    """What was too slow each time is judged by whether the machine was there."""
-    is_last_try = item.execution_count > item.config.option.reruns > 0
-    with judged() if is_last_try else contextlib.nullcontext():
-        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

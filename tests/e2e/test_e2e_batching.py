@@ -18,8 +18,7 @@ from tests.timing import TooSlow, assert_within
 BATCH_SIZE = 8
 TRIES = 50
 MAX_TRIES = 4 * TRIES
-ROUNDS = 5
-SPLIT_AT_MOST = 1
+ROUNDS = 12  # whose host is busy with others is left in peace now and then
 IDLE_PERCENT = 25.0
 IDLE_PATIENCE_S = 3.0
 TOLERANCE_MS = 3.0
@@ -86,24 +85,25 @@ def best_round(measure: Callable[[], Round], is_good: Callable[[Round], bool]) -
 
     Times are promised for an idle machine. Whatever else runs on this one can only make a round
     worse, so one good round shows what the server does, and none of several is no accident. A
-    request that the machine holds up for half a window comes too late for its batch: that may
-    happen once in a round.
+    request that the machine holds up for half a window comes too late for its batch.
 
     Raises:
-        TooSlow: it happened more often, or this process could not send in time.
+        TooSlow: that happened in the last round, or this process could not send in time.
     """
+    why = ""
     for number in range(1, ROUNDS + 1):
         wait_until_idle()
         found = measure()
         split = sum(batches != 1 for batches in found.batches)
         if len(found.batches) < TRIES:
-            raise TooSlow(f"round {number}: {len(found.batches)} tries sent in time")
-        if split > SPLIT_AT_MOST:
-            raise TooSlow(f"round {number}: {split} tries were not one batch")
-        if split == 0 and is_good(found):
+            why = f"round {number}: {len(found.batches)} tries sent in time"
+        elif split:
+            why = f"round {number}: {split} tries were not one batch"
+        elif is_good(found):
             print(f"round {number} of at most {ROUNDS}")  # noqa: T201 - as in report()
-            break
-    assert found.batches == [1] * TRIES
+            return found
+    if len(found.batches) < TRIES or split:
+        raise TooSlow(why)
     return found
 
 
@@ -174,6 +174,7 @@ def test_batch_keeps_arrival_order_and_is_never_larger_than_allowed(
 
     # Then they run in their order in batches of three, three and one
     assert exchange.bodies == bodies
+    assert_within(exchange.sent_at[2] - exchange.sent_at[0], 0.02)
     assert [call.bodies for call in ledger.calls()] == [bodies[:3], bodies[3:6], bodies[6:]]
 
 
