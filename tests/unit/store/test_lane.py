@@ -482,7 +482,8 @@ def test_lane_cancels_a_request_when_its_client_left(desk):
             with pytest.raises(ClientLeft):
                 await asked
 
-            # Then
+            # Then: who has left is told within CANCEL_PATIENCE_S, cancelled by then or not
+            await queued(desk, 1)
             assert desk.queued() == ["b"]
             answer(desk.worker())
             assert (await neighbour).body == b"B"
