@@ -42,10 +42,12 @@ class Outage:
         now_s = self._clock()
         if not self._failing:
             self._since_s = now_s
-        self._failed_at_s = now_s
         error = _innermost(error)
-        # What this user may not ask fails while all else goes on.
-        self._failing[verb] = now_s + AGAIN_S if isinstance(error, FORBIDDEN) else now_s
+        if isinstance(error, FORBIDDEN):
+            # What this user may not ask fails while all else goes on.
+            self._failing[verb] = now_s + AGAIN_S
+        else:
+            self._failing[verb] = self._failed_at_s = now_s
         words = _words(error)
         # A server that comes back with another password is news.
         if now_s < self._silent_until_s.get(words, now_s):
@@ -61,7 +63,7 @@ class Outage:
         )
 
     def was_within(self, seconds: float) -> bool:
-        """Whether any call has failed of late."""
+        """Whether any call has failed of late; not those that this user may not make."""
         return self._clock() - self._failed_at_s < seconds
 
     def over(self, verb: str | None = None) -> None:

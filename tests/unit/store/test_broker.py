@@ -87,6 +87,28 @@ def test_workers_have_time_to_beat_after_an_outage_that_others_have_noticed(
     asyncio.run(run())
 
 
+def test_no_worker_is_told_of_at_once_where_a_user_may_not_listen(
+    real_backend, registry, monkeypatch
+):
+    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 60.0)
+    monkeypatch.setattr(lane_module, "BACK_S", 60.0)
+    # Given a model without workers, and what fails all the time while Redis is there
+    spec = make_spec()
+    registry.create(spec)
+    outage = Outage(logging.getLogger("test"))
+    outage.note("listen", redis.exceptions.NoPermissionError("No permissions: channel"))
+
+    async def run():
+        broker = Broker(real_backend.url, outage=outage)
+        await broker.start()
+        # When / Then
+        with pytest.raises(errors.NoWorker):
+            await asyncio.wait_for(broker.predict(spec, wire_of("x"), request_id="a"), 5)
+        await broker.close()
+
+    asyncio.run(run())
+
+
 # --- lanes
 
 
