@@ -97,14 +97,25 @@ def test_worker_is_dead_only_when_silent_for_longer_than_the_limit(desk):
 def test_beat_tells_how_long_who_is_quiet_has_been_silent(desk):
     # Given
     desk.node().beat({KEY: ["worker-b", "worker-c"]})
-    desk.silence_worker("worker-a", ms=2000)
-    desk.silence_worker("worker-b", ms=2500)
+    desk.silence_worker("worker-a", ms=20_000)
+    desk.silence_worker("worker-b", ms=25_000)
+    heard_ms = sorted(desk.client.zscore(desk.keys.worker_beats, f"worker-{one}") for one in "ab")
 
     # When
-    heard = desk.node().beat({KEY: ["worker-d"]}, quiet_s=1.0)
+    before_ms = now_ms(desk)
+    heard = desk.node().beat({KEY: ["worker-d"]}, quiet_s=10.0)
+    after_ms = now_ms(desk)
 
     # Then: who was heard just now is not quiet
-    assert [int(one_s * 2) for one_s in sorted(heard.silent_s)] == [4, 5]
+    assert len(heard.silent_s) == 2
+    for silent_s, last_ms in zip(sorted(heard.silent_s, reverse=True), heard_ms, strict=True):
+        assert before_ms <= last_ms + round(1000 * silent_s) <= after_ms
+
+
+def now_ms(desk):
+    """By the clock of Redis, as it rounds it."""
+    seconds, microseconds = desk.client.time()
+    return 1000 * seconds + microseconds // 1000
 
 
 def test_beat_rings_a_bell_that_was_lost(desk):

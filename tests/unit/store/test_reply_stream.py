@@ -269,7 +269,7 @@ def test_stream_has_its_time_again_with_each_piece(desk):
     async def run():
         async with open_lane(desk.backend.connect_async()) as lane:
             # Given
-            talk = await Conversation.begin(desk, lane, timeout_s=0.5)
+            talk = await Conversation.begin(desk, lane, timeout_s=1.0)
             talk.send("one")
             stream = await talk.asked
 
