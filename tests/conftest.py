@@ -1,5 +1,6 @@
 """Redis for every test of the store: in this process, one real server, a cluster; desks at it."""
 
+import hypothesis
 import pytest
 
 from cli.embedded_redis import EmbeddedRedis, find_server
@@ -8,6 +9,10 @@ from tests.timing import has_bars
 from tests.topology.backend import cluster_backend
 from tests.topology.servers import Cluster
 from tests.topology.whole_suite import IS_ON_CLUSTER, ON_ONE_SERVER
+
+# Times have bars where they are promised; its own would be 200 ms for each example of any test.
+hypothesis.settings.register_profile("ferry", deadline=None)
+hypothesis.settings.load_profile("ferry")
 
 # Whole servers, hosts whose links are cut, failovers.
 ALONE = {"compose", "e2e", "network", "topology"}

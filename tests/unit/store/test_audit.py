@@ -6,7 +6,7 @@ from batching.batcher import Nothing
 from batching.protocol import Batch
 from batching.store.ingress_verbs import AuditCode
 from batching.store.node_verbs import ReclaimMode
-from tests.support import KEY, items_of, make_reply
+from tests.support import KEY, eventually, items_of, make_reply
 
 WORKERS = ("worker-a", "worker-b", "worker-c")
 INGRESSES = ("ingress-a", "ingress-b")
@@ -169,7 +169,8 @@ def test_counters_account_for_every_accepted_request_whatever_happens(desk, seed
         assert desk.open_ids() <= set(places)
         assert len(places) == len(set(places))
         # What Redis has dropped is counted by whoever comes upon it.
-        assert desk.unaccounted() == len(set(places) - desk.open_ids())
+        # One may be dropped between two looks.
+        eventually(lambda: desk.unaccounted() == len(set(places) - desk.open_ids()))  # noqa: B023
     assert all(item.attempt <= 2 for item in chaos.attempts)
 
     # When everybody has been answered
