@@ -107,8 +107,11 @@ def _path_of_file_url(url: str) -> str:
 def _startup_folder(url: str, startup_models: str) -> Path | None:
     """A folder that is named by a path: SageMaker's containers name `/opt/ml/model`, say."""
     named = {entry.strip().rpartition("=")[2] for entry in startup_models.split(",")}
-    is_named = url in named and "/" in url
-    return Path(url).resolve() if is_named and Path(url).is_dir() else None
+    try:
+        is_folder = url in named and "/" in url and Path(url).is_dir()
+    except OSError as error:  # below a folder that this user may not enter, say
+        raise ModelNotFound(f"Model not found at: {url}: {error.strerror}") from error
+    return Path(url).resolve() if is_folder else None
 
 
 def _in_store(name: str, model_store: Path) -> Path:

@@ -112,7 +112,9 @@ class Runner:
             self.is_device_broken = self.is_device_broken or _has_broken_device(error)
             return self._all_or_none(items, _as_answer(error))
         if not isinstance(outputs, list) or len(outputs) != len(items):
-            log.error("handler returned %s for %s", _shape(outputs), self._what(items))
+            wanted = f"a list of {len(items)}, one answer for each request,"
+            shape, what = _shape(outputs), self._what(items)
+            log.error("handler returned %s for %s: %s was wanted", shape, what, wanted)
             return self._all_or_none(items, _misshapen(outputs))
         return [
             self._reply(index, item, output)

@@ -71,7 +71,8 @@ def test_failure_names_the_first_requests_of_its_batch(caplog):
 def test_wrong_number_of_answers_names_the_requests(caplog):
     runner(Handler(lambda rows, context: [1, 2, 3])).run(batch(body()))
     assert caplog.messages == [
-        "handler returned list of 3 for model=echo batch=1 requests=id-0",
+        "handler returned list of 3 for model=echo batch=1 requests=id-0:"
+        " a list of 1, one answer for each request, was wanted",
     ]
 
 
