@@ -4,11 +4,11 @@ import logging
 
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
-from werkzeug.exceptions import MethodNotAllowed as WrongMethod
 
 from batching.errors import (
     BadRequest,
     InternalError,
+    MethodNotAllowed,
     PayloadTooLarge,
     ServeError,
     StoreUnavailable,
@@ -44,7 +44,6 @@ def install_error_handlers(app: Flask, outage: Outage) -> None:
     app.register_error_handler(ServeError, _answer)
     app.register_error_handler(StoreUnavailable, answer_unavailable)
     app.register_error_handler(HTTPException, _answer_http)
-    app.register_error_handler(WrongMethod, _answer_wrong_method)
     app.register_error_handler(Exception, _answer_unforeseen)
 
 
@@ -56,13 +55,9 @@ def _answer_http(error: HTTPException) -> Response:
     return _answer(_translated(error.code or 500))
 
 
-def _answer_wrong_method(error: WrongMethod) -> Response:
-    response = _answer(wrong_method())
-    response.allow.update(error.valid_methods or ())
-    return response
-
-
 def _translated(status: int) -> ServeError:
+    if status == MethodNotAllowed.status:
+        return wrong_method()
     if status == PayloadTooLarge.status:
         return PayloadTooLarge("")
     if status == BadRequest.status:

@@ -702,19 +702,6 @@ def test_paths_and_methods_are_torchserves(manager, method, path, status):
     assert manager.manage(method, path).status_code == status
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "allowed"),
-    [
-        ("PATCH", "/models", {"GET", "HEAD", "POST"}),
-        ("PATCH", "/models/echo", {"DELETE", "GET", "HEAD", "OPTIONS", "PUT"}),
-        ("GET", "/", {"OPTIONS"}),
-    ],
-)
-def test_wrong_method_says_which_are_right(manager, method, path, allowed):
-    # RFC 9110, 15.5.6: a 405 names them.
-    assert set(manager.manage(method, path).headers["allow"].split(", ")) == allowed
-
-
 def test_kserve_is_ready_while_there_are_workers(manager):
     manager.register("echo")
     manager.register("idle", min_worker=0, max_worker=0)
