@@ -19,7 +19,7 @@ from batching.store.waiter import ClientGone, ClientLeft, Waiter
 WATCH_AFTER_S = 0.1  # fast requests do not pay for watching their client
 CANCEL_AT_ONCE = 256
 AGAIN_S = 0.2  # so that who left 0.3 s before a claim is not in it, after an outage either
-CANCEL_PATIENCE_S = 0.08  # an answer is due 0.1 s after the deadline, if Redis answers or not
+CANCEL_PATIENCE_S = 0.06  # an answer is due 0.1 s after the deadline, if Redis answers or not
 
 
 @dataclass(slots=True)
