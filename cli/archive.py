@@ -18,6 +18,8 @@ from pathlib import Path
 
 import click
 
+from batching.model_spec import VERSION_PATTERN
+
 BUILT_IN_HANDLERS = (
     "base_handler",
     "text_classifier",
@@ -106,9 +108,28 @@ def _check_name(_context: click.Context, _parameter: click.Parameter, value: str
     return value
 
 
-@click.command()
+def _check_version(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if not VERSION_PATTERN.fullmatch(value):
+        raise click.BadParameter(
+            f"{value!r}: no server would register it. Use letters, digits, '.', '_', '+' and '-', "
+            "at most 128 of them, beginning with a letter, digit or '_'."
+        )
+    return value
+
+
+class _Command(click.Command):
+    """Takes `-v=1` for `-v 1`, as torch-model-archiver does."""
+
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        shortened = [re.sub(r"^(-[vrc])=", r"\1", argument) for argument in arguments]
+        return super().parse_args(context, shortened)
+
+
+@click.command(cls=_Command)
 @click.option("--model-name", required=True, callback=_check_name, help="Name to serve under.")
-@click.option("-v", "--version", required=True, help="Version of the model.")
+@click.option(
+    "-v", "--version", required=True, callback=_check_version, help="Version of the model."
+)
 @click.option(
     "--handler",
     required=True,

@@ -1,10 +1,12 @@
 """Standard input, output and error, which not everybody who starts a program gives it."""
 
+import errno
 import os
 import sys
 from typing import Literal, TextIO
 
 _STANDARD = (0, 1, 2)
+_UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def open_missing_streams() -> None:
@@ -19,6 +21,18 @@ def open_missing_streams() -> None:
     sys.stdin = sys.stdin or _stream(0, "r")
     sys.stdout = sys.stdout or _stream(1, "w")
     sys.stderr = sys.stderr or _stream(2, "w")
+
+
+def is_about_output(error: OSError) -> bool:
+    """Whether it tells that a stream takes nothing more; errors of files have the file's name."""
+    return error.filename is None and error.errno in _UNWRITABLE
+
+
+def let_go_of_output() -> None:
+    """What standard output still holds is lost. Python would try to write it when it ends."""
+    fd = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(fd, sys.stdout.fileno())
+    os.close(fd)
 
 
 def _stream(fd: int, mode: Literal["r", "w"]) -> TextIO:

@@ -19,6 +19,7 @@ from batching.errors import (
     Unavailable,
 )
 from batching.left_out_keys import require_served
+from batching.model_config import ignored_values
 from batching.model_entry import check_names
 from batching.model_spec import ArchiveInfo, ModelSpec, VersionKey
 from batching.registration import (
@@ -115,6 +116,8 @@ class Registrar:
             _require_handler(spec)
         spec = replace(spec, is_loaded_at_startup=at_startup)
         self._registry.create(spec)
+        for text in ignored_values(archive.config):
+            log.warning("ignored setting model=%s version=%s: %s", *spec.key, text)
         self._forget(spec.model_name)
         self._take_on(spec)
         return spec

@@ -77,6 +77,21 @@ def test_missing_part_of_a_model_is_a_load_error(section, text, load_handler):
         load_handler({"x": ""}, handler="base_handler", manifest=section)
 
 
+def test_handler_whose_own_init_calls_no_other_loads_a_model_without_weights(load_handler):
+    # Given
+    source = """
+from ts.torch_handler.base_handler import BaseHandler
+class Own(BaseHandler):
+    def __init__(self): self.classes = 2
+"""
+    files = {"own.py": source, "unweighted_net.py": MODEL_SOURCE.format(classes=2)}
+    # When
+    section = manifest(modelFile="unweighted_net.py")
+    loaded = load_handler(files, handler="own.py", manifest=section)
+    # Then
+    assert loaded.entry.__name__
+
+
 @pytest.mark.parametrize("is_eager", [True, False])
 def test_b13_checkpoint_that_runs_code_is_refused(is_eager, load_handler, tmp_path):
     # Given

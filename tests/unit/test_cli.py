@@ -5,8 +5,11 @@ A small HTTP server stands in for the real one and answers with TorchServe's doc
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +18,7 @@ from cli.addresses import check_free
 from cli.api import Api
 from cli.main import main
 from cli.models import registration_stage
+from ingress.worker_wait import failed_text
 from tests.unit.ingress.test_tls import OPENSSL, write_certificate
 
 DESCRIPTION = {
@@ -214,6 +218,29 @@ def test_register_sends_torchserves_parameters(server, ferry):
     assert server.asked[0][:2] == (
         "POST",
         "/models?url=m.mar&synchronous=true&batch_size=8&initial_workers=0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "arguments"),
+    [
+        ("POST", "/models", ("register", "m.mar", "--initial-workers", "1")),
+        ("PUT", "/models/m", ("scale", "m", "--min-worker", "1")),
+    ],
+)
+def test_command_says_where_it_is_told_why_workers_did_not_start(
+    server, ferry, method, path, arguments
+):
+    # Given
+    answer = {"code": 500, "message": failed_text("m", "1.0")}
+    server.answers[method, path] = (500, answer)
+    # When
+    result = ferry("models", *arguments)
+    # Then
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "Error: Failed to start workers for model m version: 1.0 (HTTP 500)\n"
+        "Why is in the ingress's log, in its line `not started model=`.\n"
     )
 
 
@@ -618,3 +645,19 @@ def test_up_finds_its_configuration_by_torchserves_variable(tmp_path):
     result = CliRunner().invoke(main, ["up"], env={"TS_CONFIG_FILE": str(config)})
     # Then
     assert result.stderr == "Error: the model store is not a folder: /missing\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_one_sentence(server, monkeypatch, unbuffered):
+    # Given
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    server.answers["GET", "/models"] = (200, {"models": []})
+    command = [sys.executable, "-m", "cli.main", "models", "list", "--management-url", server.url]
+    # When
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    # Then
+    assert result.stderr == "Error: cannot write: No space left on device\n"
+    assert result.returncode == 1

@@ -121,7 +121,7 @@ HANDLERS = {
     "syntax": ("def handle(data, context)\n  pass", "own.py, line 1: not Python"),
     "no entry": ("x = 1", r"needs a function handle(data, context) or exactly one class"),
     "two classes": ("class A: pass\nclass B: pass", "its classes: A, B"),
-    "no methods": ("class A:\n  def handle(self): pass", "class A lacks initialize"),
+    "no methods": ("class A:\n  def handle(self, d, c): pass", "class A lacks initialize"),
     "left out": (
         "import ts.torch_handler.dali_handler\ndef handle(d, c): pass",
         "line 1: imports ts.torch_handler.dali_handler: it is left out: NVIDIA DALI",
@@ -284,6 +284,62 @@ def test_weights_of_a_handler_that_loads_them_itself_are_its_own_business(tmp_pa
     ]
 
 
+UNCALLABLE = {
+    "function": ("def handle(data): pass", "own.py, line 1: handle is called with (data, context)"),
+    "method": (
+        "class Own:\n def initialize(self, context): pass\n def handle(self, data): pass",
+        "own.py, line 3: handle is called with (data, context)",
+    ),
+    "initialize": (
+        "class Own:\n def initialize(self): pass\n def handle(self, *rows): pass",
+        "own.py, line 2: initialize is called with (context)",
+    ),
+    "keyword": (
+        "def handle(data, context, *, device): pass",
+        "own.py, line 1: handle is called with (data, context)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "expected"), UNCALLABLE.values(), ids=UNCALLABLE)
+def test_handler_that_a_worker_cannot_call_is_a_problem(source, expected, tmp_path):
+    # When / Then
+    assert problems(diagnose(tmp_path, {"own.py": source}, handler="own.py")) == [expected]
+
+
+CALLABLE = {
+    "defaults": "def handle(data, context, top_k=5, *, device=None): pass",
+    "any": "def handle(*arguments, **options): pass",
+    "decorated": "import functools\n@functools.partial\ndef handle(everything): pass",
+    "static": (
+        "class Own:\n def initialize(self, context, /): pass\n"
+        " @staticmethod\n def handle(data, context): pass"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", CALLABLE.values(), ids=CALLABLE)
+def test_handler_that_a_worker_can_call_is_none(source, tmp_path):
+    # When / Then
+    assert problems(diagnose(tmp_path, {"own.py": source}, handler="own.py")) == []
+
+
+@pytest.mark.parametrize("handler", ["own.py", "image_segmenter"])
+def test_handler_that_loads_a_model_needs_one(handler, tmp_path):
+    # Given
+    files = {"own.py": f"{CLASS}    pass\n", "net.py": MODEL_SOURCE.format(classes=2)}
+
+    # When
+    found = diagnose(tmp_path, files, handler=handler)
+
+    # Then
+    name = handler.removesuffix(".py")
+    assert problems(found) == [
+        f"{name} loads a model, and neither weights nor a model file is named"
+    ]
+    assert problems(diagnose(tmp_path, files, handler=handler, modelFile="net.py")) == []
+
+
 FUNCTION = (
     f"{CLASS}service = Own()\ndef handle(data, context): return service.initialize(context)\n"
 )
@@ -383,12 +439,17 @@ def test_requirements_are_read_and_not_installed(tmp_path):
     found = diagnose(tmp_path, files, **model)
 
     # Then
-    assert problems(found) == []
+    missing = "own.py, line 1: imports no_such_package, which is not installed here; "
     assert "is installed only where install_py_dep_per_model=true" in notes(found)[0]
-    assert "not installed here; requirements.txt names it" in notes(found)[1]
-    path = tmp_path / "model.mar"
-    texts = [finding.text for finding in examine(path, is_installing=True).findings]
+    assert problems(found) == [
+        f"{missing}requirements.txt names it: install it on the nodes, or give --config with "
+        "install_py_dep_per_model=true"
+    ]
+    report = examine(tmp_path / "model.mar", is_installing=True)
+    texts = [finding.text for finding in report.findings]
+    assert report.will_run
     assert "requirements.txt installs no-such-package, other" in texts
+    assert f"{missing}requirements.txt names it" in texts
 
 
 def test_requirements_that_name_an_index_are_a_problem(tmp_path):

@@ -5,27 +5,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from batching.left_out_keys import NOT_HERE, why_not_here
+from batching.model_config import SERVER_TYPES, ignored_values
 from workers.doctor.findings import Finding, note, ok, problem
 
 PART = "model-config"
 
-# Key -> the type that counts; a value of another type is ignored, as in TorchServe.
-COUNTS: Mapping[str, type] = {
-    "minWorkers": int,
-    "maxWorkers": int,
-    "batchSize": int,
-    "maxBatchDelay": int,
-    "batchPolicy": str,
-    "latencySloMs": int,
-    "responseTimeout": int,
-    "startupTimeout": int,
-    "deviceType": str,
-    "deviceIds": list,
-    "maxRetryTimeoutInSec": int,
-    "clientTimeoutInMills": int,
-    "jobQueueSize": int,
-    "useJobTicket": bool,
-    # Read by handlers.
+# Key -> the type that counts, of what handlers read.
+HANDLER_TYPES: Mapping[str, type] = {
     "handler": dict,
     "micro_batching": dict,
     "pt2": object,
@@ -36,6 +22,7 @@ COUNTS: Mapping[str, type] = {
     "deepspeed": object,
     "pippy": object,
 }
+COUNTS: Mapping[str, type] = {**SERVER_TYPES, **HANDLER_TYPES}
 # Key -> what happens instead.
 WITHOUT_EFFECT: Mapping[str, str] = {
     "useVenv": "requirements.txt, if installed at all, always gets an environment of its own",
@@ -51,10 +38,10 @@ _BACKENDS_OF_TORCH = frozenset({"eager", "aot_eager", "inductor", "onnxrt", "ope
 def examine_config(config: Mapping[str, Any]) -> Iterator[Finding]:
     """One finding for each key that deserves one."""
     found = [finding for key, value in config.items() for finding in _examine_key(str(key), value)]
-    found += _examine_workers(config)
+    found += [note(PART, text) for text in ignored_values(config, COUNTS)]
     yield from found
     if config and not found:
-        yield ok(PART, f"all {len(config)} keys are known")
+        yield ok(PART, "all keys are known")
 
 
 def _examine_key(key: str, value: Any) -> Iterator[Finding]:
@@ -62,39 +49,16 @@ def _examine_key(key: str, value: Any) -> Iterator[Finding]:
         yield problem(PART, reason)
     elif key in WITHOUT_EFFECT:
         yield note(PART, f"{key} has no effect: {WITHOUT_EFFECT[key]}")
-    elif key in COUNTS:
-        yield from _examine_value(key, value)
-    elif key not in NOT_HERE:
-        yield note(PART, f"{key} is unknown and only reaches the handler{_suggestion(key)}")
-
-
-def _examine_value(key: str, value: Any) -> Iterator[Finding]:
-    if not _has_type(value, COUNTS[key]):
-        wanted = COUNTS[key].__name__
-        yield note(PART, f"{key}: {value!r} is ignored, it should be of type {wanted}")
     elif key == "pt2":
         yield from _examine_compilation(value)
-
-
-def _has_type(value: Any, wanted: type) -> bool:
-    return isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
+    elif key not in NOT_HERE and key not in COUNTS:
+        yield note(PART, f"{key} is unknown and only reaches the handler{_suggestion(key)}")
 
 
 def _suggestion(key: str) -> str:
     known = [*COUNTS, *WITHOUT_EFFECT, *NOT_HERE]
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def _examine_workers(config: Mapping[str, Any]) -> Iterator[Finding]:
-    low, high = config.get("minWorkers"), config.get("maxWorkers")
-    if (low is not None or high is not None) and not (
-        isinstance(low, int) and isinstance(high, int) and 0 < low <= high
-    ):
-        yield note(
-            PART,
-            "minWorkers and maxWorkers are ignored: give both, 0 < minWorkers <= maxWorkers",
-        )
 
 
 def _examine_compilation(value: Any) -> Iterator[Finding]:

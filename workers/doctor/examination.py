@@ -183,7 +183,9 @@ class _Examination:
         base_names = (PurePosixPath(name).name for name in self._files)
         mine = top_level_modules(self._files) | top_level_modules(base_names)
         for source in sources.values():
-            found += examine_imports(source, mine, required, self._ts_names)
+            found += examine_imports(
+                source, mine, required, self._ts_names, is_installing=self._is_installing
+            )
         yield from found
         if not found:
             yield ok("handler", f"{handler} and its imports")
@@ -210,12 +212,17 @@ class _Examination:
 
     def _examine_weights(self) -> Iterator[Finding]:
         name = str(self._model.get("serializedFile") or "")
-        if name not in self._files:
-            return
         module_name, function_name = split_handler(self._info.handler)
         handler = self._find_module(module_name)
         text = "" if handler is None else self._files[handler].read_text(errors="replace")
         is_loaded_by_us = handler is None or _leaves_loading_to_us(text, function_name)
+        if is_loaded_by_us and self._info.handler and not (name or self._model.get("modelFile")):
+            yield problem(
+                "weights",
+                f"{module_name} loads a model, and neither weights nor a model file is named",
+            )
+        if name not in self._files:
+            return
         yield from examine_weights(
             self._files[name],
             has_model_file=bool(self._model.get("modelFile")),

@@ -50,6 +50,7 @@ def parse_source(name: str, path: Path) -> Source | Finding:
 def examine_entry(source: Source, function_name: str) -> Iterator[Finding]:
     """What is missing for the module to be a handler."""
     if function_name in source.functions():
+        yield from _examine_call(source, source.tree, function_name, "data, context")
         return
     if function_name in _coroutines(source.tree):
         yield problem("handler", f"{source.name}: {function_name} {_ASYNCHRONOUS}")
@@ -71,6 +72,27 @@ def examine_entry(source: Source, function_name: str) -> Iterator[Finding]:
     missing = sorted({"initialize", "handle"} - methods)
     if missing and not only.bases:
         yield problem("handler", f"{source.name}: class {only.name} lacks {' and '.join(missing)}")
+    yield from _examine_call(source, only, "initialize", "context")
+    yield from _examine_call(source, only, "handle", "data, context")
+
+
+def _examine_call(
+    source: Source, owner: ast.Module | ast.ClassDef, name: str, arguments: str
+) -> Iterator[Finding]:
+    """Whether the function that it itself defines can be called as a worker calls it."""
+    count = arguments.count(",") + 1 + isinstance(owner, ast.ClassDef)
+    for node in owner.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name and not _takes(node, count):
+            place = f"{source.name}, line {node.lineno}"
+            yield problem("handler", f"{place}: {name} is called with ({arguments})")
+
+
+def _takes(function: ast.FunctionDef, count: int) -> bool:
+    """Whether it can be called with so many arguments; a decorator may change that."""
+    taken = function.args
+    most = len(taken.posonlyargs) + len(taken.args)
+    fits = most - len(taken.defaults) <= count and (taken.vararg is not None or count <= most)
+    return bool(function.decorator_list) or (fits and None not in taken.kw_defaults)
 
 
 def _coroutines(node: ast.Module | ast.ClassDef) -> set[str]:
@@ -78,7 +100,12 @@ def _coroutines(node: ast.Module | ast.ClassDef) -> set[str]:
 
 
 def examine_imports(
-    source: Source, own_modules: frozenset[str], required: frozenset[str], ts_names: TsNames
+    source: Source,
+    own_modules: frozenset[str],
+    required: frozenset[str],
+    ts_names: TsNames,
+    *,
+    is_installing: bool,
 ) -> Iterator[Finding]:
     """Imports that will fail.
 
@@ -87,6 +114,7 @@ def examine_imports(
         own_modules: top-level modules that the archive brings along.
         required: names in its requirements.txt, in lower case.
         ts_names: what `ts` has here.
+        is_installing: the server installs requirements.txt.
     """
     for module, names, line, is_optional in _imports(source.tree):
         place = f"{source.name}, line {line}"
@@ -96,20 +124,25 @@ def examine_imports(
                 text = f"{place}: imports {module}: {reason}"
                 yield note("handler", text) if is_optional else problem("handler", text)
         elif top not in own_modules and not _is_installed(top):
-            yield _not_installed(place, top, required, is_optional=is_optional)
+            reason, may_load = _not_installed(top, required, is_installing=is_installing)
+            if is_optional:
+                reason, may_load = "the import may fail without harm, or later", True
+            text = f"{place}: imports {top}, which is not installed here; {reason}"
+            yield note("handler", text) if may_load else problem("handler", text)
 
 
 def _not_installed(
-    place: str, module: str, required: frozenset[str], *, is_optional: bool
-) -> Finding:
-    text = f"{place}: imports {module}, which is not installed here"
-    if is_optional:
-        return note("handler", f"{text}; the import may fail without harm, or later")
-    if required:
-        is_named = module.lower().replace("_", "-") in required
-        source = "requirements.txt names it" if is_named else "perhaps requirements.txt brings it"
-        return note("handler", f"{text}; {source}")
-    return problem("handler", f"{text}; install it on the nodes or add a requirements.txt")
+    module: str, required: frozenset[str], *, is_installing: bool
+) -> tuple[str, bool]:
+    """What is to be said of a missing module, and whether it may be there on a node."""
+    if not required:
+        return "install it on the nodes or add a requirements.txt", False
+    is_named = module.lower().replace("_", "-") in required
+    source = "requirements.txt names it" if is_named else "perhaps requirements.txt brings it"
+    if is_installing:
+        return source, True
+    advice = "install it on the nodes, or give --config with install_py_dep_per_model=true"
+    return f"{source}: {advice}", False
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, list[str], int, bool]]:

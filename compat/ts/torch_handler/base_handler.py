@@ -64,8 +64,9 @@ class BaseHandler:
         self.map_location = self.device.type
         model_dir = properties["model_dir"]
         model_section = self.manifest["model"]
-        if weights_file := model_section.get("serializedFile"):
-            self.model_pt_path = str(Path(model_dir) / weights_file)
+        weights_file = model_section.get("serializedFile")
+        # Set here, too: some handlers' `__init__` does not call this class's.
+        self.model_pt_path = str(Path(model_dir) / weights_file) if weights_file else None
         self.model = self._load_model(model_dir, model_section.get("modelFile", ""))
         self._compile_model()
         self.mapping = load_label_mapping(Path(model_dir) / "index_to_name.json")

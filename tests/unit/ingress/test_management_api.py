@@ -150,6 +150,21 @@ def test_register_takes_an_archive_that_asks_for_nothing_of_it(manager):
     assert manager.manage("POST", "/models?url=modest.mar").status_code == 200
 
 
+def test_register_logs_what_counts_for_nothing_in_the_config(manager, caplog):
+    # Given
+    manager.archives.add("odd.mar", "odd", batchSize="four", responseTimeout=60, minWorkers=2)
+    # When
+    answer = manager.manage("POST", "/models?url=odd.mar")
+    # Then
+    assert answer.status_code == 200
+    assert [one for one in caplog.messages if "ignored setting" in one] == [
+        "ignored setting model=odd version=1.0: "
+        "batchSize: 'four' is ignored, it should be of type int",
+        "ignored setting model=odd version=1.0: "
+        "minWorkers and maxWorkers are ignored: give both, 0 < minWorkers <= maxWorkers",
+    ]
+
+
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b"[" * 100_000])
 def test_register_is_refused_when_its_json_is_no_object(manager, body):
     answer = manager.manage(
