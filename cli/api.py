@@ -16,6 +16,9 @@ ANSWER_TIMEOUT_S = 900.0
 # From the environment and not from an option: everybody on a machine can read its command lines.
 TOKEN_VARIABLE = "FERRY_TOKEN"  # noqa: S105 - its name
 
+# What a server that asks for tokens calls its refusal.
+INVALID_KEY = "InvalidKeyException"
+
 
 class ApiError(click.ClickException):
     """The server's refusal, in its own words."""
@@ -29,7 +32,7 @@ class Api:
     """One listener of a server. Safe to use from several threads.
 
     Raises:
-        ClickException: the environment names a proxy or certificates that cannot be used.
+        ClickException: the environment names a proxy, certificates or a token that cannot be used.
     """
 
     def __init__(self, base_url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
@@ -37,8 +40,7 @@ class Api:
         timeout = httpx.Timeout(answer_timeout_s, connect=CONNECT_TIMEOUT_S)
         # A file per request and up to 64 at once: the pool must not be the bottleneck.
         limits = httpx.Limits(max_connections=64)
-        token = os.environ.get(TOKEN_VARIABLE)
-        headers = {"authorization": f"Bearer {token}"} if token else {}
+        headers = token_header()
         try:
             self._client = httpx.Client(
                 timeout=timeout,
@@ -142,12 +144,28 @@ def _is_this_machine(url: str) -> bool:
         return False
 
 
+def token_header() -> dict[str, str]:
+    """The header that brings the environment's token; none without one.
+
+    Raises:
+        ClickException: it is no token.
+    """
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if not (token.isascii() and token.isprintable()):
+        raise click.ClickException(f"{TOKEN_VARIABLE} has characters that no token has")
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
 def error_text(response: httpx.Response) -> str:
-    """What the server says went wrong."""
+    """What the server says went wrong, and where a token that it did not take came from."""
     try:
         record = response.json()
     except (ValueError, UnicodeDecodeError):
         return response.text.strip() or response.reason_phrase
-    if isinstance(record, dict) and "message" in record:
-        return str(record["message"])
-    return json.dumps(record)
+    if not isinstance(record, dict) or "message" not in record:
+        return json.dumps(record)
+    text = str(record["message"])
+    if record.get("type") == INVALID_KEY:
+        found = "has another key, or an expired one" if token_header() else "is not set"
+        text += f": {TOKEN_VARIABLE} {found}"
+    return text

@@ -6,10 +6,16 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.markup import escape
 
+# Wider than any result.
+_WHOLE = 10_000
 
-def out() -> Console:
-    """Where results go."""
-    return Console(soft_wrap=False, highlight=False)
+
+def out(*, wraps: bool = False) -> Console:
+    """Where results go: whole, for names and ids are there to be copied, and to be piped.
+
+    With `wraps` sentences in tables are broken where a terminal ends.
+    """
+    return Console(highlight=False, width=None if wraps else _WHOLE)
 
 
 def err() -> Console:

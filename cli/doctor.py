@@ -59,7 +59,7 @@ def _as_json(report: "Report") -> dict[str, object]:
 
 
 def _print(report: "Report") -> None:
-    console = out()
+    console = out(wraps=True)
     table = Table("part", "", "what was found", box=None)
     for finding in report.findings:
         style = _STYLES[finding.verdict.value]

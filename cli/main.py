@@ -13,7 +13,12 @@ from cli.models import models
 from cli.predict import predict
 from cli.roles import ingress, node
 from cli.status import status
-from cli.streams import is_about_output, let_go_of_output, open_missing_streams
+from cli.streams import (
+    escape_what_output_lacks,
+    is_about_output,
+    let_go_of_output,
+    open_missing_streams,
+)
 from cli.torchserve import torchserve
 from cli.up import up
 
@@ -37,6 +42,7 @@ class _Ferry(click.Group):
 def main() -> None:
     """Serve PyTorch models in batches from a Redis queue."""
     open_missing_streams()
+    escape_what_output_lacks()
 
 
 for command in (up, ingress, node, status, models, predict, archive, doctor, torchserve, bench):

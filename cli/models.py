@@ -285,7 +285,7 @@ def _print_workers(workers: Sequence[dict[str, Any]]) -> None:
         out().print(table)
     for node, host in hosts_of_nodes(workers).items():
         if host:
-            out().print(f"node {escape(node)} on {escape(host)}", soft_wrap=True)
+            out().print(f"node {escape(node)} on {escape(host)}")
     # Each once: what keeps one worker from loading mostly keeps all of them.
     for error in dict.fromkeys(worker["error"] for worker in workers if worker.get("error")):
-        out().print(f"[red]not started:[/] {escape(error)}", soft_wrap=True)
+        out().print(f"[red]not started:[/] {escape(error)}")

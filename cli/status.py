@@ -78,7 +78,7 @@ def _print(record: dict[str, Any]) -> None:
         for name, count in record["nodes"].items()
     )
     nodes = escape(nodes) or "none runs. `ferry node` starts one."
-    console.print(f"Nodes: {nodes}", soft_wrap=True)
+    console.print(f"Nodes: {nodes}")
     table = Table("model", "version", "workers", "per node", "waiting", "room", box=None)
     for model in record["models"]:
         states = ", ".join(f"{count} {state}" for state, count in model["workers"].items())

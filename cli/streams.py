@@ -1,6 +1,7 @@
 """Standard input, output and error, which not everybody who starts a program gives it."""
 
 import errno
+import io
 import os
 import sys
 from typing import Literal, TextIO
@@ -21,6 +22,12 @@ def open_missing_streams() -> None:
     sys.stdin = sys.stdin or _stream(0, "r")
     sys.stdout = sys.stdout or _stream(1, "w")
     sys.stderr = sys.stderr or _stream(2, "w")
+
+
+def escape_what_output_lacks() -> None:
+    """What the encoding of standard output lacks is escaped, as Python does on standard error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def is_about_output(error: OSError) -> bool:

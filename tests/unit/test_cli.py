@@ -4,6 +4,7 @@ A small HTTP server stands in for the real one and answers with TorchServe's doc
 """
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -257,6 +258,28 @@ def test_command_sends_the_token_of_the_environment(server, ferry, monkeypatch):
     assert "secret" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("token", "found"),
+    [("", "is not set"), ("secret\n", "has another key, or an expired one")],
+)
+def test_command_says_where_a_refused_token_came_from(server, ferry, monkeypatch, token, found):
+    # Given
+    monkeypatch.setenv("FERRY_TOKEN", token)
+    refusal = {"code": 400, "type": "InvalidKeyException", "message": "No"}
+    server.answers["GET", "/models"] = (400, refusal)
+    # When
+    result = ferry("models", "list")
+    # Then
+    assert result.stderr == f"Error: No: FERRY_TOKEN {found} (HTTP 400)\n"
+
+
+@pytest.mark.parametrize("token", ["schlüssel", "a\nb"])
+def test_token_that_can_be_none_is_refused_and_not_shown(ferry, monkeypatch, token):
+    monkeypatch.setenv("FERRY_TOKEN", token)
+    complaint = "Error: FERRY_TOKEN has characters that no token has\n"
+    assert ferry("models", "list").stderr == complaint
+
+
 def test_register_does_not_wait_when_told_so(server, ferry):
     # Given
     server.answers["POST", "/models"] = (202, {"status": "Processing worker updates..."})
@@ -390,6 +413,49 @@ def test_list_and_status_show_all_versions_and_the_default(server, ferry):
     assert listed[1:] == [["m", "1.0", "m.mar"], ["m", "2.0", "(default)", "m.mar"]]
     assert "m 2.0 (default) 1 UNLOADING" in status
     assert "Nodes: n1 on box (2 workers), n2 (1 worker), n3 on spare (0 workers)" in status
+
+
+def test_names_and_ids_are_printed_whole_whatever_the_width(server, ferry, monkeypatch):
+    # Given
+    monkeypatch.setenv("COLUMNS", "40")
+    name, url = "n" * 120, "https://example.org/" + "a" * 200 + ".mar"
+    described = {**DESCRIPTION, "modelName": name, "modelUrl": url, "workers": [worker(1234567)]}
+    server.answers |= {
+        ("GET", "/readyz"): (200, {}),
+        ("GET", "/nodes"): (200, NODES),
+        ("GET", "/models"): (200, {"models": [{"modelName": name, "modelUrl": url}]}),
+        ("GET", f"/models/{name}/all"): (200, [described]),
+        ("GET", f"/models/{name}"): (200, [described]),
+    }
+    # When
+    listed, status = ferry("models", "list").stdout, ferry("status").stdout
+    shown = ferry("models", "describe", name).stdout
+    # Then
+    assert name in listed
+    assert url in listed
+    assert name in status
+    assert {name, url, worker(1234567)["id"]} <= set(shown.split())
+
+
+def test_name_that_the_encoding_of_the_output_lacks_is_escaped(server):
+    # Given
+    server.answers |= {
+        ("GET", "/models"): (200, {"models": [{"modelName": "m", "modelUrl": "ä.mar"}]}),
+        ("GET", "/models/m/all"): (200, [{**DESCRIPTION, "modelUrl": "ä.mar"}]),
+    }
+    command = [sys.executable, "-m", "cli.main", "models", "list", "--management-url", server.url]
+    # When
+    listed = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    # Then
+    assert listed.stdout.splitlines()[1].split() == ["m", "1.0", r"\xe4.mar"]
+    assert listed.stderr == ""
 
 
 def test_status_counts_workers_by_node_and_state(server, ferry):
