@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import json
-import os
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -16,14 +16,16 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cli.api import TOKEN_VARIABLE, Api
+from cli.api import Api, token_header
 from cli.console import err, out, warn
 from cli.load.driver import Load, Outcome, drive
 from cli.load.figures import Figures, batch_count, figures
-from cli.load.report import HEADS, Point, table, write_report
+from cli.load.report import HEADS, Point, as_record, table, write_report
 from cli.options import inference_option, json_option, management_option
 
 EXTRA = "this needs more packages: pip install 'torchferry[bench]'"
+NO_SUCCESS = "no request was answered with a success"
+_DAY_S = 86_400
 
 
 def _numbers(smallest: int) -> Callable[[click.Context, click.Parameter, str], list[int]]:
@@ -48,10 +50,25 @@ def _load_options(command: Any) -> Any:
         click.option("--content-type", default="", help="Of the body. Default: none."),
         click.option("--connections", type=click.IntRange(1), default=16, show_default=True),
         click.option(
-            "--rate", type=float, default=0.0, help="Requests per second. Default: no pauses."
+            "--rate",
+            type=click.FloatRange(0, 1_000_000),
+            default=0.0,
+            help="Requests per second. Default: no pauses.",
         ),
-        click.option("--duration", type=float, default=10.0, show_default=True, help="Seconds."),
-        click.option("--warmup", type=float, default=1.0, show_default=True, help="Seconds."),
+        click.option(
+            "--duration",
+            type=click.FloatRange(0, _DAY_S, min_open=True),
+            default=10.0,
+            show_default=True,
+            help="Seconds.",
+        ),
+        click.option(
+            "--warmup",
+            type=click.FloatRange(0, _DAY_S),
+            default=1.0,
+            show_default=True,
+            help="Seconds.",
+        ),
         click.option(
             "--metrics-url",
             envvar="FERRY_METRICS_URL",
@@ -89,7 +106,9 @@ def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None
     else:
         _print_figures(found)
     if found.errors == found.requests:
-        raise click.ClickException("no request was answered with a success")
+        raise click.ClickException(NO_SUCCESS)
+    if _model_of(url):
+        _warn_of_unknown_batches([found], metrics_url)
 
 
 @bench.command(name="batching")
@@ -127,20 +146,50 @@ def bench_batching(  # noqa: PLR0917 - click passes all of them by name
     """
     sweep = _Sweep(archive, workers, management_url, inference_url, metrics_url)
     load = _load("", options)
+    with _writing(folder):  # before minutes of measuring
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     plan = _combinations(batch_sizes, delays)
     seconds = (load.warmup_s + load.duration_s) * len(plan)
+    points: list[Point] = []
     with _progress(seconds, is_quiet=as_json) as bar:
-        points = [sweep.measure(load, size, delay, bar) for size, delay in plan]
+        for size, delay in plan:
+            points.append(sweep.measure(load, size, delay, bar))
+            _require_success(points)
     facts = {"archive": archive, "workers": str(workers), **_facts(load)}
-    try:
-        paths = write_report(folder, f"Batching {archive}", facts, points)
-    except ImportError as error:
-        raise click.ClickException(EXTRA) from error
     if as_json:
-        click.echo(paths[0].read_text())
+        click.echo(as_record(facts, points))
     else:
         _print_points(points)
+    _warn_of_unknown_batches([point.figures for point in points], metrics_url)
+    with _writing(folder):
+        paths = write_report(folder, f"Batching {archive}", facts, points)
+    if not as_json:
         click.echo(f"Wrote {', '.join(map(str, paths))}.")
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """What keeps the report from being written is said in a sentence."""
+    try:
+        yield
+    except ImportError as error:
+        raise click.ClickException(EXTRA) from error
+    except OSError as error:
+        raise click.ClickException(f"cannot write to {folder}: {error.strerror}") from error
+
+
+def _require_success(points: list[Point]) -> None:
+    """Somebody was answered, or the other runs would be in vain."""
+    found = points[0].figures
+    if found.errors == found.requests:
+        firsts = (f": {one.kind}, the first: {one.text}" for one in found.failures[:1])
+        raise click.ClickException(NO_SUCCESS + "".join(firsts))
+
+
+def _warn_of_unknown_batches(found: list[Figures], metrics_url: str) -> None:
+    if all(one.mean_batch is None for one in found):
+        warn(f"how large batches were is not to be seen at {metrics_url} (--metrics-url)")
 
 
 @dataclass(slots=True)
@@ -199,12 +248,10 @@ def _combinations(batch_sizes: list[int], delays: list[int]) -> list[tuple[int, 
 
 def _load(url: str, options: dict[str, Any]) -> Load:
     headers = {"content-type": options["content_type"]} if options["content_type"] else {}
-    if token := os.environ.get(TOKEN_VARIABLE):
-        headers["authorization"] = f"Bearer {token}"
     return Load(
         url=url,
         body=options["body"].read_bytes() if options["body"] else b"",
-        headers=headers,
+        headers=headers | token_header(),
         connections=options["connections"],
         rate_per_s=options["rate"],
         duration_s=options["duration"],
@@ -271,11 +318,12 @@ def _print_figures(found: Figures) -> None:
     grid = Table(box=None, show_header=False)
     for name, value in rows.items():
         grid.add_row(name, escape(value))
-    out().print(grid)
+    out(wraps=True).print(grid)
 
 
 def _print_points(points: list[Point]) -> None:
-    grid = Table(*HEADS, box=None)
+    # As narrow as the terminals that most people have.
+    grid = Table(*HEADS, box=None, pad_edge=False, collapse_padding=True)
     for column in grid.columns:
         column.justify = "right"
     for row in table(points):

@@ -53,15 +53,20 @@ def write_report(
         OSError: they cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    records = [{**_record(point), **asdict(point.figures)} for point in points]
     paths = [folder / name for name in ("report.json", "chart.png", "report.html")]
-    paths[0].write_text(json.dumps({"facts": facts, "points": records}, indent=2) + "\n")
+    paths[0].write_text(as_record(facts, points) + "\n")
     chart = draw(points)
     chart.savefig(paths[1], dpi=150)
     drawing = io.StringIO()
     chart.savefig(drawing, format="svg")
     paths[2].write_text(page(title, facts, points, drawing.getvalue()), encoding="utf-8")
     return paths
+
+
+def as_record(facts: dict[str, str], points: Sequence[Point]) -> str:
+    """The sweep as JSON."""
+    records = [{**_record(point), **asdict(point.figures)} for point in points]
+    return json.dumps({"facts": facts, "points": records}, indent=2)
 
 
 def draw(points: Sequence[Point]) -> "Figure":

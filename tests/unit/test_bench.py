@@ -52,7 +52,13 @@ class Target(ThreadingHTTPServer):
                 time.sleep(target.pause_s)
                 with target.lock:
                     target.open -= 1
-                self.reply(target.status, b"ok")
+                if self.path.startswith("/models"):
+                    self.reply(200, b"{}")
+                else:
+                    self.reply(target.status, b"ok")
+
+            def do_DELETE(self):
+                self.reply(200, b"{}")
 
             def do_GET(self):
                 self.reply(200, METRICS.encode())
@@ -239,9 +245,71 @@ def test_bench_says_with_what_requests_were_refused(target):
         (["batching", "a.mar", "--batch-sizes", "1,x"], "whole numbers from 1 on"),
         (["batching", "a.mar", "--batch-sizes", "0"], "whole numbers from 1 on"),
         (["batching", "a.mar", "--delays", "-1"], "whole numbers from 0 on"),
+        (["url", "http://127.0.0.1:1/", "--rate", "-5"], "'--rate'"),
+        (["url", "http://127.0.0.1:1/", "--rate", "inf"], "'--rate'"),
+        (["url", "http://127.0.0.1:1/", "--duration", "0"], "'--duration'"),
+        (["url", "http://127.0.0.1:1/", "--warmup", "-1"], "'--warmup'"),
     ],
 )
 def test_bench_says_what_it_cannot_read(words, complaint):
     result = CliRunner().invoke(main, ["bench", *words])
     assert result.exit_code == 2
     assert complaint in result.stderr
+
+
+def bench_batching(target, folder, *words):
+    root = target.url.partition("/predictions")[0]
+    addresses = ("--management-url", root, "--inference-url", root, "--metrics-url", root)
+    short = ("--duration", "0.1", "--warmup", "0", "--batch-sizes", "2", "--delays", "0")
+    return CliRunner().invoke(
+        main, ["bench", "batching", "m.mar", "--out", str(folder), *addresses, *short, *words]
+    )
+
+
+def test_folder_that_cannot_be_written_is_named_before_anything_is_measured(target, tmp_path):
+    # Given
+    (tmp_path / "file").touch()
+    # When
+    result = bench_batching(target, tmp_path / "file" / "out")
+    # Then
+    assert result.stderr == f"Error: cannot write to {tmp_path}/file/out: Not a directory\n"
+    assert not target.bodies
+
+
+def test_figures_are_printed_even_if_the_report_cannot_be_written(target, tmp_path):
+    # Given
+    (tmp_path / "chart.png").mkdir()
+    # When
+    result = bench_batching(target, tmp_path)
+    # Then
+    assert result.exit_code == 1
+    assert result.stderr.endswith(f"Error: cannot write to {tmp_path}: Is a directory\n")
+    assert len(result.stdout.splitlines()) == 3
+
+
+def test_sweep_ends_when_nobody_is_answered(target, tmp_path):
+    # Given
+    target.status = 400
+    # When
+    result = bench_batching(target, tmp_path)
+    # Then
+    assert result.exit_code == 1
+    words = "no request was answered with a success: 400, the first: ok"
+    assert words in result.stderr
+    assert "size" not in result.stdout
+
+
+def test_sweep_fits_into_the_width_of_a_terminal(target, tmp_path):
+    lines = bench_batching(target, tmp_path).stdout.splitlines()
+    assert "p99 ms batch requests errors" in lines[0]
+    assert all(len(line) <= 80 for line in lines[:3])
+
+
+def test_bench_says_that_it_does_not_know_how_large_batches_were(target, tmp_path):
+    # Given
+    words = ("--metrics-url", "http://127.0.0.1:1/metrics")
+    # Then
+    complaint = "not to be seen at http://127.0.0.1:1/metrics (--metrics-url)"
+    assert complaint in bench_batching(target, tmp_path, *words).stderr
+    url = ["bench", "url", target.url, "--duration", "0.1", "--warmup", "0", *words]
+    assert complaint in CliRunner().invoke(main, url).stderr
