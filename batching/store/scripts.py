@@ -7,11 +7,16 @@ from typing import Any
 
 from batching.store.connection import AsyncClient, Client
 
+# Read before anything is served: when the first request comes, there may be no descriptor left, or
+# the files of another release, which was installed meanwhile.
+_SOURCES = {
+    path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.lua")
+}
 
-@cache
+
 def source(verb: str) -> str:
     """The text of `<verb>.lua`."""
-    return Path(__file__).with_name(f"{verb}.lua").read_text(encoding="utf-8")
+    return _SOURCES[verb]
 
 
 @cache

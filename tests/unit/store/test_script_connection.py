@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import redis
 
@@ -51,3 +54,16 @@ def test_script_connection_goes_on_after_an_error(line, real_backend):
     # Then
     assert beat(line, "a") == 0
     assert real_backend.client.info("stats")["total_connections_received"] == own
+
+
+def test_scripts_are_there_when_no_file_can_be_opened_any_more():
+    # Given an ingress whose clients took every descriptor before its first request
+    code = (
+        "import resource; from batching.store.scripts import source; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0)); print(source('submit'))"
+    )
+    # When
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    # Then
+    assert done.stderr == ""
+    assert "KEYS" in done.stdout
