@@ -25,6 +25,7 @@ from batching.daemon_thread import DaemonThread
 from batching.entry_point import exit_code_for
 from batching.errors import StoreUnavailable
 from batching.logs import configure_logging
+from batching.metrics_config import read_metrics_config
 from batching.model_entry import ModelEntry, specs_of
 from batching.model_spec import ModelSpec, VersionKey
 from batching.protocol import WIRE_VERSION
@@ -277,6 +278,7 @@ def run(settings: Settings) -> int:
     """Runs a node until it is told to stop; returns the exit status."""
     configure_logging(settings.log_level)
     try:
+        read_metrics_config(settings.metrics_config)  # with one of no use, no worker would load
         check_server(settings)
         node = Node(settings, list_gpus(settings.number_of_gpu))
     except SettingsError as error:

@@ -27,6 +27,10 @@ def start(part, settings):
     [
         ({"REDIS_URL": "redis://127.0.0.1", "FERRY_JOB_QUEUE_SIZE": "0"}, "job_queue_size must be"),
         ({"REDIS_URL": ""}, "redis_url is not set"),
+        (
+            {"REDIS_URL": "redis://127.0.0.1:1", "FERRY_METRICS_CONFIG": "/nowhere/metrics.yaml"},
+            "metrics_config: cannot read /nowhere/metrics.yaml",
+        ),
     ],
 )
 def test_part_says_why_it_cannot_start(part, settings, words):
