@@ -97,9 +97,11 @@ class Slot:
                 log.error("given up model=%s version=%s: %s", *self.spec.key, way_out)
                 await self.record.set_state(WorkerState.FAILED)
                 # Unless another worker of the version lives, nobody waits for one any more.
-                await self.record.retry(
+                count = await self.record.retry(
                     self._context.verbs.refuse_waiting, self.spec.key, "no_worker"
                 )
+                if count:
+                    log.warning("refused model=%s version=%s requests=%d", *self.spec.key, count)
                 await self._should_stop.wait()
                 break
             with contextlib.suppress(TimeoutError):

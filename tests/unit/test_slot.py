@@ -401,7 +401,7 @@ def test_worker_that_has_failed_for_too_long_is_given_up():
     assert parts.starts == 1
 
 
-def test_model_that_cannot_be_installed_is_given_up_at_once_and_nobody_waits_for_it():
+def test_model_that_cannot_be_installed_is_given_up_at_once_and_nobody_waits_for_it(caplog):
     # Given
     spec = make_spec()
     parts = Uninstallable(Path("/nowhere/python"), spec)
@@ -412,3 +412,4 @@ def test_model_that_cannot_be_installed_is_given_up_at_once_and_nobody_waits_for
     assert parts.starts == 1
     reply = VersionKeys.of(KEY).reply_prefix + "a"
     assert parts.client.get(reply) == b"a!no_worker"
+    assert "refused model=digits version=1.0 requests=1" in caplog.text
