@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from batching.errors import StoreUnavailable
+from batching.reminder import Reminder
 from batching.settings import Settings
 from batching.snapshots import CHANGE, SHUTDOWN, STARTUP, saved_models, write_snapshot
 from batching.store.registry import Registry
@@ -35,6 +36,7 @@ class SnapshotWriter:
         self._saved: Mapping[str, Any] | None = None
         self._is_whole = True
         self._has_failed = False
+        self._reminder = Reminder()
         self._is_over = threading.Event()
         # A daemon: a Redis that does not answer must not keep a stopped server alive.
         self._thread = threading.Thread(target=self._watch, name="snapshots", daemon=True)
@@ -89,11 +91,14 @@ class SnapshotWriter:
                 properties = self._settings.to_properties()
                 path = write_snapshot(self._folder, kind, properties, models)
                 self._saved, self._is_whole, self._has_failed = state, True, False
+                self._reminder = Reminder()
                 log.info("saved snapshot=%s", path)
             except (StoreUnavailable, OSError) as error:
                 self._has_failed = True
                 words = error.strerror if isinstance(error, OSError) else str(error)
-                log.error("snapshot not saved folder=%s: %s", self._folder, words)
+                # News of workers come by the dozen, and each is one more try.
+                if self._reminder.is_due(str(words)):
+                    log.error("snapshot not saved folder=%s: %s", self._folder, words)
 
     def _is_lost(self, state: Mapping[str, Any]) -> bool:
         # A Redis that was emptied is filled again by the nodes; that is no operator's wish.

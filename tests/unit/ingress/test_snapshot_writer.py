@@ -135,6 +135,21 @@ def test_folder_that_cannot_be_written_does_not_stop_the_server(registry, tmp_pa
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
+def test_folder_that_cannot_be_written_is_told_of_once_and_not_with_each_news(
+    registry, tmp_path, caplog
+):
+    # Given
+    (tmp_path / "file").touch()
+    writer = SnapshotWriter(registry, Settings(), tmp_path / "file" / "config")
+    writer.start()
+    # When the states of workers are announced
+    for _ in range(3):
+        writer._save(snapshot_writer.CHANGE)
+    # Then
+    writer.close()
+    assert caplog.text.count("snapshot not saved") == 1
+
+
 def test_what_the_disk_did_not_take_is_saved_when_it_does(registry, writer, folder, monkeypatch):
     monkeypatch.setattr(snapshot_writer, "_SAVE_AGAIN_S", 0.05)
     # Given
