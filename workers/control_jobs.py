@@ -130,7 +130,7 @@ class ControlWorker(SimpleWorker):
             self.outage.note("heartbeat", error)
             raise
         if pipeline is None:
-            self.outage.over()
+            self.outage.over("heartbeat", is_for_all=True)
 
     def get_heartbeat_ttl(self, job: Job) -> int:
         """Seconds for which other nodes, by their own clocks, do not take the job for abandoned.

@@ -64,7 +64,7 @@ class Heartbeat:
             except AWAY as error:
                 self._outage.note("beat", error)
             else:
-                self._outage.over()
+                self._outage.over("beat", is_for_all=True)
             await asyncio.sleep(max(0.1, BEAT_S - (time.monotonic() - started)))
 
     async def beat(self) -> None:

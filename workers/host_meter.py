@@ -60,6 +60,8 @@ class HostMeter:
                 self._outage.note("measure", error)
             except Exception as error:  # whatever host and driver say, the node serves on
                 log.warning("not measured: %r", error)
+            else:
+                self._outage.over("measure")
             await asyncio.sleep(self._interval_s)
 
     async def _report(self, samples: tuple[HostSample, ...]) -> None:

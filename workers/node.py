@@ -220,6 +220,7 @@ class Node:
                 self._outage.note("reconcile", error)
                 await asyncio.sleep(RETRY_S)
                 continue
+            self._outage.over("reconcile")
             wait_s = LOOK_AGAIN_S if self._undertaker.ended else RECONCILE_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._must_look.wait(), timeout=wait_s)
@@ -229,6 +230,7 @@ class Node:
             try:
                 async with contextlib.aclosing(changed_models(self._client)) as changes:
                     async for _ in changes:
+                        self._outage.over("listen")
                         self._must_look.set()
             except AWAY as error:
                 # Between two beats, which may have noticed nothing.

@@ -44,6 +44,8 @@ class Reaper:
                 await self.reap()
             except AWAY as error:
                 self._outage.note("reap", error)
+            else:
+                self._outage.over("reap")
 
     async def reap(self) -> None:
         """Looks once for dead workers of all versions, and for dead nodes."""

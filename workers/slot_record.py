@@ -96,12 +96,16 @@ class SlotRecord:
 
     async def retry(self, verb: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
         """The verb's result, once Redis answers; only for those that may be repeated."""
+        name = getattr(verb, "__name__", str(verb))
         while True:
             try:
-                return await verb(*arguments)
+                result = await verb(*arguments)
             except AWAY as error:
-                self._outage.note(getattr(verb, "__name__", str(verb)), error)
+                self._outage.note(name, error)
                 await asyncio.sleep(RETRY_S)
+            else:
+                self._outage.over(name)
+                return result
 
     def _worker_ids(self) -> list[str]:
         """The current process' name, and its successor's."""

@@ -97,6 +97,7 @@ class Worker:
                 self._outage.note("claim", error)
                 time.sleep(RETRY_S)
                 continue
+            self._outage.over("claim")
             if batch is not None:
                 self._serve_batch(batch)
 
@@ -133,7 +134,7 @@ class Worker:
         is_unsure = now_s < self._unsure_until
         if is_unsure or now_s >= self._look_at:
             self._verbs.recover()
-            self._outage.over()
+            self._outage.over("recover", is_for_all=True)
             self._look_at = now_s + (LOOK_AGAIN_S if is_unsure else LOOK_S)
         end = self._look_at
         idle_s = BLOCK_S if is_unsure else self._idle_s

@@ -183,7 +183,7 @@ class Catalog:
                     if model_name is None:
                         await self._refresh()
                         self._is_listening = True
-                        self._outage.over()
+                        self._outage.over("listen", is_for_all=True)
                     else:
                         self.forget(model_name)
         finally:

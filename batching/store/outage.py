@@ -66,17 +66,15 @@ class Outage:
         """Whether any call has failed of late; not those that this user may not make."""
         return self._clock() - self._failed_at_s < seconds
 
-    def over(self, verb: str | None = None) -> None:
-        """This call has succeeded; or, without a verb, Redis answers whatever it may be asked."""
+    def over(self, verb: str, *, is_for_all: bool = False) -> None:
+        """This call has succeeded; if it is for all, Redis answers whatever it may be asked."""
         if not self._failing:
             return
         now_s = self._clock()
-        if verb:
-            self._failing.pop(verb, None)
-        else:
-            # Of a copy, as other threads may note theirs meanwhile.
-            noted = self._failing.copy().items()
-            self._failing = {one: end_s for one, end_s in noted if end_s > now_s}
+        # Of a copy, as other threads may note theirs meanwhile.
+        for one, end_s in self._failing.copy().items():
+            if one == verb or (is_for_all and end_s <= now_s):
+                self._failing.pop(one, None)
         if self._failing:
             return
         if self._is_said:

@@ -49,8 +49,8 @@ def test_outage_is_told_of_once_then_now_and_then_and_when_it_is_over(outage, cl
     for _ in range(700):
         outage.note("claim", REFUSED)
         clock.now_s += 0.1
-    outage.over()
-    outage.over()
+    outage.over("beat", is_for_all=True)
+    outage.over("beat", is_for_all=True)
     # Then
     where = "redis=redis://far:6379/2"
     assert caplog.messages == [
@@ -66,7 +66,7 @@ def test_redis_that_comes_and_goes_is_not_told_of_each_time(outage, clock, caplo
     # When it does so ten times a second for a while
     for _ in range(100):
         outage.note("claim", REFUSED)
-        outage.over()
+        outage.over("beat", is_for_all=True)
         clock.now_s += AGAIN_S / 50
     # Then
     assert len(caplog.messages) <= 2 * 3
@@ -75,7 +75,7 @@ def test_redis_that_comes_and_goes_is_not_told_of_each_time(outage, clock, caplo
 def test_second_outage_is_told_of_when_redis_has_answered_for_a_while(outage, clock, caplog):
     for _ in range(2):
         outage.note("claim", REFUSED)
-        outage.over()
+        outage.over("beat", is_for_all=True)
         clock.now_s += AGAIN_S
     assert len(caplog.messages) == 4
 
@@ -95,14 +95,14 @@ def test_what_a_user_may_not_ask_is_not_over_while_all_else_goes_on(outage, cloc
     # When a channel is forbidden, and each beat succeeds
     for _ in range(50):
         outage.note("listen", redis.exceptions.NoPermissionError("No permissions: channel"))
-        outage.over()
+        outage.over("beat", is_for_all=True)
         clock.now_s += 0.5
     # Then
     [message] = caplog.messages
     assert message.startswith("Redis refuses this user or password")
     # When it is allowed, so that nothing fails any more
     clock.now_s += AGAIN_S
-    outage.over()
+    outage.over("beat", is_for_all=True)
     # Then
     assert caplog.messages[1].startswith("Redis answers again")
 

@@ -9,15 +9,21 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from batching import errors
+from batching.batcher import Batcher
+from batching.policy import FixedPolicy
+from batching.status import NodeStatus
 from batching.store import changes as changes_module
 from batching.store import keys
+from batching.store import outage as outage_module
 from batching.store.broker import Broker
 from batching.store.catalog import Catalog
 from batching.store.changes import changed_models
 from batching.store.connection import connect, connect_async
 from batching.store.control_queue import ControlQueue
 from batching.store.keys import VersionKeys
+from batching.store.node_verbs import NodeVerbs
 from batching.store.registry import Registry
+from batching.store.tasks import end_tasks
 from batching.store.worker_verbs import WorkerVerbs
 from tests.chaos.tcp_redis import TcpRedis
 from tests.support import (
@@ -30,6 +36,8 @@ from tests.support import (
     wire_of,
 )
 from workers import control_jobs
+from workers.heartbeat import Heartbeat
+from workers.worker import Worker
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +183,75 @@ def test_receiving_that_is_refused_is_told_of(server, url, registry, caplog):
     assert "Redis refuses this user or password" in caplog.text
     assert "verb=receive" in caplog.text
     assert "blmpop" in caplog.text
+
+
+@contextlib.asynccontextmanager
+async def listening_ingress(url):
+    with contextlib.closing(connect(url)) as client:
+        catalog = Catalog(Registry(client), url)
+        await catalog.start()
+        try:
+            yield
+        finally:
+            await catalog.close()
+
+
+@contextlib.asynccontextmanager
+async def beating_node(url):
+    async with connect_async(url) as client:
+        node = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
+        heart = Heartbeat(NodeVerbs(client, 3000), node, list, list, lambda: None)
+        beating = asyncio.create_task(heart.run())
+        try:
+            yield
+        finally:
+            await end_tasks([beating])
+
+
+@contextlib.asynccontextmanager
+async def claiming_worker(url):
+    with contextlib.closing(connect(url)) as client:
+        verbs = WorkerVerbs(client, KEY, "worker-a", 3000)
+        worker = Worker(Batcher(verbs, FixedPolicy(1, 0.0)), verbs, lambda _: [])
+        serving = threading.Thread(target=worker.serve)
+        serving.start()
+        try:
+            yield
+        finally:
+            worker.stop()
+            await asyncio.to_thread(serving.join)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (listening_ingress, "resetchannels", "allchannels"),
+        (beating_node, "-evalsha", "+evalsha"),
+        (claiming_worker, "-evalsha", "+evalsha"),
+    ],
+    ids=lambda case: case[0].__name__,
+)
+def test_user_who_may_do_again_what_was_forbidden_is_told_of_at_once(
+    server, url, case, monkeypatch, caplog
+):
+    # Given that the success of other calls would say so only much later
+    monkeypatch.setattr(outage_module, "AGAIN_S", 60.0)
+    part, forbidden, allowed = case
+
+    def set_rules(*rules):
+        server.client.execute_command("ACL", "SETUSER", "somebody", *rules)
+
+    set_rules("reset", "on", ">secret", "~*", "&*", "+@all", forbidden)
+
+    async def run():
+        async with part(url.replace("//", "//somebody:secret@")):
+            await eventually_async(lambda: "Redis refuses this user" in caplog.text)
+            # When
+            set_rules(allowed)
+            # Then
+            await eventually_async(lambda: "Redis answers again" in caplog.text)
+
+    asyncio.run(run())
 
 
 def test_registration_whose_user_may_not_hear_of_its_job_is_told_so(server, url):
