@@ -29,6 +29,7 @@ class SubmitCode(IntEnum):
     NO_WORKER = -2
     NO_MEMORY = -3  # not the script's: the body found no room
     NO_TICKET = -4
+    NO_BEAT = -5
 
 
 _SUBMIT_CODES = {code.value: code for code in SubmitCode}  # calling the enumeration is slow

@@ -57,6 +57,7 @@ class Lane:
         self._drain_rate = DrainRate()
         self._was_away_at = -BACK_S
         self._moved_at = 0.0
+        self._queued_at = -BACK_S
         self._used_at = self._loop.time()
         self._background = BackgroundTasks()
         self._canceller = Canceller(verbs, self._deliver)
@@ -157,6 +158,7 @@ class Lane:
     def _admit(self, waiter: Waiter, code: SubmitCode) -> None:
         if code is SubmitCode.QUEUED or code is SubmitCode.KNOWN:
             waiter.is_queued = True
+            self._queued_at = self._moved_at
             if waiter.is_given_up:
                 # While this submit was on its way, so that there was nothing to cancel yet.
                 self._canceller.cancel(waiter, ClientLeft())
@@ -173,15 +175,18 @@ class Lane:
             waiter.fail(refusal(code, self._key, retry_after_s))
 
     def _may_be_restored(self, waiter: Waiter, code: SubmitCode) -> bool:
-        """Whether the refusal may only mean that Redis has just restarted.
+        """Whether the refusal may only mean that Redis has just restarted, or its clock stepped.
 
         Its registry is being restored then, or workers have not beaten yet.
         """
+        now_s = self._loop.time()
         # A model that had to be looked up has no lane, and others have noticed.
-        is_back = self._loop.time() - self._was_away_at < BACK_S or self._outage.was_within(BACK_S)
+        is_back = now_s - self._was_away_at < BACK_S or self._outage.was_within(BACK_S)
+        # All fell silent at once, and one of them lived a moment ago by our own clock.
+        has_stepped = code is SubmitCode.NO_BEAT and now_s - self._queued_at < BACK_S
         may_be_missing = code is SubmitCode.NO_VERSION or (
-            code in (SubmitCode.NO_WORKER, SubmitCode.NO_TICKET)
-            and (waiter.is_resubmitted or is_back)
+            code in (SubmitCode.NO_WORKER, SubmitCode.NO_BEAT, SubmitCode.NO_TICKET)
+            and (waiter.is_resubmitted or is_back or has_stepped)
         )
         return may_be_missing and self._age_s(waiter) < VERSION_PATIENCE_S
 

@@ -30,7 +30,7 @@ def refusal(code: SubmitCode, key: VersionKey, retry_after_s: float) -> errors.S
             "Try again later, or add workers.",
             retry_after_s=retry_after_s,
         )
-    if code is SubmitCode.NO_WORKER:
+    if code is SubmitCode.NO_WORKER or code is SubmitCode.NO_BEAT:
         return errors.NoWorker(
             f'Model "{name}" has no worker to serve inference request. Please use scale workers '
             "API to add workers.",

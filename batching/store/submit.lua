@@ -8,6 +8,7 @@
 --        1 queued   2 known already (a re-sent submit)   0 queue full
 --       -1 no such model version   -2 no live worker
 --       -4 no ticket: the version has job tickets, and no idle worker is left for this request
+--       -5 no live worker, but some whose beats are old: they died, or this clock has stepped ahead
 --
 -- Race closed: capacity check and push are one step, and a submit whose reply was lost may be sent
 -- again without queueing twice. At maxmemory the first write (HSET) is refused before anything is
@@ -31,8 +32,12 @@ if not max_queue then
   return codes
 end
 local has_worker = redis.call('ZCOUNT', KEYS[7], now_ms - dead_after_ms, '+inf') > 0
--- Where Redis takes no writes, it takes no beats: then that is the reason. This one changes nothing.
-if not has_worker then redis.call('HDEL', KEYS[5], '') end
+local no_worker = -2
+if not has_worker then
+  -- Where Redis takes no writes, it takes no beats: then that is the reason. This one changes nothing.
+  redis.call('HDEL', KEYS[5], '')
+  if redis.call('EXISTS', KEYS[7]) == 1 then no_worker = -5 end
+end
 local waiting_before = redis.call('LLEN', KEYS[2])
 local waiting = waiting_before
 
@@ -59,7 +64,7 @@ for n, id in ipairs(ids) do
   if open[n] or records[id] or has_replies and redis.call('EXISTS', names[n]) > 0 then
     codes[n] = 2
   elseif not has_worker then
-    codes[n] = -2
+    codes[n] = no_worker
   elseif tickets <= 0 and string.sub(rest, 1, 1) ~= '-' then
     codes[n] = -4
   elseif waiting >= max_queue then

@@ -143,7 +143,7 @@ def test_submit_says_that_there_is_no_worker_when_there_is_none(desk, team):
     desk.silence_worker("worker-a")
 
     # When / Then
-    assert desk.submit("a") == [SubmitCode.NO_WORKER]
+    assert desk.submit("a") == [SubmitCode.NO_BEAT]
 
 
 def test_submit_does_not_count_an_idle_worker_that_fell_silent(desk, team):

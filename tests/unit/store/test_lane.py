@@ -701,6 +701,31 @@ def test_lane_refuses_at_once_where_no_worker_is_expected(desk, monkeypatch):
     asyncio.run(run())
 
 
+def test_lane_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahead(real_desk, monkeypatch):
+    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 60)
+    monkeypatch.setattr(lane_module, "BACK_S", 60)
+
+    async def run():
+        async with open_lane(real_desk.backend.connect_async()) as lane:
+            # Given a worker that served a moment ago
+            served = ask(lane, "a")
+            await queued(real_desk, 1)
+            answer(real_desk.worker())
+            await served
+            # When all beats are an hour old
+            real_desk.silence_worker(ms=3_600_000)
+            moved_at = lane._moved_at
+            asked = ask(lane, "b")
+            await eventually_async(lambda: lane._moved_at > moved_at)
+            # Then the next one is waited for
+            real_desk.open()
+            await queued(real_desk, 1)
+            answer(real_desk.worker())
+            assert (await asked).body == b"B"
+
+    asyncio.run(run())
+
+
 def test_lane_refuses_when_memory_is_full(real_desk, full_memory):
     async def run():
         full_memory()

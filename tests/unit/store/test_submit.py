@@ -111,8 +111,16 @@ def test_submit_refuses_when_every_worker_is_silent(desk):
     codes = desk.submit("a")
 
     # Then
-    assert codes == [SubmitCode.NO_WORKER]
+    assert codes == [SubmitCode.NO_BEAT]
     assert desk.queued() == []
+
+
+def test_submit_tells_workers_that_have_left_from_silent_ones(desk):
+    # Given
+    desk.client.delete(desk.keys.worker_beats)
+
+    # When / Then
+    assert desk.submit("a") == [SubmitCode.NO_WORKER]
 
 
 def test_submit_still_knows_a_queued_request_when_the_workers_have_gone(desk):
@@ -124,7 +132,7 @@ def test_submit_still_knows_a_queued_request_when_the_workers_have_gone(desk):
     codes = desk.submit("a", "b")
 
     # Then
-    assert codes == [SubmitCode.KNOWN, SubmitCode.NO_WORKER]
+    assert codes == [SubmitCode.KNOWN, SubmitCode.NO_BEAT]
 
 
 @pytest.mark.parametrize(
