@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import re
 import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from batching.daemon_thread import in_daemon_thread
@@ -13,6 +15,13 @@ log = logging.getLogger(__name__)
 
 # Certificates are renewed days before they end, but a test of the renewal should not take long.
 LOOK_S = 5.0
+SOON = timedelta(days=14)
+_FIRST = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+# `ssl` tells no date of a certificate that it does not trust. In DER there is one way to write the
+# two dates (RFC 5280, 4.1.2.5): UTCTime until 2049, GeneralizedTime from then on.
+_VALIDITY = re.compile(
+    rb"\x30[\x1e\x20\x22](?:\x17\x0d\d{12}Z|\x18\x0f\d{14}Z)(?:\x17\x0d|\x18\x0f)(\d{12,14}Z)"
+)
 
 
 class Certificate:
@@ -24,6 +33,8 @@ class Certificate:
         self.context = _server_context()
         self._seen: tuple[object, ...] = ()
         self._complaint = ""
+        self._expires_at: datetime | None = None
+        self._warning = ""
 
     def open(self) -> None:
         """Connections that begin from now on are proved with what is in the files.
@@ -36,15 +47,32 @@ class Certificate:
         for context in (_server_context(), self.context):
             load_pair(context, self.certificate_file, self.private_key_file)
         self._seen = seen
+        self._expires_at = _expires_at(self.certificate_file)
+        self._warning = ""
+        self._warn()
 
     async def follow(self) -> None:
         """Takes up renewed files until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
+            self._warn()
             # Files of a network may make whoever looks wait.
             if await in_daemon_thread(self._is_renewed):
                 # Here: a context must not change while a connection is made from it.
                 self._renew()
+
+    def _warn(self) -> None:
+        """The log has said, once, that clients will refuse the certificate soon, or do."""
+        if self._expires_at is None:
+            return
+        left = self._expires_at - datetime.now(UTC)
+        if left > SOON:
+            return
+        warning = "certificate will expire" if left > timedelta() else "certificate has expired"
+        if warning != self._warning:
+            date = f"{self._expires_at:%Y-%m-%dT%H:%M:%SZ}"
+            log.warning("%s at=%s certificate_file=%s", warning, date, self.certificate_file)
+            self._warning = warning
 
     def _is_renewed(self) -> bool:
         return self._identity() != self._seen
@@ -68,6 +96,20 @@ def _server_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
+
+
+def _expires_at(file: Path) -> datetime | None:
+    """When the first certificate in the file ends, the server's own; None if nobody can tell."""
+    try:
+        pem = _FIRST.search(file.read_text(errors="replace"))
+        found = pem and _VALIDITY.search(ssl.PEM_cert_to_DER_cert(pem[0]))
+        if not found:
+            return None
+        date = found[1].decode()
+        year = "%Y" if len(date) == len("YYYYMMDDhhmmssZ") else "%y"
+        return datetime.strptime(date, f"{year}%m%d%H%M%SZ").replace(tzinfo=UTC)
+    except (OSError, ValueError):
+        return None
 
 
 def _identity(file: Path) -> object:

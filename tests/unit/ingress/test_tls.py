@@ -7,11 +7,13 @@ import shutil
 import socket
 import ssl
 import subprocess
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import uvloop
 
 from batching.settings import SettingsError
+from batching.store.tasks import end_tasks
 from ingress import certificate
 from ingress.certificate import Certificate
 from ingress.listeners import Address, Listener
@@ -204,3 +206,53 @@ def test_renewed_certificate_is_shown_to_who_connects_from_then_on(tmp_path, mon
 
     uvloop.run(serve())
     assert caplog.text.count("certificate not renewed") == 1
+    assert caplog.text.count("certificate will expire") == 2
+
+
+def sign_again(pair, days):
+    """The certificate ends in so many days."""
+    words = [OPENSSL, "x509", "-in", "certificate.pem", "-signkey", "key.pem", "-days", str(days)]
+    folder = pair.certificate_file.parent
+    subprocess.run([*words, "-out", "new.pem"], cwd=folder, check=True, capture_output=True)
+    (folder / "new.pem").replace(pair.certificate_file)
+
+
+def end_of(pair):
+    words = [OPENSSL, "x509", "-in", pair.certificate_file, "-noout", "-enddate"]
+    shown = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    moment_s = ssl.cert_time_to_seconds(shown.strip().removeprefix("notAfter="))
+    return datetime.fromtimestamp(moment_s, UTC)
+
+
+@pytest.mark.parametrize("days", [-1, 2, 13, 15, 400, 40_000])
+def test_log_says_once_that_a_certificate_has_expired_or_will_soon(tmp_path, days, caplog):
+    # Given
+    pair = write_certificate(tmp_path)
+    sign_again(pair, days)
+    # When
+    pair.open()
+    # Then
+    words = {-1: "has expired", 2: "will expire", 13: "will expire"}.get(days)
+    at = f"at={end_of(pair):%Y-%m-%dT%H:%M:%SZ} certificate_file={pair.certificate_file}"
+    assert caplog.messages == ([f"certificate {words} {at}"] if words else [])
+
+
+def test_log_says_that_nobody_renews_a_certificate_although_it_is_about_time(
+    tmp_path, monkeypatch, caplog
+):
+    # Given one that had time enough when the server started
+    monkeypatch.setattr(certificate, "LOOK_S", 0.01)
+    monkeypatch.setattr(certificate, "SOON", timedelta(days=1))
+    pair = write_certificate(tmp_path)
+    pair.open()
+    assert caplog.messages == []
+
+    async def serve():
+        following = asyncio.create_task(pair.follow())
+        # When
+        monkeypatch.setattr(certificate, "SOON", timedelta(days=3))
+        # Then
+        await eventually_async(lambda: "certificate will expire" in caplog.text)
+        await end_tasks([following])
+
+    asyncio.run(serve())
