@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 BACK_S = 3.0
 VERSION_PATIENCE_S = 1.5  # after Redis was emptied, a node restores the registry within a beat
+BEAT_PATIENCE_S = 1.0  # a worker that lives has beaten by then
 AUDIT_S = 0.5  # what Redis lost is noticed within twice this
 RESUBMIT_SHARE = 0.25  # of the deadline must be left
 MOST_IN_LOG = 8
@@ -167,28 +168,30 @@ class Lane:
             # It may have been emptied although no connection was lost. A node that brings its
             # registry back need not be one that has workers.
             self._was_away_at = self._loop.time()
-        if self._may_be_restored(waiter, code):
+        if self._age_s(waiter) < self._patience_s(waiter, code):
             self._loop.call_later(2 * RETRY_S, self._again, waiter)
         else:
             now_s = self._loop.time()
             retry_after_s = self._drain_rate.retry_after_s(len(self._waiting), now_s)
             waiter.fail(refusal(code, self._key, retry_after_s))
 
-    def _may_be_restored(self, waiter: Waiter, code: SubmitCode) -> bool:
-        """Whether the refusal may only mean that Redis has just restarted, or its clock stepped.
+    def _patience_s(self, waiter: Waiter, code: SubmitCode) -> float:
+        """For so long the refusal may only mean that Redis has restarted, or its clock stepped.
 
         Its registry is being restored then, or workers have not beaten yet.
         """
+        if code is SubmitCode.NO_VERSION:
+            return VERSION_PATIENCE_S
+        if code not in (SubmitCode.NO_WORKER, SubmitCode.NO_BEAT, SubmitCode.NO_TICKET):
+            return 0.0
         now_s = self._loop.time()
         # A model that had to be looked up has no lane, and others have noticed.
         is_back = now_s - self._was_away_at < BACK_S or self._outage.was_within(BACK_S)
-        # All fell silent at once, and one of them lived a moment ago by our own clock.
+        if waiter.is_resubmitted or is_back:
+            return VERSION_PATIENCE_S
+        # All are silent at once, though by our own clock one of them lived a moment ago.
         has_stepped = code is SubmitCode.NO_BEAT and now_s - self._queued_at < BACK_S
-        may_be_missing = code is SubmitCode.NO_VERSION or (
-            code in (SubmitCode.NO_WORKER, SubmitCode.NO_BEAT, SubmitCode.NO_TICKET)
-            and (waiter.is_resubmitted or is_back or has_stepped)
-        )
-        return may_be_missing and self._age_s(waiter) < VERSION_PATIENCE_S
+        return BEAT_PATIENCE_S if has_stepped else 0.0
 
     def _age_s(self, waiter: Waiter) -> float:
         return self._loop.time() - waiter.entered_at

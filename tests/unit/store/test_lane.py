@@ -702,7 +702,7 @@ def test_lane_refuses_at_once_where_no_worker_is_expected(desk, monkeypatch):
 
 
 def test_lane_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahead(real_desk, monkeypatch):
-    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 60)
+    monkeypatch.setattr(lane_module, "BEAT_PATIENCE_S", 60)
     monkeypatch.setattr(lane_module, "BACK_S", 60)
 
     async def run():
