@@ -1,10 +1,12 @@
 """Settings that do not fit together are refused at start, not at the first request."""
 
 import dataclasses
+import difflib
+import itertools
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from batching.redis_url import RedisUrl, RedisUrlError
@@ -33,6 +35,25 @@ _LOWEST: Mapping[str, float] = {
 }
 
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
+CORS = ("cors_allowed_origin", "cors_allowed_methods", "cors_allowed_headers")
+# Words of `models`: those with a whole number, and the others that count.
+_NUMBERS = frozenset(
+    {
+        "batchSize",
+        "clientTimeoutInMills",
+        "jobQueueSize",
+        "latencySloMs",
+        "maxBatchDelay",
+        "maxRetryTimeoutInSec",
+        "maxWorkers",
+        "minWorkers",
+        "responseTimeout",
+        "startupTimeout",
+    }
+)
+_OTHER_WORDS = frozenset(
+    {"batchPolicy", "defaultVersion", "deviceIds", "deviceType", "marName", "useJobTicket"}
+)
 
 # {model: {version: {batchSize: 8, ...}}}; the words are those of model-config.yaml.
 ModelSettings = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -48,6 +69,7 @@ def check_settings(settings: "Settings") -> None:
         _check_pattern("allowed_urls", pattern.strip(), "; commas separate expressions")
     _check_pattern("blacklist_env_vars", settings.blacklist_env_vars)
     _check_words(settings)
+    _check_cors(settings)
     _check_numbers(settings)
     if settings.redis_url:
         _check_redis(settings)
@@ -69,6 +91,14 @@ def _check_words(settings: "Settings") -> None:
         raise SettingsError(
             f"log_level={settings.log_level!r} is none of: debug, info, warning, error"
         )
+
+
+def _check_cors(settings: "Settings") -> None:
+    # Every answer has them as headers: one that cannot be written would keep all from being sent.
+    for key in CORS:
+        value = getattr(settings, key)
+        if not (value.isascii() and value.isprintable()):
+            raise SettingsError(f"{key}={value!r} has characters that no header may have")
 
 
 def _check_numbers(settings: "Settings") -> None:
@@ -117,11 +147,40 @@ def model_settings(text: str) -> ModelSettings:
 
 
 def _with_numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
-    # TorchServe takes numbers in quotes, too (Gson's `getAsInt`).
     return {
-        key: int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else value
-        for key, value in settings.items()
+        word: _number(word, value) if word in _NUMBERS else value
+        for word, value in settings.items()
     }
+
+
+def _number(word: str, value: object) -> int:
+    # TorchServe takes numbers in quotes, too (Gson's `getAsInt`).
+    if not _INTEGER.fullmatch(str(value)):
+        raise SettingsError(f"models: {word} is a whole number, not {json.dumps(value)}")
+    return int(str(value))
+
+
+def doubts(settings: "Settings") -> list[str]:
+    """What can be used, but is probably not what was meant."""
+    return [*_doubts_of_cors(settings), *_doubts_of_models(model_settings(settings.model_settings))]
+
+
+def _doubts_of_cors(settings: "Settings") -> Iterator[str]:
+    given = [key for key in CORS if getattr(settings, key)]
+    missing = [key for key in CORS if key not in given]
+    if given and missing:
+        yield f"{', '.join(given)}: no effect without {', '.join(missing)}"
+    if re.search(r"[,\s]", settings.cors_allowed_origin):
+        yield "cors_allowed_origin: browsers take one origin, or *"
+
+
+def _doubts_of_models(models: ModelSettings) -> Iterator[str]:
+    known = _NUMBERS | _OTHER_WORDS
+    versions = (one for by_version in models.values() for one in by_version.values())
+    for word in dict.fromkeys(itertools.chain.from_iterable(versions)):
+        alike = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
+        if alike and word not in known:
+            yield f"models: {word} has no effect; did you mean {alike[0]}?"
 
 
 def _is_object(value: object) -> bool:

@@ -37,6 +37,18 @@ ENABLE_ENVIRONMENT_URLS = "use_env_allowed_urls"
 SNAPSHOT = "model_snapshot"
 STEERING_KEYS = frozenset({ENABLE_ENVIRONMENT, ENABLE_ENVIRONMENT_URLS, SNAPSHOT})
 
+# Switches that TorchServe does not have: `parse_own` says why they are read more strictly.
+OWN_SWITCHES = frozenset(
+    {
+        "access_log",
+        "allow_open_management",
+        "config_snapshots",
+        "log_files",
+        "open_inference_rows",
+        "token_authorization",
+    }
+)
+
 # Other spellings of a key, and what their values mean. `model_api_enabled` is TorchServe 0.11.1's.
 KEY_ALIASES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "model_api_enabled": ("enable_model_api", {}),
@@ -93,7 +105,8 @@ def file_values(
         if name in by_key:
             value = _substitute(text, environment)
             value = _meaning(key, value, meanings) if meanings else value
-            values[by_key[name].name] = parse(key, by_key[name], value)
+            read = parse_own if name in OWN_SWITCHES else parse
+            values[by_key[name].name] = read(key, by_key[name], value)
         elif key not in STEERING_KEYS:
             without_effect.append(key)
     return values, sorted(without_effect)
@@ -150,7 +163,7 @@ def parse(name: str, spec: Field, text: str) -> Any:
 
 
 def parse_own(name: str, spec: Field, text: str) -> Any:
-    """As `parse`, for variables that TorchServe does not have.
+    """As `parse`, for variables and keys that TorchServe does not have.
 
     To TorchServe whatever is not `true` is false. Here that would leave tokens off for who has
     written 1 or yes.

@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 
 import click
 
+from cli.options import UnusableSettings
+
 
 def check_free(addresses: Iterable[str]) -> None:
     """Each address could be listened on a moment ago.
@@ -28,7 +30,7 @@ def _host_and_port(address: str) -> tuple[str, int] | None:
         if parts.scheme in ("http", "https") and parts.hostname and parts.port:
             return parts.hostname, parts.port
     except ValueError as error:
-        raise click.ClickException(f"not an address like http://host:port: {address}") from error
+        raise UnusableSettings(f"not an address like http://host:port: {address}") from error
     # Without a port, or a unix socket: the listener knows its own defaults.
     return None
 

@@ -17,6 +17,7 @@ import click
 from batching.config_keys import why_without_effect
 from batching.entry_point import EXIT_UNUSABLE
 from batching.settings import Settings, SettingsError
+from batching.settings_checks import doubts
 from cli.api import TOKEN_VARIABLE
 from cli.console import warn
 
@@ -85,6 +86,8 @@ def load_settings(
         raise UnusableSettings(str(error)) from error
     for key in without_effect:
         warn(f"{config}: {why_without_effect(key)}")
+    for doubt in doubts(settings):
+        warn(doubt)
     return settings
 
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from batching.child_process import spawn
+from batching.entry_point import EXIT_UNUSABLE
 from batching.readiness import READY_VARIABLE, notify_ready
 from batching.redis_url import RedisUrl
 from batching.settings import Settings, SettingsError
@@ -27,7 +28,7 @@ from cli.embedded_redis import (
 )
 from cli.log_files import LogFiles
 from cli.open_files import allow_many_files
-from cli.options import require_store
+from cli.options import UnusableSettings, require_store
 from cli.ready_pipe import ReadyPipe
 from cli.supervisor import Interrupted, Part, StartFailed, Supervisor
 
@@ -134,7 +135,9 @@ def _serve(
         pass
     except StartFailed as error:
         supervisor.stop()
-        raise click.ClickException(f"{error}; the lines above say why") from error
+        is_unusable = error.exit_code == EXIT_UNUSABLE
+        failure = UnusableSettings if is_unusable else click.ClickException
+        raise failure(f"{error}; the lines above say why") from error
     except (TimeoutError, OSError) as error:
         supervisor.stop()
         raise click.ClickException(f"cannot start: {error}") from error

@@ -34,6 +34,7 @@ class StartFailed(Exception):
 
     def __init__(self, part_name: str, exit_code: int) -> None:
         super().__init__(f"{part_name} ended with exit code {exit_code} while starting")
+        self.exit_code = exit_code
 
 
 @dataclass(slots=True)

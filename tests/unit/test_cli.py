@@ -20,6 +20,7 @@ from cli.api import Api
 from cli.main import main
 from cli.models import registration_stage
 from ingress.worker_wait import failed_text
+from tests.ports import free_ports
 from tests.unit.ingress.test_tls import OPENSSL, write_certificate
 
 DESCRIPTION = {
@@ -642,9 +643,10 @@ def test_up_refuses_a_model_store_that_is_no_folder(tmp_path):
 
 
 def test_up_says_of_each_key_without_effect_why(tmp_path):
-    # Given a config that is good but for three keys, and a model store that stops the command
+    # Given a config that is good but for four keys, and a model store that stops the command
     config = tmp_path / "config[1].properties"
     keys = ("vmargs=-Xmx4g", "job_queue_sise=7", "of_tomorrow=x", "model_store=/missing")
+    keys += ('models={"m": {"1": {"batchsize": 8}}}',)
     config.write_text("\n".join(keys))
     # When
     result = CliRunner().invoke(main, ["up", "--config", str(config)])
@@ -653,8 +655,38 @@ def test_up_says_of_each_key_without_effect_why(tmp_path):
         f"warning: {config}: job_queue_sise is unknown; did you mean job_queue_size?",
         f"warning: {config}: of_tomorrow is unknown",
         f"warning: {config}: vmargs has no effect here: there is no Java virtual machine",
+        "warning: models: batchsize has no effect; did you mean batchSize?",
         "Error: the model store is not a folder: /missing",
     ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("--metrics-config=/missing", "cannot read /missing: No such file or directory"),
+        ("--inference-address=http://127.0.0.1:99999", "not an address like http://host:port"),
+    ],
+)
+def test_up_ends_with_2_whichever_part_finds_that_a_setting_cannot_be_used(
+    tmp_path, setting, complaint
+):
+    # Given
+    first = free_ports(3)
+    roles = ("inference", "management", "metrics")
+    addresses = [f"--{role}-address=http://127.0.0.1:{first + n}" for n, role in enumerate(roles)]
+    # When
+    result = subprocess.run(
+        [sys.executable, "-m", "cli.main", "up", "--no-config-snapshots", *addresses, setting],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    # Then
+    assert complaint in result.stdout + result.stderr
+    assert result.returncode == 2
 
 
 def test_up_names_the_setting_when_its_value_is_wrong(tmp_path):

@@ -2,6 +2,7 @@
 
 from batching.config_keys import IGNORED, UNDERSTOOD
 from batching.settings import Settings
+from batching.settings_sources import OWN_SWITCHES
 
 # Source: TorchServe 0.12 docs/configuration.md and ConfigManager.
 TORCHSERVE_KEYS = [
@@ -102,3 +103,8 @@ def test_every_torchserve_key_in_a_file_is_read_without_an_error(tmp_path):
     # Then
     assert without_effect == sorted([*IGNORED, "of_tomorrow"])
     assert settings == Settings()
+
+
+def test_own_switches_are_those_that_torchserve_does_not_have():
+    switches = {key for key, spec in Settings.fields_by_key().items() if spec.type is bool}
+    assert switches - set(TORCHSERVE_KEYS) == OWN_SWITCHES

@@ -6,6 +6,7 @@ import javaproperties
 import pytest
 
 from batching.settings import Settings, SettingsError
+from batching.settings_checks import doubts
 
 
 def load(tmp_path, text, environment=None, flags=None, defaults=None):
@@ -84,11 +85,38 @@ def test_model_api_has_all_its_spellings(tmp_path, text, expected):
         ("models={\n", "models: this is not JSON"),
         ('models=["m"]\n', 'models: write {"model"'),
         ('models={"m": {"1.0": 3}}\n', 'models: write {"model"'),
+        ('models={"m": {"1": {"batchSize": "x"}}}\n', 'batchSize is a whole number, not "x"'),
+        ('models={"m": {"1": {"minWorkers": 1.5}}}\n', "minWorkers is a whole number, not 1.5"),
+        ("token_authorization=yes\n", "token_authorization='yes' is neither true nor false"),
+        ("cors_allowed_origin=https://\\u20ac\n", "characters that no header may have"),
+        ("cors_allowed_headers=a\\nb: c\n", "cors_allowed_headers='a.*nb: c' has characters"),
     ],
 )
 def test_settings_say_what_is_wrong(tmp_path, text, words):
     with pytest.raises(SettingsError, match=words):
         load(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "cors_allowed_origin=*\ncors_allowed_methods=GET\n",
+            ["cors_allowed_origin, cors_allowed_methods: no effect without cors_allowed_headers"],
+        ),
+        (
+            "cors_allowed_origin=http://a,http://b\ncors_allowed_methods=*\ncors_allowed_headers=*\n",
+            ["cors_allowed_origin: browsers take one origin, or *"],
+        ),
+        (
+            'models={"m": {"1": {"batchsize": 8, "of_mine": 1, "maxWorkers": 1}}}\n',
+            ["models: batchsize has no effect; did you mean batchSize?"],
+        ),
+        ("cors_allowed_origin=*\ncors_allowed_methods=*\ncors_allowed_headers=*\n", []),
+    ],
+)
+def test_settings_that_are_probably_not_meant_so_are_named(tmp_path, text, expected):
+    assert doubts(load(tmp_path, text)) == expected
 
 
 def test_models_are_settings_by_model_and_version(tmp_path):
