@@ -1,6 +1,7 @@
 """The `ferry` command."""
 
 import importlib.metadata
+import os
 import sys
 from typing import Any
 
@@ -24,17 +25,28 @@ from cli.up import up
 
 
 class _Ferry(click.Group):
-    """Says in one sentence that its output cannot be written, whichever command printed it."""
+    """Says in one sentence what may keep any command from its work."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().main(*args, **kwargs)
         except OSError as error:
-            if not is_about_output(error):
+            if is_about_output(error):
+                let_go_of_output()
+                click.echo(f"Error: cannot write: {error.strerror}", err=True)
+            elif _is_nowhere():
+                click.echo("Error: the current folder is not there any more", err=True)
+            else:
                 raise
-            let_go_of_output()
-            click.echo(f"Error: cannot write: {error.strerror}", err=True)
             sys.exit(1)
+
+
+def _is_nowhere() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - Path.cwd() is no more than that
+    except FileNotFoundError:
+        return True
+    return False
 
 
 @click.group(cls=_Ferry, context_settings={"help_option_names": ["-h", "--help"]})

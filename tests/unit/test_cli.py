@@ -759,3 +759,20 @@ def test_output_that_cannot_be_written_is_one_sentence(server, monkeypatch, unbu
     # Then
     assert result.stderr == "Error: cannot write: No space left on device\n"
     assert result.returncode == 1
+
+
+def test_folder_that_is_gone_is_one_sentence(tmp_path):
+    # Given
+    words = f"cd {tmp_path}; mkdir d; cd d; rmdir ../d; exec {sys.executable} -m cli.main up"
+    # When
+    result = subprocess.run(
+        ["/bin/sh", "-c", words],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    # Then
+    assert result.stderr == "Error: the current folder is not there any more\n"
+    assert result.returncode == 1
