@@ -3,13 +3,17 @@
 Source: TorchServe 0.12 `NettyUtils.sendHttpResponse`, `HttpRequestHandler`.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from urllib.parse import quote
 
+from batching.errors import Draining
+from batching.request_ids import fresh_request_id
 from batching.settings import Settings
+from ingress.answers import error_answer
 from ingress.exchange import Application, Exchange, Header
 
 # The names by which operators of TorchServe find these lines.
@@ -58,6 +62,12 @@ class Edge:
         started_s = time.perf_counter()
         try:
             await self._app(exchange)
+        except asyncio.CancelledError:
+            # The server ends, and has not had the whole request.
+            if exchange.status == 0:
+                error = Draining("The server is shutting down.", retry_after_s=1.0)
+                exchange.respond(*error_answer(error, fresh_request_id()))
+            raise
         finally:
             # What the connection answers when the application does not.
             status = exchange.status or HTTPStatus.INTERNAL_SERVER_ERROR

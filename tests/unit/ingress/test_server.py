@@ -275,8 +275,11 @@ def test_server_says_whose_requests_it_does_not_wait_for(start, echo_model):
         # When
         server.process.send_signal(signal.SIGTERM)
         status, log = server.end()
+        answer = client.makefile("rb").read()
     # Then
     assert status == 0
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"x-ferry-reason: draining\r\n" in answer
     assert "cutting off clients=1\n" in log
     assert "refusing open=" not in log
 
