@@ -19,6 +19,7 @@ from typing import Self
 
 from batching.backoff import Backoff
 from batching.child_process import has_exited, kill_group
+from batching.entry_point import ends_with_terminal
 
 # A part that ran this long is healthy: its next failure starts the back-off afresh.
 HEALTHY_AFTER_S = 30.0
@@ -85,10 +86,8 @@ class Supervisor:
     def __enter__(self) -> Self:
         self._wake_socket = self._cleanup.enter_context(_signals_wake())
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # Who starts a server by `nohup` does not want it to end with the terminal.
-            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue
-            self._cleanup.enter_context(_handled(number, self._record))
+            if number is not signal.SIGHUP or ends_with_terminal():
+                self._cleanup.enter_context(_handled(number, self._record))
         # Python's no-op handler, so that the end of a child wakes the select as well.
         self._cleanup.enter_context(_handled(signal.SIGCHLD, lambda *_: None))
         return self

@@ -16,7 +16,7 @@ from functools import partial
 import uvloop
 
 from batching.daemon_thread import in_daemon_thread
-from batching.entry_point import exit_code_for
+from batching.entry_point import ends_with_terminal, exit_code_for
 from batching.errors import StoreUnavailable
 from batching.logs import configure_logging
 from batching.metrics_config import read_metrics_config
@@ -73,7 +73,7 @@ _EXIT_FORCED = 1
 
 
 def run(settings: Settings) -> int:
-    """Serves until SIGTERM or SIGINT; the exit code.
+    """Serves until SIGTERM, SIGINT or its terminal's end; the exit code.
 
     0; 1 if a second signal ended its drain, or if it cannot start for what may pass, as an address
     in use or nodes of another release; 2 if it can never start with these settings.
@@ -138,6 +138,8 @@ class _Ingress:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        if ends_with_terminal():  # a shell and the kernel both say so: the second hurries nobody
+            loop.add_signal_handler(signal.SIGHUP, self._stop.set)
         services = self._services(loop)
         # Before the ports open.
         self._lifecycle.is_loading = await asyncio.to_thread(self._has_to_load)

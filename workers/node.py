@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 
 from batching.daemon_thread import DaemonThread
-from batching.entry_point import exit_code_for
+from batching.entry_point import ends_with_terminal, exit_code_for
 from batching.errors import StoreUnavailable
 from batching.logs import configure_logging
 from batching.metrics_config import read_metrics_config
@@ -175,6 +175,8 @@ class Node:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal)
+        if ends_with_terminal():  # a shell and the kernel both say so: the second hurries nobody
+            loop.add_signal_handler(signal.SIGHUP, self._should_exit.set)
 
     def _on_signal(self) -> None:
         if self._should_exit.is_set():

@@ -1,6 +1,7 @@
 """A part that is started without `ferry` says what is wrong with its settings."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 from batching.protocol import WIRE_VERSION
 from batching.status import NodeStatus
+from tests.ports import free_ports
 
 
 def start(part, settings):
@@ -52,3 +54,31 @@ def test_part_does_not_start_beside_nodes_of_another_release(part, real_desk):
     assert done.returncode == 1
     assert "cannot start: nodes of another release are at work on this Redis" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("part", "begun"), [("ingress", "listening address="), ("workers", " started\n")]
+)
+def test_part_whose_terminal_is_closed_stops_as_one_that_is_told_to(
+    part, begun, real_backend, tmp_path
+):
+    # Given
+    port = free_ports(3)
+    settings = {"REDIS_URL": real_backend.url, "FERRY_WORK_DIR": str(tmp_path)} | {
+        f"FERRY_{name}_ADDRESS": f"http://127.0.0.1:{port + number}"
+        for number, name in enumerate(("INFERENCE", "MANAGEMENT", "METRICS"))
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", part],
+        env={**os.environ, **settings},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        log = next(line for line in process.stderr if begun in line)
+        # When
+        process.send_signal(signal.SIGHUP)
+        log += process.stderr.read()
+    # Then
+    assert process.returncode == 0, log
+    assert "stopped\n" in log
