@@ -85,10 +85,10 @@ class WorkerProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory it holds now; 0 once it is gone."""
+        """Memory it holds now; 0 once it is gone, or where there is no descriptor left to look."""
         try:
             return int(psutil.Process(self.pid).memory_info().rss)
-        except psutil.Error:
+        except (psutil.Error, OSError):
             return 0
 
     @property

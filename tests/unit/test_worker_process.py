@@ -1,6 +1,8 @@
 """A worker's process goes with all that its handler has started."""
 
 import asyncio
+import os
+import resource
 import subprocess
 import sys
 
@@ -118,3 +120,19 @@ def test_child_of_a_worker_is_no_zombie_of_a_containers_first_process(tmp_path):
     ended = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
     # Then
     assert (ended.stdout, ended.stderr) == ("0\n", "")
+
+
+def test_node_without_a_descriptor_does_not_know_the_memory_of_its_worker(tmp_path):
+    # Given
+    worker = Family(tmp_path).worker
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    # When
+    try:
+        memory_bytes = worker.resident_bytes
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        kill_group(worker._child)
+        os.close(worker._reader_fd)
+    # Then: a worker that has loaded is seen as READY all the same
+    assert memory_bytes == 0
