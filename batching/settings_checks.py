@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from batching.model_config import SERVER_TYPES
 from batching.redis_url import RedisUrl, RedisUrlError
 from batching.registration import MAX_INTEGER
 from batching.settings_sources import SettingsError
@@ -36,24 +37,9 @@ _LOWEST: Mapping[str, float] = {
 
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 CORS = ("cors_allowed_origin", "cors_allowed_methods", "cors_allowed_headers")
-# Words of `models`: those with a whole number, and the others that count.
-_NUMBERS = frozenset(
-    {
-        "batchSize",
-        "clientTimeoutInMills",
-        "jobQueueSize",
-        "latencySloMs",
-        "maxBatchDelay",
-        "maxRetryTimeoutInSec",
-        "maxWorkers",
-        "minWorkers",
-        "responseTimeout",
-        "startupTimeout",
-    }
-)
-_OTHER_WORDS = frozenset(
-    {"batchPolicy", "defaultVersion", "deviceIds", "deviceType", "marName", "useJobTicket"}
-)
+_NUMBERS = frozenset(word for word, wanted in SERVER_TYPES.items() if wanted is int)
+# What one version may be given by `models`.
+_WORDS = frozenset({*SERVER_TYPES, "defaultVersion", "marName"})
 
 # {model: {version: {batchSize: 8, ...}}}; the words are those of model-config.yaml.
 ModelSettings = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -175,11 +161,10 @@ def _doubts_of_cors(settings: "Settings") -> Iterator[str]:
 
 
 def _doubts_of_models(models: ModelSettings) -> Iterator[str]:
-    known = _NUMBERS | _OTHER_WORDS
     versions = (one for by_version in models.values() for one in by_version.values())
     for word in dict.fromkeys(itertools.chain.from_iterable(versions)):
-        alike = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
-        if alike and word not in known:
+        alike = difflib.get_close_matches(word, _WORDS, n=1, cutoff=0.8)
+        if alike and word not in _WORDS:
             yield f"models: {word} has no effect; did you mean {alike[0]}?"
 
 
