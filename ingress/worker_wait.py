@@ -178,7 +178,7 @@ def _follow_workers(
             left_s = patience.left_s()
             is_over = progress is Progress.DONE or left_s <= 0
             if failed and (is_over or not whole):
-                error = _why_failed(failed, spec.model_name, version_text)
+                error = _why_failed(failed, spec.key, version_text)
                 if progress is Progress.NONE:
                     raise error
                 return Progress.PARTIAL
@@ -261,16 +261,16 @@ def _failed(
     ]
 
 
-def _why_failed(failed: Sequence[WorkerStatus], model_name: str, version_text: str) -> ServeError:
+def _why_failed(failed: Sequence[WorkerStatus], key: VersionKey, version_text: str) -> ServeError:
     for worker in failed:
         if worker.reason == DependenciesFailed.reason:
             return DependenciesFailed(worker.error)
     # The answer's text is TorchServe's, and what handlers raise is for operators only.
     errors = "; ".join(sorted({worker.error for worker in failed if worker.error}))
-    log.error("not started model=%s version=%s: %s", model_name, version_text, errors)
+    log.error("not started model=%s version=%s: %s", *key, errors)
     is_out_of_memory = any(worker.is_out_of_memory for worker in failed)
     kind = OutOfResources if is_out_of_memory else InternalError
-    return kind(failed_text(model_name, version_text))
+    return kind(failed_text(key.model_name, version_text))
 
 
 def _raise_if_stopping(should_stop: ShouldStop) -> None:

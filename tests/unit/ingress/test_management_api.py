@@ -440,7 +440,7 @@ def test_model_is_ready_for_kserve_while_a_worker_serves(manager, node, behaviou
     assert [answer.json()["ready"] for answer in answers] == [is_ready, is_ready]
 
 
-def test_scale_fails_at_the_first_worker_that_fails_and_keeps_the_model(manager, node):
+def test_scale_fails_at_the_first_worker_that_fails_and_keeps_the_model(manager, node, caplog):
     # Given
     manager.register("echo")
     node.behaviour = "failed"
@@ -453,6 +453,8 @@ def test_scale_fails_at_the_first_worker_that_fails_and_keeps_the_model(manager,
         "Failed to start workers for model echo version: null",
     )
     assert sorted(manager.registry.snapshot()) == ["echo"]
+    # And the log knows which version the default one is
+    assert f"not started model=echo version=1.0: {ERROR}" in caplog.text
 
 
 @pytest.mark.parametrize(
