@@ -9,7 +9,8 @@ The files, by what they are for:
     who runs       status, handler_metrics, metric_lines, metrics_config
     settings       settings, settings_sources, settings_checks, config_keys
     their values   redis_url, pem_files, plain_yaml
-    processes      entry_point, readiness, logs, child_process, daemon_thread, backoff, reminder
+    processes      entry_point, readiness, stop_signals, logs, child_process, daemon_thread,
+                   backoff, reminder
     files          atomic_file
     Redis          store
 """

@@ -20,6 +20,7 @@ from typing import Self
 from batching.backoff import Backoff
 from batching.child_process import has_exited, kill_group
 from batching.entry_point import ends_with_terminal
+from batching.stop_signals import StopSignals
 
 # A part that ran this long is healthy: its next failure starts the back-off afresh.
 HEALTHY_AFTER_S = 30.0
@@ -80,6 +81,7 @@ class Supervisor:
         self._stop_timeout_s = stop_timeout_s
         self._report = report
         self._signals: list[int] = []
+        self._stop_signals = StopSignals()
         self._cleanup = contextlib.ExitStack()
         self._wake_socket: socket.socket | None = None
 
@@ -188,7 +190,8 @@ class Supervisor:
                 pass
 
     def _record(self, number: int, _frame: FrameType | None) -> None:
-        self._signals.append(number)
+        if self._stop_signals.is_new_wish():
+            self._signals.append(number)
 
     @property
     def stop_reason(self) -> str:

@@ -22,6 +22,7 @@ from batching.logs import configure_logging
 from batching.metrics_config import read_metrics_config
 from batching.readiness import Launch, launch, notify_ready
 from batching.settings import Settings, SettingsError
+from batching.stop_signals import StopSignals
 from batching.store.broker import Broker
 from batching.store.catalog import Catalog
 from batching.store.connection import connect, store_url
@@ -130,6 +131,7 @@ class _Ingress:
         if settings.snapshot_dir is not None:
             self._snapshots = SnapshotWriter(self._registry, settings, settings.snapshot_dir)
         self._signals = 0
+        self._stop_signals = StopSignals()
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
 
@@ -290,6 +292,8 @@ class _Ingress:
         return _EXIT_FORCED if self._signals > 1 else 0
 
     def _on_signal(self) -> None:
+        if not self._stop_signals.is_new_wish():
+            return
         self._signals += 1
         self._stop.set()
         if self._signals > 1:

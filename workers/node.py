@@ -32,6 +32,7 @@ from batching.protocol import WIRE_VERSION
 from batching.readiness import notify_ready
 from batching.settings import Settings, SettingsError
 from batching.status import NodeStatus, WorkerState, utc_now
+from batching.stop_signals import StopSignals
 from batching.store.changes import changed_models
 from batching.store.connection import connect, connect_async, store_url
 from batching.store.node_verbs import NodeVerbs
@@ -90,6 +91,7 @@ class Node:
         self._undertaker = Undertaker(self._verbs)
         self._should_exit = asyncio.Event()
         self._must_exit_now = asyncio.Event()
+        self._stop_signals = StopSignals()
         self._must_look = asyncio.Event()
         context = SlotContext(
             node_id=self._node.node_id,
@@ -179,6 +181,8 @@ class Node:
             loop.add_signal_handler(signal.SIGHUP, self._should_exit.set)
 
     def _on_signal(self) -> None:
+        if not self._stop_signals.is_new_wish():
+            return
         if self._should_exit.is_set():
             self._must_exit_now.set()
         self._should_exit.set()

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from batching.stop_signals import ONE_WISH_S
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.rig import Rig
@@ -131,6 +132,7 @@ def test_f32_second_signal_gives_back_at_once(rig: Rig, crowd: Crowd, record_pro
         for_seconds(0.1)
         os.kill(node.pid, signal.SIGTERM)
         node.wait_for_line("draining")
+        for_seconds(ONE_WISH_S)
 
         # When it is told again
         told_at = time.monotonic()

@@ -13,6 +13,7 @@ import pytest
 
 from batching.child_process import spawn
 from batching.readiness import READY_VARIABLE, Launch, launch, notify_ready
+from batching.stop_signals import ONE_WISH_S
 from cli.ready_pipe import ReadyPipe
 from cli.server import print_report
 from cli.supervisor import Interrupted, Part, StartFailed, Supervisor
@@ -21,12 +22,13 @@ from tests.timing import assert_within
 
 # Writes its name when it starts and when SIGTERM ends it; `stubborn` ignores the signal.
 CHILD = """
-import os, signal, sys
-name, log, stubborn = sys.argv[1:]
+import os, signal, sys, time
+name, log, stubborn, leaves_after_s = sys.argv[1:]
 def note(word):
     with open(log, "a") as file:
         file.write(f"{word} {name}\\n")
 def leave(*_):
+    time.sleep(float(leaves_after_s))
     note("stopped")
     os._exit(0)
 signal.signal(signal.SIGTERM, signal.SIG_IGN if stubborn == "yes" else leave)
@@ -44,11 +46,10 @@ class Scene:
         self.log.touch()
         self.reports: list[str] = []
 
-    def part(self, name: str, *, stubborn: bool = False) -> Part:
-        argv = [sys.executable, "-S", "-c", CHILD, name, str(self.log)]
-        return Part(
-            name, lambda: spawn([*argv, "yes" if stubborn else "no"], dict(os.environ)), 0.3
-        )
+    def part(self, name: str, *, stubborn: bool = False, leaves_after_s: float = 0.0) -> Part:
+        words = (name, str(self.log), "yes" if stubborn else "no", str(leaves_after_s))
+        argv = [sys.executable, "-S", "-c", CHILD, *words]
+        return Part(name, lambda: spawn(argv, dict(os.environ)), 0.3)
 
     def supervisor(self, *parts: Part, stop_timeout_s: float = 10.0) -> Supervisor:
         return Supervisor(parts, stop_timeout_s=stop_timeout_s, report=self.reports.append)
@@ -235,13 +236,35 @@ def test_supervisor_kills_at_once_when_a_second_signal_comes(scene):
         supervisor.wait_until(lambda: scene.has(*ready), timeout_s=10)
         in_background(os.kill, os.getpid(), signal.SIGINT)
         supervisor.run()
-        in_background(os.kill, os.getpid(), signal.SIGINT)
+        # When somebody insists
+        wish_ends_s = time.monotonic() + ONE_WISH_S
+        in_background(
+            lambda: (
+                eventually(lambda: time.monotonic() > wish_ends_s),
+                os.kill(os.getpid(), signal.SIGINT),
+            )
+        )
         started = time.monotonic()
-        # When
         supervisor.stop()
     # Then
     assert_within(time.monotonic() - started, 5)
     assert len(scene.reports) == 2
+
+
+def test_signals_that_a_wrapper_sends_twice_cut_nothing_short(scene):
+    # Given
+    part = scene.part("node", leaves_after_s=1.0)
+    with scene.supervisor(part) as supervisor:
+        supervisor.start("node")
+        supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
+        # When
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+        supervisor.run()
+        supervisor.stop()
+    # Then
+    assert scene.has("stopped node")
+    assert scene.reports == []
 
 
 def test_supervisor_gives_signals_back_when_it_is_done(scene):

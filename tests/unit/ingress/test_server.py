@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import requests
 
 from batching.entry_point import EXIT_UNUSABLE
 from batching.model_spec import ModelSpec
+from batching.stop_signals import ONE_WISH_S
 from batching.store.connection import connect
 from batching.store.registry import Registry
 from tests.ports import free_ports
@@ -299,7 +301,9 @@ def test_second_signal_ends_the_server_at_once(start, node, echo_model):
     eventually(lambda: registry.queue(spec).open_requests == 1, 10)
     # When
     server.process.send_signal(signal.SIGINT)
+    asked_s = time.monotonic()
     eventually(lambda: not accepts(server.ports["inference"]), 10)
+    eventually(lambda: time.monotonic() > asked_s + ONE_WISH_S)
     server.process.send_signal(signal.SIGINT)
     # Then
     assert server.end()[0] == 1
