@@ -10,16 +10,20 @@ pytestmark = [pytest.mark.compose, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PAUSE_MS = 50
 BATCH = 4
-ONE_WORKER = 320  # requests: four seconds' work of one worker
+# So slow that three workers are no work for the machine, which sends the load, too.
+LONG_PAUSE_MS = 100
+ONE_WORKER = 160  # requests: four seconds' work of one worker
 # Of three workers' time; the rest is the start and the end of each burst.
 MIN_SPEED_UP = 2.7
 ROUNDS = 3
 
 
 @pytest.fixture
-def pausing(stack):
-    stack.serve("pausing", pause_ms=PAUSE_MS, batch_size=BATCH)
-    yield "pausing"
+def pausing(stack, request):
+    pause_ms = getattr(request, "param", PAUSE_MS)
+    model_name = f"pausing-{pause_ms}-ms"
+    stack.serve(model_name, pause_ms=pause_ms, batch_size=BATCH)
+    yield model_name
     stack.restore()
 
 
@@ -27,6 +31,7 @@ def statuses(sent):
     return {(one.status, one.reason, one.fault) for one in sent}
 
 
+@pytest.mark.parametrize("pausing", [LONG_PAUSE_MS], indirect=True)
 def test_three_workers_serve_nearly_three_times_as_much(stack, pausing, record_property):
     def speed_up():
         stack.scale(1)
