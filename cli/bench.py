@@ -26,6 +26,9 @@ from cli.options import inference_option, json_option, management_option
 EXTRA = "this needs more packages: pip install 'torchferry[bench]'"
 NO_SUCCESS = "no request was answered with a success"
 _DAY_S = 86_400
+_CONNECTIONS = 16
+# So many that requests leave on time. Each is an open file, of which most processes may have 1024.
+_CONNECTIONS_OF_OPEN_LOOP = 1000
 
 
 def _numbers(smallest: int) -> Callable[[click.Context, click.Parameter, str], list[int]]:
@@ -48,7 +51,12 @@ def _load_options(command: Any) -> Any:
             help="What each request carries. Default: nothing.",
         ),
         click.option("--content-type", default="", help="Of the body. Default: none."),
-        click.option("--connections", type=click.IntRange(1), default=16, show_default=True),
+        click.option(
+            "--connections",
+            type=click.IntRange(1),
+            help="At most so many requests are open; those beyond wait, and that counts. "
+            f"[default: {_CONNECTIONS}; {_CONNECTIONS_OF_OPEN_LOOP} with --rate]",
+        ),
         click.option(
             "--rate",
             type=click.FloatRange(0, 1_000_000),
@@ -248,11 +256,12 @@ def _combinations(batch_sizes: list[int], delays: list[int]) -> list[tuple[int, 
 
 def _load(url: str, options: dict[str, Any]) -> Load:
     headers = {"content-type": options["content_type"]} if options["content_type"] else {}
+    enough = _CONNECTIONS_OF_OPEN_LOOP if options["rate"] else _CONNECTIONS
     return Load(
         url=url,
         body=options["body"].read_bytes() if options["body"] else b"",
         headers=headers | token_header(),
-        connections=options["connections"],
+        connections=options["connections"] or enough,
         rate_per_s=options["rate"],
         duration_s=options["duration"],
         warmup_s=options["warmup"],

@@ -219,6 +219,16 @@ def test_bench_prints_figures_for_machines(target):
     assert record["errors"] == 0
 
 
+def test_bench_at_a_rate_has_connections_for_all_that_leave(target):
+    # Given a server that answers nobody before all have asked
+    target.pause_s = 0.8
+    # When
+    words = ("--rate", "100", "--duration", "0.7", "--warmup", "0", "--metrics-url", target.url)
+    CliRunner().invoke(main, ["bench", "url", target.url, *words])
+    # Then more than the sixteen that a closed loop has
+    assert target.most_open >= 30
+
+
 def test_bench_fails_when_nobody_answers():
     words = ["bench", "url", "http://127.0.0.1:1/", "--duration", "0.1", "--warmup", "0"]
     result = CliRunner().invoke(main, words)
