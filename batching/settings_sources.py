@@ -112,6 +112,18 @@ def file_values(
     return values, sorted(without_effect)
 
 
+def switches_read_as_false(
+    properties: Mapping[str, str], by_key: Mapping[str, Field]
+) -> dict[str, str]:
+    """What a file says of switches that is neither true nor false; to TorchServe that is false."""
+    return {
+        key: text
+        for key, text in properties.items()
+        if (key in by_key and by_key[key].type is bool) or key == ENABLE_ENVIRONMENT
+        if text.strip().lower() not in ("true", "false", "") and not _VARIABLE.search(text)
+    }
+
+
 def torchserve_environment(
     properties: Mapping[str, str], by_key: Mapping[str, Field], environment: Mapping[str, str]
 ) -> dict[str, Any]:

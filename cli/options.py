@@ -18,6 +18,7 @@ from batching.config_keys import why_without_effect
 from batching.entry_point import EXIT_UNUSABLE
 from batching.settings import Settings, SettingsError
 from batching.settings_checks import doubts
+from batching.settings_sources import read_properties, switches_read_as_false
 from cli.api import TOKEN_VARIABLE
 from cli.console import warn
 
@@ -86,6 +87,10 @@ def load_settings(
         raise UnusableSettings(str(error)) from error
     for key in without_effect:
         warn(f"{config}: {why_without_effect(key)}")
+    if config is not None:
+        odd = switches_read_as_false(read_properties(config), Settings.fields_by_key())
+        for key, text in odd.items():
+            warn(f"{config}: {key}={text} counts as false, as in TorchServe; did you mean true?")
     for doubt in doubts(settings):
         warn(doubt)
     return settings

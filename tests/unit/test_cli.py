@@ -643,10 +643,10 @@ def test_up_refuses_a_model_store_that_is_no_folder(tmp_path):
 
 
 def test_up_says_of_each_key_without_effect_why(tmp_path):
-    # Given a config that is good but for four keys, and a model store that stops the command
+    # Given a config that is good but for five keys, and a model store that stops the command
     config = tmp_path / "config[1].properties"
     keys = ("vmargs=-Xmx4g", "job_queue_sise=7", "of_tomorrow=x", "model_store=/missing")
-    keys += ('models={"m": {"1": {"batchsize": 8}}}',)
+    keys += ('models={"m": {"1": {"batchsize": 8}}}', "install_py_dep_per_model=yes")
     config.write_text("\n".join(keys))
     # When
     result = CliRunner().invoke(main, ["up", "--config", str(config)])
@@ -655,6 +655,8 @@ def test_up_says_of_each_key_without_effect_why(tmp_path):
         f"warning: {config}: job_queue_sise is unknown; did you mean job_queue_size?",
         f"warning: {config}: of_tomorrow is unknown",
         f"warning: {config}: vmargs has no effect here: there is no Java virtual machine",
+        f"warning: {config}: install_py_dep_per_model=yes counts as false, as in TorchServe; "
+        "did you mean true?",
         "warning: models: batchsize has no effect; did you mean batchSize?",
         "Error: the model store is not a folder: /missing",
     ]
