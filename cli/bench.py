@@ -160,10 +160,15 @@ def bench_batching(  # noqa: PLR0917 - click passes all of them by name
     plan = _combinations(batch_sizes, delays)
     seconds = (load.warmup_s + load.duration_s) * len(plan)
     points: list[Point] = []
-    with _progress(seconds, is_quiet=as_json) as bar:
-        for size, delay in plan:
-            points.append(sweep.measure(load, size, delay, bar))
-            _require_success(points)
+    try:
+        with _progress(seconds, is_quiet=as_json) as bar:
+            for size, delay in plan:
+                points.append(sweep.measure(load, size, delay, bar))
+                _require_success(points)
+    except KeyboardInterrupt:
+        if points and not as_json:
+            _print_points(points)
+        raise
     facts = {"archive": archive, "workers": str(workers), **_facts(load)}
     if as_json:
         click.echo(as_record(facts, points))

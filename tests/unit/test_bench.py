@@ -2,6 +2,9 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -14,6 +17,7 @@ from cli.load.driver import NO_ANSWER, Load, Outcome, drive
 from cli.load.figures import BatchCount, Failure, Figures, batch_count, figures, percentile
 from cli.load.report import Point, page, table, write_report
 from cli.main import main
+from tests.support import eventually
 
 METRICS = """
 # TYPE ferry_batch_size histogram
@@ -35,6 +39,7 @@ class Target(ThreadingHTTPServer):
     def __init__(self):
         self.pause_s = 0.0
         self.status = 200
+        self.registered = 0
         self.bodies = Counter()
         self.open = self.most_open = 0
         self.lock = threading.Lock()
@@ -53,6 +58,7 @@ class Target(ThreadingHTTPServer):
                 with target.lock:
                     target.open -= 1
                 if self.path.startswith("/models"):
+                    target.registered += 1
                     self.reply(200, b"{}")
                 else:
                     self.reply(target.status, b"ok")
@@ -323,3 +329,25 @@ def test_bench_says_that_it_does_not_know_how_large_batches_were(target, tmp_pat
     assert complaint in bench_batching(target, tmp_path, *words).stderr
     url = ["bench", "url", target.url, "--duration", "0.1", "--warmup", "0", *words]
     assert complaint in CliRunner().invoke(main, url).stderr
+
+
+def test_figures_so_far_are_printed_when_a_sweep_is_interrupted(target, tmp_path):
+    # Given
+    root = target.url.partition("/predictions")[0]
+    addresses = ("--management-url", root, "--inference-url", root, "--metrics-url", root)
+    words = ("--duration", "0.5", "--warmup", "0", "--batch-sizes", "2", "--delays", "0,1,2,3,4")
+    command = (sys.executable, "-m", "cli.main", "bench", "batching", "m.mar", *addresses, *words)
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as sweep:
+        # When
+        eventually(lambda: target.registered == 3, 30)
+        sweep.send_signal(signal.SIGINT)
+        printed, complaint = sweep.communicate(timeout=30)
+    # Then
+    assert [line.split()[:2] for line in printed.splitlines()[1:]] == [["1", "0"], ["2", "0"]]
+    assert complaint.strip() == "Aborted!"
+    assert sweep.returncode == 1
