@@ -36,7 +36,7 @@ from batching.store.tasks import keep_going
 from ingress.app import create_app
 from ingress.auth import Gate
 from ingress.certificate import Certificate
-from ingress.edge import Edge, added_headers
+from ingress.edge import Edge, added_headers, cors_headers
 from ingress.exchange import Application
 from ingress.front import Front
 from ingress.handler_metrics import HandlerMetrics
@@ -203,6 +203,8 @@ class _Ingress:
             self._metrics.torchserve.count_answer,
             added_headers=added_headers(self._settings),
             is_logging=self._settings.access_log,
+            # The document that is the answer else needs a key, where tokens are on.
+            answers_preflights=self._keys is not None and bool(cors_headers(self._settings)),
         )
 
     def _application(self, services: Services, roles: frozenset[Role]) -> Application:

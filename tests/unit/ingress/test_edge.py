@@ -31,8 +31,8 @@ class Wire:
         self.sent.append((status, with_added(headers, exchange.added_headers), body))
 
 
-def request(wire, path="/ping", query="", method="GET"):
-    return Exchange(wire, Head(method, path, query, "1.1", [], keeps_alive=True), b"body")
+def request(wire, path="/ping", query="", method="GET", headers=()):
+    return Exchange(wire, Head(method, path, query, "1.1", [*headers], keeps_alive=True), b"body")
 
 
 async def echo(exchange):
@@ -79,6 +79,27 @@ def test_cors_headers_stand_in_place_of_those_of_a_handler():
 
     _, wire = ask(handler_that_allows_itself, added_headers=cors_headers(CORS))
     assert wire.sent[0][1] == [("Vary", "Origin"), *cors_headers(CORS)]
+
+
+PREFLIGHT = ("access-control-request-method", "POST")
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        ("OPTIONS", [PREFLIGHT], 204),
+        ("OPTIONS", [PREFLIGHT, ("authorization", "Bearer key")], 200),
+        ("OPTIONS", [], 200),
+        ("POST", [PREFLIGHT], 200),
+    ],
+)
+def test_preflight_without_a_key_needs_none_and_learns_nothing(method, headers, status):
+    asked = ("/predictions/m", "", method, headers)
+    counted, wire = ask(echo, *asked, added_headers=cors_headers(CORS), answers_preflights=True)
+    assert counted == [status]
+    assert wire.sent[0][2] == (b"" if status == 204 else b"body")
+    assert wire.sent[0][1][-3:] == cors_headers(CORS)
+    assert ask(echo, *asked)[0] == [200]
 
 
 @pytest.mark.parametrize("missing", ["origin", "methods", "headers"])

@@ -348,6 +348,22 @@ def test_server_refuses_to_open_management_to_the_network(start):
     assert "allow_open_management" in log
 
 
+def test_server_with_tokens_answers_what_a_browser_asks_before_a_page_may(start, tmp_path):
+    # Given
+    allowed = {"origin": "https://page.example", "methods": "POST", "headers": "authorization"}
+    cors = {f"cors_allowed_{name}": value for name, value in allowed.items()}
+    server = start(key_file=str(tmp_path / "keys.json"), **cors)
+    server.ready_lines()
+    url = server.url("inference", "/predictions/m")
+    asked = {"origin": "https://page.example", "access-control-request-method": "POST"}
+    # When
+    answer = requests.options(url, headers=asked, timeout=5)
+    # Then
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert answer.headers["access-control-allow-origin"] == "https://page.example"
+    assert requests.post(url, headers=asked, timeout=5).status_code == 400
+
+
 def test_server_with_tokens_makes_its_key_file_and_may_be_reached_by_others(start, tmp_path):
     # Given: without tokens this address is refused
     path, port = tmp_path / "keys.json", free_ports(1)
