@@ -76,6 +76,11 @@ def error_reply(error: errors.ServeError) -> Reply:
     )
 
 
+def is_queue_answer(reason: str) -> bool:
+    """Whether the queue itself answers so, and not a worker."""
+    return reason in _QUEUE_ANSWERS
+
+
 def queue_error(reason: str) -> errors.ServeError:
     """What the queue answers for this reason."""
     kind, text = _QUEUE_ANSWERS.get(reason, _OTHER_ANSWER)

@@ -16,6 +16,7 @@ from batching.protocol import BatchTiming, ProtocolError, Reply, ReplyChunk
 from batching.store.ingress_verbs import IngressVerbs
 from batching.store.redis_errors import AWAY
 from batching.store.refusals import store_unavailable
+from batching.store.replies import is_queue_answer, queue_error
 from batching.store.waiter import Waiter
 
 RETRY_S = 0.05
@@ -126,6 +127,8 @@ class ReplyStream:
         reply = self._rest.reply.result()
         assert isinstance(reply, Reply)
         self.timing = reply.timing
+        if reply.error_type and is_queue_answer(reply.reason):
+            raise queue_error(reply.reason)  # its worker has died, say
         if reply.error_type or reply.chunks != self._next_index:
             raise _incomplete()
         self._is_over = True

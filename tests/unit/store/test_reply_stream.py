@@ -114,7 +114,11 @@ def test_stream_is_whole_when_its_end_came_before_it_was_read(desk):
     assert not desk.client.exists(desk.keys.chunk_prefix + "a")
 
 
-@pytest.mark.parametrize("end", ["error", "crash", "gap", "garbage"])
+LOST = ("internal_error", "rest of the answer")
+ENDS = {"error": LOST, "crash": ("worker_crashed", "Worker died"), "gap": LOST, "garbage": LOST}
+
+
+@pytest.mark.parametrize("end", ENDS)
 def test_stream_that_has_no_end_raises(desk, end):
     async def run():
         async with open_lane(desk.backend.connect_async()) as lane:
@@ -138,8 +142,10 @@ def test_stream_that_has_no_end_raises(desk, end):
                 stream.poke()
 
             # Then
-            with pytest.raises(errors.InternalError, match="rest of the answer"):
+            reason, text = ENDS[end]
+            with pytest.raises(errors.InternalError, match=text) as raised:
                 await anext(stream)
+            assert raised.value.reason == reason
             await stream.close()
 
     asyncio.run(run())
