@@ -340,6 +340,16 @@ def test_handler_that_loads_a_model_needs_one(handler, tmp_path):
     assert problems(diagnose(tmp_path, files, handler=handler, modelFile="net.py")) == []
 
 
+def test_model_may_be_loaded_by_a_base_class_of_the_archive(tmp_path):
+    # Given
+    own = "import ts.torch_handler.base_handler\nfrom base import Base\nclass Own(Base): pass"
+    base = "class Base:\n def initialize(self, context): pass\n def handle(self, *rows): pass"
+
+    # When / Then
+    files = {"own.py": own, "base.py": base}
+    assert problems(diagnose(tmp_path, files, handler="own.py")) == []
+
+
 FUNCTION = (
     f"{CLASS}service = Own()\ndef handle(data, context): return service.initialize(context)\n"
 )

@@ -216,7 +216,8 @@ class _Examination:
         handler = self._find_module(module_name)
         text = "" if handler is None else self._files[handler].read_text(errors="replace")
         is_loaded_by_us = handler is None or _leaves_loading_to_us(text, function_name)
-        if is_loaded_by_us and self._info.handler and not (name or self._model.get("modelFile")):
+        has_model = bool(name or self._model.get("modelFile")) or self._loads_elsewhere()
+        if is_loaded_by_us and self._info.handler and not has_model:
             yield problem(
                 "weights",
                 f"{module_name} loads a model, and neither weights nor a model file is named",
@@ -229,6 +230,11 @@ class _Examination:
             is_loaded_by_us=is_loaded_by_us,
             is_unpickling=not (is_loaded_by_us or _calls_plain_torch_load(text)),
         )
+
+    def _loads_elsewhere(self) -> bool:
+        """Whether another file of the archive, a base class say, has what loads a model."""
+        sources = (file for name, file in self._files.items() if name.endswith(".py"))
+        return any(_OWN_LOADING.search(file.read_text(errors="replace")) for file in sources)
 
 
 def _leaves_loading_to_us(text: str, function_name: str) -> bool:
