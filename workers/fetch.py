@@ -4,6 +4,7 @@ The texts are TorchServe's. Source: torchserve 0.12, "Register a model".
 """
 
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
@@ -107,8 +108,13 @@ def _path_of_file_url(url: str) -> str:
 def _startup_folder(url: str, startup_models: str) -> Path | None:
     """A folder that is named by a path: SageMaker's containers name `/opt/ml/model`, say."""
     named = {entry.strip().rpartition("=")[2] for entry in startup_models.split(",")}
+    if url not in named or "/" not in url:
+        return None
     try:
-        is_folder = url in named and "/" in url and Path(url).is_dir()
+        # Path.is_dir() has no errors from Python 3.14 on.
+        is_folder = stat.S_ISDIR(Path(url).stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
     except OSError as error:  # below a folder that this user may not enter, say
         raise ModelNotFound(f"Model not found at: {url}: {error.strerror}") from error
     return Path(url).resolve() if is_folder else None

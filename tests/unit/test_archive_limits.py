@@ -232,7 +232,7 @@ BAD_ARCHIVES = {
     "large global": (lambda f: write_global_tar(f / "x.tar", 1, 70_000), "oversized"),
     "chain of headers": (lambda f: write_chained_tar(f / "x.tar"), "oversized"),
     "chain behind a file": (lambda f: write_chained_tar(f / "x.tar", "first"), "oversized"),
-    "backwards": (lambda f: write_backward_tar(f / "x.tar"), "oversized"),
+    "backwards": (lambda f: write_backward_tar(f / "x.tar"), "oversized|damaged"),
     "negative": (lambda f: write_negative_tar(f / "x.tgz"), "negative size"),
     "digits": (lambda f: write_digits_tar(f / "x.tar"), "damaged"),
     "twice": (lambda f: write_duplicate(f / "x.mar"), "there twice"),

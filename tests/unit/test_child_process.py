@@ -12,7 +12,7 @@ from batching.child_process import exited, kill_group, spawn
 
 def test_end_of_a_child_is_seen_where_the_kernel_has_no_descriptors_of_processes(monkeypatch):
     # Given a kernel of before 2019, or a container's filter of system calls
-    def pidfd_open(_pid):
+    def pidfd_open(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(os, "pidfd_open", pidfd_open, raising=False)

@@ -16,7 +16,6 @@ JSON = {"Content-Type": "application/json"}
 
 BAD_JSON = {
     "deep": b"[" * 10_000 + b"]" * 10_000,
-    "deep objects": b'{"url":' * 10_000 + b"1" + b"}" * 10_000,
     "open": b'{"url": "x"',
     "empty": b"",
     "not utf-8": b'{"url": "\xff"}',
@@ -28,6 +27,8 @@ BAD_JSON = {
     "trailing": b'{"url": "x"} {}',
 }
 ODD_JSON = {
+    # How deep is too deep depends on Python: 3.14 takes what the thread's stack does.
+    "deep objects": b'{"url":' * 10_000 + b"1" + b"}" * 10_000,
     "nan": b'{"url": NaN}',
     "infinite": b'{"url": "good.mar", "batch_size": 1e999}',
     "twice": b'{"url": "good.mar", "url": "bad.mar"}',
