@@ -16,6 +16,8 @@ import javaproperties
 Field = dataclasses.Field[Any]
 
 _VARIABLE = re.compile(r"\$\$(\w+)\$\$")
+# A file can have them as \uXXXX.
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 # TorchServe's variables are `TS_` and the upper-cased key, but for these.
 TS_PREFIX = "TS_"
@@ -96,13 +98,16 @@ def file_values(
     """The field values in a file's properties, and the keys without effect, sorted.
 
     Raises:
-        SettingsError: a value of the wrong type, or a `$$NAME$$` whose variable is not set.
+        SettingsError: a value of the wrong type or that no variable of a child can hold, or a
+            `$$NAME$$` whose variable is not set.
     """
     values: dict[str, Any] = {}
     without_effect = []
     for key, text in properties.items():
         name, meanings = KEY_ALIASES.get(key, (key, {}))
         if name in by_key:
+            if _NO_TEXT.search(text):
+                raise SettingsError(f"{key} has a character that is no text")
             value = _substitute(text, environment)
             value = _meaning(key, value, meanings) if meanings else value
             read = parse_own if name in OWN_SWITCHES else parse

@@ -21,7 +21,7 @@ from cli.console import err, out, warn
 from cli.load.driver import Load, Outcome, drive
 from cli.load.figures import Figures, batch_count, figures
 from cli.load.report import HEADS, Point, as_record, table, write_report
-from cli.options import inference_option, json_option, management_option
+from cli.options import check_header_value, inference_option, json_option, management_option
 
 EXTRA = "this needs more packages: pip install 'torchferry[bench]'"
 NO_SUCCESS = "no request was answered with a success"
@@ -50,7 +50,12 @@ def _load_options(command: Any) -> Any:
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
             help="What each request carries. Default: nothing.",
         ),
-        click.option("--content-type", default="", help="Of the body. Default: none."),
+        click.option(
+            "--content-type",
+            default="",
+            callback=check_header_value,
+            help="Of the body. Default: none.",
+        ),
         click.option(
             "--connections",
             type=click.IntRange(1),

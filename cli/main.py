@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import sys
 from typing import Any
 
@@ -23,6 +24,8 @@ from cli.streams import (
 from cli.torchserve import torchserve
 from cli.up import up
 
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
 
 class _Ferry(click.Group):
     """Says in one sentence what may keep any command from its work."""
@@ -30,6 +33,12 @@ class _Ferry(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().main(*args, **kwargs)
+        except UnicodeEncodeError as error:
+            # Python reads bytes that are no UTF-8, in arguments and names of files, as surrogates.
+            if not _SURROGATES.search(error.object):
+                raise
+            click.echo(f"Error: this is not UTF-8: {error.object!r}", err=True)
+            sys.exit(1)
         except OSError as error:
             if is_about_output(error):
                 let_go_of_output()

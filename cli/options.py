@@ -138,4 +138,17 @@ def _url_option(kind: str, port: int) -> Callable[[Command], Command]:
 inference_option = _url_option("inference", 8080)
 management_option = _url_option("management", 8081)
 version_option = click.option("--version", default="", help="Default: the default version.")
+
+
+def check_header_value(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """The text, which a header may have.
+
+    Raises:
+        BadParameter: none may.
+    """
+    if not (value.isascii() and value.isprintable()):
+        raise click.BadParameter(f"{value!r} has characters that no header may have")
+    return value
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from cli.api import Api, error_text
 from cli.console import err, out
-from cli.options import inference_option, json_option, version_option
+from cli.options import check_header_value, inference_option, json_option, version_option
 
 # More at once only lengthen the line; a batch is filled long before.
 MAX_CONCURRENT = 64
@@ -49,7 +49,12 @@ class Prediction:
 @click.argument("model")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @version_option
-@click.option("--content-type", default="", help="Default: told from each file's name.")
+@click.option(
+    "--content-type",
+    default="",
+    callback=check_header_value,
+    help="Default: told from each file's name.",
+)
 @inference_option
 @json_option
 def predict(  # noqa: PLR0917 - click passes all of them by name

@@ -5,6 +5,7 @@ A small HTTP server stands in for the real one and answers with TorchServe's doc
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -778,3 +779,37 @@ def test_folder_that_is_gone_is_one_sentence(tmp_path):
     # Then
     assert result.stderr == "Error: the current folder is not there any more\n"
     assert result.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["models", "describe", b"m\xff"],
+        ["predict", b"m\xff", __file__],
+        ["archive", "--model-name=m", "-v1", "--handler=base_handler", b"--extra-files=\xff.py"],
+    ],
+)
+def test_what_is_not_utf8_is_one_sentence(tmp_path, words):
+    # Given
+    (tmp_path / os.fsdecode(b"\xff.py")).touch()
+    # When
+    result = subprocess.run(
+        [sys.executable, "-m", "cli.main", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    # Then
+    assert re.fullmatch(r"Error: this is not UTF-8: '.*\\udcff.*'\n", result.stderr)
+    assert result.returncode == 1
+
+
+@pytest.mark.parametrize("text", ["a\nb", "ä"])
+@pytest.mark.parametrize("words", [["bench", "url", "http://127.0.0.1:1"], ["predict", "m", "f"]])
+def test_content_type_that_no_header_may_have_is_refused(words, text):
+    result = CliRunner().invoke(main, [*words, "--content-type", text])
+    assert result.exit_code == 2
+    assert "has characters that no header may have" in result.stderr

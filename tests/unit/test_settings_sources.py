@@ -88,6 +88,8 @@ def test_model_api_has_all_its_spellings(tmp_path, text, expected):
         ('models={"m": {"1": {"batchSize": "x"}}}\n', 'batchSize is a whole number, not "x"'),
         ('models={"m": {"1": {"minWorkers": 1.5}}}\n', "minWorkers is a whole number, not 1.5"),
         ("token_authorization=yes\n", "token_authorization='yes' is neither true nor false"),
+        ("model_store=a\\u0000b\n", "model_store has a character that is no text"),
+        ("default_service_handler=\\ud800\n", "default_service_handler has a character that"),
         ("cors_allowed_origin=https://\\u20ac\n", "characters that no header may have"),
         ("cors_allowed_headers=a\\nb: c\n", "cors_allowed_headers='a.*nb: c' has characters"),
     ],
