@@ -148,7 +148,18 @@ def _number(word: str, value: object) -> int:
 
 def doubts(settings: "Settings") -> list[str]:
     """What can be used, but is probably not what was meant."""
-    return [*_doubts_of_cors(settings), *_doubts_of_models(model_settings(settings.model_settings))]
+    return [
+        *_doubts_of_addresses(settings),
+        *_doubts_of_cors(settings),
+        *_doubts_of_models(model_settings(settings.model_settings)),
+    ]
+
+
+def _doubts_of_addresses(settings: "Settings") -> Iterator[str]:
+    for name, address in settings.addresses().items():
+        path = address.partition("://")[2].partition("/")[2]
+        if path:
+            yield f"{name}_address: the path /{path} has no effect"
 
 
 def _doubts_of_cors(settings: "Settings") -> Iterator[str]:

@@ -103,13 +103,13 @@ def parse_address(text: str, role: Role) -> Address:
     Raises:
         SettingsError: it is something else, or its host has no address.
     """
-    parts = urlsplit(text)
-    if parts.scheme == "unix" and parts.path:
-        return Address("", 0, Path(parts.path))
     try:
+        parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise SettingsError(f"{role}_address={text!r}: the port is not a number") from error
+        raise SettingsError(f"{role}_address={text!r}: {error}") from error
+    if parts.scheme == "unix" and parts.path:
+        return Address("", 0, Path(parts.path))
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
         raise SettingsError(f"{role}_address={text!r}: write http[s]://host:port or unix:/path")
     try:

@@ -82,7 +82,11 @@ def test_address_is_read(text, address):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "8080", "127.0.0.1:8080", "ftp://127.0.0.1:1", "http://:1", "http://127.0.0.1:x"]
+    "text",
+    [
+        *("", "8080", "127.0.0.1:8080", "ftp://127.0.0.1:1"),
+        *("http://:1", "http://127.0.0.1:x", "http://["),
+    ],
 )
 def test_address_is_refused_with_its_setting_named(text):
     with pytest.raises(SettingsError, match="inference_address"):

@@ -114,6 +114,11 @@ def test_settings_say_what_is_wrong(tmp_path, text, words):
             'models={"m": {"1": {"batchsize": 8, "of_mine": 1, "maxWorkers": 1}}}\n',
             ["models: batchsize has no effect; did you mean batchSize?"],
         ),
+        (
+            "inference_address=http://0.0.0.0:8080/foo\nmanagement_address=http://127.0.0.1:8081/\n"
+            "metrics_address=unix:/run/ferry.sock\n",
+            ["inference_address: the path /foo has no effect"],
+        ),
         ("cors_allowed_origin=*\ncors_allowed_methods=*\ncors_allowed_headers=*\n", []),
     ],
 )
