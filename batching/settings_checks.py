@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from batching.model_config import SERVER_TYPES
+from batching.model_config import SERVER_TYPES, ignored_values
 from batching.redis_url import RedisUrl, RedisUrlError
 from batching.registration import MAX_INTEGER
 from batching.settings_sources import SettingsError
@@ -172,7 +172,9 @@ def _doubts_of_cors(settings: "Settings") -> Iterator[str]:
 
 
 def _doubts_of_models(models: ModelSettings) -> Iterator[str]:
-    versions = (one for by_version in models.values() for one in by_version.values())
+    versions = [one for by_version in models.values() for one in by_version.values()]
+    for text in dict.fromkeys(text for one in versions for text in ignored_values(one)):
+        yield f"models: {text}"
     for word in dict.fromkeys(itertools.chain.from_iterable(versions)):
         alike = difflib.get_close_matches(word, _WORDS, n=1, cutoff=0.8)
         if alike and word not in _WORDS:

@@ -111,9 +111,18 @@ def test_settings_say_what_is_wrong(tmp_path, text, words):
             ["cors_allowed_origin: browsers take one origin, or *"],
         ),
         (
-            'models={"m": {"1": {"batchsize": 8, "of_mine": 1, "maxWorkers": 1}}}\n',
+            'models={"m": {"1": {"batchsize": 8, "of_mine": 1}}}\n',
             ["models: batchsize has no effect; did you mean batchSize?"],
         ),
+        (
+            'models={"m": {"1": {"minWorkers": 4, "maxWorkers": 2, "deviceIds": "0"}}}\n',
+            [
+                "models: deviceIds: '0' is ignored, it should be of type list",
+                "models: minWorkers and maxWorkers are ignored: give both, "
+                "0 < minWorkers <= maxWorkers",
+            ],
+        ),
+        ('models={"m": {"1": {"minWorkers": "1", "maxWorkers": "2"}}}\n', []),
         (
             "inference_address=http://0.0.0.0:8080/foo\nmanagement_address=http://127.0.0.1:8081/\n"
             "metrics_address=unix:/run/ferry.sock\n",
