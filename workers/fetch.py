@@ -151,7 +151,7 @@ def _is_archive(place: Path) -> bool:
 
 
 def _why_not_found(name: str, model_store: Path) -> str:
-    """What to add to "not found": it is behind a link, or neither a file nor a folder.
+    """What to add to "not found": it is behind a link, neither a file nor a folder, or cut short.
 
     Behind a link it says so whether or not anything is there: what is outside of the store is
     nobody's business.
@@ -164,6 +164,8 @@ def _why_not_found(name: str, model_store: Path) -> str:
             return _BEHIND_A_LINK
         if is_in_store and place.exists() and not _is_archive(place):
             return _NO_ARCHIVE
+        if _find(f"{name}.mar", model_store):
+            return f". Did you mean {name}.mar?"
     except _NO_PATH:
         pass
     return ""

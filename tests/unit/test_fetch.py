@@ -73,6 +73,8 @@ REFUSED = {
     "empty": ("", "empty url"),
     "relative": ("../secret.mar", "Relative path is not allowed in url: ../secret.mar"),
     "missing": ("no.mar", "Model not found at: no.mar"),
+    "cut short": ("local", "Model not found at: local. Did you mean local.mar?"),
+    "cut short, link out": ("link", "Model not found at: link"),
     "the store": (".", "Model not found at: ."),
     "link out": ("link.mar", f"Model not found at: link.mar{BEHIND_A_LINK}"),
     "through link": ("linked/secret.mar", f"Model not found at: linked/secret.mar{BEHIND_A_LINK}"),
