@@ -38,4 +38,5 @@ class RecordReader(Generic[T]):
     def _tell(self, name: bytes, text: bytes, error: Exception) -> None:
         if self._told.get(name) != text:
             self._told[name] = text
-            log.error("unreadable record %s=%r: %r", self._kind, name, error)
+            told_as = name.decode(errors="backslashreplace")
+            log.error("unreadable record %s=%s: %r", self._kind, told_as, error)

@@ -155,7 +155,7 @@ def test_model_whose_record_cannot_be_read_is_unregistered_and_leaves_nothing(
         eventually(lambda: model.waiting() == 1, 5)
         rig.redis.hset("{ferry}:models", "spoilt", b"hello")
         Registry(rig.redis).announce("another")
-        rig.nodes[0].wait_for_line("unreadable record model=b'spoilt'")
+        rig.nodes[0].wait_for_line("unreadable record model=spoilt")
 
         # When
         answer = rig.manage("DELETE", "models/spoilt")

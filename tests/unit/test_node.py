@@ -66,7 +66,7 @@ def test_node_follows_the_registry_although_one_record_cannot_be_read(
         registry.create(make_spec(min_worker=1))
         # Then
         await eventually_async(lambda: registry.workers(make_spec().key), 10)
-        assert "unreadable record model=b'garbage'" in caplog.text
+        assert "unreadable record model=garbage" in caplog.text
         assert "task failed" not in caplog.text
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(living, 10)

@@ -171,9 +171,9 @@ def test_b08_garbage_in_the_registry_costs_what_it_stands_for_only(real_desk, va
         assert registry.nodes() == [NODE]
         assert registry.workers(KEY) == [WORKER]
     told = [record.getMessage().partition(":")[0] for record in caplog.records]
-    kinds, names = ("model", "node", "worker"), (b"bad", b"\xff")
+    kinds, names = ("model", "node", "worker"), ("bad", r"\xff")
     assert sorted(told) == sorted(
-        f"unreadable record {kind}={name!r}" for kind in kinds for name in names
+        f"unreadable record {kind}={name}" for kind in kinds for name in names
     )
 
 
