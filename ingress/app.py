@@ -56,7 +56,7 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
         app.register_blueprint(open_inference_blueprint(services))
     if services.keys is not None and Role.MANAGEMENT in roles:
         app.register_blueprint(token_blueprint(services.keys))
-    install_error_handlers(app, services.outage)
+    install_error_handlers(app, services)
     app.wsgi_app = _IgnoreTrailingSlashes(app.wsgi_app)  # type: ignore[method-assign]
     return app
 

@@ -14,21 +14,23 @@ from batching.errors import (
     StoreUnavailable,
 )
 from batching.request_ids import fresh_request_id
-from batching.store.outage import Outage
 from ingress.answers import error_answer, not_found, wrong_method
+from ingress.failed_requests import FailedRequests
 from ingress.responses import to_response
 from ingress.role import Role
+from ingress.services import Services
 
 log = logging.getLogger(__name__)
 
 _VERB = "manage"
 
 
-def install_error_handlers(app: Flask, outage: Outage) -> None:
+def install_error_handlers(app: Flask, services: Services) -> None:
     """Errors of this application are answered in TorchServe's shape; none leaks internals.
 
-    That Redis is away, or refuses, is said to `outage`, and when an operator is answered again.
+    That Redis is away, or refuses, is said to the outage, and when an operator is answered again.
     """
+    outage, failed = services.outage, FailedRequests()
 
     def answer_unavailable(error: StoreUnavailable) -> Response:
         outage.note(_VERB, error)
@@ -39,6 +41,17 @@ def install_error_handlers(app: Flask, outage: Outage) -> None:
         # Not a probe's answer, which may be an old one.
         if request.blueprint == Role.MANAGEMENT and response.status_code < BadRequest.status:
             outage.over(_VERB)
+        return response
+
+    @app.after_request
+    def note(response: Response) -> Response:
+        # Predictions are noted where they are answered, and what probes are told is no failure.
+        reason = response.headers.get("x-ferry-reason")
+        if reason and request.blueprint != Role.INFERENCE:
+            asked, request_id = (request.method, request.path), response.headers["x-request-id"]
+            services.loop.call_soon_threadsafe(
+                failed.note_other, request_id, asked, response.status_code, reason
+            )
         return response
 
     app.register_error_handler(ServeError, _answer)

@@ -46,6 +46,23 @@ def test_register_waits_for_the_workers_by_default(manager):
     assert [worker["status"] for worker in document["workers"]] == ["READY", "READY"]
 
 
+def test_failed_management_request_is_in_the_log_by_the_id_that_its_client_has(
+    ingress, monkeypatch, caplog
+):
+    # Given no node
+    monkeypatch.setattr(registrar, "NODE_TIMEOUT_S", 0.0)
+    # When
+    request_id = ingress.manage("POST", "/models?url=secret").headers["x-request-id"]
+    # Then
+    said = f"failed request={request_id} status=503 reason=unavailable method=POST path=/models"
+    eventually(lambda: said in caplog.messages)
+    # When it is the client's own fault, or a probe
+    ingress.manage("GET", "/models/nobody")
+    ingress.predict("/readyz", method="GET")
+    # Then
+    assert [text for text in caplog.messages if text.startswith("failed ")] == [said]
+
+
 def test_register_says_that_redis_refuses_and_not_that_no_node_is_there(
     ingress, redis_url, monkeypatch, caplog
 ):
