@@ -3,6 +3,7 @@
 The files, by what they are for:
 
     the process    server, services, role, health, startup_models, snapshot_writer
+                   file_watcher
     HTTP/1.1       listeners, certificate, http_host, http_connection, request_parser, http_head
                    known_heads, exchange, body_reader, chunk_writer
     who may pass   edge, auth, key_file

@@ -38,6 +38,7 @@ from ingress.auth import Gate
 from ingress.certificate import Certificate
 from ingress.edge import Edge, added_headers, cors_headers
 from ingress.exchange import Application
+from ingress.file_watcher import watch_open_files
 from ingress.front import Front
 from ingress.handler_metrics import HandlerMetrics
 from ingress.health import Health, Lifecycle
@@ -175,6 +176,7 @@ class _Ingress:
         yield self._load_models(services)
         sweeper = SeriesSweeper(self._probe_registry, self._metrics)
         yield keep_going(sweeper.run, "of the series sweeper")
+        yield keep_going(watch_open_files, "of the ingress")
         if self._certificate is not None:
             yield keep_going(self._certificate.follow, "of the certificate")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -110,6 +111,17 @@ def test_server_says_that_it_is_ready_and_stops_at_sigterm(start):
     assert code == 0
     assert "xperimental" not in log
     assert "Traceback" not in log
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process: Linux")
+def test_server_says_that_no_file_can_be_opened_any_more(start):
+    # Given
+    server = start()
+    assert server.ready_lines() == ["ready"]
+    # When it may have no more than the three that it was born with
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (3, 1024))
+    # Then
+    assert any("no file can be opened limit=3" in line for line in server.process.stderr)
 
 
 @pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")

@@ -1,0 +1,29 @@
+"""Says in the log that no file can be opened any more: the event loop does not.
+
+libuv takes a new connection and closes it then, so that clients do not wait. Nobody is told.
+"""
+
+import asyncio
+import logging
+import os
+import resource
+
+from batching.reminder import Reminder
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+
+
+async def watch_open_files() -> None:
+    """Looks until cancelled."""
+    reminder = Reminder()
+    while True:
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            if reminder.is_due(str(error)):
+                limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+                words = "no file can be opened limit=%d: %s; new connections are closed at once"
+                log.warning(words, limit, error.strerror)
+        await asyncio.sleep(LOOK_S)
