@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import ssl
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,25 +16,32 @@ log = logging.getLogger(__name__)
 
 # Certificates are renewed days before they end, but a test of the renewal should not take long.
 LOOK_S = 5.0
+# Those of a few days or hours are renewed when a third of their life is left, or later.
 SOON = timedelta(days=14)
+SOON_OF_LIFE = 1 / 6
 _FIRST = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 # `ssl` tells no date of a certificate that it does not trust. In DER there is one way to write the
 # two dates (RFC 5280, 4.1.2.5): UTCTime until 2049, GeneralizedTime from then on.
-_VALIDITY = re.compile(
-    rb"\x30[\x1e\x20\x22](?:\x17\x0d\d{12}Z|\x18\x0f\d{14}Z)(?:\x17\x0d|\x18\x0f)(\d{12,14}Z)"
-)
+_VALIDITY = re.compile(rb"\x30[\x1e\x20\x22]" + 2 * rb"(?:\x17\x0d|\x18\x0f)(\d{12,14}Z)")
 
 
 class Certificate:
     """What a server proves itself with: PEM files. `context` is what listeners take."""
 
-    def __init__(self, certificate_file: Path, private_key_file: Path) -> None:
+    def __init__(
+        self,
+        certificate_file: Path,
+        private_key_file: Path,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         self.certificate_file = certificate_file
         self.private_key_file = private_key_file
         self.context = _server_context()
         self._seen: tuple[object, ...] = ()
         self._complaint = ""
-        self._expires_at: datetime | None = None
+        self._clock = clock
+        self._validity: tuple[datetime, datetime] | None = None
         self._warning = ""
 
     def open(self) -> None:
@@ -47,7 +55,7 @@ class Certificate:
         for context in (_server_context(), self.context):
             load_pair(context, self.certificate_file, self.private_key_file)
         self._seen = seen
-        self._expires_at = _expires_at(self.certificate_file)
+        self._validity = _validity(self.certificate_file)
         self._warning = ""
         self._warn()
 
@@ -63,14 +71,15 @@ class Certificate:
 
     def _warn(self) -> None:
         """The log has said, once, that clients will refuse the certificate soon, or do."""
-        if self._expires_at is None:
+        if self._validity is None:
             return
-        left = self._expires_at - datetime.now(UTC)
-        if left > SOON:
+        begins_at, expires_at = self._validity
+        left = expires_at - self._clock()
+        if left > max(timedelta(), min(SOON, (expires_at - begins_at) * SOON_OF_LIFE)):
             return
         warning = "certificate will expire" if left > timedelta() else "certificate has expired"
         if warning != self._warning:
-            date = f"{self._expires_at:%Y-%m-%dT%H:%M:%SZ}"
+            date = f"{expires_at:%Y-%m-%dT%H:%M:%SZ}"
             log.warning("%s at=%s certificate_file=%s", warning, date, self.certificate_file)
             self._warning = warning
 
@@ -98,18 +107,21 @@ def _server_context() -> ssl.SSLContext:
     return context
 
 
-def _expires_at(file: Path) -> datetime | None:
-    """When the first certificate in the file ends, the server's own; None if nobody can tell."""
+def _validity(file: Path) -> tuple[datetime, datetime] | None:
+    """From when to when the file's first certificate counts, the server's own; None: unknown."""
     try:
         pem = _FIRST.search(file.read_text(errors="replace"))
         found = pem and _VALIDITY.search(ssl.PEM_cert_to_DER_cert(pem[0]))
         if not found:
             return None
-        date = found[1].decode()
-        year = "%Y" if len(date) == len("YYYYMMDDhhmmssZ") else "%y"
-        return datetime.strptime(date, f"{year}%m%d%H%M%SZ").replace(tzinfo=UTC)
+        return _moment(found[1].decode()), _moment(found[2].decode())
     except (OSError, ValueError):
         return None
+
+
+def _moment(date: str) -> datetime:
+    year = "%Y" if len(date) == len("YYYYMMDDhhmmssZ") else "%y"
+    return datetime.strptime(date, f"{year}%m%d%H%M%SZ").replace(tzinfo=UTC)
 
 
 def _identity(file: Path) -> object:
