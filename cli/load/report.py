@@ -44,7 +44,7 @@ def write_report(
 
     Args:
         folder: where.
-        title: of the page.
+        title: of page and chart.
         facts: what was measured, and how; shown beside the figures.
         points: in the order of the table.
 
@@ -56,9 +56,11 @@ def write_report(
     paths = [folder / name for name in ("report.json", "chart.png", "report.html")]
     paths[0].write_text(as_record(facts, points) + "\n")
     chart = draw(points)
-    chart.savefig(paths[1], dpi=150)
     drawing = io.StringIO()
     chart.savefig(drawing, format="svg")
+    # The page has the title itself. In names, dollars are no formulas.
+    chart.suptitle(title, parse_math=False, wrap=True)
+    chart.savefig(paths[1], dpi=150)
     paths[2].write_text(page(title, facts, points, drawing.getvalue()), encoding="utf-8")
     return paths
 

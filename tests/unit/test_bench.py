@@ -211,6 +211,11 @@ def test_report_is_a_page_that_needs_nothing_else(tmp_path):
         assert word not in text
 
 
+def test_chart_says_what_was_measured(tmp_path):
+    charts = {write_report(tmp_path, title, {}, POINTS)[1].read_bytes() for title in ("$m", "n")}
+    assert len(charts) == 2
+
+
 def test_page_of_nothing_but_single_requests_is_made():
     assert "<table>" in page("t", {}, POINTS[:1], "<?xml?><svg></svg>")
 
