@@ -78,7 +78,8 @@ class Node:
             wire_version=WIRE_VERSION,
         )
         self._outage = Outage(log, settings.redis_url)
-        self._registry = Registry(connect(store_url(settings)), dead_after_s=settings.dead_after_s)
+        self._blocking_client = connect(store_url(settings))
+        self._registry = Registry(self._blocking_client, dead_after_s=settings.dead_after_s)
         self._keeper = RegistryKeeper(self._registry)
         self._client = connect_async(store_url(settings))
         self._verbs = NodeVerbs(self._client, int(settings.dead_after_s * 1000))
@@ -154,6 +155,7 @@ class Node:
                 await self._undertaker.look()
         await self._client.aclose()
         self._thread.end()
+        self._blocking_client.close()
         for role in roles:
             if not role.cancelled() and (error := role.exception()):
                 raise error

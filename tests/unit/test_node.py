@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 
+import psutil
 import pytest
 
 from batching.settings import Settings
@@ -142,3 +143,21 @@ def test_node_scales_down_although_its_workers_leave_no_room_for_a_thread(
         asyncio.run(run())
     finally:
         threading.stack_size(before)
+
+
+def test_node_leaves_nothing_open(registry, settings):
+    # Given
+    assert not registry.alive_nodes()  # over a connection that stays
+    open_files = psutil.Process().num_fds()
+    node = Node(settings, [])
+
+    async def run():
+        living = asyncio.create_task(node.run())
+        await eventually_async(registry.alive_nodes, 10)
+        # When
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(living, 10)
+
+    asyncio.run(run())
+    # Then
+    assert psutil.Process().num_fds() <= open_files
