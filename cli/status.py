@@ -20,7 +20,11 @@ from cli.options import inference_option, json_option, management_option
 @inference_option
 @json_option
 def status(management_url: str, inference_url: str, as_json: bool) -> None:
-    """Show whether the server is ready, its nodes, models, workers and queues."""
+    """Show whether the server is ready, its nodes, models, workers and queues.
+
+    Exit status 0 also of a server that is not ready: scripts look at `ready` of --json, or ask
+    /readyz.
+    """
     with Api(inference_url, answer_timeout_s=10) as inference:
         response = inference.send("GET", "readyz")
     with Api(management_url, answer_timeout_s=10) as management:

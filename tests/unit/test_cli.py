@@ -478,6 +478,21 @@ def test_status_counts_workers_by_node_and_state(server, ferry):
     assert "m 1.0 1 READY, 1 UNLOADING 2 3 97" in words
 
 
+def test_status_of_a_server_that_is_not_ready_is_no_failure_but_told(server, ferry):
+    # Given
+    server.answers |= {
+        ("GET", "/readyz"): (503, {"status": "No ready worker: m"}),
+        ("GET", "/nodes"): (200, []),
+        ("GET", "/models"): (200, {"models": []}),
+    }
+    # When
+    shown, record = ferry("status"), ferry("status", "--json")
+    # Then
+    assert shown.stdout.startswith("No ready worker: m\n")
+    assert json.loads(record.stdout)["ready"] is False
+    assert shown.exit_code == record.exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("nodes", "counts", "line"),
     [
