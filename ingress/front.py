@@ -77,6 +77,7 @@ class Front:
         except ClientLeft:
             answer = Answer(CLIENT_CLOSED_REQUEST, [], b"")
         except Exception:  # the outermost frame that can name the model
-            log.exception("prediction failed model=%r", target.model_name)
-            answer = error_answer(InternalError("Internal server error."), fresh_request_id())
+            request_id = fresh_request_id()
+            log.exception("prediction failed model=%r request=%s", target.model_name, request_id)
+            answer = error_answer(InternalError("Internal server error."), request_id)
         exchange.respond(*answer)

@@ -7,7 +7,7 @@ import pytest
 from batching.store.keys import PERMANENT
 from ingress import predictor
 from ingress.payload import read_request
-from tests.support import processor_time
+from tests.support import eventually, processor_time
 from tests.unit.ingress.leaks import SECRET, assert_tells_nothing
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
@@ -190,7 +190,9 @@ def test_b07_impossible_name_is_not_found_everywhere_and_makes_no_key(manager, n
     assert {key.decode() for key in made} <= PERMANENT | {"{ferry}:nodes"}
 
 
-def test_b14_unforeseen_failure_tells_nothing(manager, monkeypatch):
+def test_b14_unforeseen_failure_tells_nothing_but_an_id_that_is_in_the_log(
+    manager, monkeypatch, caplog
+):
     # Given
     def fail(*_, **__):
         raise RuntimeError('File "/home/me/secret.py", line 3: redis://user:password@host')
@@ -204,6 +206,8 @@ def test_b14_unforeseen_failure_tells_nothing(manager, monkeypatch):
         assert answer.status_code == 500
         assert answer.json()["message"] == "Internal server error."
         assert "secret" not in answer.text
+        said = f"request={answer.headers['x-request-id']}"
+        eventually(lambda said=said: said in caplog.text)
 
 
 @pytest.mark.parametrize(
