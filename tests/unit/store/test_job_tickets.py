@@ -1,7 +1,6 @@
 """Versions with job tickets: a request is accepted for an idle worker, and refused otherwise."""
 
 import asyncio
-import contextlib
 import time
 
 import pytest
@@ -10,8 +9,7 @@ from batching import errors
 from batching.batcher import Nothing
 from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store import lane as lane_module
-from batching.store.ingress_verbs import IngressVerbs, Submission, SubmitCode
-from batching.store.lane import Lane
+from batching.store.ingress_verbs import Submission, SubmitCode
 from batching.store.node_verbs import ReclaimMode
 from tests.support import (
     DEAD_AFTER_MS,
@@ -23,6 +21,7 @@ from tests.support import (
     wire_of,
 )
 from tests.timing import assert_within
+from tests.unit.store.lanes import open_lane
 
 QUEUED, NO_TICKET = SubmitCode.QUEUED, SubmitCode.NO_TICKET
 
@@ -259,22 +258,11 @@ def test_request_that_redis_lost_needs_no_ticket(desk, team):
     assert desk.submit("new") == [NO_TICKET]
 
 
-@contextlib.asynccontextmanager
-async def open_lane(desk):
-    client = desk.backend.connect_async()
-    lane = Lane(KEY, IngressVerbs(client, KEY, "ingress-a", DEAD_AFTER_MS))
-    try:
-        yield lane
-    finally:
-        await lane.close()
-        await client.aclose()
-
-
 def test_lane_submits_again_what_redis_lost_while_every_worker_is_busy(real_desk, monkeypatch):
     monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
 
     async def run():
-        async with open_lane(real_desk) as lane:
+        async with open_lane(real_desk.backend.connect_async()) as lane:
             # Given
             worker = Team(real_desk).idle("worker-a")
             asked = asyncio.create_task(lane.ask("a", wire_of("a"), 10.0, None))
@@ -301,7 +289,7 @@ def test_lane_says_that_no_worker_is_free_and_when_to_come_again(desk, team):
     team.loading("worker-a")
 
     async def run():
-        async with open_lane(desk) as lane:
+        async with open_lane(desk.backend.connect_async()) as lane:
             with pytest.raises(errors.NoTicket) as caught:
                 await lane.ask("a", wire_of("a"), 10.0, None)
             assert caught.value.message.startswith('No worker of model "digits" is free')
@@ -314,7 +302,7 @@ def test_lane_refuses_without_a_ticket_at_once_although_memory_was_full(real_des
     team = Team(real_desk)
 
     async def run():
-        async with open_lane(real_desk) as lane:
+        async with open_lane(real_desk.backend.connect_async()) as lane:
             # Given a worker that is free while a request finds no room, and is not when the next
             # one comes
             team.idle("worker-a")

@@ -1,7 +1,6 @@
 """An answer in pieces, as the ingress reads it: each piece once, in order, or a definite error."""
 
 import asyncio
-import contextlib
 
 import pytest
 from msgspec.structs import replace
@@ -10,25 +9,13 @@ from batching import errors
 from batching.protocol import ReplyChunk
 from batching.store import lane as lane_module
 from batching.store import reply_stream as stream_module
-from batching.store.ingress_verbs import IngressVerbs
-from batching.store.lane import Lane
 from batching.store.node_verbs import ReclaimMode
 from batching.store.reply_stream import ReplyStream
-from tests.support import DEAD_AFTER_MS, KEY, eventually_async, items_of, make_reply, wire_of
-from tests.unit.store.test_lane import DeafRedis, special
+from tests.support import KEY, eventually_async, items_of, make_reply, wire_of
+from tests.unit.store.lanes import DeafRedis, open_lane, special
 
 TIMEOUT_S = 10.0
 PATIENCE_S = 5.0
-
-
-@contextlib.asynccontextmanager
-async def open_lane(client):
-    lane = Lane(KEY, IngressVerbs(client, KEY, "ingress-a", DEAD_AFTER_MS))
-    try:
-        yield lane
-    finally:
-        await lane.close()
-        await client.aclose()
 
 
 class Conversation:
