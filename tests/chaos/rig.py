@@ -1,8 +1,10 @@
 """The whole server in parts that can be killed one by one: Redis, an ingress, nodes."""
 
 import contextlib
+import itertools
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -191,6 +193,13 @@ class Served:
     def wait_calls(self, count: int, timeout_s: float = 10.0) -> list[Call]:
         assert came_true(lambda: len(self.calls()) >= count, timeout_s), "no such call"
         return self.calls()
+
+    def seconds_until_served(self, crowd: Crowd, limit_s: float) -> float:
+        """How long until a request is served again."""
+        start = time.monotonic()
+        tries = itertools.count()
+        eventually(lambda: crowd.ask(self.name, [f"back? {next(tries)}"])[0].status == 200, limit_s)
+        return time.monotonic() - start
 
     def node_of(self, pid: int) -> FerryProcess:
         """The node whose worker this is."""

@@ -1,7 +1,6 @@
 """F15 to F20 and F22 to F24: Redis dies, forgets, stands still, is full, is far away."""
 
 import contextlib
-import itertools
 import os
 import signal
 import threading
@@ -16,7 +15,7 @@ from tests.chaos import checker
 from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.promises import is_long
 from tests.chaos.proxy import ChaosProxy
-from tests.chaos.rig import Rig, Served
+from tests.chaos.rig import Rig
 from tests.chaos.tcp_redis import TcpRedis
 from tests.support import came_true, eventually
 from tests.timing import assert_within
@@ -45,15 +44,6 @@ def again_and_again(act: Callable[[], object], every_s: float) -> Iterator[None]
         thread.join(10)
 
 
-def seconds_until_served(model: Served, crowd: Crowd, limit_s: float) -> float:
-    """How long until a request is served again."""
-    start = time.monotonic()
-    tries = itertools.count()
-    again = lambda: crowd.ask(model.name, [f"back? {next(tries)}"])[0].status == 200  # noqa: E731
-    eventually(again, limit_s)
-    return time.monotonic() - start
-
-
 @pytest.mark.parametrize("loss", ["restart", "flush"])
 def test_f15_f17_requests_survive_a_redis_that_lost_everything(
     rig: Rig, crowd: Crowd, chaos_redis: EmbeddedRedis, record_promise, loss: str
@@ -79,7 +69,7 @@ def test_f15_f17_requests_survive_a_redis_that_lost_everything(
         # Then all of them are answered, and so is who comes now
         ok = sum(one.status == 200 for one in sent)
         last_s = max(one.answered_at for one in sent) - lost_at
-        back_s = seconds_until_served(model, crowd, RECOVERED_S)
+        back_s = model.seconds_until_served(crowd, RECOVERED_S)
         row = "F17" if loss == "flush" else "F15"
         what = "FLUSHALL" if loss == "flush" else "Redis killed, back empty after 2 s"
         record_promise(
@@ -107,7 +97,7 @@ def test_f16_outage_is_told_and_ends_by_itself(
         late = crowd.send("f16", [f"late {n}" for n in range(20)], timeout_ms=timeout_ms)
         for_seconds(outage_s - 0.5)
         chaos_redis.launch()
-        back_s = seconds_until_served(model, crowd, RECOVERED_S + 5)
+        back_s = model.seconds_until_served(crowd, RECOVERED_S + 5)
 
         # Then everybody was told by the deadline, who came meanwhile at once
         over_s = max(one.seconds for one in early) - deadline_s

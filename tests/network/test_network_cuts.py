@@ -16,7 +16,6 @@ from tests.chaos import checker
 from tests.chaos.crowd import Crowd, Sent, for_seconds
 from tests.chaos.promises import is_long
 from tests.chaos.rig import Served
-from tests.chaos.test_chaos_redis import seconds_until_served
 from tests.e2e.ferry_process import FerryProcess
 from tests.network.hosts import Cut
 from tests.network.rig import NetworkRig
@@ -111,7 +110,7 @@ def test_ingress_cut_off_tells_its_clients_and_recovers(
             probes_s = probe(rig)
             for_seconds(cut_at + CUT_S - time.monotonic())
         joined_at = time.monotonic()
-        back_s = seconds_until_served(model, crowd, RECOVERED_S + 5)
+        back_s = model.seconds_until_served(crowd, RECOVERED_S + 5)
         crowd.wait()
 
         # Then everybody was told in time, and who could still be served was
@@ -188,7 +187,7 @@ def test_redis_cut_off_costs_everybody_time_and_nothing_else(
             late = crowd.send(name, [f"late {n}" for n in range(20)], timeout_ms=5000)
             probes_s = probe(rig)
             for_seconds(cut_at + CUT_S - time.monotonic())
-        back_s = seconds_until_served(model, crowd, RECOVERED_S + 5)
+        back_s = model.seconds_until_served(crowd, RECOVERED_S + 5)
         crowd.wait()
 
         # Then everybody was told in time, and everything goes on as if nothing had been

@@ -21,6 +21,7 @@ from batching.store.connection import at, close_unused, connect, connect_async, 
 from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, ControlQueue
 from batching.store.registry import Registry
 from tests.ports import free_ports
+from tests.redis_users import PASSWORD, add_user
 from tests.support import (
     eventually,
     eventually_async,
@@ -30,10 +31,9 @@ from tests.support import (
     wire_of,
 )
 from tests.timing import assert_within
+from tests.tls import TlsProxy, make_certificates, needs_openssl, server_context
 from tests.topology.conftest import FERRY_SLOT
 from tests.topology.servers import HOST, PLAIN, SERVICE, SLOTS, Cluster, Node, SentinelGroup
-from tests.unit.store.test_redis_tls import OPENSSL, TlsProxy, make_certificates, server_context
-from tests.unit.store.test_redis_users import PASSWORD, USERS
 from workers.control_jobs import make_worker
 
 LIST = "{ferry}:list"
@@ -372,7 +372,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
-@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+@needs_openssl
 def test_cluster_with_tls_is_verified_everywhere(certificates: Path, tmp_path: Path) -> None:
     authority = certificates / "authority.pem"
     socket_path = tmp_path / "redis.sock"
@@ -408,8 +408,7 @@ def test_cluster_with_tls_is_verified_everywhere(certificates: Path, tmp_path: P
 def users(cluster: Cluster) -> Iterator[None]:
     for node in cluster.nodes:
         for name in ("ingress", "worker"):
-            rules = USERS[name]
-            node.client.execute_command("ACL", "SETUSER", name, "reset", *rules, f">{PASSWORD}")
+            add_user(node.client, name)
     yield
     for node in cluster.nodes:
         node.client.execute_command("ACL", "DELUSER", "ingress", "worker")

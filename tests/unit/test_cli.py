@@ -22,7 +22,7 @@ from cli.main import main
 from cli.models import registration_stage
 from ingress.worker_wait import failed_text
 from tests.ports import free_ports
-from tests.unit.ingress.test_tls import OPENSSL, write_certificate
+from tests.tls import needs_openssl, write_certificate
 
 DESCRIPTION = {
     "modelName": "m",
@@ -137,7 +137,7 @@ def test_command_says_that_a_server_does_not_speak_tls(server, ferry):
     assert result.stderr == f"Error: no TLS at {url} (WRONG_VERSION_NUMBER): is it http://?\n"
 
 
-@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+@needs_openssl
 def test_command_says_that_a_certificate_is_not_trusted_and_how_it_would_be(
     server, ferry, tmp_path, monkeypatch
 ):

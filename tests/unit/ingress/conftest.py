@@ -27,6 +27,7 @@ from ingress.role import Role
 from ingress.services import Services
 from ingress.wsgi_bridge import WsgiBridge
 from tests.ports import free_ports
+from tests.tls import write_certificate
 from tests.unit.ingress.leaks import assert_tells_nothing
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S, SimulatedNode
 
@@ -102,6 +103,14 @@ def node(redis_url):
     simulated.start()
     yield simulated
     simulated.close()
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory):
+    """A certificate for `localhost`, opened."""
+    written = write_certificate(tmp_path_factory.mktemp("tls"))
+    written.open()
+    return written
 
 
 @pytest.fixture

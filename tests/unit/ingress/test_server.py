@@ -21,8 +21,8 @@ from batching.store.connection import connect
 from batching.store.registry import Registry
 from tests.ports import free_ports
 from tests.support import eventually
+from tests.tls import needs_openssl, shown_certificate, write_certificate
 from tests.unit.ingress.conftest import DEAD_AFTER_S
-from tests.unit.ingress.test_tls import OPENSSL, shown_certificate, write_certificate
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -124,7 +124,7 @@ def test_server_says_that_no_file_can_be_opened_any_more(start):
     assert any("no file can be opened limit=3" in line for line in server.process.stderr)
 
 
-@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+@needs_openssl
 def test_server_shows_a_renewed_certificate_without_a_restart(start, tmp_path):
     # Given
     write_certificate(tmp_path)
@@ -132,7 +132,7 @@ def test_server_shows_a_renewed_certificate_without_a_restart(start, tmp_path):
     server = start(
         inference_address=f"https://127.0.0.1:{port}",
         certificate_file=str(file),
-        private_key_file=str(tmp_path / "key.pem"),
+        private_key_file=str(tmp_path / "certificate.key"),
     )
     assert server.ready_lines() == ["ready"]
     assert shown_certificate(port) == file.read_text()
@@ -142,18 +142,18 @@ def test_server_shows_a_renewed_certificate_without_a_restart(start, tmp_path):
     eventually(lambda: shown_certificate(port) == file.read_text(), 15)
 
 
-@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+@needs_openssl
 def test_server_says_which_certificate_it_cannot_use(start, tmp_path):
     write_certificate(tmp_path)
-    (tmp_path / "key.pem").write_text("garbage")
+    (tmp_path / "certificate.key").write_text("garbage")
     server = start(
         inference_address=f"https://127.0.0.1:{free_ports(1)}",
         certificate_file=str(tmp_path / "certificate.pem"),
-        private_key_file=str(tmp_path / "key.pem"),
+        private_key_file=str(tmp_path / "certificate.key"),
     )
     code, log = server.end()
     assert code == EXIT_UNUSABLE
-    assert "key.pem: no certificate in PEM" in log
+    assert "certificate.key: no certificate in PEM" in log
     assert "Traceback" not in log
 
 

@@ -18,10 +18,8 @@ from ingress.listeners import Address, Listener
 from tests.ports import free_ports
 from tests.support import eventually
 from tests.timing import assert_within
+from tests.tls import needs_openssl
 from tests.unit.ingress.sockets import connect_to, exchange, post, read_to_end, statuses
-from tests.unit.ingress.test_tls import OPENSSL, tls
-
-__all__ = ["tls"]  # the fixture
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -160,7 +158,7 @@ def test_f34_answer_that_is_read_slowly_arrives_whole(impatient, count):
     assert time.monotonic() - started_s > 1.5
 
 
-@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+@needs_openssl
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_f34_stream_that_is_read_slowly_is_not_taken_for_one_that_is_not_read(
     is_tls, tls, monkeypatch

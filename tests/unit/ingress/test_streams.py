@@ -18,10 +18,8 @@ from ingress.role import Role
 from ingress.wsgi_bridge import WsgiBridge
 from tests.ports import free_ports
 from tests.support import eventually, items_of
+from tests.tls import needs_openssl
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S
-from tests.unit.ingress.test_tls import OPENSSL, tls
-
-__all__ = ["tls"]  # the fixture
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -213,7 +211,7 @@ def test_stream_is_sent_and_broken_off_on_any_address(echo, listens, connects):
     assert broken[1] == b"3\r\none\r\n"
 
 
-@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+@needs_openssl
 def test_stream_is_sent_and_broken_off_through_tls(echo, tls):
     # Given
     context = ssl.create_default_context(cafile=str(tls.certificate_file))

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import shutil
 import socket
 import ssl
 import subprocess
@@ -15,31 +14,14 @@ import uvloop
 from batching.settings import SettingsError
 from batching.store.tasks import end_tasks
 from ingress import certificate
-from ingress.certificate import Certificate
 from ingress.listeners import Address, Listener
 from tests.ports import free_ports
 from tests.support import eventually_async
+from tests.tls import OPENSSL, needs_openssl, shown_certificate, write_certificate
 
-OPENSSL = shutil.which("openssl")
-pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+pytestmark = needs_openssl
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-
-
-def write_certificate(folder):
-    """A new pair in this folder, in place of the one that was there."""
-    words = [OPENSSL, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    files = ["-keyout", "key.pem", "-out", "certificate.pem"]
-    subprocess.run([*words, *names, *files], cwd=folder, check=True, capture_output=True)
-    return Certificate(folder / "certificate.pem", folder / "key.pem")
-
-
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory):
-    written = write_certificate(tmp_path_factory.mktemp("tls"))
-    written.open()
-    return written
 
 
 async def hello(exchange):
@@ -121,21 +103,16 @@ def test_listener_with_tls_waits_for_no_farewell_of_idle_clients(tls, version):
 # --- files
 
 
-def shown_certificate(port):
-    """What a server on this machine shows to who connects, in PEM."""
-    return ssl.get_server_certificate(("127.0.0.1", port), timeout=10)
-
-
 def passphrase(folder):
-    words = [OPENSSL, "pkey", "-aes256", "-passout", "pass:secret", "-in", "key.pem"]
+    words = [OPENSSL, "pkey", "-aes256", "-passout", "pass:secret", "-in", "certificate.key"]
     subprocess.run([*words, "-out", "new.pem"], cwd=folder, check=True, capture_output=True)
-    (folder / "new.pem").replace(folder / "key.pem")
+    (folder / "new.pem").replace(folder / "certificate.key")
 
 
 def other_key(folder):
     (folder / "other").mkdir()
     write_certificate(folder / "other")
-    (folder / "other" / "key.pem").replace(folder / "key.pem")
+    (folder / "other" / "certificate.key").replace(folder / "certificate.key")
 
 
 def garbage(folder):
@@ -143,7 +120,7 @@ def garbage(folder):
 
 
 def nothing(folder):
-    (folder / "key.pem").unlink()
+    (folder / "certificate.key").unlink()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +136,7 @@ def test_files_that_are_no_pair_are_refused_with_the_reason(tmp_path, spoil, rea
     pair = write_certificate(tmp_path)
     spoil(tmp_path)
     with pytest.raises(
-        SettingsError, match=f"certificate.pem and .*key.pem: no certificate.*{reason}"
+        SettingsError, match=f"certificate.pem and .*certificate.key: no certificate.*{reason}"
     ):
         pair.open()
 
@@ -211,9 +188,10 @@ def test_renewed_certificate_is_shown_to_who_connects_from_then_on(tmp_path, mon
 
 def sign_again(pair, days):
     """The certificate ends in so many days."""
-    words = [OPENSSL, "x509", "-in", "certificate.pem", "-signkey", "key.pem", "-days", str(days)]
+    words = [OPENSSL, "x509", "-in", "certificate.pem", "-signkey", "certificate.key"]
+    words += ["-days", str(days), "-out", "new.pem"]
     folder = pair.certificate_file.parent
-    subprocess.run([*words, "-out", "new.pem"], cwd=folder, check=True, capture_output=True)
+    subprocess.run(words, cwd=folder, check=True, capture_output=True)
     (folder / "new.pem").replace(pair.certificate_file)
 
 

@@ -18,14 +18,10 @@ from batching.store.registry import Registry
 from batching.store.server_check import check_client
 from batching.store.worker_verbs import ChunkCode, ReplyCode
 from cli.embedded_redis import EmbeddedRedis, find_server
+from tests.redis_users import PASSWORD, USERS, add_user
 from tests.support import KEY, Backend, Desk, items_of, make_reply, make_spec, wire_of
 
 ROOT = Path(__file__).parents[3]
-USERS = {
-    line.split()[1]: line.split()[2:]
-    for line in (ROOT / "deploy/redis/users.acl").read_text().splitlines()
-}
-PASSWORD = "only-for-this-test"
 LARGE = 300_000  # has a key of its own
 SCRIPTS_OF = {
     "ingress": {"submit", "cancel", "audit", "living", "measure"},
@@ -47,9 +43,9 @@ SCRIPTS_OF = {
 def server():
     with EmbeddedRedis(find_server()) as running:
         admin = connect(running.url)
-        for name, rules in USERS.items():
+        for name in USERS:
             if name != "default":  # this test's own way in
-                admin.execute_command("ACL", "SETUSER", name, "reset", *rules, f">{PASSWORD}")
+                add_user(admin, name)
         yield running
         admin.close()
 
