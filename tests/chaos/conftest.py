@@ -1,14 +1,10 @@
 """One server in parts for the whole run; each test leaves it as it found it."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-# As in a worker process: `import ts` finds compat/ts.
-sys.path.insert(0, str(Path(__file__).parents[2] / "compat"))
 
 from cli.embedded_redis import EmbeddedRedis, find_server
 from tests.chaos import promises

@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-# As in a worker process: `import ts` finds compat/ts.
-sys.path.insert(0, str(Path(__file__).parents[2] / "compat"))
-
 from batching.store.connection import connect
 from tests.chaos.rig import Rig
 from tests.topology.servers import Cluster, SentinelGroup

@@ -4,9 +4,6 @@ from pathlib import Path
 
 import pytest
 
-# As in a worker process: `import ts` finds compat/ts.
-sys.path.insert(0, str(Path(__file__).parents[2] / "compat"))
-
 from batching.model_spec import ModelSpec
 from batching.settings import Settings
 from workers.devices import Device
