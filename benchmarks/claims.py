@@ -16,16 +16,15 @@ from batching.store.worker_verbs import WorkerVerbs
 KEY = VersionKey("waiting", "1.0")
 DEAD_AFTER_MS = 60_000
 TTL_MS = 600_000
+BODY_BYTES = 1024
 
 
-def claim_times_ms(
-    redis_url: str, *, waiting: int, limit: int, claims: int, body_bytes: int = 1024
-) -> list[float]:
+def claim_times_ms(redis_url: str, *, waiting: int, limit: int, claims: int) -> list[float]:
     """Milliseconds of each claim of `limit` requests, as its worker sees it, decoding included.
 
     Before each of them exactly `waiting` wait.
     """
-    wire = Request({}, [Part("body", "", b"x" * body_bytes)]).encode()
+    wire = Request({}, [Part("body", "", b"x" * BODY_BYTES)]).encode()
     numbers = itertools.count()
     took_ms = []
     with asyncio.Runner() as runner, connect(redis_url) as client:

@@ -26,7 +26,6 @@ from benchmarks.contest import SERVERS, Contest, Pairs
 from benchmarks.load import BenchmarkError, wrk_path
 from benchmarks.presentation import markdown, print_record, write_chart
 from benchmarks.records import (
-    CACHE,
     PERFORMANCE,
     RESULTS,
     SHORT_RESULTS,
@@ -125,7 +124,7 @@ def compare(workload: Workload, options: argparse.Namespace, console: Console) -
             progress.update(task, description=f"{workload.title}: {name}")
             try:
                 is_quiet = options.torchserve_logs == "warnings"
-                with contest.rival(name, CACHE, is_quiet=is_quiet) as rival:
+                with contest.rival(name, is_quiet=is_quiet) as rival:
                     pairs = contest.measure(ours, rival, options.pairs, seconds, on_run)
             except BenchmarkError as error:
                 left_out[SERVERS[name]] = str(error)
@@ -151,7 +150,7 @@ def publish(record: dict[str, Any], name: str, *, is_short: bool) -> Path:
     chart = CHARTS / f"{name}.png"
     write_chart(record, chart)
     place = chart.relative_to(PERFORMANCE.parent).as_posix()
-    write_block(PERFORMANCE, name, markdown(record, name, place))
+    write_block(name, markdown(record, name, place))
     return path
 
 

@@ -10,6 +10,7 @@ from benchmarks.bare_process import BareLoop
 from benchmarks.child import run_module
 from benchmarks.environments import environment_python
 from benchmarks.load import BenchmarkError, Load, LoadReport, drive_to_the_end, drive_with_wrk
+from benchmarks.records import CACHE
 from benchmarks.servers import Job, Server, json_answer
 from benchmarks.torchserve_env import torchserve_python
 from benchmarks.workloads import Workload, echo_job
@@ -74,20 +75,20 @@ class Contest:
         """Ours, not yet started."""
         return Torchferry(self.job)
 
-    def rival(self, name: str, cache: Path, *, is_quiet: bool) -> Rival:
+    def rival(self, name: str, *, is_quiet: bool) -> Rival:
         """The other server, installed and not yet started.
 
         Raises:
             BenchmarkError: it cannot be installed here, or is none for this workload.
         """
         if name == "torchserve":
-            return TorchServe(torchserve_python(cache), self.job, is_quiet=is_quiet)
+            return TorchServe(torchserve_python(CACHE), self.job, is_quiet=is_quiet)
         if name == "bare":
             if self.photo is None:
                 raise BenchmarkError("an echo without a server is nothing")
             return BareLoop(self.job, self.photo)
         kind = APP_SERVERS[name]
-        python = environment_python(cache, f"{name}-{kind.version}", (kind.requirements,))
+        python = environment_python(CACHE, f"{name}-{kind.version}", (kind.requirements,))
         return kind(python, self.job)
 
     def measure(

@@ -35,7 +35,7 @@ from benchmarks.gpu_points import (
 from benchmarks.gpu_record import GpuRecord
 from benchmarks.gpu_report import BAR, markdown, to_point, verdict
 from benchmarks.load import BenchmarkError
-from benchmarks.records import PERFORMANCE, RESULTS, SHORT_RESULTS, origin, write_block
+from benchmarks.records import RESULTS, SHORT_RESULTS, origin, write_block
 from benchmarks.reports import end_servers_on_sigterm, positive
 
 EXIT_REACHED, EXIT_MISSED, EXIT_FAILED = 0, 1, 2
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     table = markdown(record.content)
     if gpu is not None:
-        write_block(PERFORMANCE, "gpu", table)
+        write_block("gpu", table)
     console.print(f"{table}\nwritten to {record.path}", markup=False)
     return EXIT_REACHED if gpu is None or verdict(record.content) else EXIT_MISSED
 

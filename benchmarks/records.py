@@ -64,14 +64,14 @@ def write_record(record: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def write_block(document: Path, name: str, content: str) -> None:
-    """The document has this Markdown between its two marks, and is otherwise as it was.
+def write_block(name: str, content: str) -> None:
+    """docs/performance.md has this Markdown between its two marks, and is otherwise as it was.
 
     Raises:
-        ValueError: the document lacks the marks.
+        ValueError: it lacks the marks.
     """
-    text = with_block(document.read_text(encoding="utf-8"), name, content)
-    document.write_text(text, encoding="utf-8")
+    text = with_block(PERFORMANCE.read_text(encoding="utf-8"), name, content)
+    PERFORMANCE.write_text(text, encoding="utf-8")
 
 
 def with_block(text: str, name: str, content: str) -> str:

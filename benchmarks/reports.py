@@ -12,7 +12,6 @@ from rich.console import Console
 from benchmarks.comparison import Verdict, is_reached
 from benchmarks.load import BenchmarkError
 from benchmarks.records import (
-    PERFORMANCE,
     RESULTS,
     SHORT_RESULTS,
     origin,
@@ -100,6 +99,6 @@ def finish(
     lines = verdict_lines(record)
     table = markdown(record)
     if not is_short:
-        write_block(PERFORMANCE, name, "\n".join([table, "", *(f"- {line}" for line in lines)]))
+        write_block(name, "\n".join([table, "", *(f"- {line}" for line in lines)]))
     console.print("\n".join([table, "", *lines, f"written to {path}"]), markup=False)
     return EXIT_CODES[is_reached(record)]

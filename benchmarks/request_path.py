@@ -20,7 +20,7 @@ import psutil
 from benchmarks.contest import Contest
 from benchmarks.load import drive_with_wrk
 from benchmarks.processors import by_role
-from benchmarks.records import CACHE, told
+from benchmarks.records import told
 from benchmarks.reports import finish, to_record
 from benchmarks.servers import Server
 from benchmarks.workloads import WORKLOADS
@@ -115,7 +115,7 @@ def run(seconds: float, *, is_alone: bool) -> dict[str, Any]:
         with contest.torchferry() as ours:
             servers.append(measure(contest, ours, seconds, is_split=True))
         if not is_alone:
-            rival = contest.rival("torchserve", CACHE, is_quiet=False)
+            rival = contest.rival("torchserve", is_quiet=False)
             with rival as theirs:
                 assert isinstance(theirs, Server)
                 servers.append(measure(contest, theirs, seconds, is_split=False))

@@ -91,10 +91,9 @@ class Server(ABC):
     def _command(self, folder: Path) -> list[str]:
         """The command that starts the server in the foreground."""
 
+    @abstractmethod
     def _environment(self, folder: Path) -> dict[str, str]:
         """What the server's environment has beyond this process's."""
-        del folder
-        return {}
 
     def _register(self) -> None:  # noqa: B027 - most begin with it
         """The model is there, if the server has not begun with it."""

@@ -13,12 +13,11 @@ LOWEST, HIGHEST = 20_000, 32_000
 _last = LOWEST + secrets.randbelow(HIGHEST - LOWEST)
 
 
-def free_ports(count: int, *, host: str = "127.0.0.1", beside: int = 0) -> int:
+def free_ports(count: int, *, beside: int = 0) -> int:
     """The first of so many ports in a row that nobody listens on now.
 
     Args:
         count: how many.
-        host: of which address.
         beside: the ports so much higher are free, too; 0 for none.
     """
     global _last  # noqa: PLW0603 - of the whole process, as ports are
@@ -30,5 +29,5 @@ def free_ports(count: int, *, host: str = "127.0.0.1", beside: int = 0) -> int:
         wanted = [port + step for step in {0, beside} for port in range(first, first + count)]
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:
             for port in wanted:
-                held.enter_context(socket.socket()).bind((host, port))
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
             return first

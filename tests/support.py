@@ -313,8 +313,8 @@ class Desk:
     def bells(self) -> int:
         return int(self.client.llen(self.keys.bell))
 
-    def more_tokens(self, worker_id: str = "worker-a") -> int:
-        return int(self.client.llen(self.keys.more_prefix + worker_id))
+    def more_tokens(self) -> int:
+        return int(self.client.llen(self.keys.more_prefix + "worker-a"))
 
     def done(self, ingress_id: str = "ingress-a") -> list[str]:
         entries = self.client.lrange(self.keys.done_prefix + ingress_id, 0, -1)

@@ -187,11 +187,11 @@ class Served:
     def pids(self) -> list[int]:
         return self.rig.worker_pids(self.name)
 
-    def wait_staffed(self, workers: int = 1, timeout_s: float = READY_S) -> None:
-        eventually(lambda: len(self.pids()) == workers, timeout_s)
+    def wait_staffed(self, workers: int = 1) -> None:
+        eventually(lambda: len(self.pids()) == workers, READY_S)
 
-    def wait_calls(self, count: int, timeout_s: float = 10.0) -> list[Call]:
-        assert came_true(lambda: len(self.calls()) >= count, timeout_s), "no such call"
+    def wait_calls(self, count: int) -> list[Call]:
+        assert came_true(lambda: len(self.calls()) >= count, 10), "no such call"
         return self.calls()
 
     def seconds_until_served(self, crowd: Crowd, limit_s: float) -> float:

@@ -286,9 +286,9 @@ class QueueMachine(RuleBasedStateMachine):
         held, self.leases[worker] = self.leases[worker], []
         is_untried = mode in (ReclaimMode.RELEASED, ReclaimMode.RECOVERED)
         for request_id in reversed(held) if is_untried else held:
-            self._take_back(request_id, worker, is_untried=is_untried)
+            self._take_back(request_id, is_untried=is_untried)
 
-    def _take_back(self, request_id: str, worker: str, *, is_untried: bool) -> None:
+    def _take_back(self, request_id: str, *, is_untried: bool) -> None:
         one = self.known[request_id]
         one.is_claimed = False
         if one.is_late or (one.attempt >= MAX_ATTEMPTS and not is_untried):

@@ -184,7 +184,7 @@ class Stack:
         chosen = [one for one in containers if not services or one.service in services]
         return sorted(chosen, key=lambda container: container.name)
 
-    def wait_healthy(self, timeout_s: float = 60.0) -> None:
+    def wait_healthy(self) -> None:
         """Every container that has a health check passes it."""
 
         def sick() -> list[str]:
@@ -194,7 +194,7 @@ class Stack:
                 if container.health not in ("healthy", "none")
             ]
 
-        assert came_true(lambda: not sick(), timeout_s), (sick(), self.logs())
+        assert came_true(lambda: not sick(), 60), (sick(), self.logs())
 
     def image_bytes(self, name: str) -> int:
         return int(self.run(["docker", "image", "inspect", "-f", "{{.Size}}", name]))

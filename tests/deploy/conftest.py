@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -56,8 +55,3 @@ def exported(server: FerryServer) -> Exported:
     assert server.predict("watched", b"raise value|").status_code == 503
     assert server.predict("nobody").status_code == 404
     return Exported.of(server)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path

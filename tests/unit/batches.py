@@ -42,8 +42,8 @@ def batch(*requests):
     )
 
 
-def run_one(answer, request=None, **settings):
-    (reply,) = runner(Handler(answer), **settings).run(batch(request or body()))
+def run_one(answer, **settings):
+    (reply,) = runner(Handler(answer), **settings).run(batch(body()))
     return reply
 
 

@@ -41,8 +41,8 @@ def beside(ours, theirs, rival="TorchServe", answers=()):
     return Pairs(rival, "1.0", ours, theirs, list(answers))
 
 
-def record_of(*measured, name="echo", left_out=None, bars=None):
-    workload = WORKLOADS[name]
+def record_of(*measured, left_out=None, bars=None):
+    workload = WORKLOADS["echo"]
     if bars is not None:
         workload = replace(workload, bars=bars)
     return json.loads(json.dumps(to_record(workload, measured, left_out or {}, ABOUT)))

@@ -104,9 +104,9 @@ def of(address):
     return lambda properties: properties.get("management_address") == address
 
 
-def write_named(folder, name, *, address="", record="{}"):
-    """A snapshot of this name; `record` is the JSON in it."""
-    properties = {"management_address": address, "model_snapshot": record}
+def write_named(folder, name, *, address=""):
+    """A snapshot of this name, without models."""
+    properties = {"management_address": address, "model_snapshot": "{}"}
     path = folder / name
     path.write_text(javaproperties.dumps(properties))
     return path

@@ -5,21 +5,20 @@ import zipfile
 PACKAGE = "ferry_test_package"
 
 
-def write_wheel(folder, name=PACKAGE, version="1.0", source="ANSWER = 42\n"):
+def write_wheel(folder):
     """A wheel with one module, which pip finds with PIP_FIND_LINKS."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    info = f"{name}-{version}.dist-info"
+    path = folder / f"{PACKAGE}-1.0-py3-none-any.whl"
+    info = f"{PACKAGE}-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as bundle:
-        bundle.writestr(f"{name}.py", source)
+        bundle.writestr(f"{PACKAGE}.py", "ANSWER = 42\n")
         bundle.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n"
         )
         bundle.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         bundle.writestr(f"{info}/RECORD", "")
-    return path
 
 
 def offline(folder):

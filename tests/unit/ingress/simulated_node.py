@@ -62,9 +62,9 @@ class SimulatedNode:
         self._thread.start()
         assert self._joined.wait(10)
 
-    def become(self, behaviour):
-        """The workers that are there, too, are like this from now on."""
-        self.behaviour, self._is_changing_all = behaviour, True
+    def recover(self):
+        """Every worker is ready from now on, those that are there, too."""
+        self.behaviour, self._is_changing_all = "ready", True
 
     def pause(self):
         """When this has returned, no worker claims what is submitted: a claim under way is over."""

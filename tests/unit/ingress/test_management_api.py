@@ -321,7 +321,7 @@ def test_registration_goes_on_when_redis_has_forgotten_it_until_nodes_restore_it
     manager.services.registry._client.delete(keys.MODELS)
     asked.join(0.2)
     manager.registry.restore(known.values())
-    node.become("ready")
+    node.recover()
     # Then
     assert asked.answer().status_code == 200
 
@@ -335,7 +335,7 @@ def test_time_to_unpack_is_not_time_to_load(manager, node, monkeypatch):
     # When it takes longer than loading may
     asked.join(0.6)
     assert asked.is_alive()
-    node.become("ready")
+    node.recover()
     # Then
     assert asked.answer().status_code == 200
 
@@ -376,7 +376,7 @@ def test_register_goes_on_when_redis_was_away(manager, node, redis_url):
     eventually(lambda: client.pubsub_numsub(keys.CHANGES)[0][1] == 2)
     client.client_kill_filter(_type="pubsub")
     asked.join(0.3)
-    node.become("ready")
+    node.recover()
     # Then
     assert status_of(asked.answer()) == (200, f"{ECHO_TEXT} 1 initial workers")
     client.close()

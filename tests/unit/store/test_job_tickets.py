@@ -40,12 +40,12 @@ class Team:
         worker.give_tickets()
         return worker
 
-    def busy(self, worker_id, request_id):
-        """A worker, and what it has claimed of this request."""
-        worker = self.idle(worker_id)
-        assert self.desk.submit(request_id) == [QUEUED]
+    def busy(self):
+        """worker-a, and request a, which it has claimed."""
+        worker = self.idle("worker-a")
+        assert self.desk.submit("a") == [QUEUED]
         claimed = worker.claim(1, 0.0)
-        assert ids_of(claimed) == [request_id]
+        assert ids_of(claimed) == ["a"]
         return worker, items_of(claimed)
 
     def loading(self, worker_id):
@@ -92,7 +92,7 @@ def test_submit_leaves_versions_without_tickets_alone(desk):
 
 def test_submit_refuses_until_the_busy_worker_has_replied(desk, team):
     # Given
-    worker, items = team.busy("worker-a", "a")
+    worker, items = team.busy()
     assert desk.submit("b") == [NO_TICKET]
 
     # When
@@ -104,7 +104,7 @@ def test_submit_refuses_until_the_busy_worker_has_replied(desk, team):
 
 def test_submit_refuses_while_a_worker_works_for_a_client_that_left(desk, team):
     # Given
-    worker, items = team.busy("worker-a", "a")
+    worker, items = team.busy()
 
     # When
     desk.ingress().cancel(["a"])
@@ -209,7 +209,7 @@ def test_refused_request_leaves_no_body_behind(desk, team):
 
 def test_submit_again_needs_no_second_ticket(desk, team):
     # Given
-    team.busy("worker-a", "a")
+    team.busy()
 
     # When / Then
     assert desk.submit("a") == [SubmitCode.KNOWN]
@@ -217,7 +217,7 @@ def test_submit_again_needs_no_second_ticket(desk, team):
 
 def test_request_of_a_dead_worker_goes_before_new_ones(desk, team):
     # Given
-    team.busy("worker-a", "a")
+    team.busy()
     survivor = team.idle("worker-b")
 
     # When
@@ -231,7 +231,7 @@ def test_request_of_a_dead_worker_goes_before_new_ones(desk, team):
 
 def test_request_that_was_answered_late_takes_no_ticket(desk, team):
     # Given
-    slow, items = team.busy("worker-a", "a")
+    slow, items = team.busy()
     team.idle("worker-b")
     desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
     assert desk.submit("b") == [NO_TICKET]
@@ -245,7 +245,7 @@ def test_request_that_was_answered_late_takes_no_ticket(desk, team):
 
 def test_request_that_redis_lost_needs_no_ticket(desk, team):
     # Given
-    team.busy("worker-a", "a")
+    team.busy()
 
     # When
     lost = Submission("lost", 60_000, wire_of("lost"), age_us=None)
@@ -324,7 +324,7 @@ def test_lane_refuses_without_a_ticket_at_once_although_memory_was_full(real_des
 def test_tickets_are_given_when_memory_is_full(real_desk, full_memory):
     # Given
     team = Team(real_desk)
-    worker, items = team.busy("worker-a", "a")
+    worker, items = team.busy()
     full_memory()
 
     # When

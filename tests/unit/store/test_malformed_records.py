@@ -55,7 +55,7 @@ def spoil(request, desk):
     return write
 
 
-def serve_all(desk, worker):
+def serve_all(worker):
     """The ids that this worker is given, all of which it answers."""
     served = []
     while (claimed := worker.claim(8, 0.0)) is not Nothing.EMPTY:
@@ -97,7 +97,7 @@ def test_b08_claim_passes_over_a_malformed_record_of_a_crash_suspect(desk, spoil
     spoil("bad")
 
     # When / Then
-    assert serve_all(desk, desk.worker()) == ["good"]
+    assert serve_all(desk.worker()) == ["good"]
     assert_settled(desk)
 
 
@@ -112,7 +112,7 @@ def test_b08_reclaim_passes_over_a_malformed_record(desk, spoil, mode):
     desk.node().reclaim(KEY, "worker-a", mode)
 
     # Then
-    assert serve_all(desk, desk.worker("worker-b")) == ["good"]
+    assert serve_all(desk.worker("worker-b")) == ["good"]
     assert_settled(desk)
 
 
@@ -187,7 +187,7 @@ def test_b08_ingress_can_ask_after_and_cancel_a_malformed_record(desk, spoil):
     assert desk.submit("bad") == [SubmitCode.KNOWN]
     assert desk.ingress().audit(["bad"]) == [AuditCode.OPEN]
     assert desk.ingress().cancel(["bad"]) == [CancelCode.CANCELLED]
-    assert serve_all(desk, desk.worker()) == ["good"]
+    assert serve_all(desk.worker()) == ["good"]
     assert_settled(desk)
 
 
@@ -204,5 +204,5 @@ def test_b08_reclaim_passes_over_a_malformed_entry_of_a_lease(desk, entry):
 
     # Then
     assert desk.leased("worker-x") == []
-    assert serve_all(desk, desk.worker()) == ["good"]
+    assert serve_all(desk.worker()) == ["good"]
     assert desk.queued() == desk.solo() == []
