@@ -4,7 +4,7 @@ The files, by what they are for:
 
     requests       protocol, request_ids, errors, drain_rate
     batches        batcher, policy, estimate, handover
-    models         model_spec, model_entry, model_config, registration, left_out_keys, requirements,
+    models         model_spec, model_entry, model_config, registration, left_out_keys, installation,
                    snapshots
     who runs       status, handler_metrics, metric_lines, metrics_config
     settings       settings, settings_sources, settings_checks, config_keys

@@ -18,6 +18,7 @@ from batching.errors import (
     ServeError,
     Unavailable,
 )
+from batching.installation import install_patience_s
 from batching.left_out_keys import require_served
 from batching.model_config import ignored_values
 from batching.model_entry import check_names
@@ -29,7 +30,6 @@ from batching.registration import (
     int_parameter,
     spec_from_registration,
 )
-from batching.requirements import install_patience_s
 from ingress.services import Services
 from ingress.worker_wait import (
     Progress,

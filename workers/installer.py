@@ -31,8 +31,8 @@ from typing import NamedTuple
 from batching.child_process import exited, kill_group, spawn
 from batching.daemon_thread import in_daemon_thread
 from batching.errors import DependenciesFailed
+from batching.installation import INSTALL_TIMEOUT_S, requirements_file
 from batching.model_spec import ModelSpec
-from batching.requirements import INSTALL_TIMEOUT_S, requirements_file
 from workers.quarantine import ABANDONED_AFTER_S, mark_used, remove_unused
 from workers.requirements import environment_name, read_requirements
 from workers.worker_environment import allowed_environment
