@@ -1,29 +1,26 @@
 """`ferry bench`: how much a server takes, and what batching does for a model."""
 
 import contextlib
-import itertools
 import json
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import click
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cli.api import Api, token_header
-from cli.console import err, out, warn
-from cli.load.driver import Load, Outcome, drive
-from cli.load.figures import Figures, batch_count, figures
+from cli.api import token_header
+from cli.console import out, warn
+from cli.load.driver import Load
+from cli.load.figures import Figures
 from cli.load.report import HEADS, Point, as_record, table, write_report
+from cli.load.runs import EXTRA, Sweep, combinations, measure_run, model_of, progress_bar
 from cli.options import check_header_value, inference_option, json_option, management_option
 
-EXTRA = "this needs more packages: pip install 'torchferry[bench]'"
 NO_SUCCESS = "no request was answered with a success"
 _DAY_S = 86_400
 _CONNECTIONS = 16
@@ -112,15 +109,15 @@ def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None
     load = _load(url, options)
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise click.BadParameter(f"not a URL like http://host:port/path: {url}")
-    with _progress(load.warmup_s + load.duration_s, is_quiet=as_json) as bar:
-        found = _measured(load, metrics_url, bar, url)
+    with progress_bar(load.warmup_s + load.duration_s, is_quiet=as_json) as bar:
+        found = measure_run(load, metrics_url, bar, url)
     if as_json:
         click.echo(json.dumps({"url": url, **asdict(found)}, indent=2))
     else:
         _print_figures(found)
     if found.errors == found.requests:
         raise click.ClickException(NO_SUCCESS)
-    if _model_of(url):
+    if model_of(url):
         _warn_of_unknown_batches([found], metrics_url)
 
 
@@ -157,16 +154,16 @@ def bench_batching(  # noqa: PLR0917 - click passes all of them by name
 
     A batch size of 1 is measured as well: what batching is held against.
     """
-    sweep = _Sweep(archive, workers, management_url, inference_url, metrics_url)
+    sweep = Sweep(archive, workers, management_url, inference_url, metrics_url)
     load = _load("", options)
     with _writing(folder):  # before minutes of measuring
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    plan = _combinations(batch_sizes, delays)
+    plan = combinations(batch_sizes, delays)
     seconds = (load.warmup_s + load.duration_s) * len(plan)
     points: list[Point] = []
     try:
-        with _progress(seconds, is_quiet=as_json) as bar:
+        with progress_bar(seconds, is_quiet=as_json) as bar:
             for size, delay in plan:
                 points.append(sweep.measure(load, size, delay, bar))
                 _require_success(points)
@@ -210,60 +207,6 @@ def _warn_of_unknown_batches(found: list[Figures], metrics_url: str) -> None:
         warn(f"how large batches were is not to be seen at {metrics_url} (--metrics-url)")
 
 
-@dataclass(slots=True)
-class _Bar:
-    """The progress bar of all runs, whose seconds follow one another."""
-
-    progress: Progress
-    done_s: float = 0.0
-
-    def show(self, text: str, seconds: float, outcome: Outcome) -> None:
-        answers = sum(outcome.statuses.values())
-        self.progress.update(
-            self.progress.task_ids[0],
-            completed=self.done_s + seconds,
-            description=escape(text),
-            answers=f"{answers} answers",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Sweep:
-    archive: str
-    workers: int
-    management_url: str
-    inference_url: str
-    metrics_url: str
-
-    def measure(self, load: Load, batch_size: int, delay_ms: int, bar: _Bar) -> Point:
-        """One combination, under a name of its own, which is gone afterwards."""
-        name = f"bench-{uuid.uuid4().hex[:8]}"
-        with Api(self.management_url) as api:
-            api.call(
-                "POST",
-                "models",
-                url=self.archive,
-                model_name=name,
-                batch_size=batch_size,
-                max_batch_delay=delay_ms,
-                initial_workers=self.workers,
-                synchronous="true",
-            )
-            try:
-                url = f"{self.inference_url.rstrip('/')}/predictions/{name}"
-                text = f"batch size {batch_size}, delay {delay_ms} ms"
-                found = _measured(replace(load, url=url), self.metrics_url, bar, text)
-            finally:
-                api.call("DELETE", "models", name)
-        return Point(batch_size, delay_ms, found)
-
-
-def _combinations(batch_sizes: list[int], delays: list[int]) -> list[tuple[int, int]]:
-    # A batch of one never waits, so one delay is enough.
-    many = [size for size in batch_sizes if size > 1]
-    return [(1, 0), *itertools.product(many, delays)]
-
-
 def _load(url: str, options: dict[str, Any]) -> Load:
     headers = {"content-type": options["content_type"]} if options["content_type"] else {}
     enough = _CONNECTIONS_OF_OPEN_LOOP if options["rate"] else _CONNECTIONS
@@ -278,25 +221,6 @@ def _load(url: str, options: dict[str, Any]) -> Load:
     )
 
 
-def _measured(load: Load, metrics_url: str, bar: _Bar, text: str) -> Figures:
-    model_name = _model_of(load.url)
-    before = batch_count(metrics_url, model_name)
-    try:
-        outcome = drive(load, lambda seconds, so_far: bar.show(text, seconds, so_far))
-    except ImportError as error:
-        raise click.ClickException(EXTRA) from error
-    bar.done_s += load.warmup_s + load.duration_s
-    after = batch_count(metrics_url, model_name)
-    mean = after.since(before) if before is not None and after is not None else None
-    return figures(outcome, mean)
-
-
-def _model_of(url: str) -> str:
-    """The model's name in a prediction's URL; empty when it is something else."""
-    kind, _, rest = urlsplit(url).path.strip("/").partition("/")
-    return unquote(rest.partition("/")[0]) if kind == "predictions" else ""
-
-
 def _facts(load: Load) -> dict[str, str]:
     rate = f"{load.rate_per_s:g} requests/s" if load.rate_per_s else "as answers come"
     return {
@@ -305,22 +229,6 @@ def _facts(load: Load) -> dict[str, str]:
         "requests leave": rate,
         "seconds per run": f"{load.duration_s:g}, after {load.warmup_s:g} of warming up",
     }
-
-
-@contextlib.contextmanager
-def _progress(seconds: float, *, is_quiet: bool) -> Iterator[_Bar]:
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[answers]}"),
-        TimeRemainingColumn(),
-    )
-    console = err()
-    hidden = is_quiet or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        progress.add_task("", total=seconds, answers="")
-        yield _Bar(progress)
 
 
 def _print_figures(found: Figures) -> None:

@@ -1,1 +1,1 @@
-"""What `ferry bench` is made of: load on a URL, figures, batch sizes, charts and a page."""
+"""What `ferry bench` is made of: load on a URL, runs of it, figures, charts and a page."""
