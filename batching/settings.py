@@ -81,7 +81,7 @@ class Settings:
     allowed_urls: str = _setting(
         DEFAULT_ALLOWED_URLS, doc="comma list of regular expressions for remote archives"
     )
-    load_models: str = _setting("", doc="'all' or a comma list of [name=]archive")
+    load_models: str = _setting("", doc="'all' or a comma list of [name=]archive: loaded at start")
     model_settings: str = _setting(
         "", key="models", doc="JSON of per-model settings: {model: {version: {batchSize: ...}}}"
     )
@@ -95,7 +95,7 @@ class Settings:
         120, key="default_startup_timeout", doc="seconds a worker may load"
     )
     queue_timeout_s: float = _setting(
-        120.0, key="queue_timeout", doc="seconds a request may wait, beside those that it may run"
+        120.0, key="queue_timeout", doc="seconds a request may wait, on top of response_timeout"
     )
     max_request_size_bytes: int = _setting(
         6_553_500, key="max_request_size", doc="largest request body"
@@ -139,15 +139,16 @@ class Settings:
         doc="ask for tokens (`ferry models` and others send FERRY_TOKEN); makes key_file if needed",
     )
     key_file: Path | None = _setting(
-        None, doc="the keys; naming one asks for tokens. Default of --token-auth: key_file.json"
+        None,
+        doc="file of the keys; naming it asks for tokens. Default of --token-auth: key_file.json",
     )
-    token_expiration_min: float = _setting(60.0, doc="minutes for which a new key opens anything")
+    token_expiration_min: float = _setting(60.0, doc="minutes for which a new key is valid")
     disable_token_authorization: bool = _setting(
         False, doc="ask for no tokens, whatever else is set"
     )
-    cors_allowed_origin: str = _setting("", doc="web pages of this origin may ask; *: any")
-    cors_allowed_methods: str = _setting("", doc="with these methods")
-    cors_allowed_headers: str = _setting("", doc="and these headers")
+    cors_allowed_origin: str = _setting("", doc="origin whose web pages may send requests; *: any")
+    cors_allowed_methods: str = _setting("", doc="HTTP methods that those pages may use")
+    cors_allowed_headers: str = _setting("", doc="headers that those pages may send")
     enable_metrics_api: bool = _setting(True, doc="serve /metrics")
     metrics_mode: str = _setting(
         "prometheus", doc="prometheus: all in /metrics; legacy: three; log: none, but log lines"
@@ -172,7 +173,7 @@ class Settings:
         key="drain_delay",
         doc="seconds an ingress goes on accepting after readiness is false; 5 behind a balancer",
     )
-    dead_after_s: float = _setting(3.0, key="dead_after", doc="silence after which a node is dead")
+    dead_after_s: float = _setting(3.0, key="dead_after", doc="seconds until a silent node is dead")
     probe_dir: Path | None = _setting(
         None, doc="folder where a node keeps the files alive and ready, for probes"
     )

@@ -140,7 +140,7 @@ class _Command(click.Command):
 @click.option(
     "--extra-files",
     default="",
-    help="Comma list of more files; may have wildcards; of a folder its content is taken.",
+    help="More files, separated by commas; wildcards work; of a folder its content is packed.",
 )
 @click.option(
     "--runtime", type=click.Choice(["python", "python3"]), default="python", show_default=True

@@ -41,52 +41,54 @@ def _numbers(smallest: int) -> Callable[[click.Context, click.Parameter, str], l
 
 
 def _load_options(command: Any) -> Any:
-    for option in (
+    options = (
         click.option(
             "--body",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="What each request carries. Default: nothing.",
+            help="File that each request sends as its body. Default: an empty body.",
         ),
         click.option(
             "--content-type",
             default="",
             callback=check_header_value,
-            help="Of the body. Default: none.",
+            help="Content type of the body. Default: none.",
         ),
         click.option(
             "--connections",
             type=click.IntRange(1),
-            help="At most so many requests are open; those beyond wait, and that counts. "
+            help="Most requests that are open at a time; others wait, and their latency counts it. "
             f"[default: {_CONNECTIONS}; {_CONNECTIONS_OF_OPEN_LOOP} with --rate]",
         ),
         click.option(
             "--rate",
             type=click.FloatRange(0, 1_000_000),
             default=0.0,
-            help="Requests per second. Default: no pauses.",
+            help="Requests per second. Default: as fast as they are answered.",
         ),
         click.option(
             "--duration",
             type=click.FloatRange(0, _DAY_S, min_open=True),
             default=10.0,
             show_default=True,
-            help="Seconds.",
+            help="Seconds to measure.",
         ),
         click.option(
             "--warmup",
             type=click.FloatRange(0, _DAY_S),
             default=1.0,
             show_default=True,
-            help="Seconds.",
+            help="Seconds of load before that, which are not measured.",
         ),
         click.option(
             "--metrics-url",
             envvar="FERRY_METRICS_URL",
+            show_envvar=True,
             default="http://127.0.0.1:8082/metrics",
             show_default=True,
-            help="Where batch sizes are read.",
+            help="Where the server tells how large its batches were.",
         ),
-    ):
+    )
+    for option in reversed(options):  # click lists the last one that was applied first
         command = option(command)
     return command
 
@@ -101,10 +103,13 @@ def bench() -> None:
 @_load_options
 @json_option
 def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None:
-    """Send requests to URL: any server's, `http://localhost:8080/predictions/M` for one of ours.
+    """Send requests to one URL and measure throughput and latency.
 
-    Without --rate each connection sends when it has its answer (closed loop). With it requests
-    leave on time, as they do when clients do not wait for each other (open loop).
+    URL may be that of any HTTP server; of a model here it is
+    http://localhost:8080/predictions/MODEL.
+
+    Without --rate, each connection sends its next request when it has an answer (closed loop). With
+    --rate, requests are sent on schedule whether or not earlier ones were answered (open loop).
     """
     load = _load(url, options)
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
@@ -123,9 +128,23 @@ def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None
 
 @bench.command(name="batching")
 @click.argument("archive")
-@click.option("--batch-sizes", callback=_numbers(1), default="1,2,4,8", show_default=True)
-@click.option("--delays", callback=_numbers(0), default="0,10", show_default=True, help="ms.")
-@click.option("--workers", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "--batch-sizes",
+    callback=_numbers(1),
+    default="1,2,4,8",
+    show_default=True,
+    help="Batch sizes to try, separated by commas.",
+)
+@click.option(
+    "--delays",
+    callback=_numbers(0),
+    default="0,10",
+    show_default=True,
+    help="Batch delays to try, in milliseconds, separated by commas.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1), default=1, show_default=True, help="Workers per node."
+)
 @click.option(
     "--out",
     "folder",
@@ -152,7 +171,7 @@ def bench_batching(  # noqa: PLR0917 - click passes all of them by name
 ) -> None:
     """Register ARCHIVE with each batch size and delay in turn, and measure each.
 
-    A batch size of 1 is measured as well: what batching is held against.
+    Batch size 1 is always measured, too: the baseline that batching is compared with.
     """
     sweep = Sweep(archive, workers, management_url, inference_url, metrics_url)
     load = _load("", options)

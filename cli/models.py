@@ -37,8 +37,8 @@ def models() -> None:
 
 @models.command()
 @click.argument("url")
-@click.option("--model-name", help="Default: the name in the archive.")
-@click.option("--handler", help="Default: the handler in the archive.")
+@click.option("--model-name", help="Name to register it under. Default: the archive's.")
+@click.option("--handler", help="Handler to run instead of the archive's.")
 @click.option("--batch-size", type=int, help="Most requests in one batch. Default: 1.")
 @click.option("--max-batch-delay", type=int, help="Milliseconds a batch may wait to fill.")
 @click.option(
@@ -83,7 +83,7 @@ def scale(
 
 @models.command()
 @click.argument("model")
-@click.option("--version", default="all", help="Default: every version.")
+@click.option("--version", default="all", help="Version of the model. Default: all.")
 @management_option
 @json_option
 def describe(model: str, version: str, management_url: str, as_json: bool) -> None:

@@ -137,7 +137,9 @@ def _url_option(kind: str, port: int) -> Callable[[Command], Command]:
 
 inference_option = _url_option("inference", 8080)
 management_option = _url_option("management", 8081)
-version_option = click.option("--version", default="", help="Default: the default version.")
+version_option = click.option(
+    "--version", default="", help="Version of the model. Default: its default version."
+)
 
 
 def check_header_value(_context: click.Context, _parameter: click.Parameter, value: str) -> str:

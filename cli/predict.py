@@ -53,7 +53,7 @@ class Prediction:
     "--content-type",
     default="",
     callback=check_header_value,
-    help="Default: told from each file's name.",
+    help="Of all files. Default: guessed from each file's name.",
 )
 @inference_option
 @json_option

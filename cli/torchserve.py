@@ -83,7 +83,12 @@ def spread(arguments: Sequence[str], flag: str) -> list[str]:
     "--model-store", type=_FILE, help="Folder of archives. Required, here or in the file."
 )
 @click.option("--workflow-store", type=_FILE, help="No effect: there are no workflows.")
-@click.option("--models", multiple=True, metavar="[NAME=]ARCHIVE...", help="Or `all`.")
+@click.option(
+    "--models",
+    multiple=True,
+    metavar="[NAME=]ARCHIVE...",
+    help="Models to load at start, or `all`.",
+)
 @click.option("--log-config", type=_FILE, help="No effect: log_level and log_location do it.")
 @click.option("--cpp-log-config", type=_FILE, help="No effect: there is no C++ backend.")
 @click.option(
