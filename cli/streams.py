@@ -31,12 +31,12 @@ def escape_what_output_lacks() -> None:
 
 
 def is_about_output(error: OSError) -> bool:
-    """Whether it tells that a stream takes nothing more; errors of files have the file's name."""
+    """Whether a standard stream cannot be written to; errors of files carry the file's name."""
     return error.filename is None and error.errno in _UNWRITABLE
 
 
 def let_go_of_output() -> None:
-    """What standard output still holds is lost. Python would try to write it when it ends."""
+    """What standard output has buffered is dropped; Python would try to write it at exit."""
     fd = os.open(os.devnull, os.O_WRONLY)
     os.dup2(fd, sys.stdout.fileno())
     os.close(fd)

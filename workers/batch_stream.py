@@ -1,4 +1,4 @@
-"""Pieces of answers that a handler sends while it still runs.
+"""Streaming: pieces of answers that a handler sends while it still runs.
 
 A piece is split where it is larger than one entry of the queue may be. A client that is too slow
 makes the handler wait, for a while; then its answer ends broken, and the rest of its batch goes on.

@@ -27,9 +27,9 @@ def _cores_by_affinity() -> int:
 
 
 def _quotas(cgroups: Path, membership: Path) -> Iterator[int]:
-    """In cores, of the groups that this process is in and of those around them.
+    """The CPU quotas, in cores, of this process's cgroups and of all groups around them.
 
-    What narrows a group may be set for one around it: for a pod, a slice of systemd.
+    The limit that counts may be that of an outer group: of a pod, or a slice of systemd.
     """
     for mount, group in _mounted_groups(cgroups, membership):
         # A container may be told the host's path; then only its own group is there, at the top.
@@ -42,7 +42,7 @@ def _quotas(cgroups: Path, membership: Path) -> Iterator[int]:
 
 
 def _mounted_groups(cgroups: Path, membership: Path) -> Iterator[tuple[Path, Path]]:
-    """Where groups that may limit cores are mounted, and this process's own one there."""
+    """Each mounted hierarchy of cgroups that may limit CPU, and this process's group in it."""
     with contextlib.suppress(OSError):
         for line in membership.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -53,7 +53,7 @@ def _mounted_groups(cgroups: Path, membership: Path) -> Iterator[tuple[Path, Pat
 
 
 def _limit(folder: Path) -> tuple[int, int]:
-    """Quota and period: so many microseconds of cores in so many of the clock.
+    """Quota and period of a group: microseconds of CPU time per so many of wall-clock time.
 
     Raises:
         OSError, ValueError: there is no limit.

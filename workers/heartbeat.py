@@ -185,9 +185,9 @@ class Heartbeat:
         self._heard_at[key] = now
 
     def _keep(self, workers: Mapping[VersionKey, list[str]]) -> None:
-        """All but these versions are forgotten; a new one counts as heard from this first try on.
+        """Only these versions are kept track of; a new one counts as heard of at this first try.
 
-        Not from the first success on: an outage may begin before that.
+        Not at the first success: an outage may begin before that.
         """
         now = time.monotonic()
         self._unsure &= set(workers)

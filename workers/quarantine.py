@@ -63,10 +63,10 @@ def unmarked_s(place: Path) -> float:
 
 
 def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> None:
-    """Those of the folder that are named by a hash and were marked by nobody for so long are gone.
+    """What is named by a hash in `folder`, and was marked by nobody for so long, is gone.
 
-    Each is moved into a quarantine folder of `work_dir` first. One that is marked and needed again
-    at this very moment is missing when its worker starts, and made anew when it is tried again.
+    Each is moved into a quarantine folder of `work_dir` first. A worker that needs one at this very
+    moment fails to start; its next try makes it anew.
     """
     for place in folder.iterdir() if folder.is_dir() else ():
         if not _CONTENT_HASH.fullmatch(place.name):

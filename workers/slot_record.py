@@ -18,7 +18,8 @@ RETRY_S = 0.1
 class SlotRecord:
     """The status of one slot's worker, in Redis under the worker's name.
 
-    A worker that cannot be counted on is hidden, so that no request is queued for it.
+    Only a worker that serves, or can be counted on to serve soon, is listed as alive. Others are
+    hidden: their status can be seen, but no request is queued for them.
     """
 
     def __init__(self, verbs: NodeVerbs, outage: Outage, key: VersionKey, backoff: Backoff) -> None:
@@ -48,7 +49,10 @@ class SlotRecord:
         return is_coming and not self._backoff.is_doubtful
 
     async def begin(self, status: WorkerStatus) -> None:
-        """Another worker is seen instead of the one before, and counted on before it is seen."""
+        """A new worker has taken the place of the former one.
+
+        It is listed as alive before the former one is forgotten, so that one of them always is.
+        """
         previous_id, self.status = self.worker_id, status
         self.successor_id = None
         await self.beat(status.worker_id)
@@ -66,12 +70,15 @@ class SlotRecord:
                 await self.retry(self._verbs.hide, self.key, worker_id)
 
     async def expect(self, successor_id: str) -> None:
-        """This one is counted on, too, until it begins; a state that is not counted on hides it."""
+        """The next worker of the slot is listed as alive, beside the current one, before it begins.
+
+        A state that nobody can count on hides both.
+        """
         self.successor_id = successor_id
         await self.beat(successor_id)
 
     async def beat(self, worker_id: str) -> None:
-        """The worker is counted on, if it can be."""
+        """The worker is listed as alive, unless nobody can count on this slot."""
         if self.is_expected:
             await self.retry(self._verbs.beat, {self.key: [worker_id]})
 

@@ -63,7 +63,7 @@ class Tensor:
     values: Sequence[Any]
 
     def nested(self) -> Any:
-        """The values as lists within lists; of shape [] the value itself."""
+        """The values as nested lists; of shape [] the one value itself."""
         values = list(self.values)
         for length in reversed(self.shape[1:]):
             values = (
@@ -133,7 +133,7 @@ def tensor_of(value: Any) -> Tensor | None:
 
 
 def items_of(value: Any) -> list[Any]:
-    """What lists within lists hold, in one row; the value itself where they are ragged, or none."""
+    """The items of nested lists as one flat list; [value] if that is no list, or a ragged one."""
     level = [value]
     for _ in range(_MAX_DIMENSIONS):
         lengths = {len(item) if isinstance(item, (list, tuple)) else None for item in level}

@@ -1,4 +1,4 @@
-"""What a worker process may take long for, and the kernel's timer that ends it when it does.
+"""Time limits of a worker process: a timer of the kernel ends a process that exceeds them.
 
 SIGALRM needs no cooperation of a handler that hangs in C++ or holds the interpreter lock. Every
 thread's stack is written before the process ends, and its node sees how it ended.
@@ -29,7 +29,7 @@ def timed(entry: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
 
 
 def untimed(send: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
-    """The call, for which the time of the entry point stops; it begins anew afterwards."""
+    """The call, during which the entry point's timer stands; it starts from zero afterwards."""
 
     def run(*arguments: Any) -> Any:
         signal.setitimer(signal.ITIMER_REAL, 0)

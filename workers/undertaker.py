@@ -28,7 +28,12 @@ class Undertaker:
         return list(self._ended)
 
     def follow(self, before: Iterable[ModelSpec], specs: Mapping[VersionKey, ModelSpec]) -> None:
-        """What is registered has changed; who is wanted again is not ended any more."""
+        """`ended` has what is to have no workers any more, and nothing that is wanted again.
+
+        Args:
+            before: what was registered at the last look.
+            specs: what is registered now.
+        """
         # Registered versions that had no workers before need no look. A new node cannot know which
         # these are, as the only node that had some may have died: it looks at all of them once.
         known = {spec.key for spec in before if spec.min_worker > 0 or spec.key not in specs}

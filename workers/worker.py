@@ -236,10 +236,10 @@ def _heeding(stop: Callable[[int, FrameType | None], None], run: Callable[[], T]
 
 
 def _keep_from_forks() -> None:
-    """SIGTERM ends a handler's own processes, which begin as copies of this one.
+    """In processes that a handler forks, SIGTERM has its default action and not `Worker.stop`.
 
-    `multiprocessing` ends them so, and a copy of `Worker.stop` would hang up our connections. A
-    signal that comes before a process has got so far waits until then; it would be lost.
+    `multiprocessing` ends its processes by SIGTERM, and a copy of `Worker.stop` would hang up our
+    connections. SIGTERM is blocked around the fork, so that one that comes meanwhile is not lost.
     """
 
     def begin() -> None:

@@ -26,9 +26,9 @@ GPU_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def worker_environment(assignment: Assignment, settings: Settings, threads: int) -> dict[str, str]:
-    """All that a worker needs to know, and what this process knows, but for what is forbidden.
+    """A worker's variables: what it needs, and all of this process's own but forbidden ones.
 
-    What the operator has set wins over what suits most: the allocator, the threads.
+    For the allocator and the threads, what the operator has set wins.
     """
     return {
         **ALLOCATOR,

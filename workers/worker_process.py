@@ -93,7 +93,10 @@ class WorkerProcess:
 
     @property
     def stands_still(self) -> bool:
-        """Whether its timer has run out and it has not even died of that; only Linux tells."""
+        """Whether its timer has run out, and it is stopped or stuck so that it does not die of it.
+
+        SIGALRM is pending then. Only Linux tells.
+        """
         try:
             # With the process's name, which may be anything.
             status = Path(f"/proc/{self.pid}/status").read_text(errors="replace")
@@ -160,7 +163,10 @@ class WorkerProcess:
         return ExitStatus(self._child.returncode, self._ended_for)
 
     async def _end_when_still(self) -> None:
-        """A process that was stopped dies of its timer once it goes on; any other one is killed."""
+        """A process whose timer has run out ends: one that was stopped is continued, to die of it.
+
+        Whatever still does not is killed.
+        """
         await self._seen_still()
         self._send(signal.SIGCONT)
         await asyncio.sleep(LOOK_S)  # to die of it, its handler's stacks written
@@ -178,7 +184,7 @@ class WorkerProcess:
             os.kill(self.pid, number)
 
     async def _reap_orphans(self) -> None:
-        """What the handler had started is this process's own, where it is a container's first."""
+        """No zombie is left of what the handler had started, where this process is a PID 1."""
         end = time.monotonic() + PIPE_PATIENCE_S
         with contextlib.suppress(ChildProcessError):  # none is left, or somebody else's
             while time.monotonic() < end:

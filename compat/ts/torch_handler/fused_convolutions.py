@@ -58,9 +58,10 @@ def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
 def fuse_convolutions(
     model: torch.jit.ScriptModule, example: torch.Tensor, calls: Sequence[Call]
 ) -> Any | None:
-    """The same with each convolution and the sum and relu behind it as one operation.
+    """The model with each convolution, and the sum and relu behind it, as one operation.
 
     Weights are in oneDNN's layout where all `calls` want the same one.
+
     None for a model without convolutions; for one that has more inputs than one, or a state; and
     for one that writes into tensors in a way that torch cannot take out: then what is computed when
     would matter.

@@ -18,11 +18,11 @@ _AS_BYTES = transforms.PILToTensor()
 
 @dataclass(frozen=True, slots=True)
 class PixelSteps:
-    """One after the other, `each` and `together` are the whole.
+    """An `image_processing` in two halves: `each`, for one image, then `together`, for a batch.
 
-    `before` takes a Pillow image, and may give anything that ToTensor takes; `rest` is ToTensor and
-    what follows. `together` does what `rest` does to uint8 [channels, height, width], one image or
-    a batch.
+    `before` has the steps before ToTensor, which take a Pillow image and may give anything that
+    ToTensor takes; `rest` has ToTensor and what follows, for one such thing. `together` does the
+    same as `rest`, to uint8 [channels, height, width], one image or a batch.
     """
 
     before: Any
@@ -38,7 +38,7 @@ class PixelSteps:
 
 
 def divide_steps(processing: Any) -> PixelSteps | None:
-    """The steps before ToTensor and those from it on; None where these are not of all pixels alike.
+    """The two halves; None without a ToTensor, or where a later step treats pixels differently.
 
     Until the end the pixels are bytes, a quarter of what there is to copy to a GPU.
     """

@@ -177,12 +177,14 @@ def _fused(model: Any, example: torch.Tensor, batch_size: int) -> Any:
 
 
 def computed(model: Model, dtype: torch.dtype, batch: torch.Tensor) -> Any:
-    """What the model says of a batch that is brought into its layout and precision; float32."""
+    """The model's answer, in float32, to a batch that is first brought to its precision."""
     return _as_float32(model(batch.to(dtype, memory_format=torch.channels_last)))
 
 
 def divided(model: Model, example: torch.Tensor, batch_size: int, tolerance: float) -> Model:
-    """Over parts of a batch at once; the model as it is where rows hang together or that is slower.
+    """The model, run over parts of a batch in parallel.
+
+    As it is where that is slower, or where a row's answer depends on the rows beside it.
 
     Args:
         model: without state.

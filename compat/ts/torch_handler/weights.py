@@ -54,12 +54,12 @@ def _may_be_mapped(path: str, model_dir: str, device: torch.device) -> bool:
         and not folder.is_symlink()
         and file.is_relative_to(folder.resolve())
         and file.stat().st_mtime < _STARTED_S
-        and _lies_open(file)
+        and _is_plain_zip(file)
     )
 
 
-def _lies_open(file: Path) -> bool:
-    """Whether what torch.save wrote can be read where it lies: in today's format, not deflated."""
+def _is_plain_zip(file: Path) -> bool:
+    """Whether its tensors can be mapped: torch.save's zip format, not compressed."""
     if not zipfile.is_zipfile(file):
         return False
     with zipfile.ZipFile(file) as bundle:
@@ -67,7 +67,7 @@ def _lies_open(file: Path) -> bool:
 
 
 def _adopt(model: torch.nn.Module, mapped: Mapping[str, Any]) -> None:
-    """What the model holds in memory of its own and the file has just so is the file's from now on.
+    """Weights of the model that equal the mapped ones use the file's memory, and not their own.
 
     Not by `load_state_dict(assign=True)`: that would change the types of weights, and leave random
     numbers with whoever holds a weight, or a part of one, under another name.
