@@ -1,7 +1,6 @@
 """One server in parts for the whole run; each test leaves it as it found it."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,8 +67,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         kept.update(dict.fromkeys(found, report.passed))
     if report.failed:
         for rig in {value for value in item.funcargs.values() if isinstance(value, Rig)}:
-            for part in (rig.process, *rig.nodes):
-                report.sections.append((f"log of {Path(part.log_path).name}", part.log()))
+            report.sections += rig.logs()
     return report
 
 

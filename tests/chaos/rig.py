@@ -100,6 +100,11 @@ class Rig(FerryServer):
             process.kill()
         self.redis.close()
 
+    def logs(self) -> list[tuple[str, str]]:
+        """Name and end of each part's log, as sections of a report."""
+        parts = (self.process, *self.nodes)
+        return [(f"log of {part.log_path.name}", part.log()) for part in parts]
+
     def processes(self) -> list[psutil.Process]:
         """Every living process of the server, Redis apart."""
         lines = [line for part in (self.process, *self.nodes) for line in part.family()]

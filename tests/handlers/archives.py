@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from PIL import Image
 
-from tests.handlers import models
+from tests.handlers.models import (
+    DETECTOR_SOURCE,
+    FEATURES_SOURCE,
+    Coloured,
+    detector_state,
+    linear_state,
+    spread,
+)
+from tests.unit import models
 from tests.unit.onnx_bytes import doubling_model
 from tests.unit.wheels import PACKAGE
 
@@ -85,7 +93,8 @@ def labels(count: int) -> str:
 
 
 def scripted(module: torch.nn.Module) -> dict[str, Any]:
-    return {"files": {"w.pt": models.scripted(module)}, "model": {"serializedFile": "w.pt"}}
+    weights = models.scripted(spread(module))
+    return {"files": {"w.pt": weights}, "model": {"serializedFile": "w.pt"}}
 
 
 def eager(source: str, state: bytes) -> dict[str, Any]:
@@ -225,7 +234,7 @@ def _plain() -> list[Archive]:
 def _torch() -> list[Archive]:
     features = scripted(torch.nn.Linear(3, 4))
     vocabulary = json.dumps({"good": 0, "bad": 1, "film": 2})
-    words = eager(models.FEATURES_SOURCE.format(inputs=3, outputs=2), models.linear_state(3, 2))
+    words = eager(FEATURES_SOURCE.format(inputs=3, outputs=2), linear_state(3, 2))
     onnx = {"files": {"w.onnx": doubling_model()}, "model": {"serializedFile": "w.onnx"}}
     parallel = {"preprocess": 1, "inference": 2, "postprocess": 1}
     return [
@@ -298,7 +307,7 @@ def _pictures() -> list[Archive]:
     kitten = KITTEN.read_bytes()
     classes = with_files(scripted(models.Pooled(8)), index_to_name__json=labels(8))
     detector = with_files(
-        eager(models.DETECTOR_SOURCE, models.detector_state()),
+        eager(DETECTOR_SOURCE, detector_state()),
         index_to_name__json='{"1": "cat", "2": "dog"}',
     )
     return [
@@ -320,7 +329,7 @@ def _pictures() -> list[Archive]:
             (one("grey", picture()), one("kitten", kitten)),
             **scripted(models.Pooled(10)),
         ),
-        Archive("small_segmenter", (one("picture", picture()),), **scripted(models.Coloured())),
+        Archive("small_segmenter", (one("picture", picture()),), **scripted(Coloured())),
         Archive(
             "object_detector", (one("picture", picture()),), handler="object_detector", **detector
         ),

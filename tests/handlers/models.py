@@ -1,7 +1,6 @@
 """Tiny models with weights that are the same on every machine, and their files."""
 
 import io
-import warnings
 
 import torch
 
@@ -46,17 +45,6 @@ def spread(module):
     return module.eval()
 
 
-class Pooled(torch.nn.Module):
-    """Pictures to classes."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(3, classes)
-
-    def forward(self, images):
-        return self.layer(images.mean(dim=(2, 3)))
-
-
 class Coloured(torch.nn.Module):
     """Pictures to a class for each pixel."""
 
@@ -66,15 +54,6 @@ class Coloured(torch.nn.Module):
 
     def forward(self, images) -> dict[str, torch.Tensor]:
         return {"out": self.layer(images)}
-
-
-def scripted(module) -> bytes:
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        # What archives of TorchServe hold, whatever new models should be exported with.
-        warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.script(spread(module)), buffer)
-    return buffer.getvalue()
 
 
 def linear(inputs: int, outputs: int):

@@ -78,6 +78,5 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         for value in item.funcargs.values():
             for rig in value if isinstance(value, tuple) else ():
                 if isinstance(rig, Rig):
-                    for part in (rig.process, *rig.nodes):
-                        report.sections.append((f"log of {Path(part.log_path).name}", part.log()))
+                    report.sections += rig.logs()
     return report
