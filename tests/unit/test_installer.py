@@ -108,7 +108,7 @@ def test_environment_that_was_left_half_made_is_made_again(tmp_path, model_dir):
     install(tmp_path, model_dir)
 
     # Then
-    subprocess.run([python, "-c", PROBE], capture_output=True, check=True)
+    subprocess.run([python, "-c", f"import {PACKAGE}"], capture_output=True, check=True)
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_requirements_of_a_model_with_a_module_of_a_common_name_are_installed(tm
     python = install(tmp_path, model_dir)
 
     # Then
-    subprocess.run([python, "-c", PROBE], capture_output=True, check=True)
+    subprocess.run([python, "-c", f"import {PACKAGE}"], capture_output=True, check=True)
 
 
 @pytest.mark.slow
