@@ -6,7 +6,6 @@ A process of its own, so that whoever drives the load has no torch in its memory
 """
 
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import torchvision
 
 from benchmarks.archives import write_archive
 from benchmarks.gpu_points import PHOTO, PLAIN, RAW, TIMED, archive_path
-from benchmarks.resnet import photo
+from benchmarks.resnet import normalise, photo, save_script
 
 STRICT = Path(__file__).with_name("gpu_strict_handler.py")
 STOPWATCH = Path(__file__).with_name("gpu_handler.py")
@@ -27,10 +26,7 @@ def write_all(folder: Path, network: str, dtype: str, decoders: Sequence[str]) -
     """The folder has a photo and the network's archives: as it came, and two for each decoder."""
     (folder / PHOTO).write_bytes(photo(0))
     weights = folder / f"{network}.pt"
-    with warnings.catch_warnings():
-        # Existing archives hold TorchScript, whatever new models should be compiled with.
-        warnings.filterwarnings("ignore", r".*torch\.jit.*")
-        torch.jit.script(make_network(network)).save(str(weights))
+    save_script(make_network(network), weights)
     write_one(archive_path(folder, RAW), weights, "prepare: false\n")
     for decode in decoders:
         # A handler of one's own is prepared only when it asks for it.
@@ -58,12 +54,8 @@ def make_network(name: str) -> torch.nn.Module:
     """Seeded; normalised by statistics of its own, so that half precision does not overflow."""
     torch.manual_seed(SEED)
     network: torch.nn.Module = torchvision.models.get_model(name, weights=None)
-    for module in network.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.momentum = None
-    with torch.inference_mode():
-        network.train()(torch.randn(EXAMPLES, 3, 224, 224))
-    return network.eval()
+    normalise(network, torch.randn(EXAMPLES, 3, 224, 224))
+    return network
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import argparse
 import shutil
 import sys
 import tempfile
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from benchmarks.archives import write_archive
 from benchmarks.measured_ferry import MeasuredFerry
 from benchmarks.records import told
 from benchmarks.reports import finish, to_record
+from benchmarks.resnet import save_script
 from benchmarks.servers import Job
 
 NETWORK = "resnet152"
@@ -64,10 +64,7 @@ def write_model(folder: Path, network: str, way: str) -> Path:
     archive = folder / "model.mar"
     if way in ("torchscript", "prepared"):
         weights = folder / "weights.pt"
-        with warnings.catch_warnings():
-            # Existing archives hold TorchScript, whatever new models should be compiled with.
-            warnings.filterwarnings("ignore", r".*torch\.jit.*")
-            torch.jit.script(module).save(str(weights))
+        save_script(module, weights)
         write_archive(archive, model | {"serializedFile": weights.name}, config, weights)
         return archive
     weights = folder / "weights.pth"

@@ -35,16 +35,21 @@ def write_all(folder: Path) -> None:
         (folder / f"photo-{number}.jpg").write_bytes(content)
     network = make_decided_network([pixels(content) for content in photos])
     weights = folder / WEIGHTS
-    with warnings.catch_warnings():
-        # Existing archives hold TorchScript, whatever new models should be compiled with.
-        warnings.filterwarnings("ignore", r".*torch\.jit.*")
-        torch.jit.script(network).save(str(weights))
+    save_script(network, weights)
     model = {"modelName": NAME, "modelVersion": "1.0", "handler": "image_classifier"}
     model["serializedFile"] = weights.name
     write_archive(folder / FLOAT32, model, weights)
     config = folder / "model-config.yaml"
     config.write_text("dtype: bfloat16\n")
     write_archive(folder / BFLOAT16, model | {"configFile": config.name}, weights, config)
+
+
+def save_script(network: torch.nn.Module, path: Path) -> None:
+    """The network lies at `path` as TorchScript."""
+    with warnings.catch_warnings():
+        # Existing archives hold TorchScript, whatever new models should be compiled with.
+        warnings.filterwarnings("ignore", r".*torch\.jit.*")
+        torch.jit.script(network).save(str(path))
 
 
 def photo(number: int) -> bytes:
@@ -111,15 +116,23 @@ def make_network(examples: Sequence[torch.Tensor], branch_weight: float = 1.0) -
     torch.manual_seed(SEED)
     network: torch.nn.Module = torchvision.models.resnet152(weights=None)
     for module in network.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.momentum = None
         if isinstance(module, torchvision.models.resnet.Bottleneck):
             torch.nn.init.constant_(module.bn3.weight, branch_weight)
+    normalise(network, torch.cat(list(examples)))
     with torch.inference_mode():
-        network.train()(torch.cat(list(examples)))
         # Enough to tell the photos apart; more would also tell one thread's sums from two threads'.
         network.fc.weight.mul_(6.0)
-    return network.eval()
+    return network
+
+
+def normalise(network: torch.nn.Module, batch: torch.Tensor) -> None:
+    """Its normalisations have the statistics of this batch; it is in evaluation mode."""
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = None
+    with torch.inference_mode():
+        network.train()(batch)
+    network.eval()
 
 
 if __name__ == "__main__":
