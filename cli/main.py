@@ -14,13 +14,13 @@ from cli.doctor import doctor
 from cli.models import models
 from cli.predict import predict
 from cli.roles import ingress, node
-from cli.status import status
-from cli.streams import (
+from cli.standard_streams import (
     escape_what_output_lacks,
     is_about_output,
     let_go_of_output,
     open_missing_streams,
 )
+from cli.status import status
 from cli.torchserve import torchserve
 from cli.up import up
 

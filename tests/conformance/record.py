@@ -22,7 +22,7 @@ from benchmarks.servers import free_ports
 from benchmarks.torchserve_env import TORCHSERVE_VERSION, torchserve_python
 from tests.conformance.archives import fill_store
 from tests.conformance.case_list import HERE, Case, load_scenes, properties_of
-from tests.conformance.servers import Seen, drive
+from tests.conformance.driving import Seen, drive
 from tests.conformance.wire import Target
 from tests.support import eventually
 

@@ -21,7 +21,7 @@ from tests.conformance.case_list import (
     properties_of,
 )
 from tests.conformance.compare import differences
-from tests.conformance.servers import Seen, drive
+from tests.conformance.driving import Seen, drive
 from tests.conformance.wire import Target
 from tests.e2e.ferry_process import FerryServer
 
