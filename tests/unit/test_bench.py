@@ -17,6 +17,7 @@ from cli.load.driver import NO_ANSWER, Load, Outcome, drive
 from cli.load.figures import BatchCount, Failure, Figures, batch_count, figures, percentile
 from cli.load.report import Point, page, table, write_report
 from cli.main import main
+from tests.http_server import serving
 from tests.support import eventually
 
 METRICS = """
@@ -84,12 +85,9 @@ class Target(ThreadingHTTPServer):
 
 @pytest.fixture
 def target():
-    with Target() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    server = Target()
+    with serving(server):
         yield server
-        server.shutdown()
-        thread.join(10)
 
 
 def load(target, **changes):

@@ -1,6 +1,5 @@
 """What `benchmarks.compare` measures with, in small: no Java, no network, no wrk."""
 
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -16,6 +15,7 @@ from benchmarks.records import origin
 from benchmarks.resnet import photo
 from benchmarks.servers import Job
 from benchmarks.workloads import WORKLOADS
+from tests.http_server import serving
 
 
 class Answering(BaseHTTPRequestHandler):
@@ -33,13 +33,8 @@ class Answering(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
-        thread.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Answering)) as address:
+        yield f"{address}/"
 
 
 def test_load_waits_for_every_request_that_it_sent(url):

@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from cli.api import Api
 from cli.main import main
 from cli.models import registration_stage
 from ingress.worker_wait import failed_text
+from tests.http_server import serving
 from tests.ports import free_ports
 from tests.tls import needs_openssl, write_certificate
 
@@ -76,21 +76,11 @@ class Server:
             def log_message(self, *_):
                 pass
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
 
     def speak_tls(self, context):
-        self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._http.shutdown()
-        self._thread.join()
-        self._http.server_close()
+        self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
 
 
 NOT_FOUND = {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: x"}
@@ -98,7 +88,8 @@ NOT_FOUND = {"code": 404, "type": "ModelNotFoundException", "message": "Model no
 
 @pytest.fixture
 def server():
-    with Server() as running:
+    running = Server()
+    with serving(running.http):
         yield running
 
 

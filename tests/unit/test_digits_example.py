@@ -4,7 +4,6 @@ import io
 import json
 import os
 import sys
-import threading
 import zipfile
 
 import numpy as np
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from examples.digits import build, demo, train
 from examples.digits.data import held_out, split_indexes, training_set
+from tests.http_server import serving
 
 PNG_LABELS = dict(held_out())
 
@@ -96,13 +96,10 @@ def stub_address():
     class Server(http.server.ThreadingHTTPServer):
         request_queue_size = 64  # the default of 5 resets some of 16 clients' connections
 
-    with Server(("127.0.0.1", 0), Stub) as server:
-        server.stub = Stub
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server, f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    server = Server(("127.0.0.1", 0), Stub)
+    server.stub = Stub
+    with serving(server) as address:
+        yield server, address
 
 
 def test_split_is_disjoint_and_whole():
