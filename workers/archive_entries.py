@@ -242,8 +242,7 @@ def _tar_entries(tar: tarfile.TarFile, stream: "_CappedStream") -> Iterator[_Raw
 
 def _open_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
     stream = tar.extractfile(member)
-    if stream is None:  # only for what is neither file nor link; _checked has refused those
-        raise InvalidModel(f"Archive entry {member.name!r} cannot be read.")
+    assert stream is not None  # only of what is neither file nor link, which _checked refuses
     return stream
 
 
