@@ -40,55 +40,57 @@ def _numbers(smallest: int) -> Callable[[click.Context, click.Parameter, str], l
     return read
 
 
+_LOAD_OPTIONS = (
+    click.option(
+        "--body",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="File that each request sends as its body. Default: an empty body.",
+    ),
+    click.option(
+        "--content-type",
+        default="",
+        callback=check_header_value,
+        help="Content type of the body. Default: none.",
+    ),
+    click.option(
+        "--connections",
+        type=click.IntRange(1),
+        help="Most requests that are open at a time; others wait, which counts as latency. "
+        f"[default: {_CONNECTIONS}; {_CONNECTIONS_OF_OPEN_LOOP} with --rate]",
+    ),
+    click.option(
+        "--rate",
+        type=click.FloatRange(0, 1_000_000),
+        default=0.0,
+        help="Requests per second. Default: as fast as they are answered.",
+    ),
+    click.option(
+        "--duration",
+        type=click.FloatRange(0, _DAY_S, min_open=True),
+        default=10.0,
+        show_default=True,
+        help="Seconds to measure.",
+    ),
+    click.option(
+        "--warmup",
+        type=click.FloatRange(0, _DAY_S),
+        default=1.0,
+        show_default=True,
+        help="Seconds of load before that, which are not measured.",
+    ),
+    click.option(
+        "--metrics-url",
+        envvar="FERRY_METRICS_URL",
+        show_envvar=True,
+        default="http://127.0.0.1:8082/metrics",
+        show_default=True,
+        help="Where the server tells how large its batches were.",
+    ),
+)
+
+
 def _load_options(command: Any) -> Any:
-    options = (
-        click.option(
-            "--body",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="File that each request sends as its body. Default: an empty body.",
-        ),
-        click.option(
-            "--content-type",
-            default="",
-            callback=check_header_value,
-            help="Content type of the body. Default: none.",
-        ),
-        click.option(
-            "--connections",
-            type=click.IntRange(1),
-            help="Most requests that are open at a time; others wait, and their latency counts it. "
-            f"[default: {_CONNECTIONS}; {_CONNECTIONS_OF_OPEN_LOOP} with --rate]",
-        ),
-        click.option(
-            "--rate",
-            type=click.FloatRange(0, 1_000_000),
-            default=0.0,
-            help="Requests per second. Default: as fast as they are answered.",
-        ),
-        click.option(
-            "--duration",
-            type=click.FloatRange(0, _DAY_S, min_open=True),
-            default=10.0,
-            show_default=True,
-            help="Seconds to measure.",
-        ),
-        click.option(
-            "--warmup",
-            type=click.FloatRange(0, _DAY_S),
-            default=1.0,
-            show_default=True,
-            help="Seconds of load before that, which are not measured.",
-        ),
-        click.option(
-            "--metrics-url",
-            envvar="FERRY_METRICS_URL",
-            show_envvar=True,
-            default="http://127.0.0.1:8082/metrics",
-            show_default=True,
-            help="Where the server tells how large its batches were.",
-        ),
-    )
-    for option in reversed(options):  # click lists the last one that was applied first
+    for option in reversed(_LOAD_OPTIONS):  # click lists the last one that was applied first
         command = option(command)
     return command
 
