@@ -123,7 +123,10 @@ def list_models(management_url: str, as_json: bool) -> None:
 @management_option
 @json_option
 def unregister(model: str, version: str, management_url: str, as_json: bool) -> None:
-    """Remove MODEL, or one version of it, with its workers."""
+    """Remove a version of MODEL, with its workers.
+
+    The default version can only be removed when it is the last one.
+    """
     with Api(management_url) as api:
         path = ("models", model, version) if version else ("models", model)
         answer = api.call("DELETE", *path)
