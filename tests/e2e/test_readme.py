@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,8 +20,7 @@ import pytest
 import torch
 from torchvision.models import resnet152
 
-from batching.child_process import kill_group, spawn
-from cli.embedded_redis import find_server
+from tests.chaos.tcp_redis import TcpRedis
 from tests.e2e.ferry_process import FerryProcess
 from tests.ports import free_ports
 from tests.support import eventually
@@ -120,21 +118,10 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 @pytest.fixture
-def redis_url(tmp_path: Path) -> Iterator[str]:
+def redis_url() -> Iterator[str]:
     """A Redis that other machines could reach."""
-    port = free_ports(1)
-    flags = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
-    process = spawn([str(find_server().path), *flags], os.environ, stdout=subprocess.DEVNULL)
-
-    def answers() -> bool:
-        try:
-            return bool(socket.create_connection(("127.0.0.1", port), 1).close() is None)
-        except OSError:
-            return False
-
-    eventually(answers, 10)
-    yield f"redis://127.0.0.1:{port}"
-    kill_group(process)
+    with TcpRedis() as server:
+        yield f"redis://127.0.0.1:{server.port}"
 
 
 @pytest.mark.parametrize(("document", "least"), [("README.md", 7), (HANDLERS, 4)])

@@ -13,6 +13,14 @@ CPU = Device("cpu")
 
 
 @pytest.fixture
+def store(tmp_path):
+    """A model store, empty unless a file of tests says otherwise."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
 def load_handler(tmp_path):
     """Loads a model from the given files in this process, which is itself again afterwards."""
     folder, path, modules = Path.cwd(), list(sys.path), set(sys.modules)

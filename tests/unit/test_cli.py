@@ -102,19 +102,13 @@ def ferry(server):
     return run
 
 
-def closed_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [("models", "list"), ("models", "unregister", "m"), ("models", "register", "m.mar")],
 )
 def test_command_says_that_nothing_answers_when_no_server_runs(arguments):
     # Given
-    url = f"http://127.0.0.1:{closed_port()}"
+    url = f"http://127.0.0.1:{free_ports(1)}"
     # When
     result = CliRunner().invoke(main, [*arguments, "--management-url", url])
     # Then
@@ -154,7 +148,7 @@ def test_server_on_this_machine_is_not_looked_for_behind_a_proxy(
     # Given a proxy of which httpx knows how to speak to it, or does not
     monkeypatch.delenv("NO_PROXY", raising=False)
     scheme = "http" if variable == "HTTP_PROXY" else "socks5"
-    monkeypatch.setenv(variable, f"{scheme}://127.0.0.1:{closed_port()}")
+    monkeypatch.setenv(variable, f"{scheme}://127.0.0.1:{free_ports(1)}")
     server.answers["GET", "/models"] = (200, {"models": []})
     # When / Then
     assert ferry("models", "list").stdout.startswith("No models.")
@@ -630,7 +624,7 @@ def test_check_free_names_the_address_when_it_is_in_use():
 
 def test_check_free_accepts_one_address_for_several_listeners():
     # Given
-    address = f"http://127.0.0.1:{closed_port()}"
+    address = f"http://127.0.0.1:{free_ports(1)}"
     # When / Then
     check_free([address, address, "unix:/tmp/socket"])
 

@@ -24,15 +24,13 @@ def registry(redis_server):
 
 
 @pytest.fixture
-def store(tmp_path, redis_server, monkeypatch):
+def store(store, redis_server, monkeypatch):
     """A model store with a download whose registration has failed afterwards."""
-    folder = tmp_path / "store"
-    folder.mkdir()
     monkeypatch.setenv("REDIS_URL", redis_server.url)
-    monkeypatch.setenv("FERRY_MODEL_STORE", str(folder))
+    monkeypatch.setenv("FERRY_MODEL_STORE", str(store))
     monkeypatch.setenv("FERRY_ALLOWED_URLS", ALLOWED)
-    fetch.locate_archive(URL, folder, downloader=web_with_archive().downloader())
-    return folder
+    fetch.locate_archive(URL, store, downloader=web_with_archive().downloader())
+    return store
 
 
 @pytest.fixture

@@ -22,11 +22,9 @@ from workers.fetch import locate_archive
 
 
 @pytest.fixture
-def store(tmp_path):
-    folder = tmp_path / "store"
-    folder.mkdir()
-    (folder / "local.mar").write_bytes(archive_bytes())
-    return folder
+def store(store):
+    (store / "local.mar").write_bytes(archive_bytes())
+    return store
 
 
 def test_download_is_verified_and_lands_in_the_store(store):

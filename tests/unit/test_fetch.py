@@ -10,18 +10,16 @@ from workers.fetch import locate_archive
 
 
 @pytest.fixture
-def store(tmp_path):
-    folder = tmp_path / "store"
-    folder.mkdir()
-    (folder / "local.mar").write_bytes(archive_bytes())
-    (folder / "model").mkdir()
-    (folder / "model" / "echo.py").touch()
+def store(store, tmp_path):
+    (store / "local.mar").write_bytes(archive_bytes())
+    (store / "model").mkdir()
+    (store / "model" / "echo.py").touch()
     (tmp_path / "secret.mar").write_bytes(archive_bytes())
-    (folder / "link.mar").symlink_to(tmp_path / "secret.mar")
-    (folder / "linked").symlink_to(tmp_path)
-    (folder / "loop.mar").symlink_to("loop.mar")
-    (folder / "within.mar").symlink_to("local.mar")
-    return folder
+    (store / "link.mar").symlink_to(tmp_path / "secret.mar")
+    (store / "linked").symlink_to(tmp_path)
+    (store / "loop.mar").symlink_to("loop.mar")
+    (store / "within.mar").symlink_to("local.mar")
+    return store
 
 
 @pytest.mark.parametrize("name", ["local.mar", "model"])

@@ -21,13 +21,6 @@ MANY = 40  # more than the event loop's own executor has threads
 
 
 @pytest.fixture
-def store(tmp_path):
-    folder = tmp_path / "store"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def files(store, tmp_path):
     return ModelFiles(Settings(work_dir=tmp_path / "work", model_store=store, allowed_urls=ALLOWED))
 

@@ -12,13 +12,6 @@ from workers.fetch import locate_archive
 from workers.model_files import ModelFiles
 
 
-@pytest.fixture
-def store(tmp_path):
-    folder = tmp_path / "store"
-    folder.mkdir()
-    return folder
-
-
 def test_download_is_removed_again_and_nothing_else_ever(store):
     # Given a download, and a file that the operator put there under a name from another URL
     locate_archive(URL, store, downloader=web_with_archive().downloader())
