@@ -14,6 +14,7 @@ import uvloop
 from batching.settings import SettingsError
 from batching.store.tasks import end_tasks
 from ingress import certificate
+from ingress.certificate import Certificate
 from ingress.listeners import Address, Listener
 from tests.ports import free_ports
 from tests.support import eventually_async
@@ -214,8 +215,8 @@ def end_of(pair):
         (6, 1.1, ""),
         (6, 0.9, "will expire"),
         (6, -1, "has expired"),
-        (-1, -1, "has expired"),
-        (-1, 1, ""),
+        (0, -1, "has expired"),
+        (0, 1, ""),
     ],
 )
 def test_log_says_once_that_a_certificate_has_expired_or_will_soon(
