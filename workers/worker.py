@@ -263,6 +263,9 @@ def _report(assignment: Assignment, **status: Any) -> None:
 
 
 if __name__ == "__main__":
+    # Without a name, this module is found by its path in processes that a handler starts by
+    # multiprocessing. Those of one pool share that import from Python 3.14 on, not one by name.
+    __spec__ = None  # type: ignore[assignment]
     try:
         sys.exit(main())
     finally:
