@@ -22,7 +22,7 @@ from batching.installation import install_patience_s
 from batching.left_out_keys import require_served
 from batching.model_config import ignored_values
 from batching.model_entry import check_names
-from batching.model_spec import ArchiveInfo, ModelSpec, VersionKey
+from batching.model_spec import ArchiveInfo, ModelSpec
 from batching.registration import (
     bool_parameter,
     check_parameters,
@@ -31,15 +31,7 @@ from batching.registration import (
     spec_from_registration,
 )
 from ingress.services import Services
-from ingress.worker_wait import (
-    Progress,
-    failed_text,
-    failures_by_slot,
-    wait_for_node,
-    wait_for_workers,
-    wait_until_gone,
-    wait_until_listed,
-)
+from ingress.worker_wait import Progress, WorkerWait, failed_text, failures_by_slot
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +56,8 @@ class Registrar:
         self._registry = services.registry
         self._control = services.control
         self._predictor = services.predictor
-        self._lifecycle = services.lifecycle
         self._loop = services.loop
+        self._wait = WorkerWait(services.registry, lambda: services.lifecycle.is_draining)
 
     def register(self, parameters: Mapping[str, Any]) -> tuple[int, str]:
         """HTTP status and text of `POST /models` with these parameters.
@@ -100,7 +92,7 @@ class Registrar:
         if not url:
             raise ModelNotFound("empty url")
         check_parameters(parameters)  # a download may take many minutes
-        if not wait_for_node(self._registry, self._should_stop, timeout_s=NODE_TIMEOUT_S):
+        if not self._wait.for_node(NODE_TIMEOUT_S):
             self._registry.require_writable()  # or no node can say that it runs
             raise Unavailable(
                 "No node is running to load models. Start one: ferry node", retry_after_s=5.0
@@ -145,10 +137,8 @@ class Registrar:
         self._take_on(spec)
         if not bool_parameter(parameters, "synchronous", default=False):
             return 202, PROCESSING
-        progress = wait_for_workers(
-            self._registry,
+        progress = self._wait.for_workers(
             spec,
-            self._should_stop,
             failures_before=failures_before,
             version_text=asked or "null",
             install_patience_s=install_patience_s(spec, self._settings),
@@ -178,23 +168,16 @@ class Registrar:
             ServeError: unknown, the default of several, or workers that do not go in time.
         """
         try:
-            self._remove(self.resolve(model_name, model_version).key)
+            key = self.resolve(model_name, model_version).key
+            self._registry.remove(key)
+            self._forget(model_name)
+            self._wait.until_gone(key, self._settings.unregister_model_timeout_s)
         except RecordUnreadable:
             if model_version is not None:
                 raise  # there may be other versions, and their workers serve
             self._registry.remove_unreadable(model_name)
             self._forget(model_name)
         return f'Model "{model_name}" unregistered'
-
-    def _remove(self, key: VersionKey) -> None:
-        self._registry.remove(key)
-        self._forget(key.model_name)
-        wait_until_gone(
-            self._registry,
-            key,
-            self._should_stop,
-            timeout_s=self._settings.unregister_model_timeout_s,
-        )
 
     def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
         """The version that a management path names.
@@ -207,10 +190,8 @@ class Registrar:
 
     def _first_workers(self, spec: ModelSpec) -> Progress:
         try:
-            progress = wait_for_workers(
-                self._registry,
+            progress = self._wait.for_workers(
                 spec,
-                self._should_stop,
                 failures_before={},
                 version_text=spec.model_version,
                 install_patience_s=install_patience_s(spec, self._settings),
@@ -231,13 +212,10 @@ class Registrar:
         # TorchServe's workers are listed when it answers, so a request that follows at once waits
         # for them to load instead of being refused.
         if spec.min_worker > 0:
-            wait_until_listed(self._registry, spec.key, self._should_stop)
+            self._wait.until_listed(spec.key)
 
     def _forget(self, model_name: str) -> None:
         self._loop.call_soon_threadsafe(self._predictor.forget, model_name)
-
-    def _should_stop(self) -> bool:
-        return self._lifecycle.is_draining
 
 
 def _require_name(parameters: Mapping[str, Any], archive: ArchiveInfo) -> None:

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from functools import partial
 from typing import TypeVar
 
 from batching.errors import (
@@ -39,7 +38,6 @@ LISTED_WITHIN_S = 2.0
 # The largest archives are tens of gigabytes, and each node may have to download them.
 MAX_PREPARATION_S = 900.0
 
-ShouldStop = Callable[[], bool]
 Slot = tuple[str, int]
 
 T = TypeVar("T")
@@ -63,80 +61,145 @@ def failures_by_slot(workers: Sequence[WorkerStatus]) -> dict[Slot, int]:
     return {(worker.node_id, worker.slot): worker.failures for worker in workers}
 
 
-def wait_for_workers(
-    registry: Registry,
-    spec: ModelSpec,
-    should_stop: ShouldStop,
-    *,
-    failures_before: Mapping[Slot, int],
-    version_text: str,
-    install_patience_s: float = 0.0,
-) -> Progress:
-    """How many workers are ready when all are, or when `startup_timeout` has passed.
+class WorkerWait:
+    """Waits for nodes and workers, until they report what is waited for or this server stops.
 
-    That time counts from when the archive is unpacked, as it does on the nodes. Where one node's
-    workers fail to start and another's are ready, that is PARTIAL.
-
-    Args:
-        registry: where workers report.
-        spec: as registered; `min_worker` to `max_worker` on each live node are waited for, or as
-            many as somebody else scales it to meanwhile.
-        should_stop: asked every second.
-        failures_before: from `failures_by_slot`, before the change.
-        version_text: how an error names the version.
-        install_patience_s: seconds beyond `startup_timeout` for what the archive requires.
-
-    Raises:
-        InternalError, OutOfResources: a worker failed to start, and no other node has all ready.
-        VersionNotFound: it was unregistered meanwhile.
-        DependenciesFailed: what its archive requires cannot be installed.
-        Draining: this server stops.
+    Blocks; call from a thread.
     """
-    patience = _Patience(spec.startup_timeout_s + STARTUP_GRACE_S + install_patience_s)
-    follow = partial(
-        _follow_workers,
-        *(registry, spec, should_stop, patience),
-        failures_before=failures_before,
-        version_text=version_text,
-    )
-    return _outlast(follow, patience, should_stop)
 
+    def __init__(self, registry: Registry, should_stop: Callable[[], bool]) -> None:
+        self._registry = registry
+        self._should_stop = should_stop  # asked every second
 
-def wait_for_node(registry: Registry, should_stop: ShouldStop, *, timeout_s: float) -> bool:
-    """Whether a node runs, or has come within `timeout_s`."""
-    return _wait_until(
-        lambda: bool(registry.nodes()), registry, should_stop, timeout_s, _LOOK_FOR_NODE_S
-    )
+    def for_workers(
+        self,
+        spec: ModelSpec,
+        *,
+        failures_before: Mapping[Slot, int],
+        version_text: str,
+        install_patience_s: float,
+    ) -> Progress:
+        """How many workers are ready when all are, or when `startup_timeout` has passed.
 
+        That time counts from when the archive is unpacked, as it does on the nodes. Where one
+        node's workers fail to start and another's are ready, that is PARTIAL.
 
-def wait_until_listed(registry: Registry, key: VersionKey, should_stop: ShouldStop) -> None:
-    """A node has taken the version on, so that requests may queue for its workers.
+        Args:
+            spec: as registered; `min_worker` to `max_worker` on each live node are waited for, or
+                as many as somebody else scales it to meanwhile.
+            failures_before: from `failures_by_slot`, before the change.
+            version_text: how an error names the version.
+            install_patience_s: seconds beyond `startup_timeout` for what the archive requires.
 
-    Returns without one after LISTED_WITHIN_S: nodes that are slow to react are no error. Nor is a
-    Redis that goes away meanwhile: the version is registered.
-    """
-    with contextlib.suppress(StoreUnavailable):
-        _wait_until(lambda: bool(registry.workers(key)), registry, should_stop, LISTED_WITHIN_S)
+        Raises:
+            InternalError, OutOfResources: a worker failed to start, and no other node has all
+                ready.
+            VersionNotFound: it was unregistered meanwhile.
+            DependenciesFailed: what its archive requires cannot be installed.
+            Draining: this server stops.
+        """
+        patience = _Patience(spec.startup_timeout_s + STARTUP_GRACE_S + install_patience_s)
+        return self._outlast(
+            lambda: self._follow(spec, patience, failures_before, version_text), patience
+        )
 
+    def for_node(self, timeout_s: float) -> bool:
+        """Whether a node runs, or has come within `timeout_s`."""
+        return self._until(lambda: bool(self._registry.nodes()), timeout_s, _LOOK_FOR_NODE_S)
 
-def wait_until_gone(
-    registry: Registry, key: VersionKey, should_stop: ShouldStop, *, timeout_s: float
-) -> None:
-    """No live node runs a worker of this version any more, or it is registered again.
+    def until_listed(self, key: VersionKey) -> None:
+        """A node has taken the version on, so that requests may queue for its workers.
 
-    Raises:
-        RequestTimeout: they are still there after `timeout_s`.
-        Draining: this server stops.
-    """
-    patience = _Patience(timeout_s)
+        Returns without one after LISTED_WITHIN_S: nodes that are slow to react are no error. Nor
+        is a Redis that goes away meanwhile: the version is registered.
+        """
+        with contextlib.suppress(StoreUnavailable):
+            self._until(lambda: bool(self._registry.workers(key)), LISTED_WITHIN_S)
 
-    def wait() -> bool:
-        left_s = patience.left_s()
-        return _wait_until(lambda: _is_gone(registry, key), registry, should_stop, left_s)
+    def until_gone(self, key: VersionKey, timeout_s: float) -> None:
+        """No live node runs a worker of this version any more, or it is registered again.
 
-    if not _outlast(wait, patience, should_stop):
-        _raise_if_stopping(should_stop)
-        raise RequestTimeout(f"Timed out while cleaning resources: {key.model_name}")
+        Raises:
+            RequestTimeout: they are still there after `timeout_s`.
+            Draining: this server stops.
+        """
+        patience = _Patience(timeout_s)
+        if not self._outlast(
+            lambda: self._until(lambda: self._is_gone(key), patience.left_s()), patience
+        ):
+            self._raise_if_stopping()
+            raise RequestTimeout(f"Timed out while cleaning resources: {key.model_name}")
+
+    def _follow(
+        self,
+        spec: ModelSpec,
+        patience: "_Patience",
+        failures_before: Mapping[Slot, int],
+        version_text: str,
+    ) -> Progress:
+        with self._registry.changes() as wait:
+            while True:
+                spec = self._as_registered(spec)
+                workers = self._registry.workers(spec.key)
+                if _is_preparing(workers):
+                    patience.begin_anew()
+                failed = _failed(workers, spec, failures_before)
+                whole = self._registry.alive_nodes() - {worker.node_id for worker in failed}
+                there = [worker for worker in workers if worker.node_id in whole]
+                progress = _progress(there, spec, nodes=max(1, len(whole)))
+                left_s = patience.left_s()
+                is_over = progress is Progress.DONE or left_s <= 0
+                if failed and (is_over or not whole):
+                    error = _why_failed(failed, spec.key, version_text)
+                    if progress is Progress.NONE:
+                        raise error
+                    return Progress.PARTIAL
+                if is_over:
+                    return progress
+                self._raise_if_stopping()
+                wait(min(left_s, _SLICE_S))
+
+    def _outlast(self, attempt: Callable[[], T], patience: "_Patience") -> T:
+        """What the attempt returns; repeated while Redis is away, as long as time is left.
+
+        The caller has changed the registry already: an error would make its client repeat that.
+        """
+        while True:
+            try:
+                return attempt()
+            except StoreUnavailable:
+                if patience.left_s() <= 0 or self._should_stop():
+                    raise
+                time.sleep(_RETRY_S)
+
+    def _until(
+        self, is_so: Callable[[], bool], timeout_s: float, slice_s: float = _SLICE_S
+    ) -> bool:
+        """Whether it is so, or has come to be within `timeout_s` and before this server stops."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._registry.changes() as wait:
+            while not is_so():
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or self._should_stop():
+                    return False
+                wait(min(left_s, slice_s))
+        return True
+
+    def _is_gone(self, key: VersionKey) -> bool:
+        # Workers of a version that somebody has registered again are, or will be, that one's.
+        entry = self._registry.get(key.model_name)
+        is_there_again = entry is not None and key.model_version in entry.versions
+        return is_there_again or not self._registry.workers(key)
+
+    def _as_registered(self, spec: ModelSpec) -> ModelSpec:
+        entry = self._registry.get(spec.model_name)
+        if entry is None and self._registry.is_lost():
+            return spec  # nodes restore what they know
+        return still_registered(entry, spec)
+
+    def _raise_if_stopping(self) -> None:
+        if self._should_stop():
+            raise Draining("The server is shutting down.", retry_after_s=1.0)
 
 
 class _Patience:
@@ -154,84 +217,6 @@ class _Patience:
         """It is being unpacked."""
         latest_s = self._started_s + MAX_PREPARATION_S
         self._deadline_s = min(time.monotonic(), latest_s) + self._seconds
-
-
-def _follow_workers(
-    registry: Registry,
-    spec: ModelSpec,
-    should_stop: ShouldStop,
-    patience: _Patience,
-    *,
-    failures_before: Mapping[Slot, int],
-    version_text: str,
-) -> Progress:
-    with registry.changes() as wait:
-        while True:
-            spec = _as_registered(registry, spec)
-            workers = registry.workers(spec.key)
-            if _is_preparing(workers):
-                patience.begin_anew()
-            failed = _failed(workers, spec, failures_before)
-            whole = registry.alive_nodes() - {worker.node_id for worker in failed}
-            there = [worker for worker in workers if worker.node_id in whole]
-            progress = _progress(there, spec, nodes=max(1, len(whole)))
-            left_s = patience.left_s()
-            is_over = progress is Progress.DONE or left_s <= 0
-            if failed and (is_over or not whole):
-                error = _why_failed(failed, spec.key, version_text)
-                if progress is Progress.NONE:
-                    raise error
-                return Progress.PARTIAL
-            if is_over:
-                return progress
-            _raise_if_stopping(should_stop)
-            wait(min(left_s, _SLICE_S))
-
-
-def _outlast(attempt: Callable[[], T], patience: _Patience, should_stop: ShouldStop) -> T:
-    """What the attempt returns; another one is made if Redis was away, as long as time is left.
-
-    Who waits has changed the registry already, and would only be told to do so again.
-    """
-    while True:
-        try:
-            return attempt()
-        except StoreUnavailable:
-            if patience.left_s() <= 0 or should_stop():
-                raise
-            time.sleep(_RETRY_S)
-
-
-def _is_gone(registry: Registry, key: VersionKey) -> bool:
-    # Workers of a version that somebody has registered again are, or will be, that one's.
-    entry = registry.get(key.model_name)
-    is_there_again = entry is not None and key.model_version in entry.versions
-    return is_there_again or not registry.workers(key)
-
-
-def _wait_until(
-    is_so: Callable[[], bool],
-    registry: Registry,
-    should_stop: ShouldStop,
-    timeout_s: float,
-    slice_s: float = _SLICE_S,
-) -> bool:
-    """Whether it is so, or has come to be within `timeout_s` and before this server stops."""
-    deadline_s = time.monotonic() + timeout_s
-    with registry.changes() as wait:
-        while not is_so():
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or should_stop():
-                return False
-            wait(min(left_s, slice_s))
-    return True
-
-
-def _as_registered(registry: Registry, spec: ModelSpec) -> ModelSpec:
-    entry = registry.get(spec.model_name)
-    if entry is None and registry.is_lost():
-        return spec  # nodes restore what they know
-    return still_registered(entry, spec)
 
 
 def _is_preparing(workers: Sequence[WorkerStatus]) -> bool:
@@ -271,8 +256,3 @@ def _why_failed(failed: Sequence[WorkerStatus], key: VersionKey, version_text: s
     is_out_of_memory = any(worker.is_out_of_memory for worker in failed)
     kind = OutOfResources if is_out_of_memory else InternalError
     return kind(failed_text(key.model_name, version_text))
-
-
-def _raise_if_stopping(should_stop: ShouldStop) -> None:
-    if should_stop():
-        raise Draining("The server is shutting down.", retry_after_s=1.0)

@@ -9,7 +9,7 @@ from batching.store import keys
 from batching.store.connection import connect
 from batching.store.keys import VersionKeys
 from ingress import registrar
-from ingress.worker_wait import Progress, wait_for_workers
+from ingress.worker_wait import Progress, WorkerWait
 from tests.support import eventually
 from tests.unit.ingress.simulated_node import ERROR, SimulatedNode
 
@@ -348,7 +348,7 @@ def test_time_to_install_is_no_time_to_load(manager, node, monkeypatch):
     words = {"failures_before": {}, "version_text": "1.0", "install_patience_s": 0.5}
     # When
     started_s = time.monotonic()
-    progress = wait_for_workers(manager.registry, spec, lambda: False, **words)
+    progress = WorkerWait(manager.registry, lambda: False).for_workers(spec, **words)
     # Then
     assert progress is Progress.NONE
     assert time.monotonic() - started_s >= 0.8

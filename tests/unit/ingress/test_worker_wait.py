@@ -5,7 +5,7 @@ import pytest
 from batching.errors import Draining, InternalError
 from batching.status import NodeStatus, WorkerState, WorkerStatus
 from batching.store import keys
-from ingress.worker_wait import Progress, _is_preparing, _progress, wait_for_workers
+from ingress.worker_wait import Progress, WorkerWait, _is_preparing, _progress
 from tests.support import KEY, make_spec
 
 READY, LOADING, STARTING = WorkerState.READY, WorkerState.LOADING, WorkerState.STARTING
@@ -59,8 +59,8 @@ class Nodes:
             self.desk.node().report(KEY, status)
 
     def wait(self, should_stop=lambda: False):
-        options = {"failures_before": {}, "version_text": "1.0"}
-        return wait_for_workers(self.registry, self.spec, should_stop, **options)
+        options = {"failures_before": {}, "version_text": "1.0", "install_patience_s": 0.0}
+        return WorkerWait(self.registry, should_stop).for_workers(self.spec, **options)
 
 
 @pytest.fixture
