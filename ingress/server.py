@@ -114,8 +114,8 @@ class _Ingress:
         self._marks = StartupMarks(client)
         self._launch = launch()
         self._outage = outage = Outage(log, settings.redis_url)
-        self._catalog = Catalog(self._registry, url, outage=outage)
-        self._broker = Broker(url, dead_after_s=settings.dead_after_s, outage=outage)
+        self._catalog = Catalog(self._registry, url, outage)
+        self._broker = Broker(url, outage, dead_after_s=settings.dead_after_s)
         probe_client = connect(url, socket_timeout_s=_PROBE_TIMEOUT_S)
         self._probe_registry = Registry(probe_client, dead_after_s=settings.dead_after_s)
         self._metrics.watch(

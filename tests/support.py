@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from batching.store.connection import connect, connect_async
 from batching.store.ingress_verbs import IngressVerbs, Submission
 from batching.store.keys import VersionKeys
 from batching.store.node_verbs import NodeVerbs
+from batching.store.outage import Outage
 from batching.store.registry import Registry
 from batching.store.replies import named_request
 from batching.store.worker_verbs import WorkerVerbs
@@ -119,6 +121,11 @@ async def eventually_async(predicate: Callable[[], Any], timeout_s: float = 5.0)
         assert time.monotonic() < end, f"not true within {timeout_s} s"
         await asyncio.sleep(POLL_S)
     return value
+
+
+def make_outage(redis_url: str = "") -> Outage:
+    """Where a part that calls Redis notes that it is away; nobody else does."""
+    return Outage(logging.getLogger("test"), redis_url)
 
 
 def make_spec(**changes: Any) -> ModelSpec:

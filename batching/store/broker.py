@@ -1,7 +1,6 @@
 """The ingress's door to the queue: one call per request, one reply back."""
 
 import asyncio
-import logging
 import uuid
 
 from batching import errors
@@ -19,8 +18,6 @@ from batching.store.reply_stream import ReplyStream
 from batching.store.tasks import end_tasks
 from batching.store.waiter import ClientGone
 
-log = logging.getLogger(__name__)
-
 UNUSED_S = 60.0
 
 
@@ -31,11 +28,9 @@ class Broker:
     minute are closed, and those of versions that have been unregistered.
     """
 
-    def __init__(
-        self, redis_url: str, *, dead_after_s: float = 3.0, outage: Outage | None = None
-    ) -> None:
+    def __init__(self, redis_url: str, outage: Outage, *, dead_after_s: float = 3.0) -> None:
         self._redis_url = redis_url
-        self._outage = outage or Outage(log, redis_url)
+        self._outage = outage
         self._dead_after_ms = int(dead_after_s * 1000)
         self._ingress_id = uuid.uuid4().hex
         self._client: AsyncClient | None = None

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 
 from batching.errors import StoreUnavailable
 from batching.model_entry import ModelEntry, pick_version
@@ -14,8 +13,6 @@ from batching.store.redis_errors import AWAY
 from batching.store.refusals import queue_lost, store_unavailable
 from batching.store.registry import Registry
 from batching.store.tasks import end_tasks, keep_going
-
-log = logging.getLogger(__name__)
 
 RECONNECT_S = 0.2
 LOOK_UP_PATIENCE_S = 0.8  # as a submit's
@@ -33,10 +30,10 @@ class Catalog:
     registered, whoever asks for a model that it does not know waits.
     """
 
-    def __init__(self, registry: Registry, redis_url: str, *, outage: Outage | None = None) -> None:
+    def __init__(self, registry: Registry, redis_url: str, outage: Outage) -> None:
         self._registry = registry
         self._redis_url = redis_url
-        self._outage = outage or Outage(log, redis_url)
+        self._outage = outage
         self._entries: dict[str, ModelEntry] = {}
         self._epoch = ""
         self._is_emptied = False

@@ -45,11 +45,11 @@ _Body = Callable[[], Coroutine[None, None, None]]
 class Lane:
     """Submits for one version and waits for the replies."""
 
-    def __init__(self, key: VersionKey, verbs: IngressVerbs, outage: Outage | None = None) -> None:
+    def __init__(self, key: VersionKey, verbs: IngressVerbs, outage: Outage) -> None:
         self.resubmitted = 0
         self._key = key
         self._verbs = verbs
-        self._outage = outage or Outage(log)
+        self._outage = outage
         self._loop = asyncio.get_running_loop()
         self._pending: list[Waiter] = []
         self._waiting: dict[str, Waiter] = {}

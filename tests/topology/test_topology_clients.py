@@ -27,6 +27,7 @@ from tests.support import (
     eventually_async,
     hold_connections,
     hold_connections_async,
+    make_outage,
     make_spec,
     wire_of,
 )
@@ -115,7 +116,7 @@ def test_ingress_keeps_no_client_of_versions_that_were_unregistered(
     monkeypatch.setattr(verbs_module, "BLOCK_S", 0.01)
 
     async def run(registry: Registry) -> int:
-        broker = Broker(cluster.url)
+        broker = Broker(cluster.url, make_outage())
         await broker.start()
         # When versions come and go
         for number in range(10):

@@ -23,6 +23,7 @@ from tests.support import (
     SimulatedClock,
     eventually,
     eventually_async,
+    make_outage,
     make_spec,
     wire_of,
 )
@@ -182,7 +183,7 @@ def test_ingress_says_that_redis_is_away(tmp_path, caplog, monkeypatch):
     url = f"unix://{tmp_path}/nobody.sock"
 
     async def run():
-        catalog = Catalog(Registry(connect(url)), url)
+        catalog = Catalog(Registry(connect(url)), url, make_outage(url))
         # When
         await catalog.start()
         await eventually_async(lambda: caplog.messages)
@@ -199,7 +200,7 @@ def test_ingress_says_that_redis_refuses_its_password(real_backend, caplog):
     url = real_backend.url.replace("unix://", "unix://somebody:secret@")
 
     async def run():
-        broker = Broker(url)
+        broker = Broker(url, make_outage(url))
         await broker.start()
         # When
         with pytest.raises(errors.StoreUnavailable):

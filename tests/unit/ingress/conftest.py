@@ -139,8 +139,9 @@ def ingress(redis_url, keys):
     probe_client = connect(redis_url, socket_timeout_s=0.5)
     probe_registry = Registry(probe_client, dead_after_s=DEAD_AFTER_S)
     metrics, archives, lifecycle = Metrics(), KnownArchives(), Lifecycle()
-    catalog = Catalog(registry, redis_url)
-    broker = call(_started(catalog, redis_url))
+    outage = Outage(log, redis_url)
+    catalog = Catalog(registry, redis_url, outage)
+    broker = call(_started(catalog, redis_url, outage))
     services = Services(
         settings=settings,
         registry=registry,
@@ -151,7 +152,7 @@ def ingress(redis_url, keys):
         lifecycle=lifecycle,
         loop=loop,
         keys=keys,
-        outage=Outage(log, redis_url),
+        outage=outage,
     )
     apps = {role: create_app(services, [role]) for role in Role}
     listeners = call(_listen(services, apps))
@@ -171,9 +172,9 @@ def echo(ingress, node):
     return ingress
 
 
-async def _started(catalog, redis_url):
+async def _started(catalog, redis_url, outage):
     await catalog.start()
-    broker = Broker(redis_url, dead_after_s=DEAD_AFTER_S)
+    broker = Broker(redis_url, outage, dead_after_s=DEAD_AFTER_S)
     await broker.start()
     return broker
 

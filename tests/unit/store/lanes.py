@@ -9,13 +9,13 @@ import redis.asyncio
 from batching.store.ingress_verbs import IngressVerbs
 from batching.store.keys import VersionKeys
 from batching.store.lane import Lane
-from tests.support import DEAD_AFTER_MS, KEY
+from tests.support import DEAD_AFTER_MS, KEY, make_outage
 
 
 @contextlib.asynccontextmanager
 async def open_lane(client, ingress_id="ingress-a"):
     """A lane over this client, both of which are closed afterwards."""
-    lane = Lane(KEY, IngressVerbs(client, KEY, ingress_id, DEAD_AFTER_MS))
+    lane = Lane(KEY, IngressVerbs(client, KEY, ingress_id, DEAD_AFTER_MS), make_outage())
     try:
         yield lane
     finally:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 
 import pytest
 import redis
@@ -13,9 +12,8 @@ from batching.store import ingress_verbs as verbs_module
 from batching.store import lane as lane_module
 from batching.store.broker import Broker
 from batching.store.keys import VersionKeys
-from batching.store.outage import Outage
 from batching.store.registry import Registry
-from tests.support import KEY, eventually_async, make_spec, wire_of
+from tests.support import KEY, eventually_async, make_outage, make_spec, wire_of
 
 
 @pytest.fixture
@@ -27,7 +25,7 @@ def registry(real_backend, monkeypatch):
 
 
 async def ask(backend, spec):
-    broker = Broker(backend.url)
+    broker = Broker(backend.url, make_outage())
     await broker.start()
     try:
         return await broker.predict(spec, wire_of("x"), request_id="a")
@@ -65,12 +63,12 @@ def test_workers_have_time_to_beat_after_an_outage_that_others_have_noticed(
     # Given a model that nobody could look up while Redis was away
     spec = make_spec()
     registry.create(spec)
-    outage = Outage(logging.getLogger("test"))
+    outage = make_outage()
     outage.note("look up", redis.ConnectionError("away"))
     names = VersionKeys.of(spec.key)
 
     async def run():
-        broker = Broker(real_backend.url, outage=outage)
+        broker = Broker(real_backend.url, outage)
         await broker.start()
         # When
         asking = asyncio.create_task(broker.predict(spec, wire_of("x"), request_id="a"))
@@ -95,11 +93,11 @@ def test_no_worker_is_told_of_at_once_where_a_user_may_not_listen(
     # Given a model without workers, and what fails all the time while Redis is there
     spec = make_spec()
     registry.create(spec)
-    outage = Outage(logging.getLogger("test"))
+    outage = make_outage()
     outage.note("listen", redis.exceptions.NoPermissionError("No permissions: channel"))
 
     async def run():
-        broker = Broker(real_backend.url, outage=outage)
+        broker = Broker(real_backend.url, outage)
         await broker.start()
         # When / Then
         with pytest.raises(errors.NoWorker):
@@ -114,7 +112,7 @@ def test_no_worker_is_told_of_at_once_where_a_user_may_not_listen(
 
 @contextlib.asynccontextmanager
 async def open_broker(backend):
-    broker = Broker(backend.url)
+    broker = Broker(backend.url, make_outage())
     await broker.start()
     try:
         yield broker

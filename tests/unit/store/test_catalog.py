@@ -14,7 +14,7 @@ from batching.store import catalog as catalog_module
 from batching.store.catalog import Catalog
 from batching.store.connection import connect
 from batching.store.registry import Registry
-from tests.support import eventually_async, make_spec
+from tests.support import eventually_async, make_outage, make_spec
 from tests.timing import assert_within
 
 V1 = make_spec(model_version="1.0")
@@ -57,7 +57,7 @@ def registry(real_backend):
 @contextlib.asynccontextmanager
 async def open_catalog(backend, kind=CountingRedis):
     client = kind.from_url(backend.url)
-    catalog = Catalog(Registry(client), backend.url)
+    catalog = Catalog(Registry(client), backend.url, make_outage())
     await catalog.start()
     await caught_up(catalog, 0)
     try:
@@ -452,7 +452,7 @@ def test_catalog_forgets_what_nobody_restored(real_backend, registry, monkeypatc
 def test_catalog_says_that_redis_does_not_answer_for_an_unknown_name(tmp_path):
     async def run():
         url = f"unix://{tmp_path}/nobody.sock"
-        catalog = Catalog(Registry(connect(url)), url)
+        catalog = Catalog(Registry(connect(url)), url, make_outage())
         await catalog.start()
         with pytest.raises(errors.StoreUnavailable):
             await catalog.resolve("digits", None)

@@ -31,6 +31,7 @@ from tests.support import (
     eventually,
     eventually_async,
     items_of,
+    make_outage,
     make_reply,
     make_spec,
     wire_of,
@@ -93,7 +94,7 @@ def test_request_is_told_that_redis_refuses_and_not_that_no_worker_is_there(
     registry.mark()
 
     async def run():
-        broker = Broker(url)
+        broker = Broker(url, make_outage(url))
         await broker.start()
         with refusing(server), pytest.raises(errors.StoreUnavailable, match="refuses"):
             await broker.predict(make_spec(), wire_of("x"), request_id="a")
@@ -133,7 +134,7 @@ def test_refused_ping_is_no_silence(server, url, monkeypatch):
 def test_look_up_without_a_place_for_its_connection_is_told_of(server, url, caplog):
     async def run():
         client = connect(url)
-        catalog = Catalog(Registry(client), url)
+        catalog = Catalog(Registry(client), url, make_outage(url))
         await catalog.start()
         await eventually_async(lambda: server.client.pubsub_numsub(keys.CHANGES)[0][1] == 1)
         # Its first look at what is registered is over, and leaves no connection behind
@@ -167,7 +168,7 @@ def test_receiving_that_is_refused_is_told_of(server, url, registry, caplog):
     worker = WorkerVerbs(worker_client, KEY, "worker-a", 3000)
 
     async def run():
-        broker = Broker(url.replace("//", "//somebody:secret@"))
+        broker = Broker(url.replace("//", "//somebody:secret@"), make_outage(url))
         await broker.start()
         server.client.zadd(names.worker_beats, {"worker-a": 1000 * seconds})
         asking = asyncio.create_task(broker.predict(make_spec(), wire_of("x"), request_id="a"))
@@ -188,7 +189,7 @@ def test_receiving_that_is_refused_is_told_of(server, url, registry, caplog):
 @contextlib.asynccontextmanager
 async def listening_ingress(url):
     with contextlib.closing(connect(url)) as client:
-        catalog = Catalog(Registry(client), url)
+        catalog = Catalog(Registry(client), url, make_outage(url))
         await catalog.start()
         try:
             yield
