@@ -72,7 +72,6 @@ def listener_table(settings: Settings) -> dict[Address, frozenset[Role]]:
         role = Role(name)
         address = parse_address(text, role)
         table[address] = table.get(address, frozenset()) | {role}
-    certificate_of(settings)
     for address, roles in table.items():
         if Role.MANAGEMENT in roles and not address.is_private:
             _require_open_management(address, settings)

@@ -83,8 +83,8 @@ def run(settings: Settings) -> int:
     configure_logging(settings.log_level)
     try:
         table = listener_table(settings)
-        check_server(settings)
         certificate = certificate_of(settings)
+        check_server(settings)
         if certificate is not None:
             certificate.open()
         return uvloop.run(_Ingress(settings, _open_keys(settings), certificate).serve(table))

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from batching.settings import Settings, SettingsError
-from ingress.listeners import Address, listener_table, parse_address
+from ingress.listeners import Address, certificate_of, listener_table, parse_address
 from ingress.role import Role
 
 
@@ -104,7 +104,7 @@ def test_https_names_what_is_missing(tmp_path, scheme):
     settings = replace(Settings(), management_address=f"{scheme}://127.0.0.1:8444")
     # When / Then
     with pytest.raises(SettingsError, match="needs certificate_file and private_key_file"):
-        listener_table(settings)
+        certificate_of(settings)
     files = {"certificate_file": tmp_path / "c.pem", "private_key_file": tmp_path / "k.pem"}
     with pytest.raises(SettingsError, match="no such file for https"):
-        listener_table(replace(settings, **files))
+        certificate_of(replace(settings, **files))
