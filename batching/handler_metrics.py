@@ -7,7 +7,6 @@ what has changed. An ingress reads the hash when somebody scrapes it.
 import json
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
@@ -95,15 +94,3 @@ def _is_bound(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
-
-
-def by_field(measurements: Iterable[Measurement]) -> list[tuple[str, str, float]]:
-    """(`set` or `add`, field, value) of each, as `record.lua` takes them."""
-    return [
-        (
-            "set" if measurement.series.kind is MetricKind.GAUGE else "add",
-            measurement.series.to_field(),
-            measurement.value,
-        )
-        for measurement in measurements
-    ]

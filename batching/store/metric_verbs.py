@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from redis.exceptions import ResponseError
 
-from batching.handler_metrics import Measurement, Series, by_field
+from batching.handler_metrics import Measurement, MetricKind, Series
 from batching.model_spec import VersionKey
 from batching.store.connection import Client, at
 from batching.store.keys import VersionKeys
@@ -33,13 +33,14 @@ class MetricVerbs:
         those of a counter then count twice. What a full Redis refuses is dropped.
         """
         names = [self._keys.config, self._keys.metrics]
-        entries = by_field(measurements)
         dropped = 0
-        for start in range(0, len(entries), RECORD_AT_ONCE):
-            chunk = entries[start : start + RECORD_AT_ONCE]
-            arguments = [argument for entry in chunk for argument in entry]
+        for start in range(0, len(measurements), RECORD_AT_ONCE):
+            arguments: list[str | float] = [MAX_FIELDS]
+            for one in measurements[start : start + RECORD_AT_ONCE]:
+                operation = "set" if one.series.kind is MetricKind.GAUGE else "add"
+                arguments += (operation, one.series.to_field(), one.value)
             try:
-                dropped += max(0, self._record(keys=names, args=[MAX_FIELDS, *arguments]))
+                dropped += max(0, self._record(keys=names, args=arguments))
             except ResponseError as error:
                 log.error("metrics refused: %s", error)
         return dropped
