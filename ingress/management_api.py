@@ -120,7 +120,7 @@ class _ManagementView:
         return json_response({"name": model_name, "ready": is_ready})
 
     def list_downloads(self) -> Response:
-        found = self._services.control.downloads()
+        found = self._services.downloads.all()
         return json_response([asdict(download) for download in found])
 
     def list_nodes(self) -> Response:

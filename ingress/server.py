@@ -27,6 +27,7 @@ from batching.store.broker import Broker
 from batching.store.catalog import Catalog
 from batching.store.connection import connect, store_url
 from batching.store.control_queue import ControlQueue
+from batching.store.downloads import Downloads
 from batching.store.metric_verbs import read_metrics
 from batching.store.outage import Outage
 from batching.store.registry import Registry
@@ -111,6 +112,7 @@ class _Ingress:
         client = connect(url)
         self._registry = Registry(client, dead_after_s=settings.dead_after_s)
         self._control = ControlQueue(client)
+        self._downloads = Downloads(client)
         self._marks = StartupMarks(client)
         self._launch = launch()
         self._outage = outage = Outage(log, settings.redis_url)
@@ -186,6 +188,7 @@ class _Ingress:
             registry=self._registry,
             health=Health(self._probe_registry, self._lifecycle),
             control=self._control,
+            downloads=self._downloads,
             predictor=Predictor(
                 self._catalog,
                 self._broker,

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from batching.settings import Settings
 from batching.store.control_queue import ControlQueue
+from batching.store.downloads import Downloads
 from batching.store.outage import Outage
 from batching.store.registry import Registry
 from ingress.health import Health, Lifecycle
@@ -28,6 +29,7 @@ class Services:
     registry: Registry
     health: Health
     control: ControlQueue
+    downloads: Downloads
     predictor: Predictor
     metrics: Metrics
     lifecycle: Lifecycle

@@ -16,7 +16,6 @@ from rq.serializers import JSONSerializer
 from batching import errors
 from batching.model_spec import ArchiveInfo
 from batching.store.connection import Client, for_rq
-from batching.store.downloads import Download, Downloads
 from batching.store.redis_errors import AWAY, FORBIDDEN
 from batching.store.refusals import store_unavailable
 
@@ -44,7 +43,6 @@ class ControlQueue:
     """Enqueues control jobs and waits for what they return."""
 
     def __init__(self, client: Client) -> None:
-        self._downloads = Downloads(client)
         self._queue = Queue(QUEUE_NAME, connection=for_rq(client), serializer=JSONSerializer)
 
     def inspect_archive(
@@ -76,14 +74,6 @@ class ControlQueue:
         raise errors.WorkerDied(
             f"Two nodes ended while they inspected the archive: {url}. Their logs may say why."
         )
-
-    def downloads(self) -> list[Download]:
-        """The archives that nodes are downloading now.
-
-        Raises:
-            StoreUnavailable: Redis does not answer.
-        """
-        return self._downloads.all()
 
     def _run(self, function: str, *arguments: Any, timeout_s: float) -> Any:
         try:

@@ -13,7 +13,7 @@ from batching.settings import Settings
 from batching.store.broker import Broker
 from batching.store.catalog import Catalog
 from batching.store.connection import connect
-from batching.store.downloads import Download
+from batching.store.downloads import Downloads
 from batching.store.outage import Outage
 from batching.store.registry import Registry
 from ingress.app import create_app
@@ -55,9 +55,6 @@ class KnownArchives:
         if url not in self.archives:
             raise ModelNotFound(f"Model not found at: {url}")
         return self.archives[url]
-
-    def downloads(self):
-        return [Download("https://models.example/m.mar", 1, 2)]
 
 
 @dataclass
@@ -147,6 +144,7 @@ def ingress(redis_url, keys):
         registry=registry,
         health=Health(probe_registry, lifecycle),
         control=archives,
+        downloads=Downloads(client),
         predictor=Predictor(catalog, broker, metrics),
         metrics=metrics,
         lifecycle=lifecycle,

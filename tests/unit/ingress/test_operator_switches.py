@@ -6,6 +6,7 @@ import pytest
 
 from batching.model_spec import VersionKey
 from batching.protocol import BatchTiming
+from batching.store.downloads import Download
 from ingress.app import create_app
 from ingress.role import Role
 
@@ -99,7 +100,11 @@ def test_web_page_changes_models_only_when_its_origin_is_named(ingress, allowed,
 
 
 def test_downloads_under_way_are_listed(ingress):
+    # Given
+    ingress.services.downloads.note(Download("https://models.example/m.mar", 1, 2))
+    # When
     answer = client(ingress, Role.MANAGEMENT).get("/downloads")
+    # Then
     assert answer.get_json() == [
         {"url": "https://models.example/m.mar", "done_bytes": 1, "total_bytes": 2}
     ]
