@@ -77,7 +77,7 @@ def pick_version(entry: ModelEntry | None, model_name: str, model_version: str |
     known = existing(entry, model_name)
     version = known.default_version if model_version is None else model_version
     if version not in known.versions:
-        raise _no_version(model_name, version)
+        raise no_version(model_name, version)
     return known.versions[version]
 
 
@@ -101,14 +101,15 @@ def check_names(model_name: str, model_version: str | None = None) -> None:
     if not NAME_PATTERN.fullmatch(model_name):
         raise _no_model(model_name)
     if model_version is not None and not VERSION_PATTERN.fullmatch(model_version):
-        raise _no_version(model_name, model_version)
+        raise no_version(model_name, model_version)
 
 
 def _no_model(model_name: str) -> ModelNotFound:
     return ModelNotFound(f"Model not found: {model_name}")
 
 
-def _no_version(model_name: str, model_version: str) -> VersionNotFound:
+def no_version(model_name: str, model_version: str) -> VersionNotFound:
+    """The error for a version that this model does not have."""
     return VersionNotFound(f"Model version: {model_version} does not exist for model: {model_name}")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from redis.exceptions import OutOfMemoryError
 
 from batching import errors
+from batching.model_entry import no_version
 from batching.model_spec import VersionKey
 from batching.store.ingress_verbs import SubmitCode
 from batching.store.lost_connections import REFUSALS
@@ -17,7 +18,7 @@ def refusal(code: SubmitCode, key: VersionKey, retry_after_s: float) -> errors.S
 
     Each reason has a text of its own; TorchServe calls all of them "no worker".
     """
-    name, version = key
+    name = key.model_name
     if code is SubmitCode.FULL:
         return errors.QueueFull(
             f'The queue of model "{name}" is full. Try again later, add workers, or raise '
@@ -38,7 +39,7 @@ def refusal(code: SubmitCode, key: VersionKey, retry_after_s: float) -> errors.S
         )
     if code is SubmitCode.NO_MEMORY:
         return memory_full()
-    return errors.VersionNotFound(f"Model version: {version} does not exist for model: {name}")
+    return no_version(*key)
 
 
 def memory_full() -> errors.ServeError:
