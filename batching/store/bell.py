@@ -8,7 +8,7 @@ from batching.store.redis_errors import AWAY
 
 
 class Bell:
-    """A token says that there may be work, and nothing else. Not for two waits at once."""
+    """A token says only that there may be work. One wait at a time."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client

@@ -18,7 +18,7 @@ from batching.store.waiter import ClientGone, ClientLeft, Waiter
 
 WATCH_AFTER_S = 0.1  # fast requests do not pay for watching their client
 CANCEL_AT_ONCE = 256
-AGAIN_S = 0.2  # so that who left 0.3 s before a claim is not in it, after an outage either
+AGAIN_S = 0.2  # who left 0.3 s before a claim is not in its batch, even right after an outage
 CANCEL_PATIENCE_S = 0.06  # an answer is due 0.1 s after the deadline, if Redis answers or not
 
 
@@ -67,7 +67,7 @@ class Canceller:
             self.cancel(waiter, error)
 
     def cancel(self, waiter: Waiter, error: Exception) -> None:
-        """The request will be cancelled, and its waiter fails with `error`, soon in any case."""
+        """The request is cancelled and its waiter fails, within CANCEL_PATIENCE_S in any case."""
         fail = partial(waiter.fail, error)
         self._leaving.append(_Cancellation(waiter.request_id, waiter.deadline, fail))
         self._loop.call_later(CANCEL_PATIENCE_S, fail)

@@ -152,7 +152,7 @@ class Catalog:
         return self._registry.get(model_name), self._registry.epoch()
 
     def _note(self, epoch: str) -> None:
-        """Redis has this epoch now; none, or another one: it was emptied."""
+        """Redis has this epoch now. If that is missing, or not the last one, it was emptied."""
         if epoch == self._epoch or not self._epoch:
             self._epoch, self._is_emptied = epoch, False
             return

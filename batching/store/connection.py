@@ -93,7 +93,8 @@ def at(client: Client, tag: str) -> Client:
 async def close_unused(client: AsyncClient, tags: Iterable[str]) -> None:
     """In a cluster, connections for other hash tags than these are closed, unless they are in use.
 
-    For who speaks of versions that come and go. Not for who keeps what `at` gave of other tags.
+    For processes whose versions come and go. What `at` gave of those tags before must not be used
+    any more.
     """
     if (deployment := _deployment(client)) is not None:
         for unused in deployment.take_unused(tags):
@@ -115,7 +116,7 @@ def is_cluster(client: Client) -> bool:
 def idle_s(client: Client) -> float:
     """How long a worker of this client waits for work, before it looks by itself.
 
-    Servers that others may take over from have to be looked after by whoever waits.
+    Shorter where another server may take over: the wait would go on at the old one.
     """
     return IDLE_S if _deployment(client) is None else BLOCK_S
 

@@ -19,10 +19,10 @@ Command = tuple[str | int | float | bytes, ...]
 
 
 class DedicatedConnection:
-    """Made when first needed. Not for two calls at once.
+    """Connects when first needed. One call at a time.
 
-    The client's rules are kept: nothing is repeated but what its connections say was not done, and
-    a connection on which a reply may still arrive is not used again.
+    As with the client itself, a command is repeated only if its connection says that it was not
+    carried out, and a connection on which a reply may still arrive is not used again.
     """
 
     def __init__(self, client: AsyncClient) -> None:

@@ -110,9 +110,10 @@ class Deployment:
                 del self._clients[name]
 
     def take_unused(self, tags: Iterable[str]) -> list[Any]:
-        """The asyncio clients of other hash tags than these, for their closing; none at work.
+        """Takes out the asyncio clients of other hash tags than these; the caller closes them.
 
-        Versions come and go, and each has a tag. Whoever needs one of these again gets a new one.
+        Versions come and go, and each has a tag. Clients in use stay. For a tag that is needed
+        again a new client is made.
         """
         kept = {HOME, *tags}
         with self._lock:
@@ -124,7 +125,7 @@ class Deployment:
             return [self._clients.pop(name) for name in unused]
 
     def others(self, pool: Any) -> list[Any]:
-        """The pools that go with this one, if it is the first: whoever closes it closes them."""
+        """The pools of other hash tags, if this is the first one: closing that one closes all."""
         pools = [client.connection_pool for client in list(self._clients.values())]
         return pools[1:] if pools and pools[0] is pool else []
 
@@ -148,7 +149,11 @@ class Deployment:
         return MasterFinder(self._url.service, self._circle, options, async_options)
 
     def _asking(self, library: Any) -> dict[str, Any]:
-        """How sentinels or nodes are asked: as keys are, but briefly, and as a sentinel's user."""
+        """Options of the connections on which sentinels or cluster nodes are asked for an address.
+
+        Those of other connections, but with short time-outs, and for sentinels with the user and
+        password of their own.
+        """
         options = self.connection_options(library.parse_url)
         if not self.is_cluster:
             for name in ("username", "password", "db"):

@@ -109,7 +109,7 @@ class Finder(ABC):
         self.doubted_at = time.monotonic()
 
     def look_again(self) -> None:
-        """Now and then, `address` is where the server is now, if anybody knows."""
+        """`address` is brought up to date, if it was not lately and the server may change."""
         if self._is_time_to_look():
             with contextlib.suppress(redis.ConnectionError):
                 self.find()

@@ -1,4 +1,4 @@
-"""Ends a wait from elsewhere."""
+"""Ends a blocking read from a signal handler or another thread."""
 
 import contextlib
 import socket

@@ -176,9 +176,10 @@ class Lane:
             waiter.fail(refusal(code, self._key, retry_after_s))
 
     def _patience_s(self, waiter: Waiter, code: SubmitCode) -> float:
-        """For so long the refusal may only mean that Redis has restarted, or its clock stepped.
+        """Seconds from its arrival for which the request is sent again in spite of this refusal.
 
-        Its registry is being restored then, or workers have not beaten yet.
+        Redis may only have restarted, and the registry is being restored, or workers have not
+        beaten yet. Or its clock has stepped, which makes all beats look old.
         """
         if code is SubmitCode.NO_VERSION:
             return VERSION_PATIENCE_S
@@ -223,7 +224,7 @@ class Lane:
                 await asyncio.sleep(RETRY_S)
 
     def _deliver(self, values: Mapping[str, bytes | None]) -> list[str]:
-        """The waiters have their replies; the ids whose reply keys are needed no more."""
+        """Gives the waiters their replies; returns the ids whose reply keys are needed no more."""
         delivered: list[str] = []
         for request_id, value in values.items():
             waiter = self._waiting.get(request_id)

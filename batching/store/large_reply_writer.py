@@ -20,7 +20,7 @@ class LargeReplyWriter:
         self._prefix = prefix
 
     def store(self, items: Sequence[Owned], values: Sequence[bytes]) -> set[Owned]:
-        """Whose replies are in keys of their own now, as they are too large for a script."""
+        """Stores the replies that are too large for a script; returns whose were stored."""
         stored: set[Owned] = set()
         large = [
             pair for pair in zip(items, values, strict=True) if len(pair[1]) > INLINE_LIMIT_BYTES

@@ -15,17 +15,17 @@ from batching.store.record_reader import UNREADABLE, RecordReader
 from batching.store.scripts import script
 
 CALL_S = 1.0
-SPOKEN_OF_AT_ONCE = 256  # versions in one call, so that none holds Redis up for long
+VERSIONS_AT_ONCE = 256  # so that no call holds Redis up for long
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a beat was answered."""
+    """The answer to a beat."""
 
     is_new_node: bool
-    # Of each version, how many of its workers were not known before.
+    # By version, how many of the workers that beat were not known before.
     added: Mapping[VersionKey, int]
-    # For how long who is quiet has been silent: nodes, and these versions' workers.
+    # For how long each quiet node, and each quiet worker of these versions, has been silent.
     silent_s: Sequence[float]
 
 
@@ -83,15 +83,15 @@ class NodeVerbs:
                 raise outcome
 
     def groups(self, versions: Iterable[VersionKey]) -> list[list[VersionKey]]:
-        """The same versions, by what one call can speak of; the first can speak of the nodes, too.
+        """The versions in groups, each for one call; the first group's may also be about the nodes.
 
-        In a cluster that is one version, or the nodes alone. Calls by the version would wake Redis
-        and the node as often as there are versions.
+        In a cluster a call has the keys of one slot: those of one version, or of the nodes. On a
+        single server, a call for each version would wake Redis and the node needlessly often.
         """
         known = list(versions)
         if is_cluster(self._client):
             return [[], *([key] for key in known)]
-        size = SPOKEN_OF_AT_ONCE
+        size = VERSIONS_AT_ONCE
         return [known[start : start + size] for start in range(0, max(1, len(known)), size)]
 
     async def beat(
@@ -101,14 +101,15 @@ class NodeVerbs:
         *,
         quiet_s: float | None = None,
     ) -> Heard:
-        """The node and these workers are alive, and so are their leases.
+        """The node and these workers count as alive, and their leases are renewed.
 
-        Where requests wait for them and a wake-up was lost, one of them is woken.
+        Where requests wait for them although a wake-up was lost, one of them is woken.
 
         Args:
-            workers: by version, those of one group; versions without any are listened to only.
-            node_id: in the first group's call.
-            quiet_s: the silence after which others are told of; that of the dead unless given.
+            workers: those of this node, by version, for one of `groups`. Of a version without any
+                only the answer counts: who is silent.
+            node_id: of this node; with the first group only.
+            quiet_s: others count as quiet after this silence; by default, when they count as dead.
         """
         quiet_ms = self._dead_after_ms if quiet_s is None else int(quiet_s * 1000)
         names = [] if node_id is None else [keys.NODES]
@@ -129,9 +130,9 @@ class NodeVerbs:
         return Heard(is_new_node, dict(zip(workers, added, strict=True)), silent_s)
 
     async def forget_unheard(self) -> None:
-        """Nodes that died when no other one was there to miss them are not listed any more.
+        """Nodes that have no beat are not listed any more.
 
-        Of who is silent for a day even the last beat is forgotten.
+        They died when no other node was there to notice; after a day the last beat is dropped, too.
         """
         # In this order: who joins meanwhile beats before it is listed.
         listed = await self._client.hkeys(keys.NODE_INFO)
@@ -189,9 +190,10 @@ class NodeVerbs:
     async def reclaim(
         self, key: VersionKey, worker_id: str, mode: ReclaimMode, reason: str = "worker_crashed"
     ) -> int | None:
-        """What the worker owned waits again or was answered; how many that were, None if it lives.
+        """What the worker owned waits again, or is answered with `reason` if no attempt is left.
 
-        `reason` answers the requests that have no attempt left.
+        Returns:
+            How many requests it owned; None if it is alive, and nothing was taken from it.
         """
         names = reclaim_keys(key, worker_id)
         client = self._at(VersionKeys.of(key))

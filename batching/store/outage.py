@@ -30,7 +30,7 @@ class Outage:
         self._log = log
         self._where = RedisUrl.parse(redis_url).without_secrets() if redis_url else "unknown"
         self._clock = clock
-        # By verb, until when the success of others says nothing of it.
+        # Verb -> until when a success that is for all does not end its failure.
         self._failing: dict[str, float] = {}
         self._since_s = 0.0
         self._failed_at_s = -math.inf
@@ -67,7 +67,12 @@ class Outage:
         return self._clock() - self._failed_at_s < seconds
 
     def over(self, verb: str, *, is_for_all: bool = False) -> None:
-        """This call has succeeded; if it is for all, Redis answers whatever it may be asked."""
+        """This call has succeeded; the outage is over when no verb fails any more.
+
+        Args:
+            verb: as `note` was told.
+            is_for_all: this call is one by which Redis shows that it answers all others as well.
+        """
         if not self._failing:
             return
         now_s = self._clock()

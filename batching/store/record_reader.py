@@ -13,7 +13,7 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError
 
 
 class RecordReader(Generic[T]):
-    """Reads all records of one kind; each that cannot be read is told of once, and left out."""
+    """Reads all records of one kind; one that cannot be read is logged once, and left out."""
 
     def __init__(self, kind: str, parse: Callable[[bytes], T]) -> None:
         self._kind = kind

@@ -105,7 +105,7 @@ class Registry:
             self._repair(spec)
 
     def epoch(self) -> str:
-        """The name of the time since Redis was last emptied; empty until `mark` gives one."""
+        """An id that lasts until Redis is emptied; empty from then on until `mark` sets another."""
         with telling_unavailable():
             epoch = self._client.get(keys.EPOCH)
         return epoch.decode() if epoch else ""

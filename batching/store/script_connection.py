@@ -14,10 +14,10 @@ Command = tuple[str | int | bytes, ...]
 
 
 class ScriptConnection:
-    """Made when first needed. What it spares is redis-py's way from a script object to a socket.
+    """Connects when first needed. redis-py's way from a script object to a socket takes longer.
 
-    The client's rules are kept: nothing is repeated but what its connections say was not done, and
-    a connection on which a reply may still arrive is not used again.
+    As with the client itself, a script is repeated only if its connection says that it was not
+    carried out, and a connection on which a reply may still arrive is not used again.
     """
 
     def __init__(self, client: Client) -> None:

@@ -79,7 +79,7 @@ def _greeting(url: RedisUrl) -> str:
 
 
 def check_client(client: Client) -> None:
-    """As `check_server`, for a server that answers.
+    """The server is recent enough; if it may evict keys, that has been logged.
 
     Raises:
         SettingsError: it is too old.

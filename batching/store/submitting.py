@@ -19,7 +19,7 @@ RETRY_S = 0.05
 
 
 def take_some(pending: list[Waiter]) -> list[Waiter]:
-    """The first that wait, as many as one submit may bring; they are pending no more."""
+    """Takes as many from the front as one submit may bring; returns those that still wait."""
     count = size_bytes = 0
     for waiter in pending[:SUBMIT_AT_ONCE]:
         size_bytes += len(waiter.wire)

@@ -13,11 +13,11 @@ RETRY_S = 0.05
 
 
 def transact(client: Client, change: Callable[[Client], None], name: str) -> None:
-    """What `change` has put into its pipeline is done, to the key as `change` has read it.
+    """The commands that `change` has put into its pipeline are executed as one transaction.
 
-    It begins anew whenever somebody else was faster. redis-py reports a connection that was lost
-    on the way in the same words, a refused one included: a server that takes no writes, a replica
-    say, would be asked for ever. So of that another try is made for PATIENCE_S only.
+    It is repeated whenever somebody else has changed the key since `change` has read it. redis-py
+    raises the same WatchError if the connection was lost or refused meanwhile. Then it is repeated
+    for PATIENCE_S only: a replica, which takes no writes, would be asked for ever.
 
     Raises:
         RedisError: the connection's error, or a refusal.

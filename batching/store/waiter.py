@@ -72,7 +72,7 @@ class Waiter:
             self.reply.set_exception(error)
 
     def leave(self) -> None:
-        """Nobody waits any more; what a late look at it would keep is let go."""
+        """Nobody waits any more: its timer ends, and lists that still have it keep no body."""
         if self.is_queued:  # otherwise a submit that is being repeated still needs it
             self.wire = b""
         if self.timer is not None:
