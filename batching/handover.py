@@ -1,4 +1,4 @@
-"""How long before its window ends a partial batch is asked for, so that it is there on time."""
+"""How long before the end of its window a partial batch is claimed, so that it is there on time."""
 
 START_S = 0.0005
 LIMIT_S = 0.002

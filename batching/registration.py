@@ -25,8 +25,8 @@ MAX_WORKERS_PER_NODE = 1024
 # clock or system call takes them.
 MIN_INTEGER, MAX_INTEGER = -(2**31), 2**31 - 1
 
-# Stands for the archive in `check_parameters`. What an archive can say instead of a parameter, it
-# says in a way that is valid, so that only parameters that no archive could mend are refused.
+# Stands for the archive in `check_parameters`, before it is fetched. It fits all parameters that
+# some archive would fit, so that only those are refused that would be with every archive.
 _ANY_ARCHIVE = ArchiveInfo(
     url="",
     sha256="",

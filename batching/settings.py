@@ -250,7 +250,7 @@ class Settings:
         }
 
     def absolute(self) -> Self:
-        """The same settings for who goes to another folder: no path begins in the current one."""
+        """The same settings with absolute paths, for a process whose current folder is another."""
         paths: dict[str, Any] = {}
         for name in self._fields():
             if isinstance(value := getattr(self, name), Path):

@@ -62,8 +62,8 @@ def newest_snapshot(
         folder: where to look.
         is_own: whether one with these properties counts: two servers that were started in one
             folder are not each other's past.
-        report: told of the first that is passed over because it cannot be read, why, and of how
-            many more there are: all of them, perhaps, where they are another user's.
+        report: told why the newest of those that cannot be read is passed over, and how many more
+            are; of files of another user, that may be all.
     """
     found = None
     reasons = []

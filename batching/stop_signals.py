@@ -1,4 +1,4 @@
-"""Which signals are a new wish to stop: a second one cuts a drain short."""
+"""Tells a second wish to stop, which cuts a drain short, from the first one's signal sent twice."""
 
 import time
 
@@ -13,7 +13,7 @@ class StopSignals:
         self._wish_ends_s = float("-inf")
 
     def is_new_wish(self) -> bool:
-        """Whether the signal that has come now is none that says again what the last one said."""
+        """Whether the signal that has come now is a new wish, and not the last one's sent again."""
         now_s = time.monotonic()
         if now_s < self._wish_ends_s:
             return False

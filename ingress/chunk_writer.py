@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class ChunkWriter:
-    """Where the pieces of an answer go. One that is let go without `end` is broken off."""
+    """Where the pieces of an answer go. Without `end` the answer is broken off."""
 
     def __init__(
         self, connection: "HttpConnection", exchange: Exchange, *, keeps_alive: bool

@@ -82,7 +82,7 @@ class Edge:
                 access_log.info("%s %d %d", _request_line(exchange), status, milliseconds)
 
     def on_refused(self, client: str, status: int) -> None:
-        """What was sent was no request that the application could have seen."""
+        """The connection has answered by itself what was no request for the application."""
         self._count(status)
         if self._is_logging:
             access_log.info('/%s "-" %d 0', client, status)

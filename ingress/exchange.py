@@ -26,7 +26,7 @@ class Head(NamedTuple):
     keeps_alive: bool
 
 
-# How far a client may be ahead of an application that reads its body in pieces.
+# How much of a body is kept for an application that reads it in pieces; then its client waits.
 AHEAD_BYTES = 256 * 1024
 
 

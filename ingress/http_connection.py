@@ -23,22 +23,23 @@ from ingress.request_parser import RequestParser, Unreadable
 
 log = logging.getLogger(__name__)
 
-# For so long, a client may take in nothing of an answer in pieces.
+# A client that takes in nothing of an answer in pieces for this long is given up.
 STALL_S = 10.0
 
 # A socket that is closed while the client still sends answers with a reset, and the client may
 # never see why it was refused: what comes is read for a while.
 LINGER_S = 1.0
 
-# So many requests of one connection may wait for another one. Then it ends with their answers.
+# Pipelined requests that may wait for the one before them. Of a connection with more, no further
+# request is read, and it ends with their answers.
 MAX_WAITING = 256
 
 _LARGE_BYTES = 64 * 1024
 
-# Of Linux: how many bytes the system has not sent.
+# Linux's ioctl for how many bytes the kernel has not sent yet.
 _SIOCOUTQNSD = 0x894B
 
-# So much of its answers a client may be behind with reading; over TLS, uvloop would make it more.
+# A client with more unread bytes than this is behind. uvloop's own limit over TLS is higher.
 _AHEAD_BYTES = 64 * 1024
 
 
@@ -150,7 +151,7 @@ class HttpConnection(asyncio.Protocol):
                 self._asked[-1].break_off()
 
     def _refuse(self, answer: Answer) -> None:
-        """What has come is no request that an application could answer."""
+        """Answers what is no request that an application could see, and closes the connection."""
         if self._transport.is_closing():
             return
         framing = f"content-length: {len(answer.body)}"

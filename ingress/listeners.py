@@ -18,15 +18,15 @@ from ingress.role import Role
 
 BACKLOG = 1024
 
-# For the head of a request, and for the pause before it.
-# Longer than the 60 s for which nginx and cloud load balancers keep an idle connection, or they
-# would send requests into connections that this end is closing.
+# A connection is closed when the head of its next request is not there within this time. Longer
+# than the 60 s for which nginx and cloud load balancers keep an idle connection, or they would send
+# requests into connections that this end is closing.
 SILENCE_TIMEOUT_S = 65.0
 
-# For so long, a client may take in nothing of an answer that is there for it.
+# A client that takes in nothing of its answer for this long is given up.
 UNREAD_TIMEOUT_S = 60.0
 
-# So much of an answer the system takes ahead of its client. By itself it takes megabytes, and then
+# How much of an answer the kernel takes ahead of its client. By default that is megabytes, and then
 # nothing until a third of them is gone: a slow reader looks like one that does not read.
 UNSENT_BYTES = 64 * 1024
 

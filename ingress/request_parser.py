@@ -63,7 +63,7 @@ class RequestParser:
         self._connection = connection
         self._on_request = on_request
         self._known_heads = known_heads
-        self._fresh = b""  # what was fed behind the end of another request, until a head was read
+        self._fresh = b""  # data that began with a request, for `known_heads`, until its head ends
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._headers: list[Header] = []

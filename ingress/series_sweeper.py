@@ -16,7 +16,7 @@ LOOK_S = 300.0
 
 
 class SeriesSweeper:
-    """Who deploys each build as a version of its own would have /metrics grow for ever."""
+    """Without it, /metrics would grow for ever where each build is a version of its own."""
 
     def __init__(self, registry: Registry, metrics: Metrics, *, interval_s: float = LOOK_S) -> None:
         self._registry = registry

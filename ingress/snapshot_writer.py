@@ -53,7 +53,7 @@ class SnapshotWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """The registry as it is now is saved; nothing is any more. Blocks. Needs no `start`."""
+        """The registry as it is now is saved, for the last time. Blocks. Needs no `start`."""
         self._is_over.set()
         if self._saved is not None:
             self._save(SHUTDOWN)
