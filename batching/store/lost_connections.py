@@ -21,9 +21,6 @@ _FULL = "max number of clients reached"
 class NotHere(redis.ConnectionError):
     """The server cannot serve these keys now; another one may."""
 
-    def __init__(self, *arguments: Any, **_: Any) -> None:
-        super().__init__(*arguments)
-
 
 # Redis is there, and says why it does not do what it is asked.
 REFUSALS = (REFUSED, NotHere)
