@@ -149,7 +149,6 @@ class _Ingress:
         # Before the ports open.
         self._lifecycle.is_loading = await asyncio.to_thread(self._has_to_load)
         await self._catalog.start()
-        await self._broker.start()
         tls = None if self._certificate is None else self._certificate.context
         edges = {
             address: self._edge(self._application(services, roles))

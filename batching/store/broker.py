@@ -7,7 +7,7 @@ from batching import errors
 from batching.model_spec import ModelSpec, VersionKey
 from batching.protocol import Reply
 from batching.store import keys
-from batching.store.connection import AsyncClient, at, close_unused, connect_async
+from batching.store.connection import at, close_unused, connect_async
 from batching.store.ingress_verbs import IngressVerbs
 from batching.store.keys import VersionKeys
 from batching.store.lane import Lane
@@ -29,11 +29,10 @@ class Broker:
     """
 
     def __init__(self, redis_url: str, outage: Outage, *, dead_after_s: float = 3.0) -> None:
-        self._redis_url = redis_url
         self._outage = outage
         self._dead_after_ms = int(dead_after_s * 1000)
         self._ingress_id = uuid.uuid4().hex
-        self._client: AsyncClient | None = None
+        self._client = connect_async(redis_url)
         self._lanes: dict[VersionKey, Lane] = {}
         self._resubmitted: dict[VersionKey, int] = {}  # by lanes that were closed; most: none
         self._closing: asyncio.Task[None] | None = None
@@ -50,10 +49,6 @@ class Broker:
         open_lanes = list(self._lanes.items())
         return {**self._resubmitted, **{key: lane.resubmitted for key, lane in open_lanes}}
 
-    async def start(self) -> None:
-        """Requests can be sent; connections are made on demand."""
-        self._client = connect_async(self._redis_url)
-
     async def close(self) -> None:
         """All lanes and connections are closed; whoever still waits is refused."""
         self._is_draining = True
@@ -61,8 +56,7 @@ class Broker:
             await end_tasks([self._closing])
         for lane in self._lanes.values():
             await lane.close()
-        if self._client is not None:
-            await self._client.aclose()
+        await self._client.aclose()
 
     async def predict(
         self,
@@ -90,11 +84,11 @@ class Broker:
             VersionNotFound: the version was unregistered meanwhile.
             ClientLeft: `client_left` finished first; the request will not be run any more.
         """
-        if self._is_draining or self._client is None:
+        if self._is_draining:
             raise errors.Draining("The server is shutting down.", retry_after_s=1.0)
         if timeout_s is None:
             timeout_s = default_timeout_s(spec)
-        lane = self._lanes.get(spec.key) or self._open_lane(spec.key, self._client)
+        lane = self._lanes.get(spec.key) or self._open_lane(spec.key)
         try:
             reply = await lane.ask(request_id, wire, timeout_s, client_left)
         except errors.StoreUnavailable as error:
@@ -102,20 +96,20 @@ class Broker:
             raise
         except errors.VersionNotFound as error:
             # No longer registered, or not yet again.
-            if await self._is_registry_lost(self._client):
+            if await self._is_registry_lost():
                 raise queue_lost() from error
             raise
         self._outage.over("submit")
         return reply
 
-    async def _is_registry_lost(self, client: AsyncClient) -> bool:
+    async def _is_registry_lost(self) -> bool:
         try:
-            return not await client.exists(keys.EPOCH)
+            return not await self._client.exists(keys.EPOCH)
         except AWAY as error:
             raise store_unavailable(error) from error
 
-    def _open_lane(self, key: VersionKey, client: AsyncClient) -> Lane:
-        verbs = IngressVerbs(client, key, self._ingress_id, self._dead_after_ms)
+    def _open_lane(self, key: VersionKey) -> Lane:
+        verbs = IngressVerbs(self._client, key, self._ingress_id, self._dead_after_ms)
         lane = self._lanes[key] = Lane(key, verbs, self._outage)
         lane.resubmitted = self._resubmitted.get(key, 0)
         if self._closing is None or self._closing.done():

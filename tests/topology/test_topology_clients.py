@@ -117,7 +117,6 @@ def test_ingress_keeps_no_client_of_versions_that_were_unregistered(
 
     async def run(registry: Registry) -> int:
         broker = Broker(cluster.url, make_outage())
-        await broker.start()
         # When versions come and go
         for number in range(10):
             spec = make_spec(model_version=str(number))

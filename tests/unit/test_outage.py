@@ -201,7 +201,6 @@ def test_ingress_says_that_redis_refuses_its_password(real_backend, caplog):
 
     async def run():
         broker = Broker(url, make_outage(url))
-        await broker.start()
         # When
         with pytest.raises(errors.StoreUnavailable):
             await broker.predict(make_spec(), wire_of("x"), request_id="a")

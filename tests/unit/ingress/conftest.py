@@ -138,7 +138,8 @@ def ingress(redis_url, keys):
     metrics, archives, lifecycle = Metrics(), KnownArchives(), Lifecycle()
     outage = Outage(log, redis_url)
     catalog = Catalog(registry, redis_url, outage)
-    broker = call(_started(catalog, redis_url, outage))
+    call(catalog.start())
+    broker = Broker(redis_url, outage, dead_after_s=DEAD_AFTER_S)
     services = Services(
         settings=settings,
         registry=registry,
@@ -168,13 +169,6 @@ def echo(ingress, node):
     """The ingress, with a model `echo` that has a worker."""
     ingress.register("echo")
     return ingress
-
-
-async def _started(catalog, redis_url, outage):
-    await catalog.start()
-    broker = Broker(redis_url, outage, dead_after_s=DEAD_AFTER_S)
-    await broker.start()
-    return broker
 
 
 async def _listen(services, apps):

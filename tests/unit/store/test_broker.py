@@ -26,7 +26,6 @@ def registry(real_backend, monkeypatch):
 
 async def ask(backend, spec):
     broker = Broker(backend.url, make_outage())
-    await broker.start()
     try:
         return await broker.predict(spec, wire_of("x"), request_id="a")
     finally:
@@ -69,7 +68,6 @@ def test_workers_have_time_to_beat_after_an_outage_that_others_have_noticed(
 
     async def run():
         broker = Broker(real_backend.url, outage)
-        await broker.start()
         # When
         asking = asyncio.create_task(broker.predict(spec, wire_of("x"), request_id="a"))
         await eventually_async(lambda: any(lane._moved_at for lane in broker._lanes.values()))
@@ -98,7 +96,6 @@ def test_no_worker_is_told_of_at_once_where_a_user_may_not_listen(
 
     async def run():
         broker = Broker(real_backend.url, outage)
-        await broker.start()
         # When / Then
         with pytest.raises(errors.NoWorker):
             await asyncio.wait_for(broker.predict(spec, wire_of("x"), request_id="a"), 5)
@@ -113,7 +110,6 @@ def test_no_worker_is_told_of_at_once_where_a_user_may_not_listen(
 @contextlib.asynccontextmanager
 async def open_broker(backend):
     broker = Broker(backend.url, make_outage())
-    await broker.start()
     try:
         yield broker
     finally:

@@ -95,7 +95,6 @@ def test_request_is_told_that_redis_refuses_and_not_that_no_worker_is_there(
 
     async def run():
         broker = Broker(url, make_outage(url))
-        await broker.start()
         with refusing(server), pytest.raises(errors.StoreUnavailable, match="refuses"):
             await broker.predict(make_spec(), wire_of("x"), request_id="a")
         # When that is over, then
@@ -169,7 +168,6 @@ def test_receiving_that_is_refused_is_told_of(server, url, registry, caplog):
 
     async def run():
         broker = Broker(url.replace("//", "//somebody:secret@"), make_outage(url))
-        await broker.start()
         server.client.zadd(names.worker_beats, {"worker-a": 1000 * seconds})
         asking = asyncio.create_task(broker.predict(make_spec(), wire_of("x"), request_id="a"))
         await eventually_async(lambda: server.client.llen(names.queue))
