@@ -54,6 +54,6 @@ class RegistryKeeper:
         kept = {spec.key for spec in specs_of(known.values())}
         for spec in specs_of(self._known[name] for name in self._unreadable):
             if spec.key not in kept:
-                self._registry.close(spec.key)
+                self._registry.close_queue(spec.key)
         # What cannot be read is handed on as it was.
         self._unreadable = [name for name, one in known.items() if one is self._known.get(name)]

@@ -187,7 +187,7 @@ class Registry:
 
         self._change(key.model_name, change)
         # Without it submit refuses; nodes then answer what still waits.
-        self.close(key)
+        self.close_queue(key)
 
     def remove_unreadable(self, model_name: str) -> None:
         """A record that nobody can read is gone; nodes end what they know of the model's versions.
@@ -207,7 +207,7 @@ class Registry:
         with telling_unavailable():
             transact(self._client, transaction, keys.MODELS)
 
-    def close(self, key: VersionKey) -> None:
+    def close_queue(self, key: VersionKey) -> None:
         """Nothing can be submitted to the version any more, unless it is registered."""
         self._configs.delete(key)
         if again := self._versions_of(key.model_name).get(key.model_version):
@@ -314,7 +314,7 @@ class Registry:
         self._configs.complete(spec)
         if spec.model_version not in self._versions_of(spec.model_name):
             # It was removed meanwhile, its configuration perhaps before this one came.
-            self.close(spec.key)
+            self.close_queue(spec.key)
 
     def _change(
         self, model_name: str, change: Callable[[ModelEntry | None], ModelEntry | None]
