@@ -143,7 +143,7 @@ class StartupLoader:
         wait for a disk or for another machine.
         """
         say_at_s = 0.0
-        while not self._should_stop():
+        while not self._services.lifecycle.is_draining:
             try:
                 return attempt()
             except Unavailable as error:
@@ -152,9 +152,6 @@ class StartupLoader:
                     log.warning("not yet loaded model=%s: %s", model, error.message)
                 time.sleep(_RETRY_S)
         raise Draining("The server is shutting down.")
-
-    def _should_stop(self) -> bool:
-        return self._services.lifecycle.is_draining
 
 
 def startup_parameters(settings: Settings) -> list[dict[str, Any]]:

@@ -60,9 +60,7 @@ class VersionTotals:
 class TorchServeMetrics(Collector):
     """What an ingress counts itself, under TorchServe's names."""
 
-    def __init__(
-        self, hostname: str, *, is_logging: bool = False, unlogged: Collection[str] = ()
-    ) -> None:
+    def __init__(self, hostname: str, *, is_logging: bool, unlogged: Collection[str]) -> None:
         self.is_logging = is_logging
         self._unlogged = frozenset(unlogged)
         self.hostname = hostname

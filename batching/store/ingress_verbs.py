@@ -217,9 +217,8 @@ class IngressVerbs:
         await self._client.unlink(*names)
 
     async def discard(self, delivered: Sequence[str]) -> None:
-        """These replies have reached their waiters and are deleted."""
-        if delivered:
-            await self._client.unlink(*self._reply_keys(delivered))
+        """These replies, one at least, have reached their waiters and are deleted."""
+        await self._client.unlink(*self._reply_keys(delivered))
 
     async def read_chunks(self, request_id: str, taken: int) -> list[bytes]:
         """The oldest pieces of an answer that wait, after the first `taken` have been deleted."""

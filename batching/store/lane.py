@@ -168,10 +168,10 @@ class Lane:
             # It may have been emptied although no connection was lost. A node that brings its
             # registry back need not be one that has workers.
             self._was_away_at = self._loop.time()
-        if self._age_s(waiter) < self._patience_s(waiter, code):
+        now_s = self._loop.time()
+        if now_s - waiter.entered_at < self._patience_s(waiter, code):
             self._loop.call_later(2 * RETRY_S, self._again, waiter)
         else:
-            now_s = self._loop.time()
             retry_after_s = self._drain_rate.retry_after_s(len(self._waiting), now_s)
             waiter.fail(refusal(code, self._key, retry_after_s))
 
@@ -193,9 +193,6 @@ class Lane:
         # All are silent at once, though by our own clock one of them lived a moment ago.
         has_stepped = code is SubmitCode.NO_BEAT and now_s - self._queued_at < BACK_S
         return BEAT_PATIENCE_S if has_stepped else 0.0
-
-    def _age_s(self, waiter: Waiter) -> float:
-        return self._loop.time() - waiter.entered_at
 
     def _again(self, waiter: Waiter) -> None:
         if not waiter.reply.done():
