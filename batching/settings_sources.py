@@ -182,8 +182,8 @@ def parse(name: str, spec: Field, text: str) -> Any:
 def parse_own(name: str, spec: Field, text: str) -> Any:
     """As `parse`, for variables and keys that TorchServe does not have.
 
-    To TorchServe whatever is not `true` is false. Here that would leave tokens off for who has
-    written 1 or yes.
+    To TorchServe whatever is not `true` is false. Here that would leave tokens off where somebody
+    has written 1 or yes.
 
     Raises:
         SettingsError: it is no value of this field.

@@ -64,7 +64,7 @@ class HostSample(NamedTuple):
 class NodeStatus:
     """One live node. `samples` are what it last measured of its host.
 
-    `wire_version` is what its requests and replies are written in; 1 for those who do not say.
+    `wire_version` is what its requests and replies are written in; 1 where it is not said.
     """
 
     node_id: str

@@ -33,7 +33,7 @@ class Health:
 
         While Redis is away this is the last answer: orchestrators restart what is not healthy, and
         restarting an ingress does not bring Redis back. TorchServe opens its ports when the startup
-        models are registered; here who asks earlier is told no.
+        models are registered; here a probe that comes earlier is told no.
         Source: TorchServe 0.12 `ApiUtils.getHealthStatus`.
         """
         if self._lifecycle.is_loading:

@@ -199,8 +199,8 @@ class Registrar:
             if progress is Progress.NONE:
                 raise InternalError(failed_text(spec.model_name, spec.model_version))
         except (InternalError, OutOfResources, DependenciesFailed, Draining):
-            # A version whose workers cannot load is not left behind half registered; and who asks
-            # another server, since this one stops, must not be told that it is there already.
+            # A version whose workers cannot load is not left behind half registered; and a client
+            # that asks another server, since this one stops, must not be told that it is there.
             with contextlib.suppress(ServeError):
                 self._registry.remove(spec.key, only=spec)
                 log.warning("removed model=%s version=%s: not started", *spec.key)
@@ -225,7 +225,7 @@ def _require_name(parameters: Mapping[str, Any], archive: ArchiveInfo) -> None:
 
 
 def _require_handler(spec: ModelSpec) -> None:
-    # Who loads all that a folder has does not mean what is no model there: lost+found, for one.
-    # Registered, it would keep the server from ever being ready.
+    # load_models=all names whatever a folder has, also what is no model: lost+found, for one.
+    # Registered, that would keep the server from ever being ready.
     if spec.min_worker > 0 and not spec.handler:
         raise InvalidModel("It names no handler, and default_service_handler is not set.")

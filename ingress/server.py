@@ -1,8 +1,8 @@
 """The ingress process: builds everything, serves until it is told to stop, drains.
 
 The order of stopping, and why: readiness turns false (load balancers look elsewhere) → listeners
-close (no new request can be lost) → requests in flight are answered → the broker closes (who still
-waits is refused, not left hanging) → connections to Redis close.
+close (no new request can be lost) → requests in flight are answered → the broker closes (clients
+that still wait are refused, not left hanging) → connections to Redis close.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ _PROBE_TIMEOUT_S = 0.5
 # A Redis that has gone must not keep the last snapshot waiting.
 _SNAPSHOT_S = 1.0
 
-# After the broker has refused who still waits, their answers have this long to leave.
+# After the broker has refused those who still wait, their answers have this long to leave.
 _REFUSAL_S = 0.5
 
 _GC_THRESHOLD = 20_000

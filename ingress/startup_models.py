@@ -34,7 +34,7 @@ class StartupLoader:
 
     Redis remembers what is registered, and operators change it since. So a server that comes back
     by itself registers each startup model once in the life of that Redis, and what was unregistered
-    stays so; only who starts `ferry up` asks for its models again.
+    stays so; only whoever starts `ferry up` asks for its models again.
     """
 
     def __init__(

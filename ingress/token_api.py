@@ -1,4 +1,4 @@
-"""`/token` on the management port: a new key for who has the API key.
+"""`/token` on the management port: a new key for whoever has the API key.
 
 Source: TorchServe 0.12 `TokenAuthorization`.
 """
@@ -34,7 +34,7 @@ def token_blueprint(keys: KeyFile) -> Blueprint:
             log.exception("renewing a key failed")
             raise InternalError("The key file cannot be written.") from error
         headers = [("x-request-id", fresh_request_id()), JSON_CONTENT_TYPE, *NO_CACHE_HEADERS]
-        # The new key is in the file only, as in TorchServe: who asks must be able to read that.
+        # The new key is in the file only, as in TorchServe: whoever asks must be able to read that.
         return to_response(Answer(200, headers, b"\n"))
 
     return blueprint

@@ -234,7 +234,7 @@ def _progress(workers: Sequence[WorkerStatus], spec: ModelSpec, *, nodes: int) -
 def _failed(
     workers: Sequence[WorkerStatus], spec: ModelSpec, failures_before: Mapping[Slot, int]
 ) -> list[WorkerStatus]:
-    """Those that did not start; who is to go need not."""
+    """Those that did not start, but for those that are to go: they need not."""
     return [
         worker
         for worker in workers

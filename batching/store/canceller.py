@@ -18,7 +18,7 @@ from batching.store.waiter import ClientGone, ClientLeft, Waiter
 
 WATCH_AFTER_S = 0.1  # fast requests do not pay for watching their client
 CANCEL_AT_ONCE = 256
-AGAIN_S = 0.2  # who left 0.3 s before a claim is not in its batch, even right after an outage
+AGAIN_S = 0.2  # no claim has what was given up 0.3 s before it, after an outage either
 CANCEL_PATIENCE_S = 0.06  # an answer is due 0.1 s after the deadline, if Redis answers or not
 
 
@@ -115,7 +115,7 @@ class Canceller:
         """
         try:
             while self._leaving:
-                await asyncio.sleep(0)  # who leaves in the same turn of the loop goes along
+                await asyncio.sleep(0)  # those who leave in the same turn of the loop go along
                 leaving = self._leaving[:CANCEL_AT_ONCE]
                 del self._leaving[:CANCEL_AT_ONCE]
                 is_heard = await self._try_to_cancel([one.request_id for one in leaving])

@@ -5,7 +5,7 @@ push would then push twice. Here nothing is repeated behind our back: every scri
 its caller decides. A blocking call gets its own connection, whose socket waits longer than the
 server does, so that a reply can never reach a socket that nobody reads any more. A connection to a
 server that has become a replica is given up, also where the URL names one: what a managed Redis
-calls the primary moves to another machine, and only who connects anew gets there.
+calls the primary moves to another machine, which only a new connection reaches.
 
 Here a URL becomes clients, and nowhere else. Those of a single server are redis-py's own; those of
 servers behind sentinels or in a cluster are in `deployments`. In a cluster a client reaches the

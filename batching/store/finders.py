@@ -36,9 +36,9 @@ Options = Mapping[str, Any]
 
 
 class Circle:
-    """The servers that may be asked. Who answered last is asked first.
+    """The servers that may be asked. The one that answered last is asked first.
 
-    Unless that was only a moment ago: then the answer did not help, and somebody else is asked.
+    Unless that was only a moment ago: then the answer did not help, and another one is asked.
     """
 
     def __init__(self, seeds: Iterable[Address]) -> None:
@@ -163,8 +163,8 @@ class Finder(ABC):
         try:
             yield client
         finally:
-            # Done whatever comes: who is ended is cancelled again and again (`end_tasks`), and the
-            # connection would stay open.
+            # Done whatever comes: `end_tasks` cancels again and again, and the connection would
+            # stay open.
             await asyncio.shield(client.aclose())
 
 

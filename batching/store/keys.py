@@ -42,8 +42,8 @@ class VersionKeys:
     def of(cls, key: VersionKey, wire_version: int = WIRE_VERSION) -> "VersionKeys":
         """The keys of this version.
 
-        Releases that cannot read each other's requests never meet in one queue: who asks finds no
-        worker of its own, and is told so at once (docs/adr/0016-releases.md).
+        Releases that cannot read each other's requests never meet in one queue: an ingress finds no
+        worker of its own release, and answers so at once (docs/adr/0016-releases.md).
         """
         kind = "m" if wire_version == 1 else f"m{wire_version}"
         return cls(f"{{{kind}:{key.model_name}:{key.model_version}}}")
@@ -160,7 +160,7 @@ class VersionKeys:
     def ingress_beats(self) -> str:
         """Zset ingress id -> last beat, Redis ms; TTL 24 h, renewed by beats.
 
-        Who has been silent for a minute is deleted by nodes.
+        Nodes delete those that have been silent for a minute.
         """
         return f"{self.tag}:ing"
 

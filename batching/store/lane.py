@@ -319,7 +319,7 @@ class Lane:
             )
 
     def _resubmit(self, waiter: Waiter) -> bool:
-        """Whether it has entered again, under a new id: who works on the old one answers nobody."""
+        """Whether it has entered again, under a new id: an answer to the old one reaches nobody."""
         is_late = waiter.deadline - self._loop.time() < RESUBMIT_SHARE * waiter.timeout_s
         # The client has the first pieces of a stream: another run would send them again.
         if is_late or waiter.stream is not None:

@@ -134,7 +134,7 @@ class NodeVerbs:
 
         They died when no other node was there to notice; after a day the last beat is dropped, too.
         """
-        # In this order: who joins meanwhile beats before it is listed.
+        # In this order: a node that joins meanwhile beats before it is listed.
         listed = await self._client.hkeys(keys.NODE_INFO)
         heard = await self._client.zrangebyscore(keys.NODES, "-inf", "+inf")
         await self.forget_nodes(one.decode(errors="replace") for one in listed if one not in heard)

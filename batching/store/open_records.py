@@ -2,11 +2,16 @@ r"""An open request's record: a line of text, then its bytes, as a field of one 
 
     <attempts> <owner> <chunks> <queued_us> <age_us> <ttl_ms> <ingress id>\n<wire>
 
-attempts: those that have failed. owner: who had a crash suspect that waits, and may still answer
-it; `-` for all others, which belong to whoever has them leased. chunks: how many pieces of the
-answer have been sent; from the first one on, the wire is dropped. queued_us: Redis' time of the
-submit. age_us: how long it had been at the ingress by then; `-` where Redis had lost it before.
-ttl_ms: from the submit to the deadline. wire: empty if it has a key of its own.
+What they are; scripts find them by their places:
+
+    attempts   how many have failed
+    owner      of a crash suspect that waits: the worker that had it, and may still answer it; `-`
+               for all others, which belong to whoever has them leased
+    chunks     how many pieces of the answer have been sent; from the first one on, no wire is kept
+    queued_us  Redis' time of the submit
+    age_us     how long it had been at the ingress by then; `-` where Redis had lost it before
+    ttl_ms     from the submit to the deadline
+    wire       the request's bytes; empty if they have a key of their own
 """
 
 from typing import NamedTuple

@@ -53,7 +53,7 @@ async def submit_waiters(
     try:
         async with asyncio.timeout_at(end + _size_bytes(waiters) / BYTES_PER_S) as limit:
             while True:
-                # Who was answered meanwhile, or has left: an earlier try has queued the request.
+                # Others were answered meanwhile, or have left: an earlier try has queued them.
                 still_waiting = [waiter for waiter in waiters if not waiter.reply.done()]
                 try:
                     codes = await verbs.submit([_submission(one, now()) for one in still_waiting])
