@@ -30,9 +30,6 @@ class KnownHeads:
     def __init__(self) -> None:
         self._known: dict[bytes, KnownHead] = {}
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def find(self, data: bytes) -> KnownHead | None:
         """The head of the request that `data` is, if it is one and no more."""
         found = self._known.get(_head_of(data))
