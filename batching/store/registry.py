@@ -132,17 +132,15 @@ class Registry:
             ModelNotFound: no such model.
             VersionNotFound: no such version of it.
         """
-        scaled: list[ModelSpec] = []
 
         def change(entry: ModelEntry | None) -> ModelEntry:
-            spec = pick_version(entry, key.model_name, key.model_version)
-            scaled[:] = [spec.scaled(min_worker, max_worker)]
-            return existing(entry, key.model_name).with_spec(scaled[0])
+            spec = pick_version(entry, *key)
+            return existing(entry, key.model_name).with_spec(spec.scaled(min_worker, max_worker))
 
-        self._change(key.model_name, change)
+        scaled = pick_version(self._change(key.model_name, change), *key)
         # What has no worker a server of a cluster forgets, and no node notices.
-        self._repair(scaled[0])
-        return scaled[0]
+        self._repair(scaled)
+        return scaled
 
     def set_default(self, model_name: str, model_version: str) -> None:
         """Requests without a version go to this one.
@@ -178,7 +176,7 @@ class Registry:
 
         def change(entry: ModelEntry | None) -> ModelEntry | None:
             known = existing(entry, key.model_name)
-            pick_version(known, key.model_name, key.model_version)
+            pick_version(known, *key)
             if only is not None:
                 still_registered(known, only)
             elif key.model_version == known.default_version and len(known.versions) > 1:
@@ -318,8 +316,10 @@ class Registry:
 
     def _change(
         self, model_name: str, change: Callable[[ModelEntry | None], ModelEntry | None]
-    ) -> None:
-        def transaction(pipe: Client) -> None:
+    ) -> ModelEntry | None:
+        """The entry as it is now."""
+
+        def transaction(pipe: Client) -> ModelEntry | None:
             text = pipe.hget(keys.MODELS, model_name)
             entry = change(_entry(model_name, text))
             pipe.multi()
@@ -328,9 +328,10 @@ class Registry:
             else:
                 pipe.hset(keys.MODELS, model_name, entry.to_json())
             pipe.publish(keys.CHANGES, model_name)
+            return entry
 
         with telling_unavailable():
-            transact(self._client, transaction, keys.MODELS)
+            return transact(self._client, transaction, keys.MODELS)
 
 
 def _entry(model_name: str, text: bytes | None) -> ModelEntry | None:

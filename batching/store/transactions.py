@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import redis
 
@@ -11,13 +12,15 @@ from batching.store.redis_errors import UNHEARD
 PATIENCE_S = 0.8  # as a submit's
 RETRY_S = 0.05
 
+T = TypeVar("T")
 
-def transact(client: Client, change: Callable[[Client], None], name: str) -> None:
-    """The commands that `change` has put into its pipeline are executed as one transaction.
 
-    It is repeated whenever somebody else has changed the key since `change` has read it. redis-py
-    raises the same WatchError if the connection was lost or refused meanwhile. Then it is repeated
-    for PATIENCE_S only: a replica, which takes no writes, would be asked for ever.
+def transact(client: Client, change: Callable[[Client], T], name: str) -> T:
+    """Executes in one step what `change` puts into its pipeline; returns what `change` returned.
+
+    `change` is called again whenever somebody else has changed the key since it was read. redis-py
+    raises the same WatchError if the connection was lost or refused meanwhile. Then it is called
+    again for PATIENCE_S only: a replica, which takes no writes, would be asked for ever.
 
     Raises:
         RedisError: the connection's error, or a refusal.
@@ -27,7 +30,7 @@ def transact(client: Client, change: Callable[[Client], None], name: str) -> Non
         while True:
             try:
                 pipe.watch(name)
-                change(pipe)
+                changed = change(pipe)
                 pipe.execute()
             except redis.WatchError as error:
                 lost = error.__context__
@@ -37,4 +40,4 @@ def transact(client: Client, change: Callable[[Client], None], name: str) -> Non
                     raise lost from None
                 time.sleep(RETRY_S)
             else:
-                return
+                return changed
