@@ -12,7 +12,7 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 from batching.errors import BadRequest, NoWorker, ServeError
-from batching.model_entry import ModelEntry, check_names, existing
+from batching.model_entry import ModelEntry, check_names, existing, pick_version
 from batching.model_spec import ModelSpec
 from batching.protocol import Reply
 from batching.registration import bool_parameter
@@ -90,12 +90,12 @@ class _ManagementView:
         return status_response(self._registrar.unregister(model_name, model_version))
 
     def describe(self, model_name: str, model_version: str | None = None) -> Response:
+        check_names(model_name, model_version)
+        entry = existing(self._registry.get(model_name), model_name)
         if model_version == ALL_VERSIONS:
-            check_names(model_name)
-            entry = existing(self._registry.get(model_name), model_name)
             return json_response(self._describe(entry.versions.values(), entry))
-        spec = self._registrar.resolve(model_name, model_version)
-        [document] = self._describe([spec], self._registry.get(model_name))
+        spec = pick_version(entry, model_name, model_version)
+        [document] = self._describe([spec], entry)
         if bool_parameter(request.args, "customized", default=False):
             reply = self._ask_handler(spec)
             if reply.error_type:
@@ -131,16 +131,14 @@ class _ManagementView:
         if not self._services.settings.enable_model_api:
             raise wrong_method()
 
-    def _describe(
-        self, specs: Iterable[ModelSpec], entry: ModelEntry | None
-    ) -> list[dict[str, Any]]:
+    def _describe(self, specs: Iterable[ModelSpec], entry: ModelEntry) -> list[dict[str, Any]]:
         hosts = {node.node_id: node.hostname for node in self._registry.nodes()}
         return [
             describe_version(
                 spec,
                 self._registry.workers(spec.key),
                 self._registry.queue(spec),
-                is_default=entry is not None and entry.default_version == spec.model_version,
+                is_default=entry.default_version == spec.model_version,
                 hosts=hosts,
             )
             for spec in specs
