@@ -73,7 +73,7 @@ class RequestParser:
         self._refusal = HTTPStatus.BAD_REQUEST
 
     def feed(self, data: bytes) -> bool:
-        """Requests are announced as soon as their heads are whole; whether more can be fed.
+        """Announces requests as soon as their heads are whole; returns whether more can be fed.
 
         Raises:
             Unreadable: the request that this belongs to ends here.

@@ -151,7 +151,7 @@ class IngressVerbs:
         return [_SUBMIT_CODES[code] for code in codes]
 
     async def _write_bodies(self, large: Sequence[Submission]) -> set[str]:
-        """The bodies that fit into Redis are there; the ids of the others.
+        """Writes the bodies that fit into Redis; returns the ids of the others.
 
         The one that filled it up is counted among the others: the script needs some room, too.
         """

@@ -27,7 +27,7 @@ class MetricVerbs:
         self._record = script(at(client, self._keys.tag), "record")
 
     def record(self, measurements: Sequence[Measurement]) -> int:
-        """The measurements count; how many do not, for the version has too many series.
+        """Adds the measurements; returns how many were dropped, as the version has too many series.
 
         After an error the same measurements may be recorded again; if only the answer was lost,
         those of a counter then count twice. What a full Redis refuses is dropped.

@@ -210,7 +210,7 @@ class NodeVerbs:
                 return total
 
     async def refuse_waiting(self, key: VersionKey, reason: str) -> int:
-        """Everything that waits is answered with `reason`, unless a worker lives; how many."""
+        """Answers all that waits with `reason`, unless a worker lives; returns how many."""
         version_keys = VersionKeys.of(key)
         names = [
             version_keys.queue,

@@ -144,7 +144,7 @@ class WorkerVerbs:
         return self._scripts.run("claim", self._claim_keys, arguments)
 
     def recover(self) -> int:
-        """Requests that a claim with a lost answer may have leased to us wait again; how many.
+        """Gives back what a claim whose answer was lost may have leased to us; returns how many.
 
         Only while this worker works on nothing. Without it they would wait in the lease of a worker
         that lives and does not know of them.
