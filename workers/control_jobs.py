@@ -204,7 +204,7 @@ def _is_unused(url: str, settings: Settings) -> bool:
     return not any(may_share_a_file(url, spec.model_url) for spec in specs)
 
 
-def make_worker(client: Client, outage: Outage | None = None) -> ControlWorker:
+def make_worker(client: Client, outage: Outage) -> ControlWorker:
     """A worker of the control queue."""
     client = for_rq(client)
     queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer, job_class=ControlJob)
@@ -215,7 +215,7 @@ def make_worker(client: Client, outage: Outage | None = None) -> ControlWorker:
         job_class=ControlJob,
         worker_ttl=WORKER_TTL_S,
     )
-    worker.outage = outage or Outage(log)
+    worker.outage = outage
     # RQ says at each try, or with a traceback, what the outage says once.
     worker.log.addFilter(_is_news)
     return worker

@@ -37,7 +37,7 @@ class Heartbeat:
         on_forgotten: Callable[[], None],
         *,
         dead_after_s: float = 3.0,
-        outage: Outage | None = None,
+        outage: Outage,
     ) -> None:
         self._verbs = verbs
         self._node = node
@@ -45,7 +45,7 @@ class Heartbeat:
         self._versions = versions
         self._on_forgotten = on_forgotten
         self._dead_after_s = dead_after_s
-        self._outage = outage or Outage(log)
+        self._outage = outage
         self._is_in_doubt = False
         self._is_node_unsure = False
         self._is_forgotten = False

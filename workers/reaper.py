@@ -27,13 +27,13 @@ class Reaper:
         versions: Callable[[], Iterable[VersionKey]],
         is_steady: Callable[[VersionKey | None], bool],
         somebody_is_overdue: Callable[[], Awaitable[None]],
-        outage: Outage | None = None,
+        outage: Outage,
     ) -> None:
         self._verbs = verbs
         self._versions = versions
         self._is_steady = is_steady
         self._somebody_is_overdue = somebody_is_overdue
-        self._outage = outage or Outage(log)
+        self._outage = outage
 
     async def run(self) -> None:
         """Reaps until cancelled; whoever is still overdue then is noticed at the next beat."""

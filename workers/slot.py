@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from batching.backoff import Backoff
@@ -45,7 +45,7 @@ class SlotContext:
     verbs: NodeVerbs
     sequence: "itertools.count[int]"
     prepare: Callable[[ModelSpec], Awaitable[Prepared]]
-    outage: Outage = field(default_factory=lambda: Outage(log))
+    outage: Outage
 
 
 class Slot:

@@ -65,14 +65,14 @@ class Worker:
         is_broken: Callable[[], bool] = lambda: False,
         *,
         idle_s: float = BLOCK_S,
-        outage: Outage | None = None,
+        outage: Outage,
     ) -> None:
         self._batcher = batcher
         self._verbs = verbs
         self._run = run
         self._is_broken = is_broken
         self._idle_s = idle_s
-        self._outage = outage or Outage(log)
+        self._outage = outage
         self._should_stop = False
         self._unsure_until = 0.0
         self._look_at = 0.0

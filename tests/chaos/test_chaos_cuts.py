@@ -33,6 +33,7 @@ from tests.support import (
     eventually,
     ids_of,
     items_of,
+    make_outage,
     make_reply,
     wire_of,
 )
@@ -325,7 +326,9 @@ class Beats:
         monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
         self.introductions = 0
         self._line = line
-        self._heart = Heartbeat(line.node._verbs, NODE, list, list, self._count)
+        self._heart = Heartbeat(
+            line.node._verbs, NODE, list, list, self._count, outage=make_outage()
+        )
 
     def run(self, seconds: float) -> None:
         async def run() -> None:
@@ -367,7 +370,9 @@ def test_f21_worker_whose_claim_was_cut_serves_it_all_the_same(line: Line, at: i
         runs.append([item.request_id for item in batch.items])
         return [make_reply("x")] * len(batch)
 
-    worker = Worker(Batcher(line.worker, FixedPolicy(8, 0.0)), line.worker, run)
+    worker = Worker(
+        Batcher(line.worker, FixedPolicy(8, 0.0)), line.worker, run, outage=make_outage()
+    )
     line.proxy.cut_next(at, after=1)  # it looks first for what it may own
 
     # When it goes on
@@ -391,6 +396,7 @@ def test_f21_claim_that_arrives_late_is_given_back_by_a_worker_that_waits(line: 
         Batcher(line.worker, FixedPolicy(8, 0.0)),
         line.worker,
         lambda batch: [make_reply("x")] * len(batch),
+        outage=make_outage(),
     )
     line.proxy.cut_next(0, after=1)  # it looks first for what it may own
     thread = threading.Thread(target=worker.serve)
@@ -426,7 +432,9 @@ def test_f16_worker_whose_replies_were_never_taken_gives_the_requests_back(
             line.proxy.go_down()
         return [make_reply("x")] * len(batch)
 
-    worker = Worker(Batcher(line.worker, FixedPolicy(8, 0.0)), line.worker, run)
+    worker = Worker(
+        Batcher(line.worker, FixedPolicy(8, 0.0)), line.worker, run, outage=make_outage()
+    )
     line.desk.submit("a", "b")
     thread = threading.Thread(target=worker.serve)
     thread.start()

@@ -2,7 +2,6 @@
 
 import asyncio
 import datetime
-import logging
 import subprocess
 import sys
 import time
@@ -16,7 +15,6 @@ from batching.protocol import Batch
 from batching.status import NodeStatus, WorkerState, WorkerStatus
 from batching.store.connection import IDLE_S, connect_async
 from batching.store.node_verbs import NodeVerbs, ReclaimMode
-from batching.store.outage import Outage
 from batching.store.tasks import end_tasks
 from batching.store.worker_verbs import WorkerVerbs
 from tests.chaos.crash_points import EXIT_CRASHED, POINTS
@@ -27,6 +25,7 @@ from tests.support import (
     attempts_of,
     ids_of,
     items_of,
+    make_outage,
     make_reply,
 )
 from tests.timing import assert_within
@@ -195,9 +194,10 @@ def test_f38_lost_bell_costs_a_second_at_most(real_desk: Desk, record_promise) -
 
 def heart_of(verbs: NodeVerbs) -> Heartbeat:
     """The heart of a node with one worker, that of the tests."""
-    record = SlotRecord(verbs, Outage(logging.getLogger(__name__)), KEY, Backoff())
+    outage = make_outage()
+    record = SlotRecord(verbs, outage, KEY, Backoff())
     record.status = WORKER
-    return Heartbeat(verbs, NODE, lambda: [record], lambda: [KEY], lambda: None)
+    return Heartbeat(verbs, NODE, lambda: [record], lambda: [KEY], lambda: None, outage=outage)
 
 
 def test_f39_cancel_storm_leaves_nothing_to_wade_through(real_desk: Desk, record_promise) -> None:

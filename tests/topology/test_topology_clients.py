@@ -425,7 +425,7 @@ def test_users_may_use_registry_and_control_jobs_in_a_cluster(cluster: Cluster) 
     # When an ingress has a job and a node's control worker does it
     queue = ControlQueue(ingress)._queue
     job = queue.enqueue(INSPECT_ARCHIVE, args=("../nothing.mar", False))
-    make_worker(worker).work(burst=True, logging_level="CRITICAL")
+    make_worker(worker, make_outage()).work(burst=True, logging_level="CRITICAL")
     # Then its result comes back, and all of RQ's keys are in one slot
     assert job.latest_result().return_value["error"] == "ModelNotFound"
     assert queue.count == 0

@@ -11,7 +11,7 @@ import pytest
 from batching.settings import Settings
 from batching.status import WorkerState, WorkerStatus
 from batching.store.node_verbs import NodeVerbs
-from tests.support import make_spec
+from tests.support import make_outage, make_spec
 from workers.devices import Device
 from workers.exit_status import ExitStatus
 from workers.slot import Slot, SlotContext
@@ -52,7 +52,7 @@ def test_node_says_in_words_why_a_worker_died(caplog, ended, ready_at, words):
 
     async def run():
         verbs = NodeVerbs(fakeredis.aioredis.FakeRedis(server=server), 3000)
-        context = SlotContext("node-a", Settings(), verbs, itertools.count(), None)
+        context = SlotContext("node-a", Settings(), verbs, itertools.count(), None, make_outage())
         slot = Slot(context, spec, 0, Device("cpu"), 1)
         slot.record.status = WorkerStatus("a-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
         slot._ready_at = ready_at

@@ -17,7 +17,7 @@ from batching.store.node_verbs import NodeVerbs
 from batching.store.outage import Outage
 from batching.store.registry import Registry
 from batching.store.tasks import end_tasks
-from tests.support import KEY, eventually_async, join, make_spec
+from tests.support import KEY, eventually_async, join, make_outage, make_spec
 from workers import heartbeat as heartbeat_module
 from workers.heartbeat import Heartbeat
 from workers.reaper import Reaper
@@ -36,7 +36,8 @@ class Parts:
         self.registry = Registry(fakeredis.FakeRedis(server=self.server))
         client = fakeredis.aioredis.FakeRedis(server=self.server)
         self.verbs = NodeVerbs(client, int(DEAD_AFTER_S * 1000))
-        record = SlotRecord(self.verbs, Outage(logging.getLogger("here")), KEY, Backoff())
+        outage = make_outage()
+        record = SlotRecord(self.verbs, outage, KEY, Backoff())
         record.status = WORKER
         self.forgotten = 0
         self.heart = Heartbeat(
@@ -46,8 +47,11 @@ class Parts:
             lambda: [KEY],
             self._count,
             dead_after_s=DEAD_AFTER_S,
+            outage=outage,
         )
-        self.reaper = Reaper(self.verbs, lambda: [KEY], self.heart.is_steady, self.heart.overdue)
+        self.reaper = Reaper(
+            self.verbs, lambda: [KEY], self.heart.is_steady, self.heart.overdue, outage
+        )
 
     def _count(self):
         self.forgotten += 1

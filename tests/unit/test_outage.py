@@ -162,7 +162,7 @@ def test_control_worker_says_once_that_redis_is_away_and_that_it_is_back(
     real_backend, tmp_path, caplog
 ):
     # Given
-    worker = make_worker(real_backend.client)
+    worker = make_worker(real_backend.client, make_outage())
     worker.connection = connect(f"unix://{tmp_path}/nobody.sock")
     # When
     for _ in range(3):

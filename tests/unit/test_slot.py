@@ -21,7 +21,7 @@ from batching.store.ingress_verbs import IngressVerbs, Submission, SubmitCode
 from batching.store.keys import VersionKeys
 from batching.store.node_verbs import NodeVerbs
 from batching.store.registry import Registry
-from tests.support import KEY, eventually_async, join, make_spec, wire_of
+from tests.support import KEY, eventually_async, join, make_outage, make_spec, wire_of
 from workers import worker_process
 from workers.assignment import ENV_NAME
 from workers.devices import Device
@@ -50,6 +50,7 @@ class Parts:
             self.verbs,
             itertools.count(),
             prepare or self._prepare,
+            make_outage(),
         )
         self.slot = Slot(context, spec or make_spec(), 0, Device("cpu"), 1)
 

@@ -7,7 +7,7 @@ import fakeredis.aioredis
 
 from batching.settings import Settings
 from batching.store.node_verbs import NodeVerbs
-from tests.support import KEY, eventually_async, make_spec
+from tests.support import KEY, eventually_async, make_outage, make_spec
 from workers.slot import SlotContext
 from workers.slots import Slots
 
@@ -23,7 +23,9 @@ def test_drained_slots_are_not_opened_again():
 
     async def run():
         verbs = NodeVerbs(fakeredis.aioredis.FakeRedis(), 3000)
-        context = SlotContext("node-a", Settings(), verbs, itertools.count(), prepare)
+        context = SlotContext(
+            "node-a", Settings(), verbs, itertools.count(), prepare, make_outage()
+        )
         slots = Slots(context, [], lambda: ends.append(True))
         slots.follow(wanted)
         await eventually_async(lambda: prepared)

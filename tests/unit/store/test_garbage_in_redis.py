@@ -24,7 +24,7 @@ from batching.store import keys
 from batching.store.connection import for_rq
 from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME
 from batching.store.registry import Registry
-from tests.support import KEY, ids_of, items_of, make_reply, make_spec
+from tests.support import KEY, ids_of, items_of, make_outage, make_reply, make_spec
 from workers.control_jobs import make_worker
 
 NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
@@ -198,7 +198,7 @@ def control(real_backend):
     client = for_rq(real_backend.connect())
 
     def work():
-        worker = make_worker(client)
+        worker = make_worker(client, make_outage())
         with contextlib.suppress(DeserializationError, ValueError, TypeError):
             worker.work(burst=True, logging_level="CRITICAL")
 

@@ -7,7 +7,7 @@ import pytest
 from batching.batcher import Batcher
 from batching.policy import FixedPolicy
 from batching.store.reclaiming import ReclaimMode
-from tests.support import KEY, eventually, items_of, make_reply
+from tests.support import KEY, eventually, items_of, make_outage, make_reply
 from workers import worker as worker_module
 from workers.worker import Worker
 
@@ -54,7 +54,7 @@ def test_lease_of_an_answered_request_goes_away_when_its_worker_lives(queue, mon
         return [make_reply("again")] * len(batch.items)
 
     desk.submit("b")
-    loop = Worker(Batcher(worker, FixedPolicy(1, 0.0)), worker, run)
+    loop = Worker(Batcher(worker, FixedPolicy(1, 0.0)), worker, run, outage=make_outage())
     serving = threading.Thread(target=loop.serve)
     serving.start()
     try:

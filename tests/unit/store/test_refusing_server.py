@@ -199,7 +199,8 @@ async def listening_ingress(url):
 async def beating_node(url):
     async with connect_async(url) as client:
         node = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
-        heart = Heartbeat(NodeVerbs(client, 3000), node, list, list, lambda: None)
+        outage = make_outage(url)
+        heart = Heartbeat(NodeVerbs(client, 3000), node, list, list, lambda: None, outage=outage)
         beating = asyncio.create_task(heart.run())
         try:
             yield
@@ -211,7 +212,9 @@ async def beating_node(url):
 async def claiming_worker(url):
     with contextlib.closing(connect(url)) as client:
         verbs = WorkerVerbs(client, KEY, "worker-a", 3000)
-        worker = Worker(Batcher(verbs, FixedPolicy(1, 0.0)), verbs, lambda _: [])
+        worker = Worker(
+            Batcher(verbs, FixedPolicy(1, 0.0)), verbs, lambda _: [], outage=make_outage(url)
+        )
         serving = threading.Thread(target=worker.serve)
         serving.start()
         try:
@@ -283,7 +286,7 @@ def test_control_worker_that_is_refused_says_so_in_one_line_and_goes_on(
     monkeypatch.setattr(control_jobs, "WORKER_TTL_S", 16)
     monkeypatch.setattr(control_jobs, "RETRY_S", 0.05)
     client = connect(url, socket_timeout_s=15.0)
-    worker = control_jobs.make_worker(client)
+    worker = control_jobs.make_worker(client, make_outage())
 
     def spoil():
         # It waits for a job: what is refused before, as it signs on, ends it.

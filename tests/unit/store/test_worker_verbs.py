@@ -13,7 +13,15 @@ from batching.store.connection import connect
 from batching.store.ingress_verbs import Submission
 from batching.store.parked_pop import ParkedPop
 from batching.store.replies import decode_reply
-from tests.support import attempts_of, eventually, ids_of, items_of, make_reply, wire_of
+from tests.support import (
+    attempts_of,
+    eventually,
+    ids_of,
+    items_of,
+    make_outage,
+    make_reply,
+    wire_of,
+)
 from tests.timing import assert_within
 from workers.worker import Worker
 
@@ -197,11 +205,18 @@ def test_wait_bell_ends_at_once_when_it_is_interrupted(real_desk):
     assert real_desk.worker("worker-b").wait_bell(5.0)
 
 
+def idle_worker(batcher, verbs):
+    def run(_):
+        pytest.fail("nothing to run")
+
+    return Worker(batcher, verbs, run, idle_s=10.0, outage=make_outage())
+
+
 def test_idle_worker_ends_at_once_when_it_is_stopped(real_desk):
     # Given
     verbs = real_desk.worker()
     batcher = Batcher(verbs, FixedPolicy(8, 0.0))
-    worker = Worker(batcher, verbs, lambda _: pytest.fail("nothing to run"), idle_s=10.0)
+    worker = idle_worker(batcher, verbs)
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(worker.serve)
         eventually(lambda: is_blocked(real_desk.backend))
@@ -220,7 +235,7 @@ def test_collecting_worker_ends_at_once_when_it_is_stopped(real_desk):
     real_desk.submit("a")
     verbs, other = real_desk.worker(), real_desk.worker("worker-b")
     batcher = Batcher(verbs, FixedPolicy(8, 10.0))
-    worker = Worker(batcher, verbs, lambda _: pytest.fail("nothing to run"), idle_s=10.0)
+    worker = idle_worker(batcher, verbs)
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(worker.serve)
         eventually(lambda: is_blocked(real_desk.backend))
