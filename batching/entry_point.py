@@ -1,6 +1,5 @@
 """What `python -m ingress` and `python -m workers` do alike."""
 
-import signal
 import sys
 from collections.abc import Callable
 
@@ -13,11 +12,6 @@ _EXIT_UNUSABLE_NOW = 1
 def exit_code_for(error: SettingsError) -> int:
     """2 if no start with these settings can succeed, 1 if a later one may."""
     return _EXIT_UNUSABLE_NOW if isinstance(error, UnusableNow) else EXIT_UNUSABLE
-
-
-def ends_with_terminal() -> bool:
-    """Whether SIGHUP is to end this process; whoever starts one by `nohup` does not want that."""
-    return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
 def run_from_environment(run: Callable[[Settings], int]) -> int:

@@ -19,8 +19,7 @@ from typing import Self
 
 from batching.backoff import Backoff
 from batching.child_process import has_exited, kill_group
-from batching.entry_point import ends_with_terminal
-from batching.stop_signals import StopSignals
+from batching.stop_signals import StopSignals, ends_with_terminal
 
 # A part that ran this long is healthy: its next failure starts the back-off afresh.
 HEALTHY_AFTER_S = 30.0

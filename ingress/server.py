@@ -9,20 +9,19 @@ import asyncio
 import contextlib
 import gc
 import logging
-import signal
 from collections.abc import Coroutine, Iterator
 from functools import partial
 
 import uvloop
 
 from batching.daemon_thread import in_daemon_thread
-from batching.entry_point import ends_with_terminal, exit_code_for
+from batching.entry_point import exit_code_for
 from batching.errors import StoreUnavailable
 from batching.logs import configure_logging
 from batching.metrics_config import read_metrics_config
 from batching.readiness import Launch, launch, notify_ready
 from batching.settings import Settings, SettingsError
-from batching.stop_signals import StopSignals
+from batching.stop_signals import StopEvents
 from batching.store.broker import Broker
 from batching.store.catalog import Catalog
 from batching.store.connection import connect, store_url
@@ -133,18 +132,12 @@ class _Ingress:
         self._snapshots: SnapshotWriter | None = None
         if settings.snapshot_dir is not None:
             self._snapshots = SnapshotWriter(self._registry, settings, settings.snapshot_dir)
-        self._signals = 0
-        self._stop_signals = StopSignals()
-        self._stop = asyncio.Event()
-        self._force = asyncio.Event()
+        self._signals = StopEvents()
 
     async def serve(self, table: dict[Address, frozenset[Role]]) -> int:
         """Returns the exit code after a drain."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
-        if ends_with_terminal():  # a shell and the kernel both say so: the second hurries nobody
-            loop.add_signal_handler(signal.SIGHUP, self._stop.set)
+        self._signals.listen()
         services = self._services(loop)
         # Before the ports open.
         self._lifecycle.is_loading = await asyncio.to_thread(self._has_to_load)
@@ -165,7 +158,7 @@ class _Ingress:
                 log.info("listening address=%s roles=%s", listener.address, roles)
             _calm_collector()
             tasks += [asyncio.create_task(one) for one in self._background(services)]
-            await self._stop.wait()
+            await self._signals.stop.wait()
             return await self._drain(listeners)
         finally:
             for task in tasks:
@@ -267,7 +260,7 @@ class _Ingress:
     async def _drain(self, listeners: list[Listener]) -> int:
         log.info("draining open=%d", self._broker.waiting)
         self._lifecycle.is_draining = True
-        forced = asyncio.create_task(self._force.wait())
+        forced = asyncio.create_task(self._signals.hurry.wait())
         # Load balancers look elsewhere once readiness is false, but not at once.
         await asyncio.wait({forced}, timeout=self._settings.drain_delay_s)
         for listener in listeners:
@@ -295,15 +288,7 @@ class _Ingress:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(in_daemon_thread(self._snapshots.close), _SNAPSHOT_S)
         log.info("stopped")
-        return _EXIT_FORCED if self._signals > 1 else 0
-
-    def _on_signal(self) -> None:
-        if not self._stop_signals.is_new_wish():
-            return
-        self._signals += 1
-        self._stop.set()
-        if self._signals > 1:
-            self._force.set()
+        return _EXIT_FORCED if self._signals.hurry.is_set() else 0
 
 
 def _open_keys(settings: Settings) -> KeyFile | None:

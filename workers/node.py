@@ -15,14 +15,13 @@ import contextlib
 import itertools
 import logging
 import os
-import signal
 import socket
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 
 from batching.daemon_thread import DaemonThread
-from batching.entry_point import ends_with_terminal, exit_code_for
+from batching.entry_point import exit_code_for
 from batching.errors import StoreUnavailable
 from batching.logs import configure_logging
 from batching.metrics_config import read_metrics_config
@@ -32,7 +31,7 @@ from batching.protocol import WIRE_VERSION
 from batching.readiness import notify_ready
 from batching.settings import Settings, SettingsError
 from batching.status import NodeStatus, WorkerState, utc_now
-from batching.stop_signals import StopSignals
+from batching.stop_signals import StopEvents
 from batching.store.changes import changed_models
 from batching.store.connection import connect, connect_async, store_url
 from batching.store.node_verbs import NodeVerbs
@@ -90,9 +89,7 @@ class Node:
         self._repairs_due = self._repairs_done = 0
         self._files = ModelFiles(settings)
         self._undertaker = Undertaker(self._verbs)
-        self._should_exit = asyncio.Event()
-        self._must_exit_now = asyncio.Event()
-        self._stop_signals = StopSignals()
+        self._signals = StopEvents()
         self._must_look = asyncio.Event()
         context = SlotContext(
             node_id=self._node.node_id,
@@ -116,7 +113,7 @@ class Node:
 
     async def run(self) -> None:
         """Serves until a signal, then drains."""
-        self._handle_signals()
+        self._signals.listen()
         self._thread.start()
         heartbeat = self._heartbeat
         sweeper = Sweeper(self._files, self._known_specs, kept_s=self._settings.unused_files_kept_s)
@@ -141,11 +138,11 @@ class Node:
             probes = ProbeFiles(self._settings.probe_dir, self._is_ready)
             roles.append(self._keep(probes.run, "probes"))
         log.info("node=%s pid=%d started", self._node.node_id, self._node.pid)
-        exiting = asyncio.create_task(self._should_exit.wait())
+        exiting = asyncio.create_task(self._signals.stop.wait())
         await asyncio.wait({exiting, *roles}, return_when=asyncio.FIRST_COMPLETED)
         for task in starters:  # of processes
             task.cancel()
-        await self._slots.drain(self._must_exit_now)
+        await self._slots.drain(self._signals.hurry)
         await end_tasks([*roles, exiting])
         with contextlib.suppress(*AWAY, StoreUnavailable, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
@@ -175,20 +172,6 @@ class Node:
             outage=self._outage,
         )
 
-    def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, self._on_signal)
-        if ends_with_terminal():  # a shell and the kernel both say so: the second hurries nobody
-            loop.add_signal_handler(signal.SIGHUP, self._should_exit.set)
-
-    def _on_signal(self) -> None:
-        if not self._stop_signals.is_new_wish():
-            return
-        if self._should_exit.is_set():
-            self._must_exit_now.set()
-        self._should_exit.set()
-
     def _on_joined(self) -> None:
         """Redis knows this node: for the first time, or again after it forgot something."""
         notify_ready()
@@ -197,7 +180,7 @@ class Node:
 
     def _is_ready(self) -> bool:
         """Whether every worker that can be counted on serves."""
-        if self._should_exit.is_set() or not self._has_reconciled.is_set():
+        if self._signals.stop.is_set() or not self._has_reconciled.is_set():
             return False
         records = self._records()
         return all(one.state is WorkerState.READY or not one.is_expected for one in records)
@@ -270,7 +253,7 @@ class Node:
 
         def beat() -> None:
             # One that leaves is known to nobody any more.
-            if not self._should_exit.is_set():
+            if not self._signals.stop.is_set():
                 asyncio.run_coroutine_threadsafe(self._heartbeat.beat(), loop).result()
 
         before = self._specs()

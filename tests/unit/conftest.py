@@ -1,4 +1,5 @@
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +11,14 @@ from workers.devices import Device
 from workers.handlers import load_model
 
 CPU = Device("cpu")
+
+
+@pytest.fixture
+def hears_hangup():
+    """Whatever is started hears SIGHUP, though these tests may have been started by `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

@@ -56,14 +56,6 @@ def test_part_does_not_start_beside_nodes_of_another_release(part, real_desk):
     assert "Traceback" not in done.stderr
 
 
-@pytest.fixture
-def hears_hangup():
-    """Whatever is started hears SIGHUP, though these tests may have been started by `nohup`."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 @pytest.mark.usefixtures("hears_hangup")
 @pytest.mark.parametrize(
     ("part", "begun"), [("ingress", "listening address="), ("workers", " started\n")]
