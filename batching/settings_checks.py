@@ -173,12 +173,21 @@ def _doubts_of_cors(settings: "Settings") -> Iterator[str]:
 
 def _doubts_of_models(models: ModelSettings) -> Iterator[str]:
     versions = [one for by_version in models.values() for one in by_version.values()]
-    for text in dict.fromkeys(text for one in versions for text in ignored_values(one)):
+    for text in dict.fromkeys(
+        text for one in versions for text in ignored_values(_without_lone(one))
+    ):
         yield f"models: {text}"
     for word in dict.fromkeys(itertools.chain.from_iterable(versions)):
         alike = difflib.get_close_matches(word, _WORDS, n=1, cutoff=0.8)
         if alike and word not in _WORDS:
             yield f"models: {word} has no effect; did you mean {alike[0]}?"
+
+
+def _without_lone(version: Mapping[str, Any]) -> Mapping[str, Any]:
+    # Of these two, the archive's model-config.yaml may have the other one.
+    pair = {"minWorkers", "maxWorkers"}
+    lone = pair if not pair <= version.keys() else set()
+    return {word: value for word, value in version.items() if word not in lone}
 
 
 def _is_object(value: object) -> bool:

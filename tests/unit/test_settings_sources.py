@@ -123,6 +123,7 @@ def test_settings_say_what_is_wrong(tmp_path, text, words):
             ],
         ),
         ('models={"m": {"1": {"minWorkers": "1", "maxWorkers": "2"}}}\n', []),
+        ('models={"m": {"1": {"minWorkers": 2}}}\n', []),
         (
             "inference_address=http://0.0.0.0:8080/foo\nmanagement_address=http://127.0.0.1:8081/\n"
             "metrics_address=unix:/run/ferry.sock\n",
