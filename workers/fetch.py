@@ -151,7 +151,7 @@ def _is_archive(place: Path) -> bool:
 
 
 def _why_not_found(name: str, model_store: Path) -> str:
-    """What to add to "not found": it is behind a link, neither a file nor a folder, or cut short.
+    """What to add to "not found": a link, neither file nor folder, or `.mar` is left out.
 
     Behind a link it says so whether or not anything is there: what is outside of the store is
     nobody's business.
