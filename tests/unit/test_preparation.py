@@ -1,12 +1,17 @@
 """The built-in image handlers make the archive's model ready; one that resists runs as it is."""
 
 import logging
+import os
+import platform
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 import torch
 from ts.context import Context
+from ts.torch_handler import preparation
 from ts.torch_handler.data_parallel import DataParallel
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.preparation import PreparedModel, divided, prepare
@@ -146,6 +151,32 @@ def test_prepared_model_computes_in_the_precision_that_the_archive_asks_for(load
     assert torch.equal(answer.argmax(1), expected.argmax(1))
     assert torch.allclose(answer, expected, atol=0.05)
     assert not torch.allclose(answer, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("times", "is_told"), [(1.3, True), (0.6, False)])
+def test_log_says_when_half_precision_is_slower(load, caplog, monkeypatch, times, is_told):
+    # Given
+    monkeypatch.setattr(preparation, "times_of_float32", lambda _: times)
+    # When
+    with caplog.at_level(logging.WARNING):
+        load(scripted(trained(Convolved)), {"dtype": "bfloat16"})
+    # Then
+    line = "this processor takes 1.3 times as long in bfloat16 as in float32"
+    assert (line in caplog.text) == is_told
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN's name of a processor of x86")
+def test_half_precision_is_measured():
+    # Given a processor without instructions for it
+    code = "from ts.torch_handler import half_precision as half; import torch;"
+    code += "print(half.times_of_float32(torch.bfloat16))"
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "PYTHONPATH": path, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    # When
+    words = [sys.executable, "-c", code]
+    times = subprocess.run(words, env=environment, stdout=subprocess.PIPE, check=True).stdout
+    # Then
+    assert float(times) > 1.5
 
 
 def test_preparation_names_the_precisions_there_are(load):

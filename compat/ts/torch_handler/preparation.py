@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from ts.torch_handler.data_parallel import DataParallel, Model, calls_of, part_count
 from ts.torch_handler.fused_convolutions import can_fuse, fuse_convolutions
+from ts.torch_handler.half_precision import times_of_float32
 
 logger = logging.getLogger(__name__)
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 # TorchScript measures for two calls of a shape, then compiles.
 WARM_UP_CALLS = 3
@@ -29,6 +28,9 @@ HALF_TOLERANCE = 0.05
 
 # Parts that take as long as the whole batch while the machine is quiet take less when it is not.
 MOST_FOR_PARTS = 1.1
+
+# The same of a precision that gains nothing.
+MOST_FOR_HALF = 1.1
 
 
 class PreparedModel:
@@ -47,17 +49,6 @@ class PreparedModel:
         if batch.requires_grad and torch.is_grad_enabled():
             return self._as_it_came()(batch)
         return self._compute(batch)
-
-
-def read_dtype(name: object) -> torch.dtype:
-    """The precision that `dtype` in model-config.yaml asks for.
-
-    Raises:
-        ValueError: there is no such one.
-    """
-    if name not in DTYPES:
-        raise ValueError(f"dtype in model-config.yaml must be one of {', '.join(DTYPES)}.")
-    return DTYPES[str(name)]
 
 
 def prepare(
@@ -93,6 +84,8 @@ def prepare(
             if dtype == torch.float32 and not _are_close(answer, expected):
                 logger.warning("the prepared model answers differently; the model runs as it is")
                 return None
+            if dtype != torch.float32 and example.device.type == "cpu":
+                _warn_if_slower(dtype)
             for rows in warm_up_sizes(batch_size, example.device):
                 batch = example.expand(rows, *example.shape[1:])
                 for _ in range(WARM_UP_CALLS):
@@ -103,6 +96,17 @@ def prepare(
     seconds = time.perf_counter() - started_s
     logger.info("prepared dtype=%s batch_size=%d seconds=%.1f", dtype, batch_size, seconds)
     return prepared
+
+
+def _warn_if_slower(dtype: torch.dtype) -> None:
+    times = times_of_float32(dtype)
+    if times > MOST_FOR_HALF:
+        logger.warning(
+            "this processor takes %.1f times as long in %s as in float32; without `dtype` in"
+            " model-config.yaml the model is faster here",
+            times,
+            str(dtype).removeprefix("torch."),
+        )
 
 
 def warm_up_sizes(batch_size: int, device: torch.device) -> list[int]:
