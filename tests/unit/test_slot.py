@@ -29,6 +29,7 @@ from workers.model_files import Prepared
 from workers.slot import Slot, SlotContext
 
 NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
+DEAD_AFTER_S = 60  # the node joins and then does not beat any more
 TRIED_AT_ONCE = 2  # starts before the first delay
 # In a shell: the descriptor that reports go to.
 REPORTS = f"$(echo ${ENV_NAME} | sed 's/.*status_fd\": \\([0-9]*\\).*/\\1/')"
@@ -40,8 +41,9 @@ class Parts:
     def __init__(self, python, spec=None, settings=None, prepare=None):
         self.server = fakeredis.FakeServer()
         self.client = fakeredis.FakeRedis(server=self.server)
-        self.registry = Registry(self.client)
-        self.verbs = NodeVerbs(fakeredis.aioredis.FakeRedis(server=self.server), 3000)
+        self.registry = Registry(self.client, dead_after_s=DEAD_AFTER_S)
+        client = fakeredis.aioredis.FakeRedis(server=self.server)
+        self.verbs = NodeVerbs(client, DEAD_AFTER_S * 1000)
         self.python = python
         self.starts = 0
         context = SlotContext(
@@ -77,7 +79,7 @@ class Parts:
         """The slot has tried in vain until it is not counted on any more, and is stopped."""
         await join(self.verbs, NODE)
         living = asyncio.create_task(self.slot.run())
-        await eventually_async(lambda: not self.slot.record.is_expected and not self.beats())
+        await eventually_async(lambda: not self.slot.record.is_expected and not self.beats(), 20)
         # Between its last worker and the next report of it, nobody is seen.
         [worker] = await eventually_async(lambda: self.registry.workers(KEY))
         assert not living.done()
