@@ -80,4 +80,4 @@ def test_work_that_outlives_its_loop_ends_in_silence(outcome):
     may_end.set()
 
     # Then: an exception in the thread would fail this test
-    eventually(lambda: not threads[0].is_alive(), 5)
+    eventually(lambda: threads and not threads[0].is_alive(), 5)
