@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow  # whole servers on real sockets
 
 
 ANSWER = b"x" * 4_000_000
+STALL_S = 0.2  # instead of ten seconds, for a stream that is not read
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ def test_f34_stream_that_is_read_slowly_is_not_taken_for_one_that_is_not_read(
     is_tls, tls, monkeypatch
 ):
     # Given
-    monkeypatch.setattr("ingress.http_connection.STALL_S", 0.2)
+    monkeypatch.setattr("ingress.http_connection.STALL_S", STALL_S)
     piece, count = b"x" * 16_000, 400
     context = ssl.create_default_context(cafile=str(tls.certificate_file))
 
@@ -181,10 +182,13 @@ def test_f34_stream_that_is_read_slowly_is_not_taken_for_one_that_is_not_read(
             end = context.wrap_socket(end, server_hostname="localhost")
         with end, end.makefile("rb") as answer:
             end.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            received = []
+            received, read_s = [], time.monotonic()
             while data := answer.read(40_000):
                 received.append(data)
                 threading.Event().wait(0.015)
+                # A machine that stands still for longer does not read.
+                assert_within(time.monotonic() - read_s, STALL_S)
+                read_s = time.monotonic()
         return b"".join(received)
 
     async def serve():

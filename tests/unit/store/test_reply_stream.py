@@ -1,6 +1,7 @@
 """An answer in pieces, as the ingress reads it: each piece once, in order, or a definite error."""
 
 import asyncio
+import time
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from batching.store import reply_stream as stream_module
 from batching.store.node_verbs import ReclaimMode
 from batching.store.reply_stream import ReplyStream
 from tests.support import KEY, eventually_async, items_of, make_reply, wire_of
+from tests.timing import assert_within
 from tests.unit.store.lanes import DeafRedis, open_lane, special
 
 TIMEOUT_S = 10.0
@@ -269,7 +271,9 @@ def test_stream_has_its_time_again_with_each_piece(desk):
             # When: longer in all than the request may wait
             for _ in range(4):
                 await anext(stream)
+                came_s = time.monotonic()
                 await asyncio.sleep(0.3)  # the time under test
+                assert_within(time.monotonic() - came_s, 0.6)
                 talk.send("more")
             await anext(stream)
 
