@@ -71,7 +71,7 @@ def test_open_requests_are_counted_while_the_list_is_empty(busy_server, redis_se
     # Given a worker that has taken all there was
     client = connect(redis_server.url)
     with Clients(busy_server.inference, BATCH_SIZE) as clients:
-        clients.send("/predictions/busy", ["sleep 1|"] * BATCH_SIZE)
+        clients.send("/predictions/busy", ["sleep 3|"] * BATCH_SIZE)
         eventually(lambda: is_busy_and_nothing_waits(client), 10)
 
         # When the gauge of the query is read

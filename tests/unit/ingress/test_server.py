@@ -419,7 +419,7 @@ def test_server_goes_on_accepting_for_the_drain_delay_after_it_is_not_ready(
     start, node, echo_model
 ):
     # Given
-    server = start(drain_delay_s="1.0")
+    server = start(drain_delay_s="3.0")
     server.ready_lines()
     # When
     server.process.send_signal(signal.SIGTERM)
