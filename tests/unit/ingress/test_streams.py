@@ -81,7 +81,7 @@ def connected(ingress, receive_bytes=None):
 
 
 def test_client_that_reads_nothing_is_given_up(echo, flood, monkeypatch):
-    monkeypatch.setattr(http_connection, "STALL_S", 0.3)
+    monkeypatch.setattr(http_connection, "STALL_S", 1.0)
     # Given
     with connected(echo, receive_bytes=32 * 1024) as client:
         client.sendall(REQUEST + b"\r\nx")
