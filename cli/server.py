@@ -74,14 +74,16 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
         settings = _with_snapshots(
             settings, is_embedded=redis is not None, is_restoring=is_restoring
         )
-        if redis is not None:
-            cleanup.callback(redis.remove_folder)
-            settings = replace(settings, redis_url=redis.url)
         ready = Readiness(ReadyPipe(), ReadyPipe())
         cleanup.callback(ready.close)
         logs = None
         if settings.log_files:
             logs = cleanup.enter_context(LogFiles(settings.log_location, sys.stdout.buffer))
+        if redis is not None:
+            # Next to the supervisor: where it does not hear signals, SIGTERM ends this process at
+            # once, and nobody would remove the folder.
+            cleanup.callback(redis.remove_folder)
+            settings = replace(settings, redis_url=redis.url)
         report = print_report if logs is None else logs.say
         supervisor = Supervisor(
             _parts(settings, redis, ready, logs),

@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +31,18 @@ DRAIN_S = 30
 AT_ONCE_S = 5.0
 CTRL_C = b"\x03"
 DEMO_PORTS = (8080, 8081, 8082)
+# `ferry`, told to stop before it hears signals.
+STOPPED_EARLY = """
+import os, signal
+from cli.log_files import LogFiles
+from cli.main import main
+enter = LogFiles.__enter__
+def told_to_stop(self):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return enter(self)
+LogFiles.__enter__ = told_to_stop
+main()
+"""
 
 pytestmark = pytest.mark.slow
 
@@ -109,6 +123,24 @@ def test_killed_server_takes_its_processes_along(own_server: FerryServer) -> Non
 
     # Then none of its processes stays
     assert came_true(lambda: not own_server.process.family(), 5), own_server.process.family()
+
+
+def test_server_that_is_stopped_before_it_listens_to_signals_leaves_no_folder() -> None:
+    # Given a short path: with a deep one the folder would be elsewhere
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        words = ["-c", STOPPED_EARLY, "up", "--port-base", str(free_ports(3))]
+        words += ["--model-store", name]
+        environment = {"FERRY_LOG_FILES": "true"}
+        # When
+        server = FerryProcess(folder, words, program=sys.executable, environment=environment)
+        try:
+            eventually(server.has_ended, 20)
+        finally:
+            server.kill()
+        # Then
+        assert server.log() == ""
+        assert list((folder / "tmp").iterdir()) == []
 
 
 @pytest.fixture
