@@ -56,6 +56,7 @@ def test_f09_f10_f11_crash_at_any_point_of_a_turn_loses_and_doubles_nothing(
 ) -> None:
     # Given eight requests, and a worker that crashes at this point of its turn
     real_desk.submit(*NAMES)
+    real_desk.silence_ingress(ms=-60_000)  # it lives, however long a process takes to start
     url = real_desk.backend.url
     words = [sys.executable, "-m", "tests.chaos.crash_points", url, "victim", point]
     crashed = subprocess.run(words, timeout=20, capture_output=True, text=True, check=False)
