@@ -63,7 +63,7 @@ def test_scaling_to_none_answers_what_waits(server: FerryServer, scripted: str) 
         server.model(scripted, "abandoned", batch_size=1, max_batch_delay=0),
         Clients(server.inference, 4) as clients,
     ):
-        clients.send("/predictions/abandoned", ["sleep 0.5|"] * 4)
+        clients.send("/predictions/abandoned", ["sleep 2|"] * 4)
         eventually(
             lambda: server.describe("abandoned")["jobQueueStatus"]["pendingRequests"] == 3, 5
         )
@@ -125,7 +125,7 @@ def test_unregistering_answers_what_is_queued_and_leaves_no_worker(
     server.register(scripted, model_name="leaving", batch_size=1, max_batch_delay=0)
     [pid] = server.worker_pids("leaving")
     with Clients(server.inference, 5) as clients:
-        clients.send("/predictions/leaving", ["sleep 0.4|"] * 5)
+        clients.send("/predictions/leaving", ["sleep 2|"] * 5)
         eventually(lambda: server.describe("leaving")["jobQueueStatus"]["pendingRequests"] == 4, 5)
 
         # When it is unregistered

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.e2e.archives import make_scripted
+from tests.e2e.archives import Ledger, make_scripted
 from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import FerryServer
 from tests.support import eventually
@@ -145,18 +145,22 @@ def test_describe_has_torchserves_keys_in_its_order(server: FerryServer, scripte
 
 
 @pytest.mark.slow
-def test_describe_shows_who_waits(server: FerryServer, scripted: str) -> None:
-    # Given a worker that is busy with one of five requests
+def test_describe_shows_who_waits(server: FerryServer, scripted: str, ledger: Ledger) -> None:
+    # Given a worker that is busy with the first of five requests
     with (
         server.model(scripted, "crowded", batch_size=1, max_batch_delay=0),
-        Clients(server.inference, 5) as clients,
+        Clients(server.inference, 1) as first,
+        Clients(server.inference, 4) as others,
     ):
-        clients.send("/predictions/crowded", ["sleep 0.15|"] * 5)
+        first.send("/predictions/crowded", ["sleep 1|"])
+        eventually(ledger.calls)
+        others.send("/predictions/crowded", ["behind it"] * 4)
 
         # When the model is described, then four wait
         eventually(lambda: server.describe("crowded")["jobQueueStatus"]["pendingRequests"] == 4, 5)
         queue = server.describe("crowded")["jobQueueStatus"]
-        assert [answer.status for answer in clients.receive(5)] == [200] * 5
+        answers = first.receive(1) + others.receive(4)
+        assert [answer.status for answer in answers] == [200] * 5
     assert queue["remainingCapacity"] + queue["pendingRequests"] == 100
 
 
