@@ -13,6 +13,7 @@ from tests.chaos import checker
 from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.promises import is_long
 from tests.chaos.rig import Rig
+from tests.e2e.clients import TIME_TO_FILL_MS
 from tests.support import eventually
 from tests.timing import assert_within
 
@@ -56,7 +57,7 @@ def test_f26_work_of_clients_that_left_the_queue_is_not_done(
 def test_f27_client_that_leaves_a_running_batch_harms_nobody(
     rig: Rig, crowd: Crowd, record_promise
 ) -> None:
-    with rig.serve("f27", batch_size=4, max_batch_delay=100) as model:
+    with rig.serve("f27", batch_size=4, max_batch_delay=TIME_TO_FILL_MS) as model:
         # When one of a batch of four leaves while it runs
         [gone] = crowd.send("f27", ["sleep 0.8|leaves"], leave_after_s=0.4)
         stay = crowd.send("f27", [f"stays {number}" for number in range(3)])

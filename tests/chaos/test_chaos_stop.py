@@ -14,6 +14,7 @@ from batching.stop_signals import ONE_WISH_S
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.rig import Rig
+from tests.e2e.clients import TIME_TO_FILL_MS
 from tests.support import eventually
 from tests.timing import assert_within
 
@@ -123,7 +124,7 @@ def test_f31_clients_that_keep_their_connections_lose_no_accepted_request(
 
 def test_f32_second_signal_gives_back_at_once(rig: Rig, crowd: Crowd, record_promise) -> None:
     rig.add_node()
-    with rig.serve("f32", batch_size=2, max_batch_delay=20) as model:
+    with rig.serve("f32", batch_size=2, max_batch_delay=TIME_TO_FILL_MS) as model:
         model.wait_staffed(2)
         # Given a node whose worker is at a batch, and that was told to stop
         sent = crowd.send("f32", ["sign 2|a", "sign 2|b"])

@@ -12,6 +12,7 @@ from tests.chaos.checker import DEADLINE_SLACK_S
 from tests.chaos.crowd import Crowd
 from tests.chaos.promises import is_long
 from tests.chaos.rig import Rig, kill
+from tests.e2e.clients import TIME_TO_FILL_MS
 from tests.support import eventually
 from tests.timing import assert_within
 
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
 def test_f01_killed_child_costs_its_batch_only_time(rig: Rig, crowd: Crowd, record_promise) -> None:
-    with rig.serve("f01", batch_size=8, max_batch_delay=50, workers=2) as model:
+    with rig.serve("f01", batch_size=8, max_batch_delay=TIME_TO_FILL_MS, workers=2) as model:
         # Given a batch of eight that a worker is at for 300 ms
         sent = crowd.send("f01", [f"sleep 0.0375|{number}" for number in range(8)])
         [call] = model.wait_calls(1)
@@ -54,10 +55,10 @@ def test_f01_killed_child_costs_its_batch_only_time(rig: Rig, crowd: Crowd, reco
 
 def test_f02_killed_node_costs_its_batch_only_time(rig: Rig, crowd: Crowd, record_promise) -> None:
     rig.add_node()
-    with rig.serve("f02", batch_size=8, max_batch_delay=50) as model:
+    with rig.serve("f02", batch_size=8, max_batch_delay=TIME_TO_FILL_MS) as model:
         # Given a batch of eight on one of two nodes
         model.wait_staffed(2)
-        sent = crowd.send("f02", [f"sleep 0.1|{number}" for number in range(8)])
+        sent = crowd.send("f02", ["sleep 2|0", *(str(number) for number in range(1, 8))])
         [call] = model.wait_calls(1)
 
         # When the node and its worker are killed
@@ -79,7 +80,8 @@ def test_f04_f05_poison_fails_alone(
     rig: Rig, crowd: Crowd, record_promise, case: tuple[str, int, int]
 ) -> None:
     row, size, poisons = case
-    with rig.serve(row.lower(), batch_size=size, max_batch_delay=100, workers=2) as model:
+    options = {"batch_size": size, "max_batch_delay": TIME_TO_FILL_MS, "workers": 2}
+    with rig.serve(row.lower(), **options) as model:
         # When requests that crash their worker are in one batch with good ones
         good = [f"good {number}" for number in range(size - poisons)]
         bad = [f"segfault|{number}" for number in range(poisons)]
@@ -164,9 +166,9 @@ def test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served(
 
 
 def test_f07_worker_that_stands_still_is_ended_after_its_time(rig: Rig, crowd: Crowd) -> None:
-    with rig.serve("f07b", response_timeout=1) as model:
+    with rig.serve("f07b", response_timeout=2) as model:
         # Given a worker that is stopped in the middle of a batch
-        [sent] = crowd.send("f07b", ["sleep 0.5|stopped"])
+        [sent] = crowd.send("f07b", ["sleep 1.5|stopped"])
         [call] = model.wait_calls(1)
         os.kill(call.pid, signal.SIGSTOP)
 
@@ -175,7 +177,7 @@ def test_f07_worker_that_stands_still_is_ended_after_its_time(rig: Rig, crowd: C
 
         # Then it is ended although it could not end itself, and its successor answers
         assert sent.status == 200
-        assert_within(sent.seconds, 1.0 + STILL_S)
+        assert_within(sent.seconds, 2.0 + STILL_S)
         assert len(model.calls()) == 2
         model.check(crowd)
 

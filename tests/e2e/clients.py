@@ -14,6 +14,9 @@ from tests.e2e.ferry_process import FerryServer
 
 TIMEOUT_S = 60.0
 NO_HEADERS: Mapping[str, str] = {}
+# The delay of a model whose batches are to be full, which leave at once: on a busy machine requests
+# that were sent together come apart.
+TIME_TO_FILL_MS = 2000
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.archives import Ledger, make_scripted
-from tests.e2e.clients import Clients, innocent_traffic
+from tests.e2e.clients import TIME_TO_FILL_MS, Clients, innocent_traffic
 from tests.e2e.ferry_process import FerryServer
 from tests.e2e.refusals import assert_error
 from tests.support import eventually
@@ -30,7 +30,9 @@ NO_WORKER = (
 @pytest.fixture(scope="module")
 def batched(server: FerryServer, scripted: str) -> Iterator[str]:
     """The scripted handler with batches of eight and time for eight to come."""
-    with server.model(scripted, "batched", batch_size=BATCH_SIZE, max_batch_delay=150) as model:
+    with server.model(
+        scripted, "batched", batch_size=BATCH_SIZE, max_batch_delay=TIME_TO_FILL_MS
+    ) as model:
         yield model
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.archives import make_scripted
-from tests.e2e.clients import Clients
+from tests.e2e.clients import TIME_TO_FILL_MS, Clients
 from tests.e2e.ferry_process import FerryProcess, FerryServer
 from tests.support import eventually
 from tests.topology.whole_suite import own_redis
@@ -45,7 +45,7 @@ def test_second_node_serves_registered_models_and_shares_their_batches(
 ) -> None:
     # Given a registered model on one node
     archive, ledger = make_scripted(shared_server.store, "shared")
-    shared_server.register(archive, batch_size=8, max_batch_delay=50)
+    shared_server.register(archive, batch_size=8, max_batch_delay=TIME_TO_FILL_MS)
     assert len(shared_server.worker_pids("shared")) == 1
 
     # When a second node is started, with no other command
@@ -91,13 +91,13 @@ def test_second_node_takes_over_when_the_first_is_killed(
 ) -> None:
     # Given two nodes, and a batch that one of them is at
     archive, ledger = make_scripted(shared_server.store, "survivor")
-    shared_server.register(archive, batch_size=8, max_batch_delay=20)
+    shared_server.register(archive, batch_size=8, max_batch_delay=TIME_TO_FILL_MS)
     node = start_node(shared_server, redis_url)
     try:
         eventually(lambda: len(shared_server.worker_pids("survivor")) == 2, JOIN_TIMEOUT_S)
         node_workers = {line.split()[0] for line in node.family() if "workers.worker" in line}
         with Clients(shared_server.inference, 16) as clients:
-            bodies = [f"sleep 0.3|{item}" for item in range(16)]
+            bodies = [f"sleep 0.6|{item}" for item in range(16)]
             clients.send("/predictions/survivor", bodies)
             eventually(lambda: len(ledger.calls()) == 2, JOIN_TIMEOUT_S)
             assert {str(call.pid) for call in ledger.calls()} & node_workers

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.e2e.archives import Ledger
-from tests.e2e.clients import Clients, innocent_traffic
+from tests.e2e.clients import TIME_TO_FILL_MS, Clients, innocent_traffic
 from tests.e2e.ferry_process import FerryServer
 from tests.support import eventually
 
@@ -21,13 +21,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 def test_killed_worker_batch_is_answered_by_others_exactly_once(
     server: FerryServer, scripted: str, ledger: Ledger, workers: int
 ) -> None:
-    bodies = [f"sleep 0.2|item {number}" for number in range(BATCH_SIZE)]
+    bodies = ["sleep 1|item 0", *(f"item {number}" for number in range(1, BATCH_SIZE))]
     with (
         server.model(
             scripted,
             f"mortal-{workers}",
             batch_size=BATCH_SIZE,
-            max_batch_delay=50,
+            max_batch_delay=TIME_TO_FILL_MS,
             initial_workers=workers,
         ) as model,
         Clients(server.inference, BATCH_SIZE) as clients,
@@ -110,7 +110,9 @@ def test_request_that_ends_its_worker_fails_alone(
     bodies = [f"good {number}" for number in range(BATCH_SIZE)]
     bodies[3] = f"{end}|poison"
     with (
-        server.model(scripted, f"poison-{end}", batch_size=BATCH_SIZE, max_batch_delay=50) as model,
+        server.model(
+            scripted, f"poison-{end}", batch_size=BATCH_SIZE, max_batch_delay=TIME_TO_FILL_MS
+        ) as model,
         Clients(server.inference, BATCH_SIZE) as clients,
     ):
         # When a batch holds a request that takes the process down, or ends it as if all were well
