@@ -318,12 +318,9 @@ def test_torchserve_starts_as_sagemakers_inference_toolkit_starts_it(terminal):
     url = f"http://127.0.0.1:{terminal.port}/invocations"
     assert requests.post(url, data=b"[1]", timeout=30).text == "weights"
     # And the toolkit finds the one process that it waits for, and ends
-    [server] = [
-        process
-        for process in psutil.process_iter()
-        if "org.pytorch.serve.ModelServer" in process.cmdline()
-        and process.environ().get(MARK) == terminal.mark
-    ]
+    lines = [one.split() for one in processes_of(terminal.mark)]
+    [pid] = [words[0] for words in lines if "org.pytorch.serve.ModelServer" in words]
+    server = psutil.Process(int(pid))
     server.terminate()
     psutil.wait_procs([server], STOP_TIMEOUT_S)
     assert processes_of(terminal.mark) == []
