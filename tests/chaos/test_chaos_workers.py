@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 def test_f01_killed_child_costs_its_batch_only_time(rig: Rig, crowd: Crowd, record_promise) -> None:
     with rig.serve("f01", batch_size=8, max_batch_delay=TIME_TO_FILL_MS, workers=2) as model:
-        # Given a batch of eight that a worker is at for 300 ms
-        sent = crowd.send("f01", [f"sleep 0.0375|{number}" for number in range(8)])
+        # Given a batch of eight that a worker is at for half a second
+        sent = crowd.send("f01", ["sleep 0.5|0", *(str(number) for number in range(1, 8))])
         [call] = model.wait_calls(1)
         assert len(call.bodies) == 8
 

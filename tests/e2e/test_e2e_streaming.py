@@ -129,8 +129,8 @@ def test_stream_that_breaks_has_no_last_chunk(streamer, end):
 
 
 def test_time_limit_counts_from_piece_to_piece(streamer):
-    # When: six seconds in all, where a piece may take two
-    steps = " ".join(["send:x sleep:1.2"] * 5)
+    # When: four seconds in all, where a piece may take two
+    steps = " ".join(["send:x sleep:0.8"] * 5)
     answer = streamer.ask(f"{steps} last:y")
     # Then
     assert answer.text == "xxxxxy"
