@@ -19,6 +19,7 @@ BATCH_SIZE = 8
 TRIES = 50
 MAX_TRIES = 4 * TRIES
 ROUNDS = 12  # whose host is busy with others is left in peace now and then
+ROUNDS_S = 120.0  # no round begins later: too slow is said before the time is up
 IDLE_PERCENT = 25.0
 IDLE_PATIENCE_S = 3.0
 TOLERANCE_MS = 3.0
@@ -91,7 +92,10 @@ def best_round(measure: Callable[[], Round], is_good: Callable[[Round], bool]) -
         TooSlow: that happened in the last round, or this process could not send in time.
     """
     why = ""
+    end = time.monotonic() + ROUNDS_S
     for number in range(1, ROUNDS + 1):
+        if time.monotonic() > end:
+            break
         wait_until_idle()
         found = measure()
         split = sum(batches != 1 for batches in found.batches)
