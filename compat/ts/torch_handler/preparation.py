@@ -103,7 +103,7 @@ def _warn_if_slower(dtype: torch.dtype) -> None:
     if times > MOST_FOR_HALF:
         logger.warning(
             "this processor takes %.1f times as long in %s as in float32; without `dtype` in"
-            " model-config.yaml the model is faster here",
+            " model-config.yaml the model is probably faster here",
             times,
             str(dtype).removeprefix("torch."),
         )
