@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from ts.torch_handler.data_parallel import DataParallel, Model, calls_of, part_count
 from ts.torch_handler.fused_convolutions import can_fuse, fuse_convolutions
-from ts.torch_handler.half_precision import times_of_float32
+from ts.torch_handler.precision import times_of_float32
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ HALF_TOLERANCE = 0.05
 # Parts that take as long as the whole batch while the machine is quiet take less when it is not.
 MOST_FOR_PARTS = 1.1
 
-# The same of a precision that gains nothing.
+# Times of float32; what is below may be noise.
 MOST_FOR_HALF = 1.1
 
 

@@ -14,9 +14,9 @@ from ts.torch_handler.attribution import captum_attributions
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.gpu_jpegs import JpegDecoder, on_tensors, read_decoder
 from ts.torch_handler.grey_images import keeps_grey
-from ts.torch_handler.half_precision import read_dtype
 from ts.torch_handler.images import open_image
 from ts.torch_handler.pixel_steps import PixelSteps, divide_steps
+from ts.torch_handler.precision import read_dtype
 from ts.torch_handler.preparation import prepare
 from ts.torch_handler.resizing import short_side_after
 from ts.torch_handler.weights import give_back_memory
