@@ -60,6 +60,7 @@ class HttpConnection(asyncio.Protocol):
         self._held: list[bytes] = []
         self._is_paused = False
         self._is_last = False  # no further request is read
+        self._is_answered = False  # the first one; its answer is written in a moment
         self._is_behind = False  # with reading answers; the next request is not begun
         self._silent_since_s = self._loop.time()
         self._unsent_bytes = sys.maxsize  # when that was looked at
@@ -214,7 +215,11 @@ class HttpConnection(asyncio.Protocol):
     def answer(
         self, exchange: Exchange, status: int, headers: Sequence[Header], body: bytes
     ) -> None:
-        """The answer is sent, if there is anybody to take it."""
+        """The answer is sent, if there is anybody to take it.
+
+        It is written once everything has run that is ready by now, so that the answers of a batch
+        leave together: a client that is woken by one takes the core, and the others wait.
+        """
         if not self._is_answering(exchange):
             return
         keeps_alive = self._keeps_alive(exchange, status)
@@ -223,11 +228,8 @@ class HttpConnection(asyncio.Protocol):
             body, framing = b"", ""
         added = exchange.added_headers
         head = head_bytes(status, headers, added, keeps_alive=keeps_alive, framing=framing)
-        if len(body) < _LARGE_BYTES:
-            self._transport.write(head + body)
-        else:
-            self._transport.writelines((head, body))
-        self._end(exchange, keeps_alive=keeps_alive)
+        self._is_answered = True
+        self._loop.call_soon(self._send, exchange, head, body, keeps_alive)
 
     def stream(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> ChunkWriter:
         """The answer's head is sent."""
@@ -261,6 +263,16 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(b"0\r\n\r\n")
             self._end(exchange, keeps_alive=keeps_alive)
 
+    def _send(self, exchange: Exchange, head: bytes, body: bytes, keeps_alive: bool) -> None:
+        self._is_answered = False
+        if not self._is_answering(exchange):
+            return
+        if len(body) < _LARGE_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+        self._end(exchange, keeps_alive=keeps_alive)
+
     def _on_request(self, exchange: Exchange) -> None:
         if self._is_last:
             return
@@ -290,7 +302,7 @@ class HttpConnection(asyncio.Protocol):
             self._end(exchange, keeps_alive=False)
 
     def _is_answering(self, exchange: Exchange) -> bool:
-        return bool(self._asked) and self._asked[0] is exchange
+        return not self._is_answered and bool(self._asked) and self._asked[0] is exchange
 
     def _keeps_alive(self, exchange: Exchange, status: int) -> bool:
         # Source: TorchServe 0.12: errors close the connection.
@@ -305,7 +317,8 @@ class HttpConnection(asyncio.Protocol):
     def _end(self, exchange: Exchange, *, keeps_alive: bool) -> None:
         """This request is answered; the next one is."""
         self._asked.popleft()
-        if not keeps_alive or (self._is_last and not self._asked):
+        is_last = self._host.is_draining or (self._is_last and not self._asked)
+        if is_last or not keeps_alive:
             self._is_last = True
             is_all_read = (
                 exchange.is_received and not self._held and not self._asked and not self._is_paused

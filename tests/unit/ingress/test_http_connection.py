@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -29,6 +30,8 @@ class Application:
         self.taken_bytes = 0
         self.refused = []
         self.places = None
+        self.listener = None  # that it answers for
+        self.before = self.after = lambda: None
 
     async def __call__(self, exchange):  # noqa: C901, PLR0912 - a path for each case
         self.seen.append(exchange)
@@ -59,6 +62,11 @@ class Application:
                 left = asyncio.ensure_future(exchange.client_left())
                 await self.gate.wait()
                 self.echo(exchange, b"left" if left.done() else b"there")
+            case "/waits/watched":
+                await self.gate.wait()
+                self.before()
+                self.echo(exchange, b"")
+                self.after()
             case path:
                 if path == "/waits":
                     await self.gate.wait()
@@ -82,6 +90,7 @@ def serve():
             app = Application()
             listener = Listener(Address("127.0.0.1", free_ports(1)), app, app.on_refused)
             await listener.start()
+            app.listener = listener
             loop = asyncio.get_running_loop()
             app.run = loop.call_soon_threadsafe
             app.open = lambda: app.run(app.gate.set)
@@ -454,6 +463,43 @@ def test_drain_closes_idle_connections_and_answers_the_others(serve):
     answer = serve(client)
     assert statuses(answer) == [200]
     assert b"connection: close" in answer
+
+
+def test_answers_that_are_ready_together_leave_together(serve):
+    def client(url, app):
+        heard = []
+        with connect_to(url) as first, connect_to(url) as second:
+            # Given
+            for connection in (first, second):
+                connection.sendall(get(b"/waits/watched", CLOSE))
+            eventually(lambda: len(app.seen) == 2)
+            # When
+            app.before = lambda: heard.append(select.select([first, second], [], [], 0)[0])
+            app.open()
+            answers = [read_to_end(connection) for connection in (first, second)]
+        return heard, answers
+
+    heard, answers = serve(client)
+    # Then: neither was written while the other one was in the making
+    assert heard == [[], []]
+    assert [statuses(answer) for answer in answers] == [[200], [200]]
+
+
+@pytest.mark.parametrize("event", ["the client sends no more", "the server drains"])
+def test_answer_that_is_about_to_leave_is_sent_whatever_comes(serve, event):
+    def client(url, app):
+        with connect_to(url) as connection:
+            connection.sendall(get(b"/waits/watched"))
+            eventually(lambda: app.seen)
+            ends = {
+                "the client sends no more": lambda: connection.shutdown(socket.SHUT_WR),
+                "the server drains": app.listener.stop,
+            }
+            app.after = ends[event]
+            app.open()
+            return read_to_end(connection)
+
+    assert bodies(serve(client)) == [b"GET /waits/watched? "]
 
 
 def test_client_that_was_gone_before_it_was_heard_has_no_address(serve):
