@@ -37,7 +37,8 @@ class Canceller:
     ) -> None:
         self._verbs = verbs
         self._deliver = deliver
-        self._fresh: list[tuple[Waiter, ClientGone | None]] = []
+        self._fresh: dict[Waiter, ClientGone | None] = {}
+        self._is_to_look = False
         self._leaving: list[_Cancellation] = []
         self._tasks = BackgroundTasks()
         self._is_cancelling = False
@@ -57,9 +58,16 @@ class Canceller:
         if waiter.timeout_s <= WATCH_AFTER_S:
             self._set_timer(waiter, waiter.timeout_s, client_left)
             return
-        if not self._fresh:
+        if not self._is_to_look:
+            self._is_to_look = True
             self._loop.call_later(WATCH_AFTER_S, self._look)
-        self._fresh.append((waiter, client_left))
+        self._fresh[waiter] = client_left
+
+    def unwatch(self, waiter: Waiter) -> None:
+        """It has its outcome: nothing waits for its deadline, or keeps its reply."""
+        self._fresh.pop(waiter, None)
+        if waiter.timer is not None:
+            waiter.timer.cancel()
 
     def give_up(self, waiter: Waiter, error: Exception) -> None:
         """As `cancel`, unless there is an outcome already."""
@@ -80,8 +88,9 @@ class Canceller:
         await self._tasks.close()
 
     def _look(self) -> None:
-        fresh, self._fresh = self._fresh, []
-        for waiter, client_left in fresh:
+        self._is_to_look = False
+        fresh, self._fresh = self._fresh, {}
+        for waiter, client_left in fresh.items():
             if not waiter.reply.done():
                 self._on_timer(waiter, client_left)
 

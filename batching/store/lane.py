@@ -102,6 +102,7 @@ class Lane:
             return reply
         finally:
             self._used_at = loop.time()
+            self._canceller.unwatch(waiter)
             waiter.leave()
             if self._waiting.get(waiter.request_id) is waiter:
                 del self._waiting[waiter.request_id]
@@ -276,6 +277,7 @@ class Lane:
 
     def _leave(self, rest: Waiter) -> None:
         """The reader of a stream is done with it, or has gone."""
+        self._canceller.unwatch(rest)
         rest.leave()
         self._waiting.pop(rest.request_id, None)
         self._canceller.give_up(rest, ClientLeft())

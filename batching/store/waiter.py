@@ -72,11 +72,9 @@ class Waiter:
             self.reply.set_exception(error)
 
     def leave(self) -> None:
-        """Nobody waits any more: its timer ends, and lists that still have it keep no body."""
+        """Nobody waits any more: lists that still have it keep no body."""
         if self.is_queued:  # otherwise a submit that is being repeated still needs it
             self.wire = b""
-        if self.timer is not None:
-            self.timer.cancel()
 
     def enter_anew(self, request_id: str, entered_at: float) -> None:
         """Redis lost the request; it has not been submitted yet, under this id."""

@@ -19,7 +19,7 @@ from batching.store import large_reply_fetcher as fetcher_module
 from batching.store import scripts
 from batching.store import submitting as submitting_module
 from batching.store.connection import connect_async
-from batching.store.waiter import ClientLeft
+from batching.store.waiter import ClientLeft, Waiter
 from tests.support import (
     Desk,
     body_of,
@@ -298,6 +298,31 @@ def test_lane_reads_for_a_client_that_comes_while_the_last_replies_are_discarded
 
             # Then: without its audit's help
             assert (await asyncio.wait_for(second, 5.0)).body == b"B"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("timeout_s", [10.0, 100.0])
+def test_lane_keeps_nothing_of_a_request_that_was_answered(real_desk, monkeypatch, timeout_s):
+    # It would be let go of sooner or later
+    monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 60.0)
+    name = str(uuid.uuid4())
+
+    def kept():
+        return [one for one in gc.get_objects() if type(one) is Waiter and one.request_id == name]
+
+    async def run():
+        async with open_lane(real_desk.backend.connect_async()) as lane:
+            # Given
+            asked = ask(lane, name, timeout_s=timeout_s)
+            await queued(real_desk, 1)
+
+            # When
+            await asyncio.to_thread(answer, real_desk.worker())
+            await asked
+
+            # Then: neither it nor its reply, which may be large
+            await eventually_async(lambda: not kept())
 
     asyncio.run(run())
 

@@ -21,19 +21,6 @@ def test_waiter_keeps_its_body_while_a_submit_may_still_send_it(is_queued, kept)
     asyncio.run(run())
 
 
-def test_waiter_that_left_has_no_timer_under_way():
-    async def run():
-        loop = asyncio.get_running_loop()
-        waiter = Waiter("a", b"body", 1.0, 0.0, loop.create_future())
-        waiter.timer = loop.call_later(60, lambda: None)
-
-        waiter.leave()
-
-        assert waiter.timer.cancelled()
-
-    asyncio.run(run())
-
-
 def test_waiter_enters_anew_under_another_id_and_with_its_old_deadline():
     async def run():
         waiter = Waiter("a", b"body", 10.0, 1.0, asyncio.get_running_loop().create_future())
