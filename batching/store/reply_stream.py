@@ -68,6 +68,9 @@ class ReplyStream:
         """
         if not await self._fill():
             raise StopAsyncIteration
+        # The time for the next piece begins. Not when they are read, which is many at once: a
+        # client that is slow to take those is not late.
+        self._rest.deadline = asyncio.get_running_loop().time() + self._rest.timeout_s
         return self._pieces.popleft().body
 
     async def close(self) -> None:
@@ -106,9 +109,6 @@ class ReplyStream:
             if chunk.index == self._next_index:
                 self._pieces.append(chunk)
                 self._next_index += 1
-        if wires:
-            # Its handler is at work: the time for the next piece begins.
-            self._rest.deadline = asyncio.get_running_loop().time() + self._rest.timeout_s
         return bool(wires)
 
     async def _fetch(self) -> list[bytes]:

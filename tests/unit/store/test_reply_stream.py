@@ -286,6 +286,30 @@ def test_stream_has_its_time_again_with_each_piece(desk):
     assert desk.unaccounted() == 0
 
 
+def test_stream_outlasts_a_client_that_takes_its_pieces_slowly(desk):
+    async def run():
+        async with open_lane(desk.backend.connect_async()) as lane:
+            # Given pieces that are read at once
+            talk = await Conversation.begin(desk, lane, timeout_s=1.0)
+            talk.send(*"12345")
+            stream = await talk.asked
+
+            # When: longer in all than one piece may take
+            for text in "12345":
+                assert await anext(stream) == text.encode()
+                came_s = time.monotonic()
+                await asyncio.sleep(0.3)  # the time under test
+                assert_within(time.monotonic() - came_s, 0.6)
+            talk.end("last")
+
+            # Then
+            assert await rest_of(stream) == ["last"]
+            await stream.close()
+
+    asyncio.run(run())
+    assert desk.unaccounted() == 0
+
+
 def test_stream_ends_with_its_lane(desk):
     async def run():
         async with open_lane(desk.backend.connect_async()) as lane:
