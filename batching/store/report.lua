@@ -4,10 +4,11 @@
 -- ARGV  1 its id  2 its status as JSON  and of a worker: 3 channel of changes  4 model name
 -- Returns 1.
 --
--- HDEL comes first: at maxmemory a script may go on after a first write that frees memory, while a
--- plain HSET would be refused and who was replaced would be missing from every list.
+-- HDEL comes first: at maxmemory a script may go on after a first write that needs no memory, while a
+-- plain HSET would be refused and who was replaced would be missing from every list. This one changes
+-- nothing: to delete the last field, and write it again, would take the TTL of the unregistered away.
 
-redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[1], '')
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 if ARGV[3] then redis.call('PUBLISH', ARGV[3], ARGV[4]) end
 return 1

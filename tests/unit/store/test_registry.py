@@ -252,6 +252,9 @@ def test_what_is_left_of_a_version_stays_only_while_it_is_registered(desk, how):
     # When / Then
     registry.remove(spec.key)
     assert eternal_keys(desk) == set()
+    # One at its last batch, whose node dies before it is over.
+    desk.node().report(KEY, status_of("worker-a", "node-a", 0))
+    assert eternal_keys(desk) == set()
     if how == "restored":
         registry.restore(known.values())
     else:
