@@ -22,15 +22,17 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from batching.batcher import Batcher
+from batching.errors import InternalError
 from batching.logs import configure_logging
 from batching.metrics_config import read_metrics_config
 from batching.policy import policy_of
-from batching.protocol import Batch, Owned, Reply
+from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned, Reply
 from batching.settings import Settings
 from batching.store.connection import BLOCK_S, connect, idle_s, store_url
 from batching.store.metric_verbs import MetricVerbs
 from batching.store.outage import Outage
 from batching.store.redis_errors import AWAY
+from batching.store.replies import error_reply
 from batching.store.worker_verbs import WorkerVerbs
 from workers.assignment import Assignment
 from workers.envelopes import in_envelope
@@ -44,6 +46,7 @@ log = logging.getLogger("workers.worker")
 T = TypeVar("T")
 
 MAX_ERROR_CHARS = 4000
+NOT_TAKEN = InternalError("The request store does not take the model's answer.")
 RETRY_S = 0.1
 REPLY_PATIENCE_S = 30.0
 # For so long after an error, a claim that was given up may still be carried out: a network that was
@@ -122,11 +125,26 @@ class Worker:
                 self._outage.note("reply", error)
                 if time.monotonic() > end:
                     log.error("reply failed for %.0f s, giving up: %s", REPLY_PATIENCE_S, error)
+                    self._reply_singly(items, replies)
                     return
                 time.sleep(RETRY_S)
             else:
                 self._outage.over("reply")
                 return
+
+    def _reply_singly(self, items: Sequence[Owned], replies: Sequence[Reply]) -> None:
+        """Those that Redis takes are answered; one that may be too large for it is an error.
+
+        To run that again would bring the same. While Redis takes nothing, nothing is changed.
+        """
+        with contextlib.suppress(*AWAY):
+            for item, reply in zip(items, replies, strict=True):
+                try:
+                    self._verbs.reply([item], [reply])
+                except AWAY:
+                    if len(reply.body) <= INLINE_LIMIT_BYTES:
+                        raise
+                    self._verbs.reply([item], [error_reply(NOT_TAKEN)])
 
     def _gather(self) -> Batch | None:
         """A batch; None when it is time to stop, or to look again at what this worker owns."""

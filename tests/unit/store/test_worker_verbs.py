@@ -23,6 +23,7 @@ from tests.support import (
     wire_of,
 )
 from tests.timing import assert_within
+from workers import worker as worker_module
 from workers.worker import Worker
 
 SHORT_BLOCK_S = 0.05
@@ -203,6 +204,38 @@ def test_wait_bell_ends_at_once_when_it_is_interrupted(real_desk):
     assert not worker.wait_bell(10.0)
     worker.ring()
     assert real_desk.worker("worker-b").wait_bell(5.0)
+
+
+def test_answer_that_redis_does_not_take_fails_alone(real_desk, monkeypatch):
+    monkeypatch.setattr(worker_module, "REPLY_PATIENCE_S", 0.1)
+    # Given a batch with an answer that is too large for this Redis
+    texts = {"a": "x" * 3_000_000, "b": "fits"}
+    real_desk.client.config_set("proto-max-bulk-len", 1024 * 1024)
+    real_desk.submit("a", "b")
+    runs = []
+
+    def run(batch):
+        runs.append([item.request_id for item in batch.items])
+        return [make_reply(texts[item.request_id]) for item in batch.items]
+
+    verbs = real_desk.worker()
+    worker = Worker(Batcher(verbs, FixedPolicy(8, 0.0)), verbs, run, outage=make_outage())
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(worker.serve)
+
+        # When
+        try:
+            eventually(lambda: sorted(real_desk.done()) == ["a", "b"])
+        finally:
+            worker.stop()
+            serving.result(10.0)
+            real_desk.client.config_set("proto-max-bulk-len", 512 * 1024 * 1024)
+
+    # Then
+    refused, fitting = (decode_reply(name, real_desk.reply_value(name)) for name in "ab")
+    assert (refused.status, refused.reason) == (500, "internal_error")
+    assert fitting.body == b"fits"
+    assert runs == [["a", "b"]]
 
 
 def idle_worker(batcher, verbs):
