@@ -11,7 +11,7 @@ from batching.store import keys
 from batching.store.connection import AsyncClient, at, close_unused, is_cluster
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.reclaiming import AT_ONCE, ReclaimMode, reclaim_arguments, reclaim_keys
-from batching.store.record_reader import UNREADABLE, RecordReader
+from batching.store.record_reader import UNREADABLE, RecordReader, ids_of
 from batching.store.scripts import script
 
 CALL_S = 1.0
@@ -142,7 +142,7 @@ class NodeVerbs:
     async def dead_nodes(self) -> list[str]:
         """Nodes that have been silent for too long."""
         [members] = await self._living(keys=[keys.NODES], args=[self._dead_after_ms, "dead"])
-        return [member.decode() for member in members]
+        return ids_of(members)
 
     async def dead_workers(self, versions: Sequence[VersionKey]) -> list[tuple[VersionKey, str]]:
         """Workers that have been silent for too long, of versions of one group."""
@@ -152,9 +152,9 @@ class NodeVerbs:
             client=self._at_all(versions),
         )
         return [
-            (key, member.decode())
+            (key, worker_id)
             for key, members in zip(versions, found, strict=True)
-            for member in members
+            for worker_id in ids_of(members)
         ]
 
     async def report(self, key: VersionKey, status: WorkerStatus) -> None:

@@ -1,7 +1,7 @@
 """Reads records that others have written: what nobody can read costs only itself."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 log = logging.getLogger(__name__)
@@ -10,6 +10,11 @@ T = TypeVar("T")
 
 # What parsing raises at text that is none of ours, or of a version that is to come.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+def ids_of(members: Iterable[bytes]) -> list[str]:
+    """Those of the members of a set of beats that are names of nodes or workers."""
+    return [member.decode() for member in members if member.isascii()]
 
 
 class RecordReader(Generic[T]):

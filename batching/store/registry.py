@@ -18,7 +18,7 @@ from batching.store import keys
 from batching.store.connection import Client, at
 from batching.store.keys import VersionKeys
 from batching.store.queue_configs import QueueConfigs
-from batching.store.record_reader import UNREADABLE, RecordReader
+from batching.store.record_reader import UNREADABLE, RecordReader, ids_of
 from batching.store.refusals import telling_unavailable
 from batching.store.scripts import script
 from batching.store.transactions import transact
@@ -241,7 +241,7 @@ class Registry:
         """The ids of the nodes whose last beat is young enough."""
         with telling_unavailable():
             [members] = self._living(keys=[keys.NODES], args=[self._dead_after_ms, "alive"])
-        return {member.decode() for member in members}
+        return set(ids_of(members))
 
     def require_writable(self) -> None:
         """Redis takes writes; this one changes nothing.

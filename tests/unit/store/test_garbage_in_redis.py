@@ -192,6 +192,20 @@ def test_b08_garbage_in_the_registry_keeps_no_dead_node_listed(real_desk):
     assert desk.client.hkeys(desk.keys.workers) == [b"\xff"]
 
 
+def test_b08_garbage_among_the_beats_keeps_nobody_from_being_found(real_desk):
+    # Given
+    desk = real_desk
+    for name in ("node-a", "node-b"):
+        desk.node().beat({}, name)
+    desk.node().beat({KEY: ["worker-a"]})
+    desk.client.zadd(keys.NODES, {"node-b": 1, b"\xfe": 1, b"\xff": 9e15})
+    desk.client.zadd(desk.keys.worker_beats, {"worker-a": 1, b"\xff": 1})
+    # When / Then
+    assert desk.registry().alive_nodes() == {"node-a"}
+    assert desk.node().dead_nodes() == ["node-b"]
+    assert desk.node().dead_workers([KEY]) == [(KEY, "worker-a")]
+
+
 @pytest.fixture
 def control(real_backend):
     """A client, and a function that lets a control worker do all that waits."""
