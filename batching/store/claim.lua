@@ -51,7 +51,8 @@ local function take(ids)
     local id = ids[n]
     local attempts, owner, queued_us, age_us, ttl_ms, ingress_id =
       string.match(record or '', '^(%d%d?%d?) (%S+) %d+ (%d+) ([%d-]+) (%d+) (%S+)\n')
-    if not ingress_id or #queued_us > 16 or #age_us > 16 or not is_alive(ingress_id) then
+    local is_readable = ingress_id and not string.find(id, '[^%w_-]')
+    if not is_readable or #queued_us > 16 or #age_us > 16 or not is_alive(ingress_id) then
       -- Or it has outlived even its TTL unanswered.
       discard(id)
       orphaned = orphaned + 1

@@ -115,6 +115,19 @@ def test_b08_garbage_in_the_queue_is_ignored(real_desk, element):
     assert [ids_of(batch) for batch in claimed if isinstance(batch, Batch)] == [["good"]]
 
 
+def test_b08_request_whose_id_is_garbage_is_ignored(real_desk):
+    # Given an id that nobody can read, with a record as it should be
+    desk = real_desk
+    desk.submit("good")
+    desk.client.hset(desk.keys.open, b"\xff", desk.client.hget(desk.keys.open, "good"))
+    desk.client.lpush(desk.keys.queue, b"\xff")
+    desk.client.rpush(desk.keys.solo, b"\xff")
+    # When
+    batch = desk.worker().claim(2, 0.0)
+    # Then
+    assert ids_of(batch) == desk.leased() == ["good"]
+
+
 @pytest.mark.parametrize("value", GARBAGE.values(), ids=GARBAGE)
 def test_b08_garbage_in_a_lease_harms_nobody(real_desk, value):
     # Given
