@@ -14,6 +14,21 @@ DEFAULT_VERSION = "1.0"  # of an archive that names none
 BATCH_POLICIES = ("fixed", "adaptive")
 
 
+def known_fields(of: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a record, what this data class has; a later version may have written more.
+
+    Raises:
+        TypeError: a field is of another type.
+    """
+    fields = of.__dataclass_fields__
+    known = {name: record[name] for name in fields if name in record}
+    for name, value in known.items():
+        kind = fields[name].type
+        if kind in (str, int, bool) and not isinstance(value, kind):
+            raise TypeError(f"{name} is no {kind.__name__}")
+    return known
+
+
 class VersionKey(NamedTuple):
     """Names one version of one model: the unit that queues, batches and workers belong to."""
 
@@ -86,11 +101,7 @@ class ModelSpec:
         Raises:
             TypeError: they did not; a field is missing, or of another type.
         """
-        known = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
-        for name, value in known.items():
-            kind = cls.__dataclass_fields__[name].type
-            if kind in (str, int, bool) and not isinstance(value, kind):
-                raise TypeError(f"{name} is no {kind.__name__}")
+        known = known_fields(cls, record)
         known["device_ids"] = tuple(known.get("device_ids", ()))
         known["others"] = {name: value for name, value in record.items() if name not in known}
         return cls(**known)

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import NamedTuple, Self
 
+from batching.model_spec import known_fields
+
 
 class WorkerState(StrEnum):
     """STARTING → LOADING → READY, from any of them back to STARTING; FAILED is not tried again."""
@@ -49,7 +51,7 @@ class WorkerStatus:
         """The status that `to_json` wrote."""
         record = json.loads(text)
         record["state"] = _state(record["state"])
-        return cls(**{name: record[name] for name in cls.__dataclass_fields__ if name in record})
+        return cls(**known_fields(cls, record))
 
 
 class HostSample(NamedTuple):
@@ -84,7 +86,7 @@ class NodeStatus:
         record = json.loads(text)
         rows = record.get("samples", ())
         record["samples"] = tuple(HostSample(*row[: len(HostSample._fields)]) for row in rows)
-        return cls(**{name: record[name] for name in cls.__dataclass_fields__ if name in record})
+        return cls(**known_fields(cls, record))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import json
 import pickle  # noqa: TID251 - what an attacker would write
 import socket
 import sys
+from dataclasses import replace
 
 import pytest
 from msgspec import msgpack
@@ -188,6 +189,16 @@ def test_b08_garbage_in_the_registry_costs_what_it_stands_for_only(real_desk, va
     assert sorted(told) == sorted(
         f"unreadable record {kind}={name}" for kind in kinds for name in names
     )
+
+
+def test_b08_text_for_a_number_costs_its_worker_only(real_desk):
+    # Given
+    desk = real_desk
+    desk.join(NODE)
+    desk.node().report(KEY, WORKER)
+    desk.client.hset(desk.keys.workers, "bad", replace(WORKER, slot="1").to_json())
+    # When / Then
+    assert desk.registry().workers(KEY) == [WORKER]
 
 
 def test_b08_garbage_in_the_registry_keeps_no_dead_node_listed(real_desk):
