@@ -85,7 +85,9 @@ class NodeStatus:
         """The status that `to_json` wrote."""
         record = json.loads(text)
         rows = record.get("samples", ())
-        record["samples"] = tuple(HostSample(*row[: len(HostSample._fields)]) for row in rows)
+        record["samples"] = tuple(
+            HostSample(str(name), float(value), *map(str, rest[:1])) for name, value, *rest in rows
+        )
         return cls(**known_fields(cls, record))
 
 

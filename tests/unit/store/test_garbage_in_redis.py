@@ -20,7 +20,7 @@ from rq.serializers import JSONSerializer
 from batching.errors import RecordUnreadable, ServeError
 from batching.model_entry import ModelEntry
 from batching.protocol import Batch
-from batching.status import NodeStatus, WorkerState, WorkerStatus
+from batching.status import HostSample, NodeStatus, WorkerState, WorkerStatus
 from batching.store import keys
 from batching.store.connection import for_rq
 from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME
@@ -191,14 +191,17 @@ def test_b08_garbage_in_the_registry_costs_what_it_stands_for_only(real_desk, va
     )
 
 
-def test_b08_text_for_a_number_costs_its_worker_only(real_desk):
+def test_b08_text_for_a_number_costs_its_worker_or_node_only(real_desk):
     # Given
     desk = real_desk
     desk.join(NODE)
+    sample = HostSample("CPUUtilization", "much")
+    desk.join(replace(NODE, node_id="bad", samples=(sample,)))
     desk.node().report(KEY, WORKER)
     desk.client.hset(desk.keys.workers, "bad", replace(WORKER, slot="1").to_json())
     # When / Then
     assert desk.registry().workers(KEY) == [WORKER]
+    assert desk.registry().nodes() == [NODE]
 
 
 def test_b08_garbage_in_the_registry_keeps_no_dead_node_listed(real_desk):
