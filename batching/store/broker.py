@@ -81,7 +81,7 @@ class Broker:
             NoWorker, NoTicket, QueueFull, QueueMemoryFull, StoreUnavailable, QueueLost, Draining:
                 refused.
             DeadlineExceeded: no answer came in time; the request will not be run any more.
-            VersionNotFound: the version was unregistered meanwhile.
+            VersionNotFound, ModelNotFound: the version was unregistered meanwhile.
             ClientLeft: `client_left` finished first; the request will not be run any more.
         """
         if self._is_draining:

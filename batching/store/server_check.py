@@ -22,7 +22,7 @@ from batching.store.scripts import script
 
 log = logging.getLogger(__name__)
 
-# BLMPOP, and scripts that may write at `maxmemory` when they say so (`allow-oom`), came with 7.0.
+# BLMPOP came with 7.0.
 MIN_VERSION = (7, 0)
 SAFE_POLICY = "noeviction"
 _TIMEOUT_S = 1.0
