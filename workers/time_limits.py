@@ -12,33 +12,36 @@ from typing import Any
 END_S = 3.0
 
 
-def timed(entry: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
+def timed(
+    entry: Callable[..., Any], send: Callable[..., Any], timeout_s: float
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The entry point, ended by the kernel together with its process after `timeout_s`.
 
+    And the call by which it sends: meanwhile the timer stands, and starts from zero afterwards.
     Costs two system calls per batch. The node sees how the process died and releases its requests.
     """
+    is_at_work = False
 
     def run(*arguments: Any) -> Any:
+        nonlocal is_at_work
+        is_at_work = True
         signal.setitimer(signal.ITIMER_REAL, timeout_s)
         try:
             return entry(*arguments)
         finally:
+            is_at_work = False
             signal.setitimer(signal.ITIMER_REAL, 0)
 
-    return run
-
-
-def untimed(send: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
-    """The call, during which the entry point's timer stands; it starts from zero afterwards."""
-
-    def run(*arguments: Any) -> Any:
+    def run_untimed(*arguments: Any) -> Any:
         signal.setitimer(signal.ITIMER_REAL, 0)
         try:
             return send(*arguments)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, timeout_s)
+            # A thread of the handler may still send when that has returned: nobody would stop it.
+            if is_at_work:
+                signal.setitimer(signal.ITIMER_REAL, timeout_s)
 
-    return run
+    return run, run_untimed
 
 
 def end_in_time() -> None:

@@ -40,7 +40,7 @@ from workers.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAIL
 from workers.handlers import LoadedModel, load_model
 from workers.metrics_reporter import MetricsReporter
 from workers.runner import DeviceBroken, Runner
-from workers.time_limits import end_in_time, timed, untimed
+from workers.time_limits import end_in_time, timed
 
 log = logging.getLogger("workers.worker")
 T = TypeVar("T")
@@ -204,10 +204,9 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     policy = policy_of(spec)
     entry = in_envelope(settings.service_envelope, model.entry)
     timeout_s = spec.response_timeout_s
-    send = partial(verbs.send, patience_s=timeout_s)
+    entry, send = timed(entry, partial(verbs.send, patience_s=timeout_s), timeout_s)
     outage = Outage(log, settings.redis_url)
-    timed_model = replace(model, entry=timed(entry, timeout_s))
-    runner = Runner(timed_model, settings, untimed(send, timeout_s), outage)
+    runner = Runner(replace(model, entry=entry), settings, send, outage)
     reporter = MetricsReporter(
         model.context.metrics,
         MetricVerbs(client, spec.key),
