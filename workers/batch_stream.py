@@ -75,33 +75,22 @@ class BatchStream:
             RuntimeError: the handler has returned already.
         """
         with self._sending:
-            if not self._items:
+            # Held on to: a thread that outlives its batch must not send to clients of the next one.
+            items = self._items
+            if not items:
                 raise RuntimeError("The batch has been answered: no piece can follow.")
-            self._send_all(self._by_row(outputs, request_ids))
+            self._send_all(items, _by_row(items, outputs, request_ids))
 
-    def _by_row(self, outputs: Any, request_ids: Mapping[int, str]) -> dict[int, Any]:
-        rows = {item.request_id: row for row, item in enumerate(self._items)}
-        try:
-            # By number, text would be taken apart into its letters.
-            pieces = {} if isinstance(outputs, str | bytes | bytearray) else outputs
-            return {rows[one]: pieces[number] for number, one in request_ids.items()}
-        except (LookupError, TypeError) as error:
-            raise ValueError(
-                f"A piece for each of the {len(request_ids)} requests is needed, as a list or by "
-                "number, and only requests of this batch have one."
-            ) from error
-
-    def _send_all(self, outputs: Mapping[int, Any]) -> None:
-        items = self._items
+    def _send_all(self, items: Sequence[Claimed], outputs: Mapping[int, Any]) -> None:
         waiting = {
             row: pieces
             for row, output in outputs.items()
             if items[row].request_id not in self.broken
-            and (pieces := self._pieces(row, encode_output(output)))
+            and (pieces := self._pieces(items[row], encode_output(output)))
         }
         last_progress_s = time.monotonic()
         while waiting:
-            if self._advance(waiting):
+            if self._advance(items, waiting):
                 last_progress_s = time.monotonic()
             elif time.monotonic() - last_progress_s > STALL_S:
                 log.warning("clients too slow, or Redis away, answers broken: %d", len(waiting))
@@ -112,8 +101,8 @@ class BatchStream:
         if all(item.request_id in self.broken for item in items):
             raise StreamAbandoned
 
-    def _pieces(self, row: int, body: bytes) -> "deque[bytes]":
-        if not body and self.counts.get(self._items[row].request_id):
+    def _pieces(self, item: Claimed, body: bytes) -> "deque[bytes]":
+        if not body and self.counts.get(item.request_id):
             return deque()
         # The first one goes even if it is empty: it brings status and headers.
         return deque(
@@ -121,33 +110,48 @@ class BatchStream:
             for start in range(0, len(body) or 1, CHUNK_LIMIT_BYTES)
         )
 
-    def _advance(self, waiting: "dict[int, deque[bytes]]") -> bool:
+    def _advance(self, items: Sequence[Claimed], waiting: "dict[int, deque[bytes]]") -> bool:
         """Sends the next piece of each row; whether anything became of any."""
         rows = list(waiting)
-        items = [self._items[row] for row in rows]
-        chunks = [self._chunk(row, waiting[row][0]) for row in rows]
+        chunks = [self._chunk(row, items[row], waiting[row][0]) for row in rows]
         try:
             assert self._send is not None
-            codes = self._send([item.owned for item in items], chunks)
+            codes = self._send([items[row].owned for row in rows], chunks)
         except AWAY as error:
             self._outage.note("send", error)
             return False
         self._outage.over("send")
-        for row, item, code in zip(rows, items, codes, strict=True):
+        for row, code in zip(rows, codes, strict=True):
+            request_id = items[row].request_id
             if code in (ChunkCode.STORED, ChunkCode.STORED_BEFORE):
-                self.counts[item.request_id] = self.counts.get(item.request_id, 0) + 1
+                self.counts[request_id] = self.counts.get(request_id, 0) + 1
                 waiting[row].popleft()
             elif code is not ChunkCode.FULL:
-                self.broken.add(item.request_id)
+                self.broken.add(request_id)
                 waiting[row].clear()
             if not waiting[row]:
                 del waiting[row]
         return any(code is not ChunkCode.FULL for code in codes)
 
-    def _chunk(self, row: int, body: bytes) -> ReplyChunk:
-        index = self.counts.get(self._items[row].request_id, 0)
+    def _chunk(self, row: int, item: Claimed, body: bytes) -> ReplyChunk:
+        index = self.counts.get(item.request_id, 0)
         if index:
             return ReplyChunk(index, body)
         status, _ = self._context.get_response_status(row)
         headers = header_texts(self._context.get_response_headers(row))
         return ReplyChunk(0, body, int(status), headers)
+
+
+def _by_row(
+    items: Sequence[Claimed], outputs: Any, request_ids: Mapping[int, str]
+) -> dict[int, Any]:
+    rows = {item.request_id: row for row, item in enumerate(items)}
+    try:
+        # By number, text would be taken apart into its letters.
+        pieces = {} if isinstance(outputs, str | bytes | bytearray) else outputs
+        return {rows[one]: pieces[number] for number, one in request_ids.items()}
+    except (LookupError, TypeError) as error:
+        raise ValueError(
+            f"A piece for each of the {len(request_ids)} requests is needed, as a list or by "
+            "number, and only requests of this batch have one."
+        ) from error

@@ -7,10 +7,10 @@ from ts.handler_utils.micro_batching import MicroBatching
 from ts.handler_utils.utils import send_intermediate_predict_response
 from ts.torch_handler.base_handler import BaseHandler
 
-from batching.protocol import ReplyChunk
+from batching.protocol import Batch, ReplyChunk
 from batching.store.redis_errors import RedisError
 from batching.store.worker_verbs import CHUNK_LIMIT_BYTES, ChunkCode
-from tests.unit.batches import Handler, batch, body, error_of, runner
+from tests.unit.batches import Handler, batch, body, claimed, error_of, runner
 from workers import batch_stream as stream_module
 from workers.batch_stream import StreamAbandoned
 
@@ -271,6 +271,43 @@ def test_piece_after_the_answer_is_refused():
     # When / Then
     with pytest.raises(RuntimeError, match="has been answered"):
         kept[0].send_pieces(["late"], kept[0].request_ids)
+
+
+def test_piece_of_an_answered_batch_reaches_no_client_of_the_next(monkeypatch):
+    monkeypatch.setattr(stream_module, "STALL_S", 5.0)
+    # Given a handler that returns while a thread of it waits for a slow client
+    asked, is_next, threads = [], threading.Event(), []
+    is_waiting = threading.Event()
+
+    def send(items, chunks):
+        asked.extend(owned.request_id for owned in items)
+        is_waiting.set()
+        is_answered = is_next.is_set()
+        return [ChunkCode.UNWANTED if is_answered else ChunkCode.FULL] * len(items)
+
+    def send_late(context, request_ids):
+        with pytest.raises(StreamAbandoned):
+            context.send_pieces(["for the first"], request_ids)
+
+    def answer(rows, context):
+        if threads:
+            is_next.set()
+            threads[0].join(5.0)
+        else:
+            thread = threading.Thread(target=send_late, args=(context, context.request_ids))
+            threads.append(thread)
+            thread.start()
+            assert is_waiting.wait(5.0)
+        return ["end"]
+
+    worker = runner(Handler(answer), send=send)
+
+    # When
+    worker.run(Batch([claimed("first", body())]))
+    worker.run(Batch([claimed("second", body())]))
+
+    # Then
+    assert set(asked) == {"first"}
 
 
 def test_abandoned_stream_stays_abandoned_when_the_handler_does_not_listen():
