@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from batching.store import keys
 from batching.store.connection import Client
+from batching.store.record_reader import RecordReader
 from batching.store.redis_errors import AWAY
 from batching.store.refusals import store_unavailable
 
@@ -25,6 +26,7 @@ class Downloads:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._records = RecordReader("download", _progress)
 
     def note(self, download: Download) -> None:
         """The download has come so far. Decoration: what Redis refuses is not noted."""
@@ -49,9 +51,10 @@ class Downloads:
             records = self._client.hgetall(keys.DOWNLOADS)
         except AWAY as error:
             raise store_unavailable(error) from error
-        return [_download(url.decode(), text) for url, text in sorted(records.items())]
+        found = self._records.read(records)
+        return [Download(url, *progress) for url, progress in sorted(found.items())]
 
 
-def _download(url: str, text: bytes) -> Download:
+def _progress(text: bytes) -> tuple[int, int]:
     done, _, total = text.partition(b"/")
-    return Download(url, int(done), int(total))
+    return int(done), int(total)

@@ -26,6 +26,16 @@ def test_download_of_a_dead_node_is_forgotten_by_redis(store_backend):
     assert 0 < store_backend.client.ttl("{ferry}:downloads") <= 60
 
 
+def test_b08_garbage_among_the_downloads_hides_no_other(store_backend):
+    # Given
+    downloads = Downloads(store_backend.client)
+    downloads.note(Download(URL, 1, 2))
+    # When
+    store_backend.client.hset("{ferry}:downloads", mapping={b"\xff": b"1/2", b"bad": b"garbage"})
+    # Then
+    assert downloads.all() == [Download(URL, 1, 2)]
+
+
 def test_redis_is_not_told_of_each_chunk(store_backend):
     # Given
     downloads = Downloads(store_backend.client)
