@@ -38,6 +38,7 @@ class Registry:
         self._entries = RecordReader("model", ModelEntry.from_json)
         self._workers = RecordReader("worker", WorkerStatus.from_json)
         self._nodes = RecordReader("node", NodeStatus.from_json)
+        self._counters = RecordReader("counter", int)
 
     def get(self, model_name: str) -> ModelEntry | None:
         """The model's entry, or None.
@@ -266,7 +267,7 @@ class Registry:
             capacity=spec.job_queue_size,
             open_requests=open_requests,
             oldest_age_s=int(oldest_age_us) / 1e6,
-            counters={name.decode(): int(count) for name, count in pairs},
+            counters=self._counters.read(dict(pairs)),
         )
 
     @contextlib.contextmanager

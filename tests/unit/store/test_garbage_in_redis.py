@@ -204,6 +204,15 @@ def test_b08_text_for_a_number_costs_its_worker_or_node_only(real_desk):
     assert desk.registry().nodes() == [NODE]
 
 
+def test_b08_garbage_among_the_counters_hides_no_other(real_desk):
+    # Given
+    desk = real_desk
+    desk.submit("a")
+    desk.client.hset(desk.keys.counters, mapping={b"\xff": 1, "bad": "garbage", "huge": "9" * 5000})
+    # When / Then
+    assert desk.registry().queue(make_spec()).counters == {"accepted": 1}
+
+
 def test_b08_garbage_in_the_registry_keeps_no_dead_node_listed(real_desk):
     # Given
     desk = real_desk
