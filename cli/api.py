@@ -20,11 +20,17 @@ TOKEN_VARIABLE = "FERRY_TOKEN"  # noqa: S105 - its name
 INVALID_KEY = "InvalidKeyException"
 
 
+# What a handler raised is for operators only, so the server's answer does not tell it.
+NOT_STARTED = "Failed to start workers"
+WHERE_TO_LOOK = "Why is in the ingress's log, in its line `not started model=`."
+
+
 class ApiError(click.ClickException):
     """The server's refusal, in its own words."""
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"{message} (HTTP {status})")
+        hint = f"\n{WHERE_TO_LOOK}" if message.startswith(NOT_STARTED) else ""
+        super().__init__(f"{message} (HTTP {status}){hint}")
         self.status = status
 
 

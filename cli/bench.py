@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -22,6 +23,8 @@ from cli.load.runs import EXTRA, Sweep, combinations, measure_run, model_of, pro
 from cli.options import check_header_value, inference_option, json_option, management_option
 
 NO_SUCCESS = "no request was answered with a success"
+# All were those of the warm-up, which took longer than the whole run; or --rate is low.
+NONE_MEASURED = "no request was sent in the seconds that are measured: raise --duration"
 _DAY_S = 86_400
 _CONNECTIONS = 16
 # So many that requests leave on time. Each is an open file, of which most processes may have 1024.
@@ -33,7 +36,7 @@ def _numbers(smallest: int) -> Callable[[click.Context, click.Parameter, str], l
 
     def read(_context: click.Context, _parameter: click.Parameter, value: str) -> list[int]:
         texts = [text.strip() for text in value.split(",")]
-        if not all(text.isdigit() and int(text) >= smallest for text in texts):
+        if not all(text.isdecimal() and int(text) >= smallest for text in texts):
             raise click.BadParameter(f"{value!r}: whole numbers from {smallest} on, with commas")
         return sorted({int(text) for text in texts})
 
@@ -114,7 +117,7 @@ def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None
     --rate, requests are sent on schedule whether or not earlier ones were answered (open loop).
     """
     load = _load(url, options)
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+    if not _is_http(url):
         raise click.BadParameter(f"not a URL like http://host:port/path: {url}")
     with progress_bar(load.warmup_s + load.duration_s, is_quiet=as_json) as bar:
         found = measure_run(load, metrics_url, bar, url)
@@ -123,7 +126,7 @@ def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None
     else:
         _print_figures(found)
     if found.errors == found.requests:
-        raise click.ClickException(NO_SUCCESS)
+        raise click.ClickException(NO_SUCCESS if found.requests else NONE_MEASURED)
     if model_of(url):
         _warn_of_unknown_batches([found], metrics_url)
 
@@ -183,6 +186,8 @@ def bench_batching(  # noqa: PLR0917 - click passes all of them by name
     plan = combinations(batch_sizes, delays)
     seconds = (load.warmup_s + load.duration_s) * len(plan)
     points: list[Point] = []
+    # A job's time limit ends it with SIGTERM, and a model left behind would keep its workers.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with progress_bar(seconds, is_quiet=as_json) as bar:
             for size, delay in plan:
@@ -218,6 +223,8 @@ def _writing(folder: Path) -> Iterator[None]:
 def _require_success(points: list[Point]) -> None:
     """Somebody was answered, or the other runs would be in vain."""
     found = points[0].figures
+    if not found.requests:
+        raise click.ClickException(NONE_MEASURED)
     if found.errors == found.requests:
         firsts = (f": {one.kind}, the first: {one.text}" for one in found.failures[:1])
         raise click.ClickException(NO_SUCCESS + "".join(firsts))
@@ -226,6 +233,14 @@ def _require_success(points: list[Point]) -> None:
 def _warn_of_unknown_batches(found: list[Figures], metrics_url: str) -> None:
     if all(one.mean_batch is None for one in found):
         warn(f"how large batches were is not to be seen at {metrics_url} (--metrics-url)")
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no such port, or half an address
+        return False
 
 
 def _load(url: str, options: dict[str, Any]) -> Load:

@@ -4,7 +4,7 @@ import concurrent.futures
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -21,9 +21,6 @@ from cli.options import json_option, management_option, version_option
 POLL_S = 0.3
 # GET /models answers at most this many names at a time.
 PAGE_SIZE = 100
-
-NOT_STARTED = "Failed to start workers"  # as the server says it
-WHERE_TO_LOOK = "Why is in the ingress's log, in its line `not started model=`."
 
 wait_option = click.option(
     "--wait/--no-wait", default=True, help="Wait until the workers have loaded."
@@ -57,8 +54,7 @@ def register(url: str, wait: bool, management_url: str, as_json: bool, **paramet
     """Register the archive URL: a file in the model store, or an https address."""
     with Api(management_url) as api:
         query = {"url": url, "synchronous": str(wait).lower(), **parameters}
-        with _saying_where_to_look():
-            answer = _watched(api, url, query, is_quiet=as_json)
+        answer = _watched(api, url, query, is_quiet=as_json)
     _print_status(answer, as_json)
 
 
@@ -76,8 +72,7 @@ def scale(
     """Set how many workers each node runs for MODEL."""
     with Api(management_url) as api, spinner(f"Scaling {model}", is_quiet=as_json or not wait):
         path = ("models", model, version) if version else ("models", model)
-        with _saying_where_to_look():
-            answer = api.call("PUT", *path, synchronous=str(wait).lower(), **workers)
+        answer = api.call("PUT", *path, synchronous=str(wait).lower(), **workers)
     _print_status(answer, as_json)
 
 
@@ -241,17 +236,6 @@ def _registered(api: Api, url: str) -> dict[str, Any] | None:
                 described: dict[str, Any] = api.call("GET", "models", record["modelName"])[0]
                 return described
     return None
-
-
-@contextlib.contextmanager
-def _saying_where_to_look() -> Iterator[None]:
-    """What a handler raised is for operators only, so the server's answer does not tell it."""
-    try:
-        yield
-    except ApiError as error:
-        if NOT_STARTED in error.message:
-            raise click.ClickException(f"{error.message}\n{WHERE_TO_LOOK}") from error
-        raise
 
 
 def _print_status(answer: dict[str, Any], as_json: bool) -> None:

@@ -88,9 +88,9 @@ def batch_count(metrics_url: str, model_name: str) -> BatchCount | None:
         # Past any proxy, as the load itself.
         answer = httpx.get(metrics_url, timeout=_METRICS_TIMEOUT_S, trust_env=False)
         text = answer.raise_for_status().text
-    except (httpx.HTTPError, httpx.InvalidURL):
+        families = [one for one in text_string_to_metric_families(text) if one.name == BATCH_METRIC]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):  # or something else than metrics
         return None
-    families = [one for one in text_string_to_metric_families(text) if one.name == BATCH_METRIC]
     if not families:
         return None
     samples = [sample for family in families for sample in family.samples]

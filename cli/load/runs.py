@@ -106,20 +106,21 @@ class Sweep:
         """
         name = f"bench-{uuid.uuid4().hex[:8]}"
         with Api(self.management_url) as api:
-            api.call(
-                "POST",
-                "models",
-                url=self.archive,
-                model_name=name,
-                batch_size=batch_size,
-                max_batch_delay=delay_ms,
-                initial_workers=self.workers,
-                synchronous="true",
-            )
             try:
+                api.call(
+                    "POST",
+                    "models",
+                    url=self.archive,
+                    model_name=name,
+                    batch_size=batch_size,
+                    max_batch_delay=delay_ms,
+                    initial_workers=self.workers,
+                    synchronous="true",
+                )
                 url = f"{self.inference_url.rstrip('/')}/predictions/{name}"
                 text = f"batch size {batch_size}, delay {delay_ms} ms"
                 found = measure_run(replace(load, url=url), self.metrics_url, bar, text)
             finally:
-                api.call("DELETE", "models", name)
+                # It may be there or not, if the registration was refused or interrupted.
+                api.send("DELETE", "models", name)
         return Point(batch_size, delay_ms, found)

@@ -40,7 +40,8 @@ class Target(ThreadingHTTPServer):
     def __init__(self):
         self.pause_s = 0.0
         self.status = 200
-        self.registered = 0
+        self.registered = self.removed = 0
+        self.metrics = METRICS
         self.bodies = Counter()
         self.open = self.most_open = 0
         self.lock = threading.Lock()
@@ -65,10 +66,11 @@ class Target(ThreadingHTTPServer):
                     self.reply(target.status, b"ok")
 
             def do_DELETE(self):
+                target.removed += 1
                 self.reply(200, b"{}")
 
             def do_GET(self):
-                self.reply(200, METRICS.encode())
+                self.reply(200, target.metrics.encode())
 
             def reply(self, status, body):
                 self.send_response(status)
@@ -175,6 +177,8 @@ def test_batches_of_all_versions_of_a_model_are_counted(target):
 
 def test_server_without_batches_says_nothing_of_them(target):
     assert batch_count("http://127.0.0.1:1/metrics", "m") is None
+    target.metrics = '{"status": "no metrics"}'
+    assert batch_count(target.url, "m") is None
 
 
 POINTS = [
@@ -247,6 +251,21 @@ def test_bench_fails_when_nobody_answers():
     assert "Cannot connect to host 127.0.0.1:1" in " ".join(result.stdout.split())
 
 
+@pytest.mark.parametrize("words", [("url",), ("batching", "m.mar")], ids=" ".join)
+def test_bench_that_is_over_before_the_first_answer_asks_for_more_time(target, tmp_path, words):
+    # Given
+    target.pause_s = 0.5
+    # When
+    if words == ("url",):
+        short = ("--duration", "0.1", "--warmup", "0.1", "--metrics-url", target.url)
+        result = CliRunner().invoke(main, ["bench", "url", target.url, *short])
+    else:
+        result = bench_batching(target, tmp_path, "--warmup", "0.1")
+    # Then
+    assert result.exit_code == 1
+    assert "in the seconds that are measured: raise --duration" in result.stderr
+
+
 def test_bench_says_with_what_requests_were_refused(target):
     # Given
     target.status = 503
@@ -261,6 +280,9 @@ def test_bench_says_with_what_requests_were_refused(target):
     ("words", "complaint"),
     [
         (["url", "nonsense"], "not a URL like http://host:port/path"),
+        (["url", "http://[::1/"], "not a URL like http://host:port/path"),
+        (["url", "http://127.0.0.1:99999/"], "not a URL like http://host:port/path"),
+        (["batching", "a.mar", "--batch-sizes", "²"], "whole numbers from 1 on"),
         (["batching", "a.mar", "--batch-sizes", "1,x"], "whole numbers from 1 on"),
         (["batching", "a.mar", "--batch-sizes", "0"], "whole numbers from 1 on"),
         (["batching", "a.mar", "--delays", "-1"], "whole numbers from 0 on"),
@@ -334,7 +356,8 @@ def test_bench_says_that_it_does_not_know_how_large_batches_were(target, tmp_pat
     assert complaint in CliRunner().invoke(main, url).stderr
 
 
-def test_figures_so_far_are_printed_when_a_sweep_is_interrupted(target, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_figures_so_far_are_printed_when_a_sweep_is_interrupted(target, tmp_path, number):
     # Given
     root = target.url.partition("/predictions")[0]
     addresses = ("--management-url", root, "--inference-url", root, "--metrics-url", root)
@@ -348,9 +371,10 @@ def test_figures_so_far_are_printed_when_a_sweep_is_interrupted(target, tmp_path
     ) as sweep:
         # When
         eventually(lambda: target.registered == 3, 30)
-        sweep.send_signal(signal.SIGINT)
+        sweep.send_signal(number)
         printed, complaint = sweep.communicate(timeout=30)
     # Then
     assert [line.split()[:2] for line in printed.splitlines()[1:]] == [["1", "0"], ["2", "0"]]
     assert complaint.strip() == "Aborted!"
     assert sweep.returncode == 1
+    assert target.removed == target.registered
