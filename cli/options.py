@@ -5,10 +5,12 @@ the one place where its name, type, default and help are written.
 """
 
 import dataclasses
+import difflib
 import functools
+import os
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import click
 
 from batching.config_keys import why_without_effect
 from batching.entry_point import EXIT_UNUSABLE
-from batching.settings import Settings, SettingsError
+from batching.settings import ENV_PREFIX, Settings, SettingsError
 from batching.settings_checks import doubts
 from batching.settings_sources import read_properties, switches_read_as_false
 from cli.api import TOKEN_VARIABLE
@@ -91,9 +93,19 @@ def load_settings(
         odd = switches_read_as_false(read_properties(config), Settings.fields_by_key())
         for key, text in odd.items():
             warn(f"{config}: {key}={text} counts as false, as in TorchServe; did you mean true?")
-    for doubt in doubts(settings):
+    for doubt in (*doubts(settings), *_misspelt_variables()):
         warn(doubt)
     return settings
+
+
+def _misspelt_variables() -> Iterator[str]:
+    fields = (*Settings.fields_by_key(), *(spec.name for spec in dataclasses.fields(Settings)))
+    known = {ENV_PREFIX + name.upper() for name in fields}
+    for variable in sorted(os.environ.keys() - known):
+        # Only what is nearly a setting's: clients have others, and Kubernetes may set more.
+        alike = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)
+        if alike and variable.startswith(ENV_PREFIX):
+            yield f"{variable} is no setting; did you mean {alike[0]}?"
 
 
 def _option(spec: "dataclasses.Field[Any]", *, is_listed: bool) -> Callable[[Command], Command]:
