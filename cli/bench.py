@@ -108,7 +108,7 @@ def bench() -> None:
 @_load_options
 @json_option
 def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None:
-    """Send requests to one URL and measure throughput and latency.
+    """Send POST requests to one URL and measure throughput and latency.
 
     URL may be that of any HTTP server; of a model here it is
     http://localhost:8080/predictions/MODEL.

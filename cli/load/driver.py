@@ -45,12 +45,14 @@ class Load:
 class Outcome:
     """What was measured. `latencies_s` are those of successes, in the order of their answers.
 
-    `reasons` has, of each status that is no success, the first text that came with it.
+    `done` is how many successes count for the throughput. `reasons` has, of each status that is no
+    success, the first text that came with it.
     """
 
     latencies_s: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
     seconds: float = 0.0
+    done: int = 0
     reasons: dict[int, str] = field(default_factory=dict)
 
     def note(self, status: int, latency_s: float, text: str = "") -> None:
@@ -152,9 +154,15 @@ class _Driver:
         self._note(status, begun_s, text)
 
     def _note(self, status: int, begun_s: float, text: bytes) -> None:
-        if begun_s >= self._start_s + self._load.warmup_s:
+        now_s, first_s = time.perf_counter(), self._start_s + self._load.warmup_s
+        # In an open loop requests leave however few are answered: those that come late, when all
+        # have left, say nothing of what the server does at this rate.
+        counted_s = now_s if self._load.rate_per_s else begun_s
+        if _is_success(status) and first_s <= counted_s < first_s + self._load.duration_s:
+            self._outcome.done += 1
+        if begun_s >= first_s:
             words = "" if _is_success(status) else _one_line(text)
-            self._outcome.note(status, time.perf_counter() - begun_s, words)
+            self._outcome.note(status, now_s - begun_s, words)
 
     async def _report(self) -> None:
         while self._on_progress is not None:

@@ -65,7 +65,7 @@ def figures(outcome: Outcome, mean_batch: float | None = None) -> Figures:
     return Figures(
         requests=total,
         errors=total - len(latencies),
-        requests_per_s=len(latencies) / outcome.seconds if outcome.seconds else 0.0,
+        requests_per_s=outcome.done / outcome.seconds if outcome.seconds else 0.0,
         p50_ms=p50,
         p95_ms=p95,
         p99_ms=p99,

@@ -127,6 +127,16 @@ def test_open_loop_counts_the_wait_for_a_connection(target):
     assert max(outcome.latencies_s) > 3 * target.pause_s
 
 
+def test_throughput_is_what_the_server_does_and_not_what_is_asked_of_it(target):
+    # Given a server of twenty requests per second
+    target.pause_s = 0.05
+    # When
+    outcome = drive(load(target, connections=1, rate_per_s=200))
+    # Then
+    assert figures(outcome).requests_per_s <= 20
+    assert outcome.statuses[200] > 20
+
+
 def test_warm_up_is_not_measured(target):
     # Given
     target.pause_s = 0.01
@@ -159,7 +169,7 @@ def test_percentile_is_a_value_that_was_measured(share, expected):
 
 def test_figures_of_an_outcome():
     # Given
-    outcome = Outcome([0.3, 0.1, 0.2], Counter({200: 3, 503: 1, NO_ANSWER: 1}), seconds=2.0)
+    outcome = Outcome([0.3, 0.1, 0.2], Counter({200: 3, 503: 1, NO_ANSWER: 1}), seconds=2.0, done=3)
     outcome.reasons = {503: "full", NO_ANSWER: "refused"}
     # When / Then
     failures = (Failure(NO_ANSWER, 1, "refused"), Failure(503, 1, "full"))
