@@ -37,12 +37,11 @@ class Prediction:
 
     @property
     def classes(self) -> dict[str, float] | None:
-        """The answer as label -> number, if it is that."""
+        """The answer as label -> probability, if it can be that."""
         answer = self.answer
         if not isinstance(answer, dict) or not answer:
             return None
-        numbers = [value for value in answer.values() if _is_number(value)]
-        return answer if len(numbers) == len(answer) else None
+        return answer if all(_is_probability(value) for value in answer.values()) else None
 
 
 @click.command()
@@ -152,5 +151,5 @@ def _text(answer: Any) -> str:
     return answer if isinstance(answer, str) else json.dumps(answer, indent=2)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_probability(value: Any) -> bool:
+    return isinstance(value, float) and 0 <= round(value, 2) <= 1  # sums may be 1.0000001

@@ -512,6 +512,15 @@ def test_predict_prints_a_table_when_the_answer_is_classes(server, ferry, tmp_pa
     assert bodies == {b"\xff\xd8a.jpg", b"\xff\xd8b.jpg"}
 
 
+@pytest.mark.parametrize("answer", [{"count": 1}, {"price": 3.5}])
+def test_predict_calls_no_other_number_a_probability(server, ferry, tmp_path, answer):
+    # Given
+    server.answers["POST", "/predictions/m"] = (200, answer)
+    (tmp_path / "a.jpg").touch()
+    # When / Then
+    assert json.loads(ferry("predict", "m", str(tmp_path / "a.jpg")).stdout) == answer
+
+
 def test_predict_sends_no_content_type_for_an_image_and_json_for_json(server, ferry, tmp_path):
     # Given
     server.answers["POST", "/predictions/m/2.0"] = (200, [1])
