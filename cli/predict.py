@@ -152,4 +152,4 @@ def _text(answer: Any) -> str:
 
 
 def _is_probability(value: Any) -> bool:
-    return isinstance(value, float) and 0 <= round(value, 2) <= 1  # sums may be 1.0000001
+    return isinstance(value, float) and 0 <= round(value, 2) <= 1  # a softmax may say 1.0000001
