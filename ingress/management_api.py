@@ -124,7 +124,10 @@ class _ManagementView:
         return json_response([asdict(download) for download in found])
 
     def list_nodes(self) -> Response:
-        return json_response([describe_node(node) for node in self._registry.nodes()])
+        nodes = self._registry.nodes()
+        if not nodes:
+            self._registry.require_writable()  # or no node can say that it runs
+        return json_response([describe_node(node) for node in nodes])
 
     def _require_model_api(self) -> None:
         # Source: TorchServe 0.12 docs/model_api_control.md.

@@ -63,8 +63,9 @@ def test_failed_management_request_is_in_the_log_by_the_id_that_its_client_has(
     assert [text for text in caplog.messages if text.startswith("failed ")] == [said]
 
 
-def test_register_says_that_redis_refuses_and_not_that_no_node_is_there(
-    ingress, redis_url, monkeypatch, caplog
+@pytest.mark.parametrize("asked", [("POST", "/models?url=echo.mar"), ("GET", "/nodes")])
+def test_answer_says_that_redis_refuses_and_not_that_no_node_is_there(
+    ingress, redis_url, monkeypatch, caplog, asked
 ):
     # Given a Redis that takes no writes, and so no beat of any node
     monkeypatch.setattr(registrar, "NODE_TIMEOUT_S", 0.0)
@@ -72,7 +73,7 @@ def test_register_says_that_redis_refuses_and_not_that_no_node_is_there(
         client.config_set("min-replicas-to-write", 1)
         # When
         try:
-            answer = ingress.manage("POST", "/models?url=echo.mar")
+            answer = ingress.manage(*asked)
         finally:
             client.config_set("min-replicas-to-write", 0)
     # Then
