@@ -15,6 +15,8 @@ CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 900.0
 # From the environment and not from an option: everybody on a machine can read its command lines.
 TOKEN_VARIABLE = "FERRY_TOKEN"  # noqa: S105 - its name
+# For a command that talks to both doors, which have keys of their own.
+INFERENCE_TOKEN_VARIABLE = "FERRY_INFERENCE_TOKEN"  # noqa: S105 - its name
 
 # What a server that asks for tokens calls its refusal.
 INVALID_KEY = "InvalidKeyException"
@@ -150,15 +152,15 @@ def _is_this_machine(url: str) -> bool:
         return False
 
 
-def token_header() -> dict[str, str]:
+def token_header(variable: str = TOKEN_VARIABLE) -> dict[str, str]:
     """The header that brings the environment's token; none without one.
 
     Raises:
         ClickException: it is no token.
     """
-    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    token = os.environ.get(variable, "").strip()
     if not (token.isascii() and token.isprintable()):
-        raise click.ClickException(f"{TOKEN_VARIABLE} has characters that no token has")
+        raise click.ClickException(f"{variable} has characters that no token has")
     return {"authorization": f"Bearer {token}"} if token else {}
 
 

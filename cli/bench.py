@@ -14,7 +14,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from cli.api import token_header
+from cli.api import INFERENCE_TOKEN_VARIABLE, token_header
 from cli.console import out, warn
 from cli.load.driver import Load
 from cli.load.figures import Figures
@@ -177,6 +177,9 @@ def bench_batching(  # noqa: PLR0917 - click passes all of them by name
     """Register ARCHIVE with each batch size and delay in turn, and measure each.
 
     Batch size 1 is always measured, too: the baseline that batching is compared with.
+
+    Where tokens are on, FERRY_TOKEN is the management key and FERRY_INFERENCE_TOKEN the inference
+    key.
     """
     sweep = Sweep(archive, workers, management_url, inference_url, metrics_url)
     load = _load("", options)
@@ -249,7 +252,7 @@ def _load(url: str, options: dict[str, Any]) -> Load:
     return Load(
         url=url,
         body=options["body"].read_bytes() if options["body"] else b"",
-        headers=headers | token_header(),
+        headers=headers | (token_header(INFERENCE_TOKEN_VARIABLE) or token_header()),
         connections=options["connections"] or enough,
         rate_per_s=options["rate"],
         duration_s=options["duration"],

@@ -43,6 +43,7 @@ class Target(ThreadingHTTPServer):
         self.registered = self.removed = 0
         self.metrics = METRICS
         self.bodies = Counter()
+        self.tokens = set()
         self.open = self.most_open = 0
         self.lock = threading.Lock()
         target = self
@@ -59,6 +60,7 @@ class Target(ThreadingHTTPServer):
                 time.sleep(target.pause_s)
                 with target.lock:
                     target.open -= 1
+                    target.tokens.add((self.path[:7], self.headers["authorization"]))
                 if self.path.startswith("/models"):
                     target.registered += 1
                     self.reply(200, b"{}")
@@ -348,6 +350,16 @@ def test_sweep_ends_when_nobody_is_answered(target, tmp_path):
     words = "no request was answered with a success: 400, the first: ok"
     assert words in result.stderr
     assert "size" not in result.stdout
+
+
+def test_sweep_has_a_token_for_each_door(target, tmp_path, monkeypatch):
+    # Given
+    monkeypatch.setenv("FERRY_TOKEN", "manage")
+    monkeypatch.setenv("FERRY_INFERENCE_TOKEN", "infer")
+    # When
+    assert bench_batching(target, tmp_path).exit_code == 0
+    # Then
+    assert target.tokens == {("/models", "Bearer manage"), ("/predic", "Bearer infer")}
 
 
 def test_sweep_fits_into_the_width_of_a_terminal(target, tmp_path):

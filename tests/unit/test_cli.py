@@ -675,7 +675,7 @@ def test_up_says_of_each_key_without_effect_why(tmp_path):
 def test_variable_that_is_nearly_a_settings_is_named(monkeypatch):
     # Given
     monkeypatch.setenv("FERRY_QUEUE_TIMOUT_S", "5")
-    for name in ("FERRY_TOKEN", "FERRY_INFERENCE_URL", "FERRY_METRICS_URL", "FERRY_PORT_8080_TCP"):
+    for name in ("FERRY_INFERENCE_TOKEN", "FERRY_METRICS_URL", "FERRY_PORT_8080_TCP"):
         monkeypatch.setenv(name, "of a client's, or of Kubernetes")
     # When
     result = CliRunner().invoke(main, ["up", "--model-store", "/missing"])
