@@ -51,7 +51,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--servers", type=_names(SERVERS), default=None, help="beside torchferry, with commas"
     )
     parser.add_argument("--pairs", type=positive, default=None)
-    parser.add_argument("--seconds", type=float, default=None, help="of each run")
+    parser.add_argument("--seconds", type=positive, default=None, help="of each run")
     parser.add_argument(
         "--torchserve-logs",
         choices=("as-installed", "warnings"),

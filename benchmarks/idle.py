@@ -18,7 +18,7 @@ from benchmarks.comparison import Verdict
 from benchmarks.fleet import Fleet
 from benchmarks.processors import Meter, Usage, resident_bytes, total_percent
 from benchmarks.records import told
-from benchmarks.reports import at_most, finish, to_record
+from benchmarks.reports import at_most, finish, positive, to_record
 
 MODELS, MORE_MODELS = 5, 100
 SECONDS, SHORT_SECONDS = 30.0, 5.0
@@ -135,7 +135,7 @@ def _total(usage: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Everything is measured, printed and written; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.idle")
-    parser.add_argument("--seconds", type=float, default=None, help="of each look")
+    parser.add_argument("--seconds", type=positive, default=None, help="of each look")
     parser.add_argument("--short", action="store_true", help="leave the document as it is")
     options = parser.parse_args(arguments)
     seconds = options.seconds or (SHORT_SECONDS if options.short else SECONDS)

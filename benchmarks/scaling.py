@@ -24,7 +24,7 @@ from benchmarks.fleet import Fleet
 from benchmarks.load import BenchmarkError, Load, drive_with_wrk, wrk_path
 from benchmarks.processors import Meter
 from benchmarks.records import told
-from benchmarks.reports import at_least, at_most, finish, to_record
+from benchmarks.reports import at_least, at_most, finish, positive, to_record
 from cli.embedded_redis import EmbeddedRedis, find_server
 from cli.load import driver
 from cli.load.figures import batch_count
@@ -228,7 +228,7 @@ def markdown(record: Mapping[str, Any]) -> str:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling")
-    parser.add_argument("--seconds", type=float, default=None, help="of each run")
+    parser.add_argument("--seconds", type=positive, default=None, help="of each run")
     parser.add_argument(
         "--short", action="store_true", help="two layouts only; leaves the document as it is"
     )

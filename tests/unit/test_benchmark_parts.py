@@ -70,14 +70,21 @@ def test_record_names_the_commit_that_it_is_told_where_there_is_no_git(
     assert (made["commit"], made["is_clean"]) == (commit, is_clean)
 
 
-@pytest.mark.parametrize("words", [["--workload", "ehco"], ["--servers", "torchserve,mozec"]])
-def test_compare_says_what_it_cannot_read(words, capsys):
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--workload", "ehco"], "none of"),
+        (["--servers", "torchserve,mozec"], "none of"),
+        (["--seconds", "0"], "1 or more"),
+    ],
+)
+def test_compare_says_what_it_cannot_read(words, complaint, capsys):
     # When
     with pytest.raises(SystemExit):
         parse(words)
 
     # Then
-    assert "none of" in capsys.readouterr().err
+    assert complaint in capsys.readouterr().err
 
 
 def test_compare_fails_when_there_is_no_tool(monkeypatch, capsys):
