@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import psutil
+
 # Kept for tests of networks (RFC 2544): no route of this machine leads there.
 LINES = "198.18"
 SWITCHED = "198.19.0"
@@ -46,6 +48,12 @@ class Host:
         return ["nsenter", f"--net=/run/netns/{self.space}"]
 
 
+def _free_subnet(first: int) -> int:
+    # A test run that was killed leaves its lines behind.
+    taken = {one.address for found in psutil.net_if_addrs().values() for one in found}
+    return next(n % 250 for n in itertools.count(first) if f"{LINES}.{n % 250}.1" not in taken)
+
+
 class Network:
     """A switch and its hosts, there during a with block."""
 
@@ -56,7 +64,7 @@ class Network:
         own_number = next(self._numbers)
         self._mark = f"fy{os.getpid()}n{own_number}"
         self._switch = f"{self._mark}-switch"
-        subnet = (os.getpid() + own_number) % 250
+        subnet = _free_subnet(os.getpid() + own_number)
         self.hosts = {
             name: Host(
                 name=name,
