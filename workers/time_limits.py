@@ -37,9 +37,11 @@ def timed(
         try:
             return send(*arguments)
         finally:
+            signal.setitimer(signal.ITIMER_REAL, timeout_s)
             # A thread of the handler may still send when that has returned: nobody would stop it.
-            if is_at_work:
-                signal.setitimer(signal.ITIMER_REAL, timeout_s)
+            # Looked at afterwards, as it may return at any moment.
+            if not is_at_work:
+                signal.setitimer(signal.ITIMER_REAL, 0)
 
     return run, run_untimed
 
