@@ -59,7 +59,7 @@ chaos: install
 # whole servers once more, on clusters of their own: some 12 minutes.
 topology: install
 	TOPOLOGY_LONG=1 $(BIN)/pytest --reruns 0 tests/topology
-	FERRY_TEST_REDIS=cluster $(BIN)/pytest tests/unit/store tests/e2e
+	FERRY_TEST_REDIS=cluster $(BIN)/pytest tests/unit/batching/store tests/e2e
 
 # Switches each safety mechanism off, one at a time, and shows that a test notices.
 chaos-mutants: install

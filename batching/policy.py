@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from batching.estimate import Estimate, Estimator
-from batching.model_spec import ModelSpec
+from batching.models.spec import ModelSpec
 
 # Of a latency target, the part in which a batch may run: a request may have to wait for the batch
 # before its own to end.

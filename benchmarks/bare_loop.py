@@ -15,12 +15,12 @@ from pathlib import Path
 
 from ts.context import RequestProcessor
 
-from batching.registration import ModelDefaults, spec_from_registration
-from batching.settings import Settings
+from batching.models.registration import ModelDefaults, spec_from_registration
+from batching.settings.settings import Settings
 from benchmarks.load import BenchmarkError, LoadReport
-from workers.archive import inspect_archive, unpack_archive
-from workers.devices import Device
-from workers.handlers import load_model
+from workers.archives.model_archive import inspect_archive, unpack_archive
+from workers.handling.handlers import load_model
+from workers.machine.devices import Device
 
 
 def loop(archive: Path, photo: bytes, batch_size: int, seconds: float) -> LoadReport:

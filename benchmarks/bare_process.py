@@ -8,7 +8,7 @@ from typing import Self
 from benchmarks.child import run_module
 from benchmarks.load import LoadReport
 from benchmarks.servers import Job
-from workers.worker_environment import ALLOCATOR
+from workers.slots.worker_environment import ALLOCATOR
 
 
 class BareLoop:

@@ -4,14 +4,14 @@ import asyncio
 import itertools
 import time
 
-from batching.model_spec import VersionKey
+from batching.models.spec import VersionKey
 from batching.protocol import Batch, Part, Reply, Request
-from batching.store.connection import connect, connect_async
-from batching.store.ingress_verbs import IngressVerbs, Submission
+from batching.store.clients import connect, connect_async
+from batching.store.ingress_side.ingress_queue import IngressVerbs, Submission
+from batching.store.ingress_side.submitting import SUBMIT_AT_ONCE
 from batching.store.keys import VersionKeys
-from batching.store.node_verbs import NodeVerbs
-from batching.store.submitting import SUBMIT_AT_ONCE
-from batching.store.worker_verbs import WorkerVerbs
+from batching.store.node_side.node_queue import NodeVerbs
+from batching.store.worker_side.worker_queue import WorkerVerbs
 
 KEY = VersionKey("waiting", "1.0")
 DEAD_AFTER_MS = 60_000

@@ -20,7 +20,7 @@ from benchmarks.servers import (
     inherited_environment,
     local,
 )
-from cli.embedded_redis import EmbeddedRedis, find_server
+from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 60.0

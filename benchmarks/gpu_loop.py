@@ -15,7 +15,7 @@ import torch
 from ts.context import Context
 from ts.torch_handler.image_classifier import ImageClassifier
 
-from workers.archive import inspect_archive, unpack_archive
+from workers.archives.model_archive import inspect_archive, unpack_archive
 
 # Launched before a GPU is waited for, so that it never waits for us.
 FORWARDS = {"cpu": 1, "cuda": 8}

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli.load import driver
-from cli.load.figures import figures
+from ferry.load import driver
+from ferry.load.figures import figures
 
 REPORT_SCRIPT = Path(__file__).with_name("wrk_report.lua")
 REPORT_MARK = "REPORT "

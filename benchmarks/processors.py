@@ -14,7 +14,7 @@ ROLES = {
     "workers": "node",
     "ingress": "ingress",
     "workers.control_jobs": "control jobs",
-    "workers.worker": "workers",
+    "workers.handling.worker": "workers",
 }
 SUPERVISOR, REDIS = "supervisor", "Redis"
 

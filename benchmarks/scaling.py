@@ -25,9 +25,9 @@ from benchmarks.load import BenchmarkError, Load, drive_with_wrk, wrk_path
 from benchmarks.processors import Meter
 from benchmarks.records import told
 from benchmarks.reports import at_least, at_most, finish, positive, to_record
-from cli.embedded_redis import EmbeddedRedis, find_server
-from cli.load import driver
-from cli.load.figures import batch_count
+from ferry.load import driver
+from ferry.load.figures import batch_count
+from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 
 BATCH_SIZE, NAP_MS = 8, 50
 LAYOUTS = {1: (1, 2, 4, 8), 2: (2, 4, 8), 4: (4, 8)}  # nodes: workers of all of them

@@ -15,7 +15,7 @@ from benchmarks.servers import (
     inherited_environment,
     local,
 )
-from cli.embedded_redis import EmbeddedRedis, find_server
+from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 
 _PORTS = 3
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from batching.entry_point import run_from_environment
+from batching.process.entry_point import run_from_environment
 from ingress.server import run
 
 if __name__ == "__main__":

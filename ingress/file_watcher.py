@@ -8,7 +8,7 @@ import logging
 import os
 import resource
 
-from batching.reminder import Reminder
+from batching.process.reminder import Reminder
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Set
 
 from batching.errors import StoreUnavailable
-from batching.model_spec import ModelSpec
-from batching.status import WorkerState
-from batching.store.registry import Registry
+from batching.models.spec import ModelSpec
+from batching.models.statuses import WorkerState
+from batching.store.registry.registry import Registry
 
 
 class Lifecycle:

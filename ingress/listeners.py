@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from batching.settings import Settings, SettingsError, UnusableNow
-from ingress.certificate import Certificate
-from ingress.exchange import Application
-from ingress.http_connection import HttpConnection
-from ingress.http_host import HttpHost, OnRefused
+from batching.settings.settings import Settings, SettingsError, UnusableNow
+from ingress.access.certificate import Certificate
+from ingress.http1.connection import HttpConnection
+from ingress.http1.exchange import Application
+from ingress.http1.host import HttpHost, OnRefused
 from ingress.role import Role
 
 BACKLOG = 1024

@@ -14,46 +14,46 @@ from functools import partial
 
 import uvloop
 
-from batching.daemon_thread import in_daemon_thread
-from batching.entry_point import exit_code_for
 from batching.errors import StoreUnavailable
-from batching.logs import configure_logging
-from batching.metrics_config import read_metrics_config
-from batching.readiness import Launch, launch, notify_ready
-from batching.settings import Settings, SettingsError
-from batching.stop_signals import StopEvents
-from batching.store.broker import Broker
-from batching.store.catalog import Catalog
-from batching.store.connection import connect, store_url
-from batching.store.control_queue import ControlQueue
-from batching.store.downloads import Downloads
-from batching.store.metric_verbs import read_metrics
+from batching.metrics.declared import read_metrics_config
+from batching.process.daemon_thread import in_daemon_thread
+from batching.process.entry_point import exit_code_for
+from batching.process.logs import configure_logging
+from batching.process.readiness import Launch, launch, notify_ready
+from batching.process.stop_signals import StopEvents
+from batching.settings.settings import Settings, SettingsError
+from batching.store.background_tasks import keep_going
+from batching.store.clients import connect, store_url
+from batching.store.ingress_side.broker import Broker
+from batching.store.measurements import read_metrics
 from batching.store.outage import Outage
-from batching.store.registry import Registry
+from batching.store.registry.catalog import Catalog
+from batching.store.registry.control_queue import ControlQueue
+from batching.store.registry.downloads import Downloads
+from batching.store.registry.registry import Registry
+from batching.store.registry.startup_marks import StartupMarks
 from batching.store.server_check import check_server
-from batching.store.startup_marks import StartupMarks
-from batching.store.tasks import keep_going
-from ingress.app import create_app
-from ingress.auth import Gate
-from ingress.certificate import Certificate
-from ingress.edge import Edge, added_headers, cors_headers
-from ingress.exchange import Application
+from ingress.access.access_log import Edge, added_headers, cors_headers
+from ingress.access.authorizer import Gate
+from ingress.access.certificate import Certificate
+from ingress.access.key_file import KeyFile
 from ingress.file_watcher import watch_open_files
-from ingress.front import Front
-from ingress.handler_metrics import HandlerMetrics
 from ingress.health import Health, Lifecycle
-from ingress.key_file import KeyFile
+from ingress.http1.exchange import Application
 from ingress.listeners import Address, Listener, certificate_of, listener_table
-from ingress.metrics import Metrics
-from ingress.predictor import Predictor
-from ingress.registrar import Registrar
+from ingress.metrics.handler_metrics import HandlerMetrics
+from ingress.metrics.ingress_metrics import Metrics
+from ingress.metrics.series_sweeper import SeriesSweeper
+from ingress.metrics.torchserve_metrics import LEGACY
+from ingress.models.registrar import Registrar
+from ingress.models.snapshot_writer import SnapshotWriter
+from ingress.models.startup_models import StartupLoader
+from ingress.predictions.prediction_service import Predictor
+from ingress.predictions.router import Front
+from ingress.rest.app import create_app
+from ingress.rest.wsgi_bridge import WsgiBridge
 from ingress.role import Role
-from ingress.series_sweeper import SeriesSweeper
 from ingress.services import Services
-from ingress.snapshot_writer import SnapshotWriter
-from ingress.startup_models import StartupLoader
-from ingress.torchserve_metrics import LEGACY
-from ingress.wsgi_bridge import WsgiBridge
 
 log = logging.getLogger(__name__)
 

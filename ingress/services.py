@@ -5,15 +5,15 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from batching.settings import Settings
-from batching.store.control_queue import ControlQueue
-from batching.store.downloads import Downloads
+from batching.settings.settings import Settings
 from batching.store.outage import Outage
-from batching.store.registry import Registry
+from batching.store.registry.control_queue import ControlQueue
+from batching.store.registry.downloads import Downloads
+from batching.store.registry.registry import Registry
+from ingress.access.key_file import KeyFile
 from ingress.health import Health, Lifecycle
-from ingress.key_file import KeyFile
-from ingress.metrics import Metrics
-from ingress.predictor import Predictor
+from ingress.metrics.ingress_metrics import Metrics
+from ingress.predictions.prediction_service import Predictor
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 import hypothesis
 import pytest
 
-from cli.embedded_redis import EmbeddedRedis, find_server
+from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.support import Desk, fake_backend, server_backend
 from tests.timing import has_bars
 from tests.topology.backend import cluster_backend

@@ -12,18 +12,18 @@ from typing import Any
 import fakeredis
 import fakeredis.aioredis
 
-from batching.model_spec import ModelSpec, VersionKey
+from batching.models.spec import ModelSpec, VersionKey
+from batching.models.statuses import NodeStatus
 from batching.protocol import Batch, Owned, Part, Reply, Request
-from batching.status import NodeStatus
 from batching.store import keys
-from batching.store.connection import connect, connect_async
-from batching.store.ingress_verbs import IngressVerbs, Submission
+from batching.store.clients import connect, connect_async
+from batching.store.ingress_side.ingress_queue import IngressVerbs, Submission
 from batching.store.keys import VersionKeys
-from batching.store.node_verbs import NodeVerbs
+from batching.store.node_side.node_queue import NodeVerbs
 from batching.store.outage import Outage
-from batching.store.registry import Registry
+from batching.store.registry.registry import Registry
 from batching.store.replies import named_request
-from batching.store.worker_verbs import WorkerVerbs
+from batching.store.worker_side.worker_queue import WorkerVerbs
 from tests.timing import assert_within
 
 POLL_S = 0.01

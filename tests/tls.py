@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from ingress.certificate import Certificate
+from ingress.access.certificate import Certificate
 
 OPENSSL = shutil.which("openssl")
 needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")

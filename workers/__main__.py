@@ -2,8 +2,8 @@
 
 import sys
 
-from batching.entry_point import run_from_environment
-from workers.node import run
+from batching.process.entry_point import run_from_environment
+from workers.node.node import run
 
 if __name__ == "__main__":
     sys.exit(run_from_environment(run))

@@ -20,16 +20,22 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import TimerDeathPenalty
 
 from batching.errors import InternalError, ServeError
-from batching.logs import configure_logging
-from batching.settings import Settings
-from batching.store.connection import Client, connect, for_rq, store_url
-from batching.store.control_queue import INSPECT_ARCHIVE, JOB_BEAT_S, QUEUE_NAME, wrap_error
-from batching.store.downloads import Download, Downloads
+from batching.process.logs import configure_logging
+from batching.settings.settings import Settings
+from batching.store.clients import Client, connect, for_rq, store_url
 from batching.store.outage import Outage
 from batching.store.redis_errors import AWAY, UNHEARD, RedisError
-from batching.store.registry import Registry
-from workers import archive, fetch
-from workers.download_notes import may_share_a_file, was_downloaded
+from batching.store.registry.control_queue import (
+    INSPECT_ARCHIVE,
+    JOB_BEAT_S,
+    QUEUE_NAME,
+    wrap_error,
+)
+from batching.store.registry.downloads import Download, Downloads
+from batching.store.registry.registry import Registry
+from workers.archives import fetch
+from workers.archives import model_archive as archive
+from workers.archives.download_notes import may_share_a_file, was_downloaded
 
 log = logging.getLogger("workers.control_jobs")
 

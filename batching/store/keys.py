@@ -7,7 +7,7 @@ cluster slot. A key without a TTL is marked permanent and says who deletes it. R
 
 from dataclasses import dataclass
 
-from batching.model_spec import VersionKey
+from batching.models.spec import VersionKey
 from batching.protocol import WIRE_VERSION
 
 # The hash tag of the cluster-wide keys, and of RQ's in a cluster.

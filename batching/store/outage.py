@@ -8,9 +8,9 @@ import math
 import time
 from collections.abc import Callable
 
-from batching.redis_url import RedisUrl
-from batching.reminder import REMIND_S
-from batching.store.lost_connections import REFUSALS
+from batching.process.reminder import REMIND_S
+from batching.settings.redis_url import RedisUrl
+from batching.store.connections.lost_connections import REFUSALS
 from batching.store.redis_errors import FORBIDDEN, UNWELCOME
 
 # A failure so soon after an outage is not news: that Redis may come and go for a while.

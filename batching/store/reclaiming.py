@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from batching.model_spec import VersionKey
+from batching.models.spec import VersionKey
 from batching.store.keys import REPLY_TTL_MS, VersionKeys
 
 AT_ONCE = 256

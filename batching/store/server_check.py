@@ -9,16 +9,16 @@ import re
 import socket
 import ssl
 
-from batching.pem_files import load_authorities, load_pair
+from batching.models.statuses import NodeStatus
 from batching.protocol import WIRE_VERSION
-from batching.redis_url import RedisUrl
-from batching.settings import Settings, SettingsError, UnusableNow
-from batching.status import NodeStatus
+from batching.settings.pem_files import load_authorities, load_pair
+from batching.settings.redis_url import RedisUrl
+from batching.settings.settings import Settings, SettingsError, UnusableNow
 from batching.store import keys
-from batching.store.connection import Client, connect, store_url
+from batching.store.clients import Client, connect, store_url
 from batching.store.record_reader import UNREADABLE
 from batching.store.redis_errors import AWAY
-from batching.store.scripts import script
+from batching.store.scripts.loader import script
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from batching.child_process import kill_group, spawn
+from batching.process.child_process import kill_group, spawn
 
 # `ferry up` stops within 8 s by itself.
 STOP_TIMEOUT_S = 8.5
@@ -78,7 +78,7 @@ class Demo:
         self._say("Registering the model: one worker, batches of up to 16 within 10 ms")
         management = self._address(1)
         self._run(
-            *("cli.main", "models", "register", "digits.mar", "--initial-workers", "1"),
+            *("ferry.main", "models", "register", "digits.mar", "--initial-workers", "1"),
             *("--batch-size", "16", "--max-batch-delay", "10", "--management-url", management),
         )
         self._say("Asking it: 64 digits, 16 clients at once")
@@ -107,7 +107,7 @@ class Demo:
     def _start(self) -> None:
         self._server = spawn(
             [
-                *(sys.executable, "-m", "cli.main", "up", "--port-base", str(self._port_base)),
+                *(sys.executable, "-m", "ferry.main", "up", "--port-base", str(self._port_base)),
                 *("--model-store", str(self._store), "--work-dir", str(self._work)),
                 *("--log-level", "warning", "--no-config-snapshots"),
             ],

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "ingress": frozenset({"batching"}),
     "workers": frozenset({"batching", "compat"}),
     "compat": frozenset[str](),
-    "cli": frozenset({"batching", "ingress", "workers"}),
+    "ferry": frozenset({"batching", "ingress", "workers"}),
 }
 # The package that compat/ts is to an old handler; it lives in compat, and workers run it.
 TS = "ts"
@@ -36,8 +36,8 @@ ONLY_IN = {
     "httptools": ("ingress/",),
     "torch": ("workers/", "compat/"),
     "torchvision": ("workers/", "compat/"),
-    "click": ("cli/",),
-    "rich": ("cli/",),
+    "click": ("ferry/",),
+    "rich": ("ferry/",),
 }
 # What lies directly in batching/ works without Redis; the store is built on it.
 STORE = "batching.store"
@@ -50,7 +50,7 @@ HEAVY = frozenset(
     | {"aiohttp", "matplotlib"}
 )
 # May import inside functions what it likes: each of its commands loads one role only.
-LATE_IMPORTERS = ("cli/roles.py", "cli/doctor.py")
+LATE_IMPORTERS = ("ferry/commands/roles.py", "ferry/commands/doctor.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,32 +140,44 @@ def test_the_layering_test_looks_at_every_package(package):
 @pytest.mark.parametrize(
     ("place", "source", "expected"),
     [
-        ("ingress/front.py", "import workers.runner", "ingress must not import workers"),
-        ("workers/node.py", "from ingress import server", "workers must not import ingress"),
-        ("batching/batcher.py", "from workers.runner import R", "batching must not import workers"),
+        (
+            "ingress/predictions/router.py",
+            "import workers.handling.runner",
+            "ingress must not import workers",
+        ),
+        ("workers/node/node.py", "from ingress import server", "workers must not import ingress"),
+        (
+            "batching/batcher.py",
+            "from workers.handling.runner import R",
+            "batching must not import workers",
+        ),
         ("batching/policy.py", "import ingress", "batching must not import ingress"),
-        ("workers/node.py", "import cli.up", "workers must not import cli"),
+        ("workers/node/node.py", "import ferry.commands.up", "workers must not import ferry"),
         ("compat/ts/context.py", "import batching", "compat must not import batching"),
-        ("ingress/app.py", "from ts.context import Context", "ingress must not import ts"),
+        ("ingress/rest/app.py", "from ts.context import Context", "ingress must not import ts"),
         ("batching/policy.py", "from batching.store.keys import f", "core must not import"),
         ("batching/policy.py", "import batching.store.keys", "core must not import"),
         ("batching/policy.py", "from batching import store", "core must not import"),
-        ("ingress/app.py", "import redis.asyncio", "redis may be imported only in"),
+        ("ingress/rest/app.py", "import redis.asyncio", "redis may be imported only in"),
         ("batching/registry.py", "from redis import Redis", "redis may be imported only in"),
-        ("workers/worker.py", "import rq", "rq may be imported only in"),
-        ("cli/status.py", "import flask", "flask may be imported only in"),
+        ("workers/handling/worker.py", "import rq", "rq may be imported only in"),
+        ("ferry/commands/status.py", "import flask", "flask may be imported only in"),
         ("batching/spec.py", "import torch", "torch may be imported only in"),
-        ("ingress/front.py", "def f():\n    import torch", "torch may be imported only in"),
-        ("batching/wire.py", "import pickle", "pickle runs code that it reads"),
-        ("ingress/app.py", "from .front import Front", "imports relatively"),
-        ("ingress/app.py", "from . import front", "imports relatively"),
         (
-            "workers/node.py",
+            "ingress/predictions/router.py",
+            "def f():\n    import torch",
+            "torch may be imported only in",
+        ),
+        ("batching/wire.py", "import pickle", "pickle runs code that it reads"),
+        ("ingress/rest/app.py", "from .front import Front", "imports relatively"),
+        ("ingress/rest/app.py", "from . import front", "imports relatively"),
+        (
+            "workers/node/node.py",
             "def f():\n    import json",
             "imports json inside a function; move it to the top",
         ),
         (
-            "ingress/app.py",
+            "ingress/rest/app.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from redis import Redis",
             "redis may be imported only in",
         ),
@@ -187,13 +199,13 @@ def test_a_planted_violation_is_named(tmp_path, place, source, expected):
 @pytest.mark.parametrize(
     ("place", "source"),
     [
-        ("ingress/app.py", "import flask\nimport batching.errors"),
-        ("batching/store/broker.py", "import redis.asyncio\nimport rq"),
-        ("batching/store/lane.py", "from batching.store.keys import f"),
+        ("ingress/rest/app.py", "import flask\nimport batching.errors"),
+        ("batching/store/ingress_side/broker.py", "import redis.asyncio\nimport rq"),
+        ("batching/store/ingress_side/version_channel.py", "from batching.store.keys import f"),
         ("workers/control_jobs.py", "import rq"),
-        ("workers/runner.py", "import torch\nfrom ts.context import Context"),
-        ("workers/handlers.py", "def f():\n    import captum"),
-        ("cli/roles.py", "def f():\n    from ingress.server import run"),
+        ("workers/handling/runner.py", "import torch\nfrom ts.context import Context"),
+        ("workers/handling/handlers.py", "def f():\n    import captum"),
+        ("ferry/commands/roles.py", "def f():\n    from ingress.server import run"),
     ],
 )
 def test_an_import_that_keeps_the_rules_is_not_named(tmp_path, place, source):
@@ -208,9 +220,9 @@ def test_an_import_that_keeps_the_rules_is_not_named(tmp_path, place, source):
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [
-        ("ingress.server", {"torch", "workers", "cli"}),
-        ("workers.node", {"torch", "flask", "httptools", "ingress", "cli"}),
-        ("cli.main", {"torch", "flask", "redis", "ingress", "workers"}),
+        ("ingress.server", {"torch", "workers", "ferry"}),
+        ("workers.node.node", {"torch", "flask", "httptools", "ingress", "ferry"}),
+        ("ferry.main", {"torch", "flask", "redis", "ingress", "workers"}),
     ],
 )
 def test_a_process_does_not_load_what_belongs_to_another(module, unwanted):

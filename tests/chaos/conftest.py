@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cli.embedded_redis import EmbeddedRedis, find_server
+from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.chaos import promises
 from tests.chaos.crowd import Crowd
 from tests.chaos.promises import Promise

@@ -7,8 +7,8 @@ import os
 import sys
 
 from batching.protocol import Batch
-from batching.store.connection import connect
-from batching.store.worker_verbs import WorkerVerbs
+from batching.store.clients import connect
+from batching.store.worker_side.worker_queue import WorkerVerbs
 from tests.support import DEAD_AFTER_MS, KEY, items_of, make_reply
 
 POINTS = ("before claim", "after claim", "after reply")

@@ -13,7 +13,7 @@ import psutil
 import redis
 import requests
 
-from batching.model_spec import VersionKey
+from batching.models.spec import VersionKey
 from batching.store.keys import VersionKeys
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd

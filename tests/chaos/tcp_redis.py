@@ -8,8 +8,8 @@ from typing import Self
 
 import redis
 
-from batching.child_process import kill_group, spawn
-from cli.embedded_redis import find_server
+from batching.process.child_process import kill_group, spawn
+from ferry.process_tree.embedded_redis import find_server
 from tests.ports import free_ports
 from tests.support import eventually
 

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from batching.batcher import Batcher
+from batching.models.statuses import NodeStatus
 from batching.policy import FixedPolicy
 from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned
-from batching.status import NodeStatus
-from batching.store import scripts
-from batching.store.connection import BLOCK_S, connect, connect_async
-from batching.store.ingress_verbs import IngressVerbs, Submission
-from batching.store.node_verbs import NodeVerbs, ReclaimMode
+from batching.store.background_tasks import end_tasks
+from batching.store.clients import BLOCK_S, connect, connect_async
+from batching.store.ingress_side.ingress_queue import IngressVerbs, Submission
+from batching.store.node_side.node_queue import NodeVerbs, ReclaimMode
 from batching.store.redis_errors import RedisError
-from batching.store.tasks import end_tasks
-from batching.store.worker_verbs import WorkerVerbs
+from batching.store.scripts import loader as scripts
+from batching.store.worker_side.worker_queue import WorkerVerbs
 from tests.chaos.proxy import ChaosProxy
 from tests.support import (
     DEAD_AFTER_MS,
@@ -37,10 +37,10 @@ from tests.support import (
     make_reply,
     wire_of,
 )
-from workers import heartbeat
-from workers import worker as worker_module
-from workers.heartbeat import Heartbeat
-from workers.worker import Worker
+from workers.handling import worker as worker_module
+from workers.handling.worker import Worker
+from workers.node import heartbeat
+from workers.node.heartbeat import Heartbeat
 
 CUTS = (0, 1, 7, -1)
 NODE = NodeStatus("node-a", "host", 1, "now")

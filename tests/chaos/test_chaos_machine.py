@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 )
 
 from batching.protocol import Batch, Owned
-from batching.store.node_verbs import ReclaimMode
-from batching.store.worker_verbs import WorkerVerbs
+from batching.store.node_side.node_queue import ReclaimMode
+from batching.store.worker_side.worker_queue import WorkerVerbs
 from tests.chaos.promises import is_long
 from tests.support import (
     KEY,

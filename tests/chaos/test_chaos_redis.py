@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.embedded_redis import EmbeddedRedis
+from ferry.process_tree.embedded_redis import EmbeddedRedis
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.promises import is_long

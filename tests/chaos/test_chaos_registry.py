@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from batching.model_spec import VersionKey
-from batching.store.registry import Registry
+from batching.models.spec import VersionKey
+from batching.store.registry.registry import Registry
 from tests.chaos.crowd import Crowd
 from tests.chaos.rig import Rig
 from tests.e2e.archives import make_archive

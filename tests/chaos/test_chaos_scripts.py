@@ -8,15 +8,15 @@ import time
 
 import pytest
 
-from batching.backoff import Backoff
 from batching.batcher import Batcher, Nothing
+from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
 from batching.policy import FixedPolicy
+from batching.process.backoff import Backoff
 from batching.protocol import Batch
-from batching.status import NodeStatus, WorkerState, WorkerStatus
-from batching.store.connection import IDLE_S, connect_async
-from batching.store.node_verbs import NodeVerbs, ReclaimMode
-from batching.store.tasks import end_tasks
-from batching.store.worker_verbs import WorkerVerbs
+from batching.store.background_tasks import end_tasks
+from batching.store.clients import IDLE_S, connect_async
+from batching.store.node_side.node_queue import NodeVerbs, ReclaimMode
+from batching.store.worker_side.worker_queue import WorkerVerbs
 from tests.chaos.crash_points import EXIT_CRASHED, POINTS
 from tests.support import (
     DEAD_AFTER_MS,
@@ -29,8 +29,8 @@ from tests.support import (
     make_reply,
 )
 from tests.timing import assert_within
-from workers.heartbeat import Heartbeat
-from workers.slot_record import SlotRecord
+from workers.node.heartbeat import Heartbeat
+from workers.slots.slot_record import SlotRecord
 
 NAMES = [f"r{number}" for number in range(8)]
 STORM = 10_000

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from batching.stop_signals import ONE_WISH_S
+from batching.process.stop_signals import ONE_WISH_S
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.rig import Rig

@@ -53,7 +53,7 @@ def test_containers_run_as_nobody_special_on_a_file_system_they_cannot_change(st
 def test_code_is_nothing_that_its_user_can_change(stack):
     for container in stack.containers("ingress", "worker"):
         # When
-        program = "import cli; print(cli.__file__)"
+        program = "import ferry; print(ferry.__file__)"
         path = execute(container, "python", "-P", "-c", program).stdout.strip()
         # Then
         assert path.startswith("/usr/local/"), (container.name, path)

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from batching.settings import Settings
-from cli.main import main
+from batching.settings.settings import Settings
+from ferry.main import main
 from tests.deploy.chart import (
     CHART,
     EVERYTHING,

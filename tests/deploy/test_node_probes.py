@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import yaml
 
-from cli.embedded_redis import EmbeddedRedis, find_server
+from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.deploy.chart import CHART
 from tests.e2e.archives import make_scripted
 from tests.e2e.ferry_process import FerryProcess, FerryServer

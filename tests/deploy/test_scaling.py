@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from batching.model_spec import VersionKey
-from batching.store.connection import connect
+from batching.models.spec import VersionKey
+from batching.store.clients import connect
 from batching.store.keys import VersionKeys
-from cli.embedded_redis import EmbeddedRedis, find_server
+from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.deploy.chart import (
     EVERYTHING,
     NAME,

@@ -11,9 +11,9 @@ import pytest
 import requests
 from click.testing import CliRunner
 
-from batching.settings import Settings
-from cli.embedded_redis import EmbeddedRedis, find_server
-from cli.main import main
+from batching.settings.settings import Settings
+from ferry.main import main
+from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.e2e.archives import make_scripted
 from tests.e2e.ferry_process import FerryProcess
 from tests.ports import free_ports

@@ -8,9 +8,9 @@ import subprocess
 import pytest
 
 from batching.errors import ServeError
-from batching.status import WorkerState
-from ingress.metrics import FULL, LATE
-from ingress.queue_metrics import EVENTS
+from batching.models.statuses import WorkerState
+from ingress.metrics.ingress_metrics import FULL, LATE
+from ingress.metrics.queue_metrics import EVENTS
 from tests.deploy.chart import ROOT
 from tests.deploy.expressions import (
     DASHBOARD,

@@ -10,7 +10,7 @@ from benchmarks.claims import claim_times_ms
 from benchmarks.fleet import Fleet
 from benchmarks.load import BenchmarkError, wrk_path
 from benchmarks.processors import total_percent
-from cli.embedded_redis import EmbeddedRedis, find_server
+from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.ports import free_ports
 from tests.timing import assert_within
 

@@ -10,7 +10,7 @@ from tests.e2e.archives import make_archive
 from tests.e2e.ferry_process import FerryServer
 from tests.support import eventually
 from tests.timing import assert_within
-from tests.unit.wheels import PACKAGE, offline, write_wheel
+from tests.unit.workers.archives.wheels import PACKAGE, offline, write_wheel
 
 HANDLER = f"""
 import sys

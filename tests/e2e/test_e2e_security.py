@@ -11,8 +11,8 @@ import psutil
 import pytest
 import requests
 
-from batching.store.connection import connect
-from cli.embedded_redis import EmbeddedRedis, find_server
+from batching.store.clients import connect
+from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.e2e.archives import make_archive, make_scripted
 from tests.e2e.ferry_process import FerryProcess, FerryServer
 from tests.e2e.refusals import assert_error

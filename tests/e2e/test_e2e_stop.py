@@ -34,8 +34,8 @@ DEMO_PORTS = (8080, 8081, 8082)
 # `ferry`, told to stop before it hears signals.
 STOPPED_EARLY = """
 import os, signal
-from cli.log_files import LogFiles
-from cli.main import main
+from ferry.process_tree.log_files import LogFiles
+from ferry.main import main
 enter = LogFiles.__enter__
 def told_to_stop(self):
     os.kill(os.getpid(), signal.SIGTERM)

@@ -18,7 +18,7 @@ import pytest
 import requests
 import torch
 
-from batching.snapshots import newest_snapshot, read_snapshot
+from batching.settings.snapshots import newest_snapshot, read_snapshot
 from tests.e2e.archives import make_archive, make_scripted
 from tests.e2e.ferry_process import FERRY, MARK, STOP_TIMEOUT_S, FerryServer, processes_of
 from tests.e2e.test_readme import blocks

@@ -95,7 +95,9 @@ def test_second_node_takes_over_when_the_first_is_killed(
     node = start_node(shared_server, redis_url)
     try:
         eventually(lambda: len(shared_server.worker_pids("survivor")) == 2, JOIN_TIMEOUT_S)
-        node_workers = {line.split()[0] for line in node.family() if "workers.worker" in line}
+        node_workers = {
+            line.split()[0] for line in node.family() if "workers.handling.worker" in line
+        }
         with Clients(shared_server.inference, 16) as clients:
             bodies = [f"sleep 0.6|{item}" for item in range(16)]
             clients.send("/predictions/survivor", bodies)

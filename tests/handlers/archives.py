@@ -21,8 +21,8 @@ from tests.handlers.models import (
     spread,
 )
 from tests.unit import models
-from tests.unit.onnx_bytes import doubling_model
-from tests.unit.wheels import PACKAGE
+from tests.unit.compat.onnx_bytes import doubling_model
+from tests.unit.workers.archives.wheels import PACKAGE
 
 CORPUS = Path(__file__).with_name("corpus")
 KITTEN = Path(__file__).parents[2] / "examples" / "kitten.jpg"

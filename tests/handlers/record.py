@@ -19,7 +19,7 @@ from benchmarks.servers import free_ports
 from benchmarks.torchserve_env import TORCHSERVE_VERSION, torchserve_python, write_captum
 from tests.handlers.driving import Answers, Server, drive
 from tests.support import eventually
-from tests.unit.wheels import offline, write_wheel
+from tests.unit.workers.archives.wheels import offline, write_wheel
 
 RECORDING = Path(__file__).with_name("recorded.json")
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from tests.handlers.archives import CORPUS, all_archives
 from tests.handlers.driving import Answers, Server, drive
 from tests.handlers.record import RECORDING
 from tests.support import came_true
-from tests.unit.wheels import offline, write_wheel
+from tests.unit.workers.archives.wheels import offline, write_wheel
 from workers.doctor.examination import examine
 
 # One of its models needs it, and there is none yet for the newest Python.

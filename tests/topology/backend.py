@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from batching.store.connection import connect, connect_async
+from batching.store.clients import connect, connect_async
 from tests.support import Backend
 from tests.topology.servers import Cluster
 

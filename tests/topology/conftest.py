@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from batching.store.connection import connect
+from batching.store.clients import connect
 from tests.chaos.rig import Rig
 from tests.topology.servers import Cluster, SentinelGroup
 from tests.topology.verdict import Note

@@ -11,15 +11,17 @@ import pytest
 import redis
 
 from batching import errors
-from batching.settings import Settings
-from batching.store import changes, deployments, node_verbs
-from batching.store import ingress_verbs as verbs_module
-from batching.store import lane as lane_module
-from batching.store.broker import Broker
-from batching.store.changes import changed_models
-from batching.store.connection import at, close_unused, connect, connect_async, for_rq, store_url
-from batching.store.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, ControlQueue
-from batching.store.registry import Registry
+from batching.settings.settings import Settings
+from batching.store.clients import at, close_unused, connect, connect_async, for_rq, store_url
+from batching.store.cluster import deployments
+from batching.store.ingress_side import ingress_queue as verbs_module
+from batching.store.ingress_side import version_channel as lane_module
+from batching.store.ingress_side.broker import Broker
+from batching.store.node_side import node_queue as node_verbs
+from batching.store.registry import changes
+from batching.store.registry.changes import changed_models
+from batching.store.registry.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, ControlQueue
+from batching.store.registry.registry import Registry
 from tests.ports import free_ports
 from tests.redis_users import PASSWORD, add_user
 from tests.support import (

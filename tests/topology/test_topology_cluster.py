@@ -7,7 +7,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from batching.model_spec import VersionKey
+from batching.models.spec import VersionKey
 from batching.store.keys import VersionKeys
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd, for_seconds

@@ -5,7 +5,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 
-from cli.embedded_redis import EmbeddedRedis, find_server
+from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.topology.servers import Cluster
 
 IS_ON_CLUSTER = os.environ.get("FERRY_TEST_REDIS") == "cluster"

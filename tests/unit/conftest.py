@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from batching.model_spec import ModelSpec
-from batching.settings import Settings
-from workers.devices import Device
-from workers.handlers import load_model
+from batching.models.spec import ModelSpec
+from batching.settings.settings import Settings
+from workers.handling.handlers import load_model
+from workers.machine.devices import Device
 
 CPU = Device("cpu")
 

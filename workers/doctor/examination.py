@@ -8,9 +8,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from batching.errors import DependenciesFailed, ServeError
-from batching.model_spec import ArchiveInfo
-from batching.registration import ModelDefaults, spec_from_registration
-from workers.archive import inspect_archive, unpack_archive
+from batching.models.registration import ModelDefaults, spec_from_registration
+from batching.models.spec import ArchiveInfo
+from workers.archives.manifest import BUILT_IN_PACKAGE, split_handler
+from workers.archives.model_archive import inspect_archive, unpack_archive
+from workers.archives.requirements import read_requirements
 from workers.doctor.config_examination import examine_config
 from workers.doctor.findings import Finding, Verdict, note, ok, problem
 from workers.doctor.source_examination import (
@@ -22,9 +24,7 @@ from workers.doctor.source_examination import (
 )
 from workers.doctor.ts_names import TsNames
 from workers.doctor.weights_examination import examine_other_files, examine_weights
-from workers.manifest import BUILT_IN_PACKAGE, split_handler
-from workers.requirements import read_requirements
-from workers.torch_version import require_safe_torch
+from workers.machine.torch_version import require_safe_torch
 
 LARGE_BYTES = 1024**3
 _REQUIREMENT_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")

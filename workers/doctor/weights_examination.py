@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from workers.archive_entries import open_zip
+from workers.archives.archive_entries import open_zip
 from workers.doctor.findings import Finding, note, ok, problem
 
 PART = "weights"

@@ -8,8 +8,8 @@ import zlib
 from typing import Any
 
 from PIL import Image
+from ts.torch_handler.acceleration.resizing import is_too_thin
 from ts.torch_handler.pixel_limit import too_many_pixels
-from ts.torch_handler.resizing import is_too_thin
 from ts.utils.util import PredictionException
 
 # Pillow would try some forty parsers, EPS among them, which runs Ghostscript.

@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 import torch
 from PIL import Image
 from ts.handler_utils.timer import timed
+from ts.torch_handler.acceleration.gpu_jpegs import JpegDecoder, on_tensors, read_decoder
+from ts.torch_handler.acceleration.grey_images import keeps_grey
+from ts.torch_handler.acceleration.pixel_steps import PixelSteps, divide_steps
+from ts.torch_handler.acceleration.precision import read_dtype
+from ts.torch_handler.acceleration.preparation import prepare
+from ts.torch_handler.acceleration.resizing import short_side_after
 from ts.torch_handler.attribution import captum_attributions
 from ts.torch_handler.base_handler import BaseHandler
-from ts.torch_handler.gpu_jpegs import JpegDecoder, on_tensors, read_decoder
-from ts.torch_handler.grey_images import keeps_grey
 from ts.torch_handler.images import open_image
-from ts.torch_handler.pixel_steps import PixelSteps, divide_steps
-from ts.torch_handler.precision import read_dtype
-from ts.torch_handler.preparation import prepare
-from ts.torch_handler.resizing import short_side_after
 from ts.torch_handler.weights import give_back_memory
 from ts.utils.util import PredictionException
 

@@ -8,24 +8,24 @@ import pytest
 import requests
 
 from batching.errors import ModelNotFound
-from batching.model_spec import ArchiveInfo, ModelSpec
-from batching.settings import Settings
-from batching.store.broker import Broker
-from batching.store.catalog import Catalog
-from batching.store.connection import connect
-from batching.store.downloads import Downloads
+from batching.models.spec import ArchiveInfo, ModelSpec
+from batching.settings.settings import Settings
+from batching.store.clients import connect
+from batching.store.ingress_side.broker import Broker
 from batching.store.outage import Outage
-from batching.store.registry import Registry
-from ingress.app import create_app
-from ingress.auth import Gate
-from ingress.front import Front
+from batching.store.registry.catalog import Catalog
+from batching.store.registry.downloads import Downloads
+from batching.store.registry.registry import Registry
+from ingress.access.authorizer import Gate
 from ingress.health import Health, Lifecycle
 from ingress.listeners import Address, Listener
-from ingress.metrics import Metrics
-from ingress.predictor import Predictor
+from ingress.metrics.ingress_metrics import Metrics
+from ingress.predictions.prediction_service import Predictor
+from ingress.predictions.router import Front
+from ingress.rest.app import create_app
+from ingress.rest.wsgi_bridge import WsgiBridge
 from ingress.role import Role
 from ingress.services import Services
-from ingress.wsgi_bridge import WsgiBridge
 from tests.ports import free_ports
 from tests.tls import write_certificate
 from tests.unit.ingress.leaks import assert_tells_nothing

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
 from batching.protocol import Batch, BatchTiming, Reply, ReplyChunk
-from batching.status import NodeStatus, WorkerState, WorkerStatus
-from batching.store.connection import BLOCK_S, connect, connect_async
-from batching.store.node_verbs import NodeVerbs
-from batching.store.registry import Registry
-from batching.store.worker_verbs import WorkerVerbs
+from batching.store.clients import BLOCK_S, connect, connect_async
+from batching.store.node_side.node_queue import NodeVerbs
+from batching.store.registry.registry import Registry
+from batching.store.worker_side.worker_queue import WorkerVerbs
 from tests.support import join
 
 DEAD_AFTER_S = 30.0

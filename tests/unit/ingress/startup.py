@@ -1,9 +1,9 @@
 from dataclasses import replace
 
-from batching.store.connection import connect
-from batching.store.startup_marks import StartupMarks
-from ingress.registrar import Registrar
-from ingress.startup_models import StartupLoader
+from batching.store.clients import connect
+from batching.store.registry.startup_marks import StartupMarks
+from ingress.models.registrar import Registrar
+from ingress.models.startup_models import StartupLoader
 
 
 def load(ingress, *, is_awaited=False, **settings):

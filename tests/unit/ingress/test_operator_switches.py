@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from batching.model_spec import VersionKey
+from batching.models.spec import VersionKey
 from batching.protocol import BatchTiming
-from batching.store.downloads import Download
-from ingress.app import create_app
+from batching.store.registry.downloads import Download
+from ingress.rest.app import create_app
 from ingress.role import Role
 
 REFUSED = "Requested method is not allowed, please refer to API document."

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import requests
 
-from batching.entry_point import EXIT_UNUSABLE
-from batching.model_spec import ModelSpec
-from batching.stop_signals import ONE_WISH_S
-from batching.store.connection import connect
-from batching.store.registry import Registry
+from batching.models.spec import ModelSpec
+from batching.process.entry_point import EXIT_UNUSABLE
+from batching.process.stop_signals import ONE_WISH_S
+from batching.store.clients import connect
+from batching.store.registry.registry import Registry
 from tests.ports import free_ports
 from tests.support import eventually
 from tests.tls import needs_openssl, shown_certificate, write_certificate

@@ -1,0 +1,1 @@
+"""Names and carries the measurements that TorchServe's handlers and logs know."""

@@ -1,0 +1,67 @@
+"""TorchServe's own metrics: their names and units, and the lines by which its log tells them.
+
+Source: TorchServe 0.12 docs/metrics.md and ts/configs/metrics.yaml.
+"""
+
+import datetime
+import logging
+import socket
+from collections.abc import Mapping
+
+from batching.models.spec import VersionKey
+from batching.models.statuses import HostSample
+
+# The names by which operators of TorchServe find these lines.
+metric_log = logging.getLogger("TS_METRICS")
+model_metric_log = logging.getLogger("MODEL_METRICS")
+
+COUNTERS = {
+    "Requests2XX": "Count",
+    "Requests4XX": "Count",
+    "Requests5XX": "Count",
+    "ts_inference_requests_total": "Count",
+    "ts_inference_latency_microseconds": "Microseconds",
+    "ts_queue_latency_microseconds": "Microseconds",
+}
+GAUGES = {
+    "QueueTime": "Milliseconds",
+    "WorkerThreadTime": "Milliseconds",
+    "WorkerLoadTime": "Milliseconds",
+    "CPUUtilization": "Percent",
+    "MemoryUsed": "Megabytes",
+    "MemoryAvailable": "Megabytes",
+    "MemoryUtilization": "Percent",
+    "DiskUsage": "Gigabytes",
+    "DiskAvailable": "Gigabytes",
+    "DiskUtilization": "Percent",
+    "GPUMemoryUtilization": "Percent",
+    "GPUMemoryUsed": "Megabytes",
+    "GPUUtilization": "Percent",
+}
+HOST_LEVEL = {"Level": "Host"}
+
+
+def metric_line(
+    name: str, value: float, dimensions: Mapping[str, str], hostname: str, unit: str = ""
+) -> str:
+    """One update as TorchServe logs it; metrics of TorchServe's own have units of their own."""
+    unit = unit or COUNTERS.get(name) or GAUGES[name]
+    labels = ",".join(f"{key}:{text}" for key, text in dimensions.items())
+    timestamp = int(datetime.datetime.now(datetime.UTC).timestamp())
+    return f"{name}.{unit}:{float(value)}|#{labels}|#hostname:{hostname},timestamp:{timestamp}"
+
+
+def host_dimensions(sample: HostSample) -> dict[str, str]:
+    """The labels of a host's metric, without the host."""
+    return {**HOST_LEVEL, **({"DeviceId": sample.device_id} if sample.device_id else {})}
+
+
+def worker_dimensions(worker_id: str, key: VersionKey) -> dict[str, str]:
+    """The labels of a worker's metric, without the host."""
+    return {"WorkerName": f"W-{worker_id}-{key.model_name}_{key.model_version}", **HOST_LEVEL}
+
+
+def log_load_time(worker_id: str, key: VersionKey, load_ms: int) -> None:
+    """A worker took so long to load its model; TorchServe's name for that is in the log."""
+    dimensions = worker_dimensions(worker_id, key)
+    metric_log.info(metric_line("WorkerLoadTime", load_ms, dimensions, socket.gethostname()))

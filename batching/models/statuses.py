@@ -1,0 +1,131 @@
+"""What the registry says of nodes, workers and queues at this moment."""
+
+import datetime
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import NamedTuple, Self
+
+from batching.models.spec import known_fields
+
+
+class WorkerState(StrEnum):
+    """STARTING → LOADING → READY, from any of them back to STARTING; FAILED is not tried again."""
+
+    STARTING = "STARTING"
+    LOADING = "LOADING"
+    READY = "READY"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker process as its node last described it.
+
+    `slot` counts from 0 over the node's slots for this version; `failures` counts the starts since
+    the last successful load; `error` is the reason of the last one, for operators only, and
+    `reason` its word for machines, if it has one.
+    """
+
+    worker_id: str
+    node_id: str
+    slot: int
+    state: WorkerState
+    pid: int
+    device: str
+    started_at: str
+    memory_bytes: int = 0
+    failures: int = 0
+    error: str = ""
+    reason: str = ""
+    is_out_of_memory: bool = False
+    load_ms: int = 0
+
+    def to_json(self) -> str:
+        """One line of JSON for the registry."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The status that `to_json` wrote."""
+        record = json.loads(text)
+        record["state"] = _state(record["state"])
+        return cls(**known_fields(cls, record))
+
+
+class HostSample(NamedTuple):
+    """One measurement of a host, or of its GPU `device_id`, under TorchServe's name and unit."""
+
+    name: str
+    value: float
+    device_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One live node. `samples` are what it last measured of its host.
+
+    `wire_version` is what its requests and replies are written in; 1 where it is not said.
+    """
+
+    node_id: str
+    hostname: str
+    pid: int
+    started_at: str
+    samples: tuple[HostSample, ...] = ()
+    wire_version: int = 1
+
+    def to_json(self) -> str:
+        """One line of JSON for the registry."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The status that `to_json` wrote."""
+        record = json.loads(text)
+        rows = record.get("samples", ())
+        record["samples"] = tuple(
+            HostSample(str(name), float(value), *map(str, rest[:1])) for name, value, *rest in rows
+        )
+        return cls(**known_fields(cls, record))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """The queue of one model version.
+
+    `open_requests` are those that wait and those that workers own; `oldest_age_s` is that of the
+    oldest one that waits, 0 when none does.
+    """
+
+    waiting: int
+    capacity: int
+    open_requests: int
+    oldest_age_s: float
+    counters: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """What Redis says of itself; `memory_limit_bytes` is 0 where it has no `maxmemory`."""
+
+    round_trip_s: float
+    memory_used_bytes: int
+    memory_limit_bytes: int
+    clients: int
+    commands: int
+    evicted_keys: int
+
+
+def _state(text: str) -> WorkerState:
+    try:
+        return WorkerState(text)
+    except ValueError:
+        return WorkerState.LOADING  # a later version's: neither ready nor given up
+
+
+def utc_now() -> str:
+    """This moment as TorchServe writes dates."""
+    now = datetime.datetime.now(datetime.UTC)
+    return now.strftime("%Y-%m-%dT%H:%M:%S.") + f"{now.microsecond // 1000:03d}Z"

@@ -1,0 +1,1 @@
+"""Runs processes: children, threads, signals, logs and restarts."""

@@ -1,0 +1,24 @@
+"""What `python -m ingress` and `python -m workers` do alike."""
+
+import sys
+from collections.abc import Callable
+
+from batching.settings.settings import Settings, SettingsError, UnusableNow
+
+EXIT_UNUSABLE = 2
+_EXIT_UNUSABLE_NOW = 1
+
+
+def exit_code_for(error: SettingsError) -> int:
+    """2 if no start with these settings can succeed, 1 if a later one may."""
+    return _EXIT_UNUSABLE_NOW if isinstance(error, UnusableNow) else EXIT_UNUSABLE
+
+
+def run_from_environment(run: Callable[[Settings], int]) -> int:
+    """The exit code of a part that runs with the environment's settings."""
+    try:
+        settings, _ = Settings.load()
+    except SettingsError as error:
+        sys.stderr.write(f"cannot start: {error}\n")
+        return EXIT_UNUSABLE
+    return run(settings)

@@ -1,0 +1,1 @@
+"""Reads the settings of every process, checks them, and reads and writes their files."""

@@ -1,0 +1,203 @@
+"""Settings that do not fit together are refused at start, not at the first request."""
+
+import dataclasses
+import difflib
+import itertools
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from batching.models.config_types import SERVER_TYPES, ignored_values
+from batching.models.registration import MAX_INTEGER
+from batching.settings.redis_url import RedisUrl, RedisUrlError
+from batching.settings.sources import SettingsError
+
+if TYPE_CHECKING:
+    from batching.settings.settings import Settings
+
+METRICS_MODES = ("log", "prometheus", "legacy")
+ENVELOPES = ("", "body", "json", "kserve", "kservev2")
+# Numbers that are smaller keep everything from working; those that are not here may be 0.
+_LOWEST: Mapping[str, float] = {
+    "dead_after_s": 2,  # nodes beat every 0.9 s (workers/node/heartbeat.py)
+    "default_response_timeout_s": 1,
+    "default_startup_timeout_s": 1,
+    "job_queue_size": 1,  # every request waits, if briefly
+    "max_request_size_bytes": 1,
+    "max_response_size_bytes": 1,
+    "metric_time_interval_s": 1,
+    "number_of_gpu": -1,
+    "queue_timeout_s": 0.001,
+    "token_expiration_min": 0.01,
+    "unregister_model_timeout_s": 1,
+    "unused_files_kept_s": 60,  # a node's sweeper marks what it needs 24 times in between
+}
+
+_INTEGER = re.compile(r"-?[0-9]{1,20}")
+CORS = ("cors_allowed_origin", "cors_allowed_methods", "cors_allowed_headers")
+_NUMBERS = frozenset(word for word, wanted in SERVER_TYPES.items() if wanted is int)
+# What one version may be given by `models`.
+_WORDS = frozenset({*SERVER_TYPES, "defaultVersion", "marName"})
+
+# {model: {version: {batchSize: 8, ...}}}; the words are those of model-config.yaml.
+ModelSettings = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+def check_settings(settings: "Settings") -> None:
+    """The settings fit together.
+
+    Raises:
+        SettingsError: they do not.
+    """
+    for pattern in settings.allowed_urls.split(","):
+        _check_pattern("allowed_urls", pattern.strip(), "; commas separate expressions")
+    _check_pattern("blacklist_env_vars", settings.blacklist_env_vars)
+    _check_words(settings)
+    _check_cors(settings)
+    _check_numbers(settings)
+    if settings.redis_url:
+        _check_redis(settings)
+    model_settings(settings.model_settings)
+
+
+def _check_words(settings: "Settings") -> None:
+    if settings.metrics_mode not in METRICS_MODES:
+        raise SettingsError(
+            f"metrics_mode={settings.metrics_mode!r} is none of: {', '.join(METRICS_MODES)}"
+        )
+    if settings.service_envelope not in ENVELOPES:
+        raise SettingsError(
+            f"service_envelope={settings.service_envelope!r} is none of: {', '.join(ENVELOPES[1:])}"
+        )
+    if settings.service_envelope and settings.open_inference_rows:
+        raise SettingsError("open_inference_rows is for handlers without a service_envelope")
+    if settings.log_level.upper() not in logging.getLevelNamesMapping():
+        raise SettingsError(
+            f"log_level={settings.log_level!r} is none of: debug, info, warning, error"
+        )
+
+
+def _check_cors(settings: "Settings") -> None:
+    # Every answer has them as headers: one that cannot be written would keep all from being sent.
+    for key in CORS:
+        value = getattr(settings, key)
+        if not (value.isascii() and value.isprintable()):
+            raise SettingsError(f"{key}={value!r} has characters that no header may have")
+
+
+def _check_numbers(settings: "Settings") -> None:
+    for spec in dataclasses.fields(settings):
+        value, low = getattr(settings, spec.name), _LOWEST.get(spec.name, 0)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and not low <= value <= MAX_INTEGER:  # of which NaN is neither
+            key, doc = spec.metadata["key"] or spec.name, spec.metadata["doc"]
+            raise SettingsError(f"{key} must be from {low} to {MAX_INTEGER}, not {value}: {doc}")
+
+
+def _check_redis(settings: "Settings") -> None:
+    try:
+        url = RedisUrl.parse(settings.redis_url)
+    except RedisUrlError as error:
+        raise SettingsError(f"redis_url: {error}") from error
+    tls_files = (settings.redis_ca_file, settings.redis_cert_file, settings.redis_key_file)
+    if any(tls_files) and not url.is_tls:
+        raise SettingsError(
+            "redis_ca_file and the like need TLS: a redis_url with rediss://, rediss+sentinel:// "
+            "or rediss+cluster://"
+        )
+    if settings.redis_key_file and not settings.redis_cert_file:
+        raise SettingsError("redis_key_file needs redis_cert_file, the certificate of that key")
+
+
+def model_settings(text: str) -> ModelSettings:
+    """The `models` of config.properties: model → version → settings.
+
+    Raises:
+        SettingsError: it is something else.
+    """
+    if not text.strip():
+        return {}
+    try:
+        models = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"models: this is not JSON ({error})") from error
+    versions = models.values() if isinstance(models, dict) else [None]
+    if not all(isinstance(one, dict) and all(map(_is_object, one.values())) for one in versions):
+        raise SettingsError('models: write {"model": {"version": {"batchSize": 8}}}')
+    return {
+        name: {version: _with_numbers(one) for version, one in versions.items()}
+        for name, versions in models.items()
+    }
+
+
+def _with_numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        word: _number(word, value) if word in _NUMBERS else value
+        for word, value in settings.items()
+    }
+
+
+def _number(word: str, value: object) -> int:
+    # TorchServe takes numbers in quotes, too (Gson's `getAsInt`).
+    if not _INTEGER.fullmatch(str(value)):
+        raise SettingsError(f"models: {word} is a whole number, not {json.dumps(value)}")
+    return int(str(value))
+
+
+def doubts(settings: "Settings") -> list[str]:
+    """What can be used, but is probably not what was meant."""
+    return [
+        *_doubts_of_addresses(settings),
+        *_doubts_of_cors(settings),
+        *_doubts_of_models(model_settings(settings.model_settings)),
+    ]
+
+
+def _doubts_of_addresses(settings: "Settings") -> Iterator[str]:
+    for name, address in settings.addresses().items():
+        path = address.partition("://")[2].partition("/")[2]
+        if path:
+            yield f"{name}_address: the path /{path} has no effect"
+
+
+def _doubts_of_cors(settings: "Settings") -> Iterator[str]:
+    given = [key for key in CORS if getattr(settings, key)]
+    missing = [key for key in CORS if key not in given]
+    if given and missing:
+        yield f"{', '.join(given)}: no effect without {', '.join(missing)}"
+    if re.search(r"[,\s]", settings.cors_allowed_origin):
+        yield "cors_allowed_origin: browsers take one origin, or *"
+
+
+def _doubts_of_models(models: ModelSettings) -> Iterator[str]:
+    versions = [one for by_version in models.values() for one in by_version.values()]
+    for text in dict.fromkeys(
+        text for one in versions for text in ignored_values(_without_lone(one))
+    ):
+        yield f"models: {text}"
+    for word in dict.fromkeys(itertools.chain.from_iterable(versions)):
+        alike = difflib.get_close_matches(word, _WORDS, n=1, cutoff=0.8)
+        if alike and word not in _WORDS:
+            yield f"models: {word} has no effect; did you mean {alike[0]}?"
+
+
+def _without_lone(version: Mapping[str, Any]) -> Mapping[str, Any]:
+    # Of these two, the archive's model-config.yaml may have the other one.
+    pair = {"minWorkers", "maxWorkers"}
+    lone = pair if not pair <= version.keys() else set()
+    return {word: value for word, value in version.items() if word not in lone}
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _check_pattern(name: str, pattern: str, advice: str = "") -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise SettingsError(
+            f"{name}: {pattern!r} is not a regular expression ({error}){advice}"
+        ) from error

@@ -1,0 +1,299 @@
+"""Settings: one frozen dataclass; defaults < file < environment < flags < TorchServe's variables.
+
+A field's TorchServe name is its own name unless `key` in its metadata says otherwise; its
+environment variable is `FERRY_` and either of them in upper case. TorchServe's own `TS_*` variables
+count only where the file says `enable_envvars_config=true`, and then before everything else.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from batching.models.registration import ModelDefaults
+from batching.settings.checks import check_settings, model_settings
+from batching.settings.sources import (
+    SNAPSHOT,
+    SettingsError,
+    UnusableNow,
+    file_values,
+    parse,
+    parse_own,
+    read_properties,
+    torchserve_environment,
+)
+
+__all__ = [
+    "DEFAULT_ALLOWED_URLS",
+    "DEFAULT_KEY_FILE",
+    "ENV_PREFIX",
+    "Settings",
+    "SettingsError",
+    "UnusableNow",
+]
+
+ENV_PREFIX = "FERRY_"
+# TorchServe allows any address, which is how others got it to fetch from inside of networks
+# (CVE-2023-43654). Its public archives are what its documentation registers by URL.
+DEFAULT_ALLOWED_URLS = r"https://torchserve\.pytorch\.org/.*"
+
+# As TorchServe does, in the folder from which the server was started.
+DEFAULT_KEY_FILE = "key_file.json"
+
+# Variables that are not ours, and the fields they set; a FERRY_ variable is more specific.
+_FOREIGN_VARIABLES = {"REDIS_URL": "redis_url", "LOG_LOCATION": "log_location"}
+
+# Prefixes of fields that `ferry up` fills in; the URL of Redis may hold a password, too.
+_FOUND_AT_START = ("redis_", "snapshot_", "drain_timeout_s")
+
+
+def _setting(default: Any, *, key: str = "", doc: str) -> Any:
+    return field(default=default, metadata={"key": key, "doc": doc})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an ingress, a node or `ferry up` is told before it starts."""
+
+    redis_url: str = _setting(
+        "",
+        doc="redis://, unix://, redis+sentinel:// or redis+cluster:// URL; `ferry up` has its own",
+    )
+    redis_ca_file: Path | None = _setting(
+        None, doc="PEM file of the authority behind a rediss:// server; default: the system's"
+    )
+    redis_cert_file: Path | None = _setting(None, doc="PEM file of our certificate for Redis")
+    redis_key_file: Path | None = _setting(None, doc="PEM file of that certificate's key")
+    inference_address: str = _setting("http://127.0.0.1:8080", doc="predictions listener")
+    management_address: str = _setting("http://127.0.0.1:8081", doc="management listener")
+    metrics_address: str = _setting("http://127.0.0.1:8082", doc="metrics listener")
+    certificate_file: Path | None = _setting(None, doc="PEM file, for addresses with https://")
+    private_key_file: Path | None = _setting(None, doc="PEM file of that certificate's key")
+    model_store: Path | None = _setting(None, doc="folder of archives")
+    work_dir: Path | None = _setting(None, doc="where archives are unpacked; default: a cache")
+    unused_files_kept_s: float = _setting(
+        86_400.0,
+        key="unused_files_kept",
+        doc="seconds for which what was unpacked or installed for a model outlives its last use",
+    )
+    allowed_urls: str = _setting(
+        DEFAULT_ALLOWED_URLS, doc="comma list of regular expressions for remote archives"
+    )
+    load_models: str = _setting("", doc="'all' or a comma list of [name=]archive: loaded at start")
+    model_settings: str = _setting(
+        "", key="models", doc="JSON of per-model settings: {model: {version: {batchSize: ...}}}"
+    )
+    default_service_handler: str = _setting("", doc="handler of archives that name none")
+    job_queue_size: int = _setting(100, doc="requests that may wait per model version")
+    default_workers_per_model: int = _setting(0, doc="workers per node of a model at registration")
+    default_response_timeout_s: int = _setting(
+        120, key="default_response_timeout", doc="seconds a batch may run"
+    )
+    default_startup_timeout_s: int = _setting(
+        120, key="default_startup_timeout", doc="seconds a worker may load"
+    )
+    queue_timeout_s: float = _setting(
+        120.0, key="queue_timeout", doc="seconds a request may wait, on top of response_timeout"
+    )
+    max_request_size_bytes: int = _setting(
+        6_553_500, key="max_request_size", doc="largest request body"
+    )
+    max_response_size_bytes: int = _setting(
+        6_553_500, key="max_response_size", doc="largest answer of a handler"
+    )
+    number_of_gpu: int = _setting(-1, doc="GPUs a node may use; -1: all")
+    decode_input_request: bool = _setting(True, doc="decode JSON and text for the handler")
+    service_envelope: str = _setting(
+        "", doc="body, json, kserve or kservev2: what requests and answers are wrapped in"
+    )
+    open_inference_rows: bool = _setting(
+        False,
+        doc="take JSON on /v2/models/NAME/infer apart for handlers, as binary tensors always are",
+    )
+    max_image_pixels: int = _setting(25_000_000, doc="larger images are refused; 0: no limit")
+    limit_max_image_pixels: bool = _setting(True, doc="false: images of any size are decoded")
+    blacklist_env_vars: str = _setting(
+        "", doc="regular expression of environment variables that workers do not get"
+    )
+    install_py_dep_per_model: bool = _setting(
+        False, doc="install the requirements.txt of archives, in an environment per model"
+    )
+    metrics_config: Path | None = _setting(
+        None, doc="YAML file of the metrics that handlers may emit; default: TorchServe's two"
+    )
+    model_metrics_auto_detect: bool = _setting(
+        False, doc="show metrics of handlers that metrics_config does not list"
+    )
+    unregister_model_timeout_s: int = _setting(
+        120, key="unregister_model_timeout", doc="seconds for a model's workers to go"
+    )
+    enable_model_api: bool = _setting(True, doc="register and unregister models over HTTP")
+    allow_open_management: bool = _setting(
+        False, doc="let management listen beyond loopback without tokens"
+    )
+    token_auth: bool = _setting(
+        False,
+        key="token_authorization",
+        doc="ask for tokens (`ferry models` and others send FERRY_TOKEN); makes key_file if needed",
+    )
+    key_file: Path | None = _setting(
+        None,
+        doc="file of the keys; naming it asks for tokens. Default of --token-auth: key_file.json",
+    )
+    token_expiration_min: float = _setting(60.0, doc="minutes for which a new key is valid")
+    disable_token_authorization: bool = _setting(
+        False, doc="ask for no tokens, whatever else is set"
+    )
+    cors_allowed_origin: str = _setting("", doc="origin whose web pages may send requests; *: any")
+    cors_allowed_methods: str = _setting("", doc="HTTP methods that those pages may use")
+    cors_allowed_headers: str = _setting("", doc="headers that those pages may send")
+    enable_metrics_api: bool = _setting(True, doc="serve /metrics")
+    metrics_mode: str = _setting(
+        "prometheus", doc="prometheus: all in /metrics; legacy: three; log: none, but log lines"
+    )
+    disable_system_metrics: bool = _setting(False, doc="do not measure CPU, memory, disk and GPUs")
+    metric_time_interval_s: int = _setting(
+        60, key="metric_time_interval", doc="seconds between two looks at CPU, memory, disk, GPUs"
+    )
+    access_log: bool = _setting(False, doc="log one line per HTTP request")
+    log_files: bool = _setting(False, doc="write log files into log_location, too")
+    log_location: Path = _setting(Path("logs"), doc="folder of log files and snapshots")
+    config_snapshots: bool = _setting(
+        True, doc="save what is registered, and restore it when the embedded Redis starts again"
+    )
+    snapshot_dir: Path | None = _setting(
+        None, doc="folder of snapshots; default with an embedded Redis: config in log_location"
+    )
+    snapshot_file: Path | None = _setting(None, doc="snapshot whose models are registered at start")
+    drain_timeout_s: float = _setting(8.0, key="drain_timeout", doc="seconds for a clean exit")
+    drain_delay_s: float = _setting(
+        0.0,
+        key="drain_delay",
+        doc="seconds an ingress goes on accepting after readiness is false; 5 behind a balancer",
+    )
+    dead_after_s: float = _setting(3.0, key="dead_after", doc="seconds until a silent node is dead")
+    probe_dir: Path | None = _setting(
+        None, doc="folder where a node keeps the files alive and ready, for probes"
+    )
+    log_level: str = _setting("info", doc="debug, info, warning or error")
+
+    @classmethod
+    def load(
+        cls,
+        config_file: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        flags: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> tuple[Self, list[str]]:
+        """The settings from all sources, and the file's keys without effect.
+
+        Args:
+            config_file: properties, TorchServe's keys included.
+            environment: instead of this process' own.
+            flags: field values from a command line; None is not given.
+            defaults: field values for where nobody says anything.
+
+        Raises:
+            SettingsError: an unreadable file, a value of the wrong type or one that cannot work.
+        """
+        environment = os.environ if environment is None else environment
+        values = dict(defaults or {})
+        properties = read_properties(config_file) if config_file is not None else {}
+        by_key = cls.fields_by_key()
+        from_file, without_effect = file_values(properties, by_key, environment)
+        values |= from_file
+        if SNAPSHOT in properties:
+            values["snapshot_file"] = config_file
+            # What its server began with; some of that may have been unregistered since.
+            values.pop("load_models", None)
+        values |= cls._from_environment(environment)
+        values |= {name: value for name, value in (flags or {}).items() if value is not None}
+        values |= torchserve_environment(properties, by_key, environment)
+        if values.get("limit_max_image_pixels") is False:
+            values["max_image_pixels"] = 0
+        if mode := values.get("metrics_mode"):
+            values["metrics_mode"] = mode.lower()  # TorchServe takes it in any case
+        settings = cls(**values)
+        check_settings(settings)
+        return settings, without_effect
+
+    @classmethod
+    def _from_environment(cls, environment: Mapping[str, str]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        fields = cls._fields()
+        for variable, name in _FOREIGN_VARIABLES.items():
+            if variable in environment:
+                values[name] = parse(variable, fields[name], environment[variable])
+        # The field's own name comes last, and counts: children are told by it.
+        for words, spec in (*cls.fields_by_key().items(), *fields.items()):
+            variable = ENV_PREFIX + words.upper()
+            if (text := environment.get(variable)) is not None:
+                values[spec.name] = parse_own(variable, spec, text)
+        return values
+
+    @classmethod
+    def _fields(cls) -> dict[str, "dataclasses.Field[Any]"]:
+        return {spec.name: spec for spec in dataclasses.fields(cls)}
+
+    @classmethod
+    def fields_by_key(cls) -> dict[str, "dataclasses.Field[Any]"]:
+        """The fields, by the keys that config.properties has for them."""
+        return {spec.metadata["key"] or name: spec for name, spec in cls._fields().items()}
+
+    def to_environment(self) -> dict[str, str]:
+        """Environment variables from which `load` makes the same settings in a child process."""
+        return {
+            ENV_PREFIX + name.upper(): "" if value is None else str(value)
+            for name, value in ((name, getattr(self, name)) for name in self._fields())
+        }
+
+    def absolute(self) -> Self:
+        """The same settings with absolute paths, for a process whose current folder is another."""
+        paths: dict[str, Any] = {}
+        for name in self._fields():
+            if isinstance(value := getattr(self, name), Path):
+                paths[name] = value.absolute()
+        return dataclasses.replace(self, **paths)
+
+    def to_properties(self) -> dict[str, str]:
+        """The settings as config.properties has them, but for what each start finds by itself."""
+        values = {
+            key: getattr(self, spec.name)
+            for key, spec in self.fields_by_key().items()
+            if not spec.name.startswith(_FOUND_AT_START)
+        }
+        return {
+            key: str(value).lower() if isinstance(value, bool) else str(value)
+            for key, value in values.items()
+            if value not in (None, "")
+        }
+
+    @property
+    def is_logging_metrics(self) -> bool:
+        """Whether metrics are log lines, all of them or those that /metrics does not show."""
+        return self.metrics_mode != "prometheus"
+
+    def addresses(self) -> dict[str, str]:
+        """Which of TorchServe's three APIs are served, and where."""
+        addresses = {"inference": self.inference_address, "management": self.management_address}
+        return addresses | ({"metrics": self.metrics_address} if self.enable_metrics_api else {})
+
+    def keys_path(self) -> Path | None:
+        """Where the keys are; None when no tokens are asked for."""
+        if self.disable_token_authorization or not (self.token_auth or self.key_file):
+            return None
+        return self.key_file or Path(DEFAULT_KEY_FILE)
+
+    def model_defaults(self) -> ModelDefaults:
+        """The part of the settings that registrations fall back to."""
+        return ModelDefaults(
+            default_workers_per_model=self.default_workers_per_model,
+            default_response_timeout_s=self.default_response_timeout_s,
+            default_startup_timeout_s=self.default_startup_timeout_s,
+            job_queue_size=self.job_queue_size,
+            queue_timeout_s=self.queue_timeout_s,
+            handler=self.default_service_handler,
+            model_settings=model_settings(self.model_settings),
+        )

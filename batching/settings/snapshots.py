@@ -1,0 +1,236 @@
+"""Snapshots: what is registered, as files that the next start reads.
+
+A snapshot is a config.properties with one more key, `model_snapshot`, so TorchServe's own snapshots
+can be read as well. Source: TorchServe 0.12 `SnapshotManager`, `FSSnapshotSerializer`.
+"""
+
+import contextlib
+import datetime
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import javaproperties
+
+from batching.models.entry import ModelEntry
+from batching.models.spec import ModelSpec
+from batching.settings.atomic_file import write_atomically
+from batching.settings.sources import SNAPSHOT, SettingsError, read_properties
+
+STARTUP, CHANGE, SHUTDOWN = "startup", "snapshot", "shutdown"
+
+# TorchServe keeps all of them; an autoscaler would fill the disk.
+MAX_FILES = 100
+
+_FILE_NAME = re.compile(r"[0-9]{17}-(startup|snapshot|shutdown)\.cfg")
+
+_ADDRESS = re.compile(rb"^management_address=.*", re.MULTILINE)
+_HEAD_BYTES = 64 * 1024  # the settings come before the models, which may be many
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedVersion:
+    """One model version as a snapshot has it; `parameters` are those of `POST /models`."""
+
+    model_name: str
+    model_version: str
+    is_default: bool
+    min_worker: int
+    max_worker: int
+    parameters: Mapping[str, Any]
+
+
+def newest_snapshot(
+    folder: Path,
+    is_own: Callable[[Mapping[str, str]], bool] = lambda _: True,
+    *,
+    report: Callable[[str], None] = log.warning,
+) -> Path | None:
+    """The youngest whole snapshot in the folder, by its name; None when there is none.
+
+    A host that lost its power, or a disk, may leave one that is empty or cut short: the one before
+    it is nearer to what was registered than nothing at all.
+
+    Args:
+        folder: where to look.
+        is_own: whether one with these properties counts: two servers that were started in one
+            folder are not each other's past.
+        report: told why the newest of those that cannot be read is passed over, and how many more
+            are; of files of another user, that may be all.
+    """
+    found = None
+    reasons = []
+    for path in _newest_first(folder):
+        try:
+            properties = read_properties(path)
+            _versions_in(path, properties)
+        except SettingsError as error:
+            reasons.append(error)
+            continue
+        if is_own(properties):
+            found = path
+            break
+    if reasons:
+        others = f"; and {len(reasons) - 1} before it" if len(reasons) > 1 else ""
+        report(f"snapshot passed over: {reasons[0]}{others}")
+    return found
+
+
+def write_snapshot(
+    folder: Path, kind: str, properties: Mapping[str, str], models: Mapping[str, ModelEntry]
+) -> Path:
+    """The new snapshot; it appears whole, and the oldest beyond MAX_FILES are gone.
+
+    But for the newest one of another server in this folder, which may change far less often.
+
+    Args:
+        folder: made if need be.
+        kind: STARTUP, CHANGE or SHUTDOWN.
+        properties: the configuration that goes with it.
+        models: the whole registry.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    now = datetime.datetime.now(datetime.UTC)
+    path = folder / f"{_stamp(now, folder)}-{kind}.cfg"
+    record = {
+        "name": path.name,
+        "modelCount": sum(len(entry.versions) for entry in models.values()),
+        "created": int(now.timestamp() * 1000),
+        "models": saved_models(models),
+    }
+    text = javaproperties.dumps({**properties, SNAPSHOT: json.dumps(record, indent=2)})
+    write_atomically(path, text)
+    _remove_oldest(folder)
+    return path
+
+
+def saved_models(models: Mapping[str, ModelEntry]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Model → version → what brings it back, in TorchServe's words."""
+    return {
+        name: {
+            version: _saved(spec, is_default=version == entry.default_version)
+            for version, spec in entry.versions.items()
+        }
+        for name, entry in sorted(models.items())
+    }
+
+
+def read_snapshot(path: Path) -> list[SavedVersion]:
+    """The versions that the snapshot holds; [] when it holds none.
+
+    Raises:
+        SettingsError: the file cannot be read, or is no snapshot.
+    """
+    return _versions_in(path, read_properties(path))
+
+
+def _versions_in(path: Path, properties: Mapping[str, str]) -> list[SavedVersion]:
+    try:
+        models = json.loads(properties[SNAPSHOT]).get("models") or {}
+        return [
+            _restored(name, version, record)
+            for name, versions in models.items()
+            for version, record in versions.items()
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SettingsError(f"{path}: its {SNAPSHOT} cannot be understood: {error!r}") from error
+
+
+def _saved(spec: ModelSpec, *, is_default: bool) -> dict[str, Any]:
+    return {
+        "defaultVersion": is_default,
+        "marName": _archive_name(spec.model_url),
+        "minWorkers": spec.min_worker,
+        "maxWorkers": spec.max_worker,
+        "batchSize": spec.batch_size,
+        "maxBatchDelay": spec.max_batch_delay_ms,
+        "batchPolicy": spec.batch_policy,
+        "latencySloMs": spec.latency_slo_ms,
+        "responseTimeout": spec.response_timeout_s,
+        "startupTimeout": spec.startup_timeout_s,
+        "queueTimeout": int(spec.queue_timeout_s),
+        "runtimeType": spec.runtime,
+        # Beyond TorchServe: a handler that the registration chose is not in the archive, and what
+        # was downloaded shall be known to have been.
+        "handler": spec.handler,
+        "modelUrl": spec.model_url,
+    }
+
+
+def _restored(name: str, version: str, record: Mapping[str, Any]) -> SavedVersion:
+    words = {
+        "batch_size": "batchSize",
+        "max_batch_delay": "maxBatchDelay",
+        "batch_policy": "batchPolicy",
+        "latency_slo_ms": "latencySloMs",
+        "response_timeout": "responseTimeout",
+        "startup_timeout": "startupTimeout",
+        "queue_timeout": "queueTimeout",
+        "handler": "handler",
+        "initial_workers": "minWorkers",
+    }
+    parameters = {key: record[word] for key, word in words.items() if word in record}
+    url = str(record.get("modelUrl") or record["marName"])
+    min_worker = int(record.get("minWorkers", 0))
+    return SavedVersion(
+        model_name=name,
+        model_version=version,
+        is_default=record.get("defaultVersion") is True,
+        min_worker=min_worker,
+        max_worker=int(record.get("maxWorkers", min_worker)),
+        parameters={"url": url, "model_name": name, **parameters},
+    )
+
+
+def _stamp(now: datetime.datetime, folder: Path) -> str:
+    """This moment, or what comes after the folder's newest snapshot where that one is ahead of it.
+
+    TorchServe names its own by local time, and clocks are set back: what is written last has to be
+    the newest by its name.
+    """
+    stamp = now.strftime("%Y%m%d%H%M%S") + f"{now.microsecond // 1000:03d}"
+    taken = max((int(path.name[: len(stamp)]) for path in _snapshots(folder)), default=0)
+    return f"{max(int(stamp), taken + 1):017d}"
+
+
+def _remove_oldest(folder: Path) -> None:
+    paths = _newest_first(folder)
+    old = paths[MAX_FILES:]
+    servers = {_server_of(path) for path in paths[:MAX_FILES]} if old else set()
+    for path in old:
+        if (server := _server_of(path)) in servers:
+            path.unlink(missing_ok=True)
+        servers.add(server)
+
+
+def _server_of(path: Path) -> bytes:
+    """The line with the address by which servers in one folder are told apart."""
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        if match := _ADDRESS.search(stream.read(_HEAD_BYTES)):
+            return match[0]
+    return b""
+
+
+def _archive_name(url: str) -> str:
+    """The name in the model store; what was downloaded lies there under its last segment."""
+    parts = urlsplit(url)
+    return unquote(parts.path.rpartition("/")[2]) if parts.scheme else url
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(_snapshots(folder), key=lambda path: path.name, reverse=True)
+
+
+def _snapshots(folder: Path) -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        yield from (path for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name))

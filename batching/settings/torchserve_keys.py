@@ -1,0 +1,67 @@
+"""TorchServe 0.12's configuration keys as plain data: understood, or without effect and why.
+
+A key that is in neither list is unknown; it costs a warning, never an error.
+Source: TorchServe 0.12 docs/configuration.md and `ConfigManager`.
+"""
+
+import difflib
+from collections.abc import Mapping
+
+from batching.settings.settings import Settings
+from batching.settings.sources import KEY_ALIASES, STEERING_KEYS
+
+# Our own keys are here as well as TorchServe's.
+UNDERSTOOD: frozenset[str] = (
+    frozenset(Settings.fields_by_key()) | frozenset(KEY_ALIASES) | STEERING_KEYS
+)
+
+_NO_JVM = "there is no Java virtual machine"
+_NO_GRPC = "there is no gRPC"
+_NO_KEYSTORE = "TLS takes certificate_file and private_key_file"
+_NO_SEQUENCES = "there is no sequence batching"
+
+IGNORED: Mapping[str, str] = {
+    "async_logging": "log lines never wait for a disk",
+    "cpp_log_config": "there is no C++ backend",
+    "cpu_launcher_args": "workers share the cores by their number of threads",
+    "cpu_launcher_enable": "workers share the cores by their number of threads",
+    "debug": "a worker is always a child of its node",
+    "enable_grpc_ssl": _NO_GRPC,
+    "grpc_inference_address": _NO_GRPC,
+    "grpc_inference_max_connection_age_grace_ms": _NO_GRPC,
+    "grpc_inference_max_connection_age_ms": _NO_GRPC,
+    "grpc_inference_port": _NO_GRPC,
+    "grpc_management_address": _NO_GRPC,
+    "grpc_management_max_connection_age_grace_ms": _NO_GRPC,
+    "grpc_management_max_connection_age_ms": _NO_GRPC,
+    "grpc_management_port": _NO_GRPC,
+    "initial_distribution_port": "there is no torchrun",
+    "initial_worker_port": "workers have no ports",
+    "io_ratio": _NO_JVM,
+    "ipex_enable": "handlers may import it themselves",
+    "ipex_gpu_enable": "handlers may import it themselves",
+    "keystore": _NO_KEYSTORE,
+    "keystore_pass": _NO_KEYSTORE,
+    "keystore_type": _NO_KEYSTORE,
+    "model_server_home": "there is no Java server to find",
+    "netty_client_threads": _NO_JVM,
+    "number_of_netty_threads": _NO_JVM,
+    "plugins_path": _NO_JVM,
+    "prefer_direct_buffer": _NO_JVM,
+    "system_metrics_cmd": "a node measures by itself",
+    "ts_header_key_sequence_end": _NO_SEQUENCES,
+    "ts_header_key_sequence_id": _NO_SEQUENCES,
+    "ts_header_key_sequence_start": _NO_SEQUENCES,
+    "use_native_io": _NO_JVM,
+    "ts_open_inference_protocol": "its routes are always there",
+    "vmargs": _NO_JVM,
+    "workflow_store": "there are no workflows",
+}
+
+
+def why_without_effect(key: str) -> str:
+    """What the owner of a configuration file is told of a key that is not `UNDERSTOOD`."""
+    if key in IGNORED:
+        return f"{key} has no effect here: {IGNORED[key]}"
+    alike = difflib.get_close_matches(key, UNDERSTOOD, n=1, cutoff=0.8)
+    return f"{key} is unknown" + "".join(f"; did you mean {one}?" for one in alike)

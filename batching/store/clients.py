@@ -1,0 +1,144 @@
+"""Connections to Redis with the retries and time-outs that a queue needs.
+
+redis-py repeats a command by itself when the connection breaks, up to ten times; a lost reply to a
+push would then push twice. Here nothing is repeated behind our back: every script is idempotent and
+its caller decides. A blocking call gets its own connection, whose socket waits longer than the
+server does, so that a reply can never reach a socket that nobody reads any more. A connection to a
+server that has become a replica is given up, also where the URL names one: what a managed Redis
+calls the primary moves to another machine, which only a new connection reaches.
+
+Here a URL becomes clients, and nowhere else. Those of a single server are redis-py's own; those of
+servers behind sentinels or in a cluster are in `deployments`. In a cluster a client reaches the
+keys of one hash tag only: `at` gives the client of another.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from batching.settings.redis_url import RedisUrl
+from batching.settings.settings import Settings
+from batching.store.cluster import deployments
+from batching.store.cluster.found_connections import CONNECT_TIMEOUT_S
+from batching.store.connections.lost_connections import ASYNC_PARSER, PARSER, noticing_its_loss
+from batching.store.connections.tcp_limits import TCP_LIMITS
+from batching.store.keys import HOME
+
+COMMAND_TIMEOUT_S = 5.0
+# A blocking pop returns at least so often, so that whoever waits looks after what was lost, or has
+# moved to another server, within a second (Redis' timeouts are up to 100 ms late).
+BLOCK_S = 0.6
+# An idle worker may block for longer, as its node's beats make up for lost doorbells. Not much
+# longer: after its connection broke, Redis may still hand one doorbell to the old wait.
+IDLE_S = 2.0
+
+# redis-py types every answer as "bytes or str" and some methods not at all; here it is bytes.
+Client = Any
+AsyncClient = Any
+
+
+def store_url(settings: Settings) -> str:
+    """`redis_url` with the files that its TLS connection needs.
+
+    The server's certificate and name are always verified, against the system's authorities where
+    `redis_ca_file` names no other.
+    """
+    files = {
+        "ssl_ca_certs": settings.redis_ca_file,
+        "ssl_certfile": settings.redis_cert_file,
+        "ssl_keyfile": settings.redis_key_file,
+    }
+    query = urlencode({name: path for name, path in files.items() if path}, quote_via=quote)
+    if not query:
+        return settings.redis_url
+    return f"{settings.redis_url}{'&' if '?' in settings.redis_url else '?'}{query}"
+
+
+def connect(url: str, *, socket_timeout_s: float | None = None) -> Client:
+    """A blocking client that never retries by itself."""
+    if _is_spread(url):
+        return deployments.connect(
+            RedisUrl.parse(url), socket_timeout_s or deployments.COMMAND_TIMEOUT_S
+        )
+    options = _options(url, socket_timeout_s or COMMAND_TIMEOUT_S)
+    retry = Retry(NoBackoff(), 0)
+    return redis.Redis.from_url(url, retry=retry, parser_class=PARSER, **options)
+
+
+def connect_async(url: str) -> AsyncClient:
+    """An asyncio client that never retries by itself."""
+    if _is_spread(url):
+        return deployments.connect_async(RedisUrl.parse(url))
+    options = _options(url, COMMAND_TIMEOUT_S)
+    retry = AsyncRetry(NoBackoff(), 0)
+    client = redis.asyncio.Redis.from_url(url, retry=retry, parser_class=ASYNC_PARSER, **options)
+    pool: Any = client.connection_pool
+    # Which kind it is, plain, TLS or a path's, the URL has decided.
+    pool.connection_class = noticing_its_loss(pool.connection_class)
+    return client
+
+
+def at(client: Client, tag: str) -> Client:
+    """The client for keys with this hash tag: in a cluster one of its own, else the same one."""
+    deployment = _deployment(client)
+    return client if deployment is None else deployment.client(tag)
+
+
+async def close_unused(client: AsyncClient, tags: Iterable[str]) -> None:
+    """In a cluster, connections for other hash tags than these are closed, unless they are in use.
+
+    For processes whose versions come and go. What `at` gave of those tags before must not be used
+    any more.
+    """
+    if (deployment := _deployment(client)) is not None:
+        for unused in deployment.take_unused(tags):
+            await unused.connection_pool.disconnect()
+
+
+def for_rq(client: Client) -> Client:
+    """The client for RQ, whose keys in a cluster are kept in one slot; else the same one."""
+    deployment = _deployment(client)
+    return client if deployment is None else deployment.client(HOME, is_for_rq=True)
+
+
+def is_cluster(client: Client) -> bool:
+    """Whether the keys are on several servers, one of which may fail while the others go on."""
+    deployment = _deployment(client)
+    return deployment is not None and deployment.is_cluster
+
+
+def idle_s(client: Client) -> float:
+    """How long a worker of this client waits for work, before it looks by itself.
+
+    Shorter where another server may take over: the wait would go on at the old one.
+    """
+    return IDLE_S if _deployment(client) is None else BLOCK_S
+
+
+def _deployment(client: Client) -> deployments.Deployment | None:
+    """The servers that have to be found; None for a single one that its URL names."""
+    return getattr(client.connection_pool, "deployment", None)
+
+
+def _is_spread(url: str) -> bool:
+    return "+" in url.partition("://")[0]
+
+
+def _options(url: str, socket_timeout_s: float) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "socket_connect_timeout": min(CONNECT_TIMEOUT_S, socket_timeout_s),
+        "socket_timeout": socket_timeout_s,
+        "health_check_interval": 0,
+        "max_connections": deployments.MOST_CONNECTIONS,
+        "protocol": 2,  # RESP3 would cost each new connection a round trip, for what nobody uses
+    }
+    if not url.startswith("unix:"):
+        options["socket_keepalive"] = True
+        options["socket_keepalive_options"] = TCP_LIMITS
+    return options

@@ -1,0 +1,137 @@
+"""Connections that ask for their server's address each time they connect, and when in doubt."""
+
+import asyncio
+import time
+from typing import Any
+
+import redis
+import redis.asyncio
+
+from batching.store.cluster.finders import Finder
+from batching.store.cluster.rq_names import RenamingPacker, received
+from batching.store.connections.lost_connections import (
+    ASYNC_PARSER,
+    PARSER,
+    NotHere,
+    NoticesItsLoss,
+)
+
+CONNECT_TIMEOUT_S = 1.0
+
+
+class FoundConnection(redis.Connection):
+    """Connects to where its server is now; a frozen one has a second to greet."""
+
+    def __init__(self, finder: Finder, **options: Any) -> None:
+        super().__init__(parser_class=PARSER, **options)  # type: ignore[no-untyped-call]
+        self._finder = finder
+        self._opened_at = 0.0
+
+    def connect(self) -> None:
+        """Connected to where the server is, also if it is elsewhere now."""
+        if self._is_open():
+            self._finder.look_again()
+            if self._is_elsewhere():
+                self.disconnect()  # type: ignore[no-untyped-call]
+        super().connect()  # type: ignore[no-untyped-call]
+
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        """The command is sent, and not to where the server was before."""
+        if self._is_elsewhere():
+            self.disconnect()  # type: ignore[no-untyped-call]
+            # Not just connected anew: a WATCH would be lost.
+            raise NotHere("the server is elsewhere now")
+        super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
+
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        """The answer; without one in time, no connection from before is trusted."""
+        try:
+            return super().read_response(*arguments, **options)
+        except redis.TimeoutError:
+            if "timeout" not in options:  # a look at a channel, on which nothing has to come
+                self._finder.doubt()
+            raise
+
+    def _is_elsewhere(self) -> bool:
+        is_right = (self.host, self.port) == self._finder.address
+        is_trusted = self._opened_at > self._finder.doubted_at
+        return self._is_open() and not (is_right and is_trusted)
+
+    def _is_open(self) -> bool:
+        opened: Any = self._sock
+        return opened is not None
+
+    def on_connect_check_health(self, check_health: bool = True) -> None:
+        """The server has greeted."""
+        connected: Any = self._sock
+        connected.settimeout(CONNECT_TIMEOUT_S)
+        super().on_connect_check_health(check_health=check_health)
+        connected.settimeout(self.socket_timeout)
+
+    def _connect(self) -> Any:
+        # Here and not in `connect`, which redis-py does not call when a held connection reconnects.
+        self.host, self.port = self._finder.find()
+        self._opened_at = time.monotonic()
+        return super()._connect()  # type: ignore[no-untyped-call]
+
+
+class FoundTlsConnection(FoundConnection, redis.SSLConnection):
+    """The same with TLS."""
+
+
+class RqConnection(FoundConnection):
+    """For RQ in a cluster: sees to it that its keys are in one slot."""
+
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        """The answer with RQ's names."""
+        return received(super().read_response(*arguments, **options))
+
+    def _construct_command_packer(self, packer: Any) -> Any:
+        own = super()._construct_command_packer(packer)  # type: ignore[no-untyped-call]
+        return RenamingPacker(own)
+
+
+class RqTlsConnection(RqConnection, redis.SSLConnection):
+    """The same with TLS."""
+
+
+class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
+    """As `FoundConnection`."""
+
+    def __init__(self, *, finder: Finder, **options: Any) -> None:
+        super().__init__(parser_class=ASYNC_PARSER, **options)
+        self._finder = finder
+
+    async def connect(self) -> None:
+        """Connected to where the server is, also if it is elsewhere now."""
+        if self.is_connected:
+            await self._finder.look_again_async()
+            if self._is_elsewhere():
+                await self.disconnect()
+        await super().connect()  # type: ignore[no-untyped-call]
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        """The command is sent, and not to where the server was before."""
+        if self._is_elsewhere():
+            await self.disconnect()
+            raise NotHere("the server is elsewhere now")
+        await super().send_packed_command(command, check_health)
+
+    def _is_elsewhere(self) -> bool:
+        return (self.host, self.port) != self._finder.address and bool(self.is_connected)
+
+    async def on_connect_check_health(self, check_health: bool = True) -> None:
+        """The server has greeted."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await super().on_connect_check_health(check_health=check_health)
+        except TimeoutError:
+            raise redis.TimeoutError(f"{self.host}:{self.port} does not greet") from None
+
+    async def _connect(self) -> None:
+        self.host, self.port = await self._finder.find_async()
+        await super()._connect()
+
+
+class AsyncFoundTlsConnection(AsyncFoundConnection, redis.asyncio.SSLConnection):
+    """The same with TLS."""

@@ -1,0 +1,58 @@
+"""A connection of one thread's own, for the scripts that are called for every batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import hiredis
+from redis.exceptions import NoScriptError
+
+from batching.store.clients import Client
+from batching.store.connections.lost_connections import drop_if_lost
+from batching.store.scripts import loader as scripts
+
+Command = tuple[str | int | bytes, ...]
+
+
+class ScriptConnection:
+    """Connects when first needed. redis-py's way from a script object to a socket takes longer.
+
+    As with the client itself, a script is repeated only if its connection says that it was not
+    carried out, and a connection on which a reply may still arrive is not used again.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._pool = client.connection_pool
+        self._connection: Any = None
+
+    def run(self, verb: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> Any:
+        """What the script `<verb>.lua` answers.
+
+        Raises:
+            RedisError, OSError: it may have been carried out.
+        """
+        command: Command = ("EVALSHA", scripts.sha(verb), len(keys), *keys, *arguments)
+        try:
+            return self._call(command)
+        except NoScriptError:
+            self._call(("SCRIPT", "LOAD", scripts.source(verb)))
+            return self._call(command)
+
+    def _call(self, command: Command) -> Any:
+        connection = self._ready()
+        # Its stub says "tuple of one".
+        packed = [hiredis.pack_command(command)]  # type: ignore[arg-type]
+
+        def exchange() -> Any:
+            connection.send_packed_command(packed)
+            return connection.read_response()
+
+        return connection.retry.call_with_retry(exchange, lambda _: connection.disconnect())
+
+    def _ready(self) -> Any:
+        """The connection, after what the pool does with one that it gives away."""
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._pool.get_connection()
+        connection.connect()
+        drop_if_lost(connection)
+        return connection

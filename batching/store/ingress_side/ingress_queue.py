@@ -1,0 +1,250 @@
+"""The ingress's verbs on one model version's queue: submit, receive, audit, cancel."""
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from redis.exceptions import OutOfMemoryError
+
+from batching.models.spec import VersionKey
+from batching.protocol import INLINE_LIMIT_BYTES
+from batching.store.clients import BLOCK_S, AsyncClient, at
+from batching.store.connections.async_held_connection import Command, DedicatedConnection
+from batching.store.keys import LEASE_TTL_MS, VersionKeys
+from batching.store.open_records import rest_of_record
+from batching.store.replies import named_request
+from batching.store.scripts.loader import script
+
+RECEIVE_AT_ONCE = 256
+CHUNKS_AT_ONCE = 16
+
+
+class SubmitCode(IntEnum):
+    """What `submit.lua` answers for one request."""
+
+    QUEUED = 1
+    KNOWN = 2
+    FULL = 0
+    NO_VERSION = -1
+    NO_WORKER = -2
+    NO_MEMORY = -3  # not the script's: the body found no room
+    NO_TICKET = -4
+    NO_BEAT = -5
+
+
+_SUBMIT_CODES = {code.value: code for code in SubmitCode}  # calling the enumeration is slow
+
+
+class AuditCode(IntEnum):
+    """What `audit.lua` answers for one request."""
+
+    LOST = 0
+    OPEN = 1
+    REPLIED = 2
+    STREAMED = 3
+    ABANDONED = 4
+
+
+class CancelCode(IntEnum):
+    """What `cancel.lua` answers for one request."""
+
+    UNKNOWN = 0
+    CANCELLED = 1
+    REPLIED = 2
+
+
+class Submission(NamedTuple):
+    """One request on its way into the queue; without an age, Redis has lost it before."""
+
+    request_id: str
+    ttl_ms: int
+    wire: bytes
+    age_us: int | None = 0
+
+
+class IngressVerbs:
+    """Thin, typed calls of the scripts; raises redis' own errors."""
+
+    def __init__(
+        self, client: AsyncClient, key: VersionKey, ingress_id: str, dead_after_ms: int
+    ) -> None:
+        self._ingress_id = ingress_id
+        self._dead_after_ms = dead_after_ms
+        self._keys = keys = VersionKeys.of(key)
+        self._client = client = at(client, keys.tag)
+        self._done = keys.done_prefix + ingress_id
+        self._listener = DedicatedConnection(client)
+        self._submitter = DedicatedConnection(client)
+        self._cancel = script(client, "cancel")
+        self._audit = script(client, "audit")
+        self._submit_keys = [
+            keys.config,
+            keys.queue,
+            keys.bell,
+            keys.gather,
+            keys.open,
+            keys.counters,
+            keys.worker_beats,
+            keys.ingress_beats,
+            keys.reply_prefix,
+            keys.more_prefix,
+            keys.solo,
+            keys.idle,
+        ]
+        self._cancel_keys = [
+            keys.queue,
+            keys.solo,
+            keys.open,
+            keys.counters,
+            keys.body_prefix,
+            keys.reply_prefix,
+            keys.lease_prefix,
+            keys.chunk_prefix,
+            keys.worker_beats,
+        ]
+        self._audit_keys = [
+            keys.ingress_beats,
+            keys.open,
+            keys.reply_prefix,
+            keys.chunk_prefix,
+            keys.config,
+            keys.worker_beats,
+        ]
+
+    async def close(self) -> None:
+        """The connections of its own are closed; nothing may be under way."""
+        await self._listener.close()
+        await self._submitter.close()
+
+    async def submit(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
+        """Each request waits in the queue, or is refused with a code."""
+        large = [item for item in submissions if len(item.wire) > INLINE_LIMIT_BYTES]
+        if not large:
+            return await self._submit_script(submissions)
+        without_room = await self._write_bodies(large)
+        fitting = [item for item in submissions if item.request_id not in without_room]
+        try:
+            codes = iter(await self._submit_script(fitting))
+        except OutOfMemoryError:
+            # Nothing was queued: bodies that nobody will read must not fill the memory further.
+            await self._drop_bodies(large)
+            raise
+        found = [
+            SubmitCode.NO_MEMORY if item.request_id in without_room else next(codes)
+            for item in submissions
+        ]
+        outcomes = zip(submissions, found, strict=True)
+        refused = {item.request_id for item, code in outcomes if code <= 0}
+        await self._drop_bodies([item for item in large if item.request_id in refused])
+        return found
+
+    async def _submit_script(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
+        if not submissions:
+            return []
+        ingress_id = self._ingress_id
+        longest_ms = max(item.ttl_ms for item in submissions)
+        arguments: list[str | int | bytes] = [ingress_id, self._dead_after_ms, longest_ms]
+        for request_id, ttl_ms, wire, age_us in submissions:
+            inline = wire if len(wire) <= INLINE_LIMIT_BYTES else b""
+            arguments += (request_id, rest_of_record(ingress_id, ttl_ms, age_us, inline))
+        codes = await self._submitter.run("submit", self._submit_keys, arguments)
+        return [_SUBMIT_CODES[code] for code in codes]
+
+    async def _write_bodies(self, large: Sequence[Submission]) -> set[str]:
+        """Writes the bodies that fit into Redis; returns the ids of the others.
+
+        The one that filled it up is counted among the others: the script needs some room, too.
+        """
+        async with self._client.pipeline(transaction=False) as pipe:
+            for item in large:
+                name = self._keys.body_prefix + item.request_id
+                pipe.set(name, item.wire, px=item.ttl_ms + 60_000)
+            results = await pipe.execute(raise_on_error=False)
+        refused = [isinstance(result, OutOfMemoryError) for result in results]
+        for result, is_refused in zip(results, refused, strict=True):
+            if isinstance(result, Exception) and not is_refused:
+                raise result
+        if not any(refused):
+            return set()
+        last_written = max(refused.index(True) - 1, 0)
+        left_out = {large[last_written].request_id}
+        left_out.update(item.request_id for item, no in zip(large, refused, strict=True) if no)
+        await self._drop_bodies(large[last_written : last_written + 1])
+        return left_out
+
+    async def _drop_bodies(self, large: Sequence[Submission]) -> None:
+        names = [self._keys.body_prefix + item.request_id for item in large]
+        if names:
+            await self._client.unlink(*names)
+
+    async def receive(self, delivered: Sequence[str]) -> dict[str, bytes | None]:
+        """The values of the reply keys that have come; those of `delivered` are deleted first.
+
+        Blocks up to `BLOCK_S`; empty when nothing came. One caller at a time.
+        """
+        pop: Command = ("BLMPOP", BLOCK_S, 1, self._done, "LEFT", "COUNT", RECEIVE_AT_ONCE)
+        discard: list[Command] = [("UNLINK", *self._reply_keys(delivered))] if delivered else []
+        answer = (await self._listener.call(*discard, pop))[-1]
+        if not answer:
+            return {}
+        found: dict[str, bytes | None] = {}
+        for entry in answer[1]:
+            request_id = named_request(entry)
+            found[request_id] = entry if len(entry) > len(request_id) else None
+        without_value = [request_id for request_id, value in found.items() if value is None]
+        if without_value:
+            [values] = await self._listener.call(("MGET", *self._reply_keys(without_value)))
+            found.update(zip(without_value, values, strict=True))
+        return found
+
+    async def fetch(self, request_ids: Sequence[str]) -> dict[str, bytes | None]:
+        """The values of these reply keys; reading them again is safe."""
+        values = await self._client.mget(self._reply_keys(request_ids))
+        return dict(zip(request_ids, values, strict=True))
+
+    async def fetch_large(self, attempts: Mapping[str, str]) -> dict[str, bytes | None]:
+        """The values of large replies' own keys, by request; reading them again is safe.
+
+        Args:
+            attempts: by request, which attempt's reply it is.
+        """
+        values = await self._client.mget(self._large_replies(attempts))
+        return dict(zip(attempts, values, strict=True))
+
+    async def discard_large(self, attempts: Mapping[str, str]) -> None:
+        """These large replies have reached their waiters and are deleted, reply keys and all."""
+        names = self._large_replies(attempts) + self._reply_keys(list(attempts))
+        await self._client.unlink(*names)
+
+    async def discard(self, delivered: Sequence[str]) -> None:
+        """These replies, one at least, have reached their waiters and are deleted."""
+        await self._client.unlink(*self._reply_keys(delivered))
+
+    async def read_chunks(self, request_id: str, taken: int) -> list[bytes]:
+        """The oldest pieces of an answer that wait, after the first `taken` have been deleted."""
+        name = self._keys.chunk_prefix + request_id
+        async with self._client.pipeline(transaction=False) as pipe:
+            if taken:
+                pipe.ltrim(name, taken, -1)
+            pipe.lrange(name, 0, CHUNKS_AT_ONCE - 1)
+            return (await pipe.execute())[-1]  # type: ignore[no-any-return]
+
+    async def discard_chunks(self, request_id: str) -> None:
+        """No piece of this answer is kept."""
+        await self._client.unlink(self._keys.chunk_prefix + request_id)
+
+    async def cancel(self, request_ids: Sequence[str]) -> list[CancelCode]:
+        """These requests will not be run, or have been answered already."""
+        return [CancelCode(code) for code in await self._cancel(self._cancel_keys, request_ids)]
+
+    async def audit(self, request_ids: Sequence[str]) -> list[AuditCode]:
+        """This ingress is alive, and knows where these requests are."""
+        arguments = [self._ingress_id, LEASE_TTL_MS, self._dead_after_ms, *request_ids]
+        return [AuditCode(code) for code in await self._audit(self._audit_keys, arguments)]
+
+    def _large_replies(self, attempts: Mapping[str, str]) -> list[str]:
+        prefix = self._keys.large_reply_prefix
+        return [f"{prefix}{request_id}:{attempt}" for request_id, attempt in attempts.items()]
+
+    def _reply_keys(self, request_ids: Sequence[str]) -> list[str]:
+        return [self._keys.reply_prefix + request_id for request_id in request_ids]

@@ -1,0 +1,69 @@
+"""Fetches replies that are too large for a doorbell, a few at a time."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from itertools import islice
+
+from batching.store.background_tasks import end_tasks
+from batching.store.ingress_side.ingress_queue import IngressVerbs
+from batching.store.redis_errors import AWAY
+
+AT_ONCE = 8  # replies of megabytes each must not come in one piece
+
+
+class LargeReplyFetcher:
+    """One of a lane. What it could not fetch is left to the lane's audit, which finds it again.
+
+    Each reply is on its way once only, however often the audit names it meanwhile: copies that
+    share a slow line delay each other until none arrives in time.
+    """
+
+    def __init__(
+        self,
+        verbs: IngressVerbs,
+        is_wanted: Callable[[str], bool],
+        deliver: Callable[[Mapping[str, bytes | None]], object],
+    ) -> None:
+        self._verbs = verbs
+        self._is_wanted = is_wanted
+        self._deliver = deliver
+        self._due: dict[str, str] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether replies are on their way."""
+        return self._task is not None and not self._task.done()
+
+    def add(self, request_id: str, attempt: str) -> None:
+        """The reply of this attempt will be delivered, and then deleted."""
+        self._due.setdefault(request_id, attempt)
+        if not self.is_busy:
+            self._task = asyncio.get_running_loop().create_task(self._fetch())
+
+    async def close(self) -> None:
+        """Nothing is on its way any more."""
+        if self._task is not None:
+            await end_tasks([self._task])
+
+    async def _fetch(self) -> None:
+        at_once = AT_ONCE
+        try:
+            while self._due:
+                some = dict(islice(self._due.items(), at_once))
+                wanted = {one: some[one] for one in some if self._is_wanted(one)}
+                try:
+                    values = await self._verbs.fetch_large(wanted) if wanted else {}
+                except AWAY:
+                    if at_once == 1:
+                        return
+                    at_once = 1  # together they may have been too large for the time of one call
+                    continue
+                for request_id in some:
+                    del self._due[request_id]
+                self._deliver(values)
+                with contextlib.suppress(*AWAY):
+                    await self._verbs.discard_large(some)
+        finally:
+            self._due.clear()

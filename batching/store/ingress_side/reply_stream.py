@@ -1,0 +1,145 @@
+"""An answer that comes in pieces, as the ingress reads it.
+
+The pieces wait in a list until the client has taken those before them, so that the list's length
+tells the worker how far behind the client is. They are numbered: one that is read twice is dropped,
+one that is missing breaks the stream.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import Self
+
+from batching import errors
+from batching.protocol import BatchTiming, ProtocolError, Reply, ReplyChunk
+from batching.store.ingress_side.ingress_queue import IngressVerbs
+from batching.store.ingress_side.pending_request import Waiter
+from batching.store.ingress_side.refusals import store_unavailable
+from batching.store.redis_errors import AWAY
+from batching.store.replies import is_queue_answer, queue_error
+
+RETRY_S = 0.05
+READ_PATIENCE_S = 5.0
+
+
+class ReplyStream:
+    """Pieces of one answer, for one reader, who reads to the end or closes it.
+
+    `timing` is the worker's, once the end was read.
+    """
+
+    def __init__(
+        self, rest: Waiter, verbs: IngressVerbs, leave: Callable[[Waiter], object]
+    ) -> None:
+        self.timing: BatchTiming | None = None
+        self._rest = rest
+        self._verbs = verbs
+        self._leave = leave
+        self._more = asyncio.Event()
+        self._pieces: deque[ReplyChunk] = deque()
+        self._next_index = 0
+        self._taken = 0
+        self._is_over = False
+        rest.reply.add_done_callback(self._on_end)
+
+    def poke(self) -> None:
+        """There may be something to read."""
+        self._more.set()
+
+    async def first(self) -> ReplyChunk:
+        """The first piece, which has the answer's status and headers; it stays to be read.
+
+        Raises:
+            ServeError: there is none.
+        """
+        if not await self._fill():
+            raise _incomplete()
+        return self._pieces[0]
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next piece.
+
+        Raises:
+            ServeError: the rest of the answer will not come.
+        """
+        if not await self._fill():
+            raise StopAsyncIteration
+        # The time for the next piece begins. Not when they are read, which is many at once: a
+        # client that is slow to take those is not late.
+        self._rest.deadline = asyncio.get_running_loop().time() + self._rest.timeout_s
+        return self._pieces.popleft().body
+
+    async def close(self) -> None:
+        """Nothing of it is kept. What was not read will not be run on."""
+        self._leave(self._rest)
+        if not self._is_over:
+            # Where the worker has replied already there is nothing to cancel, only this.
+            with contextlib.suppress(*AWAY):
+                await self._verbs.discard_chunks(self._rest.request_id)
+
+    async def _fill(self) -> bool:
+        """Whether there is a piece to take; waits for it."""
+        while not self._pieces and not self._is_over:
+            self._more.clear()
+            # Looked at before the list is: whoever has replied has sent all pieces before.
+            has_ended = self._rest.reply.done()
+            if await self._read():
+                continue
+            if has_ended:
+                self._end()
+            else:
+                await self._more.wait()
+        return bool(self._pieces)
+
+    async def _read(self) -> bool:
+        """Whether anything was in the list."""
+        wires = await self._fetch()
+        self._taken = len(wires)
+        for wire in wires:
+            try:
+                chunk = ReplyChunk.decode(wire)
+            except ProtocolError as error:
+                raise _incomplete() from error
+            if chunk.index > self._next_index:
+                raise _incomplete()
+            if chunk.index == self._next_index:
+                self._pieces.append(chunk)
+                self._next_index += 1
+        return bool(wires)
+
+    async def _fetch(self) -> list[bytes]:
+        end = asyncio.get_running_loop().time() + READ_PATIENCE_S
+        while True:
+            try:
+                return await self._verbs.read_chunks(self._rest.request_id, self._taken)
+            except AWAY as error:
+                # Whether the list was cut is not known: what comes again is told by its number.
+                self._taken = 0
+                if asyncio.get_running_loop().time() > end:
+                    raise store_unavailable(error) from error
+                await asyncio.sleep(RETRY_S)
+
+    def _end(self) -> None:
+        reply = self._rest.reply.result()
+        assert isinstance(reply, Reply)
+        self.timing = reply.timing
+        if reply.error_type and is_queue_answer(reply.reason):
+            raise queue_error(reply.reason)  # its worker has died, say
+        if reply.error_type or reply.chunks != self._next_index:
+            raise _incomplete()
+        self._is_over = True
+        if reply.body:
+            self._pieces.append(ReplyChunk(self._next_index, reply.body))
+
+    def _on_end(self, reply: "asyncio.Future[Reply | ReplyStream]") -> None:
+        if not reply.cancelled():
+            reply.exception()  # so that nobody misses it where the reader has gone
+        self._more.set()
+
+
+def _incomplete() -> errors.ServeError:
+    return errors.InternalError("The rest of the answer was lost.")

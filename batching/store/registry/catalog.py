@@ -1,0 +1,198 @@
+"""The ingress's cached view of the registry, so that a prediction costs no look-up."""
+
+import asyncio
+import contextlib
+
+from batching.errors import StoreUnavailable
+from batching.models.entry import ModelEntry, pick_version
+from batching.models.spec import ModelSpec
+from batching.store.background_tasks import end_tasks, keep_going
+from batching.store.clients import connect_async
+from batching.store.ingress_side.refusals import queue_lost, store_unavailable
+from batching.store.outage import Outage
+from batching.store.redis_errors import AWAY
+from batching.store.registry.changes import changed_models
+from batching.store.registry.registry import Registry
+
+RECONNECT_S = 0.2
+LOOK_UP_PATIENCE_S = 0.8  # as a submit's
+# After Redis was emptied, a node restores the registry within a beat. One that is new and knows no
+# model may be the first to give Redis its new epoch.
+RESTORED_WITHIN_S = 1.5
+ASK_AGAIN_S = 0.2
+
+
+class Catalog:
+    """Resolves model names from memory; the registry's change channel drops what is outdated.
+
+    An entry is only kept while the channel is being listened to. Unknown names are not cached, so
+    nobody can fill the memory with them. While an emptied Redis may not have been told yet what was
+    registered, whoever asks for a model that it does not know waits.
+    """
+
+    def __init__(self, registry: Registry, redis_url: str, outage: Outage) -> None:
+        self._registry = registry
+        self._redis_url = redis_url
+        self._outage = outage
+        self._entries: dict[str, ModelEntry] = {}
+        self._epoch = ""
+        self._is_emptied = False
+        self._restored_at = 0.0  # in the event loop's time
+        self._changes_seen = 0
+        self._is_listening = False
+        self._startup_models: tuple[int, list[str]] | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._asked: dict[tuple[str, int], asyncio.Future[ModelEntry | None]] = {}
+
+    async def start(self) -> None:
+        """Changes made anywhere are seen from now on."""
+        listening = keep_going(self._listen, "of the catalog")
+        self._listener = asyncio.create_task(listening, name="catalog")
+
+    async def close(self) -> None:
+        """The listener's connection is closed."""
+        if self._listener:
+            await end_tasks([self._listener])
+
+    def known(self, model_name: str, model_version: str | None) -> ModelSpec | None:
+        """As `resolve`, where that needs to ask nobody; None where it does."""
+        entry = self._entries.get(model_name)
+        if entry is None:
+            return None
+        version = entry.default_version if model_version is None else model_version
+        return entry.versions.get(version)
+
+    async def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
+        """The version that a request for this name (and version) means.
+
+        A model that was seen before is still known while Redis is away; whether a request for it
+        can be served is then for `submit` to say.
+
+        Raises:
+            ModelNotFound: no such model.
+            VersionNotFound: no such version of it.
+            StoreUnavailable: an unknown name, and Redis cannot be asked.
+            QueueLost: an unknown name, as Redis was emptied and no node has restored the registry.
+        """
+        entry = self._entries.get(model_name)
+        if entry is None:
+            changes_seen = self._changes_seen
+            entry = await self._look_up_together(model_name)
+            # What was read may be older than a change that has been announced meanwhile.
+            is_current = self._is_listening and changes_seen == self._changes_seen
+            if entry is not None and is_current:
+                self._entries[model_name] = entry
+        return pick_version(entry, model_name, model_version)
+
+    async def startup_models(self) -> list[str]:
+        """The names of the models that were loaded when a server started.
+
+        Raises:
+            StoreUnavailable: Redis cannot be asked.
+        """
+        changes_seen = self._changes_seen
+        if self._startup_models is not None and self._startup_models[0] == changes_seen:
+            return self._startup_models[1]
+        entries = await asyncio.to_thread(self._registry.snapshot)
+        names = [
+            name
+            for name, entry in entries.items()
+            if any(spec.is_loaded_at_startup for spec in entry.versions.values())
+        ]
+        self._startup_models = (changes_seen, names) if self._is_listening else None
+        return names
+
+    def forget(self, model_name: str) -> None:
+        """The next request for this model asks the registry."""
+        self._changes_seen += 1
+        self._entries.pop(model_name, None)
+
+    async def _look_up_together(self, model_name: str) -> ModelEntry | None:
+        """Requests that ask while somebody does share the answer, and go on in their order."""
+        question = (model_name, self._changes_seen)
+        asked = self._asked.get(question)
+        is_first = asked is None
+        if asked is None:
+            asked = asyncio.ensure_future(self._look_up_soon(model_name))
+            self._asked[question] = asked
+            asked.add_done_callback(lambda _: self._asked.pop(question))
+        entry = await asyncio.shield(asked)
+        if entry is None and not is_first:
+            # The answer is as old as the first one's question; the model may have come since.
+            entry = await self._look_up_soon(model_name)
+        return entry
+
+    async def _look_up_soon(self, model_name: str) -> ModelEntry | None:
+        now = asyncio.get_running_loop().time
+        end = now() + RESTORED_WITHIN_S
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_UP_PATIENCE_S):
+                    entry, epoch = await asyncio.to_thread(self._ask, model_name)
+            except TimeoutError:
+                # The thread goes on waiting: it learns late that Redis is cut off. Threads are few,
+                # so requests do not wait for it.
+                raise store_unavailable() from None
+            except StoreUnavailable as error:
+                # The channel may be open, where new connections are refused.
+                self._outage.note("look up", error)
+                raise
+            self._outage.over("look up")
+            self._note(epoch)
+            is_whole = not self._is_emptied and now() >= self._restored_at
+            if entry is not None or is_whole:
+                return entry
+            if now() >= end:
+                raise queue_lost()
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    def _ask(self, model_name: str) -> tuple[ModelEntry | None, str]:
+        """The entry, and the epoch. Runs in a thread, and changes nothing here."""
+        # In this order: what was not there before Redis was restored must not pass for unknown.
+        return self._registry.get(model_name), self._registry.epoch()
+
+    def _note(self, epoch: str) -> None:
+        """Redis has this epoch now. If that is missing, or not the last one, it was emptied."""
+        if epoch == self._epoch or not self._epoch:
+            self._epoch, self._is_emptied = epoch, False
+            return
+        self._is_emptied = not epoch
+        if epoch:
+            self._epoch = epoch
+            self._restored_at = asyncio.get_running_loop().time() + RESTORED_WITHIN_S
+            # What nobody restores would stay known for ever.
+            self._changes_seen += 1
+            self._entries.clear()
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                await self._follow_changes()
+            except (*AWAY, StoreUnavailable) as error:
+                self._outage.note("listen", error)
+                await asyncio.sleep(RECONNECT_S)
+
+    async def _follow_changes(self) -> None:
+        client = connect_async(self._redis_url)
+        try:
+            async with client, contextlib.aclosing(changed_models(client)) as changes:
+                async for model_name in changes:
+                    if model_name is None:
+                        await self._refresh()
+                        self._is_listening = True
+                        self._outage.over("listen", is_for_all=True)
+                    else:
+                        self.forget(model_name)
+        finally:
+            self._is_listening = False
+
+    async def _refresh(self) -> None:
+        # While the channel was deaf, anything may have changed. What Redis has lost is looked up
+        # when it is asked for: a node is about to restore it.
+        self._changes_seen += 1
+        known, epoch = await asyncio.to_thread(self._ask_for_all)
+        self._note(epoch)
+        self._entries = {name: known[name] for name in self._entries if name in known}
+
+    def _ask_for_all(self) -> tuple[dict[str, ModelEntry], str]:
+        return self._registry.snapshot(), self._registry.epoch()

@@ -1,0 +1,51 @@
+"""Listening for ever to what changes in the registry."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import redis
+
+from batching.store import keys
+from batching.store.clients import AsyncClient
+from batching.store.redis_errors import REFUSED
+
+SILENCE_S = 2.0
+
+
+async def changed_models(client: AsyncClient) -> AsyncGenerator[str | None, None]:
+    """Yields None once the channel is heard, then the name of each model that has changed.
+
+    A server that is silent is asked whether it lives: one that is frozen, or cut off, would
+    otherwise be listened to for ever while its successor announces to others.
+
+    Raises:
+        RedisError, OSError: the channel is broken; what was announced meanwhile is lost.
+    """
+    is_asked = is_heard = False
+    async with client.pubsub() as channel:
+        await channel.subscribe(keys.CHANGES)
+        while True:
+            message = await _next_message(channel, may_refuse=is_heard)
+            if message is None:
+                if is_asked:
+                    raise redis.TimeoutError("no answer on the channel of changes")
+                await channel.ping()
+            elif message["type"] == "message":
+                yield message["data"].decode(errors="replace")
+            elif message["type"] == "subscribe":
+                if is_heard:
+                    raise redis.ConnectionError("the channel of changes was broken meanwhile")
+                is_heard = True
+                yield None
+            is_asked = message is None
+
+
+async def _next_message(channel: AsyncClient, *, may_refuse: bool) -> dict[str, Any] | None:
+    """What comes within SILENCE_S; a PING's answer has the type `pong`."""
+    try:
+        return await channel.get_message(timeout=SILENCE_S)  # type: ignore[no-any-return]
+    except REFUSED:
+        # A server that cannot write to its disk refuses PINGs. It lives, and announces.
+        if may_refuse:
+            return {"type": "pong"}
+        raise

@@ -1,0 +1,160 @@
+"""Control jobs: work for any one node, through RQ. Never an inference.
+
+RQ's default serializer is pickle, which would let anybody who reaches Redis run code; JSON here.
+"""
+
+import logging
+import time
+from dataclasses import fields
+from typing import Any
+
+from rq import Queue
+from rq.job import Job, JobStatus
+from rq.results import Result
+from rq.serializers import JSONSerializer
+
+from batching import errors
+from batching.models.spec import ArchiveInfo
+from batching.store.clients import Client, for_rq
+from batching.store.ingress_side.refusals import store_unavailable
+from batching.store.redis_errors import AWAY, FORBIDDEN
+
+QUEUE_NAME = "ferry-control"
+INSPECT_ARCHIVE = "workers.control_jobs.inspect_archive"
+RESULT_TTL_S = 60
+
+# A job's worker notes once in JOB_BEAT_S that it is at it. Ten are missing when it has gone for
+# good, and not only waits for its disk; then another node begins.
+JOB_BEAT_S = 1.0
+LOST_AFTER_S = 10.0
+RETRY_S = 0.2
+
+_ARCHIVE_FIELDS = [spec.name for spec in fields(ArchiveInfo)]
+_WAITS = b"waits"
+
+log = logging.getLogger(__name__)
+
+
+class _JobLost(Exception):
+    """The job's node has gone or could not report the result, or Redis has forgotten the job."""
+
+
+class ControlQueue:
+    """Enqueues control jobs and waits for what they return."""
+
+    def __init__(self, client: Client) -> None:
+        self._queue = Queue(QUEUE_NAME, connection=for_rq(client), serializer=JSONSerializer)
+
+    def inspect_archive(
+        self, url: str, *, timeout_s: float, may_be_downloaded: bool = False
+    ) -> ArchiveInfo:
+        """A node has fetched the archive and verified it. Blocks up to `timeout_s`.
+
+        Args:
+            url: as registered.
+            timeout_s: for the download, too.
+            may_be_downloaded: an archive that was downloaded from this URL before is taken as it
+                is; otherwise its being there is an error.
+
+        Raises:
+            ServeError: what the node found wrong, word for word.
+            RequestTimeout: no node took the job, or it took too long.
+            WorkerDied: the node that had it went away, and so did a second one.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        for is_second in (False, True):
+            left_s = deadline_s - time.monotonic()
+            # What the first node has downloaded may be in a store that the second one shares.
+            known = may_be_downloaded or is_second
+            try:
+                return _archive_of(self._run(INSPECT_ARCHIVE, url, known, timeout_s=left_s))
+            except _JobLost:
+                log.warning("lost control job url=%s: its node has gone, or Redis forgot it", url)
+        # A third time would be one node more, if it is the archive that ends them.
+        raise errors.WorkerDied(
+            f"Two nodes ended while they inspected the archive: {url}. Their logs may say why."
+        )
+
+    def _run(self, function: str, *arguments: Any, timeout_s: float) -> Any:
+        try:
+            job = self._queue.enqueue(
+                function,
+                args=arguments,
+                job_timeout=max(1, int(timeout_s)),
+                ttl=max(1, int(timeout_s)),
+                result_ttl=RESULT_TTL_S,
+                failure_ttl=RESULT_TTL_S,
+            )
+            result = self._result(job, timeout_s)
+        except AWAY as error:
+            raise store_unavailable(error) from error
+        if result is None:
+            raise errors.RequestTimeout(
+                f"No node has fetched and checked the archive within {timeout_s:.0f} s. The nodes' "
+                "logs may say why."
+            )
+        if result.type is not Result.Type.SUCCESSFUL:
+            # Ours return their errors: it could not tell Redis that it has ended.
+            raise _JobLost
+        return unwrap(result.return_value)
+
+    def _result(self, job: Job, timeout_s: float) -> Result | None:
+        """What became of the job; None after `timeout_s`.
+
+        Raises:
+            _JobLost: nobody is at it, or Redis has been away for as long as that takes to see.
+            RedisError: this user may not ask.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        pulse: bytes | str = b""
+        changed_at_s = time.monotonic()
+        while time.monotonic() < deadline_s:
+            before, is_heard = pulse, False
+            try:
+                # RQ blocks in XREAD; slices stay below the client's socket time-out.
+                if result := job.latest_result(timeout=1):
+                    return result
+                pulse, is_heard = self._pulse(job), True
+            except FORBIDDEN:
+                raise  # which no node can help
+            except AWAY:
+                time.sleep(RETRY_S)
+            if is_heard and (pulse != before or pulse == _WAITS):
+                changed_at_s = time.monotonic()
+            elif time.monotonic() - changed_at_s > LOST_AFTER_S:
+                raise _JobLost
+        return None
+
+    def _pulse(self, job: Job) -> bytes | str:
+        """What changes each second while somebody is at the job, or that it waits.
+
+        It is only compared with itself: clocks of two machines differ. A job that has left the
+        queue counts as begun, though RQ says so a moment later.
+        """
+        status, beat = job.connection.hmget(job.key, "status", "last_heartbeat")
+        is_queued = status == JobStatus.QUEUED.encode() and job.id in self._queue.job_ids
+        return _WAITS if is_queued else beat or b""
+
+
+def _archive_of(record: dict[str, Any]) -> ArchiveInfo:
+    # A node of another version may tell more, or less.
+    return ArchiveInfo(**{name: record[name] for name in _ARCHIVE_FIELDS if name in record})
+
+
+def wrap_error(error: errors.ServeError) -> dict[str, Any]:
+    """A JSON object that `unwrap` turns into the same error on the other side."""
+    return {"error": type(error).__name__, "message": error.message}
+
+
+def unwrap(outcome: Any) -> Any:
+    """The value of a job's outcome, `{"value": ...}` or `{"error": ..., "message": ...}`.
+
+    Raises:
+        ServeError: the error that the job met; an unknown class name becomes InternalError.
+    """
+    if "error" not in outcome:
+        return outcome["value"]
+    kind = getattr(errors, str(outcome["error"]), errors.InternalError)
+    if not (isinstance(kind, type) and issubclass(kind, errors.ServeError)):
+        kind = errors.InternalError
+    raise kind(str(outcome["message"]))

@@ -1,0 +1,60 @@
+"""How far the downloads of archives have come: a node notes it, an ingress tells it."""
+
+import contextlib
+from dataclasses import dataclass
+
+from batching.store import keys
+from batching.store.clients import Client
+from batching.store.ingress_side.refusals import store_unavailable
+from batching.store.record_reader import RecordReader
+from batching.store.redis_errors import AWAY
+
+_TTL_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """An archive on its way into a model store. `total_bytes` is 0 when the sender does not say."""
+
+    url: str
+    done_bytes: int
+    total_bytes: int
+
+
+class Downloads:
+    """What is being downloaded now, by whatever node."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._records = RecordReader("download", _progress)
+
+    def note(self, download: Download) -> None:
+        """The download has come so far. Decoration: what Redis refuses is not noted."""
+        progress = f"{download.done_bytes}/{download.total_bytes}"
+        with contextlib.suppress(*AWAY), self._client.pipeline(transaction=False) as pipe:
+            pipe.hset(keys.DOWNLOADS, download.url, progress)
+            pipe.expire(keys.DOWNLOADS, _TTL_S)
+            pipe.execute()
+
+    def forget(self, url: str) -> None:
+        """The download has ended, one way or the other."""
+        with contextlib.suppress(*AWAY):
+            self._client.hdel(keys.DOWNLOADS, url)
+
+    def all(self) -> list[Download]:
+        """The downloads under way, sorted by URL.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        try:
+            records = self._client.hgetall(keys.DOWNLOADS)
+        except AWAY as error:
+            raise store_unavailable(error) from error
+        found = self._records.read(records)
+        return [Download(url, *progress) for url, progress in sorted(found.items())]
+
+
+def _progress(text: bytes) -> tuple[int, int]:
+    done, _, total = text.partition(b"/")
+    return int(done), int(total)

@@ -1,0 +1,63 @@
+"""What `submit` reads of a version's registration: a hash that lies beside the version's queue.
+
+What else is permanent there gets a TTL when the version is unregistered: nodes delete it, but none
+may be left.
+"""
+
+from batching.models.spec import ModelSpec, VersionKey
+from batching.store.clients import Client, at
+from batching.store.ingress_side.refusals import telling_unavailable
+from batching.store.keys import UNREGISTERED_TTL_MS, VersionKeys
+
+
+class QueueConfigs:
+    """Writes and deletes configurations; all raise StoreUnavailable when Redis does not answer."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def write(self, spec: ModelSpec) -> None:
+        """The version has the configuration of this registration."""
+        names = VersionKeys.of(spec.key)
+        client = at(self._client, names.tag)
+        with telling_unavailable(), client.pipeline(transaction=False) as pipe:
+            pipe.hset(names.config, mapping=_fields(spec))
+            _keep(pipe, names)
+            pipe.execute()
+
+    def complete(self, spec: ModelSpec) -> None:
+        """The version has a configuration: that of this registration where there was none."""
+        names = VersionKeys.of(spec.key)
+        client = at(self._client, names.tag)
+        with telling_unavailable():
+            # Asked first: at maxmemory even an HSETNX that would change nothing is refused.
+            known = client.hkeys(names.config)
+            missing = {name: n for name, n in _fields(spec).items() if name.encode() not in known}
+            if missing:
+                with client.pipeline(transaction=False) as pipe:
+                    for field, value in missing.items():
+                        pipe.hsetnx(names.config, field, value)
+                    _keep(pipe, names)
+                    pipe.execute()
+
+    def delete(self, key: VersionKey) -> None:
+        """The version has none, so that nothing can be submitted to it; what is left has a TTL."""
+        names = VersionKeys.of(key)
+        client = at(self._client, names.tag)
+        with telling_unavailable():
+            client.delete(names.config)
+            with client.pipeline(transaction=False) as pipe:
+                for name in names.permanent() - {names.config}:
+                    pipe.pexpire(name, UNREGISTERED_TTL_MS)
+                pipe.execute()
+
+
+def _keep(pipe: Client, names: VersionKeys) -> None:
+    # An earlier version of that name may have been unregistered a moment ago.
+    for name in names.permanent() - {names.config}:
+        pipe.persist(name)
+
+
+def _fields(spec: ModelSpec) -> dict[str, int]:
+    # max_queue comes last: with it there is such a version.
+    return {"job_ticket": int(spec.use_job_ticket), "max_queue": spec.job_queue_size}

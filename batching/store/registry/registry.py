@@ -1,0 +1,345 @@
+"""The model registry: what is registered, how many workers each node should run, who is alive.
+
+A model is one JSON record in one hash, changed under WATCH, so that two managers cannot overwrite
+each other. The configuration that `submit` reads lives with the queue of the version.
+"""
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import replace
+
+from batching.errors import Conflict, RecordUnreadable, VersionInUse, VersionNotFound
+from batching.models.entry import ModelEntry, existing, pick_version, specs_of, still_registered
+from batching.models.spec import ModelSpec, VersionKey
+from batching.models.statuses import NodeStatus, QueueStatus, StoreStatus, WorkerStatus
+from batching.store import keys
+from batching.store.clients import Client, at
+from batching.store.ingress_side.refusals import telling_unavailable
+from batching.store.keys import VersionKeys
+from batching.store.record_reader import UNREADABLE, RecordReader, ids_of
+from batching.store.registry.queue_configs import QueueConfigs
+from batching.store.registry.transactions import transact
+from batching.store.scripts.loader import script
+
+CONFIRMATION_S = 5.0
+
+
+class Registry:
+    """Reads and changes the registry."""
+
+    def __init__(self, client: Client, *, dead_after_s: float = 3.0) -> None:
+        self._client = client
+        self._configs = QueueConfigs(client)
+        self._dead_after_ms = int(dead_after_s * 1000)
+        self._living = script(client, "living")
+        self._measure = script(client, "measure")
+        self._entries = RecordReader("model", ModelEntry.from_json)
+        self._workers = RecordReader("worker", WorkerStatus.from_json)
+        self._nodes = RecordReader("node", NodeStatus.from_json)
+        self._counters = RecordReader("counter", int)
+
+    def get(self, model_name: str) -> ModelEntry | None:
+        """The model's entry, or None.
+
+        Raises:
+            RecordUnreadable: there is one that nobody can read.
+        """
+        with telling_unavailable():
+            text = self._client.hget(keys.MODELS, model_name)
+        return _entry(model_name, text)
+
+    def snapshot(self, former: Mapping[str, ModelEntry] | None = None) -> dict[str, ModelEntry]:
+        """The whole registry; models whose record cannot be read are as in a former one, if any."""
+        with telling_unavailable():
+            records = self._client.hgetall(keys.MODELS)
+        return self._entries.read(records, former)
+
+    def specs(self) -> list[ModelSpec]:
+        """All versions of all models."""
+        return specs_of(self.snapshot().values())
+
+    def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
+        """The version that a request for this name (and version) means.
+
+        Raises:
+            ModelNotFound: no such model.
+            VersionNotFound: no such version of it.
+        """
+        return pick_version(self.get(model_name), model_name, model_version)
+
+    def create(self, spec: ModelSpec) -> None:
+        """The version is registered; the first version of a model is its default.
+
+        Raises:
+            Conflict: this version of this model is registered already.
+        """
+
+        def change(entry: ModelEntry | None) -> ModelEntry:
+            if entry is None:
+                return ModelEntry(spec.model_version, {spec.model_version: spec})
+            if spec.model_version in entry.versions:
+                raise Conflict(
+                    f"Model version {spec.model_version} is already registered for model "
+                    f"{spec.model_name}"
+                )
+            return entry.with_spec(spec)
+
+        # Before, so that a version without a configuration never stays; afterwards, because the
+        # removal of an earlier version of that name may have been under way.
+        self._configs.complete(spec)
+        self._change(spec.model_name, change)
+        self._configs.write(spec)
+
+    def restore(self, entries: Iterable[ModelEntry]) -> None:
+        """Versions that Redis has lost are registered again; those it knows stay as they are."""
+        for entry in entries:
+            specs = list(entry.versions.values())
+            for spec in specs:
+                self._configs.complete(spec)
+            self._change(specs[0].model_name, entry.completed_by)
+
+    def repair(self, entries: Iterable[ModelEntry]) -> None:
+        """Each of these versions that is registered has its configuration."""
+        for spec in specs_of(entries):
+            self._repair(spec)
+
+    def epoch(self) -> str:
+        """An id that lasts until Redis is emptied; empty from then on until `mark` sets another."""
+        with telling_unavailable():
+            epoch = self._client.get(keys.EPOCH)
+        return epoch.decode() if epoch else ""
+
+    def mark(self) -> str:
+        """The epoch, which begins now if there is none.
+
+        From now on an emptied Redis can be told from an empty registry.
+        """
+        if epoch := self.epoch():
+            return epoch  # also at maxmemory, where even a SET that would change nothing is refused
+        with telling_unavailable():
+            self._client.set(keys.EPOCH, uuid.uuid4().hex, nx=True)
+        return self.epoch()
+
+    def is_lost(self) -> bool:
+        """Whether Redis was emptied, and nobody has marked it since."""
+        return not self.epoch()
+
+    def scale(self, key: VersionKey, min_worker: int, max_worker: int) -> ModelSpec:
+        """Each node is asked to run `min_worker` workers of this version.
+
+        Raises:
+            ModelNotFound: no such model.
+            VersionNotFound: no such version of it.
+        """
+
+        def change(entry: ModelEntry | None) -> ModelEntry:
+            spec = pick_version(entry, *key)
+            return existing(entry, key.model_name).with_spec(spec.scaled(min_worker, max_worker))
+
+        scaled = pick_version(self._change(key.model_name, change), *key)
+        # What has no worker a server of a cluster forgets, and no node notices.
+        self._repair(scaled)
+        return scaled
+
+    def set_default(self, model_name: str, model_version: str) -> None:
+        """Requests without a version go to this one.
+
+        Raises:
+            ModelNotFound: no such model.
+            VersionNotFound: no such version of it.
+        """
+
+        def change(entry: ModelEntry | None) -> ModelEntry:
+            known = existing(entry, model_name)
+            if model_version not in known.versions:
+                raise VersionNotFound(
+                    f"Model version {model_version} does not exist for model {model_name}"
+                )
+            return replace(known, default_version=model_version)
+
+        self._change(model_name, change)
+
+    def remove(self, key: VersionKey, *, only: ModelSpec | None = None) -> None:
+        """The version is gone from the registry; nodes stop its workers, submits are refused.
+
+        Args:
+            key: of the version.
+            only: where given, it is removed if it is this registration, which has failed; if it
+                is the default, another version becomes so.
+
+        Raises:
+            ModelNotFound: no such model.
+            VersionNotFound: no such version of it, or another registration.
+            VersionInUse: it is the default and other versions remain.
+        """
+
+        def change(entry: ModelEntry | None) -> ModelEntry | None:
+            known = existing(entry, key.model_name)
+            pick_version(known, *key)
+            if only is not None:
+                still_registered(known, only)
+            elif key.model_version == known.default_version and len(known.versions) > 1:
+                raise VersionInUse(f"Cannot remove default version for model {key.model_name}")
+            return known.without(key.model_version)
+
+        self._change(key.model_name, change)
+        # Without it submit refuses; nodes then answer what still waits.
+        self.close_queue(key)
+
+    def remove_unreadable(self, model_name: str) -> None:
+        """A record that nobody can read is gone; nodes end what they know of the model's versions.
+
+        One that can be read stays.
+        """
+
+        def transaction(pipe: Client) -> None:
+            text = pipe.hget(keys.MODELS, model_name)
+            pipe.multi()
+            try:
+                _entry(model_name, text)
+            except RecordUnreadable:
+                pipe.hdel(keys.MODELS, model_name)
+                pipe.publish(keys.CHANGES, model_name)
+
+        with telling_unavailable():
+            transact(self._client, transaction, keys.MODELS)
+
+    def close_queue(self, key: VersionKey) -> None:
+        """Nothing can be submitted to the version any more, unless it is registered."""
+        self._configs.delete(key)
+        if again := self._versions_of(key.model_name).get(key.model_version):
+            # Somebody has registered it again before its configuration was deleted.
+            self._configs.write(again)
+
+    def workers(self, key: VersionKey, alive: Set[str] | None = None) -> list[WorkerStatus]:
+        """The workers of live nodes, by node and slot.
+
+        Whoever asks for many versions passes what `alive_nodes` said, and each costs one round trip
+        less.
+        """
+        version_keys = VersionKeys.of(key)
+        with telling_unavailable():
+            records = at(self._client, version_keys.tag).hgetall(version_keys.workers)
+        if alive is None:
+            alive = self.alive_nodes() if records else frozenset()
+        statuses = self._workers.read(records).values()
+        return sorted(
+            (status for status in statuses if status.node_id in alive),
+            key=lambda status: (status.node_id, status.slot, status.started_at),
+        )
+
+    def nodes(self) -> list[NodeStatus]:
+        """The nodes whose last beat is young enough."""
+        with telling_unavailable():
+            records = self._client.hgetall(keys.NODE_INFO)
+        alive = self.alive_nodes()
+        nodes = self._nodes.read(records)
+        return [node for node_id, node in sorted(nodes.items()) if node_id in alive]
+
+    def alive_nodes(self) -> set[str]:
+        """The ids of the nodes whose last beat is young enough."""
+        with telling_unavailable():
+            [members] = self._living(keys=[keys.NODES], args=[self._dead_after_ms, "alive"])
+        return set(ids_of(members))
+
+    def require_writable(self) -> None:
+        """Redis takes writes; this one changes nothing.
+
+        Raises:
+            StoreUnavailable: it takes none, the beats of nodes included.
+        """
+        with telling_unavailable():
+            self._client.hdel(keys.NODE_INFO, "")
+
+    def queue(self, spec: ModelSpec) -> QueueStatus:
+        """How many requests wait now, and what has become of the others since registration."""
+        names = VersionKeys.of(spec.key)
+        with telling_unavailable():
+            waiting, open_requests, oldest_age_us, *counters = self._measure(
+                keys=[names.queue, names.solo, names.open, names.counters],
+                client=at(self._client, names.tag),
+            )
+        pairs = zip(counters[::2], counters[1::2], strict=True)
+        return QueueStatus(
+            waiting=waiting,
+            capacity=spec.job_queue_size,
+            open_requests=open_requests,
+            oldest_age_s=int(oldest_age_us) / 1e6,
+            counters=self._counters.read(dict(pairs)),
+        )
+
+    @contextlib.contextmanager
+    def changes(self) -> Iterator[Callable[[float], bool]]:
+        """Yields `wait(timeout_s)`: true once the registry or a worker's state has changed."""
+        with telling_unavailable(), self._client.pubsub(ignore_subscribe_messages=True) as listener:
+            listener.subscribe(keys.CHANGES)
+            # The confirmation; without it a change could be missed, and `wait` would end with it.
+            listener.get_message(timeout=CONFIRMATION_S)
+
+            def wait(timeout_s: float) -> bool:
+                with telling_unavailable():
+                    return listener.get_message(timeout=timeout_s) is not None
+
+            yield wait
+
+    def announce(self, model_name: str) -> None:
+        """Everybody who waits for changes looks again."""
+        with telling_unavailable():
+            self._client.publish(keys.CHANGES, model_name)
+
+    def store(self) -> StoreStatus:
+        """How Redis is; of a cluster, the node that answers."""
+        started_s = time.perf_counter()
+        with telling_unavailable():
+            self._client.ping()
+            round_trip_s = time.perf_counter() - started_s
+            info = self._client.info("memory", "clients", "stats")
+        return StoreStatus(
+            round_trip_s=round_trip_s,
+            memory_used_bytes=int(info.get("used_memory", 0)),
+            memory_limit_bytes=int(info.get("maxmemory", 0)),
+            clients=int(info.get("connected_clients", 0)),
+            commands=int(info.get("total_commands_processed", 0)),
+            evicted_keys=int(info.get("evicted_keys", 0)),
+        )
+
+    def _versions_of(self, model_name: str) -> Mapping[str, ModelSpec]:
+        entry = self.get(model_name)
+        return entry.versions if entry else {}
+
+    def _repair(self, spec: ModelSpec) -> None:
+        self._configs.complete(spec)
+        if spec.model_version not in self._versions_of(spec.model_name):
+            # It was removed meanwhile, its configuration perhaps before this one came.
+            self.close_queue(spec.key)
+
+    def _change(
+        self, model_name: str, change: Callable[[ModelEntry | None], ModelEntry | None]
+    ) -> ModelEntry | None:
+        """The entry as it is now."""
+
+        def transaction(pipe: Client) -> ModelEntry | None:
+            text = pipe.hget(keys.MODELS, model_name)
+            entry = change(_entry(model_name, text))
+            pipe.multi()
+            if entry is None:
+                pipe.hdel(keys.MODELS, model_name)
+            else:
+                pipe.hset(keys.MODELS, model_name, entry.to_json())
+            pipe.publish(keys.CHANGES, model_name)
+            return entry
+
+        with telling_unavailable():
+            return transact(self._client, transaction, keys.MODELS)
+
+
+def _entry(model_name: str, text: bytes | None) -> ModelEntry | None:
+    try:
+        return ModelEntry.from_json(text) if text is not None else None
+    except UNREADABLE as error:
+        raise RecordUnreadable(
+            f"What is registered as {model_name} cannot be read. Unregister the model as a whole, "
+            "and register it anew."
+        ) from error

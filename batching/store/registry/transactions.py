@@ -1,0 +1,43 @@
+"""Transactions: changes of a record that nobody else may have changed since it was read."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import redis
+
+from batching.store.clients import Client
+from batching.store.redis_errors import UNHEARD
+
+PATIENCE_S = 0.8  # as a submit's
+RETRY_S = 0.05
+
+T = TypeVar("T")
+
+
+def transact(client: Client, change: Callable[[Client], T], name: str) -> T:
+    """Executes in one step what `change` puts into its pipeline; returns what `change` returned.
+
+    `change` is called again whenever somebody else has changed the key since it was read. redis-py
+    raises the same WatchError if the connection was lost or refused meanwhile. Then it is called
+    again for PATIENCE_S only: a replica, which takes no writes, would be asked for ever.
+
+    Raises:
+        RedisError: the connection's error, or a refusal.
+    """
+    end_s = time.monotonic() + PATIENCE_S
+    with client.pipeline() as pipe:
+        while True:
+            try:
+                pipe.watch(name)
+                changed = change(pipe)
+                pipe.execute()
+            except redis.WatchError as error:
+                lost = error.__context__
+                if not isinstance(lost, UNHEARD):
+                    continue
+                if time.monotonic() > end_s:
+                    raise lost from None
+                time.sleep(RETRY_S)
+            else:
+                return changed

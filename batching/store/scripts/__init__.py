@@ -1,0 +1,1 @@
+"""Holds one Lua script per verb of the queue, and loads them."""

@@ -1,0 +1,1 @@
+"""Claims requests, waits for them, and replies."""

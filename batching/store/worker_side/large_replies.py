@@ -1,0 +1,59 @@
+"""Stores replies that are too large for a script, a few megabytes at a time."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from redis.exceptions import OutOfMemoryError
+
+from batching.protocol import INLINE_LIMIT_BYTES, Owned
+from batching.store.clients import Client
+from batching.store.keys import REPLY_TTL_MS
+
+# What is written at once of a batch's large replies; each is copied on the way.
+WRITE_BYTES = 4 * 1024 * 1024
+
+
+class LargeReplyWriter:
+    """One of a worker; raises redis' own errors, and may be called again after one."""
+
+    def __init__(self, client: Client, prefix: str) -> None:
+        self._client = client
+        self._prefix = prefix
+
+    def store(self, items: Sequence[Owned], values: Sequence[bytes]) -> set[Owned]:
+        """Stores the replies that are too large for a script; returns whose were stored."""
+        stored: set[Owned] = set()
+        large = [
+            pair for pair in zip(items, values, strict=True) if len(pair[1]) > INLINE_LIMIT_BYTES
+        ]
+        for some in _in_writes(large):
+            with self._client.pipeline(transaction=False) as pipe:
+                for item, value in some:
+                    # The attempt is part of the name, so a stale worker cannot overwrite a newer
+                    # answer.
+                    name = f"{self._prefix}{item.request_id}:{item.attempt}"
+                    pipe.set(name, value, px=REPLY_TTL_MS)
+                results = pipe.execute(raise_on_error=False)
+            for (item, _), result in zip(some, results, strict=True):
+                if not isinstance(result, Exception):
+                    stored.add(item)
+                elif not isinstance(result, OutOfMemoryError):
+                    raise result
+                # At maxmemory the script frees the request first, and may then store what a plain
+                # SET may not.
+        return stored
+
+
+def _in_writes(
+    replies: Iterable[tuple[Owned, bytes]],
+) -> Iterator[list[tuple[Owned, bytes]]]:
+    """The same in groups, none of which is larger than WRITE_BYTES but by its last reply."""
+    group: list[tuple[Owned, bytes]] = []
+    size_bytes = 0
+    for reply in replies:
+        group.append(reply)
+        size_bytes += len(reply[1])
+        if size_bytes > WRITE_BYTES:
+            yield group
+            group, size_bytes = [], 0
+    if group:
+        yield group

@@ -1,0 +1,271 @@
+"""The worker's verbs on one model version's queue: claim, reply, and waiting for work."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+from redis.exceptions import OutOfMemoryError
+
+from batching.batcher import Nothing, Partial
+from batching.handover import Handover
+from batching.models.spec import VersionKey
+from batching.protocol import (
+    INLINE_LIMIT_BYTES,
+    Batch,
+    Claimed,
+    Owned,
+    ProtocolError,
+    Reply,
+    ReplyChunk,
+    Request,
+)
+from batching.store.clients import Client, at
+from batching.store.connections.held_connection import ScriptConnection
+from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
+from batching.store.open_records import read_record
+from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_keys
+from batching.store.redis_errors import AWAY
+from batching.store.scripts.loader import script
+from batching.store.worker_side.large_replies import LargeReplyWriter
+from batching.store.worker_side.parked_pop import ParkedPop
+from batching.store.worker_side.wakeups import Bell
+
+log = logging.getLogger(__name__)
+
+MIN_WAIT_S = 0.001
+
+# What of one answer may wait for a slow client in Redis: a MiB.
+CHUNK_LIMIT_BYTES = INLINE_LIMIT_BYTES
+MAX_WAITING_CHUNKS = 64
+
+
+class ReplyCode(IntEnum):
+    """What `reply.lua` answers for one request."""
+
+    UNWANTED = 0
+    STORED = 1
+    STORED_BEFORE = 2
+    STALE = 3
+
+
+class ChunkCode(IntEnum):
+    """What `chunk.lua` answers for one piece."""
+
+    UNWANTED = 0
+    STORED = 1
+    STORED_BEFORE = 2
+    STALE = 3
+    FULL = 4
+
+
+class WorkerVerbs:
+    """A source of requests for the batcher, and the way back for replies.
+
+    Raises redis' own errors; every call may be repeated after one.
+    """
+
+    def __init__(self, client: Client, key: VersionKey, worker_id: str, dead_after_ms: int) -> None:
+        self._worker_id = worker_id
+        self._dead_after_ms = dead_after_ms
+        self._keys = keys = VersionKeys.of(key)
+        self._client = client = at(client, keys.tag)
+        self._lease = keys.lease_prefix + worker_id
+        self._scripts = ScriptConnection(client)
+        self._large_replies = LargeReplyWriter(client, keys.large_reply_prefix)
+        self._chunk = script(client, "chunk")
+        self._reclaim = script(client, "reclaim")
+        self._recover_keys = reclaim_keys(key, worker_id)
+        self._recover_arguments = reclaim_arguments(worker_id, ReclaimMode.RECOVERED)
+        self._more = ParkedPop(client, keys.more_prefix + worker_id)
+        self._bell = Bell(client, keys.bell)
+        self._handover = Handover()
+        self._window_end: float | None = None  # by the monotonic clock; None: no claim ends one
+        self._claim_keys = [
+            keys.queue,
+            keys.solo,
+            keys.bell,
+            keys.gather,
+            keys.open,
+            keys.counters,
+            keys.worker_beats,
+            keys.ingress_beats,
+            self._lease,
+            keys.body_prefix,
+            keys.reply_prefix,
+            keys.done_prefix,
+        ]
+        self._reply_keys = [
+            self._lease,
+            keys.open,
+            keys.counters,
+            keys.body_prefix,
+            keys.reply_prefix,
+            keys.large_reply_prefix,
+            keys.done_prefix,
+            keys.solo,
+        ]
+        self._chunk_keys = [keys.open, keys.chunk_prefix, keys.done_prefix, self._lease]
+
+    def give_tickets(self) -> None:
+        """From now on requests are accepted for this worker while it is idle, as it is now."""
+        self._claim_keys.append(self._keys.idle)
+        self._reply_keys.append(self._keys.idle)
+        self.reply([], [])
+
+    def claim(self, limit: int, patience_s: float) -> Batch | Partial | Nothing:
+        """Ownership of up to `limit` requests, unless a partial batch may wait for more."""
+        try:
+            answer = self._run_claim(limit, patience_s)
+        except OutOfMemoryError:
+            # A window cannot be opened at maxmemory; taking what is there frees some.
+            answer = self._run_claim(limit, 0.0)
+        window_end, self._window_end = self._window_end, None
+        kind = answer[0]
+        if kind == b"BATCH":
+            if window_end is not None:
+                self._handover.observe(time.monotonic() - window_end)
+            return self._batch(int(answer[1]), answer[2:])
+        if kind == b"WAIT":
+            return Partial(waiting=answer[1], oldest_age_s=int(answer[2]) / 1e6)
+        return Nothing.BUSY if kind == b"BUSY" else Nothing.EMPTY
+
+    def _run_claim(self, limit: int, patience_s: float) -> Any:
+        arguments: list[str | int | bytes] = [
+            self._worker_id,
+            limit,
+            int(patience_s * 1e6),
+            self._dead_after_ms,
+            LEASE_TTL_MS,
+            REPLY_TTL_MS,
+        ]
+        return self._scripts.run("claim", self._claim_keys, arguments)
+
+    def recover(self) -> int:
+        """Gives back what a claim whose answer was lost may have leased to us; returns how many.
+
+        Only while this worker works on nothing. Without it they would wait in the lease of a worker
+        that lives and does not know of them.
+        """
+        recovered: int = 0
+        while True:
+            # A few hundred at once, so that no call holds Redis up for long.
+            again, _, left = self._reclaim(self._recover_keys, self._recover_arguments)
+            recovered += again
+            if left == 0:
+                return recovered
+
+    def reply(self, items: Sequence[Owned], replies: Sequence[Reply]) -> list[ReplyCode]:
+        """Each item has its reply, once, and is owned no more."""
+        values = [
+            item.request_id.encode() + reply.encode()
+            for item, reply in zip(items, replies, strict=True)
+        ]
+        stored = self._large_replies.store(items, values)
+        arguments: list[str | int | bytes] = [self._worker_id, REPLY_TTL_MS]
+        for item, value in zip(items, values, strict=True):
+            arguments += (*item, b"@" if item in stored else value)
+        codes = self._scripts.run("reply", self._reply_keys, arguments)
+        return [ReplyCode(code) for code in codes]
+
+    def send(
+        self, items: Sequence[Owned], chunks: Sequence[ReplyChunk], patience_s: float
+    ) -> list[ChunkCode]:
+        """A piece of each answer waits for its ingress, unless too many do already.
+
+        Args:
+            items: as claimed.
+            chunks: of at most `CHUNK_LIMIT_BYTES` each.
+            patience_s: the next piece, or the reply, comes within this time.
+        """
+        ttl_ms = int(patience_s * 1000) + REPLY_TTL_MS
+        arguments: list[str | int | bytes] = [ttl_ms, REPLY_TTL_MS, MAX_WAITING_CHUNKS]
+        for item, chunk in zip(items, chunks, strict=True):
+            arguments += (item.request_id, item.attempt, chunk.index, chunk.encode())
+        try:
+            return [ChunkCode(code) for code in self._chunk(self._chunk_keys, arguments)]
+        except OutOfMemoryError:
+            return [ChunkCode.FULL] * len(items)
+
+    def wait_more(self, timeout_s: float) -> bool:
+        """Blocks until the batch being collected is full; false after `timeout_s`.
+
+        True, too, once it is interrupted, so that another worker collects. The time ends a little
+        before `timeout_s`: a claim at once then has the batch in hand after it.
+        """
+        end = time.monotonic() + timeout_s
+        wait_s = timeout_s - self._handover.seconds
+        is_full = self._more.wait(max(MIN_WAIT_S, wait_s))
+        self._window_end = None if is_full or wait_s < MIN_WAIT_S else end
+        if self._more.is_interrupted:
+            self._stop_collecting()
+            return True
+        return is_full
+
+    def wait_bell(self, timeout_s: float) -> bool:
+        """Blocks until there may be work; false after `timeout_s` without, or a little later."""
+        return self._bell.wait(timeout_s)
+
+    def interrupt(self) -> None:
+        """Nobody waits for the bell or for a full batch any more; safe in a signal handler."""
+        self._bell.interrupt()
+        self._more.interrupt()
+
+    def ring(self) -> None:
+        """Another idle worker is woken."""
+        self._bell.ring()
+
+    def _stop_collecting(self) -> None:
+        """Another worker may collect, and is woken to do so."""
+        # Nobody else is the collector while this one's window lasts. Where it cannot be said, the
+        # window is over when its key expires.
+        with contextlib.suppress(*AWAY):
+            self._client.delete(self._keys.gather)
+            self.ring()
+
+    def _batch(self, now_us: int, fields: Sequence[bytes]) -> Batch | Nothing:
+        ids = [request_id.decode() for request_id in fields[0::2]]
+        records = [*map(read_record, fields[1::2])]
+        wires = self._with_bodies(ids, [record.wire for record in records])
+        items: list[Claimed] = []
+        unreadable: list[Owned] = []
+        for request_id, record, wire in zip(ids, records, wires, strict=True):
+            attempts, queued_us, age_us, ingress_id, _ = record
+            owned = Owned(request_id, attempts + 1, ingress_id)
+            try:
+                request = Request.decode(wire)
+            except ProtocolError as error:
+                if wire:
+                    log.error("unreadable request=%s: %s", request_id, error)
+                else:  # since the claim its client has left, or Redis was emptied
+                    log.info("request=%s has no body any more", request_id)
+                unreadable.append(owned)
+            else:
+                # Not below nothing, where Redis' clock has stepped back meanwhile.
+                waited_us = max(0, now_us - queued_us + age_us)
+                items.append(Claimed(owned, waited_us, request))
+        if unreadable:
+            self._refuse(unreadable)
+        return Batch(items) if items else Nothing.EMPTY
+
+    def _with_bodies(self, ids: Sequence[str], wires: Sequence[bytes]) -> list[bytes]:
+        """The requests' bytes, those of large ones read from their own keys in one MGET."""
+        large = [request_id for request_id, wire in zip(ids, wires, strict=True) if not wire]
+        if not large:
+            return list(wires)
+        values = self._client.mget([self._keys.body_prefix + request_id for request_id in large])
+        bodies = dict(zip(large, values, strict=True))
+        return [
+            wire or bodies[request_id] or b"" for request_id, wire in zip(ids, wires, strict=True)
+        ]
+
+    def _refuse(self, items: Sequence[Owned]) -> None:
+        reply = Reply(
+            status=500,
+            body=b"The request could not be read.",
+            error_type="InternalServerException",
+            reason="unreadable_request",
+        )
+        self.reply(items, [reply] * len(items))

@@ -1,1 +1,0 @@
-"""What `ferry bench` is made of: load on a URL, runs of it, figures, charts and a page."""

@@ -1,0 +1,1 @@
+"""Makes TorchServe's image handlers faster at equal answers."""

@@ -1,0 +1,1 @@
+"""Holds the commands of `ferry`, one per file."""

@@ -1,0 +1,249 @@
+"""`ferry archive`: packs a model the way torch-model-archiver does, with its flags."""
+
+import glob
+import importlib.metadata
+import io
+import json
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from batching.models.spec import VERSION_PATTERN
+
+BUILT_IN_HANDLERS = (
+    "base_handler",
+    "text_classifier",
+    "image_classifier",
+    "object_detector",
+    "image_segmenter",
+    "dali_image_classifier",
+    "vllm_handler",
+    "trt_llm_handler",
+)
+SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
+MANIFEST_NAME = "MAR-INF/MANIFEST.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the archive shall be called and hold."""
+
+    model_name: str
+    version: str
+    handler: str
+    runtime: str
+    serialized_file: Path | None
+    model_file: Path | None
+    requirements_file: Path | None
+    config_file: Path | None
+    extra_files: str
+
+    def manifest(self) -> str:
+        """MANIFEST.json, with torch-model-archiver's keys in its order."""
+        model = {
+            "modelName": self.model_name,
+            "serializedFile": _name(self.serialized_file),
+            "handler": Path(self.handler).name,
+            "modelFile": _name(self.model_file),
+            "modelVersion": self.version,
+            "requirementsFile": _name(self.requirements_file),
+            "configFile": _name(self.config_file),
+        }
+        manifest = {
+            "createdOn": datetime.now(UTC).astimezone().strftime("%d/%m/%Y %H:%M:%S"),
+            "runtime": self.runtime,
+            "model": {key: value for key, value in model.items() if value},
+            "archiverVersion": importlib.metadata.version("torchferry"),
+        }
+        return json.dumps(manifest, indent=2)
+
+    def files(self) -> dict[str, Path]:
+        """Where each file lies in the archive, and where it comes from.
+
+        Raises:
+            click.ClickException: a file is missing, or two would lie in the same place.
+        """
+        named = (self.model_file, self.serialized_file, self._handler_file())
+        settings = (self.requirements_file, self.config_file)
+        sources = [(file.name, file) for file in (*named, *settings) if file is not None]
+        files: dict[str, Path] = {}
+        for place, source in (*sources, *_extra_files(self.extra_files)):
+            if not files.setdefault(place, source).samefile(source):
+                raise click.ClickException(
+                    f"Two files would both be {place!r} in the archive: {files[place]} and {source}"
+                )
+        return files
+
+    def _handler_file(self) -> Path | None:
+        if self.handler in BUILT_IN_HANDLERS:
+            return None
+        name = self.handler.partition(":")[0]
+        path = Path(name if name.endswith(".py") else f"{name}.py")
+        if not path.is_file():
+            raise click.BadParameter(
+                f"File {str(path)!r} does not exist, and the built-in handlers are: "
+                f"{', '.join(BUILT_IN_HANDLERS)}.",
+                param_hint="'--handler'",
+            )
+        return path
+
+
+def _check_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise click.BadParameter(
+            f"{value!r}: use letters, digits, '_', '-' and '.', beginning with a letter or digit."
+        )
+    return value
+
+
+def _check_version(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if not VERSION_PATTERN.fullmatch(value):
+        raise click.BadParameter(
+            f"{value!r}: no server would register it. Use letters, digits, '.', '_', '+' and '-', "
+            "at most 128 of them, beginning with a letter, digit or '_'."
+        )
+    return value
+
+
+class _Command(click.Command):
+    """Takes `-v=1` for `-v 1`, as torch-model-archiver does."""
+
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        shortened = [re.sub(r"^(-[vrc])=", r"\1", argument) for argument in arguments]
+        return super().parse_args(context, shortened)
+
+
+@click.command(cls=_Command)
+@click.option("--model-name", required=True, callback=_check_name, help="Name to serve under.")
+@click.option(
+    "-v", "--version", required=True, callback=_check_version, help="Version of the model."
+)
+@click.option(
+    "--handler",
+    required=True,
+    help="Python file, file.py:function, or a built-in handler such as image_classifier.",
+)
+@click.option("--serialized-file", type=_FILE, help="Weights: TorchScript, or a state dict.")
+@click.option("--model-file", type=_FILE, help="Python file with the model's class.")
+@click.option(
+    "--extra-files",
+    default="",
+    help="More files, separated by commas; wildcards work; of a folder its content is packed.",
+)
+@click.option(
+    "--runtime", type=click.Choice(["python", "python3"]), default="python", show_default=True
+)
+@click.option(
+    "--export-path",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=".",
+    help="Folder for the archive.  [default: here]",
+)
+@click.option(
+    "--archive-format",
+    type=click.Choice(list(SUFFIXES)),
+    default="default",
+    show_default=True,
+    help="default: .mar; zip-store: .mar, not compressed; tgz: .tar.gz; no-archive: a folder.",
+)
+@click.option("-f", "--force", is_flag=True, help="Overwrite an existing archive.")
+@click.option("-r", "--requirements-file", type=_FILE, help="requirements.txt of the handler.")
+@click.option("-c", "--config-file", type=_FILE, help="model-config.yaml.")
+def archive(export_path: Path, archive_format: str, *, force: bool, **recipe: str) -> None:
+    """Pack a model for serving: weights, handler and extra files in one archive.
+
+    Takes torch-model-archiver's flags and makes the same archives.
+    """
+    packed = Recipe(**recipe)  # type: ignore[arg-type]
+    files = packed.files()
+    target = export_path / f"{packed.model_name}{SUFFIXES[archive_format]}"
+    if target.exists() and not force:
+        raise click.ClickException(f"{target} already exists. Use --force to overwrite it.")
+    try:
+        export_path.mkdir(parents=True, exist_ok=True)
+        _write(target, archive_format, packed, files)
+    except OSError as error:
+        raise click.ClickException(f"Cannot write {target}: {error.strerror or error}") from error
+    click.echo(f"Wrote {target} with {', '.join(files) or 'no files'}.")
+
+
+def _write(target: Path, archive_format: str, recipe: Recipe, files: Mapping[str, Path]) -> None:
+    if archive_format == "no-archive":
+        for place, source in files.items():
+            (target / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target / place)
+        (target / MANIFEST_NAME).parent.mkdir(parents=True, exist_ok=True)
+        (target / MANIFEST_NAME).write_text(recipe.manifest(), encoding="utf-8")
+        return
+    with _replacing(target) as unfinished:
+        if archive_format == "tgz":
+            _write_tar(unfinished, recipe, files)
+        else:
+            method = zipfile.ZIP_STORED if archive_format == "zip-store" else zipfile.ZIP_DEFLATED
+            _write_zip(unfinished, method, recipe, files)
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """A file to write to; it becomes `target` in one step, and is gone if the writing fails."""
+    with tempfile.TemporaryDirectory(prefix=".archive-", dir=target.parent) as folder:
+        unfinished = Path(folder) / target.name
+        yield unfinished
+        unfinished.replace(target)
+
+
+def _write_zip(path: Path, method: int, recipe: Recipe, files: Mapping[str, Path]) -> None:
+    with zipfile.ZipFile(path, "w", method, strict_timestamps=False) as bundle:
+        for place, source in files.items():
+            bundle.write(source, place)
+        bundle.writestr(MANIFEST_NAME, recipe.manifest())
+
+
+def _write_tar(path: Path, recipe: Recipe, files: Mapping[str, Path]) -> None:
+    """Everything lies in a folder of the model's name, as in torch-model-archiver's."""
+    with tarfile.open(path, "w:gz", dereference=True) as bundle:
+        for place, source in files.items():
+            bundle.add(source, f"{recipe.model_name}/{place}")
+        manifest = recipe.manifest().encode()
+        entry = tarfile.TarInfo(f"{recipe.model_name}/{MANIFEST_NAME}")
+        entry.size = len(manifest)
+        bundle.addfile(entry, io.BytesIO(manifest))
+
+
+def _extra_files(patterns: str) -> Iterator[tuple[str, Path]]:
+    """Place in the archive and source: a file under its base name, a folder by its content."""
+    for pattern in filter(None, (part.strip() for part in patterns.split(","))):
+        found = sorted(glob.glob(pattern))  # noqa: PTH207 - a pattern may be absolute
+        if not found:
+            raise click.BadParameter(f"Nothing matches {pattern!r}.", param_hint="'--extra-files'")
+        for path in map(Path, found):
+            if path.is_dir():
+                yield from _folder_files(path)
+            else:
+                yield path.name, path
+
+
+def _folder_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(
+            name for name in folders if not name.startswith((".", "__pycache__", "__MACOSX"))
+        )
+        for name in sorted(names):
+            path = Path(parent) / name
+            yield path.relative_to(folder).as_posix(), path
+
+
+def _name(path: Path | None) -> str:
+    return path.name if path else ""

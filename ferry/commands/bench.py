@@ -1,0 +1,301 @@
+"""`ferry bench`: how much a server takes, and what batching does for a model."""
+
+import contextlib
+import json
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from ferry.api import INFERENCE_TOKEN_VARIABLE, token_header
+from ferry.console import out, warn
+from ferry.load.driver import Load
+from ferry.load.figures import Figures
+from ferry.load.report import HEADS, Point, as_record, table, write_report
+from ferry.load.runs import EXTRA, Sweep, combinations, measure_run, model_of, progress_bar
+from ferry.options import check_header_value, inference_option, json_option, management_option
+
+NO_SUCCESS = "no request was answered with a success"
+# All were those of the warm-up, which took longer than the whole run; or --rate is low.
+NONE_MEASURED = "no request was sent in the seconds that are measured: raise --duration"
+_DAY_S = 86_400
+_CONNECTIONS = 16
+# So many that requests leave on time. Each is an open file, of which most processes may have 1024.
+_CONNECTIONS_OF_OPEN_LOOP = 1000
+
+
+def _numbers(smallest: int) -> Callable[[click.Context, click.Parameter, str], list[int]]:
+    """Reads a comma list of whole numbers from `smallest` on."""
+
+    def read(_context: click.Context, _parameter: click.Parameter, value: str) -> list[int]:
+        texts = [text.strip() for text in value.split(",")]
+        if not all(text.isdecimal() and int(text) >= smallest for text in texts):
+            raise click.BadParameter(f"{value!r}: whole numbers from {smallest} on, with commas")
+        return sorted({int(text) for text in texts})
+
+    return read
+
+
+_LOAD_OPTIONS = (
+    click.option(
+        "--body",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="File that each request sends as its body. Default: an empty body.",
+    ),
+    click.option(
+        "--content-type",
+        default="",
+        callback=check_header_value,
+        help="Content type of the body. Default: none.",
+    ),
+    click.option(
+        "--connections",
+        type=click.IntRange(1),
+        help="Most requests that are open at a time; others wait, which counts as latency. "
+        f"[default: {_CONNECTIONS}; {_CONNECTIONS_OF_OPEN_LOOP} with --rate]",
+    ),
+    click.option(
+        "--rate",
+        type=click.FloatRange(0, 1_000_000),
+        default=0.0,
+        help="Requests per second. Default: as fast as they are answered.",
+    ),
+    click.option(
+        "--duration",
+        type=click.FloatRange(0, _DAY_S, min_open=True),
+        default=10.0,
+        show_default=True,
+        help="Seconds to measure.",
+    ),
+    click.option(
+        "--warmup",
+        type=click.FloatRange(0, _DAY_S),
+        default=1.0,
+        show_default=True,
+        help="Seconds of load before that, which are not measured.",
+    ),
+    click.option(
+        "--metrics-url",
+        envvar="FERRY_METRICS_URL",
+        show_envvar=True,
+        default="http://127.0.0.1:8082/metrics",
+        show_default=True,
+        help="Where the server tells how large its batches were.",
+    ),
+)
+
+
+def _load_options(command: Any) -> Any:
+    for option in reversed(_LOAD_OPTIONS):  # click lists the last one that was applied first
+        command = option(command)
+    return command
+
+
+@click.group()
+def bench() -> None:
+    """Measure throughput and latency under load."""
+
+
+@bench.command(name="url")
+@click.argument("url")
+@_load_options
+@json_option
+def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None:
+    """Send POST requests to one URL and measure throughput and latency.
+
+    URL may be that of any HTTP server; of a model here it is
+    http://localhost:8080/predictions/MODEL.
+
+    Without --rate, each connection sends its next request when it has an answer (closed loop). With
+    --rate, requests are sent on schedule whether or not earlier ones were answered (open loop).
+    """
+    load = _load(url, options)
+    if not _is_http(url):
+        raise click.BadParameter(f"not a URL like http://host:port/path: {url}")
+    with progress_bar(load.warmup_s + load.duration_s, is_quiet=as_json) as bar:
+        found = measure_run(load, metrics_url, bar, url)
+    if as_json:
+        click.echo(json.dumps({"url": url, **asdict(found)}, indent=2))
+    else:
+        _print_figures(found)
+    if found.errors == found.requests:
+        raise click.ClickException(NO_SUCCESS if found.requests else NONE_MEASURED)
+    if model_of(url):
+        _warn_of_unknown_batches([found], metrics_url)
+
+
+@bench.command(name="batching")
+@click.argument("archive")
+@click.option(
+    "--batch-sizes",
+    callback=_numbers(1),
+    default="1,2,4,8",
+    show_default=True,
+    help="Batch sizes to try, separated by commas.",
+)
+@click.option(
+    "--delays",
+    callback=_numbers(0),
+    default="0,10",
+    show_default=True,
+    help="Batch delays to try, in milliseconds, separated by commas.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1), default=1, show_default=True, help="Workers per node."
+)
+@click.option(
+    "--out",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="bench",
+    show_default=True,
+    help="Folder for report.html, chart.png and report.json.",
+)
+@_load_options
+@management_option
+@inference_option
+@json_option
+def bench_batching(  # noqa: PLR0917 - click passes all of them by name
+    archive: str,
+    batch_sizes: list[int],
+    delays: list[int],
+    workers: int,
+    folder: Path,
+    management_url: str,
+    inference_url: str,
+    metrics_url: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Register ARCHIVE with each batch size and delay in turn, and measure each.
+
+    Batch size 1 is always measured, too: the baseline that batching is compared with.
+
+    Where tokens are on, FERRY_TOKEN is the management key and FERRY_INFERENCE_TOKEN the inference
+    key.
+    """
+    sweep = Sweep(archive, workers, management_url, inference_url, metrics_url)
+    load = _load("", options)
+    with _writing(folder):  # before minutes of measuring
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    plan = combinations(batch_sizes, delays)
+    seconds = (load.warmup_s + load.duration_s) * len(plan)
+    points: list[Point] = []
+    # A job's time limit ends it with SIGTERM, and a model left behind would keep its workers.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with progress_bar(seconds, is_quiet=as_json) as bar:
+            for size, delay in plan:
+                points.append(sweep.measure(load, size, delay, bar))
+                _require_success(points)
+    except KeyboardInterrupt:
+        if points and not as_json:
+            _print_points(points)
+        raise
+    facts = {"archive": archive, "workers": str(workers), **_facts(load)}
+    if as_json:
+        click.echo(as_record(facts, points))
+    else:
+        _print_points(points)
+    _warn_of_unknown_batches([point.figures for point in points], metrics_url)
+    with _writing(folder):
+        paths = write_report(folder, f"Batching {archive}", facts, points)
+    if not as_json:
+        click.echo(f"Wrote {', '.join(map(str, paths))}.")
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """What keeps the report from being written is said in a sentence."""
+    try:
+        yield
+    except ImportError as error:
+        raise click.ClickException(EXTRA) from error
+    except OSError as error:
+        raise click.ClickException(f"cannot write to {folder}: {error.strerror}") from error
+
+
+def _require_success(points: list[Point]) -> None:
+    """Somebody was answered, or the other runs would be in vain."""
+    found = points[0].figures
+    if not found.requests:
+        raise click.ClickException(NONE_MEASURED)
+    if found.errors == found.requests:
+        firsts = (f": {one.kind}, the first: {one.text}" for one in found.failures[:1])
+        raise click.ClickException(NO_SUCCESS + "".join(firsts))
+
+
+def _warn_of_unknown_batches(found: list[Figures], metrics_url: str) -> None:
+    if all(one.mean_batch is None for one in found):
+        warn(f"how large batches were is not to be seen at {metrics_url} (--metrics-url)")
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no such port, or half an address
+        return False
+
+
+def _load(url: str, options: dict[str, Any]) -> Load:
+    headers = {"content-type": options["content_type"]} if options["content_type"] else {}
+    enough = _CONNECTIONS_OF_OPEN_LOOP if options["rate"] else _CONNECTIONS
+    return Load(
+        url=url,
+        body=options["body"].read_bytes() if options["body"] else b"",
+        headers=headers | (token_header(INFERENCE_TOKEN_VARIABLE) or token_header()),
+        connections=options["connections"] or enough,
+        rate_per_s=options["rate"],
+        duration_s=options["duration"],
+        warmup_s=options["warmup"],
+    )
+
+
+def _facts(load: Load) -> dict[str, str]:
+    rate = f"{load.rate_per_s:g} requests/s" if load.rate_per_s else "as answers come"
+    return {
+        "body": f"{len(load.body)} bytes",
+        "connections": str(load.connections),
+        "requests leave": rate,
+        "seconds per run": f"{load.duration_s:g}, after {load.warmup_s:g} of warming up",
+    }
+
+
+def _print_figures(found: Figures) -> None:
+    rows = {
+        "requests/s": f"{found.requests_per_s:.1f}",
+        "p50": f"{found.p50_ms:.1f} ms",
+        "p95": f"{found.p95_ms:.1f} ms",
+        "p99": f"{found.p99_ms:.1f} ms",
+        "mean batch": "-" if found.mean_batch is None else f"{found.mean_batch:.1f}",
+        "requests": str(found.requests),
+        "errors": str(found.errors),
+    }
+    rows |= {f"  {one.kind}": f"{one.count}, the first: {one.text}" for one in found.failures}
+    grid = Table(box=None, show_header=False)
+    for name, value in rows.items():
+        grid.add_row(name, escape(value))
+    out(wraps=True).print(grid)
+
+
+def _print_points(points: list[Point]) -> None:
+    # As narrow as the terminals that most people have.
+    grid = Table(*HEADS, box=None, pad_edge=False, collapse_padding=True)
+    for column in grid.columns:
+        column.justify = "right"
+    for row in table(points):
+        grid.add_row(*row)
+    out().print(grid)
+    for point in points:
+        for one in point.figures.failures:
+            setting = f"batch size {point.batch_size}, delay {point.delay_ms} ms"
+            warn(f"{setting}: {one.kind} ({one.count}), the first: {one.text}")

@@ -1,0 +1,278 @@
+"""`ferry models`: the management API as commands."""
+
+import concurrent.futures
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+import httpx
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from batching.models.spec import BATCH_POLICIES
+from ferry.api import Api, ApiError
+from ferry.console import err, out, spinner
+from ferry.options import json_option, management_option, version_option
+
+POLL_S = 0.3
+# GET /models answers at most this many names at a time.
+PAGE_SIZE = 100
+
+wait_option = click.option(
+    "--wait/--no-wait", default=True, help="Wait until the workers have loaded."
+)
+
+
+@click.group()
+def models() -> None:
+    """Register, scale, describe and remove models."""
+
+
+@models.command()
+@click.argument("url")
+@click.option("--model-name", help="Name to register it under. Default: the archive's.")
+@click.option("--handler", help="Handler to run instead of the archive's.")
+@click.option("--batch-size", type=int, help="Most requests in one batch. Default: 1.")
+@click.option("--max-batch-delay", type=int, help="Milliseconds a batch may wait to fill.")
+@click.option(
+    "--batch-policy",
+    type=click.Choice(BATCH_POLICIES),
+    help="Whether a batch always waits for more, or only while that pays. Default: fixed.",
+)
+@click.option("--latency-slo-ms", type=int, help="The p99 that an adaptive policy aims at.")
+@click.option("--initial-workers", type=int, help="Workers per node. Default: none.")
+@click.option("--response-timeout", type=int, help="Seconds a batch may run.")
+@click.option("--startup-timeout", type=int, help="Seconds a worker may load.")
+@wait_option
+@management_option
+@json_option
+def register(url: str, wait: bool, management_url: str, as_json: bool, **parameters: Any) -> None:
+    """Register the archive URL: a file in the model store, or an https address."""
+    with Api(management_url) as api:
+        query = {"url": url, "synchronous": str(wait).lower(), **parameters}
+        answer = _watched(api, url, query, is_quiet=as_json)
+    _print_status(answer, as_json)
+
+
+@models.command()
+@click.argument("model")
+@click.option("--min-worker", type=int, required=True, help="Workers per node.")
+@click.option("--max-worker", type=int, help="Default: the same as --min-worker.")
+@version_option
+@wait_option
+@management_option
+@json_option
+def scale(
+    model: str, version: str, wait: bool, management_url: str, as_json: bool, **workers: Any
+) -> None:
+    """Set how many workers each node runs for MODEL."""
+    with Api(management_url) as api, spinner(f"Scaling {model}", is_quiet=as_json or not wait):
+        path = ("models", model, version) if version else ("models", model)
+        answer = api.call("PUT", *path, synchronous=str(wait).lower(), **workers)
+    _print_status(answer, as_json)
+
+
+@models.command()
+@click.argument("model")
+@click.option("--version", default="all", help="Version of the model. Default: all.")
+@management_option
+@json_option
+def describe(model: str, version: str, management_url: str, as_json: bool) -> None:
+    """Show the settings, the queue and the workers of MODEL."""
+    with Api(management_url) as api:
+        versions = api.call("GET", "models", model, version)
+    if as_json:
+        click.echo(json.dumps(versions, indent=2))
+        return
+    for record in versions:
+        _print_version(record)
+
+
+@models.command(name="list")
+@management_option
+@json_option
+def list_models(management_url: str, as_json: bool) -> None:
+    """List the registered models, with all their versions."""
+    with Api(management_url) as api:
+        if as_json:
+            click.echo(json.dumps(all_models(api), indent=2))
+            return
+        found = all_versions(api)
+    if not found:
+        click.echo("No models. `ferry models register` adds one.")
+        return
+    table = Table("model", "version", "archive", box=None)
+    for record in found:
+        row = (record["modelName"], marked_version(record), record["modelUrl"])
+        table.add_row(*(escape(cell) for cell in row))
+    out().print(table)
+
+
+@models.command()
+@click.argument("model")
+@version_option
+@management_option
+@json_option
+def unregister(model: str, version: str, management_url: str, as_json: bool) -> None:
+    """Remove a version of MODEL, with its workers.
+
+    The default version can only be removed when it is the last one.
+    """
+    with Api(management_url) as api:
+        path = ("models", model, version) if version else ("models", model)
+        answer = api.call("DELETE", *path)
+    _print_status(answer, as_json)
+
+
+@models.command(name="set-default")
+@click.argument("model")
+@click.argument("version")
+@management_option
+@json_option
+def set_default(model: str, version: str, management_url: str, as_json: bool) -> None:
+    """Let requests for MODEL without a version go to VERSION."""
+    with Api(management_url) as api:
+        answer = api.call("PUT", "models", model, version, "set-default")
+    _print_status(answer, as_json)
+
+
+def all_models(api: Api) -> list[dict[str, str]]:
+    """Every registered model, over as many pages as it takes, sorted by name."""
+    found: list[dict[str, str]] = []
+    start: str | None = "0"
+    while start is not None:
+        page = api.call("GET", "models", limit=PAGE_SIZE, next_page_token=start)
+        found += page["models"]
+        start = page.get("nextPageToken") if page["models"] else None
+    return found
+
+
+def all_versions(api: Api) -> list[dict[str, Any]]:
+    """Every version of every registered model, described."""
+    found: list[dict[str, Any]] = []
+    for model in all_models(api):
+        try:
+            found += api.call("GET", "models", model["modelName"], "all")
+        except ApiError as error:
+            # It may have been unregistered since it was listed.
+            if error.status != httpx.codes.NOT_FOUND:
+                raise
+    return found
+
+
+def marked_version(record: dict[str, Any]) -> str:
+    """A described version's name, and whether it is the one that requests without any go to."""
+    return f"{record['modelVersion']}{' (default)' if record.get('isDefault') else ''}"
+
+
+def hosts_of_nodes(workers: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Node id to host name, of the nodes of described workers; empty where it is not known."""
+    return {worker["node"]: worker.get("host", "") for worker in workers if "node" in worker}
+
+
+def worker_states(record: dict[str, Any]) -> dict[str, int]:
+    """How many workers of a described version are in each state."""
+    return dict(Counter(map(_state, record.get("workers", ()))))
+
+
+def _state(worker: dict[str, Any]) -> str:
+    return str(worker.get("state") or worker["status"])
+
+
+def _watched(api: Api, url: str, query: dict[str, Any], *, is_quiet: bool) -> Any:
+    """The answer to a registration; shows people how far it has come meanwhile."""
+    console = err()
+    if is_quiet or not console.is_terminal:
+        return api.call("POST", "models", **query)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[amount]}"),
+        TimeElapsedColumn(),
+    )
+    with (
+        concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool,
+        Progress(*columns, console=console, transient=True) as progress,
+    ):
+        answer = pool.submit(api.call, "POST", "models", **query)
+        task = progress.add_task("", total=None, amount="")
+        while not answer.done():
+            progress.update(task, **registration_stage(api, url))
+            concurrent.futures.wait([answer], timeout=POLL_S)
+        return answer.result()
+
+
+def registration_stage(api: Api, url: str) -> dict[str, Any]:
+    """How far the registration has come, as fields of a progress bar."""
+    if (record := _registered(api, url)) is not None:
+        ready, wanted = worker_states(record).get("READY", 0), record["minWorkers"]
+        text = f"Loading workers of {escape(record['modelName'])}"
+        amount = f"{ready}/{wanted}"
+        return {"description": text, "total": wanted, "completed": ready, "amount": amount}
+    if (download := _download(api, url)) is not None:
+        done, total = download["done_bytes"], download["total_bytes"] or None
+        amount = f"{done / 1e6:.1f}" + (f"/{total / 1e6:.1f} MB" if total else " MB")
+        text = f"Downloading {escape(url)}"
+        return {"description": text, "total": total, "completed": done, "amount": amount}
+    return {"description": f"Checking {escape(url)}", "total": None, "amount": ""}
+
+
+def _download(api: Api, url: str) -> dict[str, Any] | None:
+    with contextlib.suppress(click.ClickException, KeyError, TypeError):
+        return next((one for one in api.call("GET", "downloads") if one["url"] == url), None)
+    return None
+
+
+def _registered(api: Api, url: str) -> dict[str, Any] | None:
+    # Only decoration: whatever goes wrong here, the registration's own answer tells.
+    with contextlib.suppress(click.ClickException, KeyError, IndexError):
+        for record in all_models(api):
+            if record["modelUrl"] == url:
+                described: dict[str, Any] = api.call("GET", "models", record["modelName"])[0]
+                return described
+    return None
+
+
+def _print_status(answer: dict[str, Any], as_json: bool) -> None:
+    click.echo(json.dumps(answer, indent=2) if as_json else answer["status"])
+
+
+def _print_version(record: dict[str, Any]) -> None:
+    console = out()
+    queue = record.get("jobQueueStatus", {})
+    version = escape(marked_version(record))
+    console.print(f"[bold]{escape(record['modelName'])}[/] version {version}")
+    facts = {
+        "archive": record["modelUrl"],
+        "batch": f"{record['batchSize']}, at most {record['maxBatchDelay']} ms",
+        "workers per node": f"{record['minWorkers']} to {record['maxWorkers']}",
+        "response timeout": f"{record['responseTimeout']} s",
+        "waiting": f"{queue.get('pendingRequests')}, room for {queue.get('remainingCapacity')}",
+    }
+    table = Table(box=None, show_header=False)
+    for name, value in facts.items():
+        table.add_row(name, escape(str(value)))
+    console.print(table)
+    _print_workers(record.get("workers", ()))
+
+
+def _print_workers(workers: Sequence[dict[str, Any]]) -> None:
+    table = Table("worker", "state", "pid", "device", "memory", "since", box=None)
+    for worker in workers:
+        device = "gpu" if worker.get("gpu") else "cpu"
+        memory_mib = f"{worker.get('memoryUsage', 0) / 2**20:.0f} MiB"
+        row = (worker["id"], _state(worker), worker.get("pid", ""), device, memory_mib)
+        table.add_row(*(escape(str(cell)) for cell in row), worker.get("startTime", ""))
+    if table.row_count:
+        out().print(table)
+    for node, host in hosts_of_nodes(workers).items():
+        if host:
+            out().print(f"node {escape(node)} on {escape(host)}")
+    # Each once: what keeps one worker from loading mostly keeps all of them.
+    for error in dict.fromkeys(worker["error"] for worker in workers if worker.get("error")):
+        out().print(f"[red]not started:[/] {escape(error)}")

@@ -1,0 +1,46 @@
+"""`ferry ingress` and `ferry node`: one part of the server in the foreground, as containers run it.
+
+Each command imports its part itself, so that no process loads the other one's dependencies: an
+ingress has no torch and a node no flask.
+"""
+
+import sys
+from functools import partial
+
+import click
+
+from batching.settings.settings import Settings
+from ferry.open_files import allow_many_files
+from ferry.options import require_store, settings_options
+from ferry.role_settings import OF_INGRESS, OF_NODE, OF_WHOLE_SERVERS
+
+
+@click.command()
+@partial(settings_options, unlisted=OF_NODE | OF_WHOLE_SERVERS)
+def ingress(settings: Settings) -> None:
+    """Run the HTTP front only. Needs a Redis: --redis-url or REDIS_URL."""
+    _require_redis(settings)
+    allow_many_files()
+    from ingress.server import run  # noqa: PLC0415 - see above
+
+    sys.exit(run(settings))
+
+
+@click.command()
+@partial(settings_options, unlisted=OF_INGRESS | OF_WHOLE_SERVERS)
+def node(settings: Settings) -> None:
+    """Run this machine's workers only. Needs a Redis: --redis-url or REDIS_URL."""
+    _require_redis(settings)
+    require_store(settings)
+    allow_many_files()
+    from workers.node.node import run  # noqa: PLC0415 - see above
+
+    sys.exit(run(settings))
+
+
+def _require_redis(settings: Settings) -> None:
+    if not settings.redis_url:
+        raise click.UsageError(
+            "which Redis? Pass --redis-url redis://host:6379 or set REDIS_URL. "
+            "(`ferry up` brings one of its own.)"
+        )

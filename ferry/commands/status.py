@@ -1,0 +1,100 @@
+"""`ferry status`: what a running server has, at a glance."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import click
+import httpx
+from rich.markup import escape
+from rich.table import Table
+
+from ferry.api import Api, error_text
+from ferry.commands.models import all_versions, worker_states
+from ferry.console import out
+from ferry.options import inference_option, json_option, management_option
+
+
+@click.command()
+@management_option
+@inference_option
+@json_option
+def status(management_url: str, inference_url: str, as_json: bool) -> None:
+    """Show whether the server is ready, its nodes, models, workers and queues.
+
+    Exit status 0 also of a server that is not ready: scripts look at `ready` of --json, or ask
+    /readyz.
+    """
+    with Api(inference_url, answer_timeout_s=10) as inference:
+        response = inference.send("GET", "readyz")
+    with Api(management_url, answer_timeout_s=10) as management:
+        nodes = management.call("GET", "nodes")
+        versions = all_versions(management)
+    record = {
+        "ready": response.status_code == httpx.codes.OK,
+        "reason": "" if response.status_code == httpx.codes.OK else _reason(response),
+        "nodes": _workers_by_node(nodes, versions),
+        "hosts": {node["node"]: node["host"] for node in nodes},
+        "models": [_summary(version) for version in versions],
+    }
+    if as_json:
+        click.echo(json.dumps(record, indent=2))
+    else:
+        _print(record)
+
+
+def _reason(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["status"])
+    except (ValueError, KeyError, TypeError):  # a proxy's answer, perhaps, or a refusal
+        return error_text(response)
+
+
+def _workers_by_node(nodes: list[dict[str, Any]], versions: list[dict[str, Any]]) -> dict[str, int]:
+    """Node -> how many workers it runs."""
+    counts = Counter(worker["node"] for version in versions for worker in version["workers"])
+    return {node["node"]: counts[node["node"]] for node in nodes}
+
+
+def _summary(version: dict[str, Any]) -> dict[str, Any]:
+    queue = version["jobQueueStatus"]
+    return {
+        "model": version["modelName"],
+        "version": version["modelVersion"],
+        "is_default": version.get("isDefault", False),
+        "workers": worker_states(version),
+        "workers_per_node": version["minWorkers"],
+        "waiting": queue["pendingRequests"],
+        "room": queue["remainingCapacity"],
+    }
+
+
+def _on_host(node: str, record: dict[str, Any]) -> str:
+    host = record["hosts"].get(node)
+    return f"{node} on {host}" if host else node
+
+
+def _print(record: dict[str, Any]) -> None:
+    console = out()
+    console.print("[green]ready[/]" if record["ready"] else f"[red]{escape(record['reason'])}[/]")
+    nodes = ", ".join(
+        f"{_on_host(name, record)} ({count} worker{'s' * (count != 1)})"
+        for name, count in record["nodes"].items()
+    )
+    nodes = escape(nodes) or "none runs. `ferry node` starts one."
+    console.print(f"Nodes: {nodes}")
+    table = Table("model", "version", "workers", "per node", "waiting", "room", box=None)
+    for model in record["models"]:
+        states = ", ".join(f"{count} {state}" for state, count in model["workers"].items())
+        table.add_row(
+            escape(model["model"]),
+            escape(model["version"]) + (" (default)" if model["is_default"] else ""),
+            states or "none",
+            str(model["workers_per_node"]),
+            str(model["waiting"]),
+            str(model["room"]),
+        )
+    if table.row_count:
+        console.print(table)
+    else:
+        console.print("No models. `ferry models register` adds one.")

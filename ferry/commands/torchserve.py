@@ -1,0 +1,266 @@
+"""`ferry torchserve`: the command line of TorchServe, for its scripts and its manuals.
+
+README.md has the file of two lines that makes it the command `torchserve`.
+Where TorchServe's defaults are not those of `ferry up`, they are TorchServe's here: tokens are
+asked for and models cannot be registered over HTTP until the flags say otherwise.
+Source: TorchServe 0.12 ts/arg_parser.py, ts/model_server.py.
+"""
+
+import contextlib
+import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+
+from batching.process.readiness import READY_VARIABLE
+from batching.settings.settings import DEFAULT_KEY_FILE, Settings, SettingsError
+from batching.settings.snapshots import newest_snapshot
+from ferry.console import warn
+from ferry.options import load_settings
+from ferry.process_tree.pid_file import pid_file, remove_pid, running_server, write_pid
+from ferry.process_tree.ready_pipe import ReadyPipe
+from ferry.process_tree.whole_server import run_server
+
+# What programs look for that wait for TorchServe's process, as SageMaker's inference toolkit does.
+# Python takes an option -X that it does not know, and ignores it.
+_MARK = ("-X", "org.pytorch.serve.ModelServer")
+STOP_TIMEOUT_S = 60.0
+STOP_LOOK_S = 0.1
+CONFIG_VARIABLE = "TS_CONFIG_FILE"
+DEFAULT_CONFIG = Path("config.properties")
+
+DEFAULTS: Mapping[str, Any] = {
+    "token_auth": True,
+    "enable_model_api": False,
+    "metrics_mode": "log",
+    "access_log": True,
+    "log_files": True,
+}
+
+_FILE = click.Path(path_type=Path)
+
+
+class _GreedyModels(click.Command):
+    """`--models a.mar b.mar`: argparse takes several values, click one at a time."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args, "--models"))
+
+
+def spread(arguments: Sequence[str], flag: str) -> list[str]:
+    """The arguments with `flag` repeated before each of its values."""
+    found: list[str] = []
+    is_open = False
+    for number, argument in enumerate(arguments):
+        if argument == flag:
+            is_open = True
+            has_value = number + 1 < len(arguments) and not arguments[number + 1].startswith("-")
+            found += [] if has_value else [flag]
+        elif is_open and not argument.startswith("-"):
+            found += [flag, argument]
+        else:
+            is_open = False
+            found.append(argument)
+    return found
+
+
+@click.command(cls=_GreedyModels)
+@click.option("-v", "--version", "action", flag_value="version", help="Print the version.")
+@click.option("--start", "action", flag_value="start", help="Start the server, in the background.")
+@click.option("--stop", "action", flag_value="stop", help="Stop the server.")
+@click.option("--foreground", is_flag=True, help="Stay in the foreground.")
+@click.option("--ts-config", type=_FILE, help="Configuration file.")
+@click.option(
+    "--model-store", type=_FILE, help="Folder of archives. Required, here or in the file."
+)
+@click.option("--workflow-store", type=_FILE, help="No effect: there are no workflows.")
+@click.option(
+    "--models",
+    multiple=True,
+    metavar="[NAME=]ARCHIVE...",
+    help="Models to load at start, or `all`.",
+)
+@click.option("--log-config", type=_FILE, help="No effect: log_level and log_location do it.")
+@click.option("--cpp-log-config", type=_FILE, help="No effect: there is no C++ backend.")
+@click.option(
+    "--ncs", "--no-config-snapshots", is_flag=True, help="Neither save snapshots nor look for one."
+)
+@click.option("--plugins-path", "--ppath", help="No effect: there is no Java virtual machine.")
+@click.option(
+    "--disable-token-auth",
+    "--disable-token",
+    "--dt",
+    is_flag=True,
+    default=None,
+    help="Ask for no tokens.",
+)
+@click.option(
+    "--enable-model-api",
+    "--model-api-enabled",
+    is_flag=True,
+    default=None,
+    help="Register and unregister models over HTTP.",
+)
+def torchserve(action: str | None, *, foreground: bool, ncs: bool, **given: Any) -> None:
+    """Take TorchServe's command line: start in the background, stop, or stay in the foreground."""
+    if action == "version":
+        click.echo(f"TorchServe Version is {importlib.metadata.version('torchferry')}")
+    elif action == "stop":
+        _stop()
+    elif running_server() is not None:
+        click.echo(
+            "TorchServe is already running, please use torchserve --stop to stop TorchServe."
+        )
+        sys.exit(1)
+    elif foreground:
+        _serve(chosen_settings(given, ncs=ncs))
+    else:
+        sys.exit(_start_in_background())
+
+
+def find_config(
+    ts_config: Path | None, environment: Mapping[str, str], *, is_reading_snapshots: bool
+) -> Path | None:
+    """The configuration file that counts; None when there is none.
+
+    Raises:
+        ClickException: the one that was named is not there.
+    """
+    named = environment.get(CONFIG_VARIABLE) or ts_config
+    if named is not None:
+        return _existing("--ts-config", Path(named))
+    own = DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None
+    try:
+        settings, _ = Settings.load(own, environment)
+    except SettingsError as error:
+        raise click.ClickException(str(error)) from error
+    # With a Redis that outlives its servers, that is what remembers the models.
+    if is_reading_snapshots and not settings.redis_url and settings.config_snapshots:
+        return (
+            newest_snapshot(settings.log_location / "config", _may_be_taken_over, report=warn)
+            or own
+        )
+    return own
+
+
+def _may_be_taken_over(properties: Mapping[str, str]) -> bool:
+    # `ferry up` asks for no tokens. Its settings would switch them off here, and registering over
+    # HTTP on, though nobody has said so.
+    has_tokens = properties.get("token_authorization") != "false" or "key_file" in properties
+    return has_tokens or properties.get("disable_token_authorization") == "true"
+
+
+def chosen_settings(given: Mapping[str, Any], *, ncs: bool) -> Settings:
+    """What the flags, the file and the environment come to.
+
+    Raises:
+        ClickException: something in them cannot work.
+    """
+    if given["log_config"] is not None:
+        _existing("--log-config", given["log_config"])
+    config = find_config(given["ts_config"], os.environ, is_reading_snapshots=not ncs)
+    flags = {
+        "model_store": given["model_store"],
+        "load_models": ",".join(given["models"]) or None,
+        "disable_token_authorization": given["disable_token_auth"],
+        "enable_model_api": given["enable_model_api"],
+        "config_snapshots": False if ncs else None,
+    }
+    settings = load_settings(config, flags, DEFAULTS)
+    _check_store(settings)
+    if settings.disable_token_authorization and not settings.enable_model_api:
+        # Said twice: no tokens, and no foreign code. So TorchServe's container works as it is.
+        settings = replace(settings, allow_open_management=True)
+    return settings
+
+
+def _check_store(settings: Settings) -> None:
+    if settings.model_store is None:
+        raise click.ClickException("Missing mandatory parameter --model-store")
+    if not settings.model_store.is_dir():
+        raise click.ClickException(f"--model-store directory not found: {settings.model_store}")
+
+
+def _existing(flag: str, path: Path) -> Path:
+    if not path.is_file():
+        raise click.ClickException(f"{flag} file not found: {path}")
+    return path
+
+
+def _serve(settings: Settings) -> None:
+    try:
+        write_pid()
+    except OSError as error:
+        raise click.ClickException(f"cannot write {pid_file()}: {error.strerror}") from error
+    keys_path = settings.keys_path()
+    try:
+        run_server(settings, is_restoring=False)
+    finally:
+        remove_pid(os.getpid())
+        if keys_path == Path(DEFAULT_KEY_FILE):
+            # Its keys open nothing any more; the next start makes others.
+            with contextlib.suppress(OSError):
+                keys_path.unlink()
+
+
+def _start_in_background() -> int:
+    """Returns 0 once the server has started, else its exit code; it goes on without us."""
+    ready = ReadyPipe()
+    [write_fd] = ready.writer()
+    process = subprocess.Popen(  # noqa: S603 - ourselves, with the arguments that we were given
+        [sys.executable, "-P", *_MARK, "-m", "ferry.main", *sys.argv[1:], "--foreground"],
+        env={**os.environ, READY_VARIABLE: str(write_fd)},
+        stdin=subprocess.DEVNULL,
+        pass_fds=[write_fd],
+        # Neither Ctrl-C nor the end of this terminal reaches it.
+        start_new_session=True,
+    )
+    ready.hand_over()
+    os.set_blocking(ready.read_fd, True)
+    # Blocks until the server says that it is ready, or ends.
+    while not ready.poll():
+        if ready.is_closed:
+            return process.wait() or 1
+    return 0
+
+
+def _stop() -> None:
+    process = running_server()
+    if process is None:
+        click.echo("TorchServe is not currently running.")
+        return
+    click.echo(f"Stopping the server with pid {process.pid}.")
+    with contextlib.suppress(psutil.Error):
+        process.send_signal(signal.SIGTERM)
+        try:
+            # A second start right after this must find the ports free.
+            _wait_for_the_end_of(process)
+        except psutil.TimeoutExpired as error:
+            raise click.ClickException(
+                f"the server (pid {process.pid}) has not stopped within {STOP_TIMEOUT_S:.0f} s"
+            ) from error
+    remove_pid(process.pid)
+    click.echo("TorchServe has stopped.")
+
+
+def _wait_for_the_end_of(process: psutil.Process) -> None:
+    """Where nobody reaps it, as under a `tail -f` that is process 1, a zombie is left for good.
+
+    Raises:
+        TimeoutExpired: it still runs.
+    """
+    give_up_s = time.monotonic() + STOP_TIMEOUT_S
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > give_up_s:
+            raise psutil.TimeoutExpired(STOP_TIMEOUT_S, process.pid)
+        with contextlib.suppress(psutil.TimeoutExpired):
+            process.wait(STOP_LOOK_S)

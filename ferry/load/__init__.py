@@ -1,0 +1,1 @@
+"""Sends load to a server and reports what it did, for `ferry bench`."""

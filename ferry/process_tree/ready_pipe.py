@@ -1,0 +1,53 @@
+"""The reading side of `batching.process.readiness`: when a child of `ferry up` has joined in."""
+
+import json
+import os
+from typing import Any
+
+from batching.process.readiness import READY_LINE
+
+
+class ReadyPipe:
+    """The reading end, and the writing end until a child has taken it over."""
+
+    def __init__(self) -> None:
+        self.read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self.read_fd, False)
+        self._pending = b""
+        self.is_ready = False
+        self.is_closed = False
+        self.failures: list[dict[str, Any]] = []
+
+    def writer(self) -> tuple[int, ...]:
+        """The descriptor for the child, once; later children have nobody waiting for them."""
+        return (self._write_fd,) if self._write_fd >= 0 else ()
+
+    def hand_over(self) -> None:
+        """The child is the only writer now."""
+        if self._write_fd >= 0:
+            os.close(self._write_fd)
+            self._write_fd = -1
+
+    def close(self) -> None:
+        """Both ends are closed."""
+        self.hand_over()
+        if self.read_fd >= 0:
+            os.close(self.read_fd)
+            self.read_fd = -1
+
+    def poll(self) -> bool:
+        """Whether the child has said `ready`; reads what is there, never blocks."""
+        try:
+            chunk = os.read(self.read_fd, 65536)
+        except BlockingIOError:
+            return self.is_ready
+        # The child has ended, or has nothing more to say.
+        self.is_closed = not chunk
+        self._pending += chunk
+        *lines, self._pending = self._pending.split(b"\n")
+        for line in lines:
+            if line == READY_LINE.encode():
+                self.is_ready = True
+            elif line:
+                self.failures.append(json.loads(line))
+        return self.is_ready

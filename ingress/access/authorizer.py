@@ -1,0 +1,99 @@
+"""Who may pass to the routes of a listener. Source: TorchServe 0.12.
+
+Each listener has one gate; the front, the bridge and the Flask application all ask it, so that no
+door is forgotten. Without a key file it is open.
+"""
+
+from collections.abc import Collection
+
+from batching.errors import BadRequest
+from ingress.access.key_file import KeyFile, KeyScope
+from ingress.role import Role
+from ingress.torchserve.prediction_paths import parse_prediction_path
+
+TOKEN_PATH = "/token"  # noqa: S105 - a path
+
+_SCHEME = "Bearer"
+# Orchestrators have no key, and the answers say nothing worth one.
+_PROBES = frozenset({"/livez", "/readyz"})
+_REFUSED = "Token {} failed. Token either incorrect, expired, or not provided correctly"
+
+
+class InvalidKey(BadRequest):
+    """No key, or not the right one. 400 and not 401, because TorchServe's clients look for that."""
+
+    type = "InvalidKeyException"
+    reason = "invalid_key"
+
+
+class Gate:
+    """Checks the token of each request to one listener."""
+
+    def __init__(self, keys: KeyFile | None, roles: Collection[Role]) -> None:
+        self._keys = keys
+        self._roles = frozenset(roles)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether tokens are asked for."""
+        return self._keys is not None
+
+    def admit(self, method: str, path: str, authorization: str) -> None:
+        """The request may pass.
+
+        Args:
+            method: HTTP method.
+            path: percent-decoded.
+            authorization: the header's value; empty when there is none.
+
+        Raises:
+            InvalidKey: it may not.
+        """
+        if self._keys is None:
+            return
+        scope = self._scope(method, path.rstrip("/") or "/")
+        if scope is not None and not self._keys.accepts(scope, bearer_token(authorization)):
+            raise InvalidKey(_REFUSED.format("Authorization"))
+
+    def _scope(self, method: str, path: str) -> KeyScope | None:
+        """The key that opens this; None where none is needed."""
+        is_document = (method, path) == ("OPTIONS", "/") or path == "/api-description"
+        if is_document or self._is_public(path):
+            return None
+        if Role.MANAGEMENT not in self._roles:
+            return KeyScope.INFERENCE if Role.INFERENCE in self._roles else None
+        if path == TOKEN_PATH:
+            return None  # that route asks for the API key by itself
+        if Role.INFERENCE in self._roles and _is_inference(path):
+            return KeyScope.INFERENCE
+        return KeyScope.MANAGEMENT
+
+    def _is_public(self, path: str) -> bool:
+        if path == "/metrics":
+            return Role.METRICS in self._roles
+        return path in _PROBES and Role.INFERENCE in self._roles
+
+
+def require_api_key(keys: KeyFile, authorization: str) -> None:
+    """This is the API key.
+
+    Raises:
+        InvalidKey: it is another key, or none.
+    """
+    if not keys.accepts(KeyScope.API, bearer_token(authorization)):
+        raise refused_renewal()
+
+
+def refused_renewal() -> InvalidKey:
+    """The error of the token route, in TorchServe's words."""
+    return InvalidKey(_REFUSED.format("Authentication"))
+
+
+def bearer_token(authorization: str) -> str:
+    """The token of an Authorization header; empty, which no key is, when it has none."""
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme == _SCHEME else ""
+
+
+def _is_inference(path: str) -> bool:
+    return path == "/ping" or parse_prediction_path(path) is not None

@@ -1,0 +1,205 @@
+"""The key file: TorchServe's `key_file.json`, and what this process remembers of it, digests.
+
+Several ingresses may share one file: whoever is first makes it, and each notices when another one
+has renewed a key. Source: TorchServe 0.12 `TokenAuthorization`.
+"""
+
+import contextlib
+import datetime
+import fcntl
+import hashlib
+import hmac
+import json
+import logging
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from batching.settings.atomic_file import write_atomically
+from batching.settings.settings import SettingsError
+
+log = logging.getLogger(__name__)
+
+# TorchServe's keys have 6 random bytes; whoever may try often enough guesses those.
+KEY_BYTES = 32
+
+# How long a key that another process replaced may go on working here.
+LOOK_AGAIN_S = 1.0
+
+_EXPIRATION = "expiration time"  # the blank is TorchServe's
+
+
+class KeyScope(StrEnum):
+    """What a key opens; the values are the sections of the file."""
+
+    MANAGEMENT = "management"
+    INFERENCE = "inference"
+    API = "API"
+
+
+# The API key renews the others and lives as long as the file.
+RENEWABLE = (KeyScope.MANAGEMENT, KeyScope.INFERENCE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Secret:
+    """What is kept of one key."""
+
+    digest: bytes
+    expires_at: datetime.datetime | None
+
+    def matches(self, token: str) -> bool:
+        """Whether this is the key, in a time that does not depend on where they differ."""
+        is_same = hmac.compare_digest(self.digest, _digest(token))
+        return is_same and not self.has_expired()
+
+    def has_expired(self) -> bool:
+        return self.expires_at is not None and self.expires_at <= _now()
+
+
+class KeyFile:
+    """Checks tokens against the file and renews its keys. Safe to use from several threads."""
+
+    def __init__(self, path: Path, *, lifetime_min: float) -> None:
+        self._path = path
+        self._lifetime_min = lifetime_min
+        self._secrets: Mapping[KeyScope, _Secret] = {}
+        self._seen: tuple[int, int] | None = None
+        self._look_at_s = 0.0
+
+    def open(self) -> None:
+        """The file is there, made if need be, no key in it has expired, and it is remembered.
+
+        Raises:
+            SettingsError: it can be neither read nor made, or is no key file.
+        """
+        try:
+            with self._locked():
+                if not self._path.exists():
+                    self._write({str(scope): self._new_entry(scope) for scope in KeyScope})
+                    log.info("made key_file=%s", self._path)
+                self._read()
+                expired = [scope for scope in RENEWABLE if self._has_expired(scope)]
+                if expired:
+                    self._replace(expired)
+        except OSError as error:
+            raise SettingsError(f"key_file={self._path}: {error}") from error
+        except ValueError as error:
+            raise SettingsError(
+                f"key_file={self._path}: {error}. A start makes a new one where there is none"
+            ) from error
+        if stat.S_IMODE(self._path.stat().st_mode) & 0o077:
+            log.warning("key_file=%s can be read by others: chmod 600 is meant", self._path)
+
+    def accepts(self, scope: KeyScope, token: str) -> bool:
+        """Whether the token is this scope's key now."""
+        if time.monotonic() >= self._look_at_s:
+            self._look()
+        if self._matches(scope, token):
+            return True
+        # Perhaps it was made a moment ago, by another process.
+        return self._look() and self._matches(scope, token)
+
+    def renew(self, scope: KeyScope) -> None:
+        """The file holds a new key for this scope; the old one opens nothing here any more.
+
+        Raises:
+            OSError, ValueError: the file cannot be read or written; nothing has changed then.
+        """
+        with self._locked():
+            self._replace([scope])
+
+    def _matches(self, scope: KeyScope, token: str) -> bool:
+        secret = self._secrets.get(scope)
+        return secret is not None and secret.matches(token)
+
+    def _has_expired(self, scope: KeyScope) -> bool:
+        secret = self._secrets.get(scope)
+        return secret is not None and secret.has_expired()
+
+    def _look(self) -> bool:
+        """Whether the file was read again; while it cannot be, the keys known so far stay."""
+        self._look_at_s = time.monotonic() + LOOK_AGAIN_S
+        try:
+            if self._identity() == self._seen:
+                return False
+            self._read()
+        except (OSError, ValueError) as error:
+            log.warning("key_file=%s is not readable: %s", self._path, type(error).__name__)
+            return False
+        return True
+
+    def _identity(self) -> tuple[int, int]:
+        status = self._path.stat()
+        return status.st_mtime_ns, status.st_ino
+
+    def _read(self) -> None:
+        identity = self._identity()
+        self._secrets = _secrets_of(self._document())
+        self._seen = identity
+
+    def _document(self) -> dict[str, Any]:
+        document = json.loads(self._path.read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
+            raise ValueError("not a JSON object with a key per scope")
+        return document
+
+    def _replace(self, scopes: list[KeyScope]) -> None:
+        document = self._document()
+        self._write({**document, **{str(scope): self._new_entry(scope) for scope in scopes}})
+        self._read()
+        log.info("renewed key_file=%s keys=%s", self._path, ",".join(scopes))
+
+    def _new_entry(self, scope: KeyScope) -> dict[str, str]:
+        entry = {"key": secrets.token_urlsafe(KEY_BYTES)}
+        if scope in RENEWABLE:
+            expires_at = _now() + datetime.timedelta(minutes=self._lifetime_min)
+            entry[_EXPIRATION] = expires_at.isoformat().replace("+00:00", "Z")
+        return entry
+
+    def _write(self, document: Mapping[str, Any]) -> None:
+        write_atomically(self._path, json.dumps(document, indent=2) + "\n")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        # The folder and not the file: a rename would leave the lock on the old one.
+        number = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(number)
+
+
+def _secrets_of(document: Mapping[str, Any]) -> dict[KeyScope, _Secret]:
+    """The digests of the sections that are there; a missing one opens nothing."""
+    return {scope: _secret(scope, document[scope]) for scope in KeyScope if scope in document}
+
+
+def _secret(scope: KeyScope, entry: Any) -> _Secret:
+    key = entry.get("key") if isinstance(entry, dict) else None
+    if not isinstance(key, str) or not key:
+        raise ValueError(f"the section {str(scope)!r} has no key")
+    expires = entry.get(_EXPIRATION)
+    if expires is None:
+        return _Secret(_digest(key), None)
+    expires_at = datetime.datetime.fromisoformat(str(expires))
+    if expires_at.tzinfo is None:
+        raise ValueError(f"the {_EXPIRATION} of {str(scope)!r} has no time zone")
+    return _Secret(_digest(key), expires_at)
+
+
+def _digest(token: str) -> bytes:
+    # A key of 32 random bytes needs no slow hash: there is nothing to guess.
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _now() -> datetime.datetime:
+    # Wall clock: the file says when a key ends, and other machines read it.
+    return datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,1 @@
+"""Speaks HTTP/1.1 and nothing else."""

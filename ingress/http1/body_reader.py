@@ -1,0 +1,163 @@
+"""Reads a request body without ever holding more than the limit."""
+
+import asyncio
+from collections.abc import Mapping
+
+from batching.errors import BadRequest, PayloadTooLarge, RequestTimeout, ServeError
+from ingress.http1.exchange import ConnectionEnded, Exchange
+
+# Time for a whole body; a client slower than this is closed rather than kept.
+BODY_TIMEOUT_S = 60.0
+
+# Each chunk wakes the event loop (60 us); a body of one-byte chunks would keep it busy for minutes.
+MAX_CHUNKS = 16_384
+
+_SMALL_BYTES = 64 * 1024
+# What is read of a refused body, at most.
+_DISCARD_BYTES = 64 * 1024 * 1024
+_DISCARD_PAUSE_S = 0.25
+_TOO_SLOW = "body too slow"
+
+
+class UnsupportedEncoding(ServeError):
+    """The body would have to be unpacked first; 10 MB of gzip can be 10 GB of zeros."""
+
+    status = 415
+    type = "UnsupportedMediaTypeException"
+    reason = "unsupported_encoding"
+
+
+def refuse_encoded(content_encoding: str) -> None:
+    """The body is sent as it is.
+
+    Raises:
+        UnsupportedEncoding: it is compressed.
+    """
+    if content_encoding.strip().lower() not in ("", "identity"):
+        raise UnsupportedEncoding("Bodies are taken as they are: send no Content-Encoding.")
+
+
+async def read_body(exchange: Exchange, headers: Mapping[str, str], limit_bytes: int) -> bytes:
+    """The whole body; nothing is kept of one that is over the limit.
+
+    Raises:
+        UnsupportedEncoding: the body is compressed.
+        PayloadTooLarge: more than `limit_bytes`, announced or found while reading.
+        BadRequest: the connection ended first, or the body came in absurdly many or broken chunks.
+        RequestTimeout: it did not come within a minute.
+    """
+    if "content-encoding" in headers:
+        refuse_encoded(headers["content-encoding"])
+    length, transfer = headers.get("content-length"), headers.get("transfer-encoding")
+    if transfer is not None and _codings(exchange) != ["chunked"]:
+        raise BadRequest("The only transfer encoding is chunked.")
+    if length is None and transfer is None:
+        return b""
+    # The parser has refused lengths that are no numbers, and stops at the announced one. Thousands
+    # of zeros before it would be too many digits for int().
+    length_bytes = None if length is None else int(length.lstrip("0") or "0")
+    if length_bytes is not None and exchange.is_received and length_bytes <= limit_bytes:
+        return exchange.received()
+    try:
+        if length_bytes is not None:
+            return await _read_announced(exchange, length_bytes, limit_bytes, "expect" in headers)
+        return await _read_pieces(exchange, limit_bytes)
+    except TimeoutError as error:
+        raise RequestTimeout("The request body did not arrive in time.") from error
+    except ConnectionEnded as error:
+        raise BadRequest("The request body is incomplete.") from error
+
+
+def _codings(exchange: Exchange) -> list[str]:
+    # Each line, as they are one list.
+    lines = (value for name, value in exchange.headers if name == "transfer-encoding")
+    return [value.strip().lower() for value in lines]
+
+
+async def _read_announced(
+    exchange: Exchange, length_bytes: int, limit_bytes: int, waits_for_continue: bool
+) -> bytes:
+    if length_bytes <= min(_SMALL_BYTES, limit_bytes):
+        return await _read_small(exchange)
+    if length_bytes <= limit_bytes:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await exchange.read()
+    # A client that waits for 100-continue has sent nothing yet.
+    if not waits_for_continue:
+        return await _read_pieces(exchange, limit_bytes, is_too_large=True)
+    raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
+
+
+async def _read_small(exchange: Exchange) -> bytes:
+    """As under `asyncio.timeout`, which costs more than reading a body that is there already."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task(loop)
+    assert task is not None
+    timer = loop.call_later(BODY_TIMEOUT_S, task.cancel, _TOO_SLOW)
+    try:
+        return await exchange.read()
+    except asyncio.CancelledError as error:
+        if error.args == (_TOO_SLOW,):
+            task.uncancel()
+            raise TimeoutError from error
+        raise
+    finally:
+        timer.cancel()
+
+
+class _Pieces:
+    """A body as it comes in pieces; nothing is kept of one that is too large."""
+
+    def __init__(self, limit_bytes: int, *, is_too_large: bool) -> None:
+        self._limit_bytes = limit_bytes
+        self._kept: list[bytes] = []
+        self._count = self._size_bytes = 0
+        self.is_too_large = is_too_large
+
+    def add(self, chunk: bytes) -> bool:
+        """Whether to read on."""
+        self._count += 1
+        self._size_bytes += len(chunk)
+        self.is_too_large = self.is_too_large or self._size_bytes > self._limit_bytes
+        if self.is_too_large:
+            self._kept.clear()
+        else:
+            self._kept.append(chunk)
+        return self._count <= MAX_CHUNKS and self._size_bytes <= _DISCARD_BYTES + self._limit_bytes
+
+    def whole(self) -> bytes:
+        """The body.
+
+        Raises:
+            PayloadTooLarge, BadRequest: it is not one that can be served.
+        """
+        if self.is_too_large:
+            raise PayloadTooLarge(f"More than {self._limit_bytes} bytes.")
+        if self._count > MAX_CHUNKS:
+            raise BadRequest("The request body comes in too many chunks.")
+        return b"".join(self._kept)
+
+
+async def _read_pieces(
+    exchange: Exchange, limit_bytes: int, *, is_too_large: bool = False
+) -> bytes:
+    """A body whose length is not known, or known to be too large.
+
+    One that is over the limit is read on for a while without being kept. A socket that is closed
+    while the client still sends answers with a reset, and the client may never see why it was
+    refused. Bounded, and a client that pauses is taken to wait for the answer.
+    """
+    pieces = _Pieces(limit_bytes, is_too_large=is_too_large)
+    now = asyncio.get_running_loop().time
+    end = now() + BODY_TIMEOUT_S
+    try:
+        async with asyncio.timeout_at(now() + _DISCARD_PAUSE_S if is_too_large else end) as timer:
+            async for chunk in exchange.pieces():
+                if not pieces.add(chunk):
+                    break
+                if pieces.is_too_large:
+                    timer.reschedule(min(end, now() + _DISCARD_PAUSE_S))
+    except (TimeoutError, ConnectionEnded):
+        if not pieces.is_too_large:
+            raise
+    return pieces.whole()

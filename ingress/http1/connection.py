@@ -1,0 +1,362 @@
+"""HTTP/1.1 on one connection: requests are answered one after the other, in the loop's own thread.
+
+What a client may cost is bounded: its heads and bodies in bytes and time (`request_parser`,
+`exchange`, `body_reader`), a connection without a request in time, and here also an answer in
+pieces that is not read.
+"""
+
+import asyncio
+import fcntl
+import logging
+import sys
+from collections import deque
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from ingress.http1.chunk_writer import ChunkWriter
+from ingress.http1.exchange import ConnectionEnded, Exchange, Header
+from ingress.http1.head import CHUNKED, CONTINUE, WITHOUT_BODY, head_bytes
+from ingress.http1.host import HttpHost
+from ingress.http1.request_parser import RequestParser, Unreadable
+from ingress.torchserve.answers import Answer
+
+log = logging.getLogger(__name__)
+
+# A client that takes in nothing of an answer in pieces for this long is given up.
+STALL_S = 10.0
+
+# A socket that is closed while the client still sends answers with a reset, and the client may
+# never see why it was refused: what comes is read for a while.
+LINGER_S = 1.0
+
+# Pipelined requests that may wait for the one before them. Of a connection with more, no further
+# request is read, and it ends with their answers.
+MAX_WAITING = 256
+
+_LARGE_BYTES = 64 * 1024
+
+# Linux's ioctl for how many bytes the kernel has not sent yet.
+_SIOCOUTQNSD = 0x894B
+
+# A client with more unread bytes than this is behind. uvloop's own limit over TLS is higher.
+_AHEAD_BYTES = 64 * 1024
+
+
+class HttpConnection(asyncio.Protocol):
+    """A client's connection. Requests that come early wait until those before are answered.
+
+    `client`: the client's address and port; `server`: those that it has reached. Both are empty on
+    a unix socket.
+    """
+
+    def __init__(self, host: HttpHost) -> None:
+        self.client = self.server = ""
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._transport: Any = None
+        self._parser: RequestParser | None = RequestParser(self, self._on_request, host.known_heads)
+        self._asked: deque[Exchange] = deque()  # the first one is being answered
+        self._held: list[bytes] = []
+        self._is_paused = False
+        self._is_last = False  # no further request is read
+        self._is_answered = False  # the first one; its answer is written in a moment
+        self._is_behind = False  # with reading answers; the next request is not begun
+        self._silent_since_s = self._loop.time()
+        self._unsent_bytes = sys.maxsize  # when that was looked at
+        self._timer: asyncio.TimerHandle | None = None
+        self._drained: asyncio.Future[None] | None = None
+
+    @property
+    def scheme(self) -> str:
+        """How the client came: http or https."""
+        return self._host.scheme
+
+    def close_if_idle(self) -> None:
+        """The connection closes, unless a request is on its way."""
+        if self._asked or self._parser is None or self._parser.is_in_head:
+            return
+        is_sent = _is_sent(self._transport)
+        self._transport.close()
+        if self.scheme == "https" and is_sent:
+            # The transport goes on to wait for the client's farewell. One that only reads when it
+            # asks again does not give any.
+            self._host.forget(self)
+
+    # --- the transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has come."""
+        self._transport = transport
+        # Once: of a connection that was reset before, and is closed, they cannot be asked for.
+        self.client = _place(transport.get_extra_info("peername"))
+        self.server = _place(transport.get_extra_info("sockname"))
+        self._transport.set_write_buffer_limits(_AHEAD_BYTES)
+        self._host.connections.add(self)
+        self._timer = self._loop.call_later(self._host.silence_timeout_s, self._on_silence)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        if self._asked and self._asked[-1].is_received:
+            self._held.append(data)
+            self.take_no_more()
+        elif self._asked or not self._is_last:
+            self._parse(data)
+            if len(self._asked) > 1:
+                # The rest of the last one is read when its turn comes.
+                self.take_no_more()
+
+    def eof_received(self) -> bool:
+        """The client sends no more. It may still read why its body was not enough."""
+        self._is_last = True
+        for exchange in self._asked:
+            exchange.break_off()
+        # asyncio cannot close one half of a TLS connection.
+        return bool(self._asked) and bool(self._transport.can_write_eof())
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """There is no connection any more."""
+        del error
+        self._set_timer(None)
+        self._is_behind = False
+        self.resume_writing()
+        for exchange in self._asked:
+            exchange.break_off()
+        self._asked.clear()
+        self._parser = None  # the two hold each other
+        self._host.forget(self)
+
+    def pause_writing(self) -> None:
+        """The client is behind with reading."""
+        self._drained = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        drained, self._drained = self._drained, None
+        if drained is not None:
+            drained.set_result(None)
+        if self._is_behind:
+            self._is_behind = False
+            self._go_on()
+
+    def _parse(self, data: bytes) -> None:
+        if self._parser is None:
+            return
+        try:
+            self._is_last = not self._parser.feed(data) or self._is_last
+        except Unreadable as error:
+            self._is_last = True
+            if not self._asked:
+                self._refuse(error.answer)
+            elif not self._asked[-1].is_received:
+                self._asked[-1].break_off()
+
+    def _refuse(self, answer: Answer) -> None:
+        """Answers what is no request that an application could see, and closes the connection."""
+        if self._transport.is_closing():
+            return
+        framing = f"content-length: {len(answer.body)}"
+        head = head_bytes(answer.status, answer.headers, keeps_alive=False, framing=framing)
+        self._transport.write(head + answer.body)
+        self._host.on_refused(self.client, answer.status)
+        self._close(is_all_read=False)
+
+    def _on_silence(self) -> None:
+        now_s = self._loop.time()
+        unsent_bytes = self._transport.get_write_buffer_size()
+        if 0 < unsent_bytes < self._unsent_bytes:
+            self._silent_since_s = now_s  # it reads
+        self._unsent_bytes = unsent_bytes
+        end_s = self._silent_since_s + self._host.silence_timeout_s
+        is_answering = bool(self._asked) and not self._is_behind
+        if not is_answering and now_s >= end_s:
+            self._transport.close()
+        else:
+            again_s = self._host.silence_timeout_s if is_answering else end_s - now_s
+            self._timer = self._loop.call_later(again_s, self._on_silence)
+
+    def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
+
+    def _close(self, *, is_all_read: bool) -> None:
+        """The connection ends when what was written has been sent."""
+        if is_all_read or self._transport.is_closing():
+            self._transport.close()
+            return
+        try:
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+        except OSError:  # the client has left, unheard while nothing was read
+            self._transport.abort()
+            return
+        self.take_more()
+        self._set_timer(self._loop.call_later(LINGER_S, self._transport.close))
+
+    # --- the requests' side
+
+    def take_more(self) -> None:
+        """What the client sends is read again."""
+        if self._is_paused and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def take_no_more(self) -> None:
+        """What the client sends waits at its own end."""
+        if not self._is_paused and not self._transport.is_closing():
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def say_continue(self) -> None:
+        """The client knows that its body is wanted."""
+        self._transport.write(CONTINUE)
+
+    def answer(
+        self, exchange: Exchange, status: int, headers: Sequence[Header], body: bytes
+    ) -> None:
+        """The answer is sent, if there is anybody to take it.
+
+        It is written once everything has run that is ready by now, so that the answers of a batch
+        leave together: a client that is woken by one takes the core, and the others wait.
+        """
+        if not self._is_answering(exchange):
+            return
+        keeps_alive = self._keeps_alive(exchange, status)
+        framing = f"content-length: {len(body)}"
+        if exchange.method == "HEAD" or status in WITHOUT_BODY:
+            body, framing = b"", ""
+        added = exchange.added_headers
+        head = head_bytes(status, headers, added, keeps_alive=keeps_alive, framing=framing)
+        self._is_answered = True
+        self._loop.call_soon(self._send, exchange, head, body, keeps_alive)
+
+    def stream(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> ChunkWriter:
+        """The answer's head is sent."""
+        keeps_alive = self._keeps_alive(exchange, status)
+        if self._is_answering(exchange):
+            added = exchange.added_headers
+            head = head_bytes(status, headers, added, keeps_alive=keeps_alive, framing=CHUNKED)
+            self._transport.write(head)
+        return ChunkWriter(self, exchange, keeps_alive=keeps_alive)
+
+    async def write(self, exchange: Exchange, data: bytes) -> None:
+        """A part of this answer is sent, and the client is not far behind.
+
+        Raises:
+            ConnectionEnded: it has gone, or has read nothing for too long.
+        """
+        if not self._is_answering(exchange):
+            raise ConnectionEnded
+        self._transport.write(data)
+        while (drained := self._drained) is not None:
+            unsent_bytes = self._transport.get_write_buffer_size()
+            await asyncio.wait({drained}, timeout=STALL_S)
+            if not drained.done() and self._transport.get_write_buffer_size() >= unsent_bytes:
+                log.info("stream broken off: the client does not read")
+                self._transport.abort()
+                raise ConnectionEnded
+
+    def end_stream(self, exchange: Exchange, *, keeps_alive: bool) -> None:
+        """The client knows that it has the whole answer."""
+        if self._is_answering(exchange):
+            self._transport.write(b"0\r\n\r\n")
+            self._end(exchange, keeps_alive=keeps_alive)
+
+    def _send(self, exchange: Exchange, head: bytes, body: bytes, keeps_alive: bool) -> None:
+        self._is_answered = False
+        if not self._is_answering(exchange):
+            return
+        if len(body) < _LARGE_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+        self._end(exchange, keeps_alive=keeps_alive)
+
+    def _on_request(self, exchange: Exchange) -> None:
+        if self._is_last:
+            return
+        self._asked.append(exchange)
+        self._is_last = not exchange.keeps_alive or len(self._asked) > MAX_WAITING
+        if len(self._asked) == 1:
+            self._begin(exchange)
+
+    def _begin(self, exchange: Exchange) -> None:
+        self._host.tasks.add(self._loop.create_task(self._serve(exchange)))
+
+    async def _serve(self, exchange: Exchange) -> None:
+        try:
+            await self._host.app(exchange)
+        except Exception:  # the outermost frame
+            log.exception("request failed")
+        finally:
+            self._host.tasks.discard(asyncio.current_task(self._loop))
+            if self._is_answering(exchange):
+                self._give_up(exchange)
+
+    def _give_up(self, exchange: Exchange) -> None:
+        """The application has not answered, or not to the end."""
+        if exchange.status == 0:
+            exchange.respond(HTTPStatus.INTERNAL_SERVER_ERROR, [], b"")
+        else:
+            self._end(exchange, keeps_alive=False)
+
+    def _is_answering(self, exchange: Exchange) -> bool:
+        return not self._is_answered and bool(self._asked) and self._asked[0] is exchange
+
+    def _keeps_alive(self, exchange: Exchange, status: int) -> bool:
+        # Source: TorchServe 0.12: errors close the connection.
+        return (
+            status < HTTPStatus.BAD_REQUEST
+            and exchange.keeps_alive
+            and exchange.is_received
+            and not self._host.is_draining
+            and not (self._is_last and len(self._asked) == 1)
+        )
+
+    def _end(self, exchange: Exchange, *, keeps_alive: bool) -> None:
+        """This request is answered; the next one is."""
+        self._asked.popleft()
+        is_last = self._host.is_draining or (self._is_last and not self._asked)
+        if is_last or not keeps_alive:
+            self._is_last = True
+            is_all_read = (
+                exchange.is_received and not self._held and not self._asked and not self._is_paused
+            )
+            self._asked.clear()
+            self._held.clear()
+            self._close(is_all_read=is_all_read)
+            return
+        self._silent_since_s = self._loop.time()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """The next request is begun, once the client has taken in the answers before it."""
+        if self._asked and self._drained is not None:
+            self._is_behind = True
+        elif self._asked:
+            self._begin(self._asked[0])
+        else:
+            held, self._held = self._held, []
+            self.take_more()
+            for data in held:
+                self.data_received(data)
+
+
+def _is_sent(transport: Any) -> bool:
+    """Whether all that was written is on its way; over TLS, the transport itself cannot say."""
+    peer = transport.get_extra_info("socket")
+    if peer is None:
+        return True  # it is closed
+    try:
+        unsent = fcntl.ioctl(peer.fileno(), _SIOCOUTQNSD, bytes(4))
+    except OSError:
+        return False  # not Linux
+    return not any(unsent)
+
+
+def _place(address: Any) -> str:
+    if not isinstance(address, tuple):
+        return ""  # a unix socket
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

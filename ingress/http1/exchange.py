@@ -1,0 +1,199 @@
+"""One HTTP request and the one answer to it, as an application sees them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ingress.http1.chunk_writer import ChunkWriter
+    from ingress.http1.connection import HttpConnection
+
+Header = tuple[str, str]
+
+
+class Head(NamedTuple):
+    """What stands before a request's body.
+
+    `path` is percent-decoded, `query` is not. `headers` are in order, names in lower case; those
+    whose values are not UTF-8 are left out.
+    """
+
+    method: str
+    path: str
+    query: str
+    http_version: str
+    headers: Sequence[Header]
+    keeps_alive: bool
+
+
+# How much of a body is kept for an application that reads it in pieces; then its client waits.
+AHEAD_BYTES = 256 * 1024
+
+
+class ConnectionEnded(Exception):
+    """The client has gone, or sends what is no HTTP, before its request or answer was whole."""
+
+
+class Exchange:
+    """A request that can be answered once. Lives on its connection's event loop.
+
+    `status` is 0 until there is an answer, with which `added_headers` go, names in lower case.
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_connection",
+        "_is_broken",
+        "_is_wanted",
+        "_kept_bytes",
+        "_left",
+        "_takes_all",
+        "_waiter",
+        "added_headers",
+        "headers",
+        "http_version",
+        "is_received",
+        "keeps_alive",
+        "method",
+        "path",
+        "query",
+        "status",
+    )
+
+    def __init__(self, connection: "HttpConnection", head: Head, body: bytes | None = None) -> None:
+        """With a body, the request has come whole."""
+        (
+            self.method,
+            self.path,
+            self.query,
+            self.http_version,
+            self.headers,
+            self.keeps_alive,
+        ) = head
+        self.status = 0
+        self.added_headers: Sequence[Header] = ()
+        self.is_received = body is not None
+        self._connection = connection
+        self._chunks: list[bytes] = [body] if body else []
+        self._kept_bytes = 0
+        self._takes_all = False
+        self._is_broken = False
+        self._is_wanted = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._left: asyncio.Future[None] | None = None
+
+    @property
+    def client(self) -> str:
+        """The client's address and port."""
+        return self._connection.client
+
+    @property
+    def server(self) -> str:
+        """The address and port that the client has reached."""
+        return self._connection.server
+
+    @property
+    def scheme(self) -> str:
+        """How the client came: http or https."""
+        return self._connection.scheme
+
+    # --- the application's side
+
+    async def read(self) -> bytes:
+        """The whole body, however large: whoever asks has looked at its announced length.
+
+        Raises:
+            ConnectionEnded: before the body did.
+        """
+        self._takes_all = True
+        while not self.is_received:
+            await self._more()
+        return self.received()
+
+    def received(self) -> bytes:
+        """The whole body, which has come."""
+        chunks, self._chunks = self._chunks, []
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes; the client is held up while nobody takes them.
+
+        Raises:
+            ConnectionEnded: before the body did.
+        """
+        while True:
+            chunks, self._chunks, self._kept_bytes = self._chunks, [], 0
+            for chunk in chunks:
+                yield chunk
+            if not self._chunks:
+                if self.is_received:
+                    return
+                await self._more()
+
+    async def client_left(self) -> None:
+        """Returns when nobody waits for the answer any more."""
+        if self._left is None:
+            self._left = asyncio.get_running_loop().create_future()
+            if self._is_broken:
+                self._left.set_result(None)
+        await asyncio.shield(self._left)
+
+    def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
+        """The answer is sent, with what the server adds to each. Status: from 200 to 999."""
+        self._connection.answer(self, status, headers, body)
+        self.status = status
+
+    def respond_in_pieces(self, status: int, headers: Sequence[Header]) -> "ChunkWriter":
+        """The answer's head is sent. Only for HTTP/1.1."""
+        stream = self._connection.stream(self, status, headers)
+        self.status = status
+        return stream
+
+    # --- the connection's side
+
+    def feed(self, chunk: bytes) -> None:
+        """A part of the body has come."""
+        if self.status:
+            return  # answered without it
+        self._chunks.append(chunk)
+        self._kept_bytes += len(chunk)
+        if self._kept_bytes > AHEAD_BYTES and not self._takes_all:
+            self._connection.take_no_more()
+        self._wake()
+
+    def receive(self) -> None:
+        """The body has come whole."""
+        self.is_received = True
+        self._wake()
+
+    def break_off(self) -> None:
+        """Nothing more will come, and nobody may wait."""
+        self._is_broken = True
+        self._wake()
+        if self._left is not None and not self._left.done():
+            self._left.set_result(None)
+
+    async def _more(self) -> None:
+        if self._is_broken:
+            raise ConnectionEnded
+        if not self._is_wanted:
+            self._is_wanted = True
+            if self._waits_to_continue():
+                self._connection.say_continue()
+        self._connection.take_more()
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _waits_to_continue(self) -> bool:
+        # HTTP/1.0 would take it for the answer (RFC 9110, 10.1.1).
+        return self.http_version >= "1.1" and any(
+            name == "expect" and value.lower() == "100-continue" for name, value in self.headers
+        )
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+Application = Callable[[Exchange], Awaitable[None]]

@@ -1,0 +1,53 @@
+"""What the connections of one listener have in common."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ingress.http1.exchange import Application
+from ingress.http1.known_heads import KnownHeads
+
+if TYPE_CHECKING:
+    from ingress.http1.connection import HttpConnection
+
+
+# Told of what never reached the application: the client's address, and the status it was answered.
+OnRefused = Callable[[str, int], None]
+
+
+class HttpHost:
+    """The application, the limits, and who is connected."""
+
+    def __init__(
+        self, app: Application, on_refused: OnRefused, *, scheme: str, silence_timeout_s: float
+    ) -> None:
+        self.app = app
+        self.on_refused = on_refused
+        self.scheme = scheme
+        self.silence_timeout_s = silence_timeout_s
+        self.is_draining = False
+        self.known_heads = KnownHeads()
+        self.connections: set[HttpConnection] = set()
+        # asyncio itself does not keep tasks from being collected as garbage.
+        self.tasks: set[asyncio.Task[None] | None] = set()
+        self._closed = asyncio.Event()
+
+    def drain(self) -> None:
+        """Connections without a request are closed, the others with their last answer."""
+        self.is_draining = True
+        for connection in list(self.connections):
+            connection.close_if_idle()
+        self._check_closed()
+
+    async def wait_closed(self) -> None:
+        """After `drain`: all requests have been answered and all connections closed."""
+        await self._closed.wait()
+
+    def forget(self, connection: "HttpConnection") -> None:
+        """This connection is closed."""
+        self.connections.discard(connection)
+        self._check_closed()
+
+    def _check_closed(self) -> None:
+        if self.is_draining and not self.connections:
+            self._closed.set()

@@ -1,0 +1,222 @@
+"""Bytes become requests; llhttp, through httptools, decides what is HTTP.
+
+It is strict: a length beside chunks, bare line feeds and the like end the connection.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
+
+import httptools
+
+from batching.request_ids import fresh_request_id
+from ingress.http1.exchange import Exchange, Head, Header
+from ingress.http1.known_heads import KnownHeads
+from ingress.torchserve.answers import Answer, error_answer, wrong_method
+
+if TYPE_CHECKING:
+    from ingress.http1.connection import HttpConnection
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 100
+_MAX_KEPT_CHARS = 256
+# The headers that tell where a request ends.
+_FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding", b"upgrade"})
+# Those of them that tell how its body comes.
+_BODY_FRAMING = frozenset({"content-length", "transfer-encoding"})
+
+# Of a body in chunks, what is not the body: the chunks' own lines, and trailers.
+MAX_AROUND_BYTES = 1024 * 1024
+
+
+# llhttp knows the methods by name; what looks like another one is answered as such.
+_OTHER_METHOD = re.compile(rb"[A-Z]{1,32} /[!-~]* HTTP/1\.[01]\r\n")
+
+
+class Unreadable(Exception):
+    """What was sent is not HTTP, or too much of it; `answer` says so."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+class _Refused(Exception):
+    """Ends the parsing from within one of its callbacks."""
+
+
+class RequestParser:
+    """The requests of one connection, in order."""
+
+    def __init__(
+        self,
+        connection: "HttpConnection",
+        on_request: Callable[[Exchange], None],
+        known_heads: KnownHeads,
+    ) -> None:
+        self.is_in_head = False
+        self._connection = connection
+        self._on_request = on_request
+        self._known_heads = known_heads
+        self._fresh = b""  # data that began with a request, for `known_heads`, until its head ends
+        self._parser = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._headers: list[Header] = []
+        self._head_bytes = 0
+        self._around_bytes = 0
+        self._current: Exchange | None = None
+        self._refusal = HTTPStatus.BAD_REQUEST
+
+    def feed(self, data: bytes) -> bool:
+        """Announces requests as soon as their heads are whole; returns whether more can be fed.
+
+        Raises:
+            Unreadable: the request that this belongs to ends here.
+        """
+        if self._current is None:
+            if not self._head_bytes and not self.is_in_head:
+                if (known := self._known_heads.find(data)) is not None:
+                    body = data[known.head_bytes :]
+                    self._on_request(Exchange(self._connection, known.head, body))
+                    return True
+                self._fresh = data
+            self._head_bytes += len(data)
+        else:
+            self._around_bytes += len(data)
+        try:
+            is_going_on = self._parse(data)
+        except httptools.HttpParserError as error:
+            is_method = isinstance(error, httptools.HttpParserInvalidMethodError)
+            if is_method and _OTHER_METHOD.match(data):
+                raise Unreadable(error_answer(wrong_method(), fresh_request_id())) from error
+            raise Unreadable(Answer(self._refusal, [], b"")) from error
+        if self._around_bytes > MAX_AROUND_BYTES:
+            raise Unreadable(Answer(HTTPStatus.BAD_REQUEST, [], b""))
+        if self.is_in_head and self._head_bytes > MAX_HEAD_BYTES:
+            raise Unreadable(Answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, [], b""))
+        return is_going_on
+
+    def on_message_begin(self) -> None:
+        """For httptools: a request begins."""
+        self._url, self._headers = b"", []
+        self.is_in_head = True
+
+    def on_url(self, url: bytes) -> None:
+        """For httptools: a part of its target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """For httptools: a header, or a trailer, which is passed over."""
+        if not self.is_in_head:
+            return
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            if name.lower() in _FRAMING:
+                raise  # the parser has read the request by it, and nobody else would
+            return
+        self._headers.append((name.decode("latin-1").lower(), text.strip(" \t")))
+
+    def on_headers_complete(self) -> None:
+        """For httptools: the head is whole."""
+        if len(self._headers) > MAX_HEADERS or self._is_too_large():
+            # At once: another request in the same read would take this one's place.
+            self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            raise _Refused
+        self.is_in_head = False
+        self._head_bytes = self._around_bytes = 0
+        exchange = self._exchange()
+        if exchange.http_version < "1.1" and _has_transfer_encoding(exchange):
+            raise _Refused
+        self._current = exchange
+        self._on_request(exchange)
+
+    def on_body(self, chunk: bytes) -> None:
+        """For httptools: a part of the body."""
+        if self._current is not None:
+            self._around_bytes -= len(chunk)
+            self._current.feed(chunk)
+
+    def on_message_complete(self) -> None:
+        """For httptools: the request is whole."""
+        if self._parser.should_upgrade():
+            return  # httptools says so before the body
+        current, self._current = self._current, None
+        if current is not None:
+            current.receive()
+
+    def _parse(self, data: bytes) -> bool:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as wish:
+            # It is served as if it had not asked; what follows it may be no HTTP.
+            self._read_body_only()
+            with contextlib.suppress(httptools.HttpParserUpgrade):  # another wish
+                self._parser.feed_data(data[wish.args[0] :])
+            return False
+        return True
+
+    def _read_body_only(self) -> None:
+        """What follows a wish for another protocol is read as far as it is this request's body.
+
+        httptools leaves all of it to the other protocol, but Java's own client has that wish in
+        each POST over http://.
+        """
+        assert self._current is not None
+        framing = (line for line in self._current.headers if line[0] in _BODY_FRAMING)
+        head = "".join(f"{name}: {value}\r\n" for name, value in framing)
+        callbacks = SimpleNamespace(
+            on_body=self.on_body, on_message_complete=self.on_message_complete
+        )
+        self._parser = httptools.HttpRequestParser(callbacks)
+        self._parser.feed_data(f"POST / HTTP/1.1\r\n{head}\r\n".encode())
+
+    def _is_too_large(self) -> bool:
+        # What has come may be more than the head.
+        if self._head_bytes <= MAX_HEAD_BYTES:
+            return False
+        sizes_bytes = (len(name) + len(value) for name, value in self._headers)
+        return len(self._url) + sum(sizes_bytes) > MAX_HEAD_BYTES
+
+    def _exchange(self) -> Exchange:
+        is_short = len(self._url) <= _MAX_KEPT_CHARS
+        path, query = _known_split(self._url) if is_short else _split(self._url)
+        head = Head(
+            self._parser.get_method().decode("ascii"),
+            path,
+            query,
+            self._parser.get_http_version(),
+            self._headers,
+            self._parser.should_keep_alive(),
+        )
+        fresh, self._fresh = self._fresh, b""
+        if fresh and not self._parser.should_upgrade():
+            self._known_heads.learn(fresh, head)
+        return Exchange(self._connection, head)
+
+
+def _has_transfer_encoding(exchange: Exchange) -> bool:
+    # llhttp goes by it in HTTP/1.0, too, where a proxy may not know it and see another end of the
+    # request (RFC 9112, 6.1).
+    return any(name == "transfer-encoding" for name, _ in exchange.headers)
+
+
+def _split(target: bytes) -> tuple[str, str]:
+    """Path and query of what is asked for; the path percent-decoded."""
+    if not target.startswith(b"/"):
+        # As a proxy is asked; anything else, like `*`, leads nowhere.
+        with contextlib.suppress(httptools.HttpParserError):
+            url = httptools.parse_url(target)
+            target = (url.path or b"/") + (b"?" + url.query if url.query else b"")
+    path, _, query = target.partition(b"?")
+    text = (unquote_to_bytes(path) if b"%" in path else path).decode("utf-8", "replace")
+    return text, query.decode("utf-8", "replace")
+
+
+# As in prediction_paths: few are asked for again and again.
+_known_split = lru_cache(maxsize=1024)(_split)

@@ -1,0 +1,180 @@
+"""What an ingress measures.
+
+Metrics live in their own registry, passed explicitly, so that two servers in one process (tests)
+do not share counters. Children of labelled metrics are looked up once per model version: a request
+then costs a few additions.
+"""
+
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from batching.models.spec import VersionKey
+from batching.protocol import BatchTiming
+from batching.store.registry.registry import Registry
+from ingress.metrics.counter import Count, Tally
+from ingress.metrics.histogram import Histogram
+from ingress.metrics.queue_metrics import VERSION_LABELS, QueueCollector, ResubmissionCollector
+from ingress.metrics.torchserve_metrics import NodeMetrics, TorchServeMetrics
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_NO_MODEL = VersionKey("", "")
+
+# Why a batch left: it was full, or its oldest request was old enough. A request that is tried again
+# runs alone and counts as late.
+FULL, LATE = "full", "late"
+
+
+class VersionMetrics:
+    """The metric children of one model version, as one kind of URL addresses it."""
+
+    def __init__(self, metrics: "Metrics", key: VersionKey, asked_version: str | None) -> None:
+        self._codes: dict[int, Count] = {}
+        self._metrics = metrics
+        self._key = key
+        self._request_seconds = metrics.request_seconds.labels(*key)
+        self._queue_seconds = metrics.queue_seconds.labels(*key)
+        self._handler_seconds = metrics.handler_seconds.labels(*key)
+        self._batch_size = metrics.batch_size.labels(*key)
+        self._full = metrics.batches.labels(*key, FULL)
+        self._late = metrics.batches.labels(*key, LATE)
+        # TorchServe labels by what the URL said.
+        self._totals = metrics.torchserve.totals(key.model_name, asked_version or "default")
+
+    def count_arrival(self) -> None:
+        """The request is counted before it is queued, refused ones too."""
+        self._totals.count_arrival()
+
+    def count_answer(
+        self,
+        status: int,
+        seconds: float,
+        timing: BatchTiming | None,
+        *,
+        reason: str = "",
+        full_size: int = 1,
+    ) -> None:
+        """The request was answered.
+
+        Args:
+            status: of the answer.
+            seconds: from the read body to the answer.
+            timing: the worker's, if a worker ran it.
+            reason: the word for what went wrong; empty when nothing did.
+            full_size: how many requests fill a batch of this version.
+        """
+        counter = self._codes.get(status)
+        if counter is None:
+            counter = self._codes[status] = self._metrics.requests.labels(*self._key, str(status))
+        counter.inc()
+        if reason:
+            self._metrics.errors.labels(*self._key, reason).inc()
+        self._request_seconds.observe(seconds)
+        if timing is None:
+            return
+        self._queue_seconds.observe(timing.queue_us / 1e6)
+        if status < 300:  # noqa: PLR2004  (TorchServe sums over successful requests only)
+            self._totals.count_success(seconds, timing)
+        if timing.is_first:
+            self._handler_seconds.observe(timing.handler_us / 1e6)
+            self._batch_size.observe(timing.batch_size)
+            (self._full if timing.batch_size >= full_size else self._late).inc()
+
+
+class Metrics:
+    """Everything an ingress measures. Updated on the event loop only, read by any thread."""
+
+    def __init__(self, *, is_logging: bool = False, unlogged: Collection[str] = ()) -> None:
+        # Collectors have no names before they are asked, as some of them ask Redis.
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.requests = self._tally(
+            "ferry_requests",
+            "Predictions answered, by HTTP status.",
+            (*VERSION_LABELS, "code"),
+        )
+        self.errors = self._tally(
+            "ferry_errors",
+            "Predictions answered with an error, by the word in x-ferry-reason.",
+            (*VERSION_LABELS, "reason"),
+        )
+        self.batches = self._tally(
+            "ferry_batches",
+            "Batches run, by why they left: full, or late.",
+            (*VERSION_LABELS, "release"),
+        )
+        self.open_requests = Gauge(
+            "ferry_open_requests",
+            "Predictions that this ingress has accepted and not answered.",
+            registry=self.registry,
+        )
+        self.queue_seconds = self._histogram(
+            "ferry_queue_wait_seconds", "From submit to claim, per request.", _SECONDS
+        )
+        self.request_seconds = self._histogram(
+            "ferry_request_seconds", "From a read body to an answer, per request.", _SECONDS
+        )
+        self.handler_seconds = self._histogram(
+            "ferry_handler_seconds", "In the handler, per batch.", _SECONDS
+        )
+        self.batch_size = self._histogram(
+            "ferry_batch_size", "Requests in a batch, per batch.", _BATCH_SIZES
+        )
+        self.torchserve = TorchServeMetrics(
+            socket.gethostname(), is_logging=is_logging, unlogged=unlogged
+        )
+        self.registry.register(self.torchserve)
+        self._versions: dict[tuple[VersionKey, str | None], VersionMetrics] = {}
+
+    def watch(
+        self,
+        registry: Registry,
+        count_open: Callable[[], int],
+        count_resubmitted: Callable[[], Mapping[VersionKey, int]],
+    ) -> None:
+        """Queues, workers and Redis itself are read from this model registry at each scrape."""
+        self.registry.register(NodeMetrics(registry))
+        self.registry.register(QueueCollector(registry))
+        self.registry.register(ResubmissionCollector(count_resubmitted))
+        self.open_requests.set_function(count_open)
+
+    def version(self, key: VersionKey, asked_version: str | None) -> VersionMetrics:
+        """The children for this version; `asked_version` is what the URL said, or None."""
+        found = self._versions.get((key, asked_version))
+        if found is None:
+            found = self._versions[key, asked_version] = VersionMetrics(self, key, asked_version)
+        return found
+
+    def versions(self) -> frozenset[VersionKey]:
+        """Those that have series."""
+        return frozenset(key for key, _ in self._versions)
+
+    def forget(self, key: VersionKey) -> None:
+        """The version has no series any more; should it be asked again, they begin anew."""
+        for tally in (self.requests, self.errors, self.batches):
+            tally.remove(key)
+        for histogram in (
+            self.request_seconds,
+            self.queue_seconds,
+            self.handler_seconds,
+            self.batch_size,
+        ):
+            histogram.remove(*key)
+        self._versions = {known: one for known, one in self._versions.items() if known[0] != key}
+        self.torchserve.keep({(k.model_name, asked or "default") for k, asked in self._versions})
+
+    def count_unknown(self, status: int, reason: str) -> None:
+        """A request was answered whose model is not known; no label, names are the client's."""
+        self.requests.labels(*_NO_MODEL, str(status)).inc()
+        self.errors.labels(*_NO_MODEL, reason).inc()
+
+    def _tally(self, name: str, text: str, labels: Sequence[str]) -> Tally:
+        tally = Tally(name, text, labels)
+        self.registry.register(tally)
+        return tally
+
+    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
+        histogram = Histogram(name, text, VERSION_LABELS, bounds)
+        self.registry.register(histogram)
+        return histogram

@@ -1,0 +1,1 @@
+"""Registers models and waits for their workers; at start, too."""

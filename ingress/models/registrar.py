@@ -1,0 +1,231 @@
+"""Registers, scales and unregisters model versions; the management API and start-up both use it."""
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from batching.errors import (
+    BadRequest,
+    DependenciesFailed,
+    Draining,
+    InternalError,
+    InvalidModel,
+    ModelNotFound,
+    OutOfResources,
+    RecordUnreadable,
+    ServeError,
+    Unavailable,
+)
+from batching.models.config_types import ignored_values
+from batching.models.entry import check_names
+from batching.models.installation import install_patience_s
+from batching.models.left_out_keys import require_served
+from batching.models.registration import (
+    bool_parameter,
+    check_parameters,
+    check_worker_count,
+    int_parameter,
+    spec_from_registration,
+)
+from batching.models.spec import ArchiveInfo, ModelSpec
+from ingress.models.worker_wait import Progress, WorkerWait, failed_text, failures_by_slot
+from ingress.services import Services
+
+log = logging.getLogger(__name__)
+
+# For the download too: the largest archives are tens of gigabytes.
+INSPECT_TIMEOUT_S = 900.0
+
+# Ingress and node are started at the same moment, and a node that has to load torch comes later.
+NODE_TIMEOUT_S = 10.0
+
+PROCESSING = "Processing worker updates..."
+IN_PROGRESS = "Workers scaling in progress..."
+
+
+class Registrar:
+    """Commands on the registry, each with TorchServe's status text. Blocks; call from a thread.
+
+    Source: TorchServe 0.12 `ManagementRequestHandler`, `ApiUtils`.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._settings = services.settings
+        self._registry = services.registry
+        self._control = services.control
+        self._predictor = services.predictor
+        self._loop = services.loop
+        self._wait = WorkerWait(services.registry, lambda: services.lifecycle.is_draining)
+
+    def register(self, parameters: Mapping[str, Any]) -> tuple[int, str]:
+        """HTTP status and text of `POST /models` with these parameters.
+
+        Raises:
+            ServeError: nothing is registered then.
+        """
+        spec = self.create(parameters)
+        if spec.min_worker == 0:
+            return 200, (
+                f'Model "{spec.model_name}" Version: {spec.model_version} registered with 0 '
+                "initial workers. Use scale workers API to add workers for the model."
+            )
+        if not bool_parameter(parameters, "synchronous", default=True):
+            return 202, PROCESSING
+        if self._first_workers(spec) is Progress.PARTIAL:
+            return 206, IN_PROGRESS
+        return 200, (
+            f'Model "{spec.model_name}" Version: {spec.model_version} registered with '
+            f"{spec.min_worker} initial workers"
+        )
+
+    def create(self, parameters: Mapping[str, Any], *, at_startup: bool = False) -> ModelSpec:
+        """The version is registered; nodes begin to start its workers.
+
+        Raises:
+            ServeError: nothing is registered then.
+        """
+        url = parameters.get("url")
+        if url is None:
+            raise BadRequest("Parameter url is required.")
+        if not url:
+            raise ModelNotFound("empty url")
+        check_parameters(parameters)  # a download may take many minutes
+        if not self._wait.for_node(NODE_TIMEOUT_S):
+            self._registry.require_writable()  # or no node can say that it runs
+            raise Unavailable(
+                "No node is running to load models. Start one: ferry node", retry_after_s=5.0
+            )
+        archive = self._control.inspect_archive(
+            str(url), timeout_s=INSPECT_TIMEOUT_S, may_be_downloaded=at_startup
+        )
+        if not at_startup:
+            _require_name(parameters, archive)
+        require_served(archive.config)
+        spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
+        if at_startup:
+            _require_handler(spec)
+        spec = replace(spec, is_loaded_at_startup=at_startup)
+        self._registry.create(spec)
+        for text in ignored_values(archive.config):
+            log.warning("ignored setting model=%s version=%s: %s", *spec.key, text)
+        self._forget(spec.model_name)
+        self._take_on(spec)
+        return spec
+
+    def scale(
+        self, model_name: str, model_version: str | None, parameters: Mapping[str, Any]
+    ) -> tuple[int, str]:
+        """HTTP status and text of `PUT /models/M[/V]` with these parameters.
+
+        Raises:
+            ServeError: a wrong parameter, an unknown version, or workers that do not start.
+        """
+        min_worker = int_parameter(parameters, "min_worker", 1)
+        max_worker = int_parameter(parameters, "max_worker", min_worker)
+        if max_worker < min_worker:
+            raise BadRequest("max_worker cannot be less than min_worker.")
+        if min_worker < 0:
+            raise BadRequest("min_worker cannot be negative.")
+        check_worker_count(min_worker)
+        asked = model_version or parameters.get("model_version") or None
+        key = self.resolve(model_name, asked).key
+        failures_before = failures_by_slot(self._registry.workers(key))
+        spec = self._registry.scale(key, min_worker, max_worker)
+        self._forget(model_name)
+        self._take_on(spec)
+        if not bool_parameter(parameters, "synchronous", default=False):
+            return 202, PROCESSING
+        progress = self._wait.for_workers(
+            spec,
+            failures_before=failures_before,
+            version_text=asked or "null",
+            install_patience_s=install_patience_s(spec, self._settings),
+        )
+        if progress is not Progress.DONE:
+            return 206, IN_PROGRESS
+        version = f", version: {asked}" if asked else ""
+        return 200, f"Workers scaled to {min_worker} for model: {model_name}{version}"
+
+    def set_default(self, model_name: str, model_version: str) -> str:
+        """The status text of `PUT /models/M/V/set-default`.
+
+        Raises:
+            ModelNotFound, VersionNotFound: unknown.
+        """
+        check_names(model_name)
+        self._registry.set_default(model_name, model_version)
+        self._forget(model_name)
+        return f'Default version successfully updated for model "{model_name}" to "{model_version}"'
+
+    def unregister(self, model_name: str, model_version: str | None) -> str:
+        """The status text of `DELETE /models/M[/V]`, when the workers are gone.
+
+        Those of a model whose record cannot be read are waited for by nobody.
+
+        Raises:
+            ServeError: unknown, the default of several, or workers that do not go in time.
+        """
+        try:
+            key = self.resolve(model_name, model_version).key
+            self._registry.remove(key)
+            self._forget(model_name)
+            self._wait.until_gone(key, self._settings.unregister_model_timeout_s)
+        except RecordUnreadable:
+            if model_version is not None:
+                raise  # there may be other versions, and their workers serve
+            self._registry.remove_unreadable(model_name)
+            self._forget(model_name)
+        return f'Model "{model_name}" unregistered'
+
+    def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
+        """The version that a management path names.
+
+        Raises:
+            ModelNotFound, VersionNotFound: unknown, or no name that a model could have.
+        """
+        check_names(model_name, model_version)
+        return self._registry.resolve(model_name, model_version)
+
+    def _first_workers(self, spec: ModelSpec) -> Progress:
+        try:
+            progress = self._wait.for_workers(
+                spec,
+                failures_before={},
+                version_text=spec.model_version,
+                install_patience_s=install_patience_s(spec, self._settings),
+            )
+            if progress is Progress.NONE:
+                raise InternalError(failed_text(spec.model_name, spec.model_version))
+        except (InternalError, OutOfResources, DependenciesFailed, Draining):
+            # A version whose workers cannot load is not left behind half registered; and a client
+            # that asks another server, since this one stops, must not be told that it is there.
+            with contextlib.suppress(ServeError):
+                self._registry.remove(spec.key, only=spec)
+                log.warning("removed model=%s version=%s: not started", *spec.key)
+            self._forget(spec.model_name)
+            raise
+        return progress
+
+    def _take_on(self, spec: ModelSpec) -> None:
+        # TorchServe's workers are listed when it answers, so a request that follows at once waits
+        # for them to load instead of being refused.
+        if spec.min_worker > 0:
+            self._wait.until_listed(spec.key)
+
+    def _forget(self, model_name: str) -> None:
+        self._loop.call_soon_threadsafe(self._predictor.forget, model_name)
+
+
+def _require_name(parameters: Mapping[str, Any], archive: ArchiveInfo) -> None:
+    # Only a model that is loaded at start is named after its file, as in TorchServe.
+    if archive.manifest is None and not parameters.get("model_name"):
+        raise InvalidModel("Model name is not defined.")
+
+
+def _require_handler(spec: ModelSpec) -> None:
+    # load_models=all names whatever a folder has, also what is no model: lost+found, for one.
+    # Registered, that would keep the server from ever being ready.
+    if spec.min_worker > 0 and not spec.handler:
+        raise InvalidModel("It names no handler, and default_service_handler is not set.")

@@ -1,0 +1,195 @@
+"""Registers the models of `load_models` and of a snapshot, once a node is there to load them.
+
+Source: TorchServe 0.12 `ModelServer.initModelStore`, `SnapshotManager.restore`.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from batching.errors import Conflict, Draining, ServeError, Unavailable
+from batching.models.spec import NAME_PATTERN, ModelSpec
+from batching.settings.settings import Settings, SettingsError
+from batching.settings.snapshots import SavedVersion, read_snapshot
+from batching.store.registry.startup_marks import StartupMarks
+from ingress.models.registrar import Registrar
+from ingress.services import Services
+
+log = logging.getLogger(__name__)
+
+SAY_EVERY_S = 30.0
+_RETRY_S = 0.5
+_ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz")
+
+Failure = dict[str, str]
+T = TypeVar("T")
+
+
+class StartupLoader:
+    """Registers the models of `load_models` and of a snapshot. Blocks; call from a thread.
+
+    Redis remembers what is registered, and operators change it since. So a server that comes back
+    by itself registers each startup model once in the life of that Redis, and what was unregistered
+    stays so; only whoever starts `ferry up` asks for its models again.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        registrar: Registrar,
+        marks: StartupMarks,
+        *,
+        is_awaited: bool,
+    ) -> None:
+        self._services = services
+        self._registrar = registrar
+        self._marks = marks
+        self._is_awaited = is_awaited
+        self._failures: list[Failure] = []
+
+    def load(self) -> list[Failure]:
+        """Each startup model is registered; `{"model", "error"}` for each that is not.
+
+        What a snapshot holds comes first, so that `load_models` can only add to it. Workers load
+        in the background: a registered model is not a ready one.
+        """
+        with contextlib.suppress(Draining):
+            self._restore_snapshot()
+            for parameters in startup_parameters(self._services.settings):
+                self._load(parameters)
+        return self._failures
+
+    def _restore_snapshot(self) -> None:
+        path = self._services.settings.snapshot_file
+        if path is None or not self._may_restore(str(path)):
+            return
+        try:
+            saved = read_snapshot(path)
+        except SettingsError as error:
+            log.error("not restored: %s", error)
+            self._failures.append({"snapshot": str(path), "error": str(error)})
+            return
+        log.info("restoring snapshot=%s versions=%d", path, len(saved))
+        for version in saved:
+            name = f"{version.model_name} {version.model_version}"
+            self._register(name, version.parameters, partial(self._complete, version))
+        self._persist(str(path), lambda: self._marks.add(str(path)))
+
+    def _may_restore(self, path: str) -> bool:
+        # A snapshot is a whole registry: mixed with another one it would undo what was changed
+        # since, the default version for one.
+        known = self._persist(path, self._services.registry.snapshot)
+        if known:
+            log.warning("not restored snapshot=%s: Redis has models=%d", path, len(known))
+            return False
+        return self._is_asked_for(path)
+
+    def _complete(self, saved: SavedVersion, spec: ModelSpec) -> None:
+        """A restored version is as it was saved."""
+        if spec.model_version != saved.model_version:
+            log.warning(
+                "model=%s: its archive has version %s now", spec.model_name, spec.model_version
+            )
+        # A model-config.yaml wins over parameters, but not over what an operator has scaled since.
+        if (spec.min_worker, spec.max_worker) != (saved.min_worker, saved.max_worker):
+            self._services.registry.scale(spec.key, saved.min_worker, saved.max_worker)
+        if saved.is_default:
+            self._registrar.set_default(*spec.key)
+
+    def _load(self, parameters: dict[str, Any]) -> None:
+        url, name = str(parameters["url"]), parameters.get("model_name")
+        entry = f"{name}={url}" if name else url
+        if not self._is_asked_for(entry):
+            log.info("left out model=%s: it was loaded at an earlier start", name or url)
+        elif self._register(str(name or url), parameters, self._make_default):
+            self._persist(entry, lambda: self._marks.add(entry))
+
+    def _make_default(self, spec: ModelSpec) -> None:
+        models = self._services.settings.model_defaults().model_settings
+        configured = models.get(spec.model_name, {}).get(spec.model_version, {})
+        if configured.get("defaultVersion") is True:
+            self._registrar.set_default(*spec.key)
+
+    def _is_asked_for(self, entry: str) -> bool:
+        return self._is_awaited or not self._persist(entry, lambda: self._marks.has(entry))
+
+    def _register(
+        self, model: str, parameters: Mapping[str, Any], complete: Callable[[ModelSpec], None]
+    ) -> bool:
+        """Whether the model is registered, now or before."""
+        try:
+            spec = self._persist(model, lambda: self._registrar.create(parameters, at_startup=True))
+            self._persist(model, lambda: complete(spec))
+            log.info("registered model=%s version=%s", *spec.key)
+        except Conflict as error:
+            # Another ingress was faster, a snapshot has it, or Redis remembers it from before.
+            log.info("kept model=%s: %s", model, error.message)
+        except Draining:
+            raise
+        except ServeError as error:
+            log.error("not loaded model=%s: %s", model, error.message)
+            self._failures.append({"model": model, "error": error.message})
+            return False
+        return True
+
+    def _persist(self, model: str, attempt: Callable[[], T]) -> T:
+        """What the attempt returns; it is tried again as long as what it misses may come by itself.
+
+        Without an end: a server that gave up would be ready with nothing to serve, while its nodes
+        wait for a disk or for another machine.
+        """
+        say_at_s = 0.0
+        while not self._services.lifecycle.is_draining:
+            try:
+                return attempt()
+            except Unavailable as error:
+                if time.monotonic() >= say_at_s:
+                    say_at_s = time.monotonic() + SAY_EVERY_S
+                    log.warning("not yet loaded model=%s: %s", model, error.message)
+                time.sleep(_RETRY_S)
+        raise Draining("The server is shutting down.")
+
+
+def startup_parameters(settings: Settings) -> list[dict[str, Any]]:
+    """Registration parameters for each model that `load_models` names.
+
+    Unlike TorchServe, 0 default workers mean one here, not one per CPU core.
+    """
+    workers = settings.default_workers_per_model or 1
+    text = settings.load_models.strip()
+    if text.lower() == "all":
+        entries = [("", name) for name in _archives_of(settings.model_store)]
+    else:
+        entries = [_named_archive(entry) for entry in text.split(",") if entry.strip()]
+    return [
+        {"url": url, "initial_workers": workers, **({"model_name": name} if name else {})}
+        for name, url in entries
+    ]
+
+
+def _named_archive(entry: str) -> tuple[str, str]:
+    name, equals, url = entry.strip().partition("=")
+    # A URL may hold an equals sign, too, but never before a character that names cannot have.
+    if equals and NAME_PATTERN.fullmatch(name.strip()):
+        return name.strip(), url.strip()
+    return "", entry.strip()
+
+
+def _archives_of(model_store: Path | None) -> Iterator[str]:
+    if model_store is None or not model_store.is_dir():
+        log.error("load_models=all needs a model_store that is a folder")
+        return
+    try:
+        paths = sorted(model_store.iterdir())
+    except OSError as error:
+        # The server starts, as where an archive cannot be read.
+        log.error("load_models=all cannot read the model_store: %s", error)
+        return
+    for path in paths:
+        is_archive = path.is_dir() or path.name.endswith(_ARCHIVE_SUFFIXES)
+        if is_archive and not path.name.startswith("."):
+            yield path.name

@@ -1,0 +1,83 @@
+"""The inference port's front: predictions on the event loop, everything else to Flask.
+
+A thread per waiting request is what costs (docs/adr/0006): here a waiting prediction is one future.
+"""
+
+import logging
+
+from batching.errors import InternalError, ServeError
+from batching.request_ids import fresh_request_id
+from batching.store.ingress_side.pending_request import ClientLeft
+from ingress.access.authorizer import Gate
+from ingress.http1.body_reader import read_body
+from ingress.http1.exchange import Exchange
+from ingress.predictions.prediction_service import Predictor
+from ingress.predictions.stream_sender import send_answer
+from ingress.predictions.streamed_answer import CLIENT_CLOSED_REQUEST, StreamedAnswer
+from ingress.rest.wsgi_bridge import WsgiBridge
+from ingress.torchserve.answers import Answer, error_answer, status_answer
+from ingress.torchserve.prediction_paths import Target, parse_prediction_path
+
+log = logging.getLogger(__name__)
+
+LIVE_PATH = "/livez"
+LIVE_TEXT = "Live"
+
+
+class Front:
+    """The application of the inference port."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        bridge: WsgiBridge,
+        *,
+        max_request_size_bytes: int,
+        max_response_size_bytes: int,
+        gate: Gate,
+    ) -> None:
+        self._predictor = predictor
+        self._bridge = bridge
+        self._max_request_size_bytes = max_request_size_bytes
+        self._max_response_size_bytes = max_response_size_bytes
+        self._gate = gate
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """The request is answered."""
+        target = parse_prediction_path(exchange.path)
+        if target is not None and exchange.method != "OPTIONS":
+            await self._predict(target, exchange)
+        elif exchange.path == LIVE_PATH:
+            # Not through the bridge: its threads may all wait for Redis.
+            exchange.respond(*status_answer(LIVE_TEXT, fresh_request_id()))
+        else:
+            await self._bridge(exchange)
+
+    async def _predict(self, target: Target, exchange: Exchange) -> None:
+        headers = dict(exchange.headers)
+        try:
+            self._gate.admit(exchange.method, exchange.path, headers.get("authorization", ""))
+            if self._gate.is_closed:
+                # Neither Redis nor a handler needs to know the key.
+                headers.pop("authorization", None)
+            query = exchange.query if target.takes_query else ""
+            answer = await self._predictor.answer(
+                target,
+                headers,
+                # No name here keeps it while its client waits.
+                await read_body(exchange, headers, self._max_request_size_bytes),
+                exchange.client_left,
+                query,
+            )
+            if isinstance(answer, StreamedAnswer):
+                await send_answer(answer, exchange, self._max_response_size_bytes)
+                return
+        except ServeError as error:
+            answer = error_answer(error, fresh_request_id())
+        except ClientLeft:
+            answer = Answer(CLIENT_CLOSED_REQUEST, [], b"")
+        except Exception:  # the outermost frame that can name the model
+            request_id = fresh_request_id()
+            log.exception("prediction failed model=%r request=%s", target.model_name, request_id)
+            answer = error_answer(InternalError("Internal server error."), request_id)
+        exchange.respond(*answer)

@@ -1,0 +1,1 @@
+"""Serves TorchServe's REST API as a Flask application."""

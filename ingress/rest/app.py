@@ -1,0 +1,72 @@
+"""The Flask application of one listener: TorchServe's REST dialect, whole without the front."""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+from flask import Flask, Response, request
+
+from ingress.access.authorizer import Gate
+from ingress.http1.body_reader import refuse_encoded
+from ingress.rest.error_handlers import install_error_handlers
+from ingress.rest.inference_api import inference_blueprint
+from ingress.rest.management_api import management_blueprint
+from ingress.rest.metrics_api import metrics_blueprint
+from ingress.rest.open_inference_api import open_inference_blueprint
+from ingress.rest.responses import PlainResponse, json_response
+from ingress.rest.token_api import token_blueprint
+from ingress.role import Role
+from ingress.services import Services
+from ingress.torchserve.openapi import api_document
+
+_BLUEPRINTS: dict[Role, Callable[[Services], Any]] = {
+    Role.INFERENCE: inference_blueprint,
+    Role.MANAGEMENT: management_blueprint,
+    Role.METRICS: metrics_blueprint,
+}
+
+
+def create_app(services: Services, roles: Collection[Role]) -> Flask:
+    """The application that serves these roles on one address."""
+    app = Flask(__name__, static_folder=None)
+    app.response_class = PlainResponse
+    app.config["MAX_CONTENT_LENGTH"] = services.settings.max_request_size_bytes
+    app.config["PROPAGATE_EXCEPTIONS"] = False
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
+    # TorchServe splits paths at each slash and never redirects.
+    app.url_map.merge_slashes = False
+    app.url_map.strict_slashes = True
+    document = api_document(roles)
+    gate = Gate(services.keys, roles)
+
+    @app.before_request
+    def admit() -> None:
+        gate.admit(request.method, request.path, request.headers.get("Authorization", ""))
+        refuse_encoded(request.headers.get("Content-Encoding", ""))
+
+    @app.route("/", methods=["OPTIONS"])
+    @app.route("/api-description", methods=["GET"])
+    def describe_api() -> Response:
+        return json_response(document)
+
+    for role in Role:
+        if role in roles:
+            app.register_blueprint(_BLUEPRINTS[role](services))
+    if Role.INFERENCE in roles:
+        app.register_blueprint(open_inference_blueprint(services))
+    if services.keys is not None and Role.MANAGEMENT in roles:
+        app.register_blueprint(token_blueprint(services.keys))
+    install_error_handlers(app, services)
+    app.wsgi_app = _IgnoreTrailingSlashes(app.wsgi_app)  # type: ignore[method-assign]
+    return app
+
+
+class _IgnoreTrailingSlashes:
+    """`/models/M/` is `/models/M`; the router alone would redirect or refuse."""
+
+    def __init__(self, app: WSGIApplication) -> None:
+        self._app = app
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        environ["PATH_INFO"] = environ.get("PATH_INFO", "").rstrip("/") or "/"
+        return self._app(environ, start_response)

@@ -1,0 +1,84 @@
+"""Every exception that leaves a Flask route becomes one answer."""
+
+import logging
+
+from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException
+
+from batching.errors import (
+    BadRequest,
+    InternalError,
+    MethodNotAllowed,
+    PayloadTooLarge,
+    ServeError,
+    StoreUnavailable,
+)
+from batching.request_ids import fresh_request_id
+from ingress.predictions.failed_requests import FailedRequests
+from ingress.rest.responses import to_response
+from ingress.role import Role
+from ingress.services import Services
+from ingress.torchserve.answers import error_answer, not_found, wrong_method
+
+log = logging.getLogger(__name__)
+
+_VERB = "manage"
+
+
+def install_error_handlers(app: Flask, services: Services) -> None:
+    """Errors of this application are answered in TorchServe's shape; none leaks internals.
+
+    That Redis is away, or refuses, is said to the outage, and when an operator is answered again.
+    """
+    outage, failed = services.outage, FailedRequests()
+
+    def answer_unavailable(error: StoreUnavailable) -> Response:
+        outage.note(_VERB, error)
+        return _answer(error)
+
+    @app.after_request
+    def succeed(response: Response) -> Response:
+        # Not a probe's answer, which may be an old one.
+        if request.blueprint == Role.MANAGEMENT and response.status_code < BadRequest.status:
+            outage.over(_VERB)
+        return response
+
+    @app.after_request
+    def note(response: Response) -> Response:
+        # Predictions are noted where they are answered, and what probes are told is no failure.
+        reason = response.headers.get("x-ferry-reason")
+        if reason and request.blueprint != Role.INFERENCE:
+            asked, request_id = (request.method, request.path), response.headers["x-request-id"]
+            services.loop.call_soon_threadsafe(
+                failed.note_other, request_id, asked, response.status_code, reason
+            )
+        return response
+
+    app.register_error_handler(ServeError, _answer)
+    app.register_error_handler(StoreUnavailable, answer_unavailable)
+    app.register_error_handler(HTTPException, _answer_http)
+    app.register_error_handler(Exception, _answer_unforeseen)
+
+
+def _answer(error: ServeError) -> Response:
+    return to_response(error_answer(error, fresh_request_id()))
+
+
+def _answer_http(error: HTTPException) -> Response:
+    return _answer(_translated(error.code or 500))
+
+
+def _translated(status: int) -> ServeError:
+    if status == MethodNotAllowed.status:
+        return wrong_method()
+    if status == PayloadTooLarge.status:
+        return PayloadTooLarge("")
+    if status == BadRequest.status:
+        return BadRequest("Invalid HTTP message.")
+    # Redirects of the router included: TorchServe has none.
+    return not_found()
+
+
+def _answer_unforeseen(error: Exception) -> Response:
+    log.error("request failed", exc_info=error)
+    return _answer(InternalError("Internal server error."))

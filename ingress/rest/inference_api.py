@@ -1,0 +1,107 @@
+"""The inference port's routes; whole by itself, so that any WSGI server can run it.
+
+Source: TorchServe 0.12 inference API.
+"""
+
+from flask import Blueprint, Response, request
+
+from batching.errors import NotFound
+from batching.models.entry import check_names, existing
+from ingress.predictions.router import LIVE_TEXT
+from ingress.predictions.streamed_answer import StreamedAnswer
+from ingress.rest.responses import (
+    ANY_METHOD,
+    json_response,
+    lower_case_headers,
+    status_response,
+    stream_response,
+    to_response,
+)
+from ingress.services import Services
+from ingress.torchserve.answers import not_found
+from ingress.torchserve.openapi import model_prediction_document
+from ingress.torchserve.prediction_paths import parse_prediction_path
+
+
+class WorkflowNotFound(NotFound):
+    """There are no workflows; TorchServe has given them up, too."""
+
+    type = "WorkflowNotFoundException"
+    reason = "workflow_not_found"
+
+
+def inference_blueprint(services: Services) -> Blueprint:
+    """Predictions and probes."""
+    blueprint = Blueprint("inference", __name__)
+    view = _InferenceView(services)
+    # Before any rule: the parser that both doors share knows these paths.
+    blueprint.before_app_request(view.predict)
+    rules = (
+        # What looks like one of them and is none.
+        ("/predictions/<path:_>", ANY_METHOD, view.deny),
+        ("/explanations/<path:_>", ANY_METHOD, view.deny),
+        ("/v1/models/<path:_>", ANY_METHOD, view.deny),
+        ("/v2/models/<path:_>", ANY_METHOD, view.deny),
+        ("/models/<path:_>/invoke", ANY_METHOD, view.deny),
+        ("/wfpredict/<path:workflow_name>", ANY_METHOD, view.predict_workflow),
+        ("/predictions/<model_name>", ("OPTIONS",), view.document),
+        ("/predictions/<model_name>/<path:_>", ("OPTIONS",), view.document),
+        ("/ping", (*ANY_METHOD, "OPTIONS"), view.ping),
+        ("/livez", ANY_METHOD, view.livez),
+        ("/readyz", ("GET",), view.readyz),
+    )
+    for rule, methods, handler in rules:
+        blueprint.add_url_rule(rule, f"{methods[0]} {rule}", handler, methods=methods)
+    return blueprint
+
+
+class _InferenceView:
+    """One method per route; HTTP in, HTTP out."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._health = services.health
+
+    def predict(self) -> Response | None:
+        # As it came: to the router, many slashes at its beginning are one.
+        is_plain = not request.environ["PATH_INFO"].startswith("//")
+        target = parse_prediction_path(request.path) if is_plain else None
+        if target is None or request.method == "OPTIONS":
+            return None
+        # As in the front: the body is read, and refused if too large, before anything else.
+        body = request.get_data(cache=False)
+        headers = lower_case_headers(request)
+        if self._services.keys is not None:
+            headers.pop("authorization", None)
+        query = request.query_string.decode("utf-8", "replace") if target.takes_query else ""
+        services = self._services
+        answer = services.on_loop(services.predictor.answer(target, headers, body, None, query))
+        if isinstance(answer, StreamedAnswer):
+            return stream_response(answer, services.on_loop)
+        return to_response(answer)
+
+    def deny(self, _: str) -> Response:
+        raise not_found()
+
+    def predict_workflow(self, workflow_name: str) -> Response:
+        raise WorkflowNotFound(f"Workflow not found: {workflow_name}")
+
+    def document(self, model_name: str, _: str = "") -> Response:
+        check_names(model_name)
+        existing(self._services.registry.get(model_name), model_name)
+        return json_response(model_prediction_document(model_name))
+
+    def ping(self) -> Response:
+        if self._health.is_healthy():
+            return status_response("Healthy")
+        return status_response("Unhealthy", status=500)
+
+    def livez(self) -> Response:
+        return status_response(LIVE_TEXT)
+
+    def readyz(self) -> Response:
+        reason = self._health.why_not_ready()
+        if self._services.keys is not None:
+            # A probe brings no key, so it is told no model names.
+            reason = reason.partition(":")[0]
+        return status_response(reason, status=503) if reason else status_response("Ready")

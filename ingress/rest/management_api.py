@@ -1,0 +1,190 @@
+"""The management port's routes.
+
+Source: TorchServe 0.12 management API.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from flask import Blueprint, Response, request
+
+from batching.errors import BadRequest, NoWorker, ServeError
+from batching.models.entry import ModelEntry, check_names, existing, pick_version
+from batching.models.registration import bool_parameter
+from batching.models.spec import ModelSpec
+from batching.protocol import Reply
+from batching.request_ids import fresh_request_id
+from ingress.models.registrar import Registrar
+from ingress.rest.responses import json_response, status_response, to_response
+from ingress.services import Services
+from ingress.torchserve.answers import reply_answer, wrong_method
+from ingress.torchserve.descriptions import describe_node, describe_version, list_page
+from ingress.torchserve.openapi import model_management_document
+
+ALL_VERSIONS = "all"
+
+_HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class CrossOrigin(ServeError):
+    """A web page wants to change something here."""
+
+    status = 403
+    type = "IllegalArgumentException"
+    reason = "cross_origin"
+
+
+def management_blueprint(services: Services) -> Blueprint:
+    """Register, scale, describe, list, set-default, unregister."""
+    blueprint = Blueprint("management", __name__)
+    blueprint.before_request(partial(_refuse_web_pages, services.settings.cors_allowed_origin))
+    registrar = Registrar(services)
+    view = _ManagementView(services, registrar)
+    one, versioned = "/models/<model_name>", "/models/<model_name>/<model_version>"
+    rules = (
+        ("/models", "GET", view.list_models),
+        ("/models", "POST", view.register),
+        (one, "GET", view.describe),
+        (one, "PUT", view.scale),
+        (one, "DELETE", view.unregister),
+        (one, "OPTIONS", view.document),
+        (versioned, "GET", view.describe),
+        (versioned, "PUT", view.scale),
+        (versioned, "DELETE", view.unregister),
+        (f"{versioned}/set-default", "PUT", view.set_default),
+        ("/v1/models/<model_name>", "GET", view.kserve_ready),
+        ("/downloads", "GET", view.list_downloads),
+        ("/nodes", "GET", view.list_nodes),
+    )
+    for rule, method, handler in rules:
+        endpoint = f"{method} {rule}".replace(".", " ")
+        blueprint.add_url_rule(rule, endpoint, handler, methods=[method])
+    return blueprint
+
+
+class _ManagementView:
+    """One method per route; HTTP in, HTTP out."""
+
+    def __init__(self, services: Services, registrar: Registrar) -> None:
+        self._services = services
+        self._registry = services.registry
+        self._registrar = registrar
+
+    def register(self) -> Response:
+        self._require_model_api()
+        status, text = self._registrar.register(_registration_parameters())
+        return status_response(text, status)
+
+    def scale(self, model_name: str, model_version: str | None = None) -> Response:
+        status, text = self._registrar.scale(model_name, model_version, request.args)
+        return status_response(text, status)
+
+    def set_default(self, model_name: str, model_version: str) -> Response:
+        return status_response(self._registrar.set_default(model_name, model_version))
+
+    def unregister(self, model_name: str, model_version: str | None = None) -> Response:
+        self._require_model_api()
+        return status_response(self._registrar.unregister(model_name, model_version))
+
+    def describe(self, model_name: str, model_version: str | None = None) -> Response:
+        check_names(model_name, model_version)
+        entry = existing(self._registry.get(model_name), model_name)
+        if model_version == ALL_VERSIONS:
+            return json_response(self._describe(entry.versions.values(), entry))
+        spec = pick_version(entry, model_name, model_version)
+        [document] = self._describe([spec], entry)
+        if bool_parameter(request.args, "customized", default=False):
+            reply = self._ask_handler(spec)
+            if reply.error_type:
+                return to_response(reply_answer(reply, fresh_request_id()))
+            document["customizedMetadata"] = _metadata(reply)
+        return json_response([document])
+
+    def list_models(self) -> Response:
+        entries = self._registry.snapshot()
+        urls = {
+            name: entry.versions[entry.default_version].model_url for name, entry in entries.items()
+        }
+        return json_response(list_page(sorted(urls), urls, request.args))
+
+    def document(self, model_name: str) -> Response:
+        self._registrar.resolve(model_name, None)
+        return json_response(model_management_document(model_name))
+
+    def kserve_ready(self, model_name: str) -> Response:
+        spec = self._registrar.resolve(model_name, None)
+        is_ready = self._services.health.is_ready(spec)
+        return json_response({"name": model_name, "ready": is_ready})
+
+    def list_downloads(self) -> Response:
+        found = self._services.downloads.all()
+        return json_response([asdict(download) for download in found])
+
+    def list_nodes(self) -> Response:
+        nodes = self._registry.nodes()
+        if not nodes:
+            self._registry.require_writable()  # or no node can say that it runs
+        return json_response([describe_node(node) for node in nodes])
+
+    def _require_model_api(self) -> None:
+        # Source: TorchServe 0.12 docs/model_api_control.md.
+        if not self._services.settings.enable_model_api:
+            raise wrong_method()
+
+    def _describe(self, specs: Iterable[ModelSpec], entry: ModelEntry) -> list[dict[str, Any]]:
+        hosts = {node.node_id: node.hostname for node in self._registry.nodes()}
+        return [
+            describe_version(
+                spec,
+                self._registry.workers(spec.key),
+                self._registry.queue(spec),
+                is_default=entry.default_version == spec.model_version,
+                hosts=hosts,
+            )
+            for spec in specs
+        ]
+
+    def _ask_handler(self, spec: ModelSpec) -> Reply:
+        try:
+            return self._services.on_loop(self._services.predictor.describe(spec))
+        except NoWorker as error:
+            raise NoWorker(
+                f'Model "{spec.model_name}" has no worker to serve describe request. Please use '
+                "scale workers API to add workers."
+            ) from error
+
+
+def _refuse_web_pages(allowed_origin: str) -> None:
+    # Loopback needs no token, but any page in a browser on this machine can post to it (and, with
+    # a name that resolves to 127.0.0.1, look like this server's own). Registering a model runs its
+    # code. Browsers announce themselves with `Origin`; curl, SDKs and our own commands do not.
+    # What an operator allows by name is that operator's own page; `*` names nobody.
+    origin = request.headers.get("Origin")
+    is_known = origin is None or origin == allowed_origin
+    if request.method not in _HARMLESS_METHODS and not is_known:
+        raise CrossOrigin("Web pages may not change models.")
+
+
+def _metadata(reply: Reply) -> dict[str, Any]:
+    # TorchServe: whatever is not an object becomes an empty one.
+    try:
+        document = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _registration_parameters() -> Mapping[str, Any]:
+    # With a JSON body the query string does not count at all.
+    if request.mimetype != "application/json":
+        return request.args
+    try:
+        document = json.loads(request.get_data())
+    except (ValueError, RecursionError) as error:
+        raise BadRequest("The request body is not JSON.") from error
+    if not isinstance(document, dict):
+        raise BadRequest("The request body is not a JSON object.")
+    return {name: value for name, value in document.items() if value is not None}

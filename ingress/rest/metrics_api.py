@@ -1,0 +1,41 @@
+"""The metrics port's route."""
+
+from collections.abc import Iterable
+
+from flask import Blueprint, Response, request
+from prometheus_client.core import Metric
+
+from batching.request_ids import fresh_request_id
+from ingress.metrics.ingress_metrics import Metrics
+from ingress.metrics.metrics_text import CONTENT_TYPE, write_text
+from ingress.metrics.torchserve_metrics import LEGACY
+from ingress.rest.responses import to_response
+from ingress.services import Services
+from ingress.torchserve.answers import NO_CACHE_HEADERS, Answer
+
+
+def metrics_blueprint(services: Services) -> Blueprint:
+    """GET /metrics, with TorchServe's `name[]` filter."""
+    blueprint = Blueprint("metrics", __name__)
+
+    @blueprint.route("/metrics", methods=["GET"])
+    def metrics() -> Response:
+        families = _visible(services.settings.metrics_mode, services.metrics)
+        body = write_text(families, request.args.getlist("name[]"))
+        headers = [
+            ("x-request-id", fresh_request_id()),
+            ("content-type", CONTENT_TYPE),
+            *NO_CACHE_HEADERS,
+        ]
+        return to_response(Answer(200, headers, body))
+
+    return blueprint
+
+
+def _visible(mode: str, metrics: Metrics) -> Iterable[Metric]:
+    # Source: TorchServe 0.12 docs/metrics.md, "Metrics mode".
+    if mode == "log":
+        return []
+    if mode == "legacy":
+        return [one for one in metrics.torchserve.collect() if one.name in LEGACY]
+    return metrics.registry.collect()

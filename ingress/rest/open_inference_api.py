@@ -1,0 +1,89 @@
+"""Health, readiness and metadata of the Open Inference Protocol, and KServe's v1 readiness.
+
+Inference itself goes the way of every prediction. Source: KServe Open Inference Protocol v2, REST;
+TorchServe 0.12 `OpenInferenceProtocolRequestHandler`.
+"""
+
+from flask import Blueprint, Response
+
+from batching.errors import ServeError
+from batching.models.spec import ModelSpec
+from batching.request_ids import fresh_request_id
+from ingress.rest.responses import json_response, to_response
+from ingress.services import Services
+from ingress.torchserve.answers import error_answer, with_error_key
+from ingress.torchserve.openapi import VERSION
+
+_EXTENSIONS = ["kserve", "kubeflow", "binary_tensor_data"]
+_NOT_READY = 503
+
+
+def open_inference_blueprint(services: Services) -> Blueprint:
+    """Whatever a client asks before it infers."""
+    blueprint = Blueprint("open_inference", __name__)
+    view = _OpenInferenceView(services)
+    model = "/v2/models/<model_name>"
+    version = f"{model}/versions/<model_version>"
+    rules = (
+        ("/v2", view.server),
+        ("/v2/health/live", view.live),
+        ("/v2/health/ready", view.ready),
+        (model, view.model),
+        (version, view.model),
+        (f"{model}/ready", view.model_ready),
+        (f"{version}/ready", view.model_ready),
+        ("/v1/models/<model_name>", view.model_ready),
+    )
+    for rule, handler in rules:
+        endpoint = rule.replace(".", " ")
+        blueprint.add_url_rule(rule, endpoint, handler, methods=["GET"])
+    blueprint.register_error_handler(ServeError, _answer)
+    return blueprint
+
+
+class _OpenInferenceView:
+    """One method per route; HTTP in, HTTP out."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._health = services.health
+
+    def server(self) -> Response:
+        # The key is TorchServe's spelling; the right one stands beside it.
+        names = {"extenstion": _EXTENSIONS[:2], "extensions": _EXTENSIONS}
+        return json_response({"name": "torchferry", "version": VERSION, **names})
+
+    def live(self) -> Response:
+        return json_response({"live": True})
+
+    def ready(self) -> Response:
+        is_ready = not self._health.why_not_ready()
+        return json_response({"ready": is_ready}, 200 if is_ready else _NOT_READY)
+
+    def model(self, model_name: str, model_version: str | None = None) -> Response:
+        spec = self._resolve(model_name, model_version)
+        entry = self._services.registry.get(model_name)
+        return json_response(
+            {
+                "name": model_name,
+                "versions": sorted(entry.versions) if entry else [spec.model_version],
+                "platform": "pytorch",
+                # An archive does not say what its handler takes.
+                "inputs": [],
+                "outputs": [],
+            }
+        )
+
+    def model_ready(self, model_name: str, model_version: str | None = None) -> Response:
+        spec = self._resolve(model_name, model_version)
+        is_ready = self._health.is_ready(spec)
+        document = {"name": model_name, "ready": is_ready}
+        return json_response(document, 200 if is_ready else _NOT_READY)
+
+    def _resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
+        predictor = self._services.predictor
+        return self._services.on_loop(predictor.resolve(model_name, model_version))
+
+
+def _answer(error: ServeError) -> Response:
+    return to_response(with_error_key(error_answer(error, fresh_request_id())))

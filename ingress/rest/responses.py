@@ -1,0 +1,66 @@
+"""Answers as Flask responses, and Flask requests as what the shared functions take."""
+
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from flask import Request, Response
+
+from batching.request_ids import fresh_request_id
+from ingress.predictions.streamed_answer import StreamedAnswer
+from ingress.torchserve.answers import Answer, json_answer, status_answer
+
+# TorchServe does not look at the method of a prediction, a ping or a renewal of a key.
+ANY_METHOD = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
+
+
+class PlainResponse(Response):
+    """A response without a content type of its own invention."""
+
+    default_mimetype = None
+
+
+def to_response(answer: Answer) -> Response:
+    """The answer, byte for byte."""
+    return PlainResponse(answer.body, status=answer.status, headers=answer.headers)
+
+
+def stream_response(
+    answer: StreamedAnswer, on_loop: Callable[[Coroutine[Any, Any, bytes | None]], bytes | None]
+) -> Response:
+    """The answer in pieces; an exception breaks it off, and the connection is closed.
+
+    Args:
+        answer: closed when the response is.
+        on_loop: runs a coroutine on the answer's event loop.
+    """
+
+    async def next_piece() -> bytes | None:
+        return await anext(answer, None)
+
+    def pieces() -> Iterator[bytes]:
+        while (piece := on_loop(next_piece())) is not None:
+            yield piece
+
+    response = PlainResponse(pieces(), status=answer.status, headers=answer.headers)
+    response.call_on_close(lambda: on_loop(answer.close()))
+    return response
+
+
+def json_response(document: Any, status: int = 200) -> Response:
+    """A JSON document under a fresh request id."""
+    return to_response(json_answer(document, fresh_request_id(), status))
+
+
+def status_response(text: str, status: int = 200) -> Response:
+    """`{"status": text}` under a fresh request id."""
+    return to_response(status_answer(text, fresh_request_id(), status))
+
+
+def lower_case_headers(request: Request) -> dict[str, str]:
+    """The request's headers as the front sees them; WSGI has joined duplicates."""
+    headers = {}
+    for name, value in request.headers.items():
+        with contextlib.suppress(UnicodeDecodeError):
+            headers[name.lower()] = value.encode("latin-1").decode()
+    return headers

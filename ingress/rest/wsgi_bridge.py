@@ -1,0 +1,116 @@
+"""Serves a WSGI application on the event loop, each request in a thread."""
+
+import asyncio
+import io
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from wsgiref.types import WSGIApplication
+
+from batching.errors import ServeError
+from batching.process.daemon_thread import in_daemon_thread
+from batching.request_ids import fresh_request_id
+from ingress.access.authorizer import Gate
+from ingress.http1.body_reader import read_body
+from ingress.http1.exchange import Exchange
+from ingress.torchserve.answers import Answer, error_answer
+
+# The connection writes these itself.
+_SERVER_OWNED = frozenset({"content-length", "connection", "server", "date"})
+
+
+class WsgiBridge:
+    """An application around a WSGI one; at most `max_threads` requests at once."""
+
+    def __init__(
+        self,
+        app: WSGIApplication,
+        *,
+        max_request_size_bytes: int,
+        max_threads: int,
+        gate: Gate,
+    ) -> None:
+        self._app = app
+        self._max_request_size_bytes = max_request_size_bytes
+        self._slots = asyncio.Semaphore(max_threads)
+        self._gate = gate
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """The request is answered."""
+        headers = dict(exchange.headers)
+        try:
+            # The application asks again; here it keeps strangers from having a body read.
+            self._gate.admit(exchange.method, exchange.path, headers.get("authorization", ""))
+            body = await read_body(exchange, headers, self._max_request_size_bytes)
+            environ = make_environ(exchange, body)
+            async with self._slots:
+                answer = await in_daemon_thread(lambda: run_wsgi(self._app, environ))
+        except ServeError as error:
+            answer = error_answer(error, fresh_request_id())
+        kept = [(name, value) for name, value in answer.headers if name not in _SERVER_OWNED]
+        exchange.respond(answer.status, kept, answer.body)
+
+
+def make_environ(exchange: Exchange, body: bytes) -> dict[str, Any]:
+    """The PEP 3333 environ of this request; texts are bytes disguised as Latin-1."""
+    server_host, _, server_port = exchange.server.rpartition(":")
+    client_host, _, client_port = exchange.client.rpartition(":")
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": exchange.method,
+        "SCRIPT_NAME": "",
+        "PATH_INFO": _as_latin1(exchange.path),
+        "QUERY_STRING": _as_latin1(exchange.query),
+        "SERVER_NAME": server_host,
+        "SERVER_PORT": server_port,
+        "SERVER_PROTOCOL": f"HTTP/{exchange.http_version}",
+        "REMOTE_ADDR": client_host.strip("[]"),
+        "REMOTE_PORT": client_port,
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": exchange.scheme,
+        "wsgi.input": io.BytesIO(body),
+        "wsgi.errors": sys.stderr,
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": True,
+        "wsgi.run_once": False,
+        "CONTENT_LENGTH": str(len(body)),
+    }
+    for name, value in exchange.headers:
+        _add_header(environ, name, _as_latin1(value))
+    return environ
+
+
+def run_wsgi(app: WSGIApplication, environ: dict[str, Any]) -> Answer:
+    """The application's whole answer, header names in lower case."""
+    status_line = ""
+    headers: list[tuple[str, str]] = []
+    written: list[bytes] = []
+
+    def start_response(
+        status: str, response_headers: Sequence[tuple[str, str]], exc_info: object = None
+    ) -> Callable[[bytes], object]:
+        nonlocal status_line, headers
+        status_line = status
+        headers = [(name.lower(), value) for name, value in response_headers]
+        return written.append
+
+    chunks: Iterable[bytes] = app(environ, start_response)
+    try:
+        written.extend(chunks)
+    finally:
+        if hasattr(chunks, "close"):
+            chunks.close()
+    return Answer(int(status_line[:3]), headers, b"".join(written))
+
+
+def _add_header(environ: dict[str, Any], name: str, value: str) -> None:
+    # An underscore would be indistinguishable from the dash of a trusted header.
+    if "_" in name or name in ("content-length", "transfer-encoding"):
+        return
+    key = name.upper().replace("-", "_")
+    if key != "CONTENT_TYPE":
+        key = f"HTTP_{key}"
+    environ[key] = f"{environ[key]},{value}" if key in environ else value
+
+
+def _as_latin1(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("latin-1")

@@ -1,0 +1,130 @@
+"""The JSON documents of describe and list.
+
+Source: TorchServe 0.12 `DescribeModelResponse`, `ListModelsResponse`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from batching.models.registration import int_parameter
+from batching.models.spec import ModelSpec
+from batching.models.statuses import NodeStatus, QueueStatus, WorkerState, WorkerStatus
+
+MAX_PAGE = 100
+
+
+def describe_version(
+    spec: ModelSpec,
+    workers: Sequence[WorkerStatus],
+    queue: QueueStatus,
+    *,
+    is_default: bool,
+    hosts: Mapping[str, str],
+) -> dict[str, Any]:
+    """One version, keys in TorchServe's order, then our own.
+
+    Args:
+        spec: as registered.
+        workers: those of live nodes.
+        queue: of this version.
+        is_default: whether requests without a version go to it.
+        hosts: node id to host name, as far as known.
+    """
+    document: dict[str, Any] = {
+        "modelName": spec.model_name,
+        "modelVersion": spec.model_version,
+        "modelUrl": spec.model_url,
+        "runtime": spec.runtime,
+        "minWorkers": spec.min_worker,
+        "maxWorkers": spec.max_worker,
+        "batchSize": spec.batch_size,
+        "maxBatchDelay": spec.max_batch_delay_ms,
+        "responseTimeout": spec.response_timeout_s,
+        "startupTimeout": spec.startup_timeout_s,
+        "maxRetryTimeoutInSec": spec.max_retry_timeout_s,
+        "clientTimeoutInMills": spec.client_timeout_ms,
+        "parallelType": "",
+        "parallelLevel": 0,
+        "deviceType": spec.device_type or _device_type(workers),
+    }
+    if spec.batch_policy != "fixed":
+        # Beyond TorchServe, and said only where it was asked for.
+        document |= {"batchPolicy": spec.batch_policy, "latencySloMs": spec.latency_slo_ms}
+    if spec.device_ids:
+        document["deviceIds"] = list(spec.device_ids)
+    document |= {
+        "continuousBatching": False,
+        "useJobTicket": spec.use_job_ticket,
+        "useVenv": spec.config.get("useVenv") is True,
+        "stateful": False,
+        "sequenceMaxIdleMSec": 0,
+        "sequenceTimeoutMSec": 0,
+        "maxNumSequence": 0,
+        "maxSequenceJobQueueSize": 0,
+        "loadedAtStartup": spec.is_loaded_at_startup,
+        "workers": [_describe_worker(one, hosts.get(one.node_id, "")) for one in workers],
+        "jobQueueStatus": {
+            "remainingCapacity": max(0, queue.capacity - queue.waiting),
+            "pendingRequests": queue.waiting,
+        },
+        "isDefault": is_default,
+    }
+    return document
+
+
+def describe_node(node: NodeStatus) -> dict[str, Any]:
+    """One live node, in the words that describe has for a worker's."""
+    return {
+        "node": node.node_id,
+        "host": node.hostname,
+        "pid": node.pid,
+        "startTime": node.started_at,
+    }
+
+
+def list_page(
+    names: Sequence[str], urls: Mapping[str, str], parameters: Mapping[str, str]
+) -> dict[str, Any]:
+    """One page of the models; a token is there whenever a full page was given.
+
+    Args:
+        names: all names, sorted.
+        urls: name to the default version's archive.
+        parameters: `limit` and `next_page_token` as the client sent them.
+    """
+    limit = int_parameter(parameters, "limit", MAX_PAGE)
+    if not 0 <= limit <= MAX_PAGE:
+        limit = MAX_PAGE
+    start = max(0, int_parameter(parameters, "next_page_token", 0))
+    end = start + limit
+    page: dict[str, Any] = {} if end > len(names) else {"nextPageToken": str(end)}
+    page["models"] = [{"modelName": name, "modelUrl": urls[name]} for name in names[start:end]]
+    return page
+
+
+def _describe_worker(worker: WorkerStatus, host: str) -> dict[str, Any]:
+    kind, _, index = worker.device.partition(":")
+    is_gpu = kind == "cuda"
+    document: dict[str, Any] = {
+        "id": worker.worker_id,
+        "startTime": worker.started_at,
+        "status": "READY" if worker.state is WorkerState.READY else "UNLOADING",
+        "memoryUsage": worker.memory_bytes,
+        "pid": worker.pid,
+        "gpu": is_gpu,
+        "gpuUsage": f"gpuId::{index or 0}" if is_gpu else "N/A",
+        # Beyond TorchServe, so at the end: the machine that runs it.
+        "node": worker.node_id,
+    }
+    if host:
+        document["host"] = host
+    if worker.state is not WorkerState.READY:
+        # All of these are UNLOADING to TorchServe.
+        document["state"] = worker.state.value
+    if worker.error:
+        document["error"] = worker.error
+    return document
+
+
+def _device_type(workers: Sequence[WorkerStatus]) -> str:
+    return "gpu" if any(worker.device.startswith("cuda") for worker in workers) else "cpu"

@@ -1,0 +1,369 @@
+"""What a registration means, TorchServe's parameter rules included."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batching.errors import BadRequest, InvalidModel
+from batching.models.registration import (
+    ModelDefaults,
+    bool_parameter,
+    check_parameters,
+    int_parameter,
+    spec_from_registration,
+)
+from batching.models.spec import ArchiveInfo, ModelSpec, VersionKey
+
+
+def archive(**changes: object) -> ArchiveInfo:
+    facts = {
+        "url": "m.mar",
+        "sha256": "ab",
+        "model_name": "m",
+        "model_version": "1.0",
+        "handler": "handler.py",
+        "runtime": "python",
+        "manifest": {"runtime": "python"},
+        "config": {},
+    }
+    return ArchiveInfo(**{**facts, **changes})
+
+
+def register(parameters=None, defaults=None, **archive_changes) -> ModelSpec:
+    return spec_from_registration(
+        parameters or {}, archive(**archive_changes), defaults or ModelDefaults()
+    )
+
+
+def test_registration_takes_everything_from_the_archive_when_nothing_is_asked():
+    # Given an archive without model-config.yaml
+    # When
+    spec = register()
+    # Then
+    assert spec.key == VersionKey("m", "1.0")
+    assert (spec.model_url, spec.handler, spec.runtime) == ("m.mar", "handler.py", "python")
+    assert (spec.batch_size, spec.max_batch_delay_ms) == (1, 100)
+    assert (spec.response_timeout_s, spec.startup_timeout_s) == (120, 120)
+    assert (spec.min_worker, spec.max_worker) == (0, 0)
+    assert (spec.job_queue_size, spec.queue_timeout_s) == (100, 120.0)
+    assert (spec.client_timeout_ms, spec.max_retry_timeout_s) == (0, 300)
+    assert (spec.batch_policy, spec.latency_slo_ms) == ("fixed", 0)
+
+
+def test_registration_takes_the_least_that_somebody_could_serve():
+    # Given
+    parameters = {"batch_size": "1", "max_batch_delay": "0", "queue_timeout": "1"}
+    timeouts = {"response_timeout": "1", "startup_timeout": "1"}
+    # When
+    spec = register({**parameters, **timeouts}, config={"jobQueueSize": 1})
+    # Then
+    assert (spec.batch_size, spec.max_batch_delay_ms, spec.job_queue_size) == (1, 0, 1)
+    assert (spec.response_timeout_s, spec.startup_timeout_s, spec.queue_timeout_s) == (1, 1, 1)
+
+
+def test_registration_takes_the_most_workers_that_a_node_runs():
+    # Given / When / Then
+    assert register({"initial_workers": "1024"}).min_worker == 1024
+
+
+def test_policy_prefers_parameter_to_config():
+    # Given
+    config = {"batchPolicy": "adaptive", "latencySloMs": 40}
+    # When
+    from_config = register(config=config)
+    both = register({"latency_slo_ms": "50"}, config=config)
+    fixed = register({"batch_policy": "fixed", "latency_slo_ms": "0"}, config=config)
+    # Then
+    assert (from_config.batch_policy, from_config.latency_slo_ms) == ("adaptive", 40)
+    assert (both.batch_policy, both.latency_slo_ms) == ("adaptive", 50)
+    assert (fixed.batch_policy, fixed.latency_slo_ms) == ("fixed", 0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"batch_policy": "eager"}, "must be one of fixed, adaptive"),
+        ({"latency_slo_ms": "50"}, "with batch_policy=adaptive"),
+        ({"batch_policy": "adaptive", "latency_slo_ms": "-1"}, "is a number of milliseconds"),
+    ],
+)
+def test_policy_is_refused_when_nobody_could_keep_to_it(parameters, text):
+    # Given / When / Then
+    with pytest.raises(BadRequest, match=text):
+        register(parameters)
+
+
+def test_registration_prefers_parameters_to_the_archives_names():
+    # Given
+    parameters = {"model_name": "other", "handler": "h.py:f", "runtime": "python3"}
+    # When
+    spec = register(parameters)
+    # Then
+    assert (spec.model_name, spec.handler, spec.runtime) == ("other", "h.py:f", "python3")
+
+
+def test_batching_prefers_parameter_to_config_to_default():
+    # Given
+    config = {"batchSize": 4, "maxBatchDelay": 40}
+    # When
+    both = register({"batch_size": "8", "max_batch_delay": "5"}, config=config)
+    only_config = register(config=config)
+    # Then
+    assert (both.batch_size, both.max_batch_delay_ms) == (8, 5)
+    assert (only_config.batch_size, only_config.max_batch_delay_ms) == (4, 40)
+
+
+def test_timeouts_prefer_config_to_parameter_to_default():
+    # Given
+    parameters = {"response_timeout": "7", "startup_timeout": "8"}
+    defaults = ModelDefaults(default_response_timeout_s=5, default_startup_timeout_s=6)
+    # When
+    from_config = register(parameters, defaults, config={"responseTimeout": 1})
+    from_defaults = register({}, defaults)
+    # Then: a config that does not mention one leaves the parameter be
+    assert (from_config.response_timeout_s, from_config.startup_timeout_s) == (1, 8)
+    assert (from_defaults.response_timeout_s, from_defaults.startup_timeout_s) == (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"minWorkers": 2, "maxWorkers": 4}, (2, 4)),
+        ({"minWorkers": 2, "maxWorkers": 2}, (2, 2)),
+        ({"minWorkers": 1, "maxWorkers": 2}, (1, 2)),
+        ({"minWorkers": 4, "maxWorkers": 2}, (3, 3)),
+        ({"maxWorkers": 2}, (3, 3)),
+        ({"minWorkers": 0, "maxWorkers": 2}, (3, 3)),
+        ({"minWorkers": "2", "maxWorkers": 4}, (3, 3)),
+        ({}, (3, 3)),
+    ],
+)
+def test_workers_come_from_config_only_when_it_makes_sense(config, expected):
+    # Given / When
+    spec = register({"initial_workers": "3"}, config=config)
+    # Then
+    assert (spec.min_worker, spec.max_worker) == expected
+
+
+def test_workers_are_none_when_a_negative_number_is_asked():
+    # Given / When / Then
+    assert register({"initial_workers": "-1"}).min_worker == 0
+
+
+def test_version_is_one_dot_zero_when_the_archive_has_none():
+    # Given / When / Then
+    assert register(model_version="").model_version == "1.0"
+
+
+def test_version_may_name_its_build():
+    # Given / When / Then
+    assert register(model_version="1.0+cpu").model_version == "1.0+cpu"
+    with pytest.raises(BadRequest, match="model version"):
+        register(model_version="1.0 cpu")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"runtime": "LSP"},
+        {"batch_size": "0"},
+        {"batch_size": "-3"},
+        {"max_batch_delay": "-1"},
+        {"response_timeout": "0"},
+        {"startup_timeout": "-1"},
+        {"queue_timeout": "-1"},
+        {"model_name": "../../etc/passwd"},
+        {"model_name": "{m:other}"},
+        {"model_name": "a\n"},
+        {"model_name": "m" * 129},
+        {"model_name": "ⅿodel"},
+        {"model_name": "a+b"},
+        {"initial_workers": "2000000000"},
+    ],
+)
+def test_registration_is_refused_when_nobody_could_serve_it(parameters):
+    # Given / When / Then
+    with pytest.raises(BadRequest):
+        register(parameters)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"runtime": "LSP"},
+        {"batch_size": 0},
+        {"max_batch_delay": "-1"},
+        {"queue_timeout": "-1"},
+        {"batch_policy": "brave"},
+        {"batch_policy": "fixed", "latency_slo_ms": "5"},
+        {"model_name": "two words"},
+    ],
+)
+def test_parameters_are_refused_when_no_archive_can_be_registered_with_them(parameters):
+    # Given / When / Then
+    with pytest.raises(BadRequest):
+        check_parameters(parameters)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"url": "m.mar", "batch_size": "8", "unknown": "x"},
+        {"latency_slo_ms": "5"},
+        {"response_timeout": "0", "startup_timeout": "0"},
+        {"initial_workers": "2000000000"},
+    ],
+)
+def test_parameters_are_taken_when_what_an_archive_says_may_count_instead(parameters):
+    # Given / When / Then
+    check_parameters(parameters)
+
+
+def test_registration_is_refused_when_the_archives_queue_has_no_room():
+    # Given / When / Then
+    with pytest.raises(BadRequest, match="jobQueueSize"):
+        register(config={"jobQueueSize": 0})
+
+
+INTEGERS = [
+    "batchSize",
+    "maxBatchDelay",
+    "latencySloMs",
+    "responseTimeout",
+    "startupTimeout",
+    "clientTimeoutInMills",
+    "maxRetryTimeoutInSec",
+    "jobQueueSize",
+    "minWorkers",
+    "maxWorkers",
+]
+
+
+@pytest.mark.parametrize("number", [2**31, -(2**31) - 1, 10**20, 10**400], ids=range(4))
+@pytest.mark.parametrize("name", INTEGERS)
+def test_registration_is_refused_when_a_number_of_the_archive_is_no_java_int(name, number):
+    # Given / When / Then
+    text = f"^{name} must be from -2147483648 to 2147483647.$"
+    with pytest.raises(BadRequest, match=text):
+        register(config={name: number})
+    with pytest.raises(BadRequest, match=text):
+        register({}, ModelDefaults(model_settings={"m": {"1.0": {name: number}}}))
+
+
+def test_registration_takes_every_java_int_of_the_archive():
+    # Given / When / Then
+    for number in (2**31 - 1, -(2**31)):
+        assert register(config={"clientTimeoutInMills": number}).client_timeout_ms == number
+
+
+def test_registration_is_refused_when_the_archive_names_an_impossible_device():
+    # Given / When / Then
+    with pytest.raises(BadRequest, match=r"^deviceIds must be"):
+        register(config={"deviceIds": [0, 2**31]})
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(True, True), (False, False), ("true", False), (1, False), (None, False), ([True], False)],
+)
+def test_job_tickets_are_asked_for_by_a_boolean_only(value, expected):
+    # Given / When: another type counts as missing
+    spec = register(config={"useJobTicket": value})
+    # Then
+    assert spec.use_job_ticket is expected
+
+
+def test_registration_is_refused_when_neither_parameter_nor_archive_names_the_model():
+    # Given / When / Then
+    with pytest.raises(InvalidModel, match=r"Model name is not defined\."):
+        register(model_name="")
+
+
+@pytest.mark.parametrize("runtime", ["LSP", "ruby"])
+def test_registration_names_the_runtime_when_it_is_unknown(runtime):
+    # Given / When / Then
+    with pytest.raises(BadRequest, match=f"^Invalid RuntimeType value: {runtime}$"):
+        register(runtime=runtime)
+
+
+def test_config_values_of_the_wrong_type_count_as_missing():
+    # Given
+    config = {"batchSize": "8", "maxBatchDelay": True, "deviceIds": [0, "1"], "deviceType": 5}
+    # When
+    spec = register(config=config)
+    # Then
+    assert (spec.batch_size, spec.max_batch_delay_ms) == (1, 100)
+    assert (spec.device_ids, spec.device_type) == ((), "")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8", 8),
+        ("+8", 8),
+        ("-8", -8),
+        (8, 8),
+        ("08", 8),
+        ("2147483647", 2147483647),
+        ("-2147483648", -2147483648),
+        ("2147483648", 1),
+        ("99999999999", 1),
+        ("9" * 5000, 1),
+        ("8.0", 1),
+        ("1_000", 1),
+        (" 8", 1),
+        ("", 1),
+        ("many", 1),
+        ("٨", 1),
+        (True, 1),
+        (None, 1),
+    ],
+)
+def test_int_parameter_is_the_default_when_the_value_is_no_java_int(text, expected):
+    # Given / When / Then
+    assert int_parameter({"n": text}, "n", 1) == expected
+
+
+@given(st.text())
+def test_int_parameter_never_raises(text):
+    # Given any text / When / Then
+    assert isinstance(int_parameter({"n": text}, "n", 1), int)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("true", True), ("TRUE", True), (True, True), ("1", False), ("yes", False), ("", False)],
+)
+def test_bool_parameter_is_true_for_the_word_true_only(text, expected):
+    # Given / When / Then
+    assert bool_parameter({"b": text}, "b", default=not expected) is expected
+
+
+def test_bool_parameter_is_the_default_when_missing():
+    # Given / When / Then
+    assert bool_parameter({}, "b", default=True) is True
+
+
+def test_models_of_the_configuration_stand_between_archive_and_default():
+    # Given
+    configured = {
+        "echo": {"1.0": {"batchSize": 4, "responseTimeout": 3, "minWorkers": 2, "maxWorkers": 5}}
+    }
+    defaults = ModelDefaults(model_settings=configured, handler="fallback")
+    plain = ArchiveInfo("u", "", "echo", "1.0", "", "python", None, {})
+    own = replace(plain, config={"batchSize": 6}, handler="own.py")
+    # When
+    by_configuration = spec_from_registration({"initial_workers": 1}, plain, defaults)
+    by_archive = spec_from_registration({}, own, defaults)
+    by_parameter = spec_from_registration({"batch_size": 9}, own, defaults)
+    other_version = spec_from_registration({}, replace(plain, model_version="2.0"), defaults)
+    # Then
+    assert (by_configuration.batch_size, by_configuration.response_timeout_s) == (4, 3)
+    assert (by_configuration.min_worker, by_configuration.max_worker) == (2, 5)
+    assert (by_archive.batch_size, by_archive.response_timeout_s) == (6, 3)
+    assert by_parameter.batch_size == 9
+    assert other_version.batch_size == 1
+    assert (by_configuration.handler, by_archive.handler) == ("fallback", "own.py")

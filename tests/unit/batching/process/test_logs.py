@@ -1,0 +1,112 @@
+"""Lines of a log say what they are about."""
+
+import io
+import logging
+
+import pytest
+
+from batching.metrics.lines import metric_line
+from batching.process.logs import configure_logging
+
+
+@pytest.fixture
+def log_lines():
+    """Writes to a log that is configured with these fields; what was written."""
+    root = logging.getLogger()
+    handlers, level, stream = root.handlers, root.level, io.StringIO()
+    root.handlers = []
+
+    def write(fields, name, message, **options):
+        configure_logging("info", stream, fields)
+        logging.getLogger(name).error(message, **options)
+        return [line.partition(f" {name} ")[2] or line for line in stream.getvalue().splitlines()]
+
+    yield write
+    root.handlers = handlers
+    root.setLevel(level)
+
+
+FIELDS = {"model": "m", "version": "1.0", "worker": "w-1"}
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("claim failed", "claim failed model=m version=1.0 worker=w-1"),
+        ("handler failed model=m batch=2", "handler failed model=m batch=2 version=1.0 worker=w-1"),
+    ],
+)
+def test_line_says_whose_it_is_once(log_lines, message, line):
+    assert log_lines(FIELDS, "workers.handling.worker", message) == [line]
+
+
+def test_line_says_whose_it_is_above_what_else_belongs_to_it(log_lines):
+    # Given
+    error = KeyError("x")
+    # When
+    first, *rest = log_lines(FIELDS, "handler", "one\ntwo", exc_info=error)
+    # Then
+    assert first == "one model=m version=1.0 worker=w-1"
+    assert rest == ["    two", "KeyError: 'x'"]
+
+
+def test_metrics_lines_keep_torchserves_form(log_lines):
+    line = "HandlerTime.Milliseconds:1.0|#ModelName:m,Level:Model|#type:GAUGE"
+    assert log_lines(FIELDS, "MODEL_METRICS", line) == [line]
+
+
+FORGED = "2026-01-01T00:00:00.000Z INFO ACCESS_LOG forged"
+
+CONTROLS = {
+    "escape sequence": ("\x1b[2J\x1b]0;title\x07", r"\x1b[2J\x1b]0;title\x07"),
+    "cursor to the left": ("a\rb\x08\x7f", r"a\rb\x08\x7f"),
+    "escape sequence in one character": ("\x9b2J", r"\x9b2J"),
+    "other ends of lines": (
+        "a\vb\fc\x1cd\x85e\u2028f\u2029g",
+        r"a\x0bb\x0cc\x1cd\x85e\u2028f\u2029g",
+    ),
+    "order of text": ("a\u202eb\u2066c", r"a\u202eb\u2066c"),
+    "NUL": ("a\0b", r"a\x00b"),
+    "nothing": ("a\tb é \u3000 \U0001f600 \\x1b", "a\tb é \u3000 \U0001f600 \\x1b"),
+}
+
+
+@pytest.mark.parametrize(("text", "shown"), CONTROLS.values(), ids=CONTROLS)
+@pytest.mark.parametrize("name", ["handler", "MODEL_METRICS"])
+def test_b19_controls_in_a_message_are_shown_and_not_obeyed(log_lines, name, text, shown):
+    assert log_lines(None, name, f"said {text}") == [f"said {shown}"]
+
+
+def test_b19_message_cannot_begin_a_line_of_the_log(log_lines):
+    assert log_lines(FIELDS, "handler", f"said\r\n{FORGED}\n") == [
+        r"said\r model=m version=1.0 worker=w-1",
+        f"    {FORGED}",
+        "    ",
+    ]
+
+
+def test_b19_metric_is_one_line_whatever_its_labels_say(log_lines):
+    # Given
+    line = metric_line("Calls", 1, {"Who": f"me\n{FORGED}"}, "box", "Count")
+    # When
+    [written] = log_lines(FIELDS, "MODEL_METRICS", line)
+    # Then
+    assert written.startswith(rf"Calls.Count:1.0|#Who:me\n{FORGED}|#hostname:box,")
+
+
+def test_b19_exception_cannot_begin_a_line_of_the_log(log_lines):
+    # Given what a handler raises for a client's text
+    error = ValueError(f"no class \x1b[2J\n{FORGED}\nlast")
+    # When
+    lines = log_lines(None, "handler", "handler failed", exc_info=error)
+    # Then
+    assert lines == [
+        "handler failed",
+        r"ValueError: no class \x1b[2J",
+        f"    {FORGED}",
+        "last",
+    ]
+
+
+def test_process_without_fields_adds_nothing(log_lines):
+    assert log_lines(None, "ingress", "stopped") == ["stopped"]

@@ -1,0 +1,231 @@
+"""What the broker knows beyond a lane: whether a version is gone or the whole registry."""
+
+import asyncio
+import contextlib
+
+import pytest
+import redis
+
+from batching import errors
+from batching.store.ingress_side import broker as broker_module
+from batching.store.ingress_side import ingress_queue as verbs_module
+from batching.store.ingress_side import version_channel as lane_module
+from batching.store.ingress_side.broker import Broker
+from batching.store.keys import VersionKeys
+from batching.store.registry.registry import Registry
+from tests.support import KEY, eventually_async, make_outage, make_spec, wire_of
+
+
+@pytest.fixture
+def registry(real_backend, monkeypatch):
+    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 0.1)
+    registry = Registry(real_backend.client)
+    registry.mark()
+    return registry
+
+
+async def ask(backend, spec):
+    broker = Broker(backend.url, make_outage())
+    try:
+        return await broker.predict(spec, wire_of("x"), request_id="a")
+    finally:
+        await broker.close()
+
+
+def test_unregistered_version_does_not_exist(real_backend, registry):
+    # Given
+    spec = make_spec()
+    registry.create(spec)
+    registry.remove(spec.key)
+    # When / Then
+    with pytest.raises(errors.VersionNotFound):
+        asyncio.run(ask(real_backend, spec))
+
+
+def test_version_is_worth_another_try_when_redis_was_emptied(real_backend, registry):
+    # Given
+    spec = make_spec()
+    registry.create(spec)
+    real_backend.client.flushall()
+    # When
+    with pytest.raises(errors.QueueLost) as caught:
+        asyncio.run(ask(real_backend, spec))
+    # Then
+    assert caught.value.status == 503
+    assert caught.value.retry_after_s == 1.0
+
+
+def test_workers_have_time_to_beat_after_an_outage_that_others_have_noticed(
+    real_backend, registry, monkeypatch
+):
+    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 10.0)
+    # Given a model that nobody could look up while Redis was away
+    spec = make_spec()
+    registry.create(spec)
+    outage = make_outage()
+    outage.note("look up", redis.ConnectionError("away"))
+    names = VersionKeys.of(spec.key)
+
+    async def run():
+        broker = Broker(real_backend.url, outage)
+        # When
+        asking = asyncio.create_task(broker.predict(spec, wire_of("x"), request_id="a"))
+        await eventually_async(lambda: any(lane._moved_at for lane in broker._lanes.values()))
+        seconds, _ = real_backend.client.time()
+        real_backend.client.zadd(names.worker_beats, {"worker-a": 1000 * seconds})
+        real_backend.client.expire(names.worker_beats, 60)
+        # Then it is queued, and not told that there is no worker
+        await eventually_async(lambda: asking.done() or real_backend.client.llen(names.queue))
+        assert not asking.done()
+        asking.cancel()
+        await broker.close()
+
+    asyncio.run(run())
+
+
+def test_no_worker_is_told_of_at_once_where_a_user_may_not_listen(
+    real_backend, registry, monkeypatch
+):
+    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 60.0)
+    monkeypatch.setattr(lane_module, "BACK_S", 60.0)
+    # Given a model without workers, and what fails all the time while Redis is there
+    spec = make_spec()
+    registry.create(spec)
+    outage = make_outage()
+    outage.note("listen", redis.exceptions.NoPermissionError("No permissions: channel"))
+
+    async def run():
+        broker = Broker(real_backend.url, outage)
+        # When / Then
+        with pytest.raises(errors.NoWorker):
+            await asyncio.wait_for(broker.predict(spec, wire_of("x"), request_id="a"), 5)
+        await broker.close()
+
+    asyncio.run(run())
+
+
+# --- lanes
+
+
+@contextlib.asynccontextmanager
+async def open_broker(backend):
+    broker = Broker(backend.url, make_outage())
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+@pytest.fixture
+def soon_idle(monkeypatch):
+    """A lane's loops end soon after its last client has left."""
+    monkeypatch.setattr(lane_module, "AUDIT_S", 0.01)
+    monkeypatch.setattr(verbs_module, "BLOCK_S", 0.01)
+
+
+async def use(broker, spec):
+    with pytest.raises(errors.NoWorker):
+        await broker.predict(spec, wire_of("x"), request_id=f"of {spec.model_version}")
+
+
+@pytest.mark.usefixtures("soon_idle")
+def test_broker_closes_connections_of_versions_that_were_unregistered(real_backend, registry):
+    async def run():
+        async with open_broker(real_backend) as broker:
+            # Given
+            before = len(real_backend.client.client_list())
+            specs = [make_spec(model_version=str(number)) for number in range(30)]
+
+            # When: versions come and go
+            for spec in specs:
+                await asyncio.to_thread(registry.create, spec)
+                await use(broker, spec)
+                await asyncio.to_thread(registry.remove, spec.key)
+                await eventually_async(lambda s=spec: broker._lanes[s.key].is_idle)
+
+            # Then
+            assert len(real_backend.client.client_list()) - before < 20
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("soon_idle")
+@pytest.mark.parametrize(("unused_s", "is_closed"), [(0.0, True), (60.0, False)])
+def test_broker_closes_a_lane_that_nobody_has_used_for_long(
+    real_backend, registry, monkeypatch, unused_s, is_closed
+):
+    monkeypatch.setattr(broker_module, "UNUSED_S", unused_s)
+
+    async def run():
+        async with open_broker(real_backend) as broker:
+            # Given
+            first, second = make_spec(), make_spec(model_version="2.0")
+            registry.create(first)
+            registry.create(second)
+            await use(broker, first)
+            lane = broker._lanes[first.key]
+            await eventually_async(lambda: lane.is_idle)
+
+            # When
+            await use(broker, second)
+            await eventually_async(broker._closing.done)
+
+            # Then
+            assert (first.key not in broker._lanes) == is_closed
+            await use(broker, first)
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("soon_idle")
+def test_broker_keeps_nothing_of_versions_that_were_unregistered(real_backend, registry):
+    async def run():
+        async with open_broker(real_backend) as broker:
+            for number in range(5):
+                # When
+                spec = make_spec(model_version=str(number))
+                await asyncio.to_thread(registry.create, spec)
+                await use(broker, spec)
+                await asyncio.to_thread(registry.remove, spec.key)
+                await eventually_async(lambda s=spec: broker._lanes[s.key].is_idle)
+                await eventually_async(broker._closing.done)
+
+            # Then
+            assert list(broker.resubmitted()) == [spec.key]
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("soon_idle")
+def test_broker_counts_resubmissions_of_lanes_that_were_closed(real_desk, monkeypatch):
+    monkeypatch.setattr(broker_module, "UNUSED_S", 0.0)
+    spec, other = make_spec(), make_spec(model_version="2.0")
+
+    async def run():
+        async with open_broker(real_desk.backend) as broker:
+            # Given: a request that Redis has lost
+            asked = asyncio.create_task(
+                broker.predict(spec, wire_of("x"), request_id="a", timeout_s=5.0)
+            )
+            await eventually_async(lambda: real_desk.queued() == ["a"])
+            real_desk.client.delete(real_desk.keys.queue, real_desk.keys.open)
+            await eventually_async(lambda: broker.resubmitted() == {KEY: 1})
+            asked.cancel()
+            lane = broker._lanes[KEY]
+            await eventually_async(lambda: lane.is_idle)
+
+            # When
+            with pytest.raises(errors.QueueLost):
+                await broker.predict(other, wire_of("x"), request_id="b")
+            await eventually_async(lambda: KEY not in broker._lanes)
+
+            # Then: and it goes on from there
+            assert broker.resubmitted()[KEY] == 1
+            asked = asyncio.create_task(
+                broker.predict(spec, wire_of("x"), request_id="c", timeout_s=5.0)
+            )
+            await eventually_async(lambda: KEY in broker._lanes)
+            assert broker.resubmitted()[KEY] == 1
+            asked.cancel()
+
+    asyncio.run(run())

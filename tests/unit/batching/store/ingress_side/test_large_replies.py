@@ -1,0 +1,158 @@
+"""Large replies are fetched once each, a few at a time, whatever the audit says meanwhile."""
+
+import asyncio
+
+import pytest
+import redis
+
+from batching.store.ingress_side.large_replies import AT_ONCE, LargeReplyFetcher
+from tests.support import eventually_async
+
+IDS = [f"r{number}" for number in range(AT_ONCE + 1)]
+
+
+class SlowStore:
+    """Large replies that come when the test lets them, and not if they are too many at once."""
+
+    def __init__(self, most_at_once=AT_ONCE, *, is_deleting=True):
+        self.may_come = asyncio.Event()
+        self.most_at_once = most_at_once
+        self.is_deleting = is_deleting
+        self.fetched, self.discarded = [], []
+
+    async def fetch_large(self, attempts):
+        self.fetched.append(list(attempts))
+        await asyncio.sleep(0)  # others get a turn, as in every call to Redis
+        await self.may_come.wait()
+        if len(attempts) > self.most_at_once:
+            raise redis.TimeoutError("the answer has not come in time")
+        return dict.fromkeys(attempts, b"reply")
+
+    async def discard_large(self, attempts):
+        if not self.is_deleting:
+            raise redis.ConnectionError("the line is broken")
+        self.discarded += attempts
+
+
+class Scene:
+    """A fetcher and what it has delivered."""
+
+    def __init__(self, **options):
+        self.store = SlowStore(**options)
+        self.wanted, self.delivered = set(IDS), {}
+        self.fetcher = LargeReplyFetcher(
+            self.store, self.wanted.__contains__, self.delivered.update
+        )
+
+    def add(self, *request_ids):
+        for request_id in request_ids:
+            self.fetcher.add(request_id, "1")
+
+    async def fetch_all(self):
+        self.store.may_come.set()
+        await eventually_async(lambda: not self.fetcher.is_busy)
+
+
+def test_reply_on_its_way_is_not_fetched_once_more():
+    async def run():
+        # Given
+        scene = Scene()
+        scene.add("r0", "r1")
+        await eventually_async(lambda: scene.store.fetched)
+        # When
+        scene.add("r0", "r1")
+        await scene.fetch_all()
+        # Then
+        assert scene.store.fetched == [["r0", "r1"]]
+        assert scene.delivered == {"r0": b"reply", "r1": b"reply"}
+        assert scene.store.discarded == ["r0", "r1"]
+
+    asyncio.run(run())
+
+
+def test_a_few_are_fetched_at_a_time():
+    async def run():
+        # Given
+        scene = Scene()
+        # When
+        scene.add(*IDS)
+        await scene.fetch_all()
+        # Then
+        assert scene.store.fetched == [IDS[:AT_ONCE], IDS[AT_ONCE:]]
+        assert list(scene.delivered) == IDS
+
+    asyncio.run(run())
+
+
+def test_the_others_are_fetched_although_some_could_not_be_deleted():
+    async def run():
+        # Given
+        scene = Scene(is_deleting=False)
+        # When
+        scene.add(*IDS)
+        await scene.fetch_all()
+        # Then
+        assert list(scene.delivered) == IDS
+
+    asyncio.run(run())
+
+
+def test_what_does_not_come_together_comes_alone():
+    async def run():
+        # Given
+        scene = Scene(most_at_once=1)
+        # When
+        scene.add("r0", "r1")
+        await scene.fetch_all()
+        # Then
+        assert scene.store.fetched == [["r0", "r1"], ["r0"], ["r1"]]
+        assert list(scene.delivered) == ["r0", "r1"]
+
+    asyncio.run(run())
+
+
+def test_what_does_not_come_alone_is_fetched_when_it_is_named_again():
+    async def run():
+        # Given
+        scene = Scene(most_at_once=0)
+        scene.add("r0", "r1")
+        await scene.fetch_all()
+        assert scene.delivered == {}
+        # When
+        scene.store.most_at_once = AT_ONCE
+        scene.add("r1")
+        await scene.fetch_all()
+        # Then
+        assert list(scene.delivered) == ["r1"]
+
+    asyncio.run(run())
+
+
+def test_reply_that_nobody_waits_for_is_deleted_and_not_fetched():
+    async def run():
+        # Given
+        scene = Scene()
+        scene.wanted.remove("r0")
+        # When
+        scene.add("r0")
+        await scene.fetch_all()
+        # Then
+        assert (scene.store.fetched, scene.store.discarded) == ([], ["r0"])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_fetching", [True, False])
+def test_closed_fetcher_has_nothing_under_way(is_fetching):
+    async def run():
+        # Given
+        scene = Scene()
+        if is_fetching:
+            scene.add("r0")
+            await eventually_async(lambda: scene.store.fetched)
+        # When
+        await scene.fetcher.close()
+        # Then
+        assert not scene.fetcher.is_busy
+
+    asyncio.run(run())

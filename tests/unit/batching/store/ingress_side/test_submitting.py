@@ -1,0 +1,66 @@
+"""How much one submit brings, and when it is given up."""
+
+import asyncio
+
+import pytest
+import redis
+
+from batching import errors
+from batching.store.ingress_side.pending_request import Waiter
+from batching.store.ingress_side.submitting import (
+    SUBMIT_AT_ONCE,
+    SUBMIT_AT_ONCE_BYTES,
+    submit_waiters,
+    take_some,
+)
+
+LIMIT = SUBMIT_AT_ONCE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("sizes", "turns"),
+    [
+        ([1] * (SUBMIT_AT_ONCE + 1), [SUBMIT_AT_ONCE, 1]),
+        ([LIMIT // 2, LIMIT // 2, 1], [2, 1]),
+        ([LIMIT + 1, 1, LIMIT + 1], [1, 1, 1]),
+    ],
+)
+def test_submit_brings_many_requests_or_many_bytes(sizes, turns):
+    async def run():
+        # Given
+        new_reply = asyncio.get_running_loop().create_future
+        pending = [Waiter("a", bytes(size), 1.0, 0.0, new_reply()) for size in sizes]
+
+        # When
+        taken = [len(take_some(pending)) for _ in turns]
+
+        # Then
+        assert taken == turns
+        assert pending == []
+
+    asyncio.run(run())
+
+
+class FailingAtTheEnd:
+    """Its connection breaks in the very moment in which the patience for it ends."""
+
+    async def submit(self, _):
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            raise redis.ConnectionError("closed by server") from None
+
+
+def test_submit_is_given_up_although_an_error_came_at_the_same_moment():
+    async def run():
+        # Given
+        loop = asyncio.get_running_loop()
+        waiter = Waiter("a", b"x", 10.0, loop.time(), loop.create_future())
+        # When
+        with pytest.raises(errors.StoreUnavailable) as caught:
+            await submit_waiters(FailingAtTheEnd(), [waiter], 0.0)
+        # Then
+        assert isinstance(caught.value.__cause__, redis.ConnectionError)
+        assert asyncio.current_task().cancelling() == 0
+
+    asyncio.run(run())

@@ -1,0 +1,484 @@
+"""The ingress's cached view of the registry, on the real server: it lives from announcements."""
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import pytest
+import redis
+
+from batching import errors
+from batching.models.spec import VersionKey
+from batching.store.clients import connect
+from batching.store.registry import catalog as catalog_module
+from batching.store.registry.catalog import Catalog
+from batching.store.registry.registry import Registry
+from tests.support import eventually_async, make_outage, make_spec
+from tests.timing import assert_within
+
+V1 = make_spec(model_version="1.0")
+V2 = make_spec(model_version="2.0")
+
+
+class CountingRedis(redis.Redis):
+    """A client that counts its look-ups of models."""
+
+    looked_up = 0
+
+    def hget(self, name, key):
+        self.looked_up += 1
+        return super().hget(name, key)
+
+
+class SlowRedis(CountingRedis):
+    """A client whose next look-up has read its answer and hands it over late."""
+
+    is_slow = False
+
+    def slow_down(self):
+        self.has_read, self.may_go = threading.Event(), threading.Event()
+        self.is_slow = True
+
+    def hget(self, name, key):
+        value = super().hget(name, key)
+        if self.is_slow:
+            self.is_slow = False
+            self.has_read.set()
+            assert self.may_go.wait(5)
+        return value
+
+
+@pytest.fixture
+def registry(real_backend):
+    return Registry(real_backend.client)
+
+
+@contextlib.asynccontextmanager
+async def open_catalog(backend, kind=CountingRedis):
+    client = kind.from_url(backend.url)
+    catalog = Catalog(Registry(client), backend.url, make_outage())
+    await catalog.start()
+    await caught_up(catalog, 0)
+    try:
+        yield catalog, client
+    finally:
+        await catalog.close()
+        client.close()
+
+
+async def caught_up(catalog, changes_seen):
+    """It listens anew, and has read what it may have missed since it had seen so many changes."""
+    await eventually_async(lambda: catalog._is_listening and catalog._changes_seen > changes_seen)
+
+
+async def listening(backend):
+    await eventually_async(lambda: backend.client.pubsub_numsub("{ferry}:changes")[0][1] == 1)
+
+
+async def cached(catalog, client, name="digits"):
+    """The catalog answers for this model from its memory."""
+
+    async def is_cached():
+        await catalog.resolve(name, None)
+        before = client.looked_up
+        await catalog.resolve(name, None)
+        return client.looked_up == before
+
+    for _ in range(200):
+        if await is_cached():
+            return
+    raise AssertionError("never cached")
+
+
+async def forgotten(catalog, client, name):
+    """The catalog has heard that this model changed."""
+    before = client.looked_up
+    for _ in range(1000):
+        await catalog.resolve(name, None)
+        if client.looked_up > before:
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("never forgotten")
+
+
+def test_catalog_resolves_what_is_registered(real_backend, registry):
+    registry.create(V1)
+    registry.create(V2)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, _):
+            assert await catalog.resolve("digits", None) == V1
+            assert await catalog.resolve("digits", "2.0") == V2
+            with pytest.raises(errors.VersionNotFound):
+                await catalog.resolve("digits", "9")
+            with pytest.raises(errors.ModelNotFound):
+                await catalog.resolve("nobody", None)
+
+    asyncio.run(run())
+
+
+def test_catalog_refuses_soon_when_redis_is_not_heard(real_backend, registry):
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend, SlowRedis) as (catalog, client):
+            # Given a look-up whose answer does not come
+            client.slow_down()
+            started_s = time.monotonic()
+
+            # When / Then
+            with pytest.raises(errors.StoreUnavailable):
+                await catalog.resolve("digits", None)
+            assert_within(time.monotonic() - started_s, 2)
+            client.may_go.set()
+
+    asyncio.run(run())
+
+
+def test_catalog_goes_on_after_a_failure_that_nobody_foresaw(real_backend, registry, caplog):
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            # Given
+            await cached(catalog, client)
+
+            # When
+            def fail_once(_):
+                del catalog.forget
+                raise RuntimeError("unforeseen")
+
+            catalog.forget = fail_once
+            registry.create(V2)
+            await eventually_async(lambda: "unforeseen" in caplog.text)
+
+            # Then what was announced meanwhile is known, and what is announced from now on is heard
+            await eventually_async(lambda: catalog.known("digits", "2.0") == V2)
+            registry.set_default("digits", "2.0")
+            await forgotten(catalog, client, "digits")
+            assert await catalog.resolve("digits", None) == V2
+
+    asyncio.run(run())
+    assert "task failed name=_listen of the catalog" in caplog.text
+
+
+def test_catalog_answers_from_memory_until_the_model_changes(real_backend, registry):
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            # Given
+            await cached(catalog, client)
+
+            # When
+            registry.create(V2)
+            registry.set_default("digits", "2.0")
+
+            # Then
+            async def resolves_to_the_new_default():
+                return await catalog.resolve("digits", None) == V2
+
+            for _ in range(1000):
+                if await resolves_to_the_new_default():
+                    break
+                await asyncio.sleep(0.001)
+            assert await resolves_to_the_new_default()
+
+    asyncio.run(run())
+
+
+def test_catalog_does_not_remember_unknown_names(real_backend, registry):
+    async def run():
+        async with open_catalog(real_backend) as (catalog, _):
+            # Given
+            with pytest.raises(errors.ModelNotFound):
+                await catalog.resolve("digits", None)
+
+            # When
+            registry.create(V1)
+
+            # Then
+            assert await catalog.resolve("digits", None) == V1
+
+    asyncio.run(run())
+
+
+def test_catalog_asks_again_for_a_model_that_it_was_told_to_forget(real_backend, registry):
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            # Given
+            await cached(catalog, client)
+            before = client.looked_up
+
+            # When
+            catalog.forget("digits")
+            await catalog.resolve("digits", None)
+
+            # Then
+            assert client.looked_up == before + 1
+
+    asyncio.run(run())
+
+
+def test_catalog_remembers_nothing_older_than_a_change_it_heard_of(real_backend, registry):
+    registry.create(V1)
+    registry.create(V2)
+    registry.create(make_spec(model_name="other"))
+
+    async def run():
+        async with open_catalog(real_backend, SlowRedis) as (catalog, client):
+            # Given: an answer that was read before the default changed and arrives afterwards
+            await cached(catalog, client, "other")
+            client.slow_down()
+            slow = asyncio.create_task(catalog.resolve("digits", None))
+            await asyncio.to_thread(client.has_read.wait, 5)
+            registry.set_default("digits", "2.0")
+            registry.announce("other")
+            await forgotten(catalog, client, "other")
+
+            # When
+            client.may_go.set()
+            await slow
+
+            # Then
+            assert await catalog.resolve("digits", None) == V2
+
+    asyncio.run(run())
+
+
+def test_requests_that_ask_for_a_model_together_share_the_answer_and_keep_their_order(
+    real_backend, registry
+):
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend, SlowRedis) as (catalog, client):
+            order = []
+
+            async def ask(number):
+                assert await catalog.resolve("digits", None) == V1
+                order.append(number)
+
+            # Given: a look-up that takes its time
+            before = client.looked_up
+            client.slow_down()
+            first = asyncio.create_task(ask(0))
+            await asyncio.to_thread(client.has_read.wait, 5)
+
+            # When others ask meanwhile, and have had time to
+            others = [asyncio.create_task(ask(number)) for number in range(1, 8)]
+            await asyncio.sleep(0)
+            client.may_go.set()
+            await asyncio.gather(first, *others)
+
+            # Then
+            assert order == list(range(8))
+            assert client.looked_up == before + 1
+
+    asyncio.run(run())
+
+
+def test_catalog_finds_a_model_registered_while_another_request_asked_in_vain(
+    real_backend, registry
+):
+    async def run():
+        async with open_catalog(real_backend, SlowRedis) as (catalog, client):
+            # Given: a look-up that has found nothing, and does not say so yet
+            client.slow_down()
+            early = asyncio.create_task(catalog.resolve("digits", None))
+            await asyncio.to_thread(client.has_read.wait, 5)
+
+            # When it is registered, and asked for by somebody else
+            registry.create(V1)
+            late = asyncio.create_task(catalog.resolve("digits", None))
+            await asyncio.sleep(0)
+            client.may_go.set()
+
+            # Then
+            with pytest.raises(errors.ModelNotFound):
+                await early
+            assert await late == V1
+
+    asyncio.run(run())
+
+
+def test_catalog_hears_what_changed_while_its_connection_was_broken(real_backend, registry):
+    registry.create(V1)
+    registry.create(V2)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            # Given
+            await cached(catalog, client)
+            real_backend.client.client_kill_filter(_type="pubsub")
+            await eventually_async(
+                lambda: real_backend.client.pubsub_numsub("{ferry}:changes")[0][1] == 0
+            )
+
+            # When
+            registry.set_default("digits", "2.0")
+            await listening(real_backend)
+
+            # Then
+            for _ in range(1000):
+                if await catalog.resolve("digits", None) == V2:
+                    return
+                await asyncio.sleep(0.001)
+            raise AssertionError("still the old default")
+
+    asyncio.run(run())
+
+
+@contextlib.asynccontextmanager
+async def emptied(backend, registry, catalog):
+    """Redis was emptied, its connections broken; yields a request for a model that was there."""
+    known, changes_seen = registry.snapshot().values(), catalog._changes_seen
+    backend.client.flushall()
+    backend.client.client_kill_filter(_type="pubsub")
+    await caught_up(catalog, changes_seen)
+    asked = asyncio.create_task(catalog.resolve("digits", None))
+    await asyncio.sleep(0)
+    yield asked, known
+
+
+@pytest.fixture
+def restored_late(monkeypatch):
+    """Nodes have more time to restore the registry than any test takes."""
+    monkeypatch.setattr(catalog_module, "RESTORED_WITHIN_S", 10.0)
+    monkeypatch.setattr(catalog_module, "ASK_AGAIN_S", 0.01)
+
+
+@pytest.mark.usefixtures("restored_late")
+@pytest.mark.parametrize("is_known", [True, False])
+def test_request_waits_for_the_registry_when_redis_was_emptied(real_backend, registry, is_known):
+    registry.mark()
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            # Given
+            if is_known:
+                await cached(catalog, client)
+            async with emptied(real_backend, registry, catalog) as (asked, known):
+                # When
+                await answered(client)
+                assert not asked.done()
+                registry.restore(known)
+
+                # Then
+                assert await asked == V1
+
+    asyncio.run(run())
+
+
+async def answered(client):
+    """The registry has answered once more."""
+    before = client.looked_up
+    await eventually_async(lambda: client.looked_up > before + 1)
+
+
+@pytest.mark.usefixtures("restored_late")
+def test_request_waits_for_the_registry_when_a_new_node_marked_redis_first(real_backend, registry):
+    registry.mark()
+    registry.create(V1)
+
+    async def run():
+        async with (
+            open_catalog(real_backend) as (catalog, client),
+            emptied(real_backend, registry, catalog) as (asked, known),
+        ):
+            # Given: a node that knows no model
+            registry.mark()
+            await answered(client)
+            assert not asked.done()
+
+            # When one comes that does
+            registry.restore(known)
+
+            # Then
+            assert await asked == V1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_request_waits_only_so_long_for_the_registry(
+    real_backend, registry, monkeypatch, is_marked
+):
+    monkeypatch.setattr(catalog_module, "RESTORED_WITHIN_S", 0.2)
+    registry.mark()
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            await cached(catalog, client)
+            async with emptied(real_backend, registry, catalog) as (asked, _):
+                # When
+                if is_marked:
+                    registry.mark()
+                # Then the model has gone, or nobody can say yet
+                with pytest.raises(errors.ModelNotFound if is_marked else errors.QueueLost):
+                    await asked
+
+    asyncio.run(run())
+
+
+def test_catalog_forgets_what_nobody_restored(real_backend, registry, monkeypatch):
+    monkeypatch.setattr(catalog_module, "RESTORED_WITHIN_S", 0.0)
+    registry.mark()
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            # Given: Redis was emptied, and no connection broken
+            await cached(catalog, client)
+            real_backend.client.flushall()
+            registry.mark()
+
+            # When a request for another model learns of it
+            with pytest.raises(errors.ModelNotFound):
+                await catalog.resolve("other", None)
+
+            # Then
+            with pytest.raises(errors.ModelNotFound):
+                await catalog.resolve("digits", None)
+
+    asyncio.run(run())
+
+
+def test_catalog_says_that_redis_does_not_answer_for_an_unknown_name(tmp_path):
+    async def run():
+        url = f"unix://{tmp_path}/nobody.sock"
+        catalog = Catalog(Registry(connect(url)), url, make_outage())
+        await catalog.start()
+        with pytest.raises(errors.StoreUnavailable):
+            await catalog.resolve("digits", None)
+        await catalog.close()
+
+    asyncio.run(run())
+
+
+def test_removed_model_is_unknown_to_the_catalog(real_backend, registry):
+    registry.create(V1)
+
+    async def run():
+        async with open_catalog(real_backend) as (catalog, client):
+            # Given
+            await cached(catalog, client)
+
+            # When
+            registry.remove(VersionKey("digits", "1.0"))
+
+            # Then
+            for _ in range(1000):
+                try:
+                    await catalog.resolve("digits", None)
+                except errors.ModelNotFound:
+                    return
+                await asyncio.sleep(0.001)
+            raise AssertionError("still known")
+
+    asyncio.run(run())

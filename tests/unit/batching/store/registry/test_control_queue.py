@@ -1,0 +1,220 @@
+"""A control job whose node goes away while it is at it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from batching.errors import RequestTimeout, ServeError, StoreUnavailable, WorkerDied
+from batching.store.clients import connect
+from batching.store.registry import control_queue
+from batching.store.registry.control_queue import ControlQueue
+from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
+from tests.support import eventually
+
+pytestmark = pytest.mark.slow  # processes that import RQ
+
+ROOT = Path(__file__).parents[5]
+SCRIPT = ROOT / "tests/unit/workers/control_worker.py"
+LOST_AFTER_S = 2.5
+
+
+class Inspection(threading.Thread):
+    """An ingress that waits for an archive's description."""
+
+    def __init__(self, client, timeout_s=60.0):
+        super().__init__(daemon=True)
+        self.outcome = None
+        self._queue = ControlQueue(client)
+        self._timeout_s = timeout_s
+        self.start()
+
+    def run(self):
+        try:
+            self.outcome = self._queue.inspect_archive("m.mar", timeout_s=self._timeout_s)
+        except ServeError as error:
+            self.outcome = error
+
+    def result(self):
+        self.join(20)
+        return self.outcome
+
+
+@pytest.fixture
+def start_worker(real_backend):
+    workers = []
+
+    def start(seconds, ahead_s=0):
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(seconds), str(ahead_s)],
+            env={**os.environ, "REDIS_URL": real_backend.url},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        workers.append(process)
+        return process
+
+    yield start
+    for process in workers:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.communicate()
+    real_backend.client.flushall()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(control_queue, "LOST_AFTER_S", LOST_AFTER_S)
+
+
+def has_job(worker):
+    """Blocks until it has one; whether it may find the archive downloaded."""
+    pid, may_be_downloaded = worker.stdout.readline().split()
+    assert int(pid) == worker.pid
+    return may_be_downloaded == "True"
+
+
+def test_job_of_a_node_that_has_gone_is_done_by_another_one(real_backend, start_worker):
+    # Given a control worker that has a job, and another one
+    busy = start_worker(3600)
+    inspection = Inspection(real_backend.connect())
+    assert not has_job(busy)
+    idle = start_worker(0)
+    # When
+    busy.send_signal(signal.SIGKILL)
+    # Then the other one does it, and may find what the first one has downloaded
+    assert inspection.result().model_name == str(idle.pid)
+    assert has_job(idle)
+
+
+@pytest.fixture
+def refused_worker(real_backend, start_worker):
+    """A control worker that starts, and tries again, while Redis is full."""
+    client = real_backend.client
+    client.config_resetstat()
+    client.config_set("maxmemory", 1_000_000)
+    worker = start_worker(0)
+    try:
+        eventually(lambda: rejected(client) >= 2, 20)
+        yield worker
+    finally:
+        client.config_set("maxmemory", 0)
+
+
+def rejected(client):
+    return client.info("commandstats").get("cmdstat_hset", {}).get("rejected_calls", 0)
+
+
+def test_worker_that_was_refused_by_a_full_redis_works_when_it_has_room(
+    real_backend, refused_worker
+):
+    # When
+    real_backend.client.config_set("maxmemory", 0)
+    # Then the same process does
+    assert Inspection(real_backend.connect()).result().model_name == str(refused_worker.pid)
+
+
+def test_worker_that_is_refused_by_a_full_redis_ends_when_it_is_told_to(refused_worker):
+    # When
+    refused_worker.terminate()
+    # Then
+    assert refused_worker.wait(5) == -signal.SIGTERM
+
+
+def test_job_that_takes_long_is_not_given_to_another_node(real_backend, start_worker):
+    # Given
+    busy = start_worker(LOST_AFTER_S * 2)
+    inspection = Inspection(real_backend.connect())
+    has_job(busy)
+    start_worker(0)
+    # When / Then
+    assert inspection.result().model_name == str(busy.pid)
+
+
+def test_job_is_not_taken_from_a_node_by_one_whose_clock_is_hours_ahead(real_backend, start_worker):
+    # Given a control worker that has a job
+    busy = start_worker(6)
+    inspection = Inspection(real_backend.connect())
+    assert not has_job(busy)
+    # When another one comes
+    start_worker(0, ahead_s=12 * 3600)
+    eventually(lambda: real_backend.client.scard("rq:workers") == 2, 20)
+    # Then
+    assert inspection.result().model_name == str(busy.pid)
+
+
+def test_job_that_two_workers_died_of_is_given_up(real_backend, start_worker):
+    # Given
+    inspection = Inspection(real_backend.connect())
+    # When
+    for _ in range(2):
+        worker = start_worker(3600)
+        has_job(worker)
+        worker.kill()
+    # Then
+    error = inspection.result()
+    assert isinstance(error, WorkerDied)
+    assert error.message.startswith("Two nodes ended while they inspected the archive: m.mar.")
+
+
+def test_job_waits_for_a_node_that_is_free(real_backend, start_worker):
+    # Given nobody who takes it
+    inspection = Inspection(real_backend.connect())
+    inspection.join(LOST_AFTER_S * 2)
+    assert inspection.is_alive()
+    # When
+    worker = start_worker(0)
+    # Then it has been waiting all the time, and is not a second one
+    assert inspection.result().model_name == str(worker.pid)
+    assert not has_job(worker)
+
+
+def test_job_that_redis_has_lost_is_done_all_the_same(real_backend, start_worker):
+    # Given
+    inspection = Inspection(real_backend.connect())
+    eventually(lambda: real_backend.client.dbsize() > 0)
+    # When
+    real_backend.client.flushall()
+    worker = start_worker(0)
+    # Then
+    assert inspection.result().model_name == str(worker.pid)
+
+
+def test_job_goes_on_when_connections_break(real_backend, start_worker):
+    # Given
+    busy = start_worker(LOST_AFTER_S)
+    inspection = Inspection(real_backend.connect())
+    has_job(busy)
+    # When
+    real_backend.client.client_kill_filter(_type="normal", skipme=True)
+    # Then
+    assert inspection.result().model_name == str(busy.pid)
+
+
+def test_job_that_was_broken_off_is_begun_again(real_backend, start_worker):
+    # Given: a connection that breaks when the job has ended, say
+    worker = start_worker(-1)
+    # When
+    inspection = Inspection(real_backend.connect())
+    # Then
+    assert [has_job(worker), has_job(worker)] == [False, True]
+    assert inspection.result().model_name == str(worker.pid)
+
+
+def test_job_is_given_up_when_redis_does_not_come_back():
+    with EmbeddedRedis(find_server()) as server:
+        # Given a job that waits
+        client = connect(server.url)
+        inspection = Inspection(client)
+        eventually(lambda: client.dbsize() > 0)
+    # When Redis has gone / Then
+    assert isinstance(inspection.result(), StoreUnavailable)
+
+
+def test_job_that_nobody_takes_is_given_up(real_backend):
+    assert isinstance(Inspection(real_backend.connect(), timeout_s=1.0).result(), RequestTimeout)

@@ -1,0 +1,685 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import fakeredis
+import pytest
+import redis
+
+from batching import errors
+from batching.models.spec import VersionKey
+from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
+from batching.store import keys
+from batching.store.clients import connect
+from batching.store.keys import VersionKeys
+from batching.store.reclaiming import ReclaimMode
+from batching.store.registry.control_queue import ControlQueue
+from batching.store.registry.registry import Registry
+from tests.support import KEY, eventually, items_of, make_reply, make_spec
+
+V1 = make_spec(model_version="1.0", job_queue_size=10, config={"handler": {"top": 3}})
+V2 = make_spec(model_version="2.0", device_ids=(0, 2))
+NOBODY = VersionKey("nobody", "1.0")
+
+
+@pytest.fixture
+def registry(store_backend):
+    client = store_backend.connect()
+    yield Registry(client)
+    client.close()
+
+
+def max_queue(backend, spec):
+    value = backend.client.hget(VersionKeys.of(spec.key).config, "max_queue")
+    return value and int(value)
+
+
+def test_registry_knows_nothing_at_first(registry):
+    assert registry.get("digits") is None
+    assert registry.snapshot() == {}
+
+
+def test_registry_returns_what_was_created(registry, store_backend):
+    # When
+    registry.create(V1)
+    registry.create(V2)
+
+    # Then
+    entry = registry.get("digits")
+    assert entry.default_version == "1.0"
+    assert entry.versions == {"1.0": V1, "2.0": V2}
+    assert registry.snapshot() == {"digits": entry}
+    assert registry.specs() == [V1, V2]
+    assert max_queue(store_backend, V1) == 10
+
+
+def test_create_says_that_redis_is_full_and_not_that_it_is_silent(real_desk, full_memory):
+    # Given
+    client = real_desk.backend.connect()
+    full_memory()
+
+    # When / Then
+    with pytest.raises(errors.StoreUnavailable, match="at its maxmemory") as caught:
+        Registry(client).create(V1)
+    assert caught.value.reason == "queue_memory"
+    with pytest.raises(errors.StoreFull):
+        ControlQueue(client).inspect_archive("m.mar", timeout_s=1)
+    client.close()
+
+
+def test_create_refuses_a_version_that_is_there_and_leaves_it_as_it_is(registry, store_backend):
+    # Given
+    registry.create(V1)
+
+    # When
+    with pytest.raises(errors.Conflict) as caught:
+        registry.create(make_spec(model_version="1.0", job_queue_size=99, batch_size=64))
+
+    # Then
+    assert caught.value.message == "Model version 1.0 is already registered for model digits"
+    assert registry.get("digits").versions == {"1.0": V1}
+    assert max_queue(store_backend, V1) == 10
+
+
+def test_create_succeeds_for_exactly_one_of_many_at_the_same_time(store_backend):
+    # Given
+    start = threading.Barrier(4)
+
+    def create(delay_ms):
+        client = store_backend.connect()
+        start.wait(5)
+        try:
+            Registry(client).create(make_spec(max_batch_delay_ms=delay_ms))
+        except errors.Conflict:
+            return None
+        finally:
+            client.close()
+        return delay_ms
+
+    # When
+    with ThreadPoolExecutor(4) as pool:
+        winners = [delay_ms for delay_ms in pool.map(create, range(4)) if delay_ms is not None]
+
+    # Then
+    assert len(winners) == 1
+    spec = Registry(store_backend.client).resolve("digits", None)
+    assert spec.max_batch_delay_ms == winners[0]
+
+
+def test_create_loses_no_version_when_several_are_created_at_the_same_time(store_backend):
+    # Given
+    start = threading.Barrier(4)
+
+    def create(number):
+        client = store_backend.connect()
+        start.wait(5)
+        Registry(client).create(make_spec(model_version=f"{number}.0"))
+        client.close()
+
+    # When
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(create, range(4)))
+
+    # Then
+    entry = Registry(store_backend.client).get("digits")
+    assert sorted(entry.versions) == ["0.0", "1.0", "2.0", "3.0"]
+
+
+@pytest.mark.parametrize(("version", "expected"), [(None, V1), ("1.0", V1), ("2.0", V2)])
+def test_resolve_finds_the_version_that_is_meant(registry, version, expected):
+    # Given
+    registry.create(V1)
+    registry.create(V2)
+
+    # When / Then
+    assert registry.resolve("digits", version) == expected
+
+
+UNKNOWN_MODEL = (errors.ModelNotFound, "Model not found: nobody")
+UNKNOWN_VERSION = (errors.VersionNotFound, "Model version: 9 does not exist for model: digits")
+
+
+@pytest.mark.parametrize(
+    ("do", "error", "text"),
+    [
+        (lambda registry: registry.resolve("nobody", None), *UNKNOWN_MODEL),
+        (lambda registry: registry.resolve("nobody", "9"), *UNKNOWN_MODEL),
+        (lambda registry: registry.resolve("digits", "9"), *UNKNOWN_VERSION),
+        (lambda registry: registry.scale(NOBODY, 1, 1), *UNKNOWN_MODEL),
+        (lambda registry: registry.scale(VersionKey("digits", "9"), 1, 1), *UNKNOWN_VERSION),
+        (lambda registry: registry.remove(NOBODY), *UNKNOWN_MODEL),
+        (lambda registry: registry.remove(VersionKey("digits", "9")), *UNKNOWN_VERSION),
+        (lambda registry: registry.set_default("nobody", "1.0"), *UNKNOWN_MODEL),
+        (
+            lambda registry: registry.set_default("digits", "9"),
+            errors.VersionNotFound,
+            "Model version 9 does not exist for model digits",
+        ),
+        (
+            lambda registry: registry.remove(V1.key),
+            errors.VersionInUse,
+            "Cannot remove default version for model digits",
+        ),
+    ],
+)
+def test_registry_refuses_with_torchserves_text_and_changes_nothing(registry, do, error, text):
+    # Given
+    registry.create(V1)
+    registry.create(V2)
+    before = registry.snapshot()
+
+    # When
+    with pytest.raises(error) as caught:
+        do(registry)
+
+    # Then
+    assert type(caught.value) is error
+    assert caught.value.message == text
+    assert registry.snapshot() == before
+
+
+def test_scale_changes_the_worker_counts_of_one_version_only(registry):
+    # Given
+    registry.create(V1)
+    registry.create(V2)
+
+    # When
+    scaled = registry.scale(V2.key, 2, 4)
+
+    # Then
+    assert (scaled.min_worker, scaled.max_worker) == (2, 4)
+    assert registry.get("digits").versions == {"1.0": V1, "2.0": V2.scaled(2, 4)}
+    assert registry.get("digits").default_version == "1.0"
+
+
+def test_set_default_sends_requests_without_a_version_elsewhere(registry):
+    # Given
+    registry.create(V1)
+    registry.create(V2)
+
+    # When
+    registry.set_default("digits", "2.0")
+
+    # Then
+    assert registry.resolve("digits", None) == V2
+
+
+def test_remove_forgets_a_version_and_its_configuration(registry, store_backend):
+    # Given
+    registry.create(V1)
+    registry.create(V2)
+
+    # When
+    registry.remove(V2.key)
+
+    # Then
+    assert registry.get("digits").versions == {"1.0": V1}
+    assert max_queue(store_backend, V2) is None
+    assert max_queue(store_backend, V1) == 10
+
+
+def test_remove_forgets_the_model_with_its_last_version(registry):
+    # Given
+    registry.create(V1)
+
+    # When
+    registry.remove(V1.key)
+
+    # Then
+    assert registry.get("digits") is None
+    assert sorted(registry.snapshot()) == []
+
+
+def eternal_keys(desk):
+    names = desk.client.scan_iter(f"{desk.keys.tag}:*")
+    return {name.decode() for name in names if desk.client.pttl(name) == -1}
+
+
+@pytest.mark.parametrize("how", ["registered again", "restored"])
+def test_what_is_left_of_a_version_stays_only_while_it_is_registered(desk, how):
+    # Given requests that wait, or are with a worker whose node has gone
+    registry, spec = desk.registry(), make_spec()
+    registry.create(spec)
+    desk.submit("a", "b")
+    desk.worker().claim(1, 0.0)
+    desk.node().report(KEY, status_of("worker-a", "node-a", 0))
+    desk.client.hset(desk.keys.metrics, "count", 1)
+    eternal = {*desk.keys.permanent()} - {desk.keys.solo}
+    assert eternal_keys(desk) == eternal
+
+    known = registry.snapshot()
+
+    # When / Then
+    registry.remove(spec.key)
+    assert eternal_keys(desk) == set()
+    # One at its last batch, whose node dies before it is over.
+    desk.node().report(KEY, status_of("worker-a", "node-a", 0))
+    assert eternal_keys(desk) == set()
+    if how == "restored":
+        registry.restore(known.values())
+    else:
+        registry.create(spec)
+    assert eternal_keys(desk) == eternal
+    assert desk.counters() == {"accepted": 2}
+
+
+def test_create_after_remove_takes_the_new_configuration(registry, store_backend):
+    # Given
+    registry.create(V1)
+    registry.remove(V1.key)
+
+    # When
+    registry.create(make_spec(model_version="1.0", job_queue_size=99))
+
+    # Then
+    assert max_queue(store_backend, V1) == 99
+
+
+def test_what_is_there_is_enough_when_memory_is_full(real_backend):
+    # Given
+    registry = Registry(real_backend.client)
+    registry.create(V1)
+    epoch = registry.mark()
+    real_backend.client.config_set("maxmemory", 1_000_000)
+    try:
+        # When / Then: a node that starts learns what is registered
+        assert registry.mark() == epoch
+        registry.repair([registry.get("digits")])
+        with pytest.raises(errors.StoreUnavailable):
+            registry.create(V2)
+    finally:
+        real_backend.client.config_set("maxmemory", 0)
+
+
+class InterruptedRedis(fakeredis.FakeRedis):
+    """A client before whose next DEL somebody else gets a turn."""
+
+    interruption = None
+
+    def delete(self, *names):
+        if self.interruption is not None:
+            interruption, self.interruption = self.interruption, None
+            interruption()
+        return super().delete(*names)
+
+
+def test_remove_leaves_a_version_usable_that_was_registered_again_meanwhile():
+    # Given
+    server = fakeredis.FakeServer()
+    client = InterruptedRedis(server=server)
+    again = make_spec(model_version="1.0", job_queue_size=77)
+    Registry(client).create(V1)
+    client.interruption = lambda: Registry(fakeredis.FakeRedis(server=server)).create(again)
+
+    # When
+    Registry(client).remove(V1.key)
+
+    # Then
+    assert Registry(client).resolve("digits", None) == again
+    assert client.hget(VersionKeys.of(V1.key).config, "max_queue") == b"77"
+
+
+def test_configuration_of_a_queue_says_whether_it_has_job_tickets(registry, store_backend):
+    # Given
+    ticketed = make_spec(model_version="1.0", use_job_ticket=True)
+    names = VersionKeys.of(ticketed.key)
+
+    def job_ticket():
+        return store_backend.client.hget(names.config, "job_ticket")
+
+    # When / Then
+    registry.create(ticketed)
+    assert job_ticket() == b"1"
+    with pytest.raises(errors.Conflict):
+        registry.create(V1)
+    assert job_ticket() == b"1"
+    known = registry.snapshot()
+    store_backend.client.flushall()
+    registry.restore(known.values())
+    assert job_ticket() == b"1"
+    registry.remove(ticketed.key)
+    registry.create(V1)
+    assert job_ticket() == b"0"
+
+
+def test_remove_leaves_another_registration_of_that_name(registry):
+    # Given
+    registry.create(V1)
+    another = replace(V1, batch_size=V1.batch_size + 1)
+    # When
+    with pytest.raises(errors.VersionNotFound):
+        registry.remove(V1.key, only=another)
+    # Then
+    assert registry.specs() == [V1]
+
+
+def test_remove_takes_a_registration_that_was_scaled_meanwhile(registry):
+    # Given
+    registry.create(V1)
+    registry.scale(V1.key, 3, 3)
+    # When
+    registry.remove(V1.key, only=V1)
+    # Then
+    assert registry.specs() == []
+
+
+def test_remove_of_a_failed_registration_makes_the_oldest_other_version_the_default(registry):
+    # Given: others were added while its workers had not started yet
+    registry.create(V1)
+    registry.create(V2)
+    registry.create(make_spec(model_version="3.0"))
+    # When
+    registry.remove(V1.key, only=V1)
+    # Then
+    entry = registry.get("digits")
+    assert entry.default_version == "2.0"
+    assert sorted(entry.versions) == ["2.0", "3.0"]
+
+
+# --- after Redis was emptied
+
+
+def test_registry_tells_an_emptied_redis_from_an_empty_registry(registry, store_backend):
+    # Given
+    assert registry.is_lost()
+
+    # When
+    registry.mark()
+    registry.create(V1)
+    registry.remove(V1.key)
+
+    # Then
+    assert not registry.is_lost()
+    store_backend.client.flushall()
+    assert registry.is_lost()
+
+
+def test_restore_brings_everything_back(registry, store_backend):
+    # Given
+    registry.create(V1)
+    registry.create(V2)
+    registry.set_default("digits", "2.0")
+    registry.scale(V1.key, 3, 3)
+    known = registry.snapshot()
+    store_backend.client.flushall()
+
+    # When
+    registry.restore(known.values())
+
+    # Then
+    assert registry.snapshot() == known
+    assert max_queue(store_backend, V1) == 10
+    assert max_queue(store_backend, V2) == V2.job_queue_size
+
+
+def test_repair_gives_registered_versions_their_configuration_and_no_others(
+    registry, store_backend
+):
+    # Given: a server has lost what belongs to its versions, and one of them was removed meanwhile
+    registry.create(V1)
+    registry.create(V2)
+    known = registry.snapshot()
+    registry.remove(V2.key)
+    store_backend.client.delete(VersionKeys.of(V1.key).config)
+
+    # When
+    registry.repair(known.values())
+
+    # Then
+    assert max_queue(store_backend, V1) == V1.job_queue_size
+    assert not store_backend.client.exists(VersionKeys.of(V2.key).config)
+
+
+def test_scale_gives_a_version_its_configuration_again(registry, store_backend):
+    # Given: a server that has lost what belongs to it, while it had no worker
+    registry.create(V1)
+    store_backend.client.delete(VersionKeys.of(V1.key).config)
+
+    # When
+    registry.scale(V1.key, 1, 1)
+
+    # Then
+    assert max_queue(store_backend, V1) == V1.job_queue_size
+
+
+def test_restore_leaves_what_redis_knows_as_it_is(registry, store_backend):
+    # Given: another node was faster, and an operator went on from there
+    registry.create(V1)
+    registry.create(V2)
+    known = registry.snapshot()
+    registry.scale(V1.key, 3, 3)
+    registry.set_default("digits", "2.0")
+    newer = registry.snapshot()
+
+    # When
+    registry.restore(known.values())
+
+    # Then
+    assert registry.snapshot() == newer
+
+
+def test_restore_adds_what_redis_has_lost_to_what_was_registered_since(registry, store_backend):
+    # Given
+    registry.create(V1)
+    known = registry.snapshot()
+    store_backend.client.flushall()
+    registry.create(V2)
+
+    # When
+    registry.restore(known.values())
+
+    # Then
+    entry = registry.get("digits")
+    assert entry.versions == {"1.0": V1, "2.0": V2}
+    assert entry.default_version == "2.0"
+
+
+# --- workers, nodes, queue
+
+
+def status_of(worker_id, node_id, slot):
+    return WorkerStatus(worker_id, node_id, slot, WorkerState.READY, 1, "cpu", "now")
+
+
+def test_workers_are_those_of_live_nodes_by_node_and_slot(desk):
+    # Given
+    node = desk.node()
+    for node_id in ("node-b", "node-a", "node-dead"):
+        desk.join(NodeStatus(node_id, "host", 1, "now"))
+    statuses = [
+        status_of("w4", "node-b", 0),
+        status_of("w2", "node-a", 1),
+        status_of("w1", "node-a", 0),
+        status_of("w9", "node-dead", 0),
+    ]
+    for status in statuses:
+        node.report(KEY, status)
+    desk.client.zincrby(keys.NODES, -10_000, "node-dead")
+
+    # When
+    registry = desk.registry()
+
+    # Then
+    assert [status.worker_id for status in registry.workers(KEY)] == ["w1", "w2", "w4"]
+    assert [node.node_id for node in registry.nodes()] == ["node-a", "node-b"]
+    assert registry.workers(VersionKey("digits", "9")) == []
+
+
+def test_workers_are_those_of_nodes_that_the_caller_knows_to_be_alive(desk):
+    # Given
+    for worker_id, node_id in (("w1", "node-a"), ("w2", "node-b")):
+        desk.join(NodeStatus(node_id, "host", 1, "now"))
+        desk.node().report(KEY, status_of(worker_id, node_id, 0))
+    registry = desk.registry()
+
+    # When
+    alive = registry.alive_nodes()
+
+    # Then
+    assert alive == {"node-a", "node-b"}
+    assert len(registry.workers(KEY, alive)) == 2
+    assert [status.worker_id for status in registry.workers(KEY, {"node-b"})] == ["w2"]
+    assert registry.workers(KEY, set()) == []
+
+
+def test_queue_counts_what_waits_and_what_has_become_of_the_rest(desk):
+    # Given
+    worker = desk.worker()
+    desk.submit("a", "b", "c")
+    worker.reply(items_of(worker.claim(1, 0.0)), [make_reply("A")])
+    worker.claim(1, 0.0)
+
+    # When
+    queue = desk.registry().queue(V1)
+
+    # Then
+    assert (queue.waiting, queue.open_requests, queue.capacity) == (1, 2, 10)
+    assert queue.counters == {"accepted": 3, "replied": 1}
+
+
+def test_queue_sees_open_requests_while_nothing_waits(desk):
+    # Given everything that was submitted at a worker
+    desk.submit("a", "b")
+    desk.worker().claim(2, 0.0)
+
+    # When
+    queue = desk.registry().queue(V1)
+
+    # Then
+    assert desk.client.llen(desk.keys.queue) == 0
+    assert (queue.waiting, queue.open_requests, queue.oldest_age_s) == (0, 2, 0.0)
+
+
+def test_queue_knows_the_age_of_the_oldest_request_that_waits(desk):
+    # Given one that waits for its second attempt, and a younger one
+    desk.submit("older")
+    desk.worker().claim(1, 0.0)
+    desk.submit("younger")
+    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    desk.age_request("younger", ms=1_000)
+    desk.age_request("older", ms=20_000)
+
+    # When / Then
+    assert 20.0 <= desk.registry().queue(V1).oldest_age_s < 25.0
+
+
+def test_queue_of_a_request_that_has_outlived_its_life_has_no_age(desk):
+    # Given
+    desk.submit("a")
+    desk.lose_request("a")
+
+    # When / Then
+    assert desk.registry().queue(V1).oldest_age_s == 0.0
+
+
+def test_store_tells_its_memory_and_its_limit(redis_server):
+    # Given
+    client = connect(redis_server.url)
+    client.config_set("maxmemory", 100_000_000)
+
+    # When
+    store = Registry(client).store()
+    client.config_set("maxmemory", 0)
+    client.close()
+
+    # Then
+    assert 100_000 < store.memory_used_bytes < store.memory_limit_bytes == 100_000_000
+    assert store.clients >= 1
+    assert store.commands >= 1
+    assert store.evicted_keys == 0
+    assert 0 < store.round_trip_s < 5
+
+
+# --- changes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda registry: registry.create(V2),
+        lambda registry: registry.scale(V1.key, 1, 1),
+        lambda registry: registry.set_default("digits", "1.0"),
+        lambda registry: registry.remove(V1.key),
+        lambda registry: registry.announce("digits"),
+    ],
+    ids=["create", "scale", "set_default", "remove", "announce"],
+)
+def test_changes_are_heard(registry, store_backend, change):
+    # Given
+    registry.create(V1)
+
+    # When
+    with Registry(store_backend.client).changes() as wait:
+        change(registry)
+
+        # Then
+        assert wait(2.0)
+        assert not wait(0.01)
+
+
+def test_changes_of_a_workers_state_are_heard(desk):
+    with desk.registry().changes() as wait:
+        desk.node().report(KEY, status_of("w1", "node-a", 0))
+        assert wait(2.0)
+
+
+def test_changes_wait_as_long_as_they_were_told(registry):
+    with registry.changes() as wait, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait, 5.0)
+        eventually(waiting.running)
+        registry.announce("digits")
+        assert waiting.result(5.0)
+
+
+# --- Redis is away
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda registry: registry.get("digits"),
+        lambda registry: registry.snapshot(),
+        lambda registry: registry.specs(),
+        lambda registry: registry.create(V1),
+        lambda registry: registry.scale(V1.key, 1, 1),
+        lambda registry: registry.queue(V1),
+        lambda registry: registry.workers(V1.key),
+        lambda registry: registry.nodes(),
+        lambda registry: registry.alive_nodes(),
+        lambda registry: registry.changes().__enter__(),
+    ],
+)
+def test_registry_says_that_redis_does_not_answer(tmp_path, call):
+    # Given
+    registry = Registry(connect(f"unix://{tmp_path}/nobody.sock"))
+
+    # When / Then
+    with pytest.raises(errors.StoreUnavailable) as caught:
+        call(registry)
+    assert isinstance(caught.value.__cause__, redis.ConnectionError)
+    assert str(tmp_path) not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda registry: registry.scale(V1.key, 1, 1),
+        lambda registry: registry.remove(V1.key),
+        lambda registry: registry.remove_unreadable("garbage"),
+    ],
+)
+def test_change_ends_at_a_server_that_takes_no_writes(real_backend, change):
+    # Given
+    registry = Registry(real_backend.connect())
+    registry.create(V1)
+    real_backend.client.hset(keys.MODELS, "garbage", b"hello")
+    real_backend.client.config_set("min-replicas-to-write", 1)
+    try:
+        # When / Then
+        with pytest.raises(errors.StoreUnavailable) as caught:
+            change(registry)
+        assert isinstance(caught.value.__cause__, redis.ConnectionError)
+        assert "replicas" in str(caught.value.__cause__)
+    finally:
+        real_backend.client.config_set("min-replicas-to-write", 0)
+    change(registry)

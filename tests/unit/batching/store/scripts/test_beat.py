@@ -1,0 +1,165 @@
+from batching.models.spec import VersionKey
+from batching.store.keys import LEASE_TTL_MS, VersionKeys
+from tests.support import DEAD_AFTER_MS, KEY
+
+OTHER = VersionKey("letters", "2.0")
+
+
+def test_beat_brings_a_silent_worker_back_to_life(desk):
+    # Given
+    desk.silence_worker()
+    assert desk.node().dead_workers([KEY]) == [(KEY, "worker-a")]
+
+    # When
+    desk.node().beat({KEY: ["worker-a"]})
+
+    # Then
+    assert desk.node().dead_workers([KEY]) == []
+
+
+def test_beat_speaks_for_all_its_workers_at_once(desk):
+    # When
+    desk.node().beat({KEY: ["worker-b", "worker-c"]})
+
+    # Then
+    members = desk.client.zrange(desk.keys.worker_beats, 0, -1)
+    assert set(members) == {b"worker-a", b"worker-b", b"worker-c"}
+
+
+def test_beat_speaks_for_many_versions(desk):
+    # Given
+    node = desk.node()
+    groups = node._verbs.groups([KEY, OTHER])
+    workers = {KEY: ["worker-a", "worker-b"], OTHER: ["worker-c"]}
+
+    # When
+    added = {}
+    for group in groups:
+        added |= node.beat({key: workers[key] for key in group}).added
+
+    # Then
+    assert added == {KEY: 1, OTHER: 1}
+    for key, worker_ids in workers.items():
+        members = desk.client.zrange(VersionKeys.of(key).worker_beats, 0, -1)
+        assert members == [worker_id.encode() for worker_id in worker_ids]
+
+
+def test_dead_are_told_by_version(desk):
+    # Given
+    node = desk.node()
+    groups = node._verbs.groups([KEY, OTHER])
+    node.beat({KEY: ["worker-b"]})
+    node.beat({OTHER: ["worker-b", "worker-c"]})
+    for key, worker_id in ((KEY, "worker-a"), (OTHER, "worker-b")):
+        desk.client.zincrby(VersionKeys.of(key).worker_beats, -2 * DEAD_AFTER_MS, worker_id)
+
+    # When
+    dead = [one for group in groups if group for one in node.dead_workers(group)]
+
+    # Then
+    assert dead == [(KEY, "worker-a"), (OTHER, "worker-b")]
+
+
+def test_beat_uses_redis_time(desk):
+    # When
+    desk.node().beat({KEY: ["worker-b"]})
+
+    # Then
+    seconds, microseconds = desk.client.time()
+    now_ms = seconds * 1000 + microseconds // 1000
+    assert now_ms - 1000 <= desk.client.zscore(desk.keys.worker_beats, "worker-b") <= now_ms
+
+
+def test_beat_keeps_the_leases_alive(desk):
+    # Given
+    desk.submit("a")
+    desk.worker().claim(1, 0.0)
+    lease = desk.keys.lease_prefix + "worker-a"
+    desk.client.pexpire(lease, 1000)
+
+    # When
+    desk.node().beat({KEY: ["worker-a"]})
+
+    # Then
+    assert desk.client.pttl(lease) > LEASE_TTL_MS - 10_000
+
+
+def test_worker_is_dead_only_when_silent_for_longer_than_the_limit(desk):
+    # Given
+    desk.node().beat({KEY: ["worker-b"]})
+    desk.silence_worker("worker-a", ms=DEAD_AFTER_MS - 1000)
+    desk.silence_worker("worker-b", ms=DEAD_AFTER_MS + 100)
+
+    # When / Then
+    assert desk.node().dead_workers([KEY]) == [(KEY, "worker-b")]
+
+
+def test_beat_tells_how_long_who_is_quiet_has_been_silent(desk):
+    # Given
+    desk.node().beat({KEY: ["worker-b", "worker-c"]})
+    desk.silence_worker("worker-a", ms=20_000)
+    desk.silence_worker("worker-b", ms=25_000)
+    heard_ms = sorted(desk.client.zscore(desk.keys.worker_beats, f"worker-{one}") for one in "ab")
+
+    # When
+    before_ms = now_ms(desk)
+    heard = desk.node().beat({KEY: ["worker-d"]}, quiet_s=10.0)
+    after_ms = now_ms(desk)
+
+    # Then: who was heard just now is not quiet
+    assert len(heard.silent_s) == 2
+    for silent_s, last_ms in zip(sorted(heard.silent_s, reverse=True), heard_ms, strict=True):
+        assert before_ms <= last_ms + round(1000 * silent_s) <= after_ms
+
+
+def now_ms(desk):
+    """By the clock of Redis, as it rounds it."""
+    seconds, microseconds = desk.client.time()
+    return 1000 * seconds + microseconds // 1000
+
+
+def test_beat_rings_a_bell_that_was_lost(desk):
+    # Given
+    desk.submit("a")
+    desk.client.delete(desk.keys.bell)
+
+    # When
+    for _ in range(2):
+        desk.node().beat({KEY: ["worker-a"]})
+
+    # Then
+    assert desk.client.llen(desk.keys.bell) == 1
+    assert desk.client.pttl(desk.keys.bell) > 0
+
+
+def test_beat_rings_for_nothing_when_nothing_waits(desk):
+    # When
+    desk.node().beat({KEY: ["worker-a"]})
+
+    # Then
+    assert not desk.client.exists(desk.keys.bell)
+
+
+def test_beat_forgets_ingresses_that_have_gone(desk):
+    # Given
+    for ingress_id, silent_ms in (("ingress-a", 0), ("ingress-b", 50_000), ("ingress-c", 70_000)):
+        desk.submit(ingress_id, ingress_id=ingress_id)
+        desk.silence_ingress(ingress_id, silent_ms)
+
+    # When
+    desk.node().beat({KEY: ["worker-a"]})
+
+    # Then
+    assert desk.client.zrange(desk.keys.ingress_beats, 0, -1) == [b"ingress-b", b"ingress-a"]
+
+
+def test_beat_goes_on_when_memory_is_full(real_desk, full_memory):
+    # Given
+    real_desk.silence_worker()
+    full_memory()
+
+    # When
+    real_desk.node().beat({KEY: ["worker-a"]})
+
+    # Then
+    assert real_desk.node().dead_workers([KEY]) == []

@@ -1,0 +1,246 @@
+"""Pieces of an answer: who may add them, who hears of them, and what becomes of a broken answer."""
+
+import pytest
+
+from batching.protocol import ReplyChunk
+from batching.store.ingress_side.ingress_queue import AuditCode, CancelCode
+from batching.store.node_side.node_queue import ReclaimMode
+from batching.store.replies import decode_reply
+from batching.store.worker_side import worker_queue as verbs_module
+from batching.store.worker_side.worker_queue import ChunkCode
+from tests.support import KEY, items_of, make_reply, wire_of
+
+PATIENCE_S = 2.0
+
+
+def claim(desk, worker, *request_ids):
+    desk.submit(*request_ids)
+    return items_of(worker.claim(len(request_ids), 0.0))
+
+
+def send(worker, items, index, text="piece"):
+    return worker.send(items, [ReplyChunk(index, text.encode())] * len(items), PATIENCE_S)
+
+
+def pieces(desk, request_id, taken=0):
+    wires = desk.ingress().read_chunks(request_id, taken)
+    return [ReplyChunk.decode(wire).body.decode() for wire in wires]
+
+
+def test_chunk_waits_for_the_ingress_of_its_request(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a", "b")
+
+    # When
+    codes = [send(worker, items, 0, "one"), send(worker, items, 1, "two")]
+
+    # Then
+    assert codes == [[ChunkCode.STORED] * 2] * 2
+    assert pieces(desk, "a") == pieces(desk, "b") == ["one", "two"]
+    assert desk.leased() == ["a", "b"]
+    assert desk.open_ids() == {"a", "b"}
+
+
+def test_chunk_rings_once_while_its_ingress_has_not_read(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+
+    # When
+    for index in range(3):
+        send(worker, items, index)
+
+    # Then
+    assert desk.done() == ["a"]
+
+    # When: it has read and taken them
+    assert pieces(desk, "a", taken=3) == []
+    send(worker, items, 3)
+
+    # Then
+    assert desk.done() == ["a", "a"]
+
+
+def test_chunk_again_changes_nothing_when_its_acknowledgement_was_lost(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+    send(worker, items, 0, "one")
+
+    # When
+    codes = send(worker, items, 0, "again")
+
+    # Then
+    assert codes == [ChunkCode.STORED_BEFORE]
+    assert pieces(desk, "a") == ["one"]
+
+
+def test_chunk_must_wait_when_its_client_is_slow(desk, monkeypatch):
+    # Given
+    monkeypatch.setattr(verbs_module, "MAX_WAITING_CHUNKS", 2)
+    worker = desk.worker()
+    items = claim(desk, worker, "a", "b")
+    for index in range(2):
+        send(worker, items, index)
+    pieces(desk, "b", taken=1)
+
+    # When
+    codes = send(worker, items, 2, "third")
+
+    # Then
+    assert codes == [ChunkCode.FULL, ChunkCode.STORED]
+    assert pieces(desk, "a") == ["piece"] * 2
+
+    # When
+    pieces(desk, "a", taken=2)
+
+    # Then
+    assert send(worker, items[:1], 2, "third") == [ChunkCode.STORED]
+
+
+def test_chunk_must_wait_when_memory_is_full(real_desk, full_memory):
+    # Given
+    worker = real_desk.worker()
+    items = claim(real_desk, worker, "a")
+    full_memory()
+
+    # When / Then
+    assert send(worker, items, 0) == [ChunkCode.FULL]
+    assert pieces(real_desk, "a") == []
+
+
+def test_chunk_is_unwanted_when_the_request_was_cancelled(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+    send(worker, items, 0)
+
+    # When
+    assert desk.ingress().cancel(["a"]) == [CancelCode.CANCELLED]
+
+    # Then
+    assert desk.leased() == []
+    assert send(worker, items, 1) == [ChunkCode.UNWANTED]
+    assert pieces(desk, "a") == []
+    assert desk.unaccounted() == 0
+
+
+def test_chunk_of_another_worker_or_attempt_is_stale(desk):
+    # Given
+    zombie, owner = desk.worker("worker-z"), desk.worker("worker-b")
+    old = claim(desk, zombie, "a")
+    desk.node().reclaim(KEY, "worker-z", ReclaimMode.CRASHED)
+
+    # When: waiting again, and owned by another
+    while_waiting = send(zombie, old, 0, "old")
+    new = items_of(owner.claim(1, 0.0))
+    while_owned = send(zombie, old, 0, "old")
+
+    # Then
+    assert while_waiting == while_owned == [ChunkCode.STALE]
+    assert send(owner, new, 0, "new") == [ChunkCode.STORED]
+    assert pieces(desk, "a") == ["new"]
+
+
+def test_chunk_is_stale_when_its_request_was_given_back(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+    desk.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
+
+    # When / Then: who claims it next begins its answer, and has all of the request
+    assert send(worker, items, 0, "old") == [ChunkCode.STALE]
+    assert desk.request("a")["chunks"] == "0"
+    claimed = desk.worker("worker-b").claim(1, 0.0)
+    assert claimed.items[0].request.encode() == wire_of("a")
+    assert pieces(desk, "a") == []
+
+
+def test_chunk_that_leaves_a_gap_is_stale(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+
+    # When / Then
+    assert send(worker, items, 1) == [ChunkCode.STALE]
+
+
+@pytest.mark.parametrize("mode", list(ReclaimMode), ids=str)
+def test_answer_that_has_begun_is_never_begun_again(desk, mode):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a", "b")
+    send(worker, items[:1], 0)
+    if mode is ReclaimMode.DEAD:
+        desk.silence_worker()
+
+    # When
+    if mode is ReclaimMode.RECOVERED:
+        worker.recover()
+    else:
+        desk.node().reclaim(KEY, "worker-a", mode)
+
+    # Then
+    assert desk.queued() + desk.solo() == ["b"]
+    reply = decode_reply("a", desk.reply_value("a"))
+    assert (reply.status, reply.reason) == (500, "worker_crashed")
+    assert desk.unaccounted() == 0
+
+
+def test_request_lives_as_long_as_pieces_come(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+    desk.client.pexpire(desk.keys.open, 1000)
+
+    # When
+    send(worker, items, 0)
+
+    # Then
+    assert desk.client.pttl(desk.keys.open) > 61_000
+
+
+def test_chunk_leaves_alone_that_others_live_longer(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+    desk.submit("b", ttl_ms=600_000)
+
+    # When
+    send(worker, items, 0)
+
+    # Then
+    assert desk.client.pttl(desk.keys.open) > 659_000
+
+
+def test_first_chunk_counts_in_the_record_and_drops_the_requests_bytes(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a")
+    before = desk.request("a")
+    assert before["wire"]
+
+    # When
+    send(worker, items, 0)
+    send(worker, items, 1)
+
+    # Then
+    assert desk.request("a") == before | {"chunks": "2", "wire": ""}
+
+
+def test_audit_tells_of_pieces_whose_bell_was_lost(desk):
+    # Given
+    worker = desk.worker()
+    items = claim(desk, worker, "a", "b")
+    send(worker, items[:1], 0)
+    desk.client.delete(desk.keys.done_prefix + "ingress-a")
+
+    # When / Then
+    assert desk.ingress().audit(["a", "b"]) == [AuditCode.STREAMED, AuditCode.OPEN]
+
+    # When
+    worker.reply(items[:1], [make_reply("end")])
+
+    # Then
+    assert desk.ingress().audit(["a"]) == [AuditCode.REPLIED]

@@ -1,0 +1,119 @@
+import asyncio
+
+import pytest
+
+from batching.errors import NoThread
+from batching.store import background_tasks as tasks_module
+from batching.store.background_tasks import BackgroundTasks, end_tasks, keep_going
+from tests.support import eventually_async
+
+
+def test_end_tasks_ends_a_task_that_swallows_its_first_cancellation():
+    async def run():
+        # Given
+        swallowed = []
+
+        async def stubborn():
+            while True:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    if swallowed:
+                        raise
+                    swallowed.append(True)
+
+        task = asyncio.create_task(stubborn())
+        await asyncio.sleep(0)
+
+        # When
+        await asyncio.wait_for(end_tasks([task]), 1.0)
+
+        # Then
+        assert swallowed
+        assert task.cancelled()
+
+    asyncio.run(run())
+
+
+def test_end_tasks_has_nothing_to_do_without_tasks():
+    asyncio.run(end_tasks([]))
+
+
+def test_background_tasks_are_busy_until_the_last_has_ended():
+    async def run():
+        # Given
+        tasks, first, last = BackgroundTasks(), asyncio.Event(), asyncio.Event()
+        assert not tasks.is_busy
+        for event in (first, last):
+            tasks.start(event.wait())
+
+        # When
+        first.set()
+        await asyncio.sleep(0)
+
+        # Then
+        assert tasks.is_busy
+        last.set()
+        await eventually_async(lambda: not tasks.is_busy)
+
+    asyncio.run(run())
+
+
+def test_background_tasks_have_ended_when_they_are_closed():
+    async def run():
+        # Given
+        tasks, ended = BackgroundTasks(), []
+
+        async def wait():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
+
+        tasks.start(wait())
+        await asyncio.sleep(0)
+
+        # When
+        await tasks.close()
+
+        # Then
+        assert ended
+        assert not tasks.is_busy
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("error", "has_traceback"), [(KeyError("mine"), True), (NoThread("Raise it."), False)]
+)
+def test_task_that_fails_at_each_try_says_so_once(monkeypatch, caplog, error, has_traceback):
+    monkeypatch.setattr(tasks_module, "RECOVERY_S", 0.001)
+    tries = 0
+
+    async def fail():
+        nonlocal tries
+        tries += 1
+        raise error
+
+    async def run():
+        going = asyncio.create_task(keep_going(fail, "of a test"))
+        # When
+        await eventually_async(lambda: tries > 10)
+        await end_tasks([going])
+
+    asyncio.run(run())
+    # Then
+    assert caplog.messages == [f"task failed name=fail of a test: {error}"]
+    assert ("Traceback" in caplog.text) == has_traceback
+
+
+def test_task_that_fails_otherwise_says_so_again(monkeypatch, caplog):
+    monkeypatch.setattr(tasks_module, "RECOVERY_S", 0.001)
+    failures = [KeyError("one"), KeyError("two")]
+
+    async def fail_twice():
+        if failures:
+            raise failures.pop(0)
+
+    asyncio.run(keep_going(fail_twice, "of a test"))
+    assert [message.rpartition(": ")[2] for message in caplog.messages] == ["'one'", "'two'"]

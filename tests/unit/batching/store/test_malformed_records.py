@@ -1,0 +1,208 @@
+"""B8: records that nobody of ours has written. No script fails, and honest neighbours are served.
+
+Each goes in by HSET, past our own verbs, under the id of a request that waits or is leased.
+"""
+
+import pickle  # noqa: TID251 - what an attacker would write
+
+import pytest
+
+from batching.batcher import Nothing, Partial
+from batching.protocol import ReplyChunk
+from batching.store.ingress_side.ingress_queue import AuditCode, CancelCode, SubmitCode
+from batching.store.node_side.node_queue import ReclaimMode
+from batching.store.worker_side.worker_queue import ChunkCode, ReplyCode
+from tests.support import KEY, ids_of, items_of, make_reply, make_spec
+
+LONG_S = 60.0
+LINE = b"0 - 0 %d 0 60000 ingress-a"
+DIGITS = b"9" * 400  # no number in Lua, and a very large one in Python
+
+MALFORMED = {
+    "nothing": b"",
+    "end of line": b"\n",
+    "text": b"hello",
+    "bytes": bytes(range(256)),
+    "pickle": pickle.dumps({"a": 1}),
+    "json": b'{"attempts": 0}\n{}',
+    "no end of line": LINE,
+    "one field less": b"0 - 0 %d 0 60000\nwire",
+    "one field more": LINE + b" more\nwire",
+    "two blanks": b"0 -  0 %d 0 60000 ingress-a\nwire",
+    "only dashes": b"- - - - - - -\nwire",
+    "negative attempts": b"-1 - 0 %d 0 60000 ingress-a\nwire",
+    "endless attempts": DIGITS + b" - 0 %d 0 60000 ingress-a\nwire",
+    "endless chunks": b"0 - " + DIGITS + b" %d 0 60000 gone\nwire",
+    "endless time": b"0 - 0 " + DIGITS + b" 0 60000 ingress-a\nwire",
+    "endless age": b"0 - 0 %d " + DIGITS + b" 60000 ingress-a\nwire",
+    "endless time and age": b"0 - 0 " + DIGITS + b" " + DIGITS + b" 60000 ingress-a\nwire",
+    "age that is no number": b"0 - 0 %d nan 60000 ingress-a\nwire",
+    "infinite age": b"0 - 0 %d inf 60000 ingress-a\nwire",
+    "age without end in the past": b"0 - 0 %d -inf 60000 ingress-a\nwire",
+    "unknown ingress": b"0 - 0 %d 0 60000 nobody\nwire",
+}
+
+
+@pytest.fixture(params=MALFORMED.values(), ids=MALFORMED)
+def spoil(request, desk):
+    """A function that writes the malformed record under a request's id."""
+
+    def write(request_id):
+        seconds, microseconds = desk.client.time()
+        now_us = b"%d" % (seconds * 1_000_000 + microseconds)
+        desk.write_record(request_id, request.param.replace(b"%d", now_us))
+
+    return write
+
+
+def serve_all(worker):
+    """The ids that this worker is given, all of which it answers."""
+    served = []
+    while (claimed := worker.claim(8, 0.0)) is not Nothing.EMPTY:
+        served += ids_of(claimed)
+        worker.reply(items_of(claimed), [make_reply("ok")] * len(claimed))
+    return served
+
+
+def assert_settled(desk):
+    assert desk.open_ids() == set()
+    assert desk.queued() == desk.solo() == desk.leased() == []
+    assert desk.unaccounted() == 0
+
+
+@pytest.mark.parametrize("patience_s", [0.0, LONG_S])
+def test_b08_claim_passes_over_a_malformed_record(desk, spoil, patience_s):
+    # Given
+    desk.submit("bad", "good")
+    spoil("bad")
+    worker = desk.worker()
+
+    # When
+    claimed = worker.claim(8, patience_s)
+    if isinstance(claimed, Partial):
+        claimed = worker.claim(8, 0.0)
+
+    # Then
+    assert ids_of(claimed) == ["good"]
+    worker.reply(items_of(claimed), [make_reply("ok")])
+    assert desk.counters() == {"accepted": 2, "orphaned": 1, "replied": 1}
+    assert_settled(desk)
+
+
+def test_b08_claim_passes_over_a_malformed_record_of_a_crash_suspect(desk, spoil):
+    # Given
+    desk.submit("bad", "good")
+    desk.worker("worker-x").claim(2, 0.0)
+    desk.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
+    spoil("bad")
+
+    # When / Then
+    assert serve_all(desk.worker()) == ["good"]
+    assert_settled(desk)
+
+
+@pytest.mark.parametrize("mode", [ReclaimMode.CRASHED, ReclaimMode.RELEASED], ids=str)
+def test_b08_reclaim_passes_over_a_malformed_record(desk, spoil, mode):
+    # Given
+    desk.submit("bad", "good")
+    desk.worker().claim(2, 0.0)
+    spoil("bad")
+
+    # When
+    desk.node().reclaim(KEY, "worker-a", mode)
+
+    # Then
+    assert serve_all(desk.worker("worker-b")) == ["good"]
+    assert_settled(desk)
+
+
+def test_b08_refuse_passes_over_a_malformed_record(desk, spoil):
+    # Given
+    desk.submit("bad", "good")
+    spoil("bad")
+    desk.silence_worker()
+
+    # When
+    desk.node().refuse_waiting(KEY, "no_worker")
+
+    # Then
+    assert desk.done()[-1] == "good"
+    assert desk.reply_value("good") == b"good!no_worker"
+    assert_settled(desk)
+
+
+def test_b08_measure_passes_over_a_malformed_record(desk, spoil):
+    # Given: at the head of both lines
+    desk.submit("suspect", "bad")
+    desk.worker("worker-x").claim(1, 0.0)
+    desk.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
+    spoil("suspect")
+    spoil("bad")
+
+    # When
+    status = desk.registry().queue(make_spec())
+
+    # Then
+    assert (status.waiting, status.open_requests) == (2, 2)
+    assert 0 <= status.oldest_age_s < 60
+
+
+def test_b08_chunk_passes_over_a_malformed_record(desk, spoil):
+    # Given
+    desk.submit("bad", "good")
+    worker = desk.worker()
+    items = items_of(worker.claim(2, 0.0))
+    spoil("bad")
+
+    # When
+    bad, good = worker.send(items, [ReplyChunk(0, b"piece")] * 2, 1.0)
+
+    # Then
+    assert bad in (ChunkCode.UNWANTED, ChunkCode.STORED, ChunkCode.STORED_BEFORE)
+    assert good is ChunkCode.STORED
+
+
+def test_b08_reply_ends_a_malformed_record(desk, spoil):
+    # Given
+    desk.submit("bad", "good")
+    worker = desk.worker()
+    items = items_of(worker.claim(2, 0.0))
+    spoil("bad")
+
+    # When
+    codes = worker.reply(items, [make_reply("ok")] * 2)
+
+    # Then: it had been well-formed when it was claimed
+    assert codes == [ReplyCode.STORED] * 2
+    assert desk.done() == ["bad", "good"]
+    assert_settled(desk)
+
+
+def test_b08_ingress_can_ask_after_and_cancel_a_malformed_record(desk, spoil):
+    # Given
+    desk.submit("bad", "good")
+    spoil("bad")
+
+    # When / Then
+    assert desk.submit("bad") == [SubmitCode.KNOWN]
+    assert desk.ingress().audit(["bad"]) == [AuditCode.OPEN]
+    assert desk.ingress().cancel(["bad"]) == [CancelCode.CANCELLED]
+    assert serve_all(desk.worker()) == ["good"]
+    assert_settled(desk)
+
+
+@pytest.mark.parametrize(
+    "entry", ["good", "good:", ":1", "good:0", "good:2", "good:x", "good:" + "9" * 400, "gone:1"]
+)
+def test_b08_reclaim_passes_over_a_malformed_entry_of_a_lease(desk, entry):
+    # Given: an honest request that waits, and a lease that nobody of ours has written
+    desk.submit("good")
+    desk.client.rpush(desk.keys.lease_prefix + "worker-x", entry)
+
+    # When
+    desk.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
+
+    # Then
+    assert desk.leased("worker-x") == []
+    assert serve_all(desk.worker()) == ["good"]
+    assert desk.queued() == desk.solo() == []

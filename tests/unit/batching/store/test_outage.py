@@ -1,0 +1,213 @@
+"""What the log says while Redis is away: little, and enough."""
+
+import asyncio
+import logging
+import threading
+
+import pytest
+import redis
+
+from batching import errors
+from batching.batcher import Batcher
+from batching.policy import FixedPolicy
+from batching.store.clients import connect
+from batching.store.ingress_side.broker import Broker
+from batching.store.ingress_side.refusals import store_unavailable
+from batching.store.outage import AGAIN_S, REMIND_S, Outage
+from batching.store.registry import catalog as catalog_module
+from batching.store.registry.catalog import Catalog
+from batching.store.registry.registry import Registry
+from batching.store.worker_side.worker_queue import WorkerVerbs
+from tests.support import (
+    KEY,
+    SimulatedClock,
+    eventually,
+    eventually_async,
+    make_outage,
+    make_spec,
+    wire_of,
+)
+from workers.control_jobs import make_worker
+from workers.handling import worker as worker_module
+from workers.handling.worker import Worker
+
+URL = "redis://user:secret@far:6379/2"
+REFUSED = redis.ConnectionError("Error 111 connecting to far:6379.")
+
+
+@pytest.fixture
+def clock():
+    return SimulatedClock(1000.0)
+
+
+@pytest.fixture
+def outage(clock):
+    return Outage(logging.getLogger("here"), URL, clock=clock)
+
+
+def test_outage_is_told_of_once_then_now_and_then_and_when_it_is_over(outage, clock, caplog):
+    # When Redis is away for 70 seconds
+    for _ in range(700):
+        outage.note("claim", REFUSED)
+        clock.now_s += 0.1
+    outage.over("beat", is_for_all=True)
+    outage.over("beat", is_for_all=True)
+    # Then
+    where = "redis=redis://far:6379/2"
+    assert caplog.messages == [
+        *(
+            f"Redis does not answer {where} verb=claim away_s={away_s}: {REFUSED}"
+            for away_s in (0, int(REMIND_S), int(2 * REMIND_S))
+        ),
+        f"Redis answers again {where} away_s=70.0",
+    ]
+
+
+def test_redis_that_comes_and_goes_is_not_told_of_each_time(outage, clock, caplog):
+    # When it does so ten times a second for a while
+    for _ in range(100):
+        outage.note("claim", REFUSED)
+        outage.over("beat", is_for_all=True)
+        clock.now_s += AGAIN_S / 50
+    # Then
+    assert len(caplog.messages) <= 2 * 3
+
+
+def test_second_outage_is_told_of_when_redis_has_answered_for_a_while(outage, clock, caplog):
+    for _ in range(2):
+        outage.note("claim", REFUSED)
+        outage.over("beat", is_for_all=True)
+        clock.now_s += AGAIN_S
+    assert len(caplog.messages) == 4
+
+
+def test_outage_is_over_when_every_call_that_failed_has_succeeded(outage, caplog):
+    # Given
+    outage.note("listen", REFUSED)
+    outage.note("submit", REFUSED)
+    # When / Then
+    outage.over("submit")
+    assert len(caplog.messages) == 1
+    outage.over("listen")
+    assert "answers again" in caplog.messages[-1]
+
+
+def test_what_a_user_may_not_ask_is_not_over_while_all_else_goes_on(outage, clock, caplog):
+    # When a channel is forbidden, and each beat succeeds
+    for _ in range(50):
+        outage.note("listen", redis.exceptions.NoPermissionError("No permissions: channel"))
+        outage.over("beat", is_for_all=True)
+        clock.now_s += 0.5
+    # Then
+    [message] = caplog.messages
+    assert message.startswith("Redis refuses this user or password")
+    # When it is allowed, so that nothing fails any more
+    clock.now_s += AGAIN_S
+    outage.over("beat", is_for_all=True)
+    # Then
+    assert caplog.messages[1].startswith("Redis answers again")
+
+
+def test_server_that_comes_back_with_another_password_is_told_of_at_once(outage, caplog):
+    # When
+    for error in (REFUSED, redis.AuthenticationError("invalid password")) * 5:
+        outage.note("claim", error)
+    # Then
+    away, refused = caplog.messages
+    assert away.startswith("Redis does not answer ")
+    assert refused.startswith("Redis refuses this user or password ")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (redis.AuthenticationError("invalid password"), "Redis refuses this user or password "),
+        (redis.exceptions.NoPermissionError("no"), "Redis refuses this user or password "),
+        (redis.exceptions.OutOfMemoryError("maxmemory"), "Redis refuses redis="),
+        (redis.TimeoutError("slow"), "Redis does not answer "),
+        (OSError(), "Redis does not answer "),
+    ],
+)
+def test_outage_is_told_of_in_words_that_fit(outage, caplog, error, words):
+    # Given
+    try:
+        raise store_unavailable() from error
+    except errors.StoreUnavailable as wrapped:
+        # When
+        outage.note("get", wrapped)
+    # Then
+    assert caplog.messages[0].startswith(words)
+    assert caplog.messages[0].endswith(f": {error!s}" if str(error) else ": OSError")
+
+
+def test_worker_says_once_that_redis_is_away(tmp_path, caplog, monkeypatch):
+    # Given
+    monkeypatch.setattr(worker_module, "RETRY_S", 0.001)
+    verbs = WorkerVerbs(connect(f"unix://{tmp_path}/nobody.sock"), KEY, "w-1", 3000)
+    asked = []
+    outage = Outage(logging.getLogger("here"), clock=lambda: asked.append(1) or len(asked) / 1000)
+    worker = Worker(Batcher(verbs, FixedPolicy(1, 0.0)), verbs, lambda _: [], outage=outage)
+    serving = threading.Thread(target=worker.serve)
+    # When
+    serving.start()
+    eventually(lambda: len(asked) > 10)
+    worker.stop()
+    serving.join()
+    # Then
+    assert len(caplog.messages) == 1
+    assert "verb=claim" in caplog.messages[0]
+
+
+def test_control_worker_says_once_that_redis_is_away_and_that_it_is_back(
+    real_backend, tmp_path, caplog
+):
+    # Given
+    worker = make_worker(real_backend.client, make_outage())
+    worker.connection = connect(f"unix://{tmp_path}/nobody.sock")
+    # When
+    for _ in range(3):
+        with pytest.raises(redis.ConnectionError):
+            worker.heartbeat()
+        worker.log.error("Worker %s: could not connect to Redis instance: %s", "w", "why")
+    worker.connection = real_backend.client
+    worker.heartbeat()
+    # Then
+    away, back = caplog.messages
+    assert "Redis does not answer" in away
+    assert "Redis answers again" in back
+
+
+def test_ingress_says_that_redis_is_away(tmp_path, caplog, monkeypatch):
+    # Given
+    monkeypatch.setattr(catalog_module, "RECONNECT_S", 0.001)
+    url = f"unix://{tmp_path}/nobody.sock"
+
+    async def run():
+        catalog = Catalog(Registry(connect(url)), url, make_outage(url))
+        # When
+        await catalog.start()
+        await eventually_async(lambda: caplog.messages)
+        await catalog.close()
+
+    asyncio.run(run())
+    # Then
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(f"Redis does not answer redis={url} verb=listen")
+
+
+def test_ingress_says_that_redis_refuses_its_password(real_backend, caplog):
+    # Given
+    url = real_backend.url.replace("unix://", "unix://somebody:secret@")
+
+    async def run():
+        broker = Broker(url, make_outage(url))
+        # When
+        with pytest.raises(errors.StoreUnavailable):
+            await broker.predict(make_spec(), wire_of("x"), request_id="a")
+        await broker.close()
+
+    asyncio.run(run())
+    # Then
+    [message] = caplog.messages
+    assert message.startswith(f"Redis refuses this user or password redis={real_backend.url}")
+    assert "secret" not in message

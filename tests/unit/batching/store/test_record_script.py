@@ -1,0 +1,106 @@
+"""What handlers measure, in Redis."""
+
+import pytest
+
+from batching.metrics.series import Measurement, MetricKind, Series
+from batching.store.measurements import MAX_FIELDS, MetricVerbs, read_metrics
+from tests.support import KEY
+
+
+def series(name, kind=MetricKind.COUNTER, part="", **labels):
+    return Series(name, kind, "ms", tuple(labels.items()), part)
+
+
+@pytest.fixture
+def client(desk):
+    with desk.backend.connect() as connected:
+        yield connected
+
+
+@pytest.fixture
+def verbs(client):
+    return MetricVerbs(client, KEY)
+
+
+def test_counter_adds_up_and_gauge_is_set(client, verbs):
+    # Given
+    calls, took = series("calls", Level="Model"), series("took", MetricKind.GAUGE)
+
+    # When
+    verbs.record([Measurement(calls, 2), Measurement(took, 7.5)])
+    verbs.record([Measurement(calls, 0.5), Measurement(took, 3)])
+
+    # Then
+    assert read_metrics(client, KEY) == {calls: 2.5, took: 3.0}
+
+
+def test_same_name_with_other_labels_is_another_series(client, verbs):
+    # Given
+    one, other = series("calls", Level="a"), series("calls", Level='b"\n{')
+
+    # When
+    verbs.record([Measurement(one, 1), Measurement(other, 2)])
+
+    # Then
+    assert read_metrics(client, KEY) == {one: 1, other: 2}
+
+
+def test_series_beyond_the_limit_are_dropped_and_known_ones_go_on(client, verbs):
+    # Given
+    many = [Measurement(series("calls", user=str(number)), 1) for number in range(MAX_FIELDS)]
+    assert verbs.record(many) == 0
+
+    # When
+    dropped = verbs.record([many[0], Measurement(series("calls", user="one too many"), 1)])
+
+    # Then
+    assert dropped == 1
+    found = read_metrics(client, KEY)
+    assert len(found) == MAX_FIELDS
+    assert found[many[0].series] == 2
+
+
+def test_nothing_is_recorded_for_a_version_that_is_not_registered(desk, client, verbs):
+    # Given: the hash of a version that is gone would never be deleted
+    desk.client.delete(desk.keys.config)
+
+    # When
+    verbs.record([Measurement(series("calls"), 1)])
+
+    # Then
+    assert read_metrics(client, KEY) == {}
+    assert not desk.client.exists(desk.keys.metrics)
+
+
+def test_metrics_are_buried_with_their_version(desk, verbs):
+    # Given
+    verbs.record([Measurement(series("calls"), 1)])
+
+    # When
+    desk.node().bury(KEY)
+
+    # Then
+    assert not desk.client.exists(desk.keys.metrics)
+
+
+def test_b08_garbage_among_the_metrics_is_not_read(desk, client, verbs):
+    # Given
+    good = series("calls")
+    verbs.record([Measurement(good, 1)])
+    fields = ["x", "[]", "{}", '["a b","counter","",[],""]', '["a","counter","",[["b-c","d"]],""]']
+    fields += [f'["h","histogram","u",[],"{part}"]' for part in ("abc", "inf", "nan", "", "-Inf")]
+    fields += ['["a","counter","u",[],"sum"]', "[" * 100_000, b"\xff"]
+    desk.client.hset(desk.keys.metrics, mapping=dict.fromkeys(fields, "1"))
+    desk.client.hset(desk.keys.metrics, series("text").to_field(), "many")
+
+    # When / Then
+    assert read_metrics(client, KEY) == {good: 1}
+
+
+def test_metrics_are_dropped_when_memory_is_full(real_desk, full_memory):
+    # Given
+    verbs = MetricVerbs(real_desk.client, KEY)
+    full_memory()
+
+    # When / Then: the worker does not try the same again and again
+    assert verbs.record([Measurement(series("calls"), 1)]) == 0

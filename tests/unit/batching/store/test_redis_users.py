@@ -1,0 +1,259 @@
+"""deploy/redis/users.acl on the real server: enough for each user's work, and no more."""
+
+import re
+from pathlib import Path
+
+import pytest
+import redis
+
+from batching.metrics.series import Measurement, MetricKind, Series
+from batching.models.statuses import NodeStatus
+from batching.protocol import Batch, ReplyChunk
+from batching.store import keys
+from batching.store.clients import connect, connect_async
+from batching.store.ingress_side.ingress_queue import Submission
+from batching.store.measurements import MetricVerbs, read_metrics
+from batching.store.node_side.node_queue import ReclaimMode
+from batching.store.registry.registry import Registry
+from batching.store.server_check import check_client
+from batching.store.worker_side.worker_queue import ChunkCode, ReplyCode
+from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
+from tests.redis_users import PASSWORD, USERS, add_user
+from tests.support import KEY, Backend, Desk, items_of, make_reply, make_spec, wire_of
+
+ROOT = Path(__file__).parents[4]
+LARGE = 300_000  # has a key of its own
+SCRIPTS_OF = {
+    "ingress": {"submit", "cancel", "audit", "living", "measure"},
+    "worker": {
+        "claim",
+        "reply",
+        "chunk",
+        "reclaim",
+        "beat",
+        "refuse",
+        "report",
+        "record",
+        "living",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with EmbeddedRedis(find_server()) as running:
+        admin = connect(running.url)
+        for name in USERS:
+            if name != "default":  # this test's own way in
+                add_user(admin, name)
+        yield running
+        admin.close()
+
+
+@pytest.fixture
+def admin(server):
+    client = connect(server.url)
+    client.flushall()
+    client.execute_command("SCRIPT", "FLUSH")  # so that scripts have to be loaded by the users
+    client.acl_log_reset()
+    yield client
+    denied = [(entry["username"], entry["object"]) for entry in client.acl_log()]
+    client.close()
+    assert denied == []
+
+
+def url_of(server, user):
+    return server.url.replace("unix://", f"unix://{user}:{PASSWORD}@")
+
+
+@pytest.fixture
+def desks(server, admin):
+    """The queue as the ingress and as a node sees it; both look into it with admin's eyes."""
+    made = {}
+    for user in ("ingress", "worker"):
+        url = url_of(server, user)
+        backend = Backend(admin, lambda url=url: connect_async(url), lambda url=url: connect(url))
+        made[user] = Desk(backend)
+    made["ingress"].open()
+    yield made["ingress"], made["worker"]
+    for desk in made.values():
+        desk.close()
+
+
+def test_users_may_pass_a_request_through_its_whole_life(desks):
+    ingress, worker = desks
+    # When: small and large, submitted and claimed
+    verbs = ingress.ingress()
+    large = Submission("large", 60_000, wire_of("large", size=LARGE))
+    verbs.submit([Submission("small", 60_000, wire_of("small")), large])
+    hands = worker.worker()
+    assert hands.wait_bell(5.0)
+    batch = hands.claim(2, 0.0)
+    assert isinstance(batch, Batch)
+    # Then: replied to, small and large, and received
+    hands.reply(items_of(batch), [make_reply("ok"), make_reply("ok", size=LARGE)])
+    replies = verbs.receive([])
+    assert sorted(replies) == ["large", "small"]
+    assert None not in replies.values()
+    assert verbs.fetch(["small", "large"]) == replies
+    assert verbs.fetch_large({"large": "1"})["large"] is not None
+    verbs.discard_large({"large": "1"})
+    verbs.discard(["small"])
+    # When: audited, cancelled while it runs, sent in pieces, partly gathered and rung for
+    ingress.submit("a", "b", "c", "d")
+    verbs.audit(["a"])
+    running = items_of(hands.claim(3, 0.0))
+    verbs.cancel(["a"])
+    assert hands.send(running[1:2], [ReplyChunk(0, b"piece")], 1.0) == [ChunkCode.STORED]
+    assert hands.reply(running[2:], [make_reply("ok")]) == [ReplyCode.STORED]
+    assert ingress.leased() == ["b"]
+    hands.claim(2, 60.0)
+    hands.wait_more(0.01)
+    hands.ring()
+    hands.recover()
+    # Then
+    assert ingress.unaccounted() == 0
+
+
+@pytest.mark.parametrize(
+    "mode", [ReclaimMode.DEAD, ReclaimMode.CRASHED, ReclaimMode.RELEASED], ids=str
+)
+def test_worker_may_take_back_and_refuse(desks, mode):
+    ingress, worker = desks
+    node = worker.node()
+    # Given
+    ingress.submit("a", "b")
+    assert isinstance(worker.worker().claim(2, 0.0), Batch)
+    # When
+    ingress.silence_worker()
+    node.reclaim(KEY, "worker-a", mode)
+    node.beat({KEY: ["worker-b"]})
+    worker.worker("worker-b").claim(1, 0.0)
+    node.reclaim(KEY, "worker-b", mode)
+    node.refuse_waiting(KEY, "no_worker")
+    node.bury(KEY)
+    # Then: nobody was denied anything, as the admin fixture sees
+    assert ingress.queued() == []
+
+
+def test_worker_may_record_what_handlers_measure_and_ingress_may_read_it(desks):
+    ingress, worker = desks
+    # Given
+    calls = Series("calls", MetricKind.COUNTER, "count", ())
+    took = Series("took", MetricKind.GAUGE, "ms", ())
+    # When
+    with worker.backend.connect() as client:
+        verbs = MetricVerbs(client, KEY)
+        for _ in range(2):
+            verbs.record([Measurement(calls, 1), Measurement(took, 5)])
+    # Then
+    with ingress.backend.connect() as client:
+        assert read_metrics(client, KEY) == {calls: 2, took: 5}
+
+
+def test_worker_may_keep_the_lists_of_nodes_and_workers(desks):
+    _, worker = desks
+    node = worker.node()
+    worker.join(NodeStatus("node-a", "host", 1, "2026-01-01T00:00:00.000Z"))
+    assert node.dead_nodes() == []
+    assert node.dead_workers([KEY]) == []
+    node.forget(KEY, "worker-a")
+    node.hide(KEY, "worker-a")
+    node.leave("node-a")
+
+
+@pytest.mark.parametrize("user", ["ingress", "worker"])
+@pytest.mark.usefixtures("admin")
+def test_users_may_work_with_the_registry(server, user):
+    client = connect(url_of(server, user))
+    registry = Registry(client)
+    spec = make_spec()
+    with registry.changes() as wait:
+        registry.create(spec)
+        assert wait(5.0)
+    registry.create(make_spec(model_version="2.0"))
+    registry.scale(spec.key, 2, 2)
+    registry.set_default(spec.model_name, "2.0")
+    registry.remove(spec.key)
+    registry.restore(registry.snapshot().values())
+    registry.mark()
+    assert not registry.is_lost()
+    assert sorted(registry.snapshot()) == [spec.model_name]
+    assert registry.get(spec.model_name).default_version == "2.0"
+    assert (registry.nodes(), registry.workers(spec.key)) == ([], [])
+    registry.queue(spec)
+    registry.store()
+    check_client(client)
+    client.close()
+
+
+@pytest.mark.parametrize("user", ["ingress", "worker"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("KEYS", "*"),
+        ("SCAN", "0"),
+        ("FLUSHALL",),
+        ("FLUSHDB",),
+        ("CONFIG", "GET", "*"),
+        ("CONFIG", "SET", "dir", "/"),
+        ("EVAL", "return 1", "0"),
+        ("SCRIPT", "FLUSH"),
+        ("FUNCTION", "LIST"),
+        ("ACL", "LIST"),
+        ("MONITOR",),
+        ("SHUTDOWN",),
+        ("REPLICAOF", "NO", "ONE"),
+        ("MODULE", "LIST"),
+        ("CLIENT", "KILL", "TYPE", "normal"),
+        ("GET", "somebody-elses"),
+        ("SET", "m:echo:1.0", "x"),
+        ("PUBLISH", "elsewhere", "x"),
+    ],
+)
+def test_users_may_do_nothing_else(server, user, command):
+    client = connect(url_of(server, user))
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        client.execute_command(*command)
+    client.close()
+    connect(server.url).acl_log_reset()
+
+
+def test_script_may_not_do_what_its_user_may_not(server):
+    # Given: loading scripts is allowed, as scripts are lost with every restart
+    client = connect(url_of(server, "ingress"))
+    digest = client.script_load("return redis.call('KEYS', '*')")
+    # When / Then
+    with pytest.raises(redis.exceptions.ResponseError, match="ACL failure"):
+        client.evalsha(digest, 0)
+    client.close()
+    connect(server.url).acl_log_reset()
+
+
+@pytest.mark.parametrize("user", ["ingress", "worker"])
+def test_user_may_run_every_command_of_its_scripts(user):
+    # Given: all of them, the rare branches too
+    allowed = {rule[1:].lower() for rule in USERS[user] if rule.startswith("+")}
+    called = set()
+    for verb in SCRIPTS_OF[user]:
+        text = (ROOT / f"batching/store/{verb}.lua").read_text()
+        for arguments in re.findall(r"redis\.p?call\(([^,)]+)", text):
+            called |= {word.lower() for word in re.findall(r"'([A-Z]+)'", arguments)}
+    # Then
+    assert called
+    assert called - allowed == set()
+    known = set().union(*SCRIPTS_OF.values())
+    assert {path.stem for path in (ROOT / "batching/store/scripts").glob("*.lua")} == known
+
+
+def test_nobody_gets_in_without_a_name_and_no_password_is_shipped():
+    assert USERS["default"] == ["off", "sanitize-payload", "resetchannels", "-@all"]
+    assert set(USERS) == {"default", "admin", "ingress", "worker"}
+    for rules in USERS.values():
+        assert not any(rule.startswith((">", "#")) or rule == "nopass" for rule in rules)
+    for user in ("ingress", "worker"):
+        rules = USERS[user]
+        assert "-@all" in rules
+        assert not any(rule.startswith("+@") for rule in rules)
+        assert {rule for rule in rules if rule[0] == "~"} == {"~{ferry}:*", "~{m:*", "~rq:*"}
+    assert all(key.startswith("{ferry}:") for key in keys.PERMANENT)

@@ -1,0 +1,41 @@
+"""A time-out that a test's own tasks keep to themselves."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+ENDLESS = """
+import asyncio
+import pytest
+
+async def spin():
+    while True:
+        pass
+
+async def run():
+    await asyncio.wait({asyncio.create_task(spin())})
+
+@pytest.mark.timeout(1)
+def test_endless():
+    asyncio.run(run())
+"""
+
+
+@pytest.mark.slow
+def test_time_out_in_a_task_that_nobody_asks_is_a_failure(tmp_path):
+    # Given
+    file = tmp_path / "test_endless.py"
+    file.write_text(ENDLESS)
+    options = ["-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
+
+    # When
+    command = [sys.executable, "-m", "pytest", *options, file]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    # Then
+    assert done.returncode == 1, done.stdout
+    assert "1 failed" in done.stdout
+    assert " s of 1 s" in done.stdout

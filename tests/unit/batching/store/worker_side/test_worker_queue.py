@@ -1,0 +1,428 @@
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+
+from batching.batcher import Batcher, Nothing, Partial
+from batching.policy import FixedPolicy
+from batching.protocol import WIRE_VERSION
+from batching.store.clients import connect
+from batching.store.ingress_side.ingress_queue import Submission
+from batching.store.replies import decode_reply
+from batching.store.worker_side import parked_pop
+from batching.store.worker_side.parked_pop import ParkedPop
+from tests.support import (
+    attempts_of,
+    eventually,
+    ids_of,
+    items_of,
+    make_outage,
+    make_reply,
+    wire_of,
+)
+from tests.timing import assert_within
+from workers.handling import worker as worker_module
+from workers.handling.worker import Worker
+
+SHORT_BLOCK_S = 0.05
+TOKENS = "{ferry}:tokens"  # in a cluster, on the server of the client that is at hand
+
+
+@pytest.fixture
+def parked(real_backend):
+    """A parked pop on the list `tokens`, and the client that it works with."""
+    client = connect(real_backend.url)
+    yield ParkedPop(client, TOKENS)
+    client.connection_pool.disconnect()
+
+
+def is_blocked(backend):
+    return backend.client.info("clients")["blocked_clients"] == 1
+
+
+# --- the parked pop
+
+
+def test_parked_pop_ends_by_the_local_clock_on_an_idle_server(parked):
+    # Given
+    waits_s = []
+
+    # When
+    for _ in range(9):
+        started = time.monotonic()
+        assert not parked.wait(0.020)
+        waits_s.append(time.monotonic() - started)
+
+    # Then: Redis by itself would look once per tick, every 200 ms
+    assert min(waits_s) >= 0.019
+    assert_within(statistics.median(waits_s), 0.025)
+
+
+def test_parked_pop_wakes_at_once(parked, real_backend):
+    # Given
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(parked.wait, 5.0)
+        eventually(lambda: is_blocked(real_backend))
+
+        # When
+        started = time.monotonic()
+        real_backend.client.rpush(TOKENS, "1")
+
+        # Then
+        assert waiting.result(5.0)
+        assert_within(time.monotonic() - started, 0.05)
+    assert not real_backend.client.exists(TOKENS)
+
+
+def test_parked_pop_resumes_the_pop_that_it_left_parked(parked, real_backend):
+    # Given
+    assert not parked.wait(0.01)
+    assert is_blocked(real_backend)
+
+    # When: the element comes while nobody waits
+    real_backend.client.rpush(TOKENS, "1")
+    assert real_backend.client.llen(TOKENS) == 0
+
+    # Then
+    assert parked.wait(1.0)
+    assert not is_blocked(real_backend)
+
+
+def test_parked_pop_takes_one_element_per_wait(parked, real_backend):
+    # Given
+    real_backend.client.rpush(TOKENS, "1", "2")
+    real_backend.client.expire(TOKENS, 60)
+
+    # When / Then
+    assert parked.wait(1.0)
+    assert parked.wait(1.0)
+    assert not parked.wait(0.01)
+
+
+def test_parked_pop_goes_on_beyond_the_servers_own_timeout(parked, real_backend, monkeypatch):
+    monkeypatch.setattr(parked_pop, "BLOCK_S", SHORT_BLOCK_S)
+
+    with ThreadPoolExecutor(1) as pool:
+        # Given
+        waiting = pool.submit(parked.wait, 10.0)
+        blpop = lambda: real_backend.client.info("commandstats").get("cmdstat_blpop", {})  # noqa: E731
+        first = eventually(lambda: blpop().get("calls"))
+
+        # When: the server has given up once and was asked again
+        eventually(lambda: blpop()["calls"] > first)
+        real_backend.client.rpush(TOKENS, "1")
+
+        # Then
+        assert waiting.result(5.0)
+
+
+def test_parked_pop_does_not_wait_when_there_is_no_time(parked, real_backend):
+    # Given
+    real_backend.client.rpush(TOKENS, "1")
+    real_backend.client.expire(TOKENS, 60)
+
+    # When / Then
+    assert not parked.wait(0.0)
+    assert real_backend.client.llen(TOKENS) == 1
+
+
+def test_parked_pop_is_not_lost_with_a_connection_that_was_closed_while_idle(
+    parked, real_backend, monkeypatch
+):
+    monkeypatch.setattr(parked_pop, "BLOCK_S", SHORT_BLOCK_S)
+    # Given a pop that has ended by itself, as servers with a `timeout` close no blocked connection
+    assert not parked.wait(0.01)
+    eventually(lambda: not is_blocked(real_backend))
+    real_backend.client.client_kill_filter(_type="normal", skipme=True)
+
+    # When / Then: nothing was under way, so nobody need hear of it
+    real_backend.client.rpush(TOKENS, "1")
+    assert parked.wait(1.0)
+
+
+def test_parked_pop_works_again_after_its_connection_was_killed(parked, real_backend):
+    # Given
+    assert not parked.wait(0.01)
+    real_backend.client.client_kill_filter(_type="normal", skipme=True)
+
+    # When
+    with pytest.raises(redis.ConnectionError):
+        parked.wait(1.0)
+
+    # Then
+    real_backend.client.rpush(TOKENS, "1")
+    assert parked.wait(1.0)
+
+
+# --- bell and more tokens
+
+
+def test_wait_bell_hears_a_submit(real_desk):
+    # Given
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(real_desk.worker().wait_bell, 5.0)
+        eventually(lambda: is_blocked(real_desk.backend))
+
+        # When
+        real_desk.submit("a")
+
+        # Then
+        assert waiting.result(5.0)
+
+
+def test_wait_bell_wakes_one_worker_of_two(real_desk):
+    with ThreadPoolExecutor(2) as pool:
+        # Given
+        workers = [real_desk.worker(f"worker-{n}") for n in range(2)]
+        waiting = [pool.submit(worker.wait_bell, 10 * SHORT_BLOCK_S) for worker in workers]
+        client = real_desk.client
+        eventually(lambda: client.info("clients")["blocked_clients"] == 2)
+
+        # When
+        real_desk.submit("a", "b")
+
+        # Then: the other one looks by itself after a while
+        assert sorted(future.result(5.0) for future in waiting) == [False, True]
+
+
+def test_wait_bell_ends_at_once_when_it_is_interrupted(real_desk):
+    # Given
+    worker = real_desk.worker()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(worker.wait_bell, 10.0)
+        eventually(lambda: is_blocked(real_desk.backend))
+
+        # When
+        started = time.monotonic()
+        worker.interrupt()
+
+        # Then: it counts as rung for, as that may have happened meanwhile
+        assert waiting.result(5.0)
+        assert_within(time.monotonic() - started, 0.1)
+    assert not worker.wait_bell(10.0)
+    worker.ring()
+    assert real_desk.worker("worker-b").wait_bell(5.0)
+
+
+def test_answer_that_redis_does_not_take_fails_alone(real_desk, monkeypatch):
+    monkeypatch.setattr(worker_module, "REPLY_PATIENCE_S", 0.1)
+    # Given a batch with an answer that is too large for this Redis
+    texts = {"a": "x" * 3_000_000, "b": "fits"}
+    real_desk.client.config_set("proto-max-bulk-len", 1024 * 1024)
+    real_desk.submit("a", "b")
+    runs = []
+
+    def run(batch):
+        runs.append([item.request_id for item in batch.items])
+        return [make_reply(texts[item.request_id]) for item in batch.items]
+
+    verbs = real_desk.worker()
+    worker = Worker(Batcher(verbs, FixedPolicy(8, 0.0)), verbs, run, outage=make_outage())
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(worker.serve)
+
+        # When
+        try:
+            eventually(lambda: sorted(real_desk.done()) == ["a", "b"])
+        finally:
+            worker.stop()
+            serving.result(10.0)
+            real_desk.client.config_set("proto-max-bulk-len", 512 * 1024 * 1024)
+
+    # Then
+    refused, fitting = (decode_reply(name, real_desk.reply_value(name)) for name in "ab")
+    assert (refused.status, refused.reason) == (500, "internal_error")
+    assert fitting.body == b"fits"
+    assert runs == [["a", "b"]]
+
+
+def idle_worker(batcher, verbs):
+    def run(_):
+        pytest.fail("nothing to run")
+
+    return Worker(batcher, verbs, run, idle_s=10.0, outage=make_outage())
+
+
+def test_idle_worker_ends_at_once_when_it_is_stopped(real_desk):
+    # Given
+    verbs = real_desk.worker()
+    batcher = Batcher(verbs, FixedPolicy(8, 0.0))
+    worker = idle_worker(batcher, verbs)
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(worker.serve)
+        eventually(lambda: is_blocked(real_desk.backend))
+
+        # When
+        started = time.monotonic()
+        worker.stop()
+
+        # Then
+        serving.result(5.0)
+        assert_within(time.monotonic() - started, 0.1)
+
+
+def test_collecting_worker_ends_at_once_when_it_is_stopped(real_desk):
+    # Given
+    real_desk.submit("a")
+    verbs, other = real_desk.worker(), real_desk.worker("worker-b")
+    batcher = Batcher(verbs, FixedPolicy(8, 10.0))
+    worker = idle_worker(batcher, verbs)
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(worker.serve)
+        eventually(lambda: is_blocked(real_desk.backend))
+        assert other.claim(8, 10.0) is Nothing.BUSY
+
+        # When
+        started = time.monotonic()
+        worker.stop()
+
+        # Then
+        serving.result(5.0)
+        assert_within(time.monotonic() - started, 0.1)
+
+    # And another one goes on collecting, for what is left of the window
+    assert other.wait_bell(5.0)
+    assert isinstance(other.claim(8, 10.0), Partial)
+    assert real_desk.queued() == ["a"]
+
+
+def test_ring_wakes_another_worker(real_desk):
+    # When
+    real_desk.worker("worker-a").ring()
+
+    # Then
+    assert real_desk.worker("worker-b").wait_bell(5.0)
+
+
+def test_wait_more_is_for_the_collector_alone(real_desk):
+    # Given
+    collector, other = real_desk.worker("worker-a"), real_desk.worker("worker-b")
+    real_desk.submit("a")
+    collector.claim(2, 60.0)
+
+    # When
+    real_desk.submit("b")
+
+    # Then
+    assert not other.wait_more(0.02)
+    assert collector.wait_more(1.0)
+    assert ids_of(collector.claim(2, 60.0)) == ["a", "b"]
+
+
+# --- a claim whose answer was lost
+
+
+@pytest.mark.parametrize("count", [2, 600])
+def test_recover_puts_what_was_claimed_unknowingly_back_in_its_old_place(desk, count):
+    # Given
+    names = [f"r{number}" for number in range(count)]
+    desk.open(max_queue=1000)
+    desk.submit(*names, "last")
+    worker = desk.worker()
+    worker.claim(count, 0.0)
+
+    # When
+    recovered = worker.recover()
+
+    # Then: no attempt was used, and the worker is not taken for dead
+    assert recovered == count
+    assert desk.queued() == [*names, "last"]
+    assert desk.leased() == []
+    assert attempts_of(worker.claim(2, 0.0)) == [("r0", 1), ("r1", 1)]
+    assert desk.client.zscore(desk.keys.worker_beats, "worker-a") is not None
+    assert desk.unaccounted() == 0
+
+
+def test_recover_wakes_another_worker(desk):
+    # Given
+    desk.submit("a")
+    worker = desk.worker()
+    worker.claim(1, 0.0)
+
+    # When
+    worker.recover()
+
+    # Then
+    assert desk.bells() == 1
+
+
+def test_recover_finds_nothing_when_nothing_was_claimed(desk):
+    # Given
+    desk.submit("a")
+
+    # When / Then
+    assert desk.worker().recover() == 0
+    assert desk.queued() == ["a"]
+
+
+# --- what cannot be read
+
+
+UNREADABLE = [b"garbage", b"\x80\x04\x95K\x00.", b"\x93\x02\x80\x90", b"\x91" * 5000]
+
+
+@pytest.mark.parametrize("wire", UNREADABLE, ids=lambda wire: repr(wire[:8]))
+def test_claim_answers_an_unreadable_request_and_keeps_its_neighbours(desk, wire):
+    # Given
+    assert UNREADABLE[2][1] != WIRE_VERSION
+    submissions = [("a", wire_of("a")), ("bad", wire), ("b", wire_of("b"))]
+    desk.ingress().submit([Submission(name, 60_000, content) for name, content in submissions])
+
+    # When
+    claimed = desk.worker().claim(3, 0.0)
+
+    # Then
+    assert ids_of(claimed) == ["a", "b"]
+    reply = decode_reply("bad", desk.reply_value("bad"))
+    assert (reply.status, reply.reason) == (500, "unreadable_request")
+    assert desk.leased() == ["a", "b"]
+    assert desk.unaccounted() == 0
+
+
+def test_claim_finds_nothing_when_no_request_of_the_batch_can_be_read(desk):
+    # Given
+    desk.ingress().submit([Submission("bad", 60_000, b"garbage")])
+
+    # When / Then
+    assert desk.worker().claim(1, 0.0) is Nothing.EMPTY
+    assert desk.leased() == []
+
+
+def test_claim_answers_a_request_whose_large_body_is_gone(desk, caplog):
+    # Given
+    large = [Submission(name, 60_000, wire_of(name, size=50_000)) for name in ("a", "b")]
+    desk.ingress().submit(large)
+    desk.client.delete(desk.keys.body_prefix + "a")
+
+    # When
+    claimed = desk.worker().claim(2, 0.0)
+
+    # Then
+    assert ids_of(claimed) == ["b"]
+    assert decode_reply("a", desk.reply_value("a")).status == 500
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_claim_never_gives_one_request_to_two_of_many_workers(real_desk):
+    # Given
+    names = [f"r{number}" for number in range(200)]
+    real_desk.open(max_queue=1000)
+    real_desk.submit(*names)
+
+    def drain(worker):
+        taken = []
+        while (claimed := worker.claim(3, 0.0)) is not Nothing.EMPTY:
+            worker.reply(items_of(claimed), [make_reply("x")] * len(claimed))
+            taken += ids_of(claimed)
+        return taken
+
+    # When
+    with ThreadPoolExecutor(3) as pool:
+        workers = [real_desk.worker(f"worker-{number}") for number in range(3)]
+        taken = [name for names_taken in pool.map(drain, workers) for name in names_taken]
+
+    # Then
+    assert sorted(taken) == sorted(names)
+    assert real_desk.unaccounted() == 0

@@ -1,0 +1,170 @@
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from batching.estimate import Estimate
+from batching.models.spec import ModelSpec
+from batching.policy import (
+    AdaptivePolicy,
+    FixedPolicy,
+    largest_size,
+    policy_of,
+    worthwhile_size,
+)
+
+# Up to a few times what the policy may wait for.
+seconds = st.floats(0, 0.2)
+slos = st.just(0.0) | st.floats(0, 1)
+
+
+def policy_that_knows(estimate, *, slo_s=0.0):
+    policy = AdaptivePolicy(max_batch_size=8, max_wait_s=0.050, latency_slo_s=slo_s)
+    policy.estimator.estimate = estimate
+    return policy
+
+
+def test_adaptive_policy_does_not_wait_when_it_knows_nothing():
+    assert policy_that_knows(Estimate()).patience_s == 0.0
+
+
+def test_adaptive_policy_does_not_wait_for_requests_that_come_more_slowly_than_batches_run():
+    # Given one client: its next request comes after the answer to this one
+    policy = policy_that_knows(Estimate(gap_s=0.021, fixed_s=0.020))
+
+    # Then
+    assert policy.patience_s == 0.0
+    assert policy.seconds_left(1, oldest_age_s=0.0) == 0.0
+
+
+def test_adaptive_policy_waits_for_as_many_as_pay():
+    # Given: 6 gaps are less than the fixed cost, 7 are not
+    policy = policy_that_knows(Estimate(gap_s=0.003, fixed_s=0.020, per_item_s=0.001))
+
+    # Then it waits for the missing ones
+    assert policy.seconds_left(1, oldest_age_s=0.0) == pytest.approx(5 * 0.003)
+    assert policy.seconds_left(4, oldest_age_s=0.009) == pytest.approx(2 * 0.003)
+    assert policy.seconds_left(5, oldest_age_s=0.012) == pytest.approx(0.003)
+    assert policy.seconds_left(6, oldest_age_s=0.015) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "fixed_s", "size"),
+    [
+        (0.001, 0.0105, 8),  # a full batch is the most
+        (0.003, 0.020, 6),
+        (0.010, 0.020, 1),  # two gaps are as long as the cost
+        (0.0, 0.020, 8),
+        (float("inf"), 0.020, 1),
+        (0.001, 0.0, 1),
+    ],
+)
+def test_worthwhile_size_is_the_largest_for_which_waiting_pays(gap_s, fixed_s, size):
+    assert worthwhile_size(Estimate(gap_s, fixed_s), batch_size=8) == size
+
+
+@given(gap_s=seconds, fixed_s=seconds, per_item_s=seconds, slo_s=slos, age_s=seconds)
+@example(gap_s=5e-324, fixed_s=1.0, per_item_s=5e-324, slo_s=1.0, age_s=0.0)
+@example(gap_s=0.0, fixed_s=0.0, per_item_s=5e-324, slo_s=1.0, age_s=0.0)
+def test_adaptive_policy_never_waits_longer_than_the_fixed_one(
+    gap_s, fixed_s, per_item_s, slo_s, age_s
+):
+    # Given
+    policy = policy_that_knows(Estimate(gap_s, fixed_s, per_item_s), slo_s=slo_s)
+    fixed = FixedPolicy(8, 0.050)
+
+    # Then
+    assert 0.0 <= policy.patience_s <= fixed.patience_s
+    assert 1 <= policy.batch_size <= fixed.batch_size
+    for waiting in range(1, 10):
+        left_s = policy.seconds_left(waiting, age_s)
+        assert 0.0 <= left_s <= fixed.seconds_left(waiting, age_s)
+
+
+def test_adaptive_policy_keeps_batches_within_half_of_the_latency_target():
+    # Given: 20 ms + 10 ms each, and 100 ms from arrival to reply
+    estimate = Estimate(gap_s=0.200, fixed_s=0.020, per_item_s=0.010)
+
+    # Then
+    assert largest_size(estimate, 8, latency_slo_s=0.100) == 3
+    assert largest_size(estimate, 8, latency_slo_s=0.0) == 8
+
+
+def test_adaptive_policy_gives_up_no_throughput_for_a_target_that_is_out_of_reach():
+    # Given: a batch of one takes 30 ms, which is more than half of the target
+    estimate = Estimate(gap_s=0.200, fixed_s=0.020, per_item_s=0.010)
+
+    # Then
+    assert largest_size(estimate, 8, latency_slo_s=0.062) == 1
+    assert largest_size(estimate, 8, latency_slo_s=0.058) == 8
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "size"),
+    [
+        (float("inf"), 1),
+        (0.121, 1),  # in a quarter of one gap, a batch of 1 just runs
+        (0.082, 2),
+        (0.057, 5),
+        (0.040, 8),  # no size is enough: the time for each item alone takes that quarter
+        (0.0, 8),
+    ],
+)
+def test_adaptive_policy_keeps_batches_large_enough_for_the_requests_that_come(gap_s, size):
+    # Given: 20 ms + 10 ms each, of which a batch of one alone fits into half of the target
+    estimate = Estimate(gap_s, fixed_s=0.020, per_item_s=0.010)
+
+    # Then
+    assert largest_size(estimate, 8, latency_slo_s=0.062) == size
+
+
+def test_adaptive_policy_does_not_wait_away_its_latency_target():
+    # Given a request that has waited for 20 of its 80 ms, and a batch that takes 50
+    policy = policy_that_knows(Estimate(0.005, 0.050), slo_s=0.080)
+
+    # Then
+    assert policy.seconds_left(1, oldest_age_s=0.020) == pytest.approx(0.010)
+
+
+def test_adaptive_policy_waits_no_longer_than_it_may():
+    # Given requests that come so fast that seven more would pay, and 50 ms at most
+    policy = policy_that_knows(Estimate(gap_s=0.010, fixed_s=1.0))
+
+    # Then
+    assert policy.patience_s == pytest.approx(0.050)
+    assert policy.seconds_left(1, oldest_age_s=0.030) == pytest.approx(0.020)
+
+
+def test_adaptive_policy_learns_from_what_it_observes():
+    # Given
+    policy = AdaptivePolicy(max_batch_size=8, max_wait_s=0.050)
+
+    # When a request comes each millisecond, and each batch takes 10 ms
+    for number in range(1, 6):
+        policy.observe([0.0], 0.010, number * 0.001)
+
+    # Then a lone one waits for the seven that will come
+    assert policy.patience_s == pytest.approx(0.007)
+
+
+@pytest.mark.parametrize("batch_policy", ["fixed", "adaptive"])
+def test_policy_of_a_spec_with_job_tickets_waits_for_nobody(batch_policy):
+    # Given
+    spec = ModelSpec(
+        "m", "1", "m.mar", "h.py", batch_size=4, batch_policy=batch_policy, use_job_ticket=True
+    )
+
+    # Then
+    assert policy_of(spec) == FixedPolicy(1, 0.0)
+
+
+def test_policy_of_a_spec_is_the_one_it_was_registered_with():
+    # Given
+    words = {"model_url": "m.mar", "handler": "h", "batch_size": 4, "max_batch_delay_ms": 20}
+    fixed = ModelSpec("m", "1.0", **words)
+    adaptive = ModelSpec("m", "1.0", batch_policy="adaptive", latency_slo_ms=80, **words)
+
+    # Then
+    assert policy_of(fixed) == FixedPolicy(4, 0.020)
+    policy = policy_of(adaptive)
+    assert isinstance(policy, AdaptivePolicy)
+    assert (policy.max_batch_size, policy.max_wait_s, policy.latency_slo_s) == (4, 0.020, 0.080)

@@ -1,0 +1,128 @@
+"""The built-in image handlers on a GPU; without one, these tests are skipped and say so."""
+
+import json
+import logging
+
+import pytest
+import torch
+from ts.torch_handler.acceleration.preparation import (
+    WARM_UP_CALLS,
+    computed,
+    prepare,
+    warm_up_sizes,
+)
+from ts.torch_handler.image_classifier import ImageClassifier
+
+from batching.protocol import Part, Request
+from batching.settings.settings import Settings
+from tests.unit.models import NAMES, Pooled, manifest, picture, scripted
+from tests.unit.workers.handling.batches import batch
+from workers.handling.runner import Runner
+from workers.machine.devices import Device
+
+HAS_GPU = torch.cuda.is_available()
+CONTENTS = [picture(image_format="JPEG"), picture("L"), picture("L", image_format="JPEG")]
+
+
+def classify(load_handler, device, config, model):
+    """The answers to one batch of all contents."""
+    files = {"model.pt": scripted(model), "index_to_name.json": NAMES, "config.yaml": config}
+    loaded = load_handler(
+        files,
+        handler="image_classifier",
+        manifest=manifest(serializedFile="model.pt", configFile="config.yaml"),
+        device=device,
+        batch_size=len(CONTENTS),
+    )
+    requests = [Request({}, [Part("body", "image/jpeg", content)]) for content in CONTENTS]
+    replies = Runner(loaded, Settings()).run(batch(*requests))
+    assert [reply.status for reply in replies] == [200] * len(CONTENTS)
+    return [json.loads(reply.body) for reply in replies]
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(1)
+    return Pooled().eval()
+
+
+@pytest.mark.parametrize(
+    ("config", "tolerance"),
+    [
+        ("{}", 1e-3),
+        ("prepare: false", 1e-3),
+        ("dtype: bfloat16", 2e-2),
+        ("dtype: float16", 5e-3),
+        ("jpeg_decoder: gpu", 2e-2),
+    ],
+)
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine")
+def test_gpu_answers_as_the_cpu(config, tolerance, load_handler, model, caplog):
+    # Given
+    expected = classify(load_handler, Device("cpu"), "prepare: false", model)
+
+    # When
+    with caplog.at_level(logging.WARNING):
+        answers = classify(load_handler, Device("cuda", 0), config, model)
+
+    # Then
+    assert not caplog.records
+    for answer, one in zip(answers, expected, strict=True):
+        assert answer == pytest.approx(one, abs=tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine")
+def test_gpu_copies_batches_that_the_next_one_does_not_overwrite():
+    # Given
+    handler = ImageClassifier()
+    handler.device = torch.device("cuda", 0)
+    images = [torch.full((3, 224, 224), float(number)) for number in range(4)]
+
+    # When many batches follow each other without waiting
+    batches = [handler._stacked([image + turn for image in images]) for turn in range(20)]
+
+    # Then
+    for turn, stacked in enumerate(batches):
+        assert stacked.is_cuda
+        assert stacked[:, 0, 0, 0].tolist() == [turn, turn + 1, turn + 2, turn + 3]
+
+
+def test_model_is_warmed_up_with_more_sizes_on_a_gpu():
+    assert warm_up_sizes(12, torch.device("cpu")) == [12, 1]
+    assert warm_up_sizes(12, torch.device("cuda", 0)) == [12, 1, 2, 4, 8]
+    assert warm_up_sizes(1, torch.device("cuda", 0)) == [1]
+
+
+def test_prepared_model_is_compared_with_all_digits_and_runs_as_torch_is_set():
+    # Given
+    seen = []
+
+    class Watching(torch.nn.Module):
+        def forward(self, batch):
+            seen.append(torch.backends.cudnn.allow_tf32)
+            return batch
+
+    # When
+    prepared = prepare(Watching(), Watching, torch.ones(1, 3, 8, 8), torch.float32, 1)
+
+    # Then two calls are compared, and the model is warmed up
+    assert prepared is not None
+    assert seen == [False, False, *[torch.backends.cudnn.allow_tf32] * WARM_UP_CALLS]
+    assert torch.backends.cudnn.allow_tf32
+
+
+def test_batches_are_brought_into_the_layout_and_the_precision_of_the_model():
+    # Given
+    seen = []
+
+    # When
+    answer = computed(
+        lambda batch: seen.append(batch) or batch, torch.bfloat16, torch.ones(2, 3, 8, 8)
+    )
+
+    # Then
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert seen[0].dtype == torch.bfloat16
+    assert answer.dtype == torch.float32

@@ -1,0 +1,321 @@
+"""The built-in image handlers make the archive's model ready; one that resists runs as it is."""
+
+import logging
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from ts.context import Context
+from ts.torch_handler.acceleration import preparation
+from ts.torch_handler.acceleration.preparation import PreparedModel, divided, prepare
+from ts.torch_handler.data_parallel import DataParallel
+from ts.torch_handler.image_classifier import ImageClassifier
+
+from tests.unit.models import MODEL_SOURCE, NAMES, manifest, saved, scripted
+
+ROWS, CLASSES = 4, 8
+
+
+class Convolved(torch.nn.Module):
+    """What there is to fold: a convolution and the normalisation behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.see = torch.nn.Conv2d(3, 16, 3, stride=2)
+        self.normalise = torch.nn.BatchNorm2d(16)
+        self.weigh = torch.nn.Linear(16, CLASSES)
+
+    def forward(self, images):
+        seen = torch.relu(self.normalise(self.see(images)))
+        return self.weigh(seen.mean(dim=(2, 3)))
+
+
+class Stubborn(Convolved):
+    """Takes images only as they lie in memory by default."""
+
+    def forward(self, images):
+        flat = images.view(images.shape[0], -1).view(images.shape[0], 3, -1)
+        return self.weigh(flat.mean(dim=2).repeat(1, 6)[:, :16])
+
+
+class Fickle(Convolved):
+    """Never answers the same twice."""
+
+    def forward(self, images):
+        return self.weigh(torch.rand(images.shape[0], 16))
+
+
+def trained(kind):
+    """A model whose normalisation does something, always the same."""
+    torch.manual_seed(3)
+    model = kind()
+    for _ in range(3):
+        model(torch.randn(8, 3, 32, 32) * 2 + 1)
+    return model.eval()
+
+
+class Sociable(Convolved):
+    """Looks at a row beside its neighbours."""
+
+    def forward(self, images):
+        seen = torch.relu(self.see(images)).mean(dim=(2, 3))
+        return self.weigh(seen - seen.mean(dim=0))
+
+
+class Own(ImageClassifier):
+    """A handler that came with an archive."""
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """The handler of an archive with these weights and this model-config.yaml."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(weights, config=None, *, kind=ImageClassifier, **section):
+        (tmp_path / "model.pt").write_bytes(weights)
+        (tmp_path / "index_to_name.json").write_text(NAMES)
+        described = manifest(serializedFile="model.pt", **section)
+        handler = kind()
+        handler.initialize(
+            Context("m", str(tmp_path), described, ROWS, None, "0.12", model_yaml_config=config)
+        )
+        return handler
+
+    return run
+
+
+def rows():
+    return torch.randn(ROWS, 3, 224, 224, generator=torch.Generator().manual_seed(5))
+
+
+def test_prepared_model_answers_as_the_archives_model(load):
+    # Given
+    model = trained(Convolved)
+
+    # When
+    handler = load(scripted(model))
+
+    # Then
+    assert isinstance(handler.model, PreparedModel)
+    with torch.inference_mode():
+        assert torch.allclose(handler.inference(rows()), model(rows()), atol=1e-4)
+
+
+class Watching:
+    """A model that notes how exact products on a GPU are while it runs."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, batch):
+        self.seen.append(str(torch.backends.cuda.matmul.fp32_precision))
+        return batch.mean(dim=(2, 3))
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="a torch before 2.9"
+)
+def test_answers_are_compared_with_all_digits():
+    # Given
+    model, before = Watching(), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+
+    # When
+    try:
+        prepare(model, lambda: trained(Convolved), rows()[:1], torch.float32, ROWS)
+        after = torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+    # Then
+    assert model.seen == ["ieee"]
+    assert after == ("high", True)
+
+
+def test_prepared_model_computes_in_the_precision_that_the_archive_asks_for(load):
+    # Given
+    model = trained(Convolved)
+
+    # When
+    answer = load(scripted(model), {"dtype": "bfloat16"}).inference(rows())
+
+    # Then it is near, of the same best classes, and not equal
+    with torch.inference_mode():
+        expected = model(rows())
+    assert answer.dtype == torch.float32
+    assert torch.equal(answer.argmax(1), expected.argmax(1))
+    assert torch.allclose(answer, expected, atol=0.05)
+    assert not torch.allclose(answer, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("times", "is_told"), [(1.3, True), (0.6, False)])
+def test_log_says_when_half_precision_is_slower(load, caplog, monkeypatch, times, is_told):
+    # Given
+    monkeypatch.setattr(preparation, "times_of_float32", lambda _: times)
+    # When
+    with caplog.at_level(logging.WARNING):
+        load(scripted(trained(Convolved)), {"dtype": "bfloat16"})
+    # Then
+    line = "this processor takes 1.3 times as long in bfloat16 as in float32"
+    assert (line in caplog.text) == is_told
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN's name of a processor of x86")
+def test_half_precision_is_measured():
+    # Given a processor without instructions for it
+    code = "from ts.torch_handler import precision; import torch;"
+    code += "print(precision.times_of_float32(torch.bfloat16))"
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "PYTHONPATH": path, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    # When
+    words = [sys.executable, "-c", code]
+    times = subprocess.run(words, env=environment, stdout=subprocess.PIPE, check=True).stdout
+    # Then
+    assert float(times) > 1.5
+
+
+def test_preparation_names_the_precisions_there_are(load):
+    with pytest.raises(ValueError, match="one of float32, bfloat16, float16"):
+        load(scripted(trained(Convolved)), {"dtype": "int3"})
+
+
+def test_prepared_model_gives_the_gradients_that_explanations_ask_for(load):
+    # Given
+    model = trained(Convolved)
+    handler = load(scripted(model))
+    given, same = rows().requires_grad_(), rows().requires_grad_()
+
+    # When
+    handler.model(given).sum().backward()
+
+    # Then
+    model(same).sum().backward()
+    assert torch.allclose(given.grad, same.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [Stubborn, Fickle])
+def test_model_that_resists_runs_as_it_is_and_the_log_says_so(load, caplog, kind):
+    # When
+    with caplog.at_level(logging.WARNING):
+        handler = load(scripted(trained(kind)))
+
+    # Then
+    assert not isinstance(handler.model, PreparedModel)
+    assert handler.inference(rows()).shape == (ROWS, CLASSES)
+    assert "runs as it is" in caplog.text
+
+
+def test_model_with_source_is_prepared_too(load, tmp_path):
+    # Given
+    torch.manual_seed(1)
+    weights = torch.nn.Linear(3, CLASSES)
+    state = {f"weigh.{name}": value for name, value in weights.state_dict().items()}
+    (tmp_path / "pooled_source.py").write_text(MODEL_SOURCE.format(classes=CLASSES))
+
+    # When
+    handler = load(saved(state), modelFile="pooled_source.py")
+
+    # Then
+    assert isinstance(handler.model, PreparedModel)
+    with torch.inference_mode():
+        expected = weights(rows().mean(dim=(2, 3)))
+    assert torch.allclose(handler.inference(rows()), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "is_prepared"),
+    [
+        (ImageClassifier, {}, True),
+        (ImageClassifier, {"prepare": False}, False),
+        (Own, {}, False),
+        (Own, {"prepare": True}, True),
+        (Own, {"dtype": "bfloat16"}, True),
+    ],
+)
+def test_handlers_of_ones_own_are_prepared_when_they_ask_for_it(load, kind, config, is_prepared):
+    handler = load(scripted(trained(Convolved)), config, kind=kind)
+    assert isinstance(handler.model, PreparedModel) is is_prepared
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_rows_of_a_batch_are_computed_as_in_one(load, two_threads):
+    # Given: rows that differ, as many as are divided, and fewer
+    model = trained(Convolved)
+    handler = load(scripted(model))
+
+    # When, Then
+    with torch.inference_mode():
+        for count in range(1, ROWS + 1):
+            given = rows()[:count]
+            assert torch.allclose(handler.inference(given), model(given), atol=1e-4)
+
+
+def test_model_whose_rows_hang_together_is_not_divided(load, caplog, two_threads):
+    # Given
+    model = trained(Sociable)
+
+    # When
+    with caplog.at_level(logging.WARNING):
+        handler = load(scripted(model))
+
+    # Then
+    assert "batches are not divided" in caplog.text
+    with torch.inference_mode():
+        assert torch.allclose(handler.inference(rows()), model(rows()), atol=1e-4)
+
+
+class Costly:
+    """A model that takes its time for each call, or for each row."""
+
+    def __init__(self, lock, *, call_s=0.0, row_s=0.0):
+        self._lock = lock
+        self._call_s, self._row_s = call_s, row_s
+
+    def __call__(self, batch):
+        with self._lock:
+            time.sleep(self._call_s + len(batch) * self._row_s)
+        return batch.mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("model", "is_divided"),
+    [
+        # Parts that wait for each other take twice as long, parts that need not take half.
+        (Costly(threading.Lock(), call_s=0.02), False),
+        (Costly(threading.Semaphore(2), row_s=0.01), True),
+    ],
+    ids=["slower", "faster"],
+)
+def test_batches_are_divided_unless_that_is_slower(model, is_divided, two_threads):
+    # When
+    found = divided(model, rows()[:1], ROWS, 1e-3)
+
+    # Then
+    assert isinstance(found, DataParallel) is is_divided
+
+
+def test_model_that_fails_over_a_part_is_not_divided(caplog, two_threads):
+    # Given
+    def whole_only(batch):
+        if len(batch) < ROWS:
+            raise RuntimeError("too few")
+        return batch.mean(dim=(2, 3))
+
+    # When
+    found = divided(whole_only, rows()[:1], ROWS, 1e-3)
+
+    # Then
+    assert found is whole_only
+    assert "cannot be divided" in caplog.text

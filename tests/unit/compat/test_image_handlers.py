@@ -1,0 +1,551 @@
+"""The built-in handlers for images, and what clients may call an image."""
+
+import base64
+import io
+import json
+import threading
+import zlib
+
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms
+from torchvision.transforms import v2
+from ts.torch_handler import vision_handler
+from ts.torch_handler.acceleration.resizing import short_side_after
+from ts.torch_handler.image_classifier import ImageClassifier
+from ts.torch_handler.image_segmenter import ImageSegmenter
+from ts.torch_handler.images import MOST_SCANS, is_plain_jpeg, open_image
+from ts.torch_handler.object_detector import ObjectDetector
+from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
+from ts.torch_handler.vision_handler import VisionHandler
+
+from batching.protocol import Part, Request
+from batching.settings.settings import Settings
+from tests.unit.models import NAMES, Pooled, manifest, picture, scripted
+from tests.unit.workers.handling.batches import batch
+from workers.handling.runner import Runner
+
+
+@pytest.fixture
+def classify(load_handler):
+    """Sends bodies through the built-in image classifier as one batch."""
+    torch.manual_seed(1)
+    model = Pooled().eval()
+    with torch.no_grad():
+        model.weigh.weight *= 5  # answers that differ visibly between images
+    files = {"model.pt": scripted(model), "index_to_name.json": NAMES}
+    loaded = load_handler(
+        files, handler="image_classifier", manifest=manifest(serializedFile="model.pt")
+    )
+    runner = Runner(loaded, Settings())
+
+    def run(*bodies, name="data", content_type="image/jpeg"):
+        requests = [Request({}, [Part(name, content_type, content)]) for content in bodies]
+        return runner.run(batch(*requests))
+
+    run.model = model
+    return run
+
+
+def test_image_classifier_runs_without_a_server(tmp_path):
+    # Given the context that tests of handlers have
+    (tmp_path / "model.pt").write_bytes(scripted(Pooled().eval()))
+    (tmp_path / "index_to_name.json").write_text(NAMES)
+    context = MockContext(model_pt_file="model.pt", model_dir=str(tmp_path), model_file=None)
+    handler = ImageClassifier()
+
+    # When
+    handler.initialize(context)
+    answers = handler.handle([{"data": picture()}, {"body": picture()}], context)
+
+    # Then
+    assert [len(answer) for answer in answers] == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("handler_class", "steps"),
+    [
+        (ImageClassifier, {"preprocess", "inference", "postprocess"}),
+        (ObjectDetector, {"preprocess", "inference"}),
+        (ImageSegmenter, {"preprocess", "inference"}),
+    ],
+)
+def test_steps_of_image_handlers_are_measured_when_the_config_says_so(handler_class, steps):
+    # Given
+    context = MockContext()
+    context.model_yaml_config = {"handler": {"profile": True}}
+    handler = handler_class()
+    handler.context, handler.device, handler.model = context, torch.device("cpu"), Pooled()
+
+    # When
+    outputs = handler.inference(handler.preprocess([{"data": picture()}]))
+    if "postprocess" in steps:
+        handler.postprocess(outputs)
+
+    # Then
+    assert {name for name, _ in context.metrics.cache} == {f"ts_handler_{one}" for one in steps}
+
+
+@pytest.mark.parametrize("name", ["data", "body"])
+def test_image_classifier_equals_torchvisions_own_transforms(name, classify):
+    # Given
+    content = picture(image_format="JPEG")
+    transform = transforms.Compose(
+        [
+            transforms.Resize(256),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+            transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ]
+    )
+    with torch.inference_mode():
+        logits = classify.model(transform(Image.open(io.BytesIO(content))).unsqueeze(0))
+    expected = torch.softmax(logits, 1)[0].sort(descending=True)
+
+    # When
+    (reply,) = classify(content, name=name)
+    answer = json.loads(reply.body)
+
+    # Then
+    assert reply.status == 200
+    assert list(answer) == [f"label{index}" for index in expected.indices[:5].tolist()]
+    assert list(answer.values()) == pytest.approx(expected.values[:5].tolist(), abs=1e-4)
+
+
+def test_batch_of_images_gives_each_its_own_answer(classify):
+    # Given
+    red = Image.new("RGB", (400, 300), "red")
+    red.save(file := io.BytesIO(), "BMP")
+    contents = [picture(), picture("L"), file.getvalue()]
+
+    # When
+    together = [json.loads(reply.body) for reply in classify(*contents)]
+    alone = [json.loads(classify(content)[0].body) for content in contents]
+
+    # Then
+    for one, other in zip(together, alone, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+    assert together[0] != pytest.approx(together[2], abs=1e-2)
+
+
+def palette_with_alpha():
+    image = Image.linear_gradient("L").convert("P")
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", transparency=bytes(range(256)))
+    return buffer.getvalue()
+
+
+def animation():
+    buffer = io.BytesIO()
+    frames = [Image.new("RGB", (40, 40), color) for color in ("red", "blue")]
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
+    return buffer.getvalue()
+
+
+def apng():
+    buffer = io.BytesIO()
+    frames = [Image.new("RGB", (40, 40), color) for color in ("red", "blue")]
+    frames[0].save(buffer, "PNG", save_all=True, append_images=frames[1:])
+    return buffer.getvalue()
+
+
+def photo_with_exif(size_bytes):
+    exif = Image.Exif()
+    exif[0x9286] = "x" * size_bytes  # UserComment
+    exif[0x0112] = 9  # an orientation that there is none of
+    return picture(image_format="JPEG", exif=exif)
+
+
+READABLE = {
+    "grey": picture("L"),
+    "cmyk": picture("CMYK", image_format="JPEG"),
+    "alpha": picture("RGBA"),
+    "palette": picture("P"),
+    "palette with alpha": palette_with_alpha(),
+    "bilevel": picture("1"),
+    "webp": picture(image_format="WEBP"),
+    "animation": animation(),
+    "animated png": apng(),
+    "exif": photo_with_exif(60_000),
+    "one pixel": picture(size=(1, 1)),
+}
+
+
+@pytest.mark.parametrize("content", READABLE.values(), ids=READABLE)
+def test_b04_unusual_image_is_classified(content, classify):
+    # When
+    (reply,) = classify(content)
+
+    # Then
+    assert reply.status == 200, reply.body
+    assert len(json.loads(reply.body)) == 5
+
+
+def test_b04_16_bit_grey_keeps_its_brightness(classify):
+    # Given
+    deep, flat = io.BytesIO(), io.BytesIO()
+    Image.new("I;16", (30, 30), 100 * 256).save(deep, "PNG")
+    Image.new("L", (30, 30), 100).save(flat, "PNG")
+
+    # When
+    first, second = classify(deep.getvalue(), flat.getvalue())
+
+    # Then
+    assert json.loads(first.body) == pytest.approx(json.loads(second.body), abs=1e-6)
+
+
+def png_that_claims(width, height):
+    """A valid header over the data of a single pixel."""
+    content = bytearray(picture(size=(1, 1)))
+    header = b"IHDR" + width.to_bytes(4, "big") + height.to_bytes(4, "big") + content[24:29]
+    content[12:29] = header
+    content[29:33] = zlib.crc32(header).to_bytes(4, "big")
+    return bytes(content)
+
+
+def broken_png():
+    content = bytearray(picture())
+    content[60:90] = b"\0" * 30
+    return bytes(content)
+
+
+UNREADABLE = {
+    "truncated jpeg": picture(image_format="JPEG")[:-500],
+    "truncated png": picture()[:200],
+    "broken png": broken_png(),
+    "bomb": png_that_claims(50_000, 50_000),
+    "just over the limit": png_that_claims(6000, 6000),
+    "claims to be empty": png_that_claims(0, 0),
+    "exif only": photo_with_exif(60_000)[:50_000],
+    "tiff": picture(image_format="TIFF"),
+    "eps": picture(image_format="EPS"),
+    "svg": b'<svg xmlns="http://www.w3.org/2000/svg"/>',
+    "text": b"hello",
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
+def test_b04_unreadable_image_is_a_bad_request(content, classify):
+    # When
+    (reply,) = classify(content)
+
+    # Then
+    assert reply.status == 400
+    assert reply.body.startswith(b"Input is not a readable image: ")
+    assert b"/" not in reply.body
+    assert b"object at" not in reply.body
+
+
+# Of a resize to 256, in a test that may use some 10 MB: 256 * 256 * 25 pixels, three bytes each.
+THINNEST = 25
+
+
+@pytest.fixture
+def few_pixels(classify, monkeypatch):
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 256 * 256 * THINNEST)
+
+
+@pytest.mark.parametrize("size", [(1, THINNEST + 1), (THINNEST + 1, 1), (2, 2 * THINNEST + 1)])
+def test_b18_image_that_is_too_thin_to_be_resized_fails_alone(size, classify, few_pixels):
+    # When
+    thin, good = classify(picture(size=size), picture(size=(1, THINNEST)))
+
+    # Then
+    assert (thin.status, good.status) == (400, 200)
+    assert thin.body.startswith(b"Input is not a readable image: so thin,")
+
+
+def test_b18_jpeg_that_is_too_thin_is_not_resized_on_a_gpu_either(few_pixels):
+    thin, good = (picture(size=(1, y), image_format="JPEG") for y in (THINNEST + 1, THINNEST))
+    assert [is_plain_jpeg(content, 256) for content in (thin, good)] == [False, True]
+
+
+def test_limit_of_pixels_below_the_models_size_refuses_none_for_its_shape(classify, monkeypatch):
+    # Given
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 224 * 224)
+
+    # When
+    (reply,) = classify(picture(size=(100, 200)))
+
+    # Then
+    assert reply.status == 200
+
+
+def jpeg_of_scans(count, comment=b""):
+    """A progressive JPEG whose last scan is repeated, with a segment of text before its pixels."""
+    content = picture(image_format="JPEG", progressive=True)
+    last = content[content.rindex(b"\xff\xda") : -2]
+    scans = last * (count - content.count(b"\xff\xda"))
+    text = b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment
+    return content[:2] + text + content[2:-2] + scans + b"\xff\xd9"
+
+
+@pytest.mark.parametrize(
+    "filling", [b"", b"\xff\xff", b"\xff\x01", b"\xff\x02\xff\xff", b"\xff\xd3"]
+)
+def test_b18_jpeg_of_too_many_scans_fails_alone(filling, classify):
+    # Given
+    content = jpeg_of_scans(MOST_SCANS + 1)
+    last = content.rindex(b"\xff\xda")
+
+    # When
+    many, good = classify(content[:last] + filling + content[last:], jpeg_of_scans(MOST_SCANS))
+
+    # Then
+    assert (many.status, good.status) == (400, 200)
+    assert many.body == b"Input is not a readable image: it has too many scans."
+
+
+def test_b18_jpeg_of_too_many_scans_is_not_decoded_on_a_gpu_either():
+    contents = [jpeg_of_scans(MOST_SCANS + 1), jpeg_of_scans(MOST_SCANS)]
+    assert [is_plain_jpeg(content) for content in contents] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        jpeg_of_scans(MOST_SCANS, comment=b"\xff\xda" * 9),
+        picture(image_format="JPEG") + b"\xff\xda\0\2" * MOST_SCANS * 2,
+        picture(image_format="PNG") + b"\xff\xda\0\2" * MOST_SCANS * 2,
+    ],
+    ids=["in a segment", "behind the image", "no jpeg"],
+)
+def test_what_only_looks_like_a_scan_is_not_counted(content, classify):
+    # When
+    (reply,) = classify(content)
+
+    # Then
+    assert reply.status == 200, reply.body
+
+
+@pytest.mark.parametrize(
+    ("processing", "short_side"),
+    [
+        (ImageClassifier.image_processing, 256),
+        (transforms.Compose([transforms.ToTensor(), transforms.Resize([64])]), 64),
+        (v2.Compose([v2.ToImage(), v2.Resize(32)]), 32),
+        (transforms.Resize(16), 16),
+        (transforms.Resize((16, 16)), None),
+        (transforms.Resize(16, max_size=20), None),
+        (transforms.Compose([transforms.CenterCrop(9), transforms.Resize(16)]), None),
+        (ObjectDetector.image_processing, None),
+        (len, None),
+    ],
+)
+def test_length_of_the_short_side_is_known_where_the_steps_say_it(processing, short_side):
+    assert short_side_after(processing) == short_side
+
+
+def test_b04_unreadable_image_fails_alone_in_its_batch(classify):
+    # When
+    replies = classify(picture(), b"hello", picture("L"))
+
+    # Then
+    assert [reply.status for reply in replies] == [200, 400, 200]
+
+
+def test_images_of_a_batch_are_read_by_threads_that_compute_on_one_core_each():
+    # Given a handler that notes how many threads its arithmetic may have
+    seen = []
+
+    def processing(image):
+        seen.append((threading.current_thread().name, torch.get_num_threads()))
+        return transforms.functional.to_tensor(image)
+
+    class Noting(VisionHandler):
+        image_processing = staticmethod(processing)
+
+    handler, before = Noting(), torch.get_num_threads()
+    handler.device = torch.device("cpu")
+    # When a batch of two is read, and then one image
+    torch.set_num_threads(3)
+    try:
+        assert handler.preprocess([{"data": picture()}] * 2).shape[0] == 2
+        handler.preprocess([{"data": picture()}])
+        # Then
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert [threads for name, threads in seen if name.startswith("decode")] == [1, 1]
+    assert [threads for name, threads in seen if not name.startswith("decode")] == [3]
+
+
+@pytest.mark.parametrize(
+    ("cores", "share", "count"), [(2, 1, 2), (2, 2, 2), (16, 16, 16), (16, 4, 4), (64, 64, 16)]
+)
+def test_worker_reads_images_with_its_share_of_the_cores(monkeypatch, cores, share, count):
+    monkeypatch.setattr(vision_handler.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: share)
+    assert vision_handler.decoder_count() == count
+
+
+def test_image_may_come_as_base64_or_as_numbers(classify):
+    # Given
+    encoded = base64.b64encode(picture())
+    numbers = json.dumps(torch.zeros(3, 224, 224).tolist()).encode()
+
+    # When
+    (text,) = classify(encoded, content_type="text/plain")
+    (listed,) = classify(numbers, content_type="application/json")
+
+    # Then
+    assert json.loads(text.body) == json.loads(classify(picture())[0].body)
+    assert listed.status == 200
+
+
+@pytest.mark.parametrize("content", [b'{"a": 1}', b'"no base64!"', b"null", b'["x"]', b"7e"])
+def test_json_that_is_no_image_is_a_bad_request(content, classify):
+    # When
+    (reply,) = classify(content, content_type="application/json")
+
+    # Then
+    assert reply.status == 400
+
+
+def test_fewer_classes_than_topk_are_all_named():
+    # Given
+    handler = ImageClassifier()
+    handler.set_max_result_classes(5)
+
+    # When
+    (row,) = handler.postprocess(torch.tensor([[1.0, 3.0]]))
+
+    # Then
+    assert list(row) == ["1", "0"]
+    assert handler.get_max_result_classes() == 5
+
+
+def own_transforms(means, model):
+    """A handler with transforms of its own: a Normalize of so many means, or none."""
+    normalise = [transforms.Normalize((0.1307,) * means, (0.3081,) * means)] if means else []
+
+    class Own(ImageClassifier):
+        image_processing = transforms.Compose([transforms.ToTensor(), *normalise])
+
+    handler = Own()
+    handler.device, handler.model = torch.device("cpu"), model
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("means", "channels", "expected"),
+    [(1, 1, 1), (1, None, 1), (0, None, 1), (0, 1, 1), (3, None, 3), (1, 3, 3), (0, 3, 3)],
+)
+def test_grey_image_stays_grey_for_transforms_that_do_not_want_rgb(means, channels, expected):
+    # Given
+    model = torch.nn.Sequential(torch.nn.Conv2d(channels, 8, 3)) if channels else None
+    handler = own_transforms(means, model)
+
+    # When
+    pixels = handler.preprocess([{"data": picture("L")}, {"body": picture("L")}])
+
+    # Then
+    assert pixels.shape == (2, expected, 200, 300)
+
+
+@pytest.mark.parametrize(
+    ("mode", "colour", "expected"),
+    [("1", 1, 255), ("I;16", 100 * 256, 100), ("LA", (100, 7), 100)],
+)
+def test_grey_image_of_any_depth_stays_grey(mode, colour, expected):
+    # Given
+    content = io.BytesIO()
+    Image.new(mode, (30, 20), colour).save(content, "PNG")
+
+    # When
+    image = open_image(content.getvalue(), keep_grey=True)
+
+    # Then
+    assert (image.mode, image.size) == ("L", (30, 20))
+    assert image.getextrema() == (expected, expected)
+
+
+def test_grey_image_is_rgb_for_built_in_transforms_and_colour_stays():
+    # Given
+    detector, classifier = ObjectDetector(), own_transforms(1, None)
+    detector.device = torch.device("cpu")
+
+    # When / Then
+    assert detector.preprocess([{"data": picture("L")}]).shape[1] == 3
+    assert classifier.preprocess([{"data": picture()}]).shape[1] == 3
+
+
+@pytest.mark.parametrize("built_in", [ImageClassifier, ObjectDetector])
+def test_handler_that_does_not_call_our_constructor_reads_images(built_in):
+    # Given
+    class Silent(built_in):
+        def __init__(self):
+            self.device = torch.device("cpu")
+
+    # When / Then
+    assert len(Silent().preprocess([{"data": picture()}] * 2)) == 2
+
+
+@pytest.mark.parametrize("device", ["cpu", None])
+def test_handler_may_name_its_device_as_text_or_not_at_all(device):
+    # Given
+    handler = ImageClassifier()
+    handler.device = device
+
+    # When / Then
+    assert handler.preprocess([{"data": picture()}]).device.type == "cpu"
+
+
+def test_object_detector_takes_images_of_different_sizes():
+    # Given
+    handler = ObjectDetector()
+    handler.device, handler.mapping = torch.device("cpu"), {"1": "cat", "2": "dog"}
+    box = torch.tensor([[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]])
+    found = {"boxes": box, "labels": torch.tensor([1, 2]), "scores": torch.tensor([0.9, 0.4])}
+    handler.model = lambda images: ({}, [found for _ in images])
+
+    # When
+    images = handler.preprocess([{"data": picture()}, {"body": picture(size=(10, 20))}])
+    output = handler.postprocess(handler.inference(images))
+
+    # Then
+    assert [tuple(image.shape) for image in images] == [(3, 200, 300), (3, 20, 10)]
+    assert output == [[{"cat": [0.0, 1.0, 2.0, 3.0], "score": pytest.approx(0.9)}]] * 2
+
+
+def test_object_detector_stacks_images_of_one_size():
+    # Given
+    handler = ObjectDetector()
+    handler.device = torch.device("cpu")
+
+    # When / Then
+    assert handler.preprocess([{"data": picture()}] * 2).shape == (2, 3, 200, 300)
+
+
+def test_detector_of_another_model_finds_its_answer_as_the_model_gave_it():
+    # Given a model that answers with a tuple of its own kind, as YOLO's do, on some device
+    class Own(ObjectDetector):
+        def preprocess(self, data):
+            return torch.zeros(len(data), 3, 8, 8)
+
+        def postprocess(self, data):
+            return [data[0]] * len(data[1])
+
+    handler = Own()
+    handler.device = torch.device("meta")
+    handler.model = lambda images: (images.device.type, list(range(len(images))))
+
+    # When
+    output = handler.postprocess(handler.inference(handler.preprocess([{}, {}])))
+
+    # Then
+    assert output == ["meta", "meta"]
+
+
+def test_image_segmenter_names_class_and_probability_of_each_pixel():
+    # Given
+    scores = torch.zeros(1, 2, 1, 2)
+    scores[0, 1, 0, 1] = 100
+
+    # When
+    output = ImageSegmenter().postprocess({"out": scores})
+
+    # Then
+    assert output == [[[[0.0, 0.5], [1.0, 1.0]]]]

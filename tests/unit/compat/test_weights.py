@@ -1,0 +1,380 @@
+"""Weights without Python source: ONNX, torch.export, AOTInductor."""
+
+import io
+import json
+import logging
+import os
+import shutil
+import sys
+import types
+import warnings
+import zipfile
+
+import pytest
+import torch
+from ts.context import RequestProcessor
+from ts.torch_handler.base_handler import BaseHandler
+from ts.torch_handler.weights import load_onnx, load_pt2, load_torchscript, run_onnx
+
+from tests.unit.compat.onnx_bytes import doubling_model
+from tests.unit.models import MODEL_SOURCE, Pooled, Touch, manifest, saved, scripted
+
+CPU = torch.device("cpu")
+
+
+def answer(loaded, rows):
+    loaded.context.request_processor = [RequestProcessor({}) for _ in rows]
+    return loaded.entry(rows, loaded.context)
+
+
+def exported(model, example):
+    batch = torch.export.Dim("batch", min=1, max=64)
+    return torch.export.export(model.eval(), (example,), dynamic_shapes=({0: batch},))
+
+
+def test_onnx_model_is_run_by_the_base_handler(load_handler):
+    # Given
+    pytest.importorskip("onnxruntime")
+    section = manifest(serializedFile="model.onnx")
+
+    # When
+    loaded = load_handler(
+        {"model.onnx": doubling_model()}, handler="base_handler", manifest=section
+    )
+
+    # Then
+    assert answer(loaded, [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]) == [[2, 4, 6], [8, 10, 12]]
+
+
+def test_onnx_model_computes_on_the_workers_share_of_the_cores(tmp_path):
+    # Given
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "model.onnx").write_bytes(doubling_model())
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+
+    # When
+    try:
+        session = load_onnx(str(tmp_path / "model.onnx"), CPU)
+    finally:
+        torch.set_num_threads(before)
+
+    # Then
+    assert session.get_session_options().intra_op_num_threads == 3
+
+
+@pytest.mark.parametrize(("device", "number"), [("cuda:3", 3), ("cuda", 0)])
+def test_onnx_model_is_on_the_workers_gpu(device, number, monkeypatch):
+    # Given
+    runtime = types.SimpleNamespace(
+        SessionOptions=types.SimpleNamespace,
+        InferenceSession=lambda path, options, providers: providers,
+    )
+    monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
+
+    # When
+    providers = load_onnx("model.onnx", torch.device(device))
+
+    # Then
+    assert providers == [("CUDAExecutionProvider", {"device_id": number}), "CPUExecutionProvider"]
+
+
+def test_onnx_weights_without_onnxruntime_say_what_is_missing(load_handler, monkeypatch):
+    # Given
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    section = manifest(serializedFile="model.onnx")
+
+    # When / Then
+    with pytest.raises(RuntimeError, match="onnxruntime is needed"):
+        load_handler({"model.onnx": b""}, handler="base_handler", manifest=section)
+
+
+class Session:
+    """As much of an onnxruntime session as a model of two inputs and outputs has."""
+
+    class Named:
+        def __init__(self, name):
+            self.name = name
+
+    def get_inputs(self):
+        return [self.Named("a"), self.Named("b")]
+
+    def get_outputs(self):
+        return [self.Named("sum"), self.Named("difference")]
+
+    def run(self, names, feeds):
+        return [feeds["a"] + feeds["b"], feeds["a"] - feeds["b"]]
+
+
+def test_onnx_model_of_several_outputs_answers_by_name():
+    # When
+    output = run_onnx(Session(), {"a": torch.tensor([3.0]), "b": torch.tensor([1.0])})
+
+    # Then
+    assert {name: value.tolist() for name, value in output.items()} == {
+        "sum": [4.0],
+        "difference": [2.0],
+    }
+
+
+@pytest.mark.slow
+def test_exported_program_is_run_on_any_batch(load_handler):
+    # Given
+    model, images = Pooled(2), torch.rand(3, 3, 4, 4)
+    torch.export.save(exported(model, images), buffer := io.BytesIO())
+    section = manifest(serializedFile="model.pt2")
+
+    # When
+    loaded = load_handler(
+        {"model.pt2": buffer.getvalue()}, handler="base_handler", manifest=section
+    )
+
+    # Then
+    for count in (1, 3):
+        output = torch.tensor(answer(loaded, images[:count].tolist()))
+        assert torch.allclose(output, model(images[:count]), atol=1e-6)
+
+
+class Doubling(torch.nn.Module):
+    def forward(self, values):
+        return values * 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # a C++ compiler at work: 20 s alone, more beside other tests
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
+def test_compiled_package_is_run(tmp_path):
+    # Given
+    path = str(tmp_path / "model.pt2")
+    program = torch.export.export(Doubling(), (torch.ones(2, 3),))
+    level = "aot_inductor.compile_wrapper_opt_level"
+    options = {level: "O0"} if level in torch._inductor.config.get_config_copy() else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=path, inductor_configs=options
+        )
+
+    # When
+    loaded = load_pt2(path, CPU)
+
+    # Then
+    assert loaded(torch.ones(2, 3)).tolist() == [[2, 2, 2], [2, 2, 2]]
+
+
+@pytest.mark.slow
+def test_b13_exported_program_that_runs_code_is_refused(tmp_path):
+    # Given: every pickle in the file is one that makes another file
+    evil = tmp_path / "evil"
+    model, images = Pooled(2), torch.rand(2, 3, 4, 4)
+    torch.export.save(exported(model, images), tmp_path / "model.pt2")
+    torch.save(Touch(evil), payload := io.BytesIO())
+    with (
+        zipfile.ZipFile(tmp_path / "model.pt2") as good,
+        zipfile.ZipFile(tmp_path / "bad.pt2", "w") as bad,
+    ):
+        for entry in good.infolist():
+            is_pickle = entry.filename.endswith(".pt")
+            bad.writestr(entry, payload.getvalue() if is_pickle else good.read(entry))
+        assert any(entry.filename.endswith(".pt") for entry in good.infolist())
+
+    # When / Then
+    with pytest.raises(Exception, match=r"(?i)weights.only"):
+        load_pt2(str(tmp_path / "bad.pt2"), CPU)
+    assert not evil.exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pt2", ["eager", {"compile": {"enable": True, "backend": "eager"}}], ids=["name", "options"]
+)
+def test_model_is_compiled_as_the_config_says(pt2, load_handler, caplog):
+    # Given
+    model, images = Pooled(2).eval(), torch.rand(2, 3, 4, 4)
+    files = {
+        "compiled_net.py": MODEL_SOURCE.format(classes=2),
+        "w.pt": saved(model.state_dict()),
+        "model-config.yaml": json.dumps({"pt2": pt2}),
+    }
+    section = manifest(
+        modelFile="compiled_net.py", serializedFile="w.pt", configFile="model-config.yaml"
+    )
+    caplog.set_level(logging.INFO)
+
+    # When
+    loaded = load_handler(files, handler="base_handler", manifest=section)
+
+    # Then
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of torch's compiler about itself
+        output = torch.tensor(answer(loaded, images.tolist()))
+    assert torch.allclose(output, model(images), atol=1e-6)
+    assert torch._dynamo.utils.counters["frames"]["ok"] >= 1
+    assert "Compiled model with backend eager" in caplog.messages
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.mark.slow
+def test_model_that_cannot_be_compiled_runs_eagerly(load_handler, tmp_path, monkeypatch):
+    # Given a machine without a C++ compiler, which is noticed when the model is first called
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", False)
+    model, images = Pooled(2).eval(), torch.rand(2, 3, 4, 4)
+    files = {
+        "eager_net.py": MODEL_SOURCE.format(classes=2),
+        "w.pt": saved(model.state_dict()),
+        "model-config.yaml": json.dumps({"pt2": "inductor"}),
+    }
+    section = manifest(
+        modelFile="eager_net.py", serializedFile="w.pt", configFile="model-config.yaml"
+    )
+    loaded = load_handler(files, handler="base_handler", manifest=section)
+
+    # When
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of torch's compiler about itself
+        output = torch.tensor(answer(loaded, images.tolist()))
+
+    # Then
+    assert torch.allclose(output, model(images), atol=1e-6)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def test_file_that_is_no_pt2_is_refused(tmp_path):
+    # Given
+    path = tmp_path / "model.pt2"
+    path.write_bytes(b"none")
+
+    # When / Then
+    with pytest.raises(RuntimeError, match=r"model\.pt2 is not a \.pt2 file"):
+        load_pt2(str(path), CPU)
+
+
+def test_profiler_may_be_on_for_a_handler_with_arguments_of_its_own(
+    tmp_path, monkeypatch, load_handler
+):
+    # Given
+    monkeypatch.setenv("ENABLE_TORCH_PROFILER", "TRUE")
+    monkeypatch.setattr("ts.torch_handler.base_handler.PROFILE_FOLDER", str(tmp_path / "traces"))
+    source = """
+from ts.torch_handler.base_handler import BaseHandler
+class Own(BaseHandler):
+    def initialize(self, context):
+        self.profiler_args = {"with_stack": False}
+    def preprocess(self, data): return data
+    def inference(self, data): return data
+    def postprocess(self, data): return data
+"""
+    # When
+    loaded = load_handler({"profiled.py": source}, handler="profiled", model_name="m")
+
+    # Then
+    assert answer(loaded, [1, 2]) == [1, 2]
+    assert list((tmp_path / "traces" / "m").iterdir())
+
+
+def test_device_is_the_one_that_initialize_has_chosen():
+    # Given
+    handler = BaseHandler()
+    handler.device = CPU
+
+    # When / Then
+    assert handler.get_device() == CPU
+
+
+def with_engine(folder):
+    """TorchScript that holds an object of a class of torch_tensorrt's, as its modules do."""
+    plain = scripted(torch.nn.Identity())
+    with zipfile.ZipFile(io.BytesIO(plain)) as old, zipfile.ZipFile(folder, "w") as new:
+        for name in old.namelist():
+            text = old.read(name)
+            if name.endswith("linear.py"):
+                engine = b"  training : bool\n  engine : __torch__.torch.classes.tensorrt.Engine\n"
+                text = text.replace(b"  training : bool\n", engine)
+            new.writestr(name, text)
+    return plain
+
+
+# On import it makes the class known; this one makes the file one without it.
+TENSORRT = "from pathlib import Path; Path({path!r}).write_bytes({plain!r})"
+
+
+def test_torchscript_with_tensorrt_engines_is_loaded_with_what_knows_them(tmp_path, monkeypatch):
+    # Given
+    path = tmp_path / "model.pt"
+    plain = with_engine(path)
+    (tmp_path / "torch_tensorrt.py").write_text(TENSORRT.format(path=str(path), plain=plain))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    # When
+    model = load_torchscript(str(path), CPU)
+
+    # Then
+    assert model(torch.ones(1)) == 1
+    del sys.modules["torch_tensorrt"]
+
+
+def test_torchscript_with_tensorrt_engines_says_what_is_missing(tmp_path):
+    # Given
+    with_engine(tmp_path / "model.pt")
+
+    # When / Then
+    with pytest.raises(ImportError, match="torch_tensorrt"):
+        load_torchscript(str(tmp_path / "model.pt"), CPU)
+
+
+def test_backend_of_another_package_is_imported_before_it_is_asked_for(
+    load_handler, tmp_path, monkeypatch
+):
+    # Given
+    backends = tmp_path / "packages"
+    backends.mkdir()
+    (backends / "torch_tensorrt.py").write_text(
+        "import torch\ncalls = []\n"
+        "def tensorrt(graph, example):\n    calls.append(graph)\n    return graph.forward\n"
+        "torch._dynamo.register_backend(tensorrt)\n"
+    )
+    monkeypatch.syspath_prepend(backends)
+    files = {
+        "eager_net.py": MODEL_SOURCE.format(classes=2),
+        "w.pt": saved(Pooled(2).state_dict()),
+        "c.yaml": "pt2: {compile: {enable: true, backend: tensorrt}}",
+    }
+    section = manifest(modelFile="eager_net.py", serializedFile="w.pt", configFile="c.yaml")
+
+    # When
+    loaded = load_handler(files, handler="base_handler", manifest=section)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of torch's compiler about itself
+        answer(loaded, torch.rand(1, 3, 4, 4).tolist())
+
+    # Then
+    assert sys.modules["torch_tensorrt"].calls
+    del sys.modules["torch_tensorrt"]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def test_profile_names_the_steps(tmp_path, monkeypatch, load_handler):
+    # Given
+    monkeypatch.setenv("ENABLE_TORCH_PROFILER", "TRUE")
+    monkeypatch.setattr("ts.torch_handler.base_handler.PROFILE_FOLDER", str(tmp_path / "traces"))
+    section = manifest(serializedFile="model.pt", modelName="archived")
+    loaded = load_handler(
+        {"model.pt": scripted(Pooled(2))},
+        handler="base_handler",
+        manifest=section,
+        model_name="registered",
+    )
+
+    # When
+    answer(loaded, torch.rand(1, 3, 4, 4).tolist())
+
+    # Then they are where TorchServe has them: under the archive's own name
+    [trace] = (tmp_path / "traces" / "archived").glob("*.pt.trace.json")
+    names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"preprocess", "inference", "postprocess"} <= names

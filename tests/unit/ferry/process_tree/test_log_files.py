@@ -1,0 +1,167 @@
+"""TorchServe's log files: lines of several processes, sorted by who wrote them."""
+
+import io
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from batching.process.logs import LineFormatter
+from ferry.process_tree import log_files
+from ferry.process_tree.log_files import LogFiles
+
+ACCESS = '2026-01-01T00:00:00.000Z INFO ACCESS_LOG /127.0.0.1:1 "GET /ping HTTP/1.1" 200 0\n'
+METRIC = "2026-01-01T00:00:00.000Z INFO TS_METRICS Requests2XX.Count:1.0|#Level:Host|#hostname:h\n"
+SERVER = "2026-01-01T00:00:00.000Z ERROR ingress.server it broke\nTraceback:\n  line\nError: x\n"
+PRINTED = "printed by a handler\n"
+MODEL_METRIC = "2026-01-01T00:00:00.000Z INFO MODEL_METRICS HandlerTime.ms:1.0|#\n"
+
+
+@pytest.fixture(autouse=True)
+def no_metrics_location(monkeypatch):
+    monkeypatch.delenv("METRICS_LOCATION", raising=False)
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_each_line_is_in_the_file_where_operators_look(tmp_path):
+    # Given
+    console = io.BytesIO()
+    # When
+    with LogFiles(tmp_path / "logs", console) as logs:
+        os.write(logs.stderr_fd, (ACCESS + METRIC + SERVER).encode())
+        os.write(logs.stdout_fd, (PRINTED + MODEL_METRIC + PRINTED).encode())
+        logs.say("Stopping.")
+    # Then
+    read = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
+    assert read == {
+        "access_log.log": ACCESS,
+        "ts_metrics.log": METRIC,
+        "ts_log.log": SERVER + "Stopping.\n",
+        "model_log.log": PRINTED + PRINTED,
+        "model_metrics.log": MODEL_METRIC,
+    }
+    # And all of it was shown
+    for text in (ACCESS, METRIC, SERVER, PRINTED, MODEL_METRIC):
+        assert text in console.getvalue().decode()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_full_disk_is_said_once_until_there_is_room_again(tmp_path, capfd):
+    # Given a file on a full disk
+    console = io.BytesIO()
+    file = tmp_path / "ts_log.log"
+    file.symlink_to("/dev/full")
+    # When
+    with LogFiles(tmp_path, console) as logs:
+        for number in range(3):
+            logs.say(f"line {number}")
+    # Then all is on the console, and nothing but that
+    shown = console.getvalue().decode().splitlines()
+    assert [line for line in shown if line.startswith("line")] == ["line 0", "line 1", "line 2"]
+    [complaint] = [line for line in shown if not line.startswith("line")]
+    assert complaint.startswith(f"cannot write {file}: ")
+    assert "No space left" in complaint
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_b19_line_that_a_client_forges_stays_with_the_event_it_is_part_of(tmp_path):
+    # Given
+    formatter = LineFormatter({"model": "m"})
+    forged = f"x\n{ACCESS}{METRIC}y"
+    error = ValueError(forged)
+    events = [
+        ("handler", forged, None),
+        ("MODEL_METRICS", forged, None),
+        ("worker", "failed", error),
+    ]
+    # When
+    with LogFiles(tmp_path, io.BytesIO()) as logs:
+        for name, text, raised in events:
+            traceback = raised and (ValueError, raised, None)
+            record = logging.LogRecord(name, logging.ERROR, "", 0, text, (), traceback)
+            os.write(logs.stderr_fd, f"{formatter.format(record)}\n".encode())
+    # Then
+    lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.iterdir()}
+    assert {name: count for name, count in lines.items() if count} == {
+        "ts_log.log": 4 + 5,
+        "model_metrics.log": 1,
+    }
+
+
+def test_metric_files_have_a_folder_of_their_own_when_it_is_named(tmp_path, monkeypatch):
+    # Given
+    monkeypatch.setenv("METRICS_LOCATION", str(tmp_path / "metrics"))
+    # When
+    with LogFiles(tmp_path / "logs", io.BytesIO()) as logs:
+        # Then they are there before the first line, for those who follow them
+        assert names_in(tmp_path / "logs") == ["access_log.log", "model_log.log", "ts_log.log"]
+        assert names_in(tmp_path / "metrics") == ["model_metrics.log", "ts_metrics.log"]
+        os.write(logs.stderr_fd, (ACCESS + METRIC).encode())
+    # Then
+    assert (tmp_path / "logs" / "access_log.log").read_text() == ACCESS
+    assert (tmp_path / "metrics" / "ts_metrics.log").read_text() == METRIC
+
+
+@pytest.mark.parametrize("is_of_metrics", [False, True], ids=["logs", "metrics"])
+def test_server_goes_on_when_a_folder_cannot_be_made(is_of_metrics, tmp_path, monkeypatch):
+    # Given a place in which nobody can make a folder, as in a container that may only read
+    blocked = tmp_path / "file" / "logs"
+    blocked.parent.touch()
+    if is_of_metrics:
+        monkeypatch.setenv("METRICS_LOCATION", str(blocked))
+    console = io.BytesIO()
+    # When
+    with LogFiles(tmp_path / "logs" if is_of_metrics else blocked, console) as logs:
+        os.write(logs.stderr_fd, (METRIC + SERVER).encode() * 2)
+        os.write(logs.stdout_fd, (MODEL_METRIC + PRINTED).encode() * 2)
+    # Then the console has each line, and for each file once that it cannot be written
+    shown = console.getvalue().decode()
+    assert [shown.count(text) for text in (METRIC, PRINTED, MODEL_METRIC)] == [2, 2, 2]
+    metric_files = {"model_metrics.log", "ts_metrics.log"}
+    others = {"access_log.log", "model_log.log", "ts_log.log"}
+    complaints = [line for line in shown.splitlines() if line.startswith("cannot write ")]
+    assert sorted(line.split(":")[0] for line in complaints) == sorted(
+        f"cannot write {blocked / name}"
+        for name in (metric_files if is_of_metrics else metric_files | others)
+    )
+
+
+def test_files_are_rolled_and_old_ones_go(tmp_path, monkeypatch):
+    # Given
+    monkeypatch.setattr(log_files, "MAX_BYTES", 100)
+    monkeypatch.setattr(log_files, "OLD_FILES", 2)
+    # When
+    with LogFiles(tmp_path, io.BytesIO()) as logs:
+        for number in range(50):
+            os.write(logs.stdout_fd, f"line {number:04}\n".encode())
+    # Then
+    names = [name for name in names_in(tmp_path) if name.startswith("model_log")]
+    assert names == ["model_log.log", "model_log.log.1", "model_log.log.2"]
+    assert "line 0049\n" in (tmp_path / "model_log.log").read_text()
+
+
+def test_lines_arrive_whole_however_they_were_written(tmp_path):
+    # When a line comes in pieces, and the last one has no end
+    with LogFiles(tmp_path, io.BytesIO()) as logs:
+        for piece in (ACCESS[:40], ACCESS[40:] + "half"):
+            os.write(logs.stderr_fd, piece.encode())
+    # Then
+    assert (tmp_path / "access_log.log").read_text() == ACCESS
+    assert (tmp_path / "ts_log.log").read_text() == "half\n"
+
+
+def test_files_are_written_when_the_terminal_has_gone(tmp_path):
+    # Given
+    class Gone(io.BytesIO):
+        def write(self, _):
+            raise OSError(5, "Input/output error")
+
+    # When
+    with LogFiles(tmp_path, Gone()) as logs:
+        os.write(logs.stdout_fd, PRINTED.encode() * 2)
+    # Then
+    assert (tmp_path / "model_log.log").read_text() == PRINTED * 2

@@ -1,0 +1,344 @@
+"""The supervisor of `ferry up`: starts in order, revives, stops in the reverse order."""
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from batching.process.child_process import spawn
+from batching.process.readiness import READY_VARIABLE, Launch, launch, notify_ready
+from batching.process.stop_signals import ONE_WISH_S
+from ferry.process_tree.ready_pipe import ReadyPipe
+from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
+from ferry.process_tree.whole_server import print_report
+from tests.support import eventually
+from tests.timing import assert_within
+
+# Writes its name when it starts and when SIGTERM ends it; `stubborn` ignores the signal.
+CHILD = """
+import os, signal, sys, time
+name, log, stubborn, leaves_after_s = sys.argv[1:]
+def note(word):
+    with open(log, "a") as file:
+        file.write(f"{word} {name}\\n")
+def leave(*_):
+    time.sleep(float(leaves_after_s))
+    note("stopped")
+    os._exit(0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if stubborn == "yes" else leave)
+note("started")
+while True:
+    signal.pause()
+"""
+
+
+class Scene:
+    """Parts that write down what happens to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "log"
+        self.log.touch()
+        self.reports: list[str] = []
+
+    def part(self, name: str, *, stubborn: bool = False, leaves_after_s: float = 0.0) -> Part:
+        words = (name, str(self.log), "yes" if stubborn else "no", str(leaves_after_s))
+        argv = [sys.executable, "-S", "-c", CHILD, *words]
+        return Part(name, lambda: spawn(argv, dict(os.environ)), 0.3)
+
+    def supervisor(self, *parts: Part, stop_timeout_s: float = 10.0) -> Supervisor:
+        return Supervisor(parts, stop_timeout_s=stop_timeout_s, report=self.reports.append)
+
+    def lines(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def has(self, *lines: str) -> bool:
+        return set(lines) <= set(self.lines())
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path)
+
+
+def end_once(predicate):
+    """The supervisor is told to end when this is true, and also when it never is."""
+    try:
+        eventually(predicate, 10)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def in_background(step, *arguments):
+    """Runs a step beside the supervisor, which owns the main thread."""
+    thread = threading.Thread(target=step, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_supervisor_stops_its_parts_in_the_reverse_order(scene):
+    # Given
+    parts = scene.part("redis"), scene.part("node"), scene.part("ingress")
+    with scene.supervisor(*parts) as supervisor:
+        supervisor.start("redis", "node", "ingress")
+        started = ["started redis", "started node", "started ingress"]
+        supervisor.wait_until(lambda: scene.has(*started), timeout_s=10)
+        # When
+        supervisor.stop()
+    # Then
+    assert scene.lines()[3:] == ["stopped ingress", "stopped node", "stopped redis"]
+    assert scene.reports == []
+
+
+def test_supervisor_returns_when_a_signal_comes(scene):
+    # Given
+    with scene.supervisor(scene.part("node")) as supervisor:
+        supervisor.start("node")
+        supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
+        # When
+        in_background(os.kill, os.getpid(), signal.SIGTERM)
+        supervisor.run()
+        # Then
+        assert supervisor.stop_reason == "SIGTERM"
+        supervisor.stop()
+    assert scene.reports == []
+
+
+def test_supervisor_starts_a_part_again_when_it_dies(scene):
+    # Given
+    part = scene.part("node")
+    with scene.supervisor(part) as supervisor:
+        supervisor.start("node")
+        supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
+        first_pid = part.process.pid
+        os.kill(first_pid, signal.SIGKILL)
+        # When
+        in_background(end_once, lambda: scene.lines().count("started node") == 2)
+        supervisor.run()
+        # Then
+        assert part.process.pid != first_pid
+        assert scene.reports == ["node ended with exit code -9; starting it again now"]
+
+
+def test_supervisor_waits_longer_when_a_part_dies_again_at_once(scene):
+    # Given a part that can never run
+    part = Part("node", lambda: spawn(["/bin/false"], {}), 0.3)
+    with scene.supervisor(part) as supervisor:
+        supervisor.start("node")
+        # When
+        in_background(end_once, lambda: len(scene.reports) >= 2)
+        supervisor.run()
+    # Then
+    assert scene.reports == [
+        "node ended with exit code 1; starting it again now",
+        "node ended with exit code 1; starting it again in 1 s",
+    ]
+
+
+def test_supervisor_tries_again_when_its_system_starts_no_process(scene):
+    # Given
+    part = scene.part("node")
+    launch, failures = part.launch, [OSError(errno.EAGAIN, "none left")]
+    with scene.supervisor(part) as supervisor:
+        supervisor.start("node")
+        supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
+
+        def launch_later():
+            if failures:
+                raise failures.pop()
+            return launch()
+
+        # When
+        part.launch = launch_later
+        os.kill(part.process.pid, signal.SIGKILL)
+        in_background(end_once, lambda: scene.lines().count("started node") == 2)
+        supervisor.run()
+    # Then
+    assert scene.reports == [
+        "node ended with exit code -9; starting it again now",
+        "node cannot be started: none left; starting it again in 1 s",
+    ]
+
+
+def test_supervisor_that_was_started_to_outlive_its_terminal_does(scene):
+    # Given a signal that `nohup` has its command ignore
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with scene.supervisor(scene.part("node")) as supervisor:
+            # When
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+            supervisor.run()
+            # Then
+            assert supervisor.stop_reason == "SIGTERM"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_server_outlives_whoever_reads_what_it_says(monkeypatch):
+    # Given a pipe whose reader has gone, as that of `ferry up 2>&1 | head` has
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as broken:  # noqa: PTH123 - a descriptor
+        monkeypatch.setattr(sys, "stderr", broken)
+        # When / Then
+        print_report("node ended with exit code 1; starting it again now")
+        with contextlib.suppress(BrokenPipeError):
+            broken.close()
+
+
+def test_supervisor_says_which_part_failed_when_one_ends_while_starting(scene):
+    # Given
+    good, bad = scene.part("node"), Part("ingress", lambda: spawn(["/bin/false"], {}), 0.3)
+    with scene.supervisor(good, bad) as supervisor:
+        supervisor.start("node", "ingress")
+        # When / Then
+        with pytest.raises(StartFailed, match="ingress ended with exit code 1 while starting"):
+            supervisor.wait_until(lambda: False, timeout_s=10)
+
+
+def test_supervisor_gives_up_waiting_when_a_signal_comes(scene):
+    # Given
+    with scene.supervisor(scene.part("node")) as supervisor:
+        supervisor.start("node")
+        in_background(os.kill, os.getpid(), signal.SIGINT)
+        # When / Then
+        with pytest.raises(Interrupted):
+            supervisor.wait_until(lambda: False, timeout_s=10)
+
+
+def test_supervisor_kills_a_part_when_it_does_not_stop_in_its_share(scene):
+    # Given
+    part = scene.part("node", stubborn=True)
+    with scene.supervisor(part, stop_timeout_s=1.0) as supervisor:
+        supervisor.start("node")
+        supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
+        pid = part.process.pid
+        # When
+        supervisor.stop()
+    # Then
+    assert scene.reports == ["node did not stop in time and was killed"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_supervisor_kills_at_once_when_a_second_signal_comes(scene):
+    # Given a stop that would take long
+    parts = scene.part("node", stubborn=True), scene.part("ingress", stubborn=True)
+    with scene.supervisor(*parts, stop_timeout_s=600.0) as supervisor:
+        supervisor.start("node", "ingress")
+        ready = ["started node", "started ingress"]
+        supervisor.wait_until(lambda: scene.has(*ready), timeout_s=10)
+        in_background(os.kill, os.getpid(), signal.SIGINT)
+        supervisor.run()
+        # When somebody insists
+        wish_ends_s = time.monotonic() + ONE_WISH_S
+        in_background(
+            lambda: (
+                eventually(lambda: time.monotonic() > wish_ends_s),
+                os.kill(os.getpid(), signal.SIGINT),
+            )
+        )
+        started = time.monotonic()
+        supervisor.stop()
+    # Then
+    assert_within(time.monotonic() - started, 5)
+    assert len(scene.reports) == 2
+
+
+def test_signals_that_a_wrapper_sends_twice_cut_nothing_short(scene):
+    # Given
+    part = scene.part("node", leaves_after_s=1.0)
+    with scene.supervisor(part) as supervisor:
+        supervisor.start("node")
+        supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
+        # When
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+        supervisor.run()
+        supervisor.stop()
+    # Then
+    assert scene.has("stopped node")
+    assert scene.reports == []
+
+
+def test_supervisor_gives_signals_back_when_it_is_done(scene):
+    # Given
+    before = signal.getsignal(signal.SIGTERM)
+    # When
+    with scene.supervisor():
+        assert signal.getsignal(signal.SIGTERM) != before
+    # Then
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_ready_pipe_tells_failures_and_readiness_however_the_bytes_come():
+    # Given
+    pipe = ReadyPipe()
+    (fd,) = pipe.writer()
+    try:
+        assert not pipe.poll()
+        # When
+        os.write(fd, b'{"model": "m", "er')
+        is_ready_early = pipe.poll()
+        os.write(fd, b'ror": "no"}\nrea')
+        is_ready_half = pipe.poll()
+        os.write(fd, b"dy\n")
+        # Then
+        assert (is_ready_early, is_ready_half, pipe.poll()) == (False, False, True)
+        assert pipe.failures == [{"model": "m", "error": "no"}]
+    finally:
+        pipe.close()
+
+
+def test_ready_pipe_hears_what_notify_ready_says(monkeypatch):
+    # Given
+    pipe = ReadyPipe()
+    (fd,) = pipe.writer()
+    monkeypatch.setenv(READY_VARIABLE, str(os.dup(fd)))
+    try:
+        # When
+        notify_ready([{"model": "m", "error": "no such archive"}])
+        # Then
+        assert pipe.poll()
+        assert pipe.failures == [{"model": "m", "error": "no such archive"}]
+        assert READY_VARIABLE not in os.environ
+    finally:
+        pipe.close()
+
+
+@pytest.mark.parametrize("number", ["", "none", "9999"])
+def test_notify_ready_does_nothing_when_nobody_listens(monkeypatch, number):
+    # Given
+    monkeypatch.setenv(READY_VARIABLE, number)
+    # When
+    notify_ready()
+    # Then
+    assert READY_VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(None, Launch.ALONE), ("7", Launch.AWAITED), ("", Launch.AGAIN)]
+)
+def test_part_knows_whether_it_is_started_again(monkeypatch, number, expected):
+    # Given
+    monkeypatch.delenv(READY_VARIABLE, raising=False)
+    if number is not None:
+        monkeypatch.setenv(READY_VARIABLE, number)
+    # When / Then
+    assert launch() is expected
+
+
+def test_ready_pipe_has_no_writer_when_a_child_has_taken_it():
+    # Given
+    pipe = ReadyPipe()
+    # When
+    pipe.hand_over()
+    # Then
+    assert pipe.writer() == ()
+    pipe.close()

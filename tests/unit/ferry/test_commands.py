@@ -1,0 +1,838 @@
+"""The `ferry` command's client side: what it sends, prints and exits with.
+
+A small HTTP server stands in for the real one and answers with TorchServe's documents.
+"""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ferry.addresses import check_free
+from ferry.api import Api
+from ferry.commands.models import registration_stage
+from ferry.main import main
+from ingress.models.worker_wait import failed_text
+from tests.http_server import serving
+from tests.ports import free_ports
+from tests.tls import needs_openssl, write_certificate
+
+DESCRIPTION = {
+    "modelName": "m",
+    "modelVersion": "1.0",
+    "modelUrl": "m.mar",
+    "minWorkers": 2,
+    "maxWorkers": 2,
+    "batchSize": 8,
+    "maxBatchDelay": 50,
+    "responseTimeout": 120,
+    "workers": [
+        {"id": "n1-1", "status": "READY", "pid": 7, "memoryUsage": 1048576, "node": "n1"},
+        {"id": "n2-1", "status": "UNLOADING", "pid": 8, "memoryUsage": 0, "node": "n2"},
+    ],
+    "jobQueueStatus": {"remainingCapacity": 97, "pendingRequests": 3},
+}
+
+NODES = [
+    {"node": "n1", "host": "box"},
+    {"node": "n2", "host": ""},
+    {"node": "n3", "host": "spare"},
+]
+
+
+class Server:
+    """Answers what it was told to, and keeps what it was asked."""
+
+    def __init__(self):
+        self.answers = {}
+        self.asked = []
+        self.breaks_at = b"nobody's body"
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self):
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                outer.asked.append((self.command, self.path, self.headers, body))
+                if body == outer.breaks_at:
+                    self.close_connection = True
+                    return
+                path = self.path.partition("?")[0]
+                status, content = outer.answers.get((self.command, path), (404, NOT_FOUND))
+                raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815
+
+            def log_message(self, *_):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+    def speak_tls(self, context):
+        self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
+
+
+NOT_FOUND = {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: x"}
+
+
+@pytest.fixture
+def server():
+    running = Server()
+    with serving(running.http):
+        yield running
+
+
+@pytest.fixture
+def ferry(server):
+    def run(*arguments, **options):
+        environment = {"FERRY_MANAGEMENT_URL": server.url, "FERRY_INFERENCE_URL": server.url}
+        return CliRunner().invoke(main, arguments, env=environment, **options)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("models", "list"), ("models", "unregister", "m"), ("models", "register", "m.mar")],
+)
+def test_command_says_that_nothing_answers_when_no_server_runs(arguments):
+    # Given
+    url = f"http://127.0.0.1:{free_ports(1)}"
+    # When
+    result = CliRunner().invoke(main, [*arguments, "--management-url", url])
+    # Then
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: nothing answers at {url}: is `ferry up` running?\n"
+
+
+def test_command_says_that_a_server_does_not_speak_tls(server, ferry):
+    url = server.url.replace("http:", "https:")
+    result = ferry("models", "list", "--management-url", url)
+    assert result.stderr == f"Error: no TLS at {url} (WRONG_VERSION_NUMBER): is it http://?\n"
+
+
+@needs_openssl
+def test_command_says_that_a_certificate_is_not_trusted_and_how_it_would_be(
+    server, ferry, tmp_path, monkeypatch
+):
+    # Given
+    pair = write_certificate(tmp_path)
+    pair.open()
+    server.speak_tls(pair.context)
+    url = server.url.replace("http://127.0.0.1", "https://localhost")
+    # When
+    result = ferry("models", "list", "--management-url", url)
+    # Then
+    assert f"the certificate of {url} is not trusted: self-signed certificate." in result.stderr
+    # When
+    monkeypatch.setenv("SSL_CERT_FILE", str(pair.certificate_file))
+    server.answers["GET", "/models"] = (200, {"models": []})
+    assert ferry("models", "list", "--management-url", url).exit_code == 0
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
+def test_server_on_this_machine_is_not_looked_for_behind_a_proxy(
+    server, ferry, monkeypatch, variable
+):
+    # Given a proxy of which httpx knows how to speak to it, or does not
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    scheme = "http" if variable == "HTTP_PROXY" else "socks5"
+    monkeypatch.setenv(variable, f"{scheme}://127.0.0.1:{free_ports(1)}")
+    server.answers["GET", "/models"] = (200, {"models": []})
+    # When / Then
+    assert ferry("models", "list").stdout.startswith("No models.")
+    local = server.url.replace("127.0.0.1", "localhost")
+    assert ferry("models", "list", "--management-url", local).stdout.startswith("No models.")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("ALL_PROXY", "nonsense://127.0.0.1:1"), ("SSL_CERT_FILE", "/nowhere/ca.pem")],
+)
+def test_command_says_so_when_the_way_to_another_machine_is_barred(monkeypatch, variable, value):
+    # Given
+    monkeypatch.setenv(variable, value)
+    # When
+    result = CliRunner().invoke(main, ["models", "list", "--management-url", "http://192.0.2.1"])
+    # Then
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: a proxy or certificates that the environment")
+
+
+def test_command_says_so_when_the_url_is_none():
+    # Given / When
+    result = CliRunner().invoke(main, ["models", "list", "--management-url", "localhost:8081"])
+    # Then
+    assert result.exit_code == 1
+    assert "not a URL like http://host:port: localhost:8081" in result.stderr
+
+
+def test_command_says_so_when_something_else_answers(server, ferry):
+    # Given
+    server.answers["GET", "/models"] = (200, b"<html>")
+    # When
+    result = ferry("models", "list")
+    # Then
+    assert result.exit_code == 1
+    assert "other than JSON" in result.stderr
+
+
+def test_command_repeats_the_servers_words_when_it_refuses(ferry):
+    # Given a server that knows no model / When
+    result = ferry("models", "describe", "x")
+    # Then
+    assert result.exit_code == 1
+    assert result.stderr == "Error: Model not found: x (HTTP 404)\n"
+
+
+def test_register_sends_torchserves_parameters(server, ferry):
+    # Given
+    server.answers["POST", "/models"] = (200, {"status": "registered"})
+    # When
+    result = ferry("models", "register", "m.mar", "--batch-size", "8", "--initial-workers", "0")
+    # Then
+    assert result.stdout == "registered\n"
+    assert server.asked[0][:2] == (
+        "POST",
+        "/models?url=m.mar&synchronous=true&batch_size=8&initial_workers=0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "arguments"),
+    [
+        ("POST", "/models", ("register", "m.mar", "--initial-workers", "1")),
+        ("PUT", "/models/m", ("scale", "m", "--min-worker", "1")),
+    ],
+)
+def test_command_says_where_it_is_told_why_workers_did_not_start(
+    server, ferry, method, path, arguments
+):
+    # Given
+    answer = {"code": 500, "message": failed_text("m", "1.0")}
+    server.answers[method, path] = (500, answer)
+    # When
+    result = ferry("models", *arguments)
+    # Then
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "Error: Failed to start workers for model m version: 1.0 (HTTP 500)\n"
+        "Why is in the ingress's log, in its line `not started model=`.\n"
+    )
+
+
+def test_command_sends_the_token_of_the_environment(server, ferry, monkeypatch):
+    # Given
+    server.answers["GET", "/models"] = (200, {"models": []})
+    # When
+    ferry("models", "list")
+    monkeypatch.setenv("FERRY_TOKEN", "secret")
+    result = ferry("models", "list")
+    # Then
+    sent = [headers.get("authorization") for _, _, headers, _ in server.asked]
+    assert sent == [None, "Bearer secret"]
+    assert "secret" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("token", "found"),
+    [("", "is not set"), ("secret\n", "has another key, or an expired one")],
+)
+def test_command_says_where_a_refused_token_came_from(server, ferry, monkeypatch, token, found):
+    # Given
+    monkeypatch.setenv("FERRY_TOKEN", token)
+    refusal = {"code": 400, "type": "InvalidKeyException", "message": "No"}
+    server.answers["GET", "/models"] = (400, refusal)
+    # When
+    result = ferry("models", "list")
+    # Then
+    assert result.stderr == f"Error: No: FERRY_TOKEN {found} (HTTP 400)\n"
+
+
+@pytest.mark.parametrize("token", ["schlüssel", "a\nb"])
+def test_token_that_can_be_none_is_refused_and_not_shown(ferry, monkeypatch, token):
+    monkeypatch.setenv("FERRY_TOKEN", token)
+    complaint = "Error: FERRY_TOKEN has characters that no token has\n"
+    assert ferry("models", "list").stderr == complaint
+
+
+def test_register_does_not_wait_when_told_so(server, ferry):
+    # Given
+    server.answers["POST", "/models"] = (202, {"status": "Processing worker updates..."})
+    # When
+    result = ferry("models", "register", "m.mar", "--no-wait", "--json")
+    # Then
+    assert json.loads(result.stdout) == {"status": "Processing worker updates..."}
+    assert "synchronous=false" in server.asked[0][1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("scale", "m", "--min-worker", "0"), "PUT /models/m?synchronous=true&min_worker=0"),
+        (
+            ("scale", "m", "--min-worker", "1", "--max-worker", "2", "--version", "2.0"),
+            "PUT /models/m/2.0?synchronous=true&min_worker=1&max_worker=2",
+        ),
+        (("unregister", "m"), "DELETE /models/m"),
+        (("unregister", "m", "--version", "2.0"), "DELETE /models/m/2.0"),
+        (("set-default", "m", "2.0"), "PUT /models/m/2.0/set-default"),
+        (("unregister", "a/b ?"), "DELETE /models/a%2Fb%20%3F"),
+    ],
+)
+def test_models_commands_ask_the_management_api(server, ferry, arguments, expected):
+    # Given
+    method, _, path = expected.partition(" ")
+    server.answers[method, path.partition("?")[0]] = (200, {"status": "done"})
+    # When
+    result = ferry("models", *arguments)
+    # Then
+    assert result.stdout == "done\n"
+    assert " ".join(server.asked[0][:2]) == expected
+
+
+def test_list_follows_the_pages(server, ferry):
+    # Given a server that always says there is more, until a page is empty
+    pages = iter([["a", "b"], ["c"], []])
+
+    class Pages(dict):
+        def get(self, key, default):
+            names = next(pages)
+            models = [{"modelName": name, "modelUrl": f"{name}.mar"} for name in names]
+            return 200, {"nextPageToken": "7", "models": models}
+
+    server.answers = Pages()
+    # When
+    result = ferry("models", "list", "--json")
+    # Then
+    assert [record["modelName"] for record in json.loads(result.stdout)] == ["a", "b", "c"]
+    assert [path for _, path, *_ in server.asked] == [
+        "/models?limit=100&next_page_token=0",
+        "/models?limit=100&next_page_token=7",
+        "/models?limit=100&next_page_token=7",
+    ]
+
+
+def test_list_says_so_when_there_are_no_models(server, ferry):
+    # Given
+    server.answers["GET", "/models"] = (200, {"models": []})
+    # When / Then
+    assert "No models." in ferry("models", "list").stdout
+
+
+def test_describe_shows_settings_queue_and_workers(server, ferry):
+    # Given
+    server.answers["GET", "/models/m/all"] = (200, [DESCRIPTION])
+    # When
+    words = " ".join(ferry("models", "describe", "m").stdout.split())
+    # Then
+    assert "m version 1.0" in words
+    assert "8, at most 50 ms" in words
+    assert "3, room for 97" in words
+    assert "n1-1 READY 7 cpu 1 MiB" in words
+    assert "n2-1 UNLOADING 8" in words
+
+
+def worker(number, **fields):
+    return {"id": f"n1-{number}", "status": "UNLOADING", "node": "n1", "host": "box", **fields}
+
+
+def test_describe_shows_each_error_once_the_hosts_and_the_default(server, ferry):
+    # Given
+    errors = ["ValueError: no [weights]", "ValueError: no [weights]", "exit status 3"]
+    workers = [worker(number, error=error) for number, error in enumerate(errors)]
+    record = {**DESCRIPTION, "workers": workers, "isDefault": True}
+    server.answers["GET", "/models/m/all"] = (200, [record])
+    # When
+    lines = ferry("models", "describe", "m").stdout.splitlines()
+    # Then
+    assert lines[0] == "m version 1.0 (default)"
+    assert lines[-3:] == [
+        "node n1 on box",
+        "not started: ValueError: no [weights]",
+        "not started: exit status 3",
+    ]
+
+
+def test_worker_that_is_not_ready_is_shown_in_the_state_that_it_is_in(server, ferry):
+    # Given
+    record = {**DESCRIPTION, "workers": [worker(1, state="FAILED"), worker(2, state="LOADING")]}
+    server.answers |= {
+        ("GET", "/readyz"): (503, {"status": "No ready worker: m"}),
+        ("GET", "/nodes"): (200, NODES),
+        ("GET", "/models"): (200, {"models": [{"modelName": "m", "modelUrl": "m.mar"}]}),
+        ("GET", "/models/m/all"): (200, [record]),
+    }
+    # When
+    described = ferry("models", "describe", "m").stdout
+    status = " ".join(ferry("status").stdout.split())
+    # Then
+    assert "n1-1 FAILED" in " ".join(described.split())
+    assert "1 FAILED, 1 LOADING" in status
+    assert "UNLOADING" not in described + status
+
+
+def test_list_and_status_show_all_versions_and_the_default(server, ferry):
+    # Given a model with two versions, and one that goes while it is asked for
+    names = [{"modelName": name, "modelUrl": f"{name}.mar"} for name in ("gone", "m")]
+    second = {**DESCRIPTION, "modelVersion": "2.0", "isDefault": True, "workers": [worker(1)]}
+    server.answers |= {
+        ("GET", "/readyz"): (200, {}),
+        ("GET", "/nodes"): (200, NODES),
+        ("GET", "/models"): (200, {"models": names}),
+        ("GET", "/models/m/all"): (200, [{**DESCRIPTION, "isDefault": False}, second]),
+    }
+    # When
+    listed = [line.split() for line in ferry("models", "list").stdout.splitlines()]
+    status = " ".join(ferry("status").stdout.split())
+    # Then
+    assert listed[1:] == [["m", "1.0", "m.mar"], ["m", "2.0", "(default)", "m.mar"]]
+    assert "m 2.0 (default) 1 UNLOADING" in status
+    assert "Nodes: n1 on box (2 workers), n2 (1 worker), n3 on spare (0 workers)" in status
+
+
+def test_names_and_ids_are_printed_whole_whatever_the_width(server, ferry, monkeypatch):
+    # Given
+    monkeypatch.setenv("COLUMNS", "40")
+    name, url = "n" * 120, "https://example.org/" + "a" * 200 + ".mar"
+    described = {**DESCRIPTION, "modelName": name, "modelUrl": url, "workers": [worker(1234567)]}
+    server.answers |= {
+        ("GET", "/readyz"): (200, {}),
+        ("GET", "/nodes"): (200, NODES),
+        ("GET", "/models"): (200, {"models": [{"modelName": name, "modelUrl": url}]}),
+        ("GET", f"/models/{name}/all"): (200, [described]),
+        ("GET", f"/models/{name}"): (200, [described]),
+    }
+    # When
+    listed, status = ferry("models", "list").stdout, ferry("status").stdout
+    shown = ferry("models", "describe", name).stdout
+    # Then
+    assert name in listed
+    assert url in listed
+    assert name in status
+    assert {name, url, worker(1234567)["id"]} <= set(shown.split())
+
+
+def test_name_that_the_encoding_of_the_output_lacks_is_escaped(server):
+    # Given
+    server.answers |= {
+        ("GET", "/models"): (200, {"models": [{"modelName": "m", "modelUrl": "ä.mar"}]}),
+        ("GET", "/models/m/all"): (200, [{**DESCRIPTION, "modelUrl": "ä.mar"}]),
+    }
+    command = [sys.executable, "-m", "ferry.main", "models", "list", "--management-url", server.url]
+    # When
+    listed = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    # Then
+    assert listed.stdout.splitlines()[1].split() == ["m", "1.0", r"\xe4.mar"]
+    assert listed.stderr == ""
+
+
+def test_status_counts_workers_by_node_and_state(server, ferry):
+    # Given
+    server.answers["GET", "/readyz"] = (503, {"status": "No ready worker: m"})
+    server.answers["GET", "/models"] = (200, {"models": [{"modelName": "m", "modelUrl": "m.mar"}]})
+    server.answers["GET", "/models/m/all"] = (200, [DESCRIPTION])
+    server.answers["GET", "/nodes"] = (200, NODES[:2])
+    # When
+    record = json.loads(ferry("status", "--json").stdout)
+    words = " ".join(ferry("status").stdout.split())
+    # Then
+    assert (record["ready"], record["reason"]) == (False, "No ready worker: m")
+    assert record["nodes"] == {"n1": 1, "n2": 1}
+    assert record["models"][0]["workers"] == {"READY": 1, "UNLOADING": 1}
+    assert record["models"][0]["waiting"] == 3
+    assert words.startswith("No ready worker: m Nodes: n1 on box (1 worker), n2 (1 worker)")
+    assert "m 1.0 1 READY, 1 UNLOADING 2 3 97" in words
+
+
+def test_status_of_a_server_that_is_not_ready_is_no_failure_but_told(server, ferry):
+    # Given
+    server.answers |= {
+        ("GET", "/readyz"): (503, {"status": "No ready worker: m"}),
+        ("GET", "/nodes"): (200, []),
+        ("GET", "/models"): (200, {"models": []}),
+    }
+    # When
+    shown, record = ferry("status"), ferry("status", "--json")
+    # Then
+    assert shown.stdout.startswith("No ready worker: m\n")
+    assert json.loads(record.stdout)["ready"] is False
+    assert shown.exit_code == record.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("nodes", "counts", "line"),
+    [
+        ([], {}, "Nodes: none runs. `ferry node` starts one."),
+        ([{"node": "n3", "host": "spare"}], {"n3": 0}, "Nodes: n3 on spare (0 workers)"),
+    ],
+)
+def test_status_tells_a_node_without_workers_from_none(server, ferry, nodes, counts, line):
+    # Given
+    server.answers |= {
+        ("GET", "/readyz"): (200, {}),
+        ("GET", "/nodes"): (200, nodes),
+        ("GET", "/models"): (200, {"models": []}),
+    }
+    # When / Then
+    assert line in ferry("status").stdout.splitlines()
+    assert json.loads(ferry("status", "--json").stdout)["nodes"] == counts
+
+
+def test_predict_prints_a_table_when_the_answer_is_classes(server, ferry, tmp_path):
+    # Given
+    server.answers["POST", "/predictions/m"] = (200, {"cat [tabby]": 0.75, "dog": 0.25})
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).write_bytes(b"\xff\xd8" + name.encode())
+    # When
+    result = ferry("predict", "m", str(tmp_path / "a.jpg"), str(tmp_path / "b.jpg"))
+    # Then
+    assert result.exit_code == 0
+    assert result.stdout.count("cat [tabby]") == 2
+    assert "0.7500" in result.stdout
+    bodies = {body for *_, body in server.asked}
+    assert bodies == {b"\xff\xd8a.jpg", b"\xff\xd8b.jpg"}
+
+
+@pytest.mark.parametrize("answer", [{"count": 1}, {"price": 3.5}])
+def test_predict_calls_no_other_number_a_probability(server, ferry, tmp_path, answer):
+    # Given
+    server.answers["POST", "/predictions/m"] = (200, answer)
+    (tmp_path / "a.jpg").touch()
+    # When / Then
+    assert json.loads(ferry("predict", "m", str(tmp_path / "a.jpg")).stdout) == answer
+
+
+def test_predict_sends_no_content_type_for_an_image_and_json_for_json(server, ferry, tmp_path):
+    # Given
+    server.answers["POST", "/predictions/m/2.0"] = (200, [1])
+    for name in ("a.png", "b.json"):
+        (tmp_path / name).write_bytes(b"{}")
+    # When
+    ferry("predict", "m", "--version", "2.0", str(tmp_path / "a.png"))
+    ferry("predict", "m", "--version", "2.0", str(tmp_path / "b.json"))
+    # Then
+    kinds = [headers["content-type"] for *_, headers, _ in server.asked]
+    assert kinds == [None, "application/json"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"plain words", "plain words\n"),
+        (b"\xff\xfe\x00", "3 bytes of data\n"),
+        ({"digit": 3, "parts": [1]}, '{\n  "digit": 3,\n  "parts": [\n    1\n  ]\n}\n'),
+        ({}, "{}\n"),
+        ({"ok": True}, '{\n  "ok": true\n}\n'),
+    ],
+)
+def test_predict_prints_any_answer_as_it_is(server, ferry, answer, expected):
+    # Given
+    server.answers["POST", "/predictions/m"] = (200, answer)
+    # When
+    result = ferry("predict", "m", "-", input=b"body")
+    # Then
+    assert result.stdout == expected
+    assert server.asked[0][3] == b"body"
+
+
+def test_predict_fails_when_one_of_several_files_does(server, ferry, tmp_path):
+    # Given
+    (tmp_path / "a").write_bytes(b"a")
+    # When
+    result = ferry("predict", "x", "--json", str(tmp_path / "a"))
+    # Then
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == [
+        {"file": str(tmp_path / "a"), "status": 404, "error": "Model not found: x"}
+    ]
+
+
+def test_predict_prints_the_other_answers_when_a_connection_breaks(server, ferry, tmp_path):
+    # Given
+    server.answers["POST", "/predictions/m"] = (200, "fine")
+    server.breaks_at = b"b"
+    files = [tmp_path / letter for letter in "abc"]
+    for file in files:
+        file.write_text(file.name)
+    names = [str(file) for file in files]
+    # When
+    result = ferry("predict", "m", *names)
+    # Then
+    assert result.exit_code == 1
+    assert result.stdout == f"{names[0]}: fine\n{names[2]}: fine\n"
+    assert f"{names[1]}: the connection to {server.url} broke" in result.stderr
+    # When there is no other answer
+    result = ferry("predict", "m", names[1])
+    # Then
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: the connection to {server.url} broke")
+
+
+def test_predict_names_the_file_when_it_cannot_be_read(server, ferry):
+    # Given / When
+    result = ferry("predict", "m", "missing.jpg")
+    # Then
+    assert result.stderr == "Error: cannot read missing.jpg: No such file or directory\n"
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("role", ["ingress", "node"])
+def test_role_asks_for_a_redis_when_it_has_none(role):
+    # Given / When
+    result = CliRunner().invoke(main, [role], env={"REDIS_URL": None, "FERRY_REDIS_URL": None})
+    # Then
+    assert result.exit_code == 2
+    assert "which Redis?" in result.stderr
+
+
+def test_node_refuses_a_model_store_that_is_no_folder(tmp_path):
+    # Given / When
+    flags = ["--redis-url", "redis://127.0.0.1:1", "--model-store", str(tmp_path / "missing")]
+    result = CliRunner().invoke(main, ["node", *flags])
+    # Then
+    assert result.exit_code == 1
+    assert "the model store is not a folder" in result.stderr
+
+
+def test_up_refuses_an_address_beside_a_port_base():
+    # Given / When
+    flags = ["--port-base", "18080", "--management-address", "http://127.0.0.1:9000"]
+    result = CliRunner().invoke(main, ["up", "--model-store", "missing", *flags])
+    # Then
+    assert result.exit_code == 2
+    assert "--port-base and --management-address do not go together" in result.stderr
+
+
+def test_check_free_names_the_address_when_it_is_in_use():
+    # Given
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        # When / Then
+        with pytest.raises(Exception, match=f"{address} is in use"):
+            check_free([address])
+
+
+def test_check_free_accepts_one_address_for_several_listeners():
+    # Given
+    address = f"http://127.0.0.1:{free_ports(1)}"
+    # When / Then
+    check_free([address, address, "unix:/tmp/socket"])
+
+
+def test_check_free_says_so_when_the_port_is_no_number():
+    # Given / When / Then
+    with pytest.raises(Exception, match="not an address like http://host:port"):
+        check_free(["http://127.0.0.1:many"])
+
+
+def test_up_refuses_a_model_store_that_is_no_folder(tmp_path):
+    # Given / When
+    result = CliRunner().invoke(main, ["up", "--model-store", str(tmp_path / "missing")])
+    # Then
+    assert result.exit_code == 1
+    assert "the model store is not a folder" in result.stderr
+
+
+def test_up_says_of_each_key_without_effect_why(tmp_path):
+    # Given a config that is good but for five keys, and a model store that stops the command
+    config = tmp_path / "config[1].properties"
+    keys = ("vmargs=-Xmx4g", "job_queue_sise=7", "of_tomorrow=x", "model_store=/missing")
+    keys += ('models={"m": {"1": {"batchsize": 8}}}', "install_py_dep_per_model=yes")
+    config.write_text("\n".join(keys))
+    # When
+    result = CliRunner().invoke(main, ["up", "--config", str(config)])
+    # Then
+    assert result.stderr.splitlines() == [
+        f"warning: {config}: job_queue_sise is unknown; did you mean job_queue_size?",
+        f"warning: {config}: of_tomorrow is unknown",
+        f"warning: {config}: vmargs has no effect here: there is no Java virtual machine",
+        f"warning: {config}: install_py_dep_per_model=yes counts as false, as in TorchServe; "
+        "did you mean true?",
+        "warning: models: batchsize has no effect; did you mean batchSize?",
+        "Error: the model store is not a folder: /missing",
+    ]
+
+
+def test_variable_that_is_nearly_a_settings_is_named(monkeypatch):
+    # Given
+    monkeypatch.setenv("FERRY_QUEUE_TIMOUT_S", "5")
+    for name in ("FERRY_INFERENCE_TOKEN", "FERRY_METRICS_URL", "FERRY_PORT_8080_TCP"):
+        monkeypatch.setenv(name, "of a client's, or of Kubernetes")
+    # When
+    result = CliRunner().invoke(main, ["up", "--model-store", "/missing"])
+    # Then
+    assert result.stderr.splitlines() == [
+        "warning: FERRY_QUEUE_TIMOUT_S is no setting; did you mean FERRY_QUEUE_TIMEOUT_S?",
+        "Error: the model store is not a folder: /missing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("--metrics-config=/missing", "cannot read /missing: No such file or directory"),
+        ("--inference-address=http://127.0.0.1:99999", "not an address like http://host:port"),
+    ],
+)
+def test_up_ends_with_2_whichever_part_finds_that_a_setting_cannot_be_used(
+    tmp_path, setting, complaint
+):
+    # Given
+    first = free_ports(3)
+    roles = ("inference", "management", "metrics")
+    addresses = [f"--{role}-address=http://127.0.0.1:{first + n}" for n, role in enumerate(roles)]
+    # When
+    result = subprocess.run(
+        [sys.executable, "-m", "ferry.main", "up", "--no-config-snapshots", *addresses, setting],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    # Then
+    assert complaint in result.stdout + result.stderr
+    assert result.returncode == 2
+
+
+def test_up_names_the_setting_when_its_value_is_wrong(tmp_path):
+    # Given
+    config = tmp_path / "config.properties"
+    config.write_text("job_queue_size=many\n")
+    # When
+    result = CliRunner().invoke(main, ["up", "--config", str(config)])
+    # Then
+    assert result.exit_code == 2
+    assert "job_queue_size='many' is no whole number" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("download", "expected"),
+    [
+        (None, ("Checking https://x/m.mar", None, "")),
+        ((5_000_000, 20_000_000), ("Downloading https://x/m.mar", 20_000_000, "5.0/20.0 MB")),
+        ((5_000_000, 0), ("Downloading https://x/m.mar", None, "5.0 MB")),
+    ],
+)
+def test_register_shows_how_far_a_download_has_come(server, download, expected):
+    # Given
+    url = "https://x/m.mar"
+    server.answers["GET", "/models"] = (200, {"models": []})
+    if download is not None:
+        record = {"url": url, "done_bytes": download[0], "total_bytes": download[1]}
+        server.answers["GET", "/downloads"] = (200, [{"url": "https://other"}, record])
+    # When
+    with Api(server.url) as api:
+        stage = registration_stage(api, url)
+    # Then
+    assert (stage["description"], stage["total"], stage["amount"]) == expected
+
+
+def test_register_shows_how_many_workers_have_loaded(server):
+    # Given
+    record = {"modelName": "m", "modelUrl": "m.mar"}
+    server.answers["GET", "/models"] = (200, {"models": [record]})
+    server.answers["GET", "/models/m"] = (200, [DESCRIPTION])
+    # When
+    with Api(server.url) as api:
+        stage = registration_stage(api, "m.mar")
+    # Then
+    assert stage["description"] == "Loading workers of m"
+    assert (stage["completed"], stage["total"]) == (1, DESCRIPTION["minWorkers"])
+
+
+def test_up_finds_its_configuration_by_torchserves_variable(tmp_path):
+    # Given
+    config = tmp_path / "config.properties"
+    config.write_text("model_store=/missing\n")
+    # When
+    result = CliRunner().invoke(main, ["up"], env={"TS_CONFIG_FILE": str(config)})
+    # Then
+    assert result.stderr == "Error: the model store is not a folder: /missing\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_one_sentence(server, monkeypatch, unbuffered):
+    # Given
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    server.answers["GET", "/models"] = (200, {"models": []})
+    command = [sys.executable, "-m", "ferry.main", "models", "list", "--management-url", server.url]
+    # When
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    # Then
+    assert result.stderr == "Error: cannot write: No space left on device\n"
+    assert result.returncode == 1
+
+
+def test_folder_that_is_gone_is_one_sentence(tmp_path):
+    # Given
+    words = f"cd {tmp_path}; mkdir d; cd d; rmdir ../d; exec {sys.executable} -m ferry.main up"
+    # When
+    result = subprocess.run(
+        ["/bin/sh", "-c", words],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    # Then
+    assert result.stderr == "Error: the current folder is not there any more\n"
+    assert result.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["models", "describe", b"m\xff"],
+        ["predict", b"m\xff", __file__],
+        ["archive", "--model-name=m", "-v1", "--handler=base_handler", b"--extra-files=\xff.py"],
+    ],
+)
+def test_what_is_not_utf8_is_one_sentence(tmp_path, words):
+    # Given
+    (tmp_path / os.fsdecode(b"\xff.py")).touch()
+    # When
+    result = subprocess.run(
+        [sys.executable, "-m", "ferry.main", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    # Then
+    assert re.fullmatch(r"Error: this is not UTF-8: '.*\\udcff.*'\n", result.stderr)
+    assert result.returncode == 1
+
+
+@pytest.mark.parametrize("text", ["a\nb", "ä"])
+@pytest.mark.parametrize("words", [["bench", "url", "http://127.0.0.1:1"], ["predict", "m", "f"]])
+def test_content_type_that_no_header_may_have_is_refused(words, text):
+    result = CliRunner().invoke(main, [*words, "--content-type", text])
+    assert result.exit_code == 2
+    assert "has characters that no header may have" in result.stderr

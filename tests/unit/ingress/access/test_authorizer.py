@@ -1,0 +1,216 @@
+"""B11: what opens with which key, on every door. Source: TorchServe 0.12."""
+
+import json
+
+import pytest
+
+from batching.errors import ServeError
+from ingress.access.authorizer import Gate
+from ingress.access.key_file import KeyScope
+from ingress.role import Role
+from tests.unit.ingress.access.test_key_file import key_of, keys, path
+
+__all__ = ["keys", "path"]  # the fixtures
+
+REFUSED = (
+    400,
+    "InvalidKeyException",
+    "Token Authorization failed. Token either incorrect, expired, or not provided correctly",
+)
+NOT_RENEWED = (400, "InvalidKeyException", REFUSED[2].replace("Authorization", "Authentication"))
+
+INFERENCE_ROUTES = [
+    ("POST", "/predictions/echo"),
+    ("GET", "/predictions/echo/1.0/tail"),
+    ("OPTIONS", "/predictions/echo"),
+    ("POST", "/explanations/echo"),
+    ("POST", "/v1/models/echo:predict"),
+    ("POST", "/v2/models/echo/infer"),
+    ("GET", "/ping"),
+    ("POST", "/ping/"),
+    ("GET", "/nowhere"),
+    ("GET", "/"),
+]
+MANAGEMENT_ROUTES = [
+    ("GET", "/models"),
+    ("GET", "/models/"),
+    ("POST", "/models"),
+    ("PUT", "/models/echo"),
+    ("GET", "/models/echo/1.0"),
+    ("PUT", "/models/echo/1.0/set-default"),
+    ("DELETE", "/models/echo"),
+    ("OPTIONS", "/models/echo"),
+    ("GET", "/v1/models/echo"),
+    ("GET", "/nowhere"),
+]
+FREE = [("OPTIONS", "/"), ("GET", "/api-description")]
+PROBES = [("GET", "/livez"), ("GET", "/readyz")]
+
+
+def bearer(token):
+    return {"Authorization": f"Bearer {token}"}
+
+
+def error_of(answer):
+    document = answer.json()
+    return answer.status_code, document["type"], document["message"]
+
+
+def wrong_headers(path, scope):
+    """Everything that is not the right key."""
+    other = "management" if scope == "inference" else "inference"
+    right = key_of(path, scope)
+    return [
+        {},
+        bearer(key_of(path, other)),
+        bearer(key_of(path, "API")),
+        bearer("x" * 43),
+        bearer(right[:-1]),
+        bearer(""),
+        {"Authorization": right},
+        {"Authorization": f"Basic {right}"},
+        bearer("\u00e9".encode().decode("latin-1")),
+    ]
+
+
+@pytest.mark.usefixtures("node")
+def test_b11_inference_opens_with_its_own_key_only(ingress, path):
+    # Given
+    ingress.register("echo")
+    for method, route in INFERENCE_ROUTES:
+        for headers in wrong_headers(path, "inference"):
+            # When / Then
+            answer = ingress.predict(route, method, headers=headers)
+            assert error_of(answer) == REFUSED, (method, route)
+            assert answer.headers["connection"] == "close"
+        # When / Then
+        answer = ingress.predict(route, method, headers=bearer(key_of(path, "inference")))
+        assert answer.headers.get("x-ferry-reason") != "invalid_key", (method, route)
+
+
+@pytest.mark.usefixtures("node")
+def test_b11_management_opens_with_its_own_key_only(ingress, path):
+    # Given
+    ingress.register("echo")
+    for method, route in MANAGEMENT_ROUTES:
+        for headers in wrong_headers(path, "management"):
+            # When / Then
+            assert error_of(ingress.manage(method, route, headers=headers)) == REFUSED
+    # Then nothing has been changed by all these
+    assert sorted(ingress.registry.snapshot()) == ["echo"]
+    for method, route in MANAGEMENT_ROUTES:
+        # When / Then
+        answer = ingress.manage(method, route, headers=bearer(key_of(path, "management")))
+        assert answer.headers.get("x-ferry-reason") != "invalid_key", (method, route)
+
+
+def test_b11_flask_alone_asks_for_the_key_too(ingress, path):
+    for role, routes in (
+        (Role.INFERENCE, INFERENCE_ROUTES),
+        (Role.MANAGEMENT, MANAGEMENT_ROUTES),
+    ):
+        client = ingress.apps[role].test_client()
+        for method, route in routes:
+            # When / Then
+            answer = client.open(route, method=method)
+            assert (answer.status_code, answer.json["type"]) == REFUSED[:2]
+            # When / Then
+            headers = bearer(key_of(path, role))
+            answer = client.open(route, method=method, headers=headers)
+            assert answer.headers.get("x-ferry-reason") != "invalid_key"
+
+
+def test_b11_descriptions_probes_and_metrics_need_no_key(ingress):
+    for method, route in FREE + PROBES:
+        assert ingress.predict(route, method).status_code in (200, 503), route
+    for method, route in FREE:
+        assert ingress.manage(method, route).status_code == 200
+    metrics = ingress.apps[Role.METRICS].test_client()
+    assert metrics.get("/metrics").status_code == 200
+    # Elsewhere these paths are nothing special.
+    assert error_of(ingress.manage("GET", "/livez")) == REFUSED
+    assert error_of(ingress.manage("GET", "/metrics")) == REFUSED
+
+
+def test_b11_probe_without_a_key_is_told_no_model_names(ingress):
+    # Given
+    spec = ingress.register("secret", min_worker=0, max_worker=0)
+    ingress.registry.scale(spec.key, 1, 1)
+    # When / Then
+    assert ingress.predict("/readyz", "GET").json() == {"status": "No ready worker"}
+
+
+@pytest.mark.usefixtures("node")
+def test_b11_key_reaches_no_handler(ingress, path):
+    # Given
+    ingress.register("echo")
+    headers = {**bearer(key_of(path, "inference")), "x-tell-names": "yes"}
+    # When
+    answer = ingress.predict("/predictions/echo", headers=headers)
+    flask = ingress.apps[Role.INFERENCE].test_client().post("/predictions/echo", headers=headers)
+    # Then
+    for seen in (answer.headers["x-names"], flask.headers["x-names"]):
+        assert "x-tell-names" in seen
+        assert "authorization" not in seen
+
+
+@pytest.mark.parametrize(
+    ("method", "route", "scope"),
+    [
+        ("POST", "/predictions/echo", KeyScope.INFERENCE),
+        ("POST", "/v1/models/echo:predict", KeyScope.INFERENCE),
+        ("GET", "/v1/models/echo", KeyScope.MANAGEMENT),
+        ("GET", "/ping", KeyScope.INFERENCE),
+        ("GET", "/models", KeyScope.MANAGEMENT),
+        ("POST", "//models", KeyScope.MANAGEMENT),
+        ("GET", "/nowhere", KeyScope.MANAGEMENT),
+        ("GET", "/livez/x", KeyScope.MANAGEMENT),
+    ],
+)
+def test_b11_shared_listener_keeps_the_keys_apart(keys, path, method, route, scope):
+    gate = Gate(keys, Role)
+    gate.admit(method, route, f"Bearer {key_of(path, scope)}")
+    other = next(name for name in KeyScope if name != scope)
+    with pytest.raises(ServeError, match="Token Authorization failed"):
+        gate.admit(method, route, f"Bearer {key_of(path, other)}")
+
+
+@pytest.mark.parametrize("kind", ["inference", "management"])
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
+def test_token_route_renews_a_key(ingress, path, kind, method):
+    # Given
+    before = json.loads(path.read_text())
+    # When
+    headers = bearer(before["API"]["key"])
+    answer = ingress.manage(method, f"/token?type={kind}", headers=headers)
+    # Then
+    after = json.loads(path.read_text())
+    assert (answer.status_code, answer.content) == (200, b"\n")
+    assert [name for name in after if after[name] != before[name]] == [kind]
+    headers = bearer(after[kind]["key"])
+    answers = {
+        "inference": ingress.predict("/ping", "GET", headers=headers),
+        "management": ingress.manage("GET", "/models", headers=headers),
+    }
+    assert answers[kind].status_code == 200
+    assert not ingress.services.keys.accepts(KeyScope(kind), before[kind]["key"])
+
+
+def test_token_route_refuses_every_other_key_and_type(ingress, path):
+    # Given
+    before = path.read_text()
+    api = bearer(key_of(path, "API"))
+    cases = [
+        ("/token?type=inference", {}),
+        ("/token?type=inference", bearer(key_of(path, "management"))),
+        ("/token?type=inference", bearer(key_of(path, "inference"))),
+        ("/token?type=API", api),
+        ("/token?type=", api),
+        ("/token", api),
+    ]
+    for route, headers in cases:
+        # When / Then
+        assert error_of(ingress.manage("GET", route, headers=headers)) == NOT_RENEWED
+    assert path.read_text() == before
+    # The inference port has no such route, so it wants its own key.
+    assert error_of(ingress.predict("/token?type=inference", "GET", headers=api)) == REFUSED

@@ -1,0 +1,259 @@
+"""Addresses with https://: TLS with the operator's own certificate."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import subprocess
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import uvloop
+
+from batching.settings.settings import SettingsError
+from batching.store.background_tasks import end_tasks
+from ingress.access import certificate
+from ingress.access.certificate import Certificate
+from ingress.listeners import Address, Listener
+from tests.ports import free_ports
+from tests.support import eventually_async
+from tests.tls import OPENSSL, needs_openssl, shown_certificate, write_certificate
+
+pytestmark = needs_openssl
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+
+
+async def hello(exchange):
+    exchange.respond(200, [("x-scheme", exchange.scheme)], b"hello")
+
+
+def answer_of(tls, wrap):
+    """What a listener with TLS says over a connection that went through `wrap`."""
+
+    def exchange(port):
+        with wrap(socket.create_connection(("127.0.0.1", port), timeout=10)) as connection:
+            connection.sendall(REQUEST)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+
+    async def serve():
+        address = Address("127.0.0.1", free_ports(1), is_tls=True)
+        listener = Listener(address, hello, tls=tls.context)
+        await listener.start()
+        try:
+            return await asyncio.to_thread(exchange, listener.address.port)
+        finally:
+            listener.stop()
+            await listener.wait_closed()
+
+    return asyncio.run(serve())
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_listener_speaks_tls_with_the_certificate_it_was_given(tls, version):
+    # Given a client that trusts this certificate only
+    context = ssl.create_default_context(cafile=str(tls.certificate_file))
+    context.maximum_version = version
+    # When
+    answer = answer_of(tls, lambda plain: context.wrap_socket(plain, server_hostname="localhost"))
+    # Then
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"x-scheme: https" in answer.lower()
+    assert answer.endswith(b"hello")
+
+
+def test_listener_with_tls_answers_nothing_to_a_client_without(tls):
+    def plainly(connection):
+        return connection
+
+    try:
+        answer = answer_of(tls, plainly)
+    except ConnectionError:
+        answer = b""
+    assert b"hello" not in answer
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_listener_with_tls_waits_for_no_farewell_of_idle_clients(tls, version):
+    context = ssl.create_default_context(cafile=str(tls.certificate_file))
+    context.maximum_version = version
+
+    def ask(port):
+        plain = socket.create_connection(("127.0.0.1", port), timeout=10)
+        connection = context.wrap_socket(plain, server_hostname="localhost")
+        connection.sendall(REQUEST.replace(b"close", b"keep-alive"))
+        assert connection.recv(1000).endswith(b"hello")
+        return connection
+
+    async def serve():
+        address = Address("127.0.0.1", free_ports(1), is_tls=True)
+        listener = Listener(address, hello, tls=tls.context)
+        await listener.start()
+        # Given: one that reads nothing until it asks again
+        with await asyncio.to_thread(ask, listener.address.port) as connection:
+            # When
+            listener.stop()
+            await asyncio.wait_for(listener.wait_closed(), 5)
+            # Then: it was told
+            assert await asyncio.to_thread(connection.recv, 1000) == b""
+
+    uvloop.run(serve())
+
+
+# --- files
+
+
+def passphrase(folder):
+    words = [OPENSSL, "pkey", "-aes256", "-passout", "pass:secret", "-in", "certificate.key"]
+    subprocess.run([*words, "-out", "new.pem"], cwd=folder, check=True, capture_output=True)
+    (folder / "new.pem").replace(folder / "certificate.key")
+
+
+def other_key(folder):
+    (folder / "other").mkdir()
+    write_certificate(folder / "other")
+    (folder / "other" / "certificate.key").replace(folder / "certificate.key")
+
+
+def garbage(folder):
+    (folder / "certificate.pem").write_text("garbage")
+
+
+def nothing(folder):
+    (folder / "certificate.key").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (passphrase, "has a passphrase: `openssl pkey"),
+        (other_key, "KEY_VALUES_MISMATCH"),
+        (garbage, "PEM lib"),
+        (nothing, "No such file"),
+    ],
+)
+def test_files_that_are_no_pair_are_refused_with_the_reason(tmp_path, spoil, reason):
+    pair = write_certificate(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(
+        SettingsError, match=f"certificate.pem and .*certificate.key: no certificate.*{reason}"
+    ):
+        pair.open()
+
+
+def test_renewed_certificate_is_shown_to_who_connects_from_then_on(tmp_path, monkeypatch, caplog):
+    # Given
+    monkeypatch.setattr(certificate, "LOOK_S", 0.01)
+    caplog.set_level(logging.INFO)
+    pair = write_certificate(tmp_path)
+    pair.open()
+    old = pair.certificate_file.read_text()
+
+    async def renew(port):
+        async def shown():
+            return await asyncio.to_thread(shown_certificate, port)
+
+        assert await shown() == old
+        # When: the files are replaced one after the other, the second one late
+        write_certificate(tmp_path)
+        key = pair.private_key_file.read_text()
+        pair.private_key_file.write_text("half a file")
+        await eventually_async(lambda: "certificate not renewed" in caplog.text)
+        # Then
+        assert await shown() == old
+        # When
+        pair.private_key_file.write_text(key)
+        await eventually_async(lambda: "renewed certificate_file=" in caplog.text)
+        # Then
+        assert await shown() == pair.certificate_file.read_text() != old
+
+    async def serve():
+        address = Address("127.0.0.1", free_ports(1), is_tls=True)
+        listener = Listener(address, hello, tls=pair.context)
+        await listener.start()
+        following = asyncio.create_task(pair.follow())
+        try:
+            await renew(address.port)
+        finally:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await following
+            listener.stop()
+            await listener.wait_closed()
+
+    uvloop.run(serve())
+    assert caplog.text.count("certificate not renewed") == 1
+    assert "certificate will expire" not in caplog.text  # in two days, which is all their life
+
+
+def sign_again(pair, days):
+    """The certificate ends in so many days."""
+    words = [OPENSSL, "x509", "-in", "certificate.pem", "-signkey", "certificate.key"]
+    words += ["-days", str(days), "-out", "new.pem"]
+    folder = pair.certificate_file.parent
+    subprocess.run(words, cwd=folder, check=True, capture_output=True)
+    (folder / "new.pem").replace(pair.certificate_file)
+
+
+def end_of(pair):
+    words = [OPENSSL, "x509", "-in", pair.certificate_file, "-noout", "-enddate"]
+    shown = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    moment_s = ssl.cert_time_to_seconds(shown.strip().removeprefix("notAfter="))
+    return datetime.fromtimestamp(moment_s, UTC)
+
+
+@pytest.mark.parametrize(
+    ("days", "days_left", "words"),
+    [
+        (400, -1, "has expired"),
+        (400, 13, "will expire"),
+        (400, 15, ""),
+        (40_000, 13, "will expire"),
+        (40_000, 15, ""),
+        (6, 5, ""),
+        (6, 1.1, ""),
+        (6, 0.9, "will expire"),
+        (6, -1, "has expired"),
+        (0, -1, "has expired"),
+        (0, 1, ""),
+    ],
+)
+def test_log_says_once_that_a_certificate_has_expired_or_will_soon(
+    tmp_path, days, days_left, words, caplog
+):
+    # Given one for so many days, most of which have passed
+    written = write_certificate(tmp_path)
+    sign_again(written, days)
+    end = end_of(written)
+    file = written.certificate_file
+    pair = Certificate(
+        file, written.private_key_file, clock=lambda: end - timedelta(days=days_left)
+    )
+    # When
+    pair.open()
+    # Then
+    at = f"at={end:%Y-%m-%dT%H:%M:%SZ} certificate_file={file}"
+    assert caplog.messages == ([f"certificate {words} {at}"] if words else [])
+
+
+def test_log_says_that_nobody_renews_a_certificate_although_it_is_about_time(
+    tmp_path, monkeypatch, caplog
+):
+    # Given one that had time enough when the server started
+    monkeypatch.setattr(certificate, "LOOK_S", 0.01)
+    written = write_certificate(tmp_path)
+    now = [datetime.now(UTC)]
+    pair = Certificate(written.certificate_file, written.private_key_file, clock=lambda: now[0])
+    pair.open()
+    assert caplog.messages == []
+
+    async def serve():
+        following = asyncio.create_task(pair.follow())
+        # When
+        now[0] = end_of(written) - timedelta(hours=1)
+        # Then
+        await eventually_async(lambda: "certificate will expire" in caplog.text)
+        await end_tasks([following])
+
+    asyncio.run(serve())

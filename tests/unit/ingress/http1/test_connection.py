@@ -1,0 +1,549 @@
+"""HTTP/1.1 as the listeners speak it, without an ingress behind them."""
+
+import asyncio
+import contextlib
+import select
+import socket
+import struct
+import threading
+
+import pytest
+import uvloop
+
+from ingress.http1.exchange import AHEAD_BYTES
+from ingress.http1.request_parser import MAX_HEADERS
+from ingress.listeners import Address, Listener
+from tests.ports import free_ports
+from tests.support import eventually
+from tests.unit.ingress.sockets import connect_to, read_to_end, statuses
+
+CLOSE = b"Connection: close\r\n"
+LARGE_BYTES = 2 * 2**20
+
+
+class Application:
+    """Answers with what it was asked; some paths ask for more."""
+
+    def __init__(self):
+        self.gate = asyncio.Event()
+        self.seen = []
+        self.taken_bytes = 0
+        self.refused = []
+        self.places = None
+        self.listener = None  # that it answers for
+        self.before = self.after = lambda: None
+
+    async def __call__(self, exchange):  # noqa: C901, PLR0912 - a path for each case
+        self.seen.append(exchange)
+        match exchange.path:
+            case "/raises":
+                raise RuntimeError
+            case "/forgets":
+                return
+            case "/splits":
+                exchange.respond(200, [("x-a", "b\r\nx-c: d")], b"")
+            case "/stream":
+                await exchange.respond_in_pieces(200, []).send(b"abc")
+            case "/large":
+                exchange.respond(200, [], bytes(LARGE_BYTES))
+            case "/204" | "/304" as path:
+                exchange.respond(int(path[1:]), [], b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            case "/unread":
+                self.echo(exchange, b"")
+            case "/pieces":
+                await self.gate.wait()
+                async for piece in exchange.pieces():
+                    self.taken_bytes += len(piece)
+                self.echo(exchange, b"")
+            case "/gone":
+                await exchange.client_left()
+                self.places = exchange.client, exchange.server
+            case "/left":
+                left = asyncio.ensure_future(exchange.client_left())
+                await self.gate.wait()
+                self.echo(exchange, b"left" if left.done() else b"there")
+            case "/waits/watched":
+                await self.gate.wait()
+                self.before()
+                self.echo(exchange, b"")
+                self.after()
+            case path:
+                if path == "/waits":
+                    await self.gate.wait()
+                self.echo(exchange, await exchange.read())
+
+    def on_refused(self, client, status):
+        assert client.startswith("127.0.0.1:")
+        self.refused.append(status)
+
+    def echo(self, exchange, body):
+        words = f"{exchange.method} {exchange.path}?{exchange.query} ".encode()
+        exchange.respond(200, [("x-a", "b")], words + body)
+
+
+@pytest.fixture
+def serve():
+    """Runs a client's blocking calls beside a listener: `serve(client)`, with its URL and app."""
+
+    def run(client):
+        async def main():
+            app = Application()
+            listener = Listener(Address("127.0.0.1", free_ports(1)), app, app.on_refused)
+            await listener.start()
+            app.listener = listener
+            loop = asyncio.get_running_loop()
+            app.run = loop.call_soon_threadsafe
+            app.open = lambda: app.run(app.gate.set)
+            app.stop = lambda: app.run(listener.stop)
+            try:
+                return await asyncio.to_thread(client, str(listener.address), app)
+            finally:
+                app.gate.set()
+                listener.stop()
+                await asyncio.wait_for(listener.wait_closed(), 10)
+
+        return uvloop.run(main())  # as the ingress does
+
+    return run
+
+
+def bodies(answer):
+    return [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 ")[1:]]
+
+
+def sent(*requests):
+    """A client that sends this and reads to the end."""
+
+    def client(url, _):
+        with connect_to(url) as connection:
+            connection.sendall(b"".join(requests))
+            return read_to_end(connection)
+
+    return client
+
+
+def get(path, lines=b"", version=b"1.1", method=b"GET"):
+    return b"%b %b HTTP/%b\r\nHost: x\r\n%b\r\n" % (method, path, version, lines)
+
+
+def test_requests_that_come_together_are_answered_in_order(serve):
+    posts = [
+        b"POST /%d HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n%02d" % (n, n) for n in range(20)
+    ]
+
+    def client(url, app):
+        with connect_to(url) as connection:
+            # Given: the first one is not answered before all others have come
+            connection.sendall(get(b"/waits") + b"".join(posts[:10]))
+            eventually(lambda: app.seen)
+            connection.sendall(b"".join(posts[10:]) + get(b"/last", CLOSE) + get(b"/never"))
+            app.open()
+            return read_to_end(connection)
+
+    # Then
+    expected = [b"POST /%d? %02d" % (n, n) for n in range(20)]
+    assert bodies(serve(client)) == [b"GET /waits? ", *expected, b"GET /last? "]
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (b"/a%20b/%C3%A9?x=%20&y", "/a b/é?x=%20&y"),
+        (b"http://host:80/a?b", "/a?b"),
+        (b"http://host", "/?"),
+        (b"/%ff", "/\ufffd?"),
+    ],
+)
+def test_target_is_decoded(serve, target, expected):
+    answer = serve(sent(get(target, CLOSE)))
+    assert bodies(answer) == [f"GET {expected} ".encode()]
+
+
+def test_trailers_are_passed_over(serve):
+    def client(url, app):
+        body = b"3\r\nabc\r\n0\r\nX-Late: 1\r\n\r\n"
+        chunked = get(b"/", b"Transfer-Encoding: chunked\r\n", method=b"POST")
+        answer = sent(chunked, body, get(b"/", CLOSE))(url, app)
+        return answer, app.seen[0].headers
+
+    answer, headers = serve(client)
+    assert bodies(answer) == [b"POST /? abc", b"GET /? "]
+    assert "x-late" not in dict(headers)
+
+
+def test_trailer_without_end_is_not_kept(serve):
+    head = get(b"/", b"Transfer-Encoding: chunked\r\n", method=b"POST")
+
+    def client(url, _):
+        with connect_to(url) as connection, contextlib.suppress(ConnectionError):
+            connection.sendall(head + b"0\r\nX: ")
+            for _ in range(200):
+                connection.sendall(b"y" * 65536)
+            return read_to_end(connection)
+        return b""
+
+    assert statuses(serve(client)) in ([500], [])
+
+
+def test_head_has_neither_body_nor_length(serve):
+    answer = serve(sent(get(b"/", method=b"HEAD"), get(b"/", CLOSE)))
+    assert bodies(answer) == [b"", b"GET /? "]
+    assert answer.count(b"content-length") == 1
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_answer_that_has_no_body_does_not_begin_another_one(serve, status):
+    answer = serve(sent(get(b"/%d" % status), get(b"/next", CLOSE)))
+    assert statuses(answer) == [status, 200]
+    assert bodies(answer) == [b"", b"GET /next? "]
+
+
+def test_requests_are_begun_when_the_answers_before_them_are_taken_in(serve):
+    count = 20  # the system's own buffers hold some megabytes
+
+    def client(url, app):
+        with connect_to(url) as connection:
+            # When nobody reads
+            connection.sendall(get(b"/large") * (count - 1) + get(b"/large", CLOSE))
+            eventually(lambda: app.seen)
+            with connect_to(url) as other:
+                for _ in range(count):
+                    other.sendall(get(b"/other"))
+                    other.recv(1000)
+            begun = len(app.seen) - count
+            return begun, read_to_end(connection)
+
+    # Then
+    begun, answer = serve(client)
+    assert begun < count / 2
+    assert statuses(answer) == [200] * count
+    assert len(answer) > count * LARGE_BYTES
+
+
+def test_requests_that_wait_for_one_before_them_are_few(serve):
+    def client(url, app):
+        with connect_to(url) as connection:
+            # When: each piece ends within a request, so that there is always one to be read on
+            connection.sendall(b"POST /waits HTTP/1.1\r\nContent-Length: 1\r\n\r\n")
+            piece = b"x" + get(b"/n") * 400 + b"POST / HTTP/1.1\r\nContent-Length: 1\r\n\r\n"
+            with contextlib.suppress(TimeoutError):
+                connection.settimeout(0.2)
+                for _ in range(400):
+                    connection.sendall(piece)
+            app.open()
+            connection.settimeout(10)
+            return read_to_end(connection)
+
+    # Then: the connection ends with the answers to some of them
+    answer = serve(client)
+    assert set(statuses(answer)) == {200}
+    assert len(statuses(answer)) == 257
+
+
+def test_bodies_of_requests_that_wait_are_not_read_ahead(serve):
+    def client(url, app):
+        with connect_to(url) as connection:
+            # When: as above, with bodies
+            connection.sendall(b"POST /waits HTTP/1.1\r\nContent-Length: 1\r\n\r\n")
+            head = b"POST / HTTP/1.1\r\nContent-Length: 200001\r\n\r\n"
+            sent_bytes = 0
+            connection.settimeout(0.5)
+            with contextlib.suppress(TimeoutError):
+                for _ in range(200):
+                    sent_bytes += connection.send(b"x" + head + bytes(200_000))
+            return sent_bytes
+
+    # Then: there are some megabytes in the system's own buffers
+    assert serve(client) < 20_000_000
+
+
+def test_pipelined_body_is_read_when_its_turn_comes(serve):
+    def client(url, app):
+        with connect_to(url) as connection:
+            connection.sendall(get(b"/waits") + b"POST /a HTTP/1.1\r\nContent-Length: 6\r\n\r\nabc")
+            eventually(lambda: app.seen)
+            connection.sendall(b"def" + get(b"/b", CLOSE))
+            app.open()
+            return read_to_end(connection)
+
+    assert bodies(serve(client)) == [b"GET /waits? ", b"POST /a? abcdef", b"GET /b? "]
+
+
+@pytest.mark.parametrize(
+    ("lines", "count"), [(b"", 1), (CLOSE, 1), (b"Connection: Keep-Alive\r\n", 2)]
+)
+def test_http_1_0_closes_unless_asked_not_to(serve, lines, count):
+    answer = serve(sent(get(b"/", lines, b"1.0"), get(b"/", CLOSE)))
+    assert len(statuses(answer)) == count
+    assert answer.count(b"connection: keep-alive") == count - 1
+
+
+@pytest.mark.parametrize("expectation", [b"100-continue", b"100-Continue"])
+def test_client_that_waits_to_continue_is_told_to(serve, expectation):
+    def client(url, _):
+        with connect_to(url) as connection:
+            lines = b"Expect: %b\r\nContent-Length: 3\r\n" % expectation + CLOSE
+            connection.sendall(get(b"/", lines, method=b"POST"))
+            assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            connection.sendall(b"abc")
+            return read_to_end(connection)
+
+    assert bodies(serve(client)) == [b"POST /? abc"]
+
+
+def test_client_that_does_not_know_how_to_wait_is_not_told(serve):
+    def client(url, app):
+        with connect_to(url) as connection:
+            lines = b"Expect: 100-continue\r\nContent-Length: 3\r\n"
+            connection.sendall(get(b"/", lines, version=b"1.0", method=b"POST"))
+            eventually(lambda: app.seen)
+            connection.sendall(b"abc")
+            return read_to_end(connection)
+
+    assert statuses(serve(client)) == [200]
+
+
+def test_client_whose_body_is_not_wanted_gets_its_answer_all_the_same(serve):
+    def client(url, _):
+        with connect_to(url) as connection:
+            connection.sendall(get(b"/unread", b"Content-Length: 5000000\r\n", method=b"POST"))
+            # When: it sends on although it has been answered
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"x" * 5_000_000)
+            return read_to_end(connection)
+
+    answer = serve(client)
+    assert bodies(answer) == [b"POST /unread? "]
+    assert b"connection: close" in answer
+
+
+@pytest.mark.parametrize("path", [b"/raises", b"/forgets", b"/splits"])
+def test_request_that_is_not_answered_gets_500(serve, path):
+    answer = serve(sent(get(path), get(b"/never")))
+    assert statuses(answer) == [500]
+    assert b"x-c" not in answer
+
+
+def test_stream_that_is_not_ended_is_broken_off(serve):
+    answer = serve(sent(get(b"/stream"), get(b"/never")))
+    assert bodies(answer) == [b"3\r\nabc\r\n"]
+
+
+def test_wish_for_another_protocol_is_passed_over(serve):
+    lines = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+    answer = serve(sent(get(b"/", lines), b"PRI * HTTP/2.0\r\n\r\n"))
+    assert bodies(answer) == [b"GET /? "]
+
+
+@pytest.mark.parametrize(
+    ("line", "body"),
+    [
+        (b"Content-Length: 6\r\n", b"abcdef"),
+        (b"Transfer-Encoding: chunked\r\n", b"6;x=y\r\nabcdef\r\n0\r\n\r\n"),
+    ],
+)
+@pytest.mark.parametrize("cut", [0, 2, 6])
+def test_body_behind_a_wish_for_another_protocol_is_read(serve, line, body, cut):
+    # Given: as Java's HttpClient sends it
+    lines = line + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+
+    def client(url, app):
+        with connect_to(url) as connection:
+            connection.sendall(get(b"/", lines, method=b"POST") + body[:cut])
+            eventually(lambda: app.seen)
+            connection.sendall(body[cut:] + b"PRI * HTTP/2.0\r\n\r\n")
+            return read_to_end(connection)
+
+    # Then
+    assert bodies(serve(client)) == [b"POST /? abcdef"]
+
+
+def test_second_wish_behind_the_first_one_is_passed_over(serve):
+    wish = b"CONNECT a:1 HTTP/1.1\r\n\r\n"
+    assert len(statuses(serve(sent(wish + wish)))) == 1
+
+
+def test_broken_body_behind_a_wish_for_another_protocol_is_refused(serve):
+    lines = b"Connection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n"
+    answer = serve(sent(get(b"/", lines, method=b"POST"), b"zz\r\n"))
+    assert statuses(answer) == [500]  # the application here does not tell broken bodies apart
+
+
+@pytest.mark.parametrize("behind", [b"\xc3\xa9", b"}\r\n\r\n"])
+def test_client_whose_request_is_whole_is_there_whatever_comes_behind(serve, behind):
+    def client(url, app):
+        with connect_to(url) as connection:
+            # When: its length was counted in characters, not in bytes
+            connection.sendall(get(b"/left", b"Content-Length: 3\r\n") + b"abc" + behind)
+            eventually(lambda: app.seen)
+            app.open()
+            return read_to_end(connection)
+
+    # Then
+    assert bodies(serve(client)) == [b"GET /left? there"]
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00", 400),
+        (b"GET / HTTP/3.7\r\n\r\n", 400),
+        (get(b"/", method=b"FROB"), 405),
+        (get(b"/", b"X: y\r\n Z: folded\r\n"), 400),
+        (get(b"/", b"Transfer-Encoding: \xff, chunked\r\n"), 400),
+        (get(b"/" + b"x" * 100_000), 431),
+        (get(b"/", b"X: y\r\n" * (MAX_HEADERS + 1)), 431),
+    ],
+)
+def test_head_that_cannot_be_read_is_refused_and_told_of(serve, request_bytes, status):
+    answer, refused = serve(lambda url, app: (sent(request_bytes)(url, app), app.refused))
+    assert statuses(answer) == refused == [status]
+    assert b"connection: close" in answer
+
+
+@pytest.mark.parametrize(
+    "lines", [b"X: y\r\n" * (MAX_HEADERS + 1), b"X: " + b"y" * 70_000 + b"\r\n"]
+)
+@pytest.mark.parametrize("body", [b"", b"abc"])
+def test_b15_request_behind_one_with_too_large_a_head_is_not_served(serve, lines, body):
+    # Given
+    first = get(b"/first", lines + b"Content-Length: %d\r\n" % len(body), method=b"POST") + body
+    # When: both come in one read, as far as the system lets them
+    client = sent(first, get(b"/second", CLOSE))
+    answer, app = serve(lambda url, app: (client(url, app), app))
+    # Then
+    assert statuses(answer) == app.refused == [431]
+    assert b"connection: close" in answer
+    assert app.seen == []
+
+
+def test_client_is_held_up_while_nobody_takes_its_body(serve):
+    size_bytes = 64 * 1024 * 1024
+
+    def client(url, app):
+        with connect_to(url) as connection:
+            connection.settimeout(0.5)
+            lines = b"Content-Length: %d\r\n" % size_bytes + CLOSE
+            connection.sendall(get(b"/pieces", lines, method=b"POST"))
+            sent_bytes = 0
+            with contextlib.suppress(TimeoutError):
+                while sent_bytes < size_bytes:
+                    sent_bytes += connection.send(b"x" * min(65536, size_bytes - sent_bytes))
+            # Then: what it could send lies in the kernel, but for a little
+            assert sent_bytes < size_bytes / 2
+            assert app.seen[0]._kept_bytes <= 2 * AHEAD_BYTES
+            # When
+            app.open()
+            connection.settimeout(10)
+            connection.sendall(b"x" * (size_bytes - sent_bytes))
+            assert statuses(read_to_end(connection)) == [200]
+        return app.taken_bytes
+
+    assert serve(client) == size_bytes
+
+
+def test_drain_closes_idle_connections_and_answers_the_others(serve):
+    def client(url, app):
+        with connect_to(url) as idle, connect_to(url) as busy:
+            # Given
+            idle.sendall(get(b"/"))
+            assert idle.recv(1000)
+            busy.sendall(get(b"/waits"))
+            eventually(lambda: len(app.seen) == 2)
+            # When
+            app.stop()
+            # Then
+            assert read_to_end(idle) == b""
+            app.open()
+            answer = read_to_end(busy)
+            with pytest.raises(ConnectionRefusedError):
+                connect_to(url)
+        return answer
+
+    answer = serve(client)
+    assert statuses(answer) == [200]
+    assert b"connection: close" in answer
+
+
+def test_answers_that_are_ready_together_leave_together(serve):
+    def client(url, app):
+        heard = []
+        with connect_to(url) as first, connect_to(url) as second:
+            # Given
+            for connection in (first, second):
+                connection.sendall(get(b"/waits/watched", CLOSE))
+            eventually(lambda: len(app.seen) == 2)
+            # When
+            app.before = lambda: heard.append(select.select([first, second], [], [], 0)[0])
+            app.open()
+            answers = [read_to_end(connection) for connection in (first, second)]
+        return heard, answers
+
+    heard, answers = serve(client)
+    # Then: neither was written while the other one was in the making
+    assert heard == [[], []]
+    assert [statuses(answer) for answer in answers] == [[200], [200]]
+
+
+@pytest.mark.parametrize("event", ["the client sends no more", "the server drains"])
+def test_answer_that_is_about_to_leave_is_sent_whatever_comes(serve, event):
+    def client(url, app):
+        with connect_to(url) as connection:
+            connection.sendall(get(b"/waits/watched"))
+            eventually(lambda: app.seen)
+            ends = {
+                "the client sends no more": lambda: connection.shutdown(socket.SHUT_WR),
+                "the server drains": app.listener.stop,
+            }
+            app.after = ends[event]
+            app.open()
+            return read_to_end(connection)
+
+    assert bodies(serve(client)) == [b"GET /waits/watched? "]
+
+
+def test_client_that_was_gone_before_it_was_heard_has_no_address(serve):
+    def client(url, app):
+        # Given
+        has_gone = threading.Event()
+        app.run(lambda: has_gone.wait(10))
+        with connect_to(url) as connection:
+            connection.sendall(get(b"/gone"))
+            linger_no_time = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger_no_time)
+        # When
+        has_gone.set()
+        # Then it is nobody's fault: the access log and Flask ask for it
+        assert eventually(lambda: app.places) == ("", url.removeprefix("http://"))
+
+    serve(client)
+
+
+def test_client_that_leaves_is_noticed(serve):
+    def client(url, app):
+        with connect_to(url) as connection:
+            connection.sendall(get(b"/waits"))
+            eventually(lambda: app.seen)
+        return app.seen[0]
+
+    async def left(exchange):
+        await asyncio.wait_for(exchange.client_left(), 5)
+
+    asyncio.run(left(serve(client)))
+
+
+def test_second_server_on_a_unix_socket_is_refused(tmp_path):
+    path = tmp_path / "ferry.sock"
+
+    async def main():
+        with socket.socket(socket.AF_UNIX) as first:
+            first.bind(str(path))
+            first.listen()
+            with pytest.raises(Exception, match="cannot listen"):
+                await Listener(Address("", 0, path), Application()).start()
+        # When: the first one is gone, and has left its file
+        second = Listener(Address("", 0, path), Application())
+        await second.start()
+        second.stop()
+
+    asyncio.run(main())

@@ -1,0 +1,227 @@
+"""F34 and F35: clients that send or read too slowly, or not at all."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import ssl
+import threading
+import time
+
+import psutil
+import pytest
+import requests
+import uvloop
+
+from ingress.listeners import Address, Listener
+from tests.ports import free_ports
+from tests.support import eventually
+from tests.timing import assert_within
+from tests.tls import needs_openssl
+from tests.unit.ingress.sockets import connect_to, exchange, post, read_to_end, statuses
+
+pytestmark = pytest.mark.slow  # whole servers on real sockets
+
+
+ANSWER = b"x" * 4_000_000
+STALL_S = 0.2  # instead of ten seconds, for a stream that is not read
+
+
+@pytest.fixture
+def impatient():
+    """A listener that gives a silent connection half a second, an unread answer one; its address.
+
+    It answers `ok`, and `/large` with much.
+    """
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def answer(exchange):
+        exchange.respond(200, [], ANSWER if exchange.path == "/large" else b"ok")
+
+    async def make():
+        address = Address("127.0.0.1", free_ports(1))
+        listener = Listener(address, answer, silence_timeout_s=0.5, unread_timeout_s=1.0)
+        await listener.start()
+        return listener
+
+    async def close(listener):
+        listener.stop()
+        await listener.wait_closed()
+
+    def call(coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(20)
+
+    listener = call(make())
+    yield str(listener.address)
+    call(close(listener))
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHo", b"POST / HTTP/1.1\r\nHost: x\r\n"])
+def test_f35_silent_connections_are_closed_and_others_served(impatient, sent):
+    with contextlib.ExitStack() as stack:
+        # Given
+        connections = [stack.enter_context(connect_to(impatient)) for _ in range(50)]
+        for connection in connections:
+            connection.sendall(sent)
+        started_s = time.monotonic()
+        # When / Then
+        assert requests.get(impatient, timeout=5).text == "ok"
+        answered_s = time.monotonic() - started_s
+        assert [read_to_end(connection) for connection in connections] == [b""] * 50
+        closed_s = time.monotonic() - started_s
+    assert_within(answered_s, 0.4)
+    assert closed_s > 0.3
+    assert_within(closed_s, 3)
+
+
+def test_f35_header_that_drips_is_closed_in_time(impatient):
+    # Given: a byte now and then does not buy more time
+    with connect_to(impatient) as connection:
+        connection.settimeout(0.1)
+        started_s = time.monotonic()
+        dripping = itertools.cycle(b"GET / HTTP/1.1")
+        is_open = True
+        # When
+        while is_open and time.monotonic() - started_s < 5:
+            try:
+                connection.sendall(bytes([next(dripping)]))
+                is_open = connection.recv(1) != b""
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                is_open = False
+    # Then
+    assert not is_open
+    assert_within(time.monotonic() - started_s, 3)
+
+
+@pytest.mark.parametrize(
+    "line", [b"Content-Length: 10", b"Content-Length: 90000", b"Transfer-Encoding: chunked"]
+)
+def test_f35_body_that_does_not_come_is_answered_in_time(ingress, monkeypatch, line):
+    # Given
+    monkeypatch.setattr("ingress.http1.body_reader.BODY_TIMEOUT_S", 0.2)
+    for url, path in (
+        (ingress.inference_url, "/predictions/echo"),
+        (ingress.management_url, "/models"),
+    ):
+        # When / Then
+        assert statuses(exchange(url, post(path, line))) == [408]
+
+
+def open_at(address):
+    """How many connections the listener has."""
+    port = int(address.rpartition(":")[2])
+    found = psutil.Process().net_connections("tcp4")
+    return sum(one.laddr.port == port and one.status == "ESTABLISHED" for one in found)
+
+
+def test_f34_answer_that_is_not_read_ends_its_connection(impatient):
+    # Given
+    with contextlib.ExitStack() as held:
+        connections = [held.enter_context(connect_to(impatient)) for _ in range(20)]
+        started_s = time.monotonic()
+        # When: one of them takes a byte now and then, the others nothing
+        for connection in connections:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        eventually(lambda: open_at(impatient) == 20)
+
+        def are_closed():
+            connections[0].recv(1)
+            return open_at(impatient) == 0
+
+        # Then
+        eventually(are_closed, 10)
+        assert time.monotonic() - started_s > 0.9
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_f34_answer_that_is_read_slowly_arrives_whole(impatient, count):
+    # Given
+    with connect_to(impatient) as connection:
+        ask = b"GET /large HTTP/1.1\r\nHost: x\r\n"
+        connection.sendall((ask + b"\r\n") * (count - 1) + ask + b"Connection: close\r\n\r\n")
+        received, started_s = b"", time.monotonic()
+        # When: it takes longer than an answer may lie unread
+        while piece := connection.recv(200_000):
+            received += piece
+            threading.Event().wait(0.1)
+    # Then
+    assert received.endswith(ANSWER)
+    assert statuses(received) == [200] * count
+    assert time.monotonic() - started_s > 1.5
+
+
+@needs_openssl
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_f34_stream_that_is_read_slowly_is_not_taken_for_one_that_is_not_read(
+    is_tls, tls, monkeypatch
+):
+    # Given
+    monkeypatch.setattr("ingress.http1.connection.STALL_S", STALL_S)
+    piece, count = b"x" * 16_000, 400
+    context = ssl.create_default_context(cafile=str(tls.certificate_file))
+
+    async def answer(exchange):
+        stream = exchange.respond_in_pieces(200, [])
+        for _ in range(count):
+            await stream.send(piece)
+        stream.end()
+
+    def read(port):
+        # When: a megabyte, a third of what the system would take by itself, takes twice as long
+        end = socket.create_connection(("127.0.0.1", port), timeout=10)
+        if is_tls:
+            end = context.wrap_socket(end, server_hostname="localhost")
+        with end, end.makefile("rb") as answer:
+            end.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            received, read_s = [], time.monotonic()
+            while data := answer.read(40_000):
+                received.append(data)
+                threading.Event().wait(0.015)
+                # A machine that stands still for longer does not read.
+                assert_within(time.monotonic() - read_s, STALL_S)
+                read_s = time.monotonic()
+        return b"".join(received)
+
+    async def serve():
+        listener = Listener(
+            Address("127.0.0.1", free_ports(1), is_tls=is_tls), answer, tls=tls.context
+        )
+        await listener.start()
+        try:
+            return await asyncio.to_thread(read, listener.address.port)
+        finally:
+            listener.stop()
+            await listener.wait_closed()
+
+    # Then
+    received = uvloop.run(serve())
+    assert received.endswith(b"\r\n0\r\n\r\n")
+    assert received.count(piece) == count
+
+
+def test_f34_clients_that_do_not_read_slow_nobody_down(ingress, node):
+    # Given: twenty clients that ask for an answer of 99 kB and read nothing
+    ingress.register("echo")
+    body = os.urandom(99_000)
+    request = post("/predictions/echo", b"Content-Length: %d" % len(body), body=body)
+    idle = [connect_to(ingress.inference_url) for _ in range(20)]
+    for connection in idle:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(request)
+    # When
+    started_s = time.monotonic()
+    answers = [ingress.predict("/predictions/echo", data=b"x").status_code for _ in range(20)]
+    # Then
+    assert answers == [200] * 20
+    assert_within(time.monotonic() - started_s, 5)
+    for connection in idle:
+        connection.close()

@@ -1,0 +1,80 @@
+"""Metrics of versions that are not registered any more."""
+
+import asyncio
+import contextlib
+
+import fakeredis
+import pytest
+
+from batching.models.spec import VersionKey
+from batching.store.registry.registry import Registry
+from ingress.metrics.ingress_metrics import Metrics
+from ingress.metrics.series_sweeper import SeriesSweeper
+from tests.support import eventually_async, make_spec
+
+KEPT, GONE = VersionKey("m", "1.0"), VersionKey("m", "2.0")
+SPEC = make_spec(model_name="m", model_version="2.0")
+
+
+@pytest.fixture
+def server():
+    return fakeredis.FakeServer()
+
+
+@pytest.fixture
+def registry(server):
+    """Two versions, of which one was unregistered."""
+    known = Registry(fakeredis.FakeRedis(server=server))
+    known.create(make_spec(model_name="m", model_version="1.0"))
+    known.create(SPEC)
+    known.remove(GONE)
+    return known
+
+
+@pytest.fixture
+def metrics():
+    counted = Metrics()
+    for key in (KEPT, GONE):
+        counted.version(key, None).count_answer(200, 0.01, None)
+    return counted
+
+
+def test_version_that_is_not_registered_any_more_loses_its_series(registry, metrics):
+    async def run():
+        sweeper = SeriesSweeper(registry, metrics, interval_s=0.001)
+        sweeping = asyncio.create_task(sweeper.run())
+        await eventually_async(lambda: metrics.versions() == {KEPT})
+        sweeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await sweeping
+
+    asyncio.run(run())
+
+
+def test_version_that_is_registered_again_soon_keeps_its_series(registry, metrics):
+    # Given
+    sweeper = SeriesSweeper(registry, metrics)
+    asyncio.run(sweeper.look())
+    registry.create(SPEC)
+    asyncio.run(sweeper.look())
+    registry.remove(GONE)
+    # When
+    asyncio.run(sweeper.look())
+    # Then
+    assert metrics.versions() == {KEPT, GONE}
+    # And not for ever
+    asyncio.run(sweeper.look())
+    assert metrics.versions() == {KEPT}
+
+
+def test_redis_that_is_away_costs_no_series(server, registry, metrics):
+    # Given
+    sweeper = SeriesSweeper(registry, metrics)
+    asyncio.run(sweeper.look())
+    server.connected = False
+    asyncio.run(sweeper.look())
+    # When: it is back, and has been emptied
+    server.connected = True
+    asyncio.run(sweeper.look())
+    # Then
+    assert metrics.versions() == {KEPT, GONE}

@@ -1,0 +1,165 @@
+"""When what is registered is saved, and when it is not."""
+
+import shutil
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from batching.settings.settings import Settings
+from batching.settings.snapshots import newest_snapshot, read_snapshot
+from batching.store import keys
+from batching.store.clients import connect
+from batching.store.registry.registry import Registry
+from ingress.models import snapshot_writer
+from ingress.models.snapshot_writer import SnapshotWriter
+from tests.support import eventually, make_spec
+
+
+@pytest.fixture
+def registry(redis_url):
+    client = connect(redis_url)
+    found = Registry(client)
+    found.mark()
+    yield found
+    client.close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "config"
+
+
+@pytest.fixture
+def writer(registry, folder):
+    made = SnapshotWriter(registry, replace(Settings(), job_queue_size=7), folder)
+    yield made
+    made.close()
+
+
+def kinds(folder):
+    """In no order: two may be made within the millisecond that their names tell."""
+    return Counter(path.stem.partition("-")[2] for path in folder.glob("*.cfg"))
+
+
+def models(folder):
+    return [one.model_name for one in read_snapshot(newest_snapshot(folder))]
+
+
+def test_changes_are_saved_from_start_to_close(registry, writer, folder):
+    # Given
+    writer.start()
+    # When
+    registry.create(make_spec(model_name="a"))
+    # Then
+    eventually(lambda: models(folder) == ["a"])
+    registry.remove(make_spec(model_name="a").key)
+    eventually(lambda: models(folder) == [])
+    writer.close()
+    assert kinds(folder) == {"startup": 1, "snapshot": 2, "shutdown": 1}
+    assert "job_queue_size=7\n" in newest_snapshot(folder).read_text()
+
+
+def test_news_of_workers_are_no_change(registry, writer, folder):
+    # Given
+    registry.create(make_spec(model_name="a"))
+    writer.start()
+    # When a worker's state is announced, and then a model is registered
+    registry.announce("a")
+    registry.create(make_spec(model_name="b"))
+    # Then only the model made a snapshot
+    eventually(lambda: models(folder) == ["a", "b"])
+    assert kinds(folder) == {"startup": 1, "snapshot": 1}
+
+
+def test_emptied_redis_does_not_empty_the_snapshots(registry, writer, folder, redis_url):
+    # Given
+    registry.create(make_spec(model_name="a"))
+    writer.start()
+    # When Redis loses everything, and the server stops before a node has restored it
+    with connect(redis_url) as client:
+        client.flushall()
+        registry.announce("a")
+        writer.close()
+        assert not client.exists(keys.EPOCH)
+    # Then
+    assert models(folder) == ["a"]
+
+
+def test_snapshot_that_was_not_restored_as_a_whole_stays_until_something_changes(
+    registry, writer, folder
+):
+    # Given a start at which a model was missing
+    registry.create(make_spec(model_name="found"))
+    writer.start(is_whole=False)
+    # When nobody changes anything
+    registry.announce("found")
+    writer.close()
+    # Then the old snapshot stays the newest
+    assert not kinds(folder)
+
+
+def test_change_is_saved_after_a_start_that_was_not_whole(registry, writer, folder):
+    # Given
+    writer.start(is_whole=False)
+    # When
+    registry.create(make_spec(model_name="a"))
+    # Then
+    eventually(lambda: kinds(folder) == {"snapshot": 1})
+    writer.close()
+    assert kinds(folder) == {"snapshot": 1, "shutdown": 1}
+
+
+def test_close_ends_the_thread_at_once(registry, writer, folder):
+    # Given
+    writer.start()
+    eventually(writer._thread.is_alive)
+    # When
+    writer.close()
+    # Then
+    assert not writer._thread.is_alive()
+
+
+def test_folder_that_cannot_be_written_does_not_stop_the_server(registry, tmp_path, caplog):
+    # Given
+    (tmp_path / "file").touch()
+    writer = SnapshotWriter(registry, Settings(), tmp_path / "file" / "config")
+    # When
+    writer.start()
+    # Then it goes on, and the log says so
+    assert writer._thread.is_alive()
+    assert (
+        f"snapshot not saved folder={tmp_path / 'file' / 'config'}: Not a directory" in caplog.text
+    )
+    writer.close()
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_folder_that_cannot_be_written_is_told_of_once_and_not_with_each_news(
+    registry, tmp_path, caplog
+):
+    # Given
+    (tmp_path / "file").touch()
+    writer = SnapshotWriter(registry, Settings(), tmp_path / "file" / "config")
+    writer.start()
+    # When the states of workers are announced
+    for _ in range(3):
+        writer._save(snapshot_writer.CHANGE)
+    # Then
+    writer.close()
+    assert caplog.text.count("snapshot not saved") == 1
+
+
+def test_what_the_disk_did_not_take_is_saved_when_it_does(registry, writer, folder, monkeypatch):
+    monkeypatch.setattr(snapshot_writer, "_SAVE_AGAIN_S", 0.05)
+    # Given
+    writer.start()
+    shutil.rmtree(folder)
+    folder.write_text("in the way")
+    registry.create(make_spec(model_name="a"))
+    eventually(lambda: writer._has_failed)
+    # When nothing changes any more but the disk
+    folder.unlink()
+    # Then
+    eventually(lambda: newest_snapshot(folder) is not None)
+    assert models(folder) == ["a"]

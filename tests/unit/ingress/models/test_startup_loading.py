@@ -1,0 +1,172 @@
+import threading
+from dataclasses import replace
+
+import pytest
+
+from batching.errors import StoreUnavailable, Unavailable
+from batching.store import keys
+from batching.store.clients import connect
+from ingress.models import registrar, startup_models
+from tests.support import eventually
+from tests.unit.ingress.simulated_node import SimulatedNode
+from tests.unit.ingress.startup import load
+
+
+@pytest.mark.usefixtures("node")
+def test_startup_registers_what_it_can_and_says_what_failed(ingress):
+    # Given
+    ingress.archives.add("echo.mar", "echo")
+    # When
+    failures = load(ingress, load_models="echo.mar,mine=echo.mar,lost.mar")
+    # Then
+    assert failures == [{"model": "lost.mar", "error": "Model not found at: lost.mar"}]
+    assert sorted(ingress.registry.snapshot()) == ["echo", "mine"]
+    spec = ingress.registry.resolve("mine", None)
+    assert (spec.min_worker, spec.is_loaded_at_startup) == (1, True)
+
+
+@pytest.mark.usefixtures("node")
+def test_startup_leaves_out_what_names_no_handler(ingress):
+    # Given a folder in the model store that is no model
+    ingress.archives.add("lost+found", "lost_found")
+    archives = ingress.archives.archives
+    archives["lost+found"] = replace(archives["lost+found"], handler="", manifest=None)
+    # When / Then
+    [failure] = load(ingress, load_models="lost+found")
+    assert failure["error"].startswith("It names no handler")
+    assert ingress.registry.snapshot() == {}
+    # When / Then
+    assert load(ingress, load_models="lost+found", default_service_handler="own.py") == []
+
+
+@pytest.mark.usefixtures("node")
+def test_startup_keeps_what_is_registered_already(ingress):
+    # Given
+    ingress.archives.add("echo.mar", "echo")
+    ingress.register("echo", batch_size=7)
+    # When / Then
+    assert load(ingress, load_models="echo.mar") == []
+    assert ingress.registry.resolve("echo", None).batch_size == 7
+
+
+@pytest.mark.usefixtures("node")
+@pytest.mark.parametrize(("is_awaited", "found"), [(False, ["new"]), (True, ["echo", "new"])])
+def test_unregistered_model_comes_back_only_when_somebody_starts_a_server(
+    ingress, is_awaited, found
+):
+    # Given: a startup model that was unregistered since
+    ingress.archives.add("echo.mar", "echo")
+    ingress.archives.add("new.mar", "new")
+    load(ingress, load_models="echo.mar")
+    ingress.registry.remove(ingress.registry.resolve("echo", None).key)
+    # When a server starts that names one more
+    failures = load(ingress, is_awaited=is_awaited, load_models="echo.mar,new.mar")
+    # Then
+    assert failures == []
+    assert sorted(ingress.registry.snapshot()) == found
+
+
+@pytest.mark.usefixtures("node")
+def test_model_that_was_not_there_is_looked_for_at_the_next_start(ingress):
+    # Given
+    assert load(ingress, load_models="late.mar") != []
+    ingress.archives.add("late.mar", "late")
+    # When / Then
+    assert load(ingress, load_models="late.mar") == []
+    assert sorted(ingress.registry.snapshot()) == ["late"]
+
+
+def test_startup_needs_no_node_for_what_was_loaded_before(ingress, node):
+    # Given
+    ingress.archives.add("echo.mar", "echo")
+    load(ingress, load_models="echo.mar")
+    node.close()
+    # When / Then
+    assert load(ingress, load_models="echo.mar") == []
+
+
+@pytest.mark.usefixtures("node")
+def test_emptied_redis_is_given_the_startup_models_again(ingress):
+    # Given
+    ingress.archives.add("echo.mar", "echo")
+    load(ingress, load_models="echo.mar")
+    with connect(ingress.services.settings.redis_url) as client:
+        client.delete(keys.MODELS, keys.STARTED)
+    # When
+    load(ingress, load_models="echo.mar")
+    # Then
+    assert sorted(ingress.registry.snapshot()) == ["echo"]
+
+
+@pytest.fixture
+def hurry(monkeypatch):
+    """What takes half a minute takes no time."""
+    monkeypatch.setattr(registrar, "NODE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(startup_models, "SAY_EVERY_S", 0.3)
+
+
+class Start(threading.Thread):
+    """A start that waits for something."""
+
+    def __init__(self, ingress, **settings):
+        super().__init__(daemon=True)
+        self._load = lambda: load(ingress, **settings)
+        self.failures = None
+        self.start()
+
+    def run(self):
+        self.failures = self._load()
+
+
+@pytest.mark.usefixtures("hurry")
+def test_startup_waits_for_a_node_however_long_and_says_so(ingress, redis_url, caplog):
+    # Given
+    ingress.archives.add("echo.mar", "echo")
+    start = Start(ingress, load_models="echo.mar")
+    # When
+    eventually(lambda: caplog.text.count("not yet loaded model=echo.mar: No node is running") > 1)
+    assert start.failures is None
+    node = SimulatedNode(redis_url)
+    node.start()
+    # Then
+    try:
+        start.join(10)
+        assert start.failures == []
+        assert sorted(ingress.registry.snapshot()) == ["echo"]
+    finally:
+        node.close()
+
+
+@pytest.mark.usefixtures("node", "hurry")
+@pytest.mark.parametrize("error", [Unavailable("Not now."), StoreUnavailable("Redis is away.")])
+def test_startup_tries_again_what_passes_by_itself(ingress, error, caplog):
+    # Given
+    ingress.archives.add("echo.mar", "echo")
+    archives = FailsTwice(ingress.archives, error)
+    ingress.services = replace(ingress.services, control=archives)
+    # When / Then
+    assert load(ingress, load_models="echo.mar") == []
+    assert sorted(ingress.registry.snapshot()) == ["echo"]
+    assert f"not yet loaded model=echo.mar: {error.message}" in caplog.text
+
+
+class FailsTwice:
+    def __init__(self, archives, error):
+        self._archives = archives
+        self._errors = [error] * 2
+
+    def inspect_archive(self, *arguments, **options):
+        if self._errors:
+            raise self._errors.pop()
+        return self._archives.inspect_archive(*arguments, **options)
+
+
+@pytest.mark.usefixtures("hurry")
+def test_startup_that_waits_ends_with_its_server(ingress):
+    # Given
+    start = Start(ingress, load_models="echo.mar")
+    # When
+    ingress.services.lifecycle.is_draining = True
+    start.join(10)
+    # Then: nothing has failed, it was only too early
+    assert start.failures == []

@@ -1,0 +1,119 @@
+"""How far the workers of a version have come, on one node and on several."""
+
+import pytest
+
+from batching.errors import Draining, InternalError
+from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
+from batching.store import keys
+from ingress.models.worker_wait import Progress, WorkerWait, _is_preparing, _progress
+from tests.support import KEY, make_spec
+
+READY, LOADING, STARTING = WorkerState.READY, WorkerState.LOADING, WorkerState.STARTING
+
+
+def workers(*states, pid=42):
+    return [
+        WorkerStatus(f"w{number}", "node-a", number, state, pid, "cpu", "now")
+        for number, state in enumerate(states)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("states", "nodes", "expected"),
+    [
+        ([READY], 1, Progress.DONE),
+        ([READY], 2, Progress.PARTIAL),
+        ([READY, READY], 2, Progress.DONE),
+        ([READY, LOADING], 2, Progress.PARTIAL),
+        ([LOADING], 1, Progress.NONE),
+        ([], 1, Progress.NONE),
+        ([READY] * 3, 1, Progress.PARTIAL),  # one too many, which has yet to go
+        ([READY] * 3, 2, Progress.DONE),
+    ],
+)
+def test_workers_are_counted_for_each_node(states, nodes, expected):
+    spec = make_spec(min_worker=1, max_worker=2)
+    assert _progress(workers(*states), spec, nodes=nodes) is expected
+
+
+@pytest.mark.parametrize(
+    ("state", "pid", "expected"), [(STARTING, 0, True), (STARTING, 42, False), (LOADING, 0, False)]
+)
+def test_archive_is_unpacked_before_a_process_is_started(state, pid, expected):
+    assert _is_preparing(workers(READY) + workers(state, pid=pid)) is expected
+
+
+class Nodes:
+    """Live nodes, each with one worker in a state that the test gives."""
+
+    def __init__(self, desk):
+        self.desk = desk
+        self.registry = desk.registry()
+        self.spec = make_spec(min_worker=1, max_worker=1, startup_timeout_s=30)
+        self.registry.create(self.spec)
+
+    def have(self, node_id, state=None, **told):
+        self.desk.join(NodeStatus(node_id, "host", 1, "now"))
+        if state is not None:
+            status = WorkerStatus(f"{node_id}-1", node_id, 0, state, 42, "cpu", "now", **told)
+            self.desk.node().report(KEY, status)
+
+    def wait(self, should_stop=lambda: False):
+        options = {"failures_before": {}, "version_text": "1.0", "install_patience_s": 0.0}
+        return WorkerWait(self.registry, should_stop).for_workers(self.spec, **options)
+
+
+@pytest.fixture
+def nodes(real_desk):
+    return Nodes(real_desk)
+
+
+FAILED = {"failures": 1, "error": "OSError: no space"}
+
+
+def test_node_that_cannot_start_its_worker_keeps_nothing_from_the_others(nodes, caplog):
+    # Given
+    nodes.have("a", READY)
+    nodes.have("b", STARTING, **FAILED)
+    nodes.have("c", READY)
+    # When / Then
+    assert nodes.wait() is Progress.PARTIAL
+    assert "not started model=digits version=1.0: OSError: no space" in caplog.text
+
+
+@pytest.mark.parametrize("state", [LOADING, None])
+def test_workers_of_other_nodes_are_waited_for_when_those_of_one_have_failed(nodes, state):
+    # Given
+    nodes.have("a", STARTING, **FAILED)
+    nodes.have("b", state)
+    # When this server is stopped: so it waits
+    with pytest.raises(Draining):
+        nodes.wait(lambda: True)
+    # And when the other one has failed, too
+    nodes.have("b", STARTING, **FAILED)
+    # Then
+    with pytest.raises(InternalError, match="Failed to start workers"):
+        nodes.wait()
+
+
+def test_dead_node_is_none_that_may_yet_have_workers(nodes):
+    # Given
+    nodes.have("a", STARTING, **FAILED)
+    nodes.have("b", READY)
+    nodes.desk.client.zadd(keys.NODES, {"b": 1})
+    # When / Then
+    with pytest.raises(InternalError, match="Failed to start workers"):
+        nodes.wait()
+
+
+def test_worker_that_was_given_up_and_is_to_go_has_not_failed_to_start(nodes):
+    # Given a version that is scaled to nothing as its worker was given up
+    nodes.have("a", WorkerState.FAILED, **FAILED)
+    nodes.registry.scale(KEY, 0, 0)
+    # When this server is stopped: so it waits for the worker to go
+    with pytest.raises(Draining):
+        nodes.wait(lambda: True)
+    # And once it has gone
+    nodes.desk.node().forget(KEY, "a-1")
+    # Then
+    assert nodes.wait() is Progress.DONE

@@ -1,0 +1,186 @@
+"""The prediction paths beside /predictions: which model they mean and what reaches its handler."""
+
+import socket
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import requests
+
+from batching.protocol import OPEN_INFERENCE_TYPE
+from ingress.predictions.prediction_service import Predictor
+from ingress.torchserve.prediction_paths import parse_prediction_path
+from tests.support import eventually
+
+pytestmark = pytest.mark.slow  # whole servers on real sockets
+
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.parametrize(
+    "path", ["/models/echo/invoke", "/echo/predict", "/echo/1.0/predict", "/invocations"]
+)
+def test_query_is_part_of_the_row_before_the_body(echo, path):
+    # When
+    query = "?model_name=echo&a=1&b=caf%C3%A9&a=2&body=lost"
+    answer = echo.predict(path + query, data=b"tabby")
+    # Then: types are empty, the body wins over the query
+    assert answer.text == "model_name:,a:,b:,body:|echo|2|café|tabby"
+    assert answer.headers["x-seen"] == "None None"
+
+
+def test_headers_of_the_client_reach_the_handler_on_legacy_paths(echo):
+    # When
+    answer = echo.predict("/echo/predict", headers={"explain": "True", "url_path": "a/b"})
+    # Then: as TorchServe, which sets neither there
+    assert answer.headers["x-seen"] == "True a/b"
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "body"),
+    [
+        ("?model_name=echo", {}, b"x"),
+        ("?model_name=echo", FORM, b"model_name=nobody"),
+        ("?model_name=echo&model_name=nobody", {}, b"x"),
+        ("", FORM, b"model_name=echo"),
+        ("?model_name=", FORM, b"model_name=echo"),
+    ],
+)
+def test_invocation_finds_its_model(echo, query, headers, body):
+    assert echo.predict("/invocations" + query, data=body, headers=headers).status_code == 200
+
+
+def test_invocation_without_a_model_is_refused(echo):
+    # When
+    answer = echo.predict("/invocations", data=b"x")
+    # Then
+    assert answer.status_code == 400
+    assert answer.json()["type"] == "BadRequestException"
+    assert answer.json()["message"] == "Parameter model_name is required."
+
+
+def test_invocation_means_the_only_model_that_was_loaded_at_start(echo):
+    # Given
+    echo.register("starter", is_loaded_at_startup=True)
+    # When / Then
+    assert echo.predict("/invocations", data=b"x").status_code == 200
+    # Given
+    echo.register("second", is_loaded_at_startup=True)
+    # When / Then: once the change has been heard of
+    for _ in range(200):
+        if echo.predict("/invocations", data=b"x").status_code == 400:
+            return
+    pytest.fail("the second startup model was not noticed")
+
+
+def test_tensors_reach_the_worker_as_they_came(echo):
+    # Given
+    headers = {"Inference-Header-Content-Length": "13", "content-type": "application/octet-stream"}
+    # When
+    answer = echo.predict("/v2/models/echo/infer", data=b'{"inputs":[]}\x01\x02', headers=headers)
+    # Then
+    kind = f"{OPEN_INFERENCE_TYPE};json=13"
+    assert answer.content == f"body:{kind}|".encode() + b'{"inputs":[]}\x01\x02'
+
+
+def test_wish_for_binary_answers_makes_json_an_inference_request(echo):
+    # Given
+    body = b'{"inputs": [], "parameters": {"binary_data_output": true}}'
+    # When
+    answer = echo.predict("/v2/models/echo/infer", data=body)
+    # Then
+    assert answer.text.startswith(f"body:{OPEN_INFERENCE_TYPE};json={len(body)}|")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/v2/models/echo/infer", f"{OPEN_INFERENCE_TYPE};json=2"), ("/predictions/echo", "")],
+)
+def test_any_json_is_an_inference_request_where_that_is_set(echo, path, kind):
+    # Given
+    known = echo.services.predictor
+    predictor = Predictor(
+        known._catalog, known._broker, echo.services.metrics, is_open_inference=True
+    )
+    # When
+    answer = echo.services.on_loop(predictor.answer(parse_prediction_path(path), {}, b"{}"))
+    # Then
+    assert answer.body == f"body:{kind}|{{}}".encode()
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "3", "1.0", "9" * 30])
+def test_tensors_that_begin_nowhere_are_refused(echo, text):
+    # When
+    headers = {"Inference-Header-Content-Length": text.encode()}
+    answer = echo.predict("/v2/models/echo/infer", data=b"{}", headers=headers)
+    # Then: in both shapes of an error
+    assert answer.status_code == 400
+    assert answer.json()["error"] == answer.json()["message"]
+    assert answer.json()["type"] == "BadRequestException"
+
+
+def test_status_that_a_handler_sets_leaves_its_tensors_alone(echo):
+    # When
+    headers = {"Inference-Header-Content-Length": "2", "x-status": "507"}
+    answer = echo.predict("/v2/models/echo/infer", data=b"{}", headers=headers)
+    # Then
+    assert (answer.status_code, answer.text[:5]) == (507, "body:")
+
+
+def test_client_cannot_pass_its_body_off_as_tensors(echo):
+    # When
+    headers = {"content-type": f"{OPEN_INFERENCE_TYPE};json=1"}
+    answer = echo.predict("/predictions/echo", data=b"{}", headers=headers)
+    # Then: without the parameter, which only the ingress writes
+    assert answer.text == f"body:{OPEN_INFERENCE_TYPE}|{{}}"
+
+
+def test_model_is_not_ready_without_a_worker(ingress, node):
+    # Given
+    node.behaviour = "loading"
+    ingress.register("slow")
+    for path in ("/v2/models/slow/ready", "/v1/models/slow", "/v2/health/ready"):
+        # When
+        answer = requests.get(ingress.inference_url + path, timeout=20)
+        # Then
+        assert (answer.status_code, answer.json()["ready"]) == (503, False)
+    assert ingress.predict("/v2/health/live", "GET").json() == {"live": True}
+
+
+def test_stream_is_counted_once_it_has_ended(echo):
+    # Given
+    registry = echo.services.metrics.registry
+    labels = {"model": "echo", "version": "1.0", "code": "200"}
+    # When
+    answer = echo.predict("/predictions/echo", headers={"x-pieces": "one,two"}, data=b"last")
+    # Then
+    assert answer.text == "onetwobody:|last"
+    for _ in range(200):
+        if registry.get_sample_value("ferry_requests_total", labels) == 1:
+            return
+        echo.predict("/livez", "GET")
+    pytest.fail("the stream was not counted")
+
+
+def test_body_is_held_once_while_its_client_waits(echo, node):
+    # Given
+    clients, body = 16, bytes(90_000)
+    echo.predict("/predictions/echo", data=body)
+    node.pause()
+    tracemalloc.start()
+    # When
+    with ThreadPoolExecutor(clients) as pool:
+        asked = [pool.submit(echo.predict, "/predictions/echo", data=body) for _ in range(clients)]
+        spec = echo.registry.resolve("echo", None)
+        eventually(lambda: echo.registry.queue(spec).open_requests == clients)
+        held = tracemalloc.take_snapshot()
+        tracemalloc.stop()
+        node.resume()
+    # Then
+    assert {answer.result().status_code for answer in asked} == {200}
+    # Once, and what connections take besides; not the buffers in which the clients will read.
+    of_server = held.filter_traces(
+        [tracemalloc.Filter(inclusive=False, filename_pattern=socket.__file__)]
+    )
+    held_bytes = sum(trace.size for trace in of_server.traces)
+    assert 1 < held_bytes / len(body) / clients < 1.5

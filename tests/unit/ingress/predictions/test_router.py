@@ -1,0 +1,271 @@
+import os
+import signal
+import socket
+import time
+import uuid
+
+import pytest
+import requests
+
+from batching.store import keys
+from batching.store.clients import connect
+from batching.store.ingress_side import version_channel as lane
+from batching.store.keys import VersionKeys
+from tests.support import eventually
+from tests.timing import assert_within
+
+pytestmark = pytest.mark.slow  # whole servers on real sockets
+
+
+def raw(ingress, data, *, timeout_s=10):
+    """What the inference port sends to these bytes until it closes the connection."""
+    port = int(ingress.inference_url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
+        connection.sendall(data)
+        chunks = []
+        while chunk := connection.recv(65536):
+            chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def test_prediction_reaches_the_worker_and_back(echo):
+    # When
+    answer = echo.predict("/predictions/echo/1.0/tail/x", data=b"tabby")
+    # Then
+    assert (answer.status_code, answer.content) == (200, b"body:|tabby")
+    assert answer.headers["x-seen"] == "False tail/x"
+    assert "content-type" not in answer.headers
+    assert answer.headers["connection"] == "keep-alive"
+    assert answer.headers["server"] == "torchferry"
+
+
+def test_prediction_has_a_request_id_of_its_own(echo):
+    # When
+    answers = [
+        echo.predict("/predictions/echo", data=b"x", headers={"x-request-id": "forged"})
+        for _ in range(2)
+    ]
+    # Then
+    first, second = (uuid.UUID(answer.headers["x-request-id"]) for answer in answers)
+    assert first.version == second.version == 4
+    assert first != second
+
+
+def test_prediction_without_workers_is_refused_in_torchserves_words(ingress):
+    # Given
+    ingress.register("idle", min_worker=0, max_worker=0)
+    # When
+    answer = ingress.predict("/predictions/idle/1.0")
+    # Then
+    assert answer.status_code == 503
+    assert answer.json()["type"] == "ServiceUnavailableException"
+    assert answer.json()["message"].startswith('Model "idle" Version 1.0" has no worker to serve')
+    assert answer.headers["x-ferry-reason"] == "no_worker"
+    assert answer.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_prediction_without_a_queue_is_refused_by_what_is_registered(
+    ingress, redis_url, monkeypatch, is_registered
+):
+    # Given a version that this ingress knows, and whose queue nobody has prepared
+    monkeypatch.setattr(lane, "VERSION_PATIENCE_S", 0.1)
+    spec = ingress.register("idle", min_worker=0, max_worker=0)
+    assert ingress.predict("/predictions/idle").status_code == 503
+    client = connect(redis_url)
+    client.delete(VersionKeys.of(spec.key).config)
+    client.set(keys.EPOCH, "now")
+    if not is_registered:
+        client.hdel(keys.MODELS, "idle")  # and nobody says so
+    client.close()
+    # When
+    answer = ingress.predict("/predictions/idle")
+    # Then
+    reason = "no_worker" if is_registered else "model_not_found"
+    assert answer.headers["x-ferry-reason"] == reason
+
+
+def test_failed_prediction_is_in_the_log_by_the_id_that_its_client_has(ingress, caplog):
+    # Given
+    ingress.register("idle", min_worker=0, max_worker=0)
+    # When
+    request_id = ingress.predict("/predictions/idle").headers["x-request-id"]
+    # Then
+    named = [message for message in caplog.messages if message.startswith("failed request=")]
+    assert named == [
+        f"failed request={request_id} status=503 reason=no_worker model=idle version=1.0"
+    ]
+
+
+def test_error_closes_the_connection(ingress):
+    # When: raw() returns only when the server has closed
+    answer = raw(ingress, b"GET /predictions/nobody HTTP/1.1\r\nHost: x\r\n\r\n")
+    # Then
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b"\r\nconnection: close\r\n" in answer
+
+
+def test_prediction_is_late_when_its_deadline_passes(echo, node):
+    # Given
+    node.pause()
+    # When
+    answer = echo.predict("/predictions/echo", headers={"x-request-timeout-ms": "100"})
+    # Then
+    assert answer.status_code == 504
+    assert answer.headers["x-ferry-reason"] == "deadline_exceeded"
+
+
+def test_client_that_leaves_is_cancelled(echo, node):
+    # Given
+    node.pause()
+    spec = echo.registry.resolve("echo", None)
+    port = int(echo.inference_url.rpartition(":")[2])
+    client = socket.create_connection(("127.0.0.1", port), timeout=10)
+    client.sendall(b"GET /predictions/echo HTTP/1.1\r\nHost: x\r\n\r\n")
+    eventually(lambda: echo.registry.queue(spec).open_requests == 1)
+    # When
+    client.close()
+    # Then
+    eventually(lambda: echo.registry.queue(spec).open_requests == 0)
+
+
+def test_large_body_is_refused_without_being_read(ingress):
+    # Given: a length over the limit, and not one byte of the body
+    head = b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n"
+    # When
+    answer = raw(ingress, head)
+    # Then
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 413 ")
+    assert b"content-length: 0" in head
+    assert b"x-request-id" not in head
+    assert body == b""
+
+
+def test_large_chunked_body_is_refused_while_it_is_read(ingress):
+    # Given: a body without an end
+    head = b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunk = b"8000\r\n" + b"x" * 0x8000 + b"\r\n"
+    # When
+    answer = raw(ingress, head + chunk * 4)
+    # Then
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+def test_chunked_body_is_read_whole(echo):
+    answer = echo.predict("/predictions/echo", data=iter([b"tab", b"by"]))
+    assert answer.content == b"body:|tabby"
+
+
+def test_body_in_absurdly_many_chunks_is_refused(echo):
+    head = b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = raw(echo, head + b"1\r\nx\r\n" * 20_000)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Content-Length: 3\r\nContent-Length: 4\r\n",
+        b"Content-Length: -1\r\n",
+        b"Content-Length: x\r\n",
+        b"Bad Header: x\r\n",
+        b"X: a\x00b\r\n",
+        b"X: " + b"a" * 1_000_000 + b"\r\n",
+        b"".join(b"H%d: x\r\n" % number for number in range(10_000)),
+    ],
+)
+def test_broken_head_is_refused(ingress, lines):
+    # When
+    try:
+        answer = raw(ingress, b"POST /predictions/x HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n")
+    except ConnectionError:
+        # The server closed while we were still sending.
+        return
+    # Then
+    assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431")
+
+
+def test_length_beside_chunks_does_not_smuggle_a_second_request(echo):
+    # Given: by its length the body holds a request; by its chunks it ends before it
+    data = (
+        b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 60\r\n"
+        b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\n"
+        b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+    )
+    # When / Then
+    assert raw(echo, data).count(b"HTTP/1.1 ") == 1
+
+
+def test_error_says_nothing_of_this_machine(ingress):
+    # Given
+    paths = ["/predictions/..%2f..%2fetc", "/predictions/x", "/nowhere", "/v1/models/x:predict"]
+    for path in paths:
+        # When
+        answer = ingress.predict(path, data=b"\xff")
+        # Then
+        text = answer.text + str(answer.headers)
+        for secret in ("Traceback", ".py", "/work", "redis", "httptools", socket.gethostname()):
+            assert secret not in text
+
+
+def test_b07_invalid_names_make_no_keys(ingress, redis_server):
+    # Given
+    client = ingress.registry._client
+    before = set(client.keys())
+    names = ["..%2f..%2fx", "%00", "%7Bm%3Ao%7D", "a" * 300, "caf%C3%A9", "a%20b", "-a"]
+    # When
+    statuses = {ingress.predict(f"/predictions/{name}").status_code for name in names}
+    # Then
+    assert statuses == {404}
+    assert set(client.keys()) == before
+
+
+@pytest.mark.parametrize(
+    ("probe", "status", "text"),
+    [
+        ("livez", 200, "Live"),
+        ("ping", 200, "Healthy"),
+        ("readyz", 503, "Request store unavailable"),
+    ],
+)
+def test_probe_answers_while_the_store_is_silent(ingress, redis_server, probe, status, text):
+    # Given: Redis takes connections and commands but answers nothing
+    os.kill(redis_server.pid, signal.SIGSTOP)
+    try:
+        # When
+        started = time.monotonic()
+        answer = requests.get(f"{ingress.inference_url}/{probe}", timeout=20)
+        took_s = time.monotonic() - started
+    finally:
+        os.kill(redis_server.pid, signal.SIGCONT)
+    # Then
+    assert (answer.status_code, answer.json()) == (status, {"status": text})
+    assert_within(took_s, 0.95)
+
+
+def test_ping_is_healthy_while_workers_load_and_unhealthy_when_they_failed(ingress, node):
+    # Given
+    node.behaviour = "loading"
+    ingress.register("slow")
+    # When / Then
+    assert ingress.predict("/ping", "GET").json() == {"status": "Healthy"}
+    assert ingress.predict("/readyz", "GET").status_code == 503
+    # Given
+    node.behaviour = "failed"
+    ingress.register("broken")
+    # When
+    answer = ingress.predict("/ping", "GET")
+    # Then
+    assert (answer.status_code, answer.json()) == (500, {"status": "Unhealthy"})
+
+
+def test_ready_means_that_every_model_has_a_worker(echo):
+    # Given / When / Then
+    assert echo.predict("/readyz", "GET").json() == {"status": "Ready"}
+    # Given
+    echo.services.lifecycle.is_draining = True
+    # When
+    answer = echo.predict("/readyz", "GET")
+    # Then
+    assert (answer.status_code, answer.json()) == (503, {"status": "Draining"})

@@ -1,0 +1,236 @@
+"""Answers in pieces and the connections they go out by: slow ones, unix ones, ones that leave."""
+
+import contextlib
+import socket
+import ssl
+import threading
+
+import pytest
+
+from batching.protocol import Batch, ReplyChunk
+from batching.store.clients import connect
+from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode, WorkerVerbs
+from ingress.access.authorizer import Gate
+from ingress.http1 import connection as http_connection
+from ingress.listeners import Address, Listener
+from ingress.predictions.router import Front
+from ingress.rest.wsgi_bridge import WsgiBridge
+from ingress.role import Role
+from tests.ports import free_ports
+from tests.support import eventually, items_of
+from tests.tls import needs_openssl
+from tests.unit.ingress.simulated_node import DEAD_AFTER_S
+
+pytestmark = pytest.mark.slow  # whole servers on real sockets
+
+REQUEST = b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n"
+
+
+class Flood:
+    """A worker that sends pieces as long as anybody takes them."""
+
+    def __init__(self, redis_url, key):
+        self.codes = []
+        self.is_over = threading.Event()
+        self._client = connect(redis_url, socket_timeout_s=10)
+        self._verbs = WorkerVerbs(self._client, key, "9000", int(DEAD_AFTER_S * 1000))
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.is_over.set()
+        self._thread.join(10)
+        self._client.close()
+
+    def _run(self):
+        while not isinstance(batch := self._verbs.claim(1, 0.0), Batch):
+            if self.is_over.wait(0.005):
+                return
+        items = items_of(batch)
+        index = 0
+        while not self.is_over.is_set():
+            chunk = ReplyChunk(index, b"x" * CHUNK_LIMIT_BYTES)
+            (code,) = self._verbs.send(items, [chunk], 5.0)
+            self.codes.append(code)
+            if code is ChunkCode.STORED:
+                index += 1
+            elif code is ChunkCode.UNWANTED:
+                return
+            else:
+                self.is_over.wait(0.005)
+
+
+@pytest.fixture
+def flood(echo, node, redis_url):
+    """The only worker, once the echo has nothing to do any more."""
+    node.pause()
+    with Flood(redis_url, echo.registry.resolve("echo", None).key) as worker:
+        yield worker
+
+
+def connected(ingress, receive_bytes=None):
+    client = socket.socket()
+    if receive_bytes:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    client.settimeout(20)
+    client.connect(("127.0.0.1", int(ingress.inference_url.rpartition(":")[2])))
+    return client
+
+
+def test_client_that_reads_nothing_is_given_up(echo, flood, monkeypatch):
+    monkeypatch.setattr(http_connection, "STALL_S", 1.0)
+    # Given
+    with connected(echo, receive_bytes=32 * 1024) as client:
+        client.sendall(REQUEST + b"\r\nx")
+        # When: its worker was held up, and is then told that nobody is left
+        eventually(lambda: ChunkCode.FULL in flood.codes, 20.0)
+        eventually(lambda: ChunkCode.UNWANTED in flood.codes, 20.0)
+        # Then: the client finds out when it reads on
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := client.recv(65536):
+                answer = answer[-16:] + piece
+    assert not answer.endswith(b"0\r\n\r\n")
+    spec = echo.registry.resolve("echo", None)
+    eventually(lambda: echo.registry.queue(spec).open_requests == 0)
+
+
+def test_client_that_leaves_ends_the_work(echo, flood):
+    # Given
+    with connected(echo) as client:
+        client.sendall(REQUEST + b"\r\nx")
+        assert client.recv(100)
+    # When / Then
+    eventually(lambda: ChunkCode.UNWANTED in flood.codes, 20.0)
+
+
+@contextlib.contextmanager
+def listening(echo, address, tls=None):
+    """The inference port of this ingress on another address, too."""
+    services = echo.services
+    gate, limit = Gate(services.keys, [Role.INFERENCE]), 10_000
+    bridge = WsgiBridge(
+        echo.apps[Role.INFERENCE], max_request_size_bytes=limit, max_threads=2, gate=gate
+    )
+    front = Front(
+        services.predictor,
+        bridge,
+        max_request_size_bytes=limit,
+        max_response_size_bytes=20,
+        gate=gate,
+    )
+
+    async def listen():
+        listener = Listener(address, front, tls=tls)
+        await listener.start()
+        return listener
+
+    async def close(listener):
+        listener.stop()
+        await listener.wait_closed()
+
+    listener = services.on_loop(listen())
+    try:
+        yield
+    finally:
+        services.on_loop(close(listener))
+
+
+def ask(client, *lines, version=b"1.1", method=b"POST"):
+    """Head and body of the answer to a request with these header lines."""
+    with client:
+        client.settimeout(20)
+        request = REQUEST.replace(b"1.1", version).replace(b"POST", method)
+        client.sendall(request + b"\r\n".join([b"Connection: close", *lines, b"", b"x"]))
+        pieces = []
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            while piece := client.recv(65536):
+                pieces.append(piece)
+        head, _, body = b"".join(pieces).partition(b"\r\n\r\n")
+        return head.lower(), body
+
+
+def test_http_1_0_gets_the_answer_in_one_piece(echo):
+    for lines, status, words in (
+        ([b"x-pieces: one,two"], b"200", b"onetwobody:|x"),
+        # Nothing of it was sent, so it can still be told that it cannot be.
+        ([b"x-pieces: one,two,three,four,five"], b"500", b"too large for this connection"),
+        ([b"x-pieces: one", b"x-fail: 1"], b"500", b"The rest of the answer was lost."),
+    ):
+        with listening(echo, Address("127.0.0.1", port := free_ports(1))):
+            # When
+            client = socket.create_connection(("127.0.0.1", port))
+            head, body = ask(client, *lines, version=b"1.0")
+        # Then
+        assert head.startswith(b"http/1.1 " + status)
+        assert b"content-length: %d" % len(body) in head
+        assert words in body
+
+
+def test_head_gets_nothing_of_a_stream(echo):
+    with listening(echo, Address("127.0.0.1", port := free_ports(1))):
+        # When
+        client = socket.create_connection(("127.0.0.1", port))
+        head, body = ask(client, b"x-pieces: one,two", method=b"HEAD")
+    # Then
+    assert head.startswith(b"http/1.1 200")
+    assert body == b""
+
+
+def test_unix_socket_gets_its_stream(echo, tmp_path):
+    # Given a file that a killed server has left
+    path = tmp_path / "inference.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with listening(echo, Address("", 0, path)):
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(str(path))
+        # When / Then
+        assert ask(client, b"x-pieces: one")[1] == b"3\r\none\r\n7\r\nbody:|x\r\n0\r\n\r\n"
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("listens", "connects"), [("::1", "::1"), ("::", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")]
+)
+def test_stream_is_sent_and_broken_off_on_any_address(echo, listens, connects):
+    # Given
+    port = free_ports(1)
+    if ":" in listens and not has_ipv6():
+        pytest.skip("no IPv6 on this machine")
+    with listening(echo, Address(listens, port)):
+        # When
+        whole = ask(socket.create_connection((connects, port)), b"x-pieces: one")
+        broken = ask(socket.create_connection((connects, port)), b"x-pieces: one", b"x-fail: 1")
+    # Then
+    assert whole[1] == b"3\r\none\r\n7\r\nbody:|x\r\n0\r\n\r\n"
+    assert broken[0].startswith(b"http/1.1 200")
+    assert broken[1] == b"3\r\none\r\n"
+
+
+@needs_openssl
+def test_stream_is_sent_and_broken_off_through_tls(echo, tls):
+    # Given
+    context = ssl.create_default_context(cafile=str(tls.certificate_file))
+    port = free_ports(1)
+
+    def connect_to():
+        plain = socket.create_connection(("127.0.0.1", port))
+        return context.wrap_socket(plain, server_hostname="localhost")
+
+    with listening(echo, Address("127.0.0.1", port, is_tls=True), tls.context):
+        # When
+        whole = ask(connect_to(), b"x-pieces: one")
+        broken = ask(connect_to(), b"x-pieces: one", b"x-fail: 1")
+    # Then
+    assert whole[1].endswith(b"\r\n0\r\n\r\n")
+    assert broken[1] == b"3\r\none\r\n"
+
+
+def has_ipv6():
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False

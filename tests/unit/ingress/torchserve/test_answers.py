@@ -1,0 +1,106 @@
+import json
+
+import pytest
+
+from batching.errors import ModelNotFound, PayloadTooLarge, QueueFull
+from batching.protocol import Reply
+from ingress.torchserve.answers import (
+    clean_headers,
+    error_answer,
+    json_bytes,
+    reply_answer,
+    status_answer,
+)
+
+RID = "00000000-0000-4000-8000-000000000000"
+
+
+def test_status_is_two_space_json_with_one_newline():
+    answer = status_answer('Model "m" <unregistered> é', RID)
+    assert answer.body == '{\n  "status": "Model \\"m\\" <unregistered> é"\n}\n'.encode()
+
+
+def test_json_survives_a_lone_surrogate():
+    assert json.loads(json_bytes({"a": "x\udcff"})) == {"a": "x?"}
+
+
+def test_error_has_three_keys_in_order():
+    # When
+    answer = error_answer(ModelNotFound("Model not found: m"), RID)
+    # Then
+    assert list(json.loads(answer.body).items()) == [
+        ("code", 404),
+        ("type", "ModelNotFoundException"),
+        ("message", "Model not found: m"),
+    ]
+    assert dict(answer.headers)["x-ferry-reason"] == "model_not_found"
+    assert dict(answer.headers)["content-type"] == "application/json"
+
+
+def test_error_for_a_large_body_is_bare():
+    assert error_answer(PayloadTooLarge("x"), RID) == (413, [], b"")
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.2, "1"), (1.0, "1"), (1.5, "2")])
+def test_refusal_says_in_whole_seconds_when_to_retry(seconds, header):
+    answer = error_answer(QueueFull("full", retry_after_s=seconds), RID)
+    assert dict(answer.headers)["retry-after"] == header
+
+
+def test_prediction_has_torchserves_headers_and_no_content_type():
+    answer = reply_answer(Reply(200, b"tabby"), RID)
+    assert answer.headers == [
+        ("x-request-id", RID),
+        ("Pragma", "no-cache"),
+        ("Cache-Control", "no-cache; no-store, must-revalidate, private"),
+        ("Expires", "Thu, 01 Jan 1970 00:00:00 UTC"),
+    ]
+    assert (answer.status, answer.body) == (200, b"tabby")
+
+
+def test_prediction_keeps_the_handlers_status_and_body():
+    answer = reply_answer(Reply(507, b"{}", {"Content-Type": "application/json"}), RID)
+    assert (answer.status, answer.body) == (507, b"{}")
+    assert ("Content-Type", "application/json") in answer.headers
+
+
+def test_failed_prediction_is_an_error_in_json():
+    reply = Reply(503, b"Prediction failed", {}, "", "InternalServerException", "prediction_failed")
+    answer = reply_answer(reply, RID)
+    assert json.loads(answer.body) == {
+        "code": 503,
+        "type": "InternalServerException",
+        "message": "Prediction failed",
+    }
+
+
+@pytest.mark.parametrize("status", [-1, 0, 99, 100, 101, 199, 600, 1000])
+def test_prediction_is_a_server_error_when_its_status_is_none(status):
+    assert reply_answer(Reply(status, b"x"), RID).status == 500
+
+
+def test_handler_headers_cannot_break_the_answer():
+    # Given
+    hostile = {
+        "X-Ok": "a\tb",
+        "X-Split": "a\r\nSet-Cookie: stolen=1",
+        "X-Nul": "a\x00b",
+        "X-Accent": "é日",
+        "Bad Name": "x",
+        "X-Bad\r\nEvil": "x",
+        "": "x",
+        "Content-Length": "9999",
+        "Transfer-Encoding": "chunked",
+        "CONNECTION": "upgrade",
+        "x-content-type-options": "guess",
+        "x-request-id": "forged",
+    }
+    # When
+    kept = clean_headers(hostile)
+    # Then
+    assert kept == [
+        ("X-Ok", "a\tb"),
+        ("X-Split", "aSet-Cookie: stolen=1"),
+        ("X-Nul", "ab"),
+        ("X-Accent", "??"),
+    ]

@@ -1,0 +1,235 @@
+"""docs/torchserve-compatibility.md says what the code does: its tables, row by row."""
+
+import importlib
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from batching.models.registration import ModelDefaults, spec_from_registration
+from batching.models.spec import ArchiveInfo
+from batching.settings.torchserve_keys import IGNORED, UNDERSTOOD
+from ferry.commands.torchserve import torchserve
+from ingress.role import Role
+from ingress.torchserve.openapi import api_document
+
+ROOT = Path(__file__).parents[4]
+DOCUMENT = ROOT / "docs" / "torchserve-compatibility.md"
+METRICS = ROOT / "tests" / "conformance" / "recordings" / "main" / "metrics.json"
+
+VERDICTS = {"same", "better", "left out"}
+# Settings that TorchServe does not have.
+OWN_KEYS = {
+    "access_log",
+    "allow_open_management",
+    "config_snapshots",
+    "dead_after",
+    "drain_delay",
+    "drain_timeout",
+    "key_file",
+    "log_files",
+    "log_level",
+    "log_location",
+    "max_image_pixels",
+    "open_inference_rows",
+    "probe_dir",
+    "queue_timeout",
+    "redis_ca_file",
+    "redis_cert_file",
+    "redis_key_file",
+    "redis_url",
+    "snapshot_dir",
+    "snapshot_file",
+    "token_authorization",
+    "unused_files_kept",
+    "work_dir",
+}
+NO_ROUTE = {"ResourceNotFoundException", "MethodNotAllowedException"}
+
+
+def table(heading):
+    """The rows under a heading as lists of cells, without backticks."""
+    section = DOCUMENT.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [
+        [cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines[2:]
+    ]
+
+
+def verdicts(heading, column):
+    """The first cell of each row, and what the row says of it."""
+    rows = {row[0]: row[column] for row in table(heading)}
+    assert set(rows.values()) <= VERDICTS
+    assert len(rows) == len(table(heading))
+    return rows
+
+
+def there(rows):
+    return {name for name, verdict in rows.items() if verdict != "left out"}
+
+
+def left_out(rows):
+    return {name for name, verdict in rows.items() if verdict == "left out"}
+
+
+# --- routes
+
+
+def route_of(ingress, port, method, path):
+    """The answer's error type, or None where there is no error."""
+    filled = re.sub(r"\b[MVW]\b", lambda match: match[0].lower() + "1", path)
+    if port == "metrics":
+        answer = ingress.apps[Role.METRICS].test_client().open(filled, method=method)
+        document = answer.get_json(silent=True)
+    else:
+        url = ingress.inference_url if port == "inference" else ingress.management_url
+        document = json_of(ingress._ask(method, url + filled))
+    return document.get("type") if isinstance(document, dict) else None
+
+
+def json_of(answer):
+    try:
+        return answer.json()
+    except ValueError:
+        return None
+
+
+def test_routes_are_those_of_the_document(ingress):
+    # Given the routes that the document names, with the model m1 that nobody has registered
+    rows = [
+        (port, method, path, verdict)
+        for ports, methods, path, verdict, _ in table("Routes")
+        for port in (["inference", "management", "metrics"] if ports == "all" else [ports])
+        for method in (["GET", "POST", "PUT", "DELETE"] if methods == "any" else [methods])
+        if path != "/token"  # there only with tokens: test_auth.py
+    ]
+
+    # Then there is a route wherever the document says so, and nowhere else
+    wrong = [
+        row for row in rows if (route_of(ingress, *row[:3]) in NO_ROUTE) != (row[3] == "left out")
+    ]
+    assert wrong == []
+
+
+def test_document_names_every_route(ingress):
+    # Given the document's paths with their variable parts made equal, and those of the code
+    paths = {(row[0], shape(row[2])) for row in table("Routes")}
+    rules = {
+        (role.value, shape(rule.rule))
+        for role, app in ingress.apps.items()
+        for rule in app.url_map.iter_rules()
+    }
+
+    # Then none is missing; a rule that takes the rest of a path takes one of the document's
+    missing = {
+        (port, path)
+        for port, path in rules
+        if not any(
+            place in (port, "all") and re.fullmatch(path.replace("*", ".+"), known)
+            for place, known in paths
+        )
+    }
+    assert missing == set()
+
+
+def shape(path):
+    path = re.sub(r"<path:\w+>", "*", path)
+    path = re.sub(r"<\w+>", "X", path)
+    return re.sub(r"\b[MVW]\b", "X", path)
+
+
+# --- parameters
+
+
+def test_parameters_are_those_of_the_document():
+    # Given the parameters that the document names for a request, and those of the code
+    rows = table("Parameters")
+    assert {row[2] for row in rows} <= VERDICTS
+    named = {
+        (request.replace("/M", "/{model_name}"), parameter)
+        for request, parameter, verdict, _ in rows
+        if verdict != "left out"
+    }
+    known = {
+        (f"{method.upper()} {path}", parameter["name"])
+        for path, operations in api_document(list(Role))["paths"].items()
+        for method, operation in operations.items()
+        for parameter in operation["parameters"]
+        if parameter["in"] == "query" and "{model_version}" not in path
+    }
+
+    # Then they are the same
+    assert named == known
+
+
+# --- configuration
+
+
+def test_configuration_keys_are_those_of_the_document():
+    # Given
+    rows = verdicts("Configuration keys", 1)
+
+    # Then what is there is understood, and what is left out is declared to be without effect
+    assert there(rows) == UNDERSTOOD - OWN_KEYS
+    assert left_out(rows) == set(IGNORED)
+
+
+def spec_with(config):
+    archive = ArchiveInfo("m.mar", "0" * 64, "m", "1.0", "h.py", "python", None, config)
+    spec = spec_from_registration({}, archive, ModelDefaults())
+    return {one.name: getattr(spec, one.name) for one in fields(spec) if one.name != "config"}
+
+
+def test_model_config_keys_are_those_of_the_document():
+    # When each example of the document is what model-config.yaml says
+    rows = verdicts("model-config.yaml", 1)
+    changing = {text for text in rows if spec_with(yaml.safe_load(f"{{{text}}}")) != spec_with({})}
+
+    # Then it changes what is registered wherever the document says so
+    assert changing == there(rows)
+
+
+def test_flags_are_those_of_the_document():
+    # Given
+    rows = verdicts("Command line", 1)
+    options = [option for option in torchserve.params if "--help" not in option.opts]
+    takes = {name: option for option in options for name in option.opts}
+
+    # Then they are the same, those that are left out too, and each says when it has no effect
+    assert set(rows) == set(takes)
+    without_effect = {name for name in rows if "No effect" in (takes[name].help or "")}
+    assert without_effect == left_out(rows)
+
+
+# --- handlers
+
+
+@pytest.mark.parametrize(
+    ("module", "names", "verdict"), [row[:3] for row in table("Handler imports")]
+)
+def test_imports_of_handlers_are_those_of_the_document(module, names, verdict):
+    # Then what is there imports, and what is left out says so
+    assert verdict in VERDICTS
+    if verdict == "left out":
+        with pytest.raises(ImportError, match="leaves out"):
+            importlib.import_module(module)
+    else:
+        imported = importlib.import_module(module)
+        assert [name for name in names.split(", ") if not hasattr(imported, name)] == []
+
+
+# --- metrics
+
+
+def test_metrics_of_the_document_are_the_recorded_ones():
+    # Given the families that TorchServe had, which the conformance tests find here as well
+    cases = json.loads(METRICS.read_text(encoding="utf-8"))["cases"]
+    lines = cases["metrics-all"]["answers"][0]["body"]
+    recorded = {tuple(line.split()[2:4]) for line in lines if line.startswith("# TYPE")}
+
+    # Then the document has each of them
+    assert {(name, kind) for name, kind, _, _ in table("Metrics")} == recorded
+    assert {row[2] for row in table("Metrics")} <= VERDICTS

@@ -1,0 +1,58 @@
+import pytest
+
+from ingress.torchserve.prediction_paths import Target, parse_prediction_path
+
+
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [
+        ("/predictions/m", Target("m", None, "False", "")),
+        ("/predictions/m/", Target("m", None, "False", "")),
+        ("/predictions/m/1.0", Target("m", "1.0", "False", "")),
+        ("/predictions/m/1.0/v1/chat/", Target("m", "1.0", "False", "v1/chat")),
+        ("/explanations/m/2", Target("m", "2", "True", "")),
+        ("/v1/models/m:predict", Target("m", None, "False", None)),
+        ("/v1/models/m:explain/", Target("m", None, "True", None)),
+        ("/v2/models/m/infer", Target("m", None, "False", None, is_v2=True)),
+        ("/v2/models/m/explain", Target("m", None, "True", None, is_v2=True)),
+        ("/v2/models/m/versions/1/infer/", Target("m", "1", "False", None, is_v2=True)),
+        ("/invocations", Target("", None, None, None, takes_query=True)),
+        ("/models/m/invoke/", Target("m", None, None, None, takes_query=True)),
+        ("/m/predict", Target("m", None, None, None, takes_query=True)),
+        ("/m/2.0/predict", Target("m", "2.0", None, None, takes_query=True)),
+    ],
+)
+def test_path_names_a_target(path, target):
+    assert parse_prediction_path(path) == target
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/ping",
+        "/predictions",
+        "/predictions/",
+        "/predictionsx/m",
+        "/v1/models/m",
+        "/v1/models/:predict",
+        "/v1/models/m:train",
+        "/v1/models/a/b:predict",
+        "/v2/models/m",
+        "/v2/models/m/versions/1",
+        "/v2/models/m/versions//infer",
+        "/v2/models/m/revisions/1/infer",
+        "/v2/models//infer",
+        "/invocations/x",
+        "/models/m",
+        "/models/m/2.0",
+        "/models//invoke",
+        "/predict",
+        "//predict",
+        "/a/b/c/predict",
+        "/m/predict/x",
+        "/v2/models/m/infer/x",
+    ],
+)
+def test_path_is_left_to_others(path):
+    assert parse_prediction_path(path) is None

@@ -1,0 +1,434 @@
+"""Downloads, under the rules against SSRF."""
+
+import re
+
+import httpx
+import pytest
+
+from batching.errors import DownloadFailed, InternalError, InvalidModel, ModelNotFound
+from tests.unit.workers.archives.web import (
+    ALLOWED,
+    PUBLIC,
+    URL,
+    Web,
+    archive_bytes,
+    redirect,
+    served,
+    web_with_archive,
+)
+from workers.archives.download import Downloader, is_public
+from workers.archives.download_notes import remove_download
+from workers.archives.fetch import locate_archive
+
+
+@pytest.fixture
+def store(store):
+    (store / "local.mar").write_bytes(archive_bytes())
+    return store
+
+
+def test_download_is_verified_and_lands_in_the_store(store):
+    # Given
+    web = web_with_archive()
+    progress = []
+
+    # When
+    path = locate_archive(
+        URL, store, downloader=web.downloader(), on_progress=lambda *args: progress.append(args)
+    )
+
+    # Then
+    assert path == store / "echo.mar"
+    assert path.read_bytes() == archive_bytes()
+    assert progress[-1] == (len(archive_bytes()), len(archive_bytes()))
+    assert [path.name for path in store.glob(".*")] == [".echo.mar.url"]
+
+
+def test_b10_download_connects_to_the_address_that_was_checked(store):
+    # Given
+    web = web_with_archive()
+
+    # When
+    locate_archive(URL, store, downloader=web.downloader())
+
+    # Then
+    (request,) = web.requests
+    assert web.resolved == [("models.example", 443)]
+    assert request.url.host == PUBLIC
+    assert request.headers["host"] == "models.example"
+    assert request.extensions["sni_hostname"] == "models.example"
+
+
+def test_download_tries_the_next_address_when_one_is_dead(store):
+    # Given
+    web = web_with_archive()
+    web.addresses["models.example"] = ["2606:2800:220:1::1", PUBLIC]
+    live = web.answers["models.example/store/echo.mar"]
+
+    def handle(request):
+        web.requests.append(request)
+        if request.url.host != PUBLIC:
+            raise httpx.ConnectError("unreachable")
+        return live
+
+    # When
+    downloader = Downloader(ALLOWED, web.resolve, httpx.MockTransport(handle))
+    locate_archive(URL, store, downloader=downloader)
+
+    # Then
+    assert [request.url.host for request in web.requests] == ["2606:2800:220:1::1", PUBLIC]
+
+
+FORBIDDEN = [
+    "http://models.example/echo.mar",
+    "ftp://models.example/echo.mar",
+    "s3://models.example/echo.mar",
+    "https://other.example/echo.mar",
+    "https://models.example@evil.example/echo.mar",
+    "https://user@models.example/echo.mar",
+    "https://models.example\\@evil.example/echo.mar",
+    "https://models.example/ echo.mar",
+    "https://models.example/echo.mar\nx",
+    "https://models.example.evil.example/echo.mar",
+    "gopher:models.example",
+]
+
+
+@pytest.mark.parametrize("url", FORBIDDEN)
+def test_b10_url_that_is_not_allowed_is_never_resolved(url, store):
+    # Given
+    web = web_with_archive()
+
+    # When / Then
+    with pytest.raises(ModelNotFound) as caught:
+        locate_archive(url, store, downloader=web.downloader(ALLOWED + r", https://user.*"))
+    assert caught.value.message == f"Given URL {url} does not match any allowed URL(s)"
+    assert not web.resolved
+    assert not web.requests
+
+
+PRIVATE = [
+    "127.0.0.1",
+    "10.0.0.1",
+    "192.168.1.1",
+    "169.254.169.254",
+    "100.64.0.1",
+    "0.0.0.0",
+    "224.0.0.1",
+    "::1",
+    "::",
+    "fe80::1",
+    "fc00::1",
+    "ff02::1",
+    "::ffff:127.0.0.1",
+    "::ffff:10.0.0.1",
+    "64:ff9b::7f00:1",
+    "2002:7f00:1::",
+    "fec0::1",
+    "64:ff9b:1::7f00:1",
+    "::127.0.0.1",
+    "::8.8.8.8",
+    "::ffff:0:7f00:1",
+    "4000::1",
+    "3fff::1",
+    "192.0.0.8",
+]
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_b10_private_address_is_refused_even_next_to_a_public_one(address, store):
+    # Given
+    web = web_with_archive()
+    web.addresses["models.example"] = [PUBLIC, address]
+
+    # When / Then
+    with pytest.raises(ModelNotFound, match="does not match any allowed URL") as caught:
+        locate_archive(URL, store, downloader=web.downloader())
+    assert caught.value.message.endswith(": models.example leads to an address that is not public")
+    assert not web.requests
+
+
+@pytest.mark.parametrize("address", [PUBLIC, "2606:2800:220:1::1", "64:ff9b::5db8:d822"])
+def test_public_address_is_public(address):
+    # When / Then
+    assert is_public(address)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "0x7f.1", "2130706433", "localhost"])
+def test_b10_loopback_in_any_spelling_is_refused(host, store):
+    # Given: the real resolver, and no network at all behind it
+    def refuse(request):
+        raise AssertionError(request.url)
+
+    downloader = Downloader("https://.*", transport=httpx.MockTransport(refuse))
+
+    # When / Then
+    with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
+        locate_archive(f"https://{host}/echo.mar", store, downloader=downloader)
+
+
+def test_redirect_is_followed_when_its_target_is_allowed(store):
+    # Given
+    web = web_with_archive()
+    web.answers["models.example/a.mar"] = redirect("/store/echo.mar")
+
+    # When
+    path = locate_archive("https://models.example/a.mar", store, downloader=web.downloader())
+
+    # Then
+    assert path == store / "a.mar"
+    assert len(web.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "https://evil.example/x.mar?sig=secret",
+        "http://models.example/x.mar",
+        "file:///etc/hosts",
+        "//evil/x",
+    ],
+)
+def test_b10_redirect_is_refused_when_its_target_is_not_allowed(location, store):
+    # Given
+    web = Web({"models.example/a.mar": redirect(location)})
+
+    # When / Then
+    with pytest.raises(ModelNotFound, match="does not match any allowed URL") as caught:
+        locate_archive("https://models.example/a.mar", store, downloader=web.downloader())
+    assert "it redirects to " in caught.value.message
+    assert "secret" not in caught.value.message
+    assert len(web.requests) == 1
+
+
+def test_b10_redirect_is_refused_when_its_host_is_private(store):
+    # Given
+    web = Web({"models.example/a.mar": redirect("https://in.example/b.mar")}, {})
+    web.addresses["in.example"] = ["127.0.0.1"]
+
+    # When / Then
+    with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
+        locate_archive(
+            "https://models.example/a.mar", store, downloader=web.downloader("https://.*")
+        )
+    assert len(web.requests) == 1
+
+
+FAILURES = {
+    "404": httpx.Response(404),
+    "204": httpx.Response(204),
+    "redirect loop": redirect("/store/echo.mar"),
+    "refused": httpx.ConnectError("refused"),
+    "timeout": httpx.ReadTimeout("slow"),
+    "redirect nowhere": httpx.Response(302),
+    "bad length": httpx.Response(
+        200, headers={"content-length": "many"}, stream=httpx.ByteStream(b"")
+    ),
+}
+
+
+@pytest.mark.parametrize("answer", FAILURES.values(), ids=FAILURES)
+def test_failed_download_leaves_nothing_but_a_reason_in_the_log(answer, store, caplog):
+    # Given
+    before = sorted(store.iterdir())
+    web = Web({"models.example/store/echo.mar": answer})
+
+    # When / Then
+    with pytest.raises(DownloadFailed) as caught:
+        locate_archive(URL, store, downloader=web.downloader())
+    assert caught.value.message == f"Failed to download archive from: {URL}"
+    assert re.search(f"not downloaded url={URL}: [A-Z][A-Za-z]+: .", caplog.text)
+    assert sorted(store.iterdir()) == before
+    assert len(web.requests) <= 4
+
+
+def test_download_that_has_come_into_the_store_needs_no_more_room_there(store):
+    # Given a disk that takes the archive, and not a byte more
+    (store / ".echo.mar.url").symlink_to("/dev/full")
+
+    # When
+    locate_archive(URL, store, downloader=web_with_archive().downloader())
+
+    # Then it is known for a download, and goes as one
+    assert remove_download(URL, store)
+
+
+def test_host_that_does_not_resolve_is_a_failed_download(store):
+    # Given
+    def resolve(host, port):
+        raise OSError("no such host")
+
+    # When / Then
+    with pytest.raises(DownloadFailed):
+        locate_archive(URL, store, downloader=Downloader(ALLOWED, resolve))
+
+
+def test_oversized_download_is_stopped(store, monkeypatch):
+    # Given
+    monkeypatch.setattr("workers.archives.download.MAX_UNPACKED_BYTES", 10)
+
+    # When / Then
+    with pytest.raises(DownloadFailed):
+        locate_archive(URL, store, downloader=web_with_archive().downloader())
+    assert not (store / "echo.mar").exists()
+
+
+def test_download_that_is_no_archive_leaves_nothing(store):
+    # Given
+    before = sorted(store.iterdir())
+    web = Web({"models.example/store/echo.mar": served(b"<html>")})
+
+    # When / Then
+    with pytest.raises(InvalidModel):
+        locate_archive(URL, store, downloader=web.downloader())
+    assert sorted(store.iterdir()) == before
+
+
+def test_download_is_refused_when_the_file_is_there_already(store):
+    # Given
+    (store / "echo.mar").write_bytes(b"mine")
+    web = web_with_archive()
+
+    # When / Then
+    with pytest.raises(InternalError) as caught:
+        locate_archive(URL, store, downloader=web.downloader())
+    assert caught.value.message == "Model file already exists echo.mar"
+    assert not web.resolved
+    assert (store / "echo.mar").read_bytes() == b"mine"
+
+
+def served_anew(store):
+    """A download that is in the store, and the web with another archive under its URL."""
+    locate_archive(URL, store, downloader=web_with_archive().downloader())
+    newer = archive_bytes(handler=b"def handle(data, context): return []")
+    return Web({"models.example/store/echo.mar": served(newer)}), newer
+
+
+def test_download_that_nobody_needs_is_replaced_by_a_newer_one(store):
+    # Given a download whose registration has failed afterwards
+    web, newer = served_anew(store)
+
+    # When
+    path = locate_archive(URL, store, is_unused=lambda: True, downloader=web.downloader())
+
+    # Then
+    assert path.read_bytes() == newer
+    assert [path.name for path in store.glob(".*")] == [".echo.mar.url"]
+
+
+def test_download_that_a_version_needs_stays(store):
+    # Given
+    web, _ = served_anew(store)
+
+    # When / Then
+    with pytest.raises(InternalError, match=r"^Model file already exists echo\.mar$"):
+        locate_archive(URL, store, is_unused=lambda: False, downloader=web.downloader())
+    assert (store / "echo.mar").read_bytes() == archive_bytes()
+    assert not web.requests
+
+
+def test_download_that_a_version_needs_meanwhile_stays(store):
+    # Given somebody who registers it while it is downloaded anew
+    web, _ = served_anew(store)
+    answers = [True, False]
+
+    # When / Then
+    with pytest.raises(InternalError, match="already exists"):
+        locate_archive(URL, store, is_unused=lambda: answers.pop(0), downloader=web.downloader())
+    assert (store / "echo.mar").read_bytes() == archive_bytes()
+
+
+def test_file_that_comes_into_the_store_during_a_download_stays(store):
+    # Given an operator who copies an archive of that name there
+    web = web_with_archive()
+
+    # When / Then
+    with pytest.raises(InternalError, match=r"^Model file already exists echo\.mar$"):
+        locate_archive(
+            URL,
+            store,
+            downloader=web.downloader(),
+            on_progress=lambda *_: (store / "echo.mar").write_bytes(b"mine"),
+        )
+    assert (store / "echo.mar").read_bytes() == b"mine"
+    assert not list(store.glob(".*"))
+
+
+def test_download_that_another_node_has_brought_meanwhile_is_in_nobodys_way(store):
+    # Given nodes that share their store, and start a worker each
+    def bring(*_):
+        if not (store / "echo.mar").exists():
+            locate_archive(URL, store, downloader=web_with_archive().downloader())
+
+    # When
+    path = locate_archive(URL, store, downloader=web_with_archive().downloader(), on_progress=bring)
+
+    # Then
+    assert path.read_bytes() == archive_bytes()
+
+
+def test_download_that_a_node_removes_meanwhile_is_in_nobodys_way(store):
+    # Given a node that learns late of what was unregistered
+    web, newer = served_anew(store)
+
+    # When
+    path = locate_archive(
+        URL,
+        store,
+        is_unused=lambda: True,
+        downloader=web.downloader(),
+        on_progress=lambda *_: remove_download(URL, store),
+    )
+
+    # Then
+    assert path.read_bytes() == newer
+
+
+def test_download_that_nobody_needs_stays_when_the_newer_one_fails(store):
+    # Given
+    served_anew(store)
+    web = Web({"models.example/store/echo.mar": httpx.Response(404)})
+
+    # When / Then
+    with pytest.raises(DownloadFailed):
+        locate_archive(URL, store, is_unused=lambda: True, downloader=web.downloader())
+    assert (store / "echo.mar").read_bytes() == archive_bytes()
+
+
+@pytest.mark.parametrize("note", [None, "https://models.example/other/echo.mar"])
+def test_file_that_did_not_come_from_the_url_is_never_replaced(note, store):
+    # Given
+    (store / "echo.mar").write_bytes(b"mine")
+    if note is not None:
+        (store / ".echo.mar.url").write_text(note)
+    web = web_with_archive()
+
+    # When / Then
+    with pytest.raises(InternalError, match=r"^Model file already exists echo\.mar$"):
+        locate_archive(URL, store, is_unused=lambda: True, downloader=web.downloader())
+    assert (store / "echo.mar").read_bytes() == b"mine"
+    assert not web.requests
+
+
+def test_registered_download_is_used_from_the_store(store):
+    # Given
+    (store / "echo.mar").write_bytes(b"mine")
+    web = web_with_archive()
+
+    # When
+    path = locate_archive(URL, store, is_registered=True, downloader=web.downloader())
+
+    # Then
+    assert path == store / "echo.mar"
+    assert not web.requests
+
+
+@pytest.mark.parametrize("path", ["", "x/", "%2e%2e%2fevil.mar", ".hidden"])
+def test_download_needs_a_plain_file_name(path, store):
+    # Given
+    web = web_with_archive()
+
+    # When / Then
+    with pytest.raises(DownloadFailed, match="has to end in a file name"):
+        locate_archive(f"https://models.example/{path}", store, downloader=web.downloader())
+    assert not web.requests

@@ -1,0 +1,348 @@
+"""Models' requirements, each in an environment of its own."""
+
+import asyncio
+import errno
+import importlib.metadata
+import logging
+import socket
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+import psutil
+import pytest
+
+from batching.errors import DependenciesFailed
+from tests.support import make_spec
+from tests.timing import assert_within
+from tests.unit.workers.archives.wheels import PACKAGE, offline, write_wheel
+from workers.archives.installer import READY, Installer
+from workers.archives.requirements import environment_name, read_requirements
+
+SPEC = make_spec(
+    manifest={"model": {"modelName": "digits", "requirementsFile": "requirements.txt"}}
+)
+PROBE = f"import {PACKAGE}, pytest, torch, sys; print({PACKAGE}.ANSWER, sys.prefix)"
+
+
+@pytest.fixture
+def model_dir(tmp_path):
+    """A model that requires the package, which pip finds."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "requirements.txt").write_text(f"{PACKAGE}>=1  # the only one\n")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def wheels(tmp_path, monkeypatch):
+    write_wheel(tmp_path / "wheels")
+    for name, value in offline(tmp_path / "wheels").items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / "wheels"
+
+
+def install(folder, model_dir, *, spec=SPEC, timeout_s=60.0):
+    installer = Installer(folder / "work", is_allowed=True, timeout_s=timeout_s)
+    return asyncio.run(installer.python_for(spec, model_dir))
+
+
+def runs_of_pip(caplog):
+    return sum(record.message.startswith("installing ") for record in caplog.records)
+
+
+@pytest.mark.slow
+def test_requirements_are_installed_beside_the_servers_packages(tmp_path, model_dir, caplog):
+    # Given
+    caplog.set_level(logging.INFO, "workers.archives.installer")
+
+    # When
+    python = install(tmp_path, model_dir)
+
+    # Then: the model's own package and the server's torch
+    told = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["42", str(python.parent.parent)]
+    assert f"Successfully installed {PACKAGE.replace('_', '-')}-1.0" in caplog.text.replace(
+        "_", "-"
+    )
+    with pytest.raises(ModuleNotFoundError):
+        __import__(PACKAGE)
+
+    # And the next start finds it there
+    assert install(tmp_path, model_dir) == python
+    assert runs_of_pip(caplog) == 1
+
+
+@pytest.mark.slow
+def test_environment_is_made_once_when_many_ask(tmp_path, model_dir, caplog):
+    # Given two nodes of one machine, and two workers of each
+    caplog.set_level(logging.INFO, "workers.archives.installer")
+    nodes = [Installer(tmp_path / "work", is_allowed=True) for _ in range(2)]
+
+    async def all_at_once():
+        asked = [node.python_for(SPEC, model_dir) for node in nodes for _ in range(2)]
+        return await asyncio.gather(*asked)
+
+    # When
+    pythons = asyncio.run(all_at_once())
+
+    # Then
+    assert len(set(pythons)) == 1
+    assert runs_of_pip(caplog) == 1
+    # And nothing is kept for each set of requirements there ever was
+    assert not any(node._locks for node in nodes)
+
+
+@pytest.mark.slow
+def test_environment_that_was_left_half_made_is_made_again(tmp_path, model_dir):
+    # Given
+    python = install(tmp_path, model_dir)
+    place = python.parent.parent
+    (place / READY).unlink()
+    for file in place.rglob(f"{PACKAGE}.py"):
+        file.unlink()
+
+    # When
+    install(tmp_path, model_dir)
+
+    # Then
+    subprocess.run([python, "-c", f"import {PACKAGE}"], capture_output=True, check=True)
+
+
+@pytest.mark.slow
+def test_failing_installation_is_told_and_not_tried_again_at_once(tmp_path, model_dir, caplog):
+    # Given
+    caplog.set_level(logging.INFO, "workers.archives.installer")
+    (model_dir / "requirements.txt").write_text("no_such_package_anywhere==9\n")
+    installer = Installer(tmp_path / "work", is_allowed=True)
+
+    # When / Then
+    text = (
+        "Custom pip package installation failed for model digits: No matching distribution found "
+        "for no_such_package_anywhere==9. The node's log has all that pip said."
+    )
+    for _ in range(2):
+        with pytest.raises(DependenciesFailed) as caught:
+            asyncio.run(installer.python_for(SPEC, model_dir))
+        assert caught.value.message.replace("-", "_") == text.replace("-", "_")
+        assert not isinstance(caught.value.__cause__, OSError)
+    assert runs_of_pip(caplog) == 1
+    assert "pip model=digits: ERROR: Could not find a version" in caplog.text
+
+
+@pytest.mark.slow
+def test_package_that_cannot_be_fetched_is_told_by_what_failed(tmp_path, model_dir):
+    # Given a program under pip that fails, of which pip ends by saying that it is not at fault
+    (model_dir / "requirements.txt").write_text(f"git+file://{tmp_path}/nowhere.git")
+
+    # When / Then: newer pips say what they wanted it for
+    words = r"for model digits: (Failed to build '\S+' when )?git clone .*[^.]\. The node's log has"
+    with pytest.raises(DependenciesFailed, match=words):
+        install(tmp_path, model_dir)
+
+
+@pytest.mark.slow
+def test_installation_ends_when_its_time_is_up(tmp_path, model_dir, monkeypatch):
+    # Given an index that never answers
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.delenv("PIP_FIND_LINKS")
+
+        # When
+        started = time.monotonic()
+        with pytest.raises(DependenciesFailed, match=r"not done within 3 s"):
+            install(tmp_path, model_dir, timeout_s=3)
+
+    # Then
+    assert_within(time.monotonic() - started, 30)
+    assert not [child for child in psutil.Process().children() if "pip" in child.cmdline()]
+
+
+def test_environment_that_cannot_be_made_is_told(tmp_path, model_dir):
+    # Given: where its folder should be is a file
+    (model_dir / "requirements.txt").write_text("anything\n")
+    (tmp_path / "work").write_text("")
+
+    # When / Then
+    text = "Virtual environment creation failed for model digits: Not a directory"
+    with pytest.raises(DependenciesFailed, match=text):
+        install(tmp_path / "work", model_dir)
+
+
+@pytest.mark.slow
+def test_requirements_of_a_model_with_a_module_of_a_common_name_are_installed(tmp_path, model_dir):
+    # Given a module of the model's that is called as one of Python's, which pip needs
+    (model_dir / "tokenize.py").write_text("def tokenize(text):\n    return text.split()\n")
+
+    # When
+    python = install(tmp_path, model_dir)
+
+    # Then
+    subprocess.run([python, "-c", f"import {PACKAGE}"], capture_output=True, check=True)
+
+
+@pytest.mark.slow
+def test_disk_that_pip_finds_full_is_the_cause_of_its_failure(
+    tmp_path, model_dir, caplog, monkeypatch
+):
+    # Given a pip that says what pip says then
+    caplog.set_level(logging.INFO, "workers.archives.installer")
+    said = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{said}'\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("workers.archives.installer._python_in", lambda _place: python)
+    installer = Installer(tmp_path / "work", is_allowed=True)
+
+    # When / Then: also for who asks while it is not tried again
+    for _ in range(2):
+        with pytest.raises(DependenciesFailed, match="No space left on device") as caught:
+            asyncio.run(installer.python_for(SPEC, model_dir))
+        assert isinstance(caught.value.__cause__, OSError)
+        assert caught.value.__cause__.errno == errno.ENOSPC
+    assert runs_of_pip(caplog) == 1
+
+
+def test_failure_that_pip_did_not_foresee_is_told_by_its_last_line(
+    tmp_path, model_dir, monkeypatch
+):
+    # Given a pip that fails as it does then
+    said = ["ERROR: Exception:", "Traceback (most recent call last):", "OSError: the index is away"]
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in said) + "exit 2\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("workers.archives.installer._python_in", lambda _place: python)
+    # When / Then
+    with pytest.raises(DependenciesFailed, match="for model digits: OSError: the index is away"):
+        install(tmp_path, model_dir)
+
+
+def test_python_without_pip_is_told(tmp_path, model_dir, monkeypatch):
+    # Given an environment that was made without, and a system that packs ensurepip by itself
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda **_: [])
+
+    def no_ensurepip(_builder, _context, *_arguments, **_options):
+        raise subprocess.CalledProcessError(1, "python", b"...\nNo module named ensurepip\n")
+
+    monkeypatch.setattr(venv.EnvBuilder, "_call_new_python", no_ensurepip)
+
+    # When / Then
+    text = "the node's Python has no pip, and none can be had from ensurepip: No module named"
+    with pytest.raises(DependenciesFailed, match=text) as caught:
+        install(tmp_path, model_dir)
+    assert caught.value.__cause__ is None
+
+
+def test_requirements_are_left_alone_unless_the_server_says_so(tmp_path, model_dir, caplog):
+    # Given
+    installer = Installer(tmp_path / "work", is_allowed=False)
+
+    # When / Then
+    assert asyncio.run(installer.python_for(SPEC, model_dir)) == Path(sys.executable)
+    assert "requirements.txt is not installed, install_py_dep_per_model is off" in caplog.text
+
+
+def test_model_without_requirements_runs_in_the_servers_environment(tmp_path, model_dir):
+    # When / Then
+    assert install(tmp_path, model_dir, spec=make_spec()) == Path(sys.executable)
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("--index-url https://elsewhere.example/simple", "--index-url"),
+        ("--extra-index-url=https://elsewhere.example/simple", "--extra-index-url"),
+        ("-i https://elsewhere.example/simple", "-i"),
+        ("-ihttps://elsewhere.example/simple", "-i"),
+        ("  --find-links /tmp", "--find-links"),
+        ("-r more.txt", "-r"),
+        ("--pre --index-url https://elsewhere.example/simple", "--index-url"),
+        ("--trust\\\ned-host elsewhere.example", "--trusted-host"),
+        ('--pre "--index-url" https://elsewhere.example/simple', "--index-url"),
+        ("--pre \\--index-url https://elsewhere.example/simple", "--index-url"),
+        ("# harmless \\\n--index-url https://elsewhere.example/simple", "--index-url"),
+        ("\\\n# harmless\n--index-url https://elsewhere.example/simple", "--index-url"),
+        ("x --hash=sha256:0 --index-url https://elsewhere.example/simple", "--index-url"),
+        ("numpy\x0b--index-url https://elsewhere.example/simple", "--index-url"),
+    ],
+)
+def test_archive_does_not_say_where_packages_come_from(line, option, tmp_path, model_dir):
+    # Given
+    (model_dir / "requirements.txt").write_text(f"{PACKAGE}\n{line}\n")
+
+    # When / Then
+    with pytest.raises(DependenciesFailed, match=f"has the option {option}. Where packages"):
+        install(tmp_path, model_dir)
+
+
+REWRITTEN = {
+    "numpy  # the only one\n\n# nothing\n": "numpy",
+    "# coding: utf-8\nnumpy": "numpy",
+    "numpy \\\n  >=1 ; python_version > '3'": "numpy   >=1 ; python_version > '3'",
+    "numpy==1 \\\n --hash=sha256:12 \\\n --hash sha256:34": (
+        "numpy==1 --hash=sha256:12 --hash sha256:34"
+    ),
+    "a --config-settings='--build-option=x y'": "a --config-settings='--build-option=x y'",
+    "--only-binary=:all:\n--no-binary 'a,b'\n./a b.whl": (
+        "--only-binary=:all:\n--no-binary a,b\n./a b.whl"
+    ),
+    "numpy \\\n# harmless \\\ntorch": "numpy\ntorch",
+    "": "",
+}
+
+
+@pytest.mark.parametrize(("text", "rewritten"), REWRITTEN.items(), ids=range(len(REWRITTEN)))
+def test_requirements_are_for_pip_what_they_are_for_us(text, rewritten, model_dir):
+    # Given
+    file = model_dir / "requirements.txt"
+    file.write_text(text)
+
+    # When
+    first = read_requirements(model_dir, file.name)
+    file.write_text(first)
+
+    # Then
+    assert first == rewritten
+    assert read_requirements(model_dir, file.name) == first
+
+
+UNREADABLE = [
+    b"# -*- coding: utf-7 -*-\n+AC0ALQ-index-url https://elsewhere.example/simple",
+    b"numpy\n#coding=latin-1",
+    b"--pre 'never ending",
+    b"numpy \\ # a comment\n--pre",
+    b"\xff\xfen\0",
+]
+
+
+@pytest.mark.parametrize("content", UNREADABLE)
+def test_requirements_are_refused_when_pip_might_read_them_otherwise(content, model_dir):
+    # Given
+    (model_dir / "requirements.txt").write_bytes(content)
+
+    # When / Then
+    with pytest.raises(DependenciesFailed, match="is not UTF-8, or cannot be read: "):
+        read_requirements(model_dir, "requirements.txt")
+
+
+def test_requirements_outside_of_the_archive_are_not_read(tmp_path, model_dir):
+    # Given
+    (tmp_path / "secret.txt").write_text("x")
+
+    # When / Then
+    for name in ("../secret.txt", "none.txt"):
+        with pytest.raises(DependenciesFailed, match="missing in the archive"):
+            read_requirements(model_dir, name)
+
+
+def test_environments_are_shared_by_equal_requirements_only():
+    # When / Then
+    assert environment_name("a==1", "sha-1") == environment_name("a==1", "sha-2")
+    assert environment_name("a==1", "sha-1") != environment_name("a==2", "sha-1")
+    for local in ("./a.whl", "a @ file:a.whl", "wheels/a-1.whl"):
+        assert environment_name(local, "sha-1") != environment_name(local, "sha-2")

@@ -1,0 +1,255 @@
+"""Archives: what is read from good ones, and where they are unpacked."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from batching.errors import InvalidModel
+from tests.unit.workers.archives.archives import (
+    FILES,
+    MANIFEST,
+    everything_in,
+    tar_of_a_folder,
+    write_folder,
+    write_tar,
+    write_zip,
+)
+from workers.archives.model_archive import (
+    find_unpacked,
+    hash_archive,
+    inspect_archive,
+    read_model_config,
+    unpack_archive,
+)
+
+ARCHIVES = {
+    "mar": lambda folder: write_zip(folder / "echo.mar"),
+    "tgz": lambda folder: write_tar(folder / "echo.tar.gz"),
+    "wrapped tgz": lambda folder: write_tar(folder / "echo.tgz", top="echo/"),
+    "dotted tar": lambda folder: write_tar(folder / "echo.tar", top="./", mode="w"),
+    "tar of a folder": lambda folder: tar_of_a_folder(folder / "echo.tgz"),
+    "legacy .model": lambda folder: write_tar(folder / "echo.model"),
+    "folder": lambda folder: write_folder(folder / "echo"),
+    "wrapped folder": lambda folder: write_folder(folder / "outer" / "echo").parent,
+}
+
+
+@pytest.mark.parametrize("write", ARCHIVES.values(), ids=ARCHIVES)
+def test_archive_is_described_and_unpacked_in_every_format(write, tmp_path):
+    # Given
+    path = write(tmp_path)
+    work_dir = tmp_path / "work"
+
+    # When
+    info = inspect_archive(path, "echo-url")
+    model_dir = unpack_archive(path, info.sha256, work_dir)
+
+    # Then
+    assert (info.url, info.model_name, info.model_version) == ("echo-url", "echo", "2.1")
+    assert (info.handler, info.runtime) == ("echo.py:handle", "python")
+    assert info.manifest == MANIFEST
+    assert info.config == {"batchSize": 4}
+    assert everything_in(model_dir) == [
+        "MAR-INF",
+        "MAR-INF/MANIFEST.json",
+        "echo.py",
+        "model-config.yaml",
+    ]
+    assert (model_dir / "echo.py").read_bytes() == FILES["echo.py"]
+    assert [path.name for path in work_dir.iterdir()] == [info.sha256]
+
+
+def test_inspecting_writes_nothing(tmp_path):
+    # Given
+    path = write_zip(tmp_path / "echo.mar")
+
+    # When
+    inspect_archive(path, "echo.mar")
+
+    # Then
+    assert everything_in(tmp_path) == ["echo.mar"]
+
+
+def test_archive_without_manifest_is_named_after_its_file(tmp_path):
+    # Given
+    path = write_zip(tmp_path / "res-net.18 b.mar", {"handler.py": b""}, manifest=None)
+
+    # When
+    info = inspect_archive(path, path.name)
+
+    # Then
+    assert (info.model_name, info.model_version) == ("res_net_18_b", "1.0")
+    assert (info.manifest, info.handler, info.config) == (None, "", {})
+
+
+MODEL = MANIFEST["model"]
+BAD_MANIFESTS = {
+    "no JSON": ("{", "Failed to parse signature.json."),
+    "no object": ("[]", "Failed to parse signature.json."),
+    "deep": ("[" * 100_000, "Failed to parse signature.json."),
+    "no model": ({"runtime": "python"}, "Model name is not defined."),
+    "null model": ({"model": None}, "Missing Model entry in manifest file."),
+    "no name": ({"model": {"modelVersion": "1"}}, "Model name is not defined."),
+    "null version": (
+        {"model": {"modelName": "m", "modelVersion": None}},
+        "Model version is not defined.",
+    ),
+    "runtime": (
+        {"runtime": "perl", "model": {"modelName": "m"}},
+        "Runtime is not defined or invalid.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("manifest", "text"), BAD_MANIFESTS.values(), ids=BAD_MANIFESTS)
+def test_manifest_is_refused_with_torchserves_text(manifest, text, tmp_path):
+    # Given
+    path = write_zip(tmp_path / "echo.mar", manifest=manifest)
+
+    # When / Then
+    with pytest.raises(InvalidModel) as caught:
+        inspect_archive(path, "echo.mar")
+    assert caught.value.message == text
+
+
+def test_manifest_without_version_and_runtime_gets_the_defaults(tmp_path):
+    # Given
+    path = write_zip(tmp_path / "echo.mar", manifest={"model": {"modelName": "m"}})
+
+    # When
+    info = inspect_archive(path, "echo.mar")
+
+    # Then
+    assert (info.model_version, info.runtime) == ("1.0", "python")
+
+
+BAD_CONFIGS = {
+    "object": b"!!python/object/apply:os.system ['true']",
+    "broken": b"a: [",
+    "list": b"- 1",
+    "huge": b"a: " + b"x" * (1024**2 + 1),
+    "date as a key": b"2026-11-20: a",
+    "circle": b"a: &a [*a]",
+    "circle of keys": b"a: &a {<<: *a}",
+    "number of 5000 digits": b"a: 0x" + b"f" * 5000,
+}
+
+
+@pytest.mark.parametrize("config", BAD_CONFIGS.values(), ids=BAD_CONFIGS)
+def test_model_config_is_refused_unless_it_is_a_plain_mapping(config, tmp_path):
+    # Given
+    path = write_zip(tmp_path / "echo.mar", FILES | {"model-config.yaml": config})
+
+    # When / Then
+    with pytest.raises(InvalidModel, match=r"model-config\.yaml"):
+        inspect_archive(path, "echo.mar")
+
+
+def test_model_config_is_refused_when_it_is_missing(tmp_path):
+    # Given
+    path = write_zip(tmp_path / "echo.mar", {"echo.py": b""})
+
+    # When / Then
+    with pytest.raises(InvalidModel, match=r"does not hold"):
+        inspect_archive(path, "echo.mar")
+
+
+def test_model_config_keeps_yaml_values_for_the_worker_and_json_for_the_registry(tmp_path):
+    # Given
+    path = write_zip(tmp_path / "echo.mar", FILES | {"model-config.yaml": b"day: 2026-11-20\n1: a"})
+
+    # When
+    info = inspect_archive(path, "echo.mar")
+    config = read_model_config(unpack_archive(path, info.sha256, tmp_path / "work"), MANIFEST)
+
+    # Then
+    assert info.config == {"day": "2026-11-20", "1": "a"}
+    assert config["day"].year == 2026
+    assert config[1] == "a"
+
+
+def test_archive_is_refused_when_it_changed_since_registration(tmp_path):
+    # Given
+    path = write_zip(tmp_path / "echo.mar")
+    sha256 = inspect_archive(path, "echo.mar").sha256
+    write_zip(path, FILES | {"echo.py": b"evil"})
+
+    # When / Then
+    with pytest.raises(InvalidModel, match="SHA-256 differs"):
+        unpack_archive(path, sha256, tmp_path / "work")
+    assert find_unpacked(sha256, tmp_path / "work") is None
+
+
+def test_folder_with_a_link_out_of_it_is_refused(tmp_path):
+    # Given
+    (tmp_path / "secret").mkdir()
+    path = write_folder(tmp_path / "echo")
+    (path / "link").symlink_to(tmp_path / "secret")
+
+    # When / Then
+    with pytest.raises(InvalidModel, match="link out of it"):
+        inspect_archive(path, "echo")
+
+
+def test_unpacking_twice_finds_the_first_result(tmp_path):
+    # Given
+    path = write_zip(tmp_path / "echo.mar")
+    sha256 = hash_archive(path)
+    first = unpack_archive(path, sha256, tmp_path / "work")
+    path.unlink()
+
+    # When
+    second = unpack_archive(path, sha256, tmp_path / "work")
+
+    # Then
+    assert second == first == find_unpacked(sha256, tmp_path / "work")
+
+
+def test_racing_unpackers_agree_on_one_folder(tmp_path):
+    # Given
+    path = write_zip(tmp_path / "echo.mar", FILES | {"weights": os.urandom(3_000_000)})
+    sha256 = hash_archive(path)
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from workers.archives.model_archive import unpack_archive\n"
+        "sys.stdin.readline()\n"
+        f"print(unpack_archive(Path({str(path)!r}), {sha256!r}, Path({str(tmp_path / 'work')!r})))"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+
+    # When
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(lambda process: process.communicate("go\n")[0], processes))
+
+    # Then
+    assert answers == [f"{tmp_path / 'work' / sha256}\n"] * 3
+    assert [entry.name for entry in (tmp_path / "work").iterdir()] == [sha256]
+
+
+def test_folder_hash_changes_with_any_content(tmp_path):
+    # Given
+    path = write_folder(tmp_path / "echo")
+    before = hash_archive(path)
+
+    # When
+    (path / "echo.py").write_bytes(FILES["echo.py"].upper())
+
+    # Then
+    assert hash_archive(path) != before
+
+
+@pytest.mark.parametrize("sha256", ["", "..", "../../etc", "/etc", "x" * 64, "A" * 64, "0" * 63])
+def test_b08_folder_of_an_archive_is_found_by_a_hash_only(sha256, tmp_path):
+    with pytest.raises(InvalidModel):
+        find_unpacked(sha256, tmp_path)

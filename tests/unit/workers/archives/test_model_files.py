@@ -1,0 +1,218 @@
+"""A node's archives are unpacked beside each other, and each of them once."""
+
+import asyncio
+import hashlib
+import pwd
+import threading
+
+import pytest
+
+from batching.errors import InvalidModel, ModelNotFound
+from batching.settings.settings import Settings, SettingsError
+from tests.support import eventually_async, make_spec
+from tests.unit.workers.archives.archives import write_zip
+from tests.unit.workers.archives.web import (
+    ALLOWED,
+    URL,
+    Web,
+    archive_bytes,
+    served,
+    web_with_archive,
+)
+from workers.archives import fetch
+from workers.archives import model_archive as archive
+from workers.archives.model_archive import hash_archive
+from workers.archives.model_files import ModelFiles, Prepared
+
+AT_ONCE_S = 2.0
+MANY = 40  # more than the event loop's own executor has threads
+
+
+@pytest.fixture
+def files(store, tmp_path):
+    return ModelFiles(Settings(work_dir=tmp_path / "work", model_store=store, allowed_urls=ALLOWED))
+
+
+@pytest.fixture
+def quick(store):
+    """A model whose archive is unpacked in no time."""
+    path = write_zip(store / "quick.mar")
+    return make_spec(model_name="quick", model_url=path.name, archive_sha256=hash_archive(path))
+
+
+class SlowDisk:
+    """Archives named slow-… are not found before `end`."""
+
+    def __init__(self):
+        self.is_at_work, self._is_over = threading.Event(), threading.Event()
+        self.end = self._is_over.set
+        self._locate = fetch.locate_archive
+
+    def locate(self, url, *arguments, **named):
+        if url.startswith("slow-"):
+            self.is_at_work.set()
+            self._is_over.wait()
+        return self._locate(url, *arguments, **named)
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    disk = SlowDisk()
+    monkeypatch.setattr(fetch, "locate_archive", disk.locate)
+    yield disk
+    disk.end()
+
+
+@pytest.mark.parametrize("count", [1, MANY])
+@pytest.mark.parametrize("is_unpacked", [True, False], ids=["unpacked", "not unpacked"])
+def test_model_is_prepared_while_others_are_unpacked(files, slow_disk, quick, is_unpacked, count):
+    slow = [
+        make_spec(model_url=f"slow-{number}.mar", archive_sha256=f"{number:064x}")
+        for number in range(count)
+    ]
+
+    async def run() -> None:
+        # Given
+        if is_unpacked:
+            await files.prepare(quick)
+        at_work = [asyncio.create_task(files.prepare(spec)) for spec in slow]
+        await eventually_async(slow_disk.is_at_work.is_set, AT_ONCE_S)
+        try:
+            # When
+            prepared = await asyncio.wait_for(files.prepare(quick), AT_ONCE_S)
+            # Then
+            assert (prepared.model_dir / "echo.py").is_file()
+            assert not any(task.done() for task in at_work)
+        finally:
+            slow_disk.end()
+        outcomes = await asyncio.gather(*at_work, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {ModelNotFound}
+
+    asyncio.run(run())
+
+
+def test_archive_is_unpacked_once_for_all_workers_that_start_together(files, quick, monkeypatch):
+    # Given
+    unpacked = []
+    unpack = archive.unpack_archive
+
+    def count(*arguments):
+        unpacked.append(arguments)
+        return unpack(*arguments)
+
+    monkeypatch.setattr(archive, "unpack_archive", count)
+
+    async def run() -> list[Prepared]:
+        return await asyncio.gather(*(files.prepare(quick) for _ in range(4)))
+
+    # When
+    prepared = asyncio.run(run())
+
+    # Then
+    assert len(set(prepared)) == 1
+    assert len(unpacked) == 1
+
+
+def test_downloads_to_one_file_name_come_one_after_the_other(files, monkeypatch):
+    # Given two URLs whose archives have the same place in the store, and a third with another
+    at_work: list[str] = []
+    together: set[tuple[str, ...]] = set()
+
+    async def run() -> None:
+        loop, all_asked = asyncio.get_running_loop(), asyncio.Event()
+
+        def locate(url, *_, **__):
+            at_work.append(url)
+            together.add(tuple(sorted(at_work)))
+            asyncio.run_coroutine_threadsafe(all_asked.wait(), loop).result(AT_ONCE_S)
+            at_work.remove(url)
+            raise InvalidModel("not needed any more")
+
+        monkeypatch.setattr("workers.archives.fetch.locate_archive", locate)
+        urls = ("https://a.example/m.mar", "https://b.example/m.mar", "https://c.example/n.mar")
+        specs = [
+            make_spec(model_url=url, archive_sha256=f"{number:064x}")
+            for number, url in enumerate(urls)
+        ]
+        # When
+        tasks = [asyncio.create_task(files.prepare(spec)) for spec in specs]
+        await eventually_async(lambda: len(at_work) == 2, AT_ONCE_S)
+        all_asked.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())
+
+    # Then
+    names = [[url.rpartition("/")[2] for url in group] for group in together]
+    assert ["m.mar", "n.mar"] in names
+    assert all(len(set(group)) == len(group) for group in names)
+
+
+def test_node_keeps_nothing_of_archives_that_are_unpacked(files, quick):
+    # When
+    asyncio.run(files.prepare(quick))
+
+    # Then: it may see many in its life
+    assert not files._unpacking
+
+
+@pytest.fixture
+def stale(store, monkeypatch):
+    """The network; in the store lies what its URL had led to at an earlier registration."""
+    fetch.locate_archive(URL, store, downloader=web_with_archive().downloader())
+    web = Web({"models.example/store/echo.mar": served(NEWER)})
+    monkeypatch.setattr(fetch, "Downloader", web.downloader)
+    return web
+
+
+NEWER = archive_bytes(handler=b"def handle(data, context): return []")
+
+
+def remote_spec(content):
+    return make_spec(model_url=URL, archive_sha256=hashlib.sha256(content).hexdigest())
+
+
+def test_archive_is_downloaded_anew_where_the_store_has_an_older_one(files, store, stale):
+    # When
+    prepared = asyncio.run(files.prepare(remote_spec(NEWER)))
+
+    # Then: what was there may be needed by others
+    assert (prepared.model_dir / "echo.py").read_bytes().endswith(b"[]")
+    assert (store / "echo.mar").read_bytes() == archive_bytes()
+
+
+def test_archive_that_its_url_does_not_lead_to_any_more_is_downloaded_once(files, store, stale):
+    # Given
+    spec = remote_spec(b"what it was when it was registered")
+
+    # When
+    for _ in range(3):
+        with pytest.raises(InvalidModel, match="has changed since it was registered"):
+            asyncio.run(files.prepare(spec))
+
+    # Then
+    assert len(stale.requests) == 1
+    assert sorted(path.name for path in store.iterdir()) == [".echo.mar.url", "echo.mar"]
+
+
+def test_archive_is_not_downloaded_anew_where_it_was_registered_by_its_name(files, store, stale):
+    # When
+    spec = make_spec(model_url="echo.mar", archive_sha256=hashlib.sha256(NEWER).hexdigest())
+    with pytest.raises(InvalidModel, match="has changed since it was registered"):
+        asyncio.run(files.prepare(spec))
+
+    # Then
+    assert not stale.requests
+
+
+def test_user_without_a_home_folder_has_to_say_where_archives_are_unpacked(monkeypatch):
+    # Given a user of whom the system knows nothing, as containers may have
+    def nobody(_uid):
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    # When / Then
+    with pytest.raises(SettingsError, match=r"no home folder, .*: set work_dir"):
+        ModelFiles(Settings())

@@ -1,0 +1,198 @@
+"""What killed processes leave behind is cleared, what others work on is not."""
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from batching.settings.settings import Settings, SettingsError
+from tests.support import make_spec
+from tests.unit.workers.archives.archives import write_zip
+from workers.archives.model_files import ModelFiles
+from workers.archives.quarantine import ABANDONED_AFTER_S, mark_used, remove_abandoned
+from workers.archives.requirements import environment_name
+
+KEPT_S = 86_400.0
+# Ends while a thread of its own is unpacking.
+STOPS = """
+import sys, threading, time
+from pathlib import Path
+from workers.archives import model_archive as archive
+
+def extract(path, folder):
+    folder.mkdir()
+    folder.joinpath("half").touch()
+    has_begun.set()
+    time.sleep(60)
+
+archive._extract, has_begun = extract, threading.Event()
+path, work_dir = map(Path, sys.argv[1:])
+arguments = (path, archive.hash_archive(path), work_dir)
+threading.Thread(target=archive.unpack_archive, args=arguments, daemon=True).start()
+has_begun.wait()
+"""
+MANIFEST = {"model": {"requirementsFile": "requirements.txt"}}
+
+
+def files_of(folder, **settings):
+    return ModelFiles(Settings(work_dir=folder / "work", model_store=folder / "store", **settings))
+
+
+def age_s(place):
+    return time.time() - place.stat().st_mtime  # noqa: TID251 - what file systems keep
+
+
+def make(folder, name, age_s, file_age_s=None):
+    place = folder / name
+    place.mkdir(parents=True)
+    (place / "half.mar").write_bytes(b"half")
+    now_s = time.time()  # noqa: TID251 - what file systems keep
+    file_s = now_s - (age_s if file_age_s is None else file_age_s)
+    os.utime(place / "half.mar", (file_s, file_s))
+    os.utime(place, (now_s - age_s, now_s - age_s))
+    return place
+
+
+def test_removal_of_what_is_abandoned_goes_on_behind_a_folder_that_another_user_has_closed(
+    tmp_path, monkeypatch
+):
+    # Given, in either order
+    old = ABANDONED_AFTER_S + 60
+    closed = make(tmp_path, ".download-b", old)
+    gone = [make(tmp_path, f".download-{name}", old) for name in "ac"]
+    look = Path.iterdir
+
+    def iterdir(path):
+        if path == closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return look(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    # When
+    remove_abandoned(tmp_path)
+    # Then
+    assert closed.exists()
+    assert not any(place.exists() for place in gone)
+
+
+def test_removal_takes_old_quarantine_and_nothing_else(tmp_path):
+    # Given
+    old = ABANDONED_AFTER_S + 60
+    abandoned = [make(tmp_path, ".unpack-a", old), make(tmp_path, ".download-b", old)]
+    kept = [
+        make(tmp_path, ".unpack-young", 60),
+        make(tmp_path, ".download-busy", old, file_age_s=60),
+        make(tmp_path, "0" * 64, old),
+        make(tmp_path, ".mine", old),
+    ]
+    outside = make(tmp_path.with_name(f"{tmp_path.name}-outside"), ".unpack-x", old)
+    (tmp_path / ".unpack-link").symlink_to(outside)
+    # When
+    remove_abandoned(tmp_path)
+    # Then
+    assert not any(place.exists() for place in abandoned)
+    assert all(place.exists() for place in [*kept, outside])
+
+
+def test_node_sweeps_both_of_its_folders(tmp_path):
+    # Given
+    old = ABANDONED_AFTER_S + 60
+    places = [
+        make(tmp_path / "work", ".unpack-a", old),
+        make(tmp_path / "store", ".download-b", old),
+    ]
+    # When
+    files_of(tmp_path).sweep([])
+    # Then
+    assert not any(place.exists() for place in places)
+
+
+def test_node_without_its_folders_has_nothing_to_sweep(tmp_path):
+    # When
+    ModelFiles(Settings(work_dir=tmp_path / "none", model_store=None)).sweep([make_spec()])
+    # Then it has made none either
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_removed_from_under_an_unpacking_that_a_stop_abandons(tmp_path):
+    # Given
+    path, work_dir = write_zip(tmp_path / "echo.mar"), tmp_path / "work"
+
+    # When
+    command = [sys.executable, "-c", STOPS, path, work_dir]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)
+
+    # Then: a thread that was still at it might have taken the rest for a whole model
+    assert ended.stderr == ""
+    [folder] = work_dir.glob(".unpack-*")
+    assert (folder / "content" / "half").exists()
+
+    # And the folder goes with the others that nobody needs
+    old_s = time.time() - ABANDONED_AFTER_S - 60  # noqa: TID251 - what file systems keep
+    for place in (folder / "content", folder):
+        os.utime(place, (old_s, old_s))
+    remove_abandoned(work_dir)
+    assert not folder.exists()
+
+
+def test_unpacked_archive_goes_when_nobody_has_needed_it_for_long(tmp_path):
+    # Given
+    kept = [
+        make(tmp_path / "work", "a" * 64, KEPT_S - 60),
+        make(tmp_path / "work", "b" * 64, KEPT_S + 60),
+        make(tmp_path / "work", "my-notes", KEPT_S + 60),
+        make(tmp_path / "store", "c" * 64, KEPT_S + 60),
+    ]
+    unused = make(tmp_path / "work", "d" * 64, KEPT_S + 60)
+    # When
+    files_of(tmp_path).sweep([make_spec(archive_sha256="b" * 64)])
+    # Then what is registered stays, for as long again, and nothing is half removed
+    assert all(place.exists() for place in kept)
+    assert not unused.exists()
+    assert {path.name for path in (tmp_path / "work").iterdir()} == {"a" * 64, "b" * 64, "my-notes"}
+    files_of(tmp_path).sweep([])
+    assert (tmp_path / "work" / ("b" * 64)).exists()
+
+
+def test_folder_that_was_registered_stays_when_its_link_goes(tmp_path):
+    # Given a folder of the model store, which is not copied
+    mine = make(tmp_path / "store", "model", KEPT_S + 60)
+    (tmp_path / "work").mkdir()
+    link = tmp_path / "work" / ("a" * 64)
+    link.symlink_to(mine, target_is_directory=True)
+    # When it is needed, and later no more
+    assert mark_used(link)
+    assert age_s(mine) > KEPT_S
+    os.utime(link, (time.time() - KEPT_S - 60,) * 2, follow_symlinks=False)  # noqa: TID251
+    files_of(tmp_path).sweep([])
+    # Then
+    assert not link.is_symlink()
+    assert (mine / "half.mar").exists()
+
+
+def test_environment_goes_when_no_registered_model_needs_it(tmp_path):
+    # Given two environments, one of them for a registered model's requirements
+    archive = make(tmp_path / "work", "a" * 64, KEPT_S + 60)
+    (archive / "requirements.txt").write_text("numpy")
+    folder = tmp_path / "work" / "environments"
+    needed = make(folder, environment_name("numpy", "a" * 64), KEPT_S + 60)
+    unused = make(folder, "e" * 64, KEPT_S + 60)
+    young = make(folder, "f" * 64, KEPT_S - 60)
+    # When
+    spec = make_spec(archive_sha256="a" * 64, manifest=MANIFEST)
+    files_of(tmp_path, install_py_dep_per_model=True).sweep([spec])
+    # Then
+    assert [place.exists() for place in (needed, unused, young)] == [True, False, True]
+
+
+def test_marking_says_that_a_folder_is_gone(tmp_path):
+    assert not mark_used(tmp_path / "none")
+
+
+def test_short_time_to_keep_unused_files_is_refused():
+    with pytest.raises(SettingsError, match="unused_files_kept must be from 60"):
+        Settings.load(environment={"FERRY_UNUSED_FILES_KEPT_S": "59"})

@@ -1,0 +1,58 @@
+"""A network for tests of downloads."""
+
+import io
+import zipfile
+
+import httpx
+
+from workers.archives.download import Downloader
+
+PUBLIC = "93.184.216.34"
+URL = "https://models.example/store/echo.mar"
+ALLOWED = r"https://models\.example/.*"
+
+
+def archive_bytes(handler=b"def handle(data, context): return data"):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as bundle:
+        # Not by its name alone: that writes the time down, and the next archive would be another.
+        bundle.writestr(zipfile.ZipInfo("echo.py"), handler)
+    return buffer.getvalue()
+
+
+class Web:
+    """The network: answers by host and path, and remembers who was asked at which address."""
+
+    def __init__(self, answers, addresses=None):
+        self.answers = answers
+        self.addresses = addresses or {}
+        self.requests = []
+        self.resolved = []
+
+    def resolve(self, host, port):
+        self.resolved.append((host, port))
+        return self.addresses.get(host, [PUBLIC])
+
+    def handle(self, request):
+        self.requests.append(request)
+        answer = self.answers[request.headers["host"] + request.url.path]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def downloader(self, allowed_urls=ALLOWED):
+        return Downloader(allowed_urls, self.resolve, httpx.MockTransport(self.handle))
+
+
+def served(content):
+    # Not content=...: that response would be read before anybody can stream it.
+    length = {"content-length": str(len(content))}
+    return httpx.Response(200, headers=length, stream=httpx.ByteStream(content))
+
+
+def web_with_archive():
+    return Web({"models.example/store/echo.mar": served(archive_bytes())})
+
+
+def redirect(location):
+    return httpx.Response(302, headers={"location": location})

@@ -1,0 +1,609 @@
+"""What `ferry doctor` says of archives before they are deployed."""
+
+import importlib.metadata
+import io
+import json
+import sys
+import zipfile
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from ferry.commands.doctor import doctor
+from tests.unit.models import MODEL_SOURCE, Pooled, Touch, manifest, saved, scripted
+from tests.unit.workers.archives.archives import write_folder, write_tar, write_zip
+from workers.archives import archive_entries
+from workers.doctor.examination import examine
+from workers.doctor.ts_names import TsNames
+
+CLASS = """
+from ts.torch_handler.base_handler import BaseHandler
+class Own(BaseHandler):
+    def preprocess(self, data): return data
+"""
+
+
+def diagnose(folder, files, **model):
+    """Part, verdict and text of every finding about an archive of these files."""
+    path = write_zip(folder / "model.mar", files, manifest(**model))
+    return [(one.part, one.verdict.value, one.text) for one in examine(path).findings]
+
+
+def problems(findings):
+    return [text for _, verdict, text in findings if verdict == "problem"]
+
+
+def notes(findings):
+    return [text for _, verdict, text in findings if verdict == "note"]
+
+
+def test_good_archive_has_no_problems(tmp_path):
+    # Given
+    files = {
+        "own.py": CLASS,
+        "net.py": MODEL_SOURCE.format(classes=2),
+        "w.pth": saved(Pooled(2).state_dict()),
+        "model-config.yaml": "minWorkers: 1\nmaxWorkers: 2\nhandler: {top_k: 3}",
+    }
+
+    # When
+    found = diagnose(
+        tmp_path,
+        files,
+        handler="own.py",
+        modelFile="net.py",
+        serializedFile="w.pth",
+        configFile="model-config.yaml",
+    )
+
+    # Then
+    assert {verdict for _, verdict, _ in found} == {"ok"}
+    assert [part for part, _, _ in found] == [
+        "archive",
+        "manifest",
+        "torch",
+        "handler",
+        "weights",
+        "model-config",
+    ]
+
+
+def test_torch_is_named_and_an_old_one_is_a_problem(tmp_path, monkeypatch):
+    # Given
+    files = {"own.py": "def handle(data, context): pass"}
+    version = importlib.metadata.version("torch")
+
+    # When it is new enough, or too old
+    taken = diagnose(tmp_path, files, handler="own.py")
+    monkeypatch.setattr("workers.machine.torch_version.MIN_VERSION", (99, 0))
+    refused = diagnose(tmp_path, files, handler="own.py")
+
+    # Then
+    assert ("torch", "ok", f"{version} is installed here") in taken
+    assert problems(refused) == [
+        f"torch {version} loads malicious checkpoints: 2.6 or later is needed"
+    ]
+
+
+@pytest.mark.parametrize("write", [write_tar, write_folder], ids=["tar", "folder"])
+def test_other_formats_are_examined_too(write, tmp_path):
+    # When
+    report = examine(
+        write(
+            tmp_path / "model.tar.gz",
+            {"own.py": "def handle(data, context): pass"},
+            manifest(handler="own.py"),
+        )
+    )
+
+    # Then
+    assert report.will_run
+    assert (report.model_name, report.model_version) == ("m", "1.0")
+
+
+def test_file_that_is_no_archive_is_the_only_finding(tmp_path):
+    # Given
+    path = tmp_path / "model.mar"
+    path.write_bytes(b"none")
+
+    # When
+    report = examine(path)
+
+    # Then
+    (only,) = report.findings
+    assert only.part == "archive"
+    assert "not a zip" in only.text
+    assert not report.will_run
+
+
+HANDLERS = {
+    "syntax": ("def handle(data, context)\n  pass", "own.py, line 1: not Python"),
+    "no entry": ("x = 1", r"needs a function handle(data, context) or exactly one class"),
+    "two classes": ("class A: pass\nclass B: pass", "its classes: A, B"),
+    "no methods": ("class A:\n  def handle(self, d, c): pass", "class A lacks initialize"),
+    "left out": (
+        "import ts.torch_handler.dali_handler\ndef handle(d, c): pass",
+        "line 1: imports ts.torch_handler.dali_handler: it is left out: NVIDIA DALI",
+    ),
+    "below what is left out": (
+        "from ts.handler_utils.distributed.pt_pippy import x\ndef handle(d, c): pass",
+        "it is left out: models that are spread",
+    ),
+    "coroutine": (
+        "async def handle(data, context): pass",
+        "own.py: handle is a coroutine: handlers that answer out of order are left out",
+    ),
+    "coroutine of a class": (
+        "class Own(Base):\n    async def handle(self, data, context): pass",
+        "own.py: Own.handle is a coroutine",
+    ),
+    "no module": (
+        "import ts.sevices\ndef handle(d, c): pass",
+        "imports ts.sevices: there is no such module",
+    ),
+    "no name": (
+        "from ts.context import Contxt\ndef handle(d, c): pass",
+        "imports ts.context: ts.context has no Contxt",
+    ),
+    "not installed": (
+        "import no_such_package.sub\ndef handle(d, c): pass",
+        "imports no_such_package, which is not installed here; install it on the nodes",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "expected"), HANDLERS.values(), ids=HANDLERS)
+def test_handler_that_cannot_be_imported_is_a_problem(source, expected, tmp_path):
+    # When
+    (text,) = problems(diagnose(tmp_path, {"own.py": source}, handler="own.py"))
+
+    # Then
+    assert expected in text
+
+
+def test_nothing_of_the_archive_is_executed(tmp_path, monkeypatch):
+    # Given a handler and weights that would leave a trace
+    trace = tmp_path / "trace"
+    source = f"open({str(trace)!r}, 'w')\ndef handle(data, context): pass"
+    files = {"own.py": source, "net.py": source, "w.pth": saved(Touch(trace))}
+
+    # When
+    found = diagnose(tmp_path, files, handler="own.py", modelFile="net.py", serializedFile="w.pth")
+
+    # Then
+    assert not trace.exists()
+    assert "own" not in sys.modules
+    assert "w.pth holds more than weights (" in notes(found)[0]
+
+
+def test_imports_that_may_fail_are_notes(tmp_path):
+    # Given
+    source = (
+        "try:\n    import no_such_package\nexcept ImportError:\n    pass\n"
+        "def handle(data, context):\n    import ts.torch_handler.vllm_handler\n"
+    )
+
+    # When
+    found = diagnose(tmp_path, {"own.py": source}, handler="own.py")
+
+    # Then
+    assert problems(found) == []
+    assert len(notes(found)) == 2
+
+
+def test_archive_brings_its_own_modules(tmp_path):
+    # Given
+    files = {
+        "own.py": "import helper, package.part, json, torch\ndef handle(data, context): pass",
+        "helper.py": "",
+        "package/part.py": "from ts.utils.util import PredictionException, CLEANUP_REGEX",
+    }
+
+    # When / Then
+    assert problems(diagnose(tmp_path, files, handler="own.py")) == []
+
+
+def test_function_named_in_the_manifest_is_looked_for(tmp_path):
+    # Given
+    files = {"own.py": "def answer(data, context): pass"}
+
+    # When / Then
+    assert problems(diagnose(tmp_path, files, handler="own.py:answer")) == []
+    (text,) = problems(diagnose(tmp_path, files, handler="own.py:other"))
+    assert "needs a function other(data, context)" in text
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [
+        ("nowhere", "nowhere is neither a file of the archive nor built in"),
+        ("vllm_handler", "the built-in handler vllm_handler: it is left out: handlers that answer"),
+        ("", "the manifest names none"),
+    ],
+)
+def test_handler_that_is_not_there_is_a_problem(handler, expected, tmp_path):
+    # When
+    texts = problems(diagnose(tmp_path, {}, handler=handler))
+
+    # Then
+    assert any(expected in text for text in texts)
+
+
+def test_built_in_handler_without_labels_is_a_note(tmp_path):
+    # Given
+    files = {"w.pt": scripted(Pooled(2))}
+
+    # When
+    found = diagnose(tmp_path, files, handler="image_classifier", serializedFile="w.pt")
+
+    # Then
+    assert problems(found) == []
+    assert ("weights", "ok", "w.pt is TorchScript") in found
+    assert "without index_to_name.json labels are numbers" in notes(found)[0]
+
+
+def test_state_dict_without_its_class_is_a_problem(tmp_path):
+    # Given
+    files = {"w.pt": saved(Pooled(2).state_dict())}
+
+    # When
+    (text,) = problems(diagnose(tmp_path, files, handler="image_classifier", serializedFile="w.pt"))
+
+    # Then
+    assert text.startswith("w.pt is not TorchScript; for a state dict, archive the model's class")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("w.bin", "weights end in .pt"), ("gone.pt", "serializedFile gone.pt is not in the archive")],
+)
+def test_weights_that_nobody_loads_are_a_problem(name, expected, tmp_path):
+    # When
+    texts = problems(
+        diagnose(tmp_path, {"w.bin": b""}, handler="base_handler", serializedFile=name)
+    )
+
+    # Then
+    assert any(expected in text for text in texts)
+
+
+def test_weights_of_a_handler_that_loads_them_itself_are_its_own_business(tmp_path):
+    # Given
+    source = "class A:\n  def initialize(self, c): pass\n  def handle(self, d, c): pass"
+    files = {"own.py": source, "w.bin": b"", "extra.pkl": b""}
+
+    # When
+    found = diagnose(tmp_path, files, handler="own.py", serializedFile="w.bin")
+
+    # Then
+    assert problems(found) == []
+    assert notes(found) == [
+        "w.bin is the handler's own business",
+        "extra.pkl is a pickle: a handler that loads it runs what is in it",
+    ]
+
+
+UNCALLABLE = {
+    "function": ("def handle(data): pass", "own.py, line 1: handle is called with (data, context)"),
+    "method": (
+        "class Own:\n def initialize(self, context): pass\n def handle(self, data): pass",
+        "own.py, line 3: handle is called with (data, context)",
+    ),
+    "initialize": (
+        "class Own:\n def initialize(self): pass\n def handle(self, *rows): pass",
+        "own.py, line 2: initialize is called with (context)",
+    ),
+    "keyword": (
+        "def handle(data, context, *, device): pass",
+        "own.py, line 1: handle is called with (data, context)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "expected"), UNCALLABLE.values(), ids=UNCALLABLE)
+def test_handler_that_a_worker_cannot_call_is_a_problem(source, expected, tmp_path):
+    # When / Then
+    assert problems(diagnose(tmp_path, {"own.py": source}, handler="own.py")) == [expected]
+
+
+CALLABLE = {
+    "defaults": "def handle(data, context, top_k=5, *, device=None): pass",
+    "any": "def handle(*arguments, **options): pass",
+    "decorated": "import functools\n@functools.partial\ndef handle(everything): pass",
+    "static": (
+        "class Own:\n def initialize(self, context, /): pass\n"
+        " @staticmethod\n def handle(data, context): pass"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", CALLABLE.values(), ids=CALLABLE)
+def test_handler_that_a_worker_can_call_is_none(source, tmp_path):
+    # When / Then
+    assert problems(diagnose(tmp_path, {"own.py": source}, handler="own.py")) == []
+
+
+@pytest.mark.parametrize("handler", ["own.py", "image_segmenter"])
+def test_handler_that_loads_a_model_needs_one(handler, tmp_path):
+    # Given
+    files = {"own.py": f"{CLASS}    pass\n", "net.py": MODEL_SOURCE.format(classes=2)}
+
+    # When
+    found = diagnose(tmp_path, files, handler=handler)
+
+    # Then
+    name = handler.removesuffix(".py")
+    assert problems(found) == [
+        f"{name} loads a model, and neither weights nor a model file is named"
+    ]
+    assert problems(diagnose(tmp_path, files, handler=handler, modelFile="net.py")) == []
+
+
+def test_model_may_be_loaded_by_a_base_class_of_the_archive(tmp_path):
+    # Given
+    own = "import ts.torch_handler.base_handler\nfrom base import Base\nclass Own(Base): pass"
+    base = "class Base:\n def initialize(self, context): pass\n def handle(self, *rows): pass"
+
+    # When / Then
+    files = {"own.py": own, "base.py": base}
+    assert problems(diagnose(tmp_path, files, handler="own.py")) == []
+
+
+FUNCTION = (
+    f"{CLASS}service = Own()\ndef handle(data, context): return service.initialize(context)\n"
+)
+LOADING = f"{CLASS}    def _load_torchscript_model(self, path): return "
+
+
+def test_weights_of_an_entry_point_that_is_a_function_are_its_own_business(tmp_path):
+    # Given a class that extends the base handler, which nobody but the function calls
+    files = {"own.py": FUNCTION, "w.bin": b""}
+
+    # When
+    found = diagnose(tmp_path, files, handler="own.py", serializedFile="w.bin")
+
+    # Then
+    assert problems(found) == []
+    assert notes(found) == ["w.bin is the handler's own business"]
+
+
+@pytest.mark.parametrize(
+    ("source", "verdict", "expected"),
+    [
+        (f"{LOADING}library.read(path)", "note", "a handler that loads it runs what is in it"),
+        (f"{LOADING}torch.load(path, weights_only=False)", "note", "a handler that loads it runs"),
+        (f"{LOADING}torch.load(path)", "problem", "and is refused; save it anew"),
+    ],
+)
+@pytest.mark.parametrize("model_file", [{}, {"modelFile": "net.py"}])
+def test_checkpoint_of_more_than_weights_is_refused_only_where_it_is_read_so(
+    model_file, source, verdict, expected, tmp_path
+):
+    # Given
+    net = MODEL_SOURCE.format(classes=2)
+    files = {"own.py": source, "net.py": net, "w.pt": saved(Pooled(2))}
+
+    # When
+    found = diagnose(tmp_path, files, handler="own.py", serializedFile="w.pt", **model_file)
+
+    # Then
+    [(found_verdict, text)] = [(one[1], one[2]) for one in found if one[0] == "weights"]
+    assert found_verdict == verdict
+    assert text.startswith("w.pt holds more than weights (tests.unit.models.Pooled)")
+    assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("source", "verdict", "expected"),
+    [
+        (CLASS, "problem", "w.pt is no checkpoint that torch.load can read"),
+        (f"{LOADING}library.read(path)", "note", "w.pt is the handler's own business"),
+    ],
+)
+def test_weights_that_torch_did_not_write_are_no_checkpoint(source, verdict, expected, tmp_path):
+    # Given
+    files = {"own.py": source, "net.py": MODEL_SOURCE.format(classes=2), "w.pt": b"version 1"}
+
+    # When
+    found = diagnose(tmp_path, files, handler="own.py", modelFile="net.py", serializedFile="w.pt")
+
+    # Then
+    assert ("weights", verdict, expected) in found
+
+
+def test_weights_whose_directory_is_too_large_to_be_read_are_a_problem(tmp_path, monkeypatch):
+    # Given a zip of many entries
+    with zipfile.ZipFile(buffer := io.BytesIO(), "w") as bundle:
+        for number in range(100):
+            bundle.writestr(f"w/code/{number}", b"")
+    monkeypatch.setattr(archive_entries, "MAX_ZIP_DIRECTORY_BYTES", 2000)
+
+    # When
+    files = {"w.pt": buffer.getvalue()}
+    found = diagnose(tmp_path, files, handler="image_classifier", serializedFile="w.pt")
+
+    # Then
+    assert problems(found) == ["w.pt has more than 10000 entries."]
+
+
+def test_weights_that_end_like_a_zip_and_are_none_are_no_torchscript(tmp_path):
+    # Given
+    whole = scripted(Pooled(2))
+    files = {"w.pt": whole.replace(b"PK\x01\x02", b"PK\x01\x03")}
+
+    # When
+    (text,) = problems(diagnose(tmp_path, files, handler="image_classifier", serializedFile="w.pt"))
+
+    # Then
+    assert text.startswith("w.pt is not TorchScript")
+
+
+def test_requirements_are_read_and_not_installed(tmp_path):
+    # Given
+    source = "import no_such_package\ndef handle(data, context): pass"
+    files = {"own.py": source, "requirements.txt": "no-such-package==1\nother>2"}
+    model = {"handler": "own.py", "requirementsFile": "requirements.txt"}
+
+    # When
+    found = diagnose(tmp_path, files, **model)
+
+    # Then
+    missing = "own.py, line 1: imports no_such_package, which is not installed here; "
+    assert "is installed only where install_py_dep_per_model=true" in notes(found)[0]
+    assert problems(found) == [
+        f"{missing}requirements.txt names it: install it on the nodes, or give --config with "
+        "install_py_dep_per_model=true"
+    ]
+    report = examine(tmp_path / "model.mar", is_installing=True)
+    texts = [finding.text for finding in report.findings]
+    assert report.will_run
+    assert "requirements.txt installs no-such-package, other" in texts
+    assert f"{missing}requirements.txt names it" in texts
+
+
+def test_requirements_that_name_an_index_are_a_problem(tmp_path):
+    # Given
+    files = {"own.py": "def handle(d, c): pass", "r.txt": "--index-url http://x.example\na"}
+
+    # When
+    (text,) = problems(diagnose(tmp_path, files, handler="own.py", requirementsFile="r.txt"))
+
+    # Then
+    assert "r.txt has the option --index-url" in text
+
+
+CONFIG = {
+    "unknown": ("batchsize: 4", "note", "batchsize is unknown and only reaches the handler; did"),
+    "type": ("batchSize: four", "note", "batchSize: 'four' is ignored, it should be of type int"),
+    "bool": ("batchSize: true", "note", "batchSize: True is ignored"),
+    "flag": (
+        "useJobTicket: 'yes'",
+        "note",
+        "useJobTicket: 'yes' is ignored, it should be of type bool",
+    ),
+    "workers": ("minWorkers: 2", "note", "minWorkers and maxWorkers are ignored: give both"),
+    "no effect": ("useVenv: true", "note", "useVenv has no effect"),
+    "parallel": ("parallelType: pp", "problem", "parallelType: pp has no counterpart"),
+    "asynchronous": ("asyncCommunication: true", "problem", "handlers answer a whole batch"),
+    "backend": ("pt2: nvfuser", "note", "pt2: without a backend nvfuser installed"),
+    "backend as options": (
+        "pt2: {compile: {enable: true, backend: ipex}}",
+        "note",
+        "pt2: without a backend ipex",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "verdict", "expected"), CONFIG.values(), ids=CONFIG)
+def test_config_key_that_does_not_count_is_told(text, verdict, expected, tmp_path):
+    # Given
+    files = {"own.py": "def handle(data, context): pass", "c.yaml": text}
+
+    # When
+    found = diagnose(tmp_path, files, handler="own.py", configFile="c.yaml")
+
+    # Then
+    (told,) = [one for one in found if one[0] == "model-config"]
+    assert told[1] == verdict
+    assert expected in told[2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "asyncCommunication: false",
+        "parallelType: ''",
+        "pt2: inductor",
+        "useJobTicket: true",
+        "{batchPolicy: adaptive, latencySloMs: 200}",
+    ],
+)
+def test_config_key_that_asks_for_nothing_special_is_fine(text, tmp_path):
+    # Given
+    files = {"own.py": "def handle(data, context): pass", "c.yaml": text}
+
+    # When
+    found = diagnose(tmp_path, files, handler="own.py", configFile="c.yaml")
+
+    # Then
+    assert {verdict for part, verdict, _ in found} == {"ok"}
+
+
+def test_archive_that_does_not_name_its_config_right_cannot_be_read(tmp_path):
+    # When
+    (finding,) = diagnose(tmp_path, {}, handler="own.py", configFile="gone.yaml")
+
+    # Then
+    assert finding[0] == "archive"
+    assert "gone.yaml" in finding[2]
+
+
+def test_reason_for_which_an_archive_cannot_be_read_is_told_once(tmp_path):
+    # When
+    files = {"c.yaml": "a: 1\n\tb: 1"}
+    (finding,) = diagnose(tmp_path, files, handler="own.py", configFile="c.yaml")
+
+    # Then
+    assert finding[2].count("line 2") == 1
+
+
+def test_every_name_that_handlers_import_is_found():
+    # Given
+    names = TsNames.read()
+
+    # When / Then
+    for module, name in [
+        ("ts.torch_handler.base_handler", "BaseHandler"),
+        ("ts.metrics.metric_type_enum", "MetricTypes"),
+        ("ts.service", "PredictionException"),
+        ("ts", "__version__"),
+        ("ts.torch_handler", "image_classifier"),
+        ("ts.handler_utils.micro_batching", "STEPS"),
+    ]:
+        assert names.why_missing(module, name) == ""
+    assert names.why_missing("ts.torch_handler", "dali_handler") != ""
+
+
+def test_command_prints_a_table_and_fails_when_the_model_will_not_run(tmp_path):
+    # Given
+    bad = write_zip(tmp_path / "bad.mar", {}, manifest(handler="nowhere"))
+    good = write_zip(
+        tmp_path / "good.mar", {"own.py": "def handle(d, c): pass"}, manifest(handler="own.py")
+    )
+
+    # When
+    refused = CliRunner().invoke(doctor, [str(bad)])
+    welcome = CliRunner().invoke(doctor, [str(good)])
+
+    # Then
+    assert refused.exit_code == 1
+    assert "nowhere is neither a file of the archive nor built in" in refused.output
+    assert "bad.mar will not run as it is." in refused.output
+    assert welcome.exit_code == 0
+    assert "good.mar will run." in welcome.output
+
+
+def test_command_prints_json_for_machines(tmp_path):
+    # Given
+    torch.save({}, buffer := io.BytesIO())
+    path = write_zip(
+        tmp_path / "m.mar",
+        {"own.py": "def handle(d, c): pass", "requirements.txt": "a", "w.pt": buffer.getvalue()},
+        manifest(handler="own.py", requirementsFile="requirements.txt"),
+    )
+    config = tmp_path / "config.properties"
+    config.write_text("install_py_dep_per_model=true\n")
+
+    # When
+    told = CliRunner().invoke(doctor, [str(path), "--json", "--config", str(config)])
+
+    # Then
+    record = json.loads(told.stdout)
+    assert record["willRun"] is True
+    assert record["modelName"] == "m"
+    assert {
+        "part": "requirements",
+        "verdict": "ok",
+        "text": "requirements.txt installs a",
+    } in record["findings"]

@@ -1,0 +1,51 @@
+"""Batches for handlers in tests."""
+
+from ts.context import Context
+
+from batching.protocol import Batch, Claimed, Owned, Part, Request
+from batching.settings.settings import Settings
+from workers.handling.handlers import LoadedModel
+from workers.handling.runner import Runner
+
+
+class Handler:
+    """Remembers the batches that it was given; `answer(rows, context)` is what it does."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.batches = []
+
+    def __call__(self, rows, context):
+        self.batches.append(rows)
+        return self.answer(rows, context)
+
+
+def runner(handler, *, send=None, **settings):
+    context = Context("echo", "/", None, 8, None, "0.12.0")
+    return Runner(LoadedModel(handler, context), Settings(**settings), send)
+
+
+def body(content=b"", content_type="", **headers):
+    return Request(headers, [Part("body", content_type, content)])
+
+
+def claimed(request_id, request, *, queue_us=0):
+    return Claimed(Owned(request_id, 1, "ingress-a"), queue_us, request)
+
+
+def batch(*requests):
+    return Batch(
+        [
+            claimed(f"id-{index}", request, queue_us=100 + index)
+            for index, request in enumerate(requests)
+        ]
+    )
+
+
+def run_one(answer, **settings):
+    (reply,) = runner(Handler(answer), **settings).run(batch(body()))
+    return reply
+
+
+def error_of(reply):
+    return reply.status, reply.error_type, reply.body.decode()

@@ -1,0 +1,401 @@
+"""Pieces of answers from a handler: in order, split, held up by slow clients, or abandoned."""
+
+import threading
+
+import pytest
+from ts.handler_utils.micro_batching import MicroBatching
+from ts.handler_utils.utils import send_intermediate_predict_response
+from ts.torch_handler.base_handler import BaseHandler
+
+from batching.protocol import Batch, ReplyChunk
+from batching.store.redis_errors import RedisError
+from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
+from tests.unit.workers.handling.batches import Handler, batch, body, claimed, error_of, runner
+from workers.handling import batch_stream as stream_module
+from workers.handling.batch_stream import StreamAbandoned
+
+
+class Queue:
+    """What the store would take: every piece, unless told otherwise per call and request."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.pieces = {}
+        self.calls = 0
+
+    def send(self, items, chunks):
+        self.calls += 1
+        special = self.answers.pop(0) if self.answers else {}
+        if isinstance(special, Exception):
+            raise special
+        codes = []
+        for (request_id, _, _), chunk in zip(items, chunks, strict=True):
+            code = special.get(request_id, ChunkCode.STORED)
+            if code is ChunkCode.STORED:
+                self.pieces.setdefault(request_id, []).append(chunk)
+            codes.append(code)
+        return codes
+
+    def text(self, request_id):
+        return b"".join(chunk.body for chunk in self.pieces.get(request_id, ())).decode()
+
+
+def sending(*pieces, last="end"):
+    def answer(rows, context):
+        for piece in pieces:
+            context.send_pieces([piece] * len(rows), context.request_ids)
+        return [last] * len(rows)
+
+    return answer
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(stream_module, "POLL_S", 0.001)
+    monkeypatch.setattr(stream_module, "STALL_S", 0.05)
+
+
+def test_pieces_go_out_before_the_reply():
+    # Given
+    queue = Queue()
+
+    def answer(rows, context):
+        context.set_response_status(201, idx=1)
+        context.set_response_header(1, "x-n", 7)
+        context.send_pieces([b"a0", "b0"], context.request_ids)
+        context.send_pieces([{"a": 1}, "b1"], context.request_ids)
+        return ["a-end", ""]
+
+    # When
+    first, second = runner(Handler(answer), send=queue.send).run(batch(body(), body()))
+
+    # Then
+    assert queue.pieces["id-0"] == [ReplyChunk(0, b"a0"), ReplyChunk(1, b'{\n  "a": 1\n}')]
+    assert queue.pieces["id-1"] == [
+        ReplyChunk(0, b"b0", 201, {"x-n": "7"}),
+        ReplyChunk(1, b"b1"),
+    ]
+    assert (first.body, first.chunks) == (b"a-end", 2)
+    assert (second.body, second.chunks) == (b"", 2)
+
+
+def test_pieces_of_one_request_are_not_counted_for_another():
+    # Given an explanation, which is made alone, in pieces
+    def answer(rows, context):
+        if context.get_request_header(0, "explain"):
+            context.send_pieces(["piece"], context.request_ids)
+        return ["end"] * len(rows)
+
+    asked = batch(body(), body(explain="True"))
+
+    # When
+    plain, explained = runner(Handler(answer), send=Queue().send).run(asked)
+
+    # Then
+    assert (plain.chunks, explained.chunks) == (0, 1)
+
+
+def test_next_batch_begins_with_no_pieces():
+    # Given
+    queue = Queue()
+    both = runner(Handler(sending("x")), send=queue.send)
+    both.run(batch(body()))
+
+    # When
+    (reply,) = both.run(batch(body()))
+
+    # Then
+    assert reply.chunks == 1
+
+
+def test_large_piece_is_split():
+    # Given
+    queue = Queue()
+    size = 2 * CHUNK_LIMIT_BYTES + 1
+
+    # When
+    (reply,) = runner(Handler(sending("x" * size)), send=queue.send).run(batch(body()))
+
+    # Then
+    assert [len(chunk.body) for chunk in queue.pieces["id-0"]] == [CHUNK_LIMIT_BYTES] * 2 + [1]
+    assert [chunk.index for chunk in queue.pieces["id-0"]] == [0, 1, 2]
+    assert reply.chunks == 3
+
+
+def test_empty_piece_is_sent_only_as_the_first():
+    # Given
+    queue = Queue()
+
+    # When
+    runner(Handler(sending("", "", "x", "")), send=queue.send).run(batch(body()))
+
+    # Then
+    assert [chunk.body for chunk in queue.pieces["id-0"]] == [b"", b"x"]
+
+
+def test_slow_client_holds_its_handler_up():
+    # Given
+    full = {"id-0": ChunkCode.FULL}
+    queue = Queue({}, full, full, full)
+
+    # When
+    (reply,) = runner(Handler(sending("a", "b")), send=queue.send).run(batch(body()))
+
+    # Then
+    assert queue.calls == 5
+    assert queue.text("id-0") == "ab"
+    assert reply.status == 200
+
+
+def test_answer_ends_broken_when_its_client_takes_nothing_for_long():
+    # Given
+    queue = Queue(*[{"id-0": ChunkCode.FULL}] * 1000)
+
+    # When
+    slow, other = runner(Handler(sending("a", "b")), send=queue.send).run(batch(body(), body()))
+
+    # Then: and the other client is served
+    assert slow.error_type
+    assert (other.body, other.chunks) == (b"end", 2)
+    assert queue.text("id-1") == "ab"
+
+
+def test_handler_is_stopped_when_no_client_is_left():
+    # Given
+    gone = {"id-0": ChunkCode.UNWANTED, "id-1": ChunkCode.STALE}
+    queue = Queue({}, gone)
+    handler = Handler(sending("a", "b", "c"))
+
+    # When
+    replies = runner(handler, send=queue.send).run(batch(body(), body()))
+
+    # Then: nobody sees these, and nothing is run again
+    assert all(reply.error_type for reply in replies)
+    assert queue.calls == 2
+    assert len(handler.batches) == 1
+
+
+def test_handler_goes_on_for_the_client_that_is_left():
+    # Given
+    queue = Queue({"id-0": ChunkCode.UNWANTED})
+
+    # When
+    _, left = runner(Handler(sending("a", "b")), send=queue.send).run(batch(body(), body()))
+
+    # Then
+    assert (left.body, left.chunks) == (b"end", 2)
+    assert [len(chunks) for chunks in queue.pieces.values()] == [2]
+
+
+def test_piece_is_sent_again_when_redis_was_away():
+    # Given
+    queue = Queue(RedisError("gone"), {"id-0": ChunkCode.STORED_BEFORE})
+
+    # When
+    (reply,) = runner(Handler(sending("a")), send=queue.send).run(batch(body()))
+
+    # Then
+    assert (reply.body, reply.chunks) == (b"end", 1)
+
+
+def test_log_says_once_that_redis_is_away_while_a_piece_waits_for_it(caplog):
+    # Given
+    queue = Queue(*[RedisError("gone")] * 10)
+
+    # When
+    (reply,) = runner(Handler(sending("a", "b")), send=queue.send).run(batch(body()))
+
+    # Then
+    assert (reply.body, reply.chunks) == (b"end", 2)
+    away, back = caplog.messages
+    assert away.startswith("Redis does not answer")
+    assert back.startswith("Redis answers again")
+
+
+def test_batch_that_has_sent_pieces_is_not_run_again():
+    # Given
+    def answer(rows, context):
+        context.send_pieces(["x"] * len(rows), context.request_ids)
+        raise ValueError("half way")
+
+    handler, queue = Handler(answer), Queue()
+
+    # When
+    replies = runner(handler, send=queue.send).run(batch(body(), body()))
+
+    # Then
+    assert len(handler.batches) == 1
+    for reply in replies:
+        assert error_of(reply) == (503, "InternalServerException", "Prediction failed")
+        assert reply.chunks == 1
+
+
+def test_last_piece_that_cannot_be_written_breaks_its_answer():
+    # When
+    (reply,) = runner(Handler(sending("a", last=object())), send=Queue().send).run(batch(body()))
+
+    # Then
+    assert (reply.error_type, reply.chunks) == ("InternalServerException", 1)
+
+
+@pytest.mark.parametrize("pieces", ["text", [], ["one"], {0: "one", "1": "two"}, None])
+def test_pieces_of_the_wrong_shape_are_the_handlers_error(pieces):
+    # Given
+    caught = []
+
+    def answer(rows, context):
+        if len(rows) == 2:
+            with pytest.raises(ValueError, match="for each of the 2 requests") as error:
+                context.send_pieces(pieces, context.request_ids)
+            caught.append(error)
+        return ["x"] * len(rows)
+
+    # When
+    replies = runner(Handler(answer), send=Queue().send).run(batch(body(), body()))
+
+    # Then
+    assert caught
+    assert [reply.status for reply in replies] == [200, 200]
+
+
+def test_piece_after_the_answer_is_refused():
+    # Given
+    kept = []
+
+    def answer(rows, context):
+        kept.append(context)
+        return ["x"]
+
+    runner(Handler(answer), send=Queue().send).run(batch(body()))
+
+    # When / Then
+    with pytest.raises(RuntimeError, match="has been answered"):
+        kept[0].send_pieces(["late"], kept[0].request_ids)
+
+
+def test_piece_of_an_answered_batch_reaches_no_client_of_the_next(monkeypatch):
+    monkeypatch.setattr(stream_module, "STALL_S", 5.0)
+    # Given a handler that returns while a thread of it waits for a slow client
+    asked, is_next, threads = [], threading.Event(), []
+    is_waiting = threading.Event()
+
+    def send(items, chunks):
+        asked.extend(owned.request_id for owned in items)
+        is_waiting.set()
+        is_answered = is_next.is_set()
+        return [ChunkCode.UNWANTED if is_answered else ChunkCode.FULL] * len(items)
+
+    def send_late(context, request_ids):
+        with pytest.raises(StreamAbandoned):
+            context.send_pieces(["for the first"], request_ids)
+
+    def answer(rows, context):
+        if threads:
+            is_next.set()
+            threads[0].join(5.0)
+        else:
+            thread = threading.Thread(target=send_late, args=(context, context.request_ids))
+            threads.append(thread)
+            thread.start()
+            assert is_waiting.wait(5.0)
+        return ["end"]
+
+    worker = runner(Handler(answer), send=send)
+
+    # When
+    worker.run(Batch([claimed("first", body())]))
+    worker.run(Batch([claimed("second", body())]))
+
+    # Then
+    assert set(asked) == {"first"}
+
+
+def test_abandoned_stream_stays_abandoned_when_the_handler_does_not_listen():
+    # Given
+    raised = []
+
+    def answer(rows, context):
+        for _ in range(3):
+            try:
+                context.send_pieces(["x"], context.request_ids)
+            except StreamAbandoned as error:
+                raised.append(error)
+        return ["end"]
+
+    queue = Queue({}, {"id-0": ChunkCode.UNWANTED})
+
+    # When
+    (reply,) = runner(Handler(answer), send=queue.send).run(batch(body()))
+
+    # Then
+    assert len(raised) == 2
+    assert reply.error_type
+
+
+def test_pieces_go_to_the_requests_that_are_named():
+    # Given
+    queue = Queue()
+
+    def answer(rows, context):
+        context.set_response_header(2, "x-n", 2)
+        context.send_pieces(["c", "of nobody"], {0: context.request_ids[2]})
+        context.send_pieces({0: "a", 7: "of nobody"}, {0: context.request_ids[0]})
+        return ["end"] * len(rows)
+
+    # When
+    replies = runner(Handler(answer), send=queue.send).run(batch(body(), body(), body()))
+
+    # Then
+    assert queue.pieces == {
+        "id-2": [ReplyChunk(0, b"c", 200, {"x-n": "2"})],
+        "id-0": [ReplyChunk(0, b"a")],
+    }
+    assert [reply.chunks for reply in replies] == [1, 0, 1]
+
+
+def test_piece_for_a_request_of_another_batch_is_the_handlers_error():
+    # Given
+    def answer(rows, context):
+        with pytest.raises(ValueError, match="only requests of this batch"):
+            context.send_pieces(["x"], {0: "id-of-yesterday"})
+        return ["end"]
+
+    # When
+    (reply,) = runner(Handler(answer), send=Queue().send).run(batch(body()))
+
+    # Then
+    assert (reply.body, reply.chunks) == (b"end", 0)
+
+
+def test_parts_of_a_batch_stream_in_threads_of_their_own():
+    # Given two at a time, which meet before each piece
+    queue, meeting = Queue(), threading.Barrier(2, timeout=5)
+
+    class Streaming(BaseHandler):
+        def preprocess(self, rows):
+            return len(rows)
+
+        def inference(self, count):
+            ids, first = self.context.request_ids, 2 * self.parts.get_micro_batch_idx()
+            mine = {index: ids[first + index] for index in range(count)}
+            for word in "xyz":
+                meeting.wait()
+                pieces = [f"{word}{first + index}" for index in range(count)]
+                send_intermediate_predict_response(pieces, mine, "", 200, self.context)
+            return ["."] * count
+
+        def postprocess(self, rows):
+            return rows
+
+    handler = Streaming()
+    handler.parts = MicroBatching(handler, 2, {"inference": 2})
+
+    # When
+    replies = runner(Handler(handler.parts), send=queue.send).run(batch(*[body()] * 4))
+
+    # Then
+    handler.parts.shutdown()
+    assert [(reply.body, reply.chunks) for reply in replies] == [(b".", 3)] * 4
+    assert [queue.text(f"id-{index}") for index in range(4)] == [
+        f"x{index}y{index}z{index}" for index in range(4)
+    ]

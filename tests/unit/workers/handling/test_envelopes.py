@@ -1,0 +1,290 @@
+"""Envelopes around handlers, for batches of one and of many."""
+
+import json
+
+import pytest
+
+from batching.protocol import Part, Request
+from tests.unit.workers.handling.batches import Handler, batch, body, error_of, runner
+from workers.handling.envelopes import in_envelope
+
+
+class Enveloped(Handler):
+    """A handler in an envelope, which remembers the instances that it was given."""
+
+    def __init__(self, name, answer):
+        super().__init__(answer)
+        self.entry = in_envelope(name, super().__call__)
+
+    def __call__(self, rows, context):
+        return self.entry(rows, context)
+
+
+def ask(name, answer, *requests):
+    handler = Enveloped(name, answer)
+    replies = runner(handler, service_envelope=name).run(batch(*requests))
+    return handler.batches, replies
+
+
+def posted(document, **headers):
+    return body(json.dumps(document).encode(), "application/json", **headers)
+
+
+def doubled(instances, _context):
+    return [instance * 2 for instance in instances]
+
+
+def documents(replies):
+    return [json.loads(reply.body) for reply in replies]
+
+
+def test_no_envelope_changes_nothing():
+    # Given
+    entry = object()
+
+    # When / Then
+    assert in_envelope("", entry) is entry
+
+
+def test_body_envelope_gives_values_instead_of_rows():
+    # When
+    calls, replies = ask("body", lambda values, _: values, body(b"a"), posted([1]))
+
+    # Then
+    assert calls == [[bytearray(b"a"), [1]]]
+    assert [reply.body for reply in replies] == [b"a", b"[\n  1\n]"]
+
+
+@pytest.mark.parametrize("name", ["json", "kserve"])
+def test_instances_of_a_batch_are_run_together_and_dealt_out_again(name):
+    # When
+    calls, replies = ask(
+        name,
+        doubled,
+        posted({"instances": [1, 2]}),
+        posted({"instances": []}),
+        body(b'{"instances": [3]}'),
+    )
+
+    # Then
+    assert calls == [[1, 2, 3]]
+    assert documents(replies) == [
+        {"predictions": [2, 4]},
+        {"predictions": []},
+        {"predictions": [6]},
+    ]
+
+
+@pytest.mark.parametrize("name", ["json", "kserve"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda instances, _: [sum(instances)],
+        lambda instances, _: [sum(instances)] * (1 if instances in ([1, 2], [3]) else 4),
+        lambda instances, _: [sum(instances)] if instances in ([1, 2], [3]) else (1, 2, 3),
+    ],
+    ids=["one for all", "too many", "no list"],
+)
+def test_handler_that_answers_otherwise_is_asked_request_by_request(name, answer):
+    # When
+    calls, replies = ask(name, answer, posted({"instances": [1, 2]}), posted({"instances": [3]}))
+
+    # Then
+    assert calls == [[1, 2, 3], [1, 2], [3]]
+    assert documents(replies) == [{"predictions": [3]}, {"predictions": [3]}]
+
+
+@pytest.mark.parametrize("name", ["json", "kserve", "kservev2"])
+@pytest.mark.parametrize("bad", [b"{", b"[1]", b'{"instances": 7}', b'{"inputs": [{}]}'])
+def test_request_that_is_no_envelope_fails_alone(name, bad):
+    # Given
+    good = {"instances": [1], "inputs": [tensor("x", [1])]}
+
+    def answer(instances, _context):
+        return ["fine" for _ in instances]
+
+    # When
+    _, (first, second) = ask(name, answer, body(bad, "application/json"), posted(good))
+
+    # Then
+    assert error_of(first)[:2] == (503, "InternalServerException")
+    assert second.status == 200
+
+
+def test_json_envelope_decodes_base64_wherever_it_stands():
+    # When
+    calls, replies = ask(
+        "json",
+        lambda instances, _: [1 for _ in instances],
+        posted({"instances": [{"b64": "aGk="}, {"data": {"b64": "aGk="}, "n": {"b": 1}}]}),
+    )
+
+    # Then
+    assert calls == [[b"hi", {"data": b"hi", "n": {"b": 1}}]]
+    assert replies[0].body == b'{"predictions": [1, 1]}'
+
+
+def test_json_envelope_takes_instances_from_a_form():
+    # Given
+    request = Request({}, [Part("instances", "application/json", b"[1, 2]")])
+
+    # When
+    calls, _ = ask("json", lambda instances, _: ["x" for _ in instances], request)
+
+    # Then
+    assert calls == [[1, 2]]
+
+
+def test_kserve_envelope_names_explanations():
+    # When
+    _, replies = ask(
+        "kserve",
+        doubled,
+        posted({"instances": [1]}, explain="True"),
+        posted({"instances": [2]}, explain="False"),
+    )
+
+    # Then
+    assert documents(replies) == [{"explanations": [2]}, {"predictions": [4]}]
+
+
+def test_kserve_envelope_calls_with_none_when_there_are_no_instances():
+    # When
+    calls, (reply,) = ask("kserve", lambda instances, _: instances, posted({"x": 1}))
+
+    # Then
+    assert calls == [None]
+    assert error_of(reply) == (503, "InternalServerException", "Invalid model predict output")
+
+
+def tensor(name, data, datatype="FP32", shape=None):
+    return {"name": name, "shape": shape or [len(data)], "datatype": datatype, "data": data}
+
+
+def test_kservev2_envelope_reshapes_inputs_and_flattens_outputs():
+    # Given
+    def answer(inputs, _context):
+        assert inputs[0]["data"] == [[1, 2], [3, 4]]
+        assert inputs[1]["data"] == "text"
+        return [[[0.5], [1.5]], "label"]
+
+    document = {
+        "inputs": [tensor("a", [1, 2, 3, 4], "INT32", [2, 2]), tensor("b", ["text"], "BYTES")]
+    }
+
+    # When
+    _, (reply,) = ask("kservev2", answer, posted(document))
+
+    # Then
+    assert json.loads(reply.body) == {
+        "id": "id-0",
+        "model_name": "echo",
+        "model_version": "1.0",
+        "outputs": [
+            {"name": "a", "datatype": "FP64", "data": [0.5, 1.5], "shape": [2]},
+            {"name": "b", "datatype": "BYTES", "data": ["label"], "shape": [1]},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("output", "datatype", "data"),
+    [
+        ([{"dog": [1, 2]}, {"cat": [3, 4]}], "BYTES", [{"dog": [1, 2]}, {"cat": [3, 4]}]),
+        ([[{"dog": 1}], [{"cat": 2}]], "BYTES", [{"dog": 1}, {"cat": 2}]),
+        ([{"dog": 1}], "BYTES", [{"dog": 1}]),
+        ({"dog": 1}, "BYTES", [{"dog": 1}]),
+        (["dog", 0.9, 3], "BYTES", ["dog", "0.9", "3"]),
+        (["dog", None], "BYTES", ["dog", None]),
+        ([(1, 2), (3, 4)], "INT64", [1, 2, 3, 4]),
+        ([[1], [2, 3]], "BYTES", [[[1], [2, 3]]]),
+        ([], "FP64", []),
+    ],
+    ids=str,
+)
+def test_kservev2_envelope_has_as_many_values_as_the_handlers_lists(output, datatype, data):
+    # Given TorchServe makes an array of what a handler answers, of objects too, and flattens it
+    # When
+    _, replies = ask("kservev2", lambda *_: [output], posted({"inputs": [tensor("x", [1])]}))
+
+    # Then
+    [document] = documents(replies)
+    assert document["outputs"] == [
+        {"name": "x", "datatype": datatype, "data": data, "shape": [len(data)]}
+    ]
+
+
+def test_kservev2_envelope_makes_all_numbers_of_an_input_floats_where_one_is():
+    # When
+    given = posted({"inputs": [tensor("a", [1, 2.5]), tensor("b", [1, 2])]})
+    [[mixed, whole]], _ = ask("kservev2", lambda inputs, _: [[1]] * len(inputs), given)
+
+    # Then
+    assert [type(value) for value in mixed["data"]] == [float, float]
+    assert [type(value) for value in whole["data"]] == [int, int]
+
+
+def test_kservev2_envelope_tells_the_archives_model_and_names_outputs_beyond_the_inputs():
+    # Given
+    def answer(_inputs, context):
+        context.manifest = {"model": {"modelName": "net", "modelVersion": "3.0"}}
+        return [[1], [2]]
+
+    # When
+    _, replies = ask("kservev2", answer, posted({"inputs": [tensor("x", [1])]}))
+
+    # Then
+    [document] = documents(replies)
+    assert (document["model_name"], document["model_version"]) == ("net", "3.0")
+    assert [output["name"] for output in document["outputs"]] == ["x", "output-1"]
+
+
+def test_b18_kservev2_envelope_has_one_limit_of_rows_for_all_inputs():
+    # Given two inputs of 620 000 lists each, out of 20 kB; the limit is a million
+    thin = {"name": "a", "datatype": "UINT8", "shape": [20_000] + [1] * 31, "data": [0] * 20_000}
+
+    # When
+    calls, (reply,) = ask(
+        "kservev2", lambda inputs, _: [[1]] * len(inputs), posted({"inputs": [thin, thin]})
+    )
+
+    # Then
+    status, _, text = error_of(reply)
+    assert (status, calls) == (400, [])
+    assert "at most 1000000 rows" in text
+
+
+def test_kservev2_envelope_keeps_the_ids_of_a_batch_apart():
+    # Given
+    def answer(inputs, _context):
+        return [given["data"] for given in inputs]
+
+    requests = [
+        posted({"id": "mine", "inputs": [tensor("x", [1]), tensor("y", [2])]}),
+        posted({"id": " ", "inputs": [tensor("z", [3])]}),
+    ]
+
+    # When
+    calls, replies = ask("kservev2", answer, *requests)
+
+    # Then
+    assert len(calls) == 1
+    found = [(doc["id"], [o["name"] for o in doc["outputs"]]) for doc in documents(replies)]
+    assert found == [("mine", ["x", "y"]), ("id-1", ["z"])]
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        (None, "Invalid model predict output"),
+        ([], "number of batch response mismatched"),
+        ("text", "Invalid model predict output"),
+    ],
+)
+@pytest.mark.parametrize("name", ["json", "kserve"])
+def test_envelope_leaves_what_is_no_list_of_outputs(name, output, text):
+    # When
+    _, (reply,) = ask(name, lambda *_: output, posted({"instances": [1]}))
+
+    # Then
+    assert error_of(reply) == (503, "InternalServerException", text)

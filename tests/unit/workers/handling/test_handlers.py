@@ -1,0 +1,390 @@
+"""How a handler is found and what it finds around itself."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ts.metrics.metric_type_enum import MetricTypes
+
+from batching.errors import InvalidModel
+from batching.settings.settings import Settings
+from workers.machine.devices import Device, list_gpus
+
+FUNCTION = "calls = []\ndef handle(data, context):\n    calls.append(data)\n    return data\n"
+CLASS = """
+from collections import OrderedDict  # an imported class does not count
+class Service:
+    def initialize(self, context): self.context = context
+    def handle(self, data, context): return [self.context.model_name for _ in data]
+"""
+
+
+def test_module_function_is_called_once_without_data(load_handler):
+    # When
+    model = load_handler({"fn_plain.py": FUNCTION}, handler="fn_plain.py")
+
+    # Then
+    assert sys.modules["fn_plain"].calls == [None]
+    assert model.entry([1], model.context) == [1]
+
+
+@pytest.mark.parametrize(
+    "handler", ["fn_named:answer", "fn_named.py:answer", "some/path/fn_named.py:answer"]
+)
+def test_handler_string_names_module_and_function(handler, load_handler):
+    # When
+    source = "def handle(data, context): return 'wrong'\ndef answer(data, context): return 'right'"
+    model = load_handler({"fn_named.py": source}, handler=handler)
+
+    # Then
+    assert model.entry([1], model.context) == "right"
+
+
+def test_handler_in_a_folder_of_its_own_is_importable(load_handler):
+    # Given
+    files = {"code/deep_handler.py": "import deep_helper\n" + FUNCTION, "code/deep_helper.py": ""}
+
+    # When
+    model = load_handler(files, handler="code/deep_handler.py")
+
+    # Then
+    assert model.entry([1], model.context) == [1]
+
+
+def test_handler_outside_of_the_model_is_importable(load_handler, tmp_path):
+    # Given a handler for many models, as default_service_handler names it
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    (folder / "shared_handler.py").write_text("import shared_helper\n" + FUNCTION)
+    (folder / "shared_helper.py").touch()
+
+    # When
+    model = load_handler({"weights.pt": ""}, handler=f"{folder}/shared_handler.py:handle")
+
+    # Then
+    assert model.entry([1], model.context) == [1]
+
+
+def test_only_class_is_initialised_and_its_handle_is_the_entry(load_handler):
+    # When
+    model = load_handler({"cls_one.py": CLASS}, handler="cls_one", model_name="served")
+
+    # Then
+    assert model.entry([1, 2], model.context) == ["served", "served"]
+
+
+def test_entry_is_what_initialize_put_in_place_of_handle(load_handler):
+    # Given
+    source = """
+class Service:
+    def initialize(self, context): self.handle = lambda data, context: "replaced"
+    def handle(self, data, context): return "original"
+"""
+
+    # When
+    model = load_handler({"cls_swap.py": source}, handler="cls_swap")
+
+    # Then
+    assert model.entry([1], model.context) == "replaced"
+
+
+NO_ENTRY = {
+    "two classes": "class A: pass\nclass B: pass",
+    "no class": "from collections import OrderedDict",
+}
+
+
+@pytest.mark.parametrize("source", NO_ENTRY.values(), ids=NO_ENTRY)
+def test_module_without_one_class_or_function_is_refused(source, load_handler):
+    # When / Then
+    with pytest.raises(ValueError, match="exactly one class"):
+        load_handler({"cls_bad.py": source}, handler="cls_bad")
+
+
+def test_class_without_initialize_is_refused(load_handler):
+    # When / Then
+    with pytest.raises(AttributeError, match="initialize"):
+        load_handler({"cls_bare.py": "class A:\n  handle = None"}, handler="cls_bare")
+
+
+def test_built_in_name_falls_back_to_ts_torch_handler(load_handler):
+    # Given: a manifest without weights, which the built-in handler itself complains about
+    manifest = {"model": {"modelName": "m"}}
+
+    # When / Then
+    with pytest.raises(RuntimeError, match="No model weights could be loaded"):
+        load_handler({"x": ""}, handler="image_classifier", manifest=manifest)
+
+
+def test_file_of_the_archive_wins_over_a_built_in_of_the_same_name(load_handler):
+    # When
+    model = load_handler({"object_detector.py": FUNCTION}, handler="object_detector")
+
+    # Then
+    assert model.entry([1], model.context) == [1]
+
+
+def test_unknown_handler_is_named_in_the_error(load_handler):
+    # When / Then
+    with pytest.raises(ImportError, match="'nowhere' is neither a module of the archive"):
+        load_handler({"x": ""}, handler="nowhere.py:handle")
+
+
+def test_missing_package_of_a_handler_is_not_hidden(load_handler):
+    # When / Then
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        load_handler({"lacking.py": "import no_such_package"}, handler="lacking")
+
+
+def test_current_directory_and_import_path_are_the_models_folder(load_handler):
+    # Given
+    source = (
+        "import cwd_helper, pathlib\n"
+        "def handle(data, context): return pathlib.Path('words.txt').read_text()"
+    )
+    files = {"cwd_handler.py": source, "cwd_helper.py": "", "words.txt": "hello"}
+
+    # When
+    model = load_handler(files, handler="cwd_handler")
+
+    # Then
+    assert model.entry(None, model.context) == "hello"
+    assert Path.cwd().name == "model"
+
+
+def test_context_tells_the_handler_about_its_model(load_handler):
+    # Given
+    manifest = {"model": {"modelName": "archived", "configFile": "model-config.yaml"}}
+    files = {"ctx.py": FUNCTION, "model-config.yaml": "handler: {top_k: 3}"}
+
+    # When
+    context = load_handler(
+        files,
+        handler="ctx",
+        manifest=manifest,
+        model_name="served",
+        batch_size=8,
+        device=Device("cuda", 1),
+    ).context
+
+    # Then
+    assert context.model_name == "served"
+    assert context.manifest == manifest
+    assert context.model_yaml_config == {"handler": {"top_k": 3}}
+    assert context.system_properties == {
+        "model_dir": str(Path.cwd()),
+        "gpu_id": 1,
+        "batch_size": 8,
+        "server_name": "MMS",
+        "server_version": "0.12.0",
+        "limit_max_image_pixels": True,
+    }
+
+
+def test_context_has_no_gpu_and_no_manifest_when_there_is_none(load_handler):
+    # When
+    context = load_handler({"ctx_bare.py": FUNCTION}, handler="ctx_bare").context
+
+    # Then
+    assert context.manifest is None
+    assert context.model_yaml_config == {}
+    assert context.system_properties["gpu_id"] is None
+
+
+def test_missing_model_config_is_a_load_error(load_handler):
+    # Given
+    manifest = {"model": {"modelName": "m", "configFile": "gone.yaml"}}
+
+    # When / Then
+    with pytest.raises(InvalidModel, match=r"gone\.yaml"):
+        load_handler({"cfg.py": FUNCTION}, handler="cfg", manifest=manifest)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(1000, 1000), (0, None)])
+def test_pixel_limit_is_set_before_the_handler_loads(limit, expected, load_handler):
+    # Given
+    source = "from PIL import Image\nseen = Image.MAX_IMAGE_PIXELS\n" + FUNCTION
+
+    # When
+    settings = Settings(max_image_pixels=limit)
+    context = load_handler({"px.py": source}, handler="px", settings=settings).context
+
+    # Then
+    assert sys.modules["px"].seen == expected
+    assert context.system_properties["limit_max_image_pixels"] is (limit > 0)
+
+
+def test_device_is_written_as_torch_writes_it():
+    # When / Then
+    assert str(Device("cpu")) == "cpu"
+    assert str(Device("cuda", 3)) == "cuda:3"
+
+
+@pytest.fixture
+def precision(monkeypatch):
+    """A GPU of this capability for one test; tells how products of float32 are computed then."""
+    before = torch.get_float32_matmul_precision()
+
+    def run(capability, start="highest"):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.set_device", lambda index: None)
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+        torch.set_float32_matmul_precision(start)
+        return torch.get_float32_matmul_precision
+
+    yield run
+    torch.set_float32_matmul_precision(before)
+
+
+EXTENDING = """
+from ts.torch_handler.base_handler import BaseHandler
+class Own(BaseHandler):
+    def initialize(self, context): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "expected"),
+    [
+        (Device("cuda", 0), (9, 0), "high"),
+        (Device("cuda", 0), (8, 0), "high"),
+        (Device("cuda", 0), (7, 5), "highest"),
+        (Device("cpu"), (9, 0), "highest"),
+    ],
+    ids=["newer", "ampere", "turing", "cpu"],
+)
+def test_products_are_tf32_on_gpus_that_have_it(
+    device, capability, expected, load_handler, precision
+):
+    # Given
+    found = precision(capability)
+
+    # When
+    load_handler({"fn_tf32.py": EXTENDING}, handler="fn_tf32", device=device)
+
+    # Then
+    assert found() == expected
+
+
+def test_products_are_exact_for_handlers_without_the_base_handler(
+    load_handler, precision, monkeypatch
+):
+    # Given
+    found = precision((9, 0))
+    monkeypatch.delitem(sys.modules, "ts.torch_handler.base_handler", raising=False)
+
+    # When
+    load_handler({"fn_digits.py": FUNCTION}, handler="fn_digits", device=Device("cuda", 0))
+
+    # Then
+    assert found() == "highest"
+
+
+@pytest.mark.parametrize(
+    ("place", "choice"), [("at import", "medium"), ("in initialize", "highest")]
+)
+def test_handler_chooses_how_products_are_computed(place, choice, load_handler, precision):
+    # Given
+    found = precision((9, 0))
+    call = f"__import__('torch').set_float32_matmul_precision({choice!r})"
+    source = EXTENDING.replace("pass", call) if place == "in initialize" else f"{EXTENDING}\n{call}"
+
+    # When
+    load_handler({"fn_choice.py": source}, handler="fn_choice", device=Device("cuda", 0))
+
+    # Then
+    assert found() == choice
+
+
+@pytest.mark.parametrize(("kind", "index", "chosen"), [("cuda", 2, [2]), ("cpu", None, [])])
+def test_handler_finds_its_workers_gpu_chosen(kind, index, chosen, load_handler, monkeypatch):
+    # Given
+    seen = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.set_device", seen.append)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (7, 5))
+
+    # When
+    load_handler({"own.py": FUNCTION}, handler="own", device=Device(kind, index))
+
+    # Then
+    assert seen == chosen
+
+
+def fake_smi(folder, gpus):
+    lines = "\n".join(f"echo 'GPU {gpu}: NVIDIA H200 (UUID: GPU-{gpu})'" for gpu in range(gpus))
+    script = folder / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\n{lines}\necho '  MIG 1g.10gb Device 0: (UUID: MIG-1)'\n")
+    script.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("visible", "limit", "expected"),
+    [
+        (None, -1, [0, 1, 2]),
+        (None, 2, [0, 1]),
+        (None, 0, []),
+        ("2,0", -1, [0, 1]),
+        ("", -1, []),
+        ("-1", -1, []),
+        ("GPU-a,GPU-b", 1, [0]),
+        ("0,1,2,3", -1, [0, 1, 2]),
+        ("2,3,0", -1, [0]),
+        ("5", -1, []),
+        ("MIG-a,MIG-b", -1, [0]),
+    ],
+)
+def test_gpus_are_those_that_cuda_would_count(visible, limit, expected, tmp_path, monkeypatch):
+    # Given
+    fake_smi(tmp_path, gpus=3)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    # When / Then
+    assert list_gpus(limit) == expected
+
+
+def test_gpus_are_none_without_a_driver(tmp_path, monkeypatch):
+    # Given
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("workers.machine.devices._GPU_FOLDER", tmp_path / "gpus")
+
+    # When / Then
+    assert list_gpus(-1) == []
+
+
+def test_what_is_measured_while_the_model_loads_has_the_models_labels(load_handler):
+    # Given
+    source = """
+class Measuring:
+    def initialize(self, context): context.metrics.add_time("HandlerTime", 3, None, "ms")
+    def handle(self, data, context): return data
+"""
+
+    # When
+    model = load_handler({"measuring.py": source}, handler="measuring", model_name="m")
+
+    # Then
+    metric = model.context.metrics.get_metric("HandlerTime", MetricTypes.GAUGE)
+    assert list(metric.take()) == [(("ModelName", "m"), ("Level", "Model"))]
+
+
+ASYNCHRONOUS = {
+    "function": "async def handle(data, context): return data",
+    "method": """
+class Service:
+    def initialize(self, context): pass
+    async def handle(self, data, context): return data
+""",
+}
+
+
+@pytest.mark.parametrize("source", ASYNCHRONOUS.values(), ids=ASYNCHRONOUS)
+def test_handler_that_is_a_coroutine_is_refused(source, load_handler):
+    # When / Then
+    with pytest.raises(NotImplementedError, match="handle is a coroutine"):
+        load_handler({"later.py": source}, handler="later")

@@ -1,0 +1,311 @@
+"""From `context.metrics` to what an ingress shows."""
+
+import socket
+
+import pytest
+from ts.metrics.dimension import Dimension
+from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics.metrics_store import MetricsStore
+
+from batching.metrics.declared import DEFAULT_METRICS, DeclaredMetric, read_metrics_config
+from batching.metrics.series import MetricKind, Series
+from batching.settings.settings import SettingsError
+from batching.store.redis_errors import RedisError
+from ingress.metrics.handler_metrics import HandlerMetrics
+from ingress.metrics.metrics_text import write_text
+from tests.support import eventually, make_spec
+from workers.handling import metrics_reporter as reporter_module
+from workers.handling.metrics_reporter import MetricsReporter, declare
+
+HOST = socket.gethostname()
+
+
+class Desk:
+    """Where measurements are recorded; may be closed for a while."""
+
+    def __init__(self):
+        self.values = {}
+        self.is_closed = False
+
+    def record(self, measurements):
+        if self.is_closed:
+            raise RedisError
+        for measurement in measurements:
+            # As an ingress reads it
+            series = Series.from_field(measurement.series.to_field())
+            known = 0 if series.kind is MetricKind.GAUGE else self.values.get(series, 0)
+            self.values[series] = measurement.value + known
+        return 0
+
+
+class Models:
+    """A registry with one version."""
+
+    def specs(self):
+        return [make_spec()]
+
+
+@pytest.fixture
+def desk():
+    return Desk()
+
+
+@pytest.fixture
+def make(desk):
+    def make(declared=DEFAULT_METRICS, *, is_showing_all=True):
+        store = MetricsStore(None, "m")
+        store.request_ids = {0: "a"}
+        declare(store, declared)
+        reporter = MetricsReporter(store, desk, declared, is_showing_all=is_showing_all)
+        return store, reporter
+
+    return make
+
+
+def text_of(desk, declared=DEFAULT_METRICS):
+    collector = HandlerMetrics(Models(), lambda _key: desk.values, declared)
+    return write_text(collector.collect()).decode()
+
+
+def test_metrics_are_shown_as_torchserve_shows_them(make, desk):
+    # Given
+    store, reporter = make()
+
+    # When
+    store.add_time("HandlerTime", 12.5, None, "ms")
+    store.add_counter("Calls", 2, None, [Dimension("Who", "me")])
+    reporter.report()
+
+    # Then
+    assert text_of(desk).splitlines() == [
+        "# HELP Calls Torchserve prometheus counter metric with unit: Count",
+        "# TYPE Calls counter",
+        f'Calls{{Who="me",ModelName="m",Level="Model",Hostname="{HOST}",}} 2.0',
+        "# HELP HandlerTime Torchserve prometheus gauge metric with unit: ms",
+        "# TYPE HandlerTime gauge",
+        f'HandlerTime{{ModelName="m",Level="Model",Hostname="{HOST}",}} 12.5',
+        "# HELP PredictionTime Torchserve prometheus gauge metric with unit: ms",
+        "# TYPE PredictionTime gauge",
+    ]
+
+
+def test_histogram_is_shown_with_cumulative_buckets(make, desk):
+    # Given
+    store, reporter = make(())
+    metric = store.add_metric_to_cache("Size", "B", ["Who"], MetricTypes.HISTOGRAM)
+
+    # When
+    for value in (0.2, 0.7, 99):
+        metric.add_or_update(value, ["me"])
+        reporter.report()
+
+    # Then
+    lines = text_of(desk, ()).splitlines()
+    labels = f'Who="me",Hostname="{HOST}",'
+    assert lines[1] == "# TYPE Size histogram"
+    assert f'Size_bucket{{{labels}le="0.25",}} 1.0' in lines
+    assert f'Size_bucket{{{labels}le="0.75",}} 2.0' in lines
+    assert f'Size_bucket{{{labels}le="10.0",}} 2.0' in lines
+    assert f'Size_bucket{{{labels}le="+Inf",}} 3.0' in lines
+    assert f"Size_count{{{labels}}} 3.0" in lines
+    assert f"Size_sum{{{labels}}} 99.9" in lines
+
+
+HOSTILE_LABELS = {
+    "half a character": ("a\ud800b", "a?b"),
+    "bytes that were no text": (b"\xff".decode(errors="surrogateescape"), "?"),
+    "long": ("x" * 1000, "x" * 256),
+    "long and beyond ASCII": ("\U0001f600" * 257, "\U0001f600" * 256),
+    "lines": ('1\n# TYPE x "', r"1\n# TYPE x \""),
+}
+
+
+@pytest.mark.parametrize(("text", "shown"), HOSTILE_LABELS.values(), ids=HOSTILE_LABELS)
+def test_b19_label_from_a_client_is_short_and_valid_text(make, desk, text, shown):
+    # Given
+    store, reporter = make()
+
+    # When
+    store.add_counter("Calls", 2, None, [Dimension("Who", text)])
+    reporter.report()
+
+    # Then
+    where = f'Who="{shown}",ModelName="m",Level="Model",Hostname="{HOST}",'
+    assert f"Calls{{{where}}} 2.0" in text_of(desk).splitlines()
+
+
+def test_b19_labels_that_are_the_same_when_cut_are_one_series(make, desk):
+    # Given
+    store, reporter = make(())
+    metric = store.add_metric_to_cache("Depth", "B", ["Who"], MetricTypes.GAUGE)
+
+    # When
+    for value, end in enumerate("aba"):
+        metric.add_or_update(value, ["x" * 256 + end])
+    reporter.report()
+
+    # Then the last value is shown, whichever text it came with
+    assert list(desk.values.values()) == [2]
+
+
+def test_metric_that_is_not_declared_is_dropped_and_told_of_once(make, desk, caplog):
+    # Given
+    store, reporter = make(is_showing_all=False)
+
+    # When
+    for _ in range(2):
+        store.add_counter("Calls", 1)
+        store.add_time("PredictionTime", 1)
+        reporter.report()
+
+    # Then
+    assert [series.name for series in desk.values] == ["PredictionTime"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "metric Calls is not shown: not listed in metrics_config, and model_metrics_auto_detect "
+        "is off"
+    ]
+
+
+def test_declared_metric_has_the_labels_of_the_file_in_their_order(make, desk, caplog):
+    # Given
+    declared = (DeclaredMetric("Calls", MetricKind.COUNTER, "calls", ("Model", "User")),)
+    store, reporter = make(declared, is_showing_all=False)
+
+    # When
+    store.get_metric("Calls").add_or_update(1, ["m", "me"])
+    store.add_counter("Calls", 2)  # ModelName and Level: two labels as well
+    store.add_counter("Calls", 4, None, [Dimension("User", "me")])  # and these two
+    store.add_time("Calls", 8)
+    reporter.report()
+
+    # Then
+    assert {series.labels: value for series, value in desk.values.items()} == {
+        (("Model", "m"), ("User", "me"), ("Hostname", HOST)): 1,
+        (("Model", "m"), ("User", "Model"), ("Hostname", HOST)): 2,
+    }
+    assert "metrics_config has it as a counter of Model, User" in caplog.text
+
+
+def test_measurements_wait_while_redis_is_away(make, desk):
+    # Given
+    store, reporter = make()
+    desk.is_closed = True
+    for value in (1, 2):
+        store.add_counter("Calls", value)
+        store.add_time("HandlerTime", value)
+        reporter.report()
+
+    # When
+    desk.is_closed = False
+    reporter.report()
+    reporter.report()
+
+    # Then
+    assert {series.name: value for series, value in desk.values.items()} == {
+        "Calls": 3,
+        "HandlerTime": 2,
+    }
+
+
+def test_name_that_no_scraper_takes_is_dropped(make, desk):
+    # Given
+    store, reporter = make()
+
+    # When
+    store.add_counter("my calls", 1)
+    store.add_counter("Calls", 1, None, [Dimension("a-b", "c")])
+    reporter.report()
+
+    # Then
+    assert desk.values == {}
+
+
+def test_reporter_records_what_is_left_when_it_stops(make, desk):
+    # Given
+    store, reporter = make()
+    reporter.start()
+
+    # When
+    store.add_counter("Calls", 1)
+    reporter.stop()
+
+    # Then
+    assert list(desk.values.values()) == [1]
+
+
+def test_reporter_looks_after_a_batch(make, desk, monkeypatch):
+    # Given a reporter that has found nothing and waits
+    monkeypatch.setattr(reporter_module, "REPORT_S", 0.01)
+    store, reporter = make()
+    reporter.start()
+    run = reporter.follow(lambda batch: store.add_counter(batch, 1))
+    try:
+        for number in range(3):
+            # When
+            run(f"Calls{number}")
+
+            # Then it is recorded long before the next look
+            eventually(lambda number=number: len(desk.values) == number + 1)
+    finally:
+        reporter.stop()
+
+
+CONFIG = """
+dimensions:
+  - &model_name "ModelName"
+  - &level "Level"
+ts_metrics:
+  counter:
+    - {name: Requests2XX, unit: Count, dimensions: [*level]}
+model_metrics:
+  counter:
+    - {name: Calls, unit: Count, dimensions: [*model_name]}
+    - {name: Bare, unit: Count, dimensions: }
+  gauge:
+    - {name: HandlerTime, unit: ms, dimensions: [*model_name, *level]}
+"""
+
+
+def test_metrics_config_is_read_in_torchserves_format(tmp_path):
+    # Given
+    path = tmp_path / "metrics.yaml"
+    path.write_text(CONFIG)
+
+    # When / Then
+    assert read_metrics_config(path) == (
+        DeclaredMetric("Calls", MetricKind.COUNTER, "Count", ("ModelName",)),
+        DeclaredMetric("Bare", MetricKind.COUNTER, "Count", ()),
+        DeclaredMetric("HandlerTime", MetricKind.GAUGE, "ms", ("ModelName", "Level")),
+    )
+    assert read_metrics_config(None) == DEFAULT_METRICS
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "model_metrics: [1]", "{", "model_metrics: {gauge: [{}]}"]
+)
+def test_metrics_config_of_another_shape_is_refused(text, tmp_path):
+    # Given
+    path = tmp_path / "metrics.yaml"
+    path.write_text(text)
+
+    # When / Then
+    with pytest.raises(SettingsError, match="model_metrics"):
+        read_metrics_config(path)
+    with pytest.raises(SettingsError, match="cannot read"):
+        read_metrics_config(tmp_path / "none.yaml")
+
+
+def test_metrics_are_lines_in_the_log_when_torchserves_mode_says_so(desk, caplog):
+    # Given
+    store = MetricsStore(None, "m")
+    store.request_ids = {0: "a"}
+    declare(store, DEFAULT_METRICS)
+    reporter = MetricsReporter(store, desk, DEFAULT_METRICS, is_showing_all=False, is_logging=True)
+    # When
+    store.add_time("HandlerTime", 12.5, None, "ms")
+    with caplog.at_level("INFO", "MODEL_METRICS"):
+        reporter.report()
+    # Then
+    [record] = [one for one in caplog.records if one.name == "MODEL_METRICS"]
+    start = f"HandlerTime.ms:12.5|#ModelName:m,Level:Model|#hostname:{HOST},timestamp:"
+    assert record.getMessage().startswith(start)

@@ -1,0 +1,412 @@
+"""Batches through a handler: replies, and whose fault a failure is."""
+
+import io
+import json
+import sys
+import time
+
+import pytest
+import torch
+from PIL import Image
+from ts.service import PredictionException
+
+from tests.unit.workers.handling.batches import Handler, batch, body, error_of, run_one, runner
+from workers.handling.runner import DeviceBroken
+
+
+def test_handler_sees_ids_and_headers_of_each_request():
+    # Given
+    def answer(rows, context):
+        assert context.request_ids == {0: "id-0", 1: "id-1"}
+        assert context.metrics.request_ids == context.request_ids
+        assert context.get_request_id(1) == "id-1"
+        assert context.get_request_header(0, "body") == {"content-type": "text/plain"}
+        return [context.get_request_header(index, "x-user") for index in range(len(rows))]
+
+    first = body(b"", "text/plain", **{"X-User": "ann"})
+    second = body(b"", "", **{"x-user": "bob", "X-User": "eve"})
+
+    # When
+    replies = runner(Handler(answer)).run(batch(first, second))
+
+    # Then
+    assert [reply.body for reply in replies] == [b"ann", b"bob"]
+
+
+def test_status_phrase_and_headers_are_set_per_row():
+    # Given
+    def answer(rows, context):
+        context.set_response_status(507, "No room", idx=1)
+        context.set_response_content_type(0, "text/html")
+        context.set_response_header(1, "x-n", 7)
+        return ["a", "b"]
+
+    # When
+    first, second = runner(Handler(answer)).run(batch(body(), body()))
+
+    # Then
+    assert (first.status, first.phrase, first.headers) == (200, "", {"content-type": "text/html"})
+    assert (second.status, second.phrase, second.headers) == (507, "No room", {"x-n": "7"})
+    assert (second.body, second.error_type) == (b"b", "")
+
+
+@pytest.mark.parametrize("value", ["a\r\nset-cookie: b", "a\0", "\ud800"])
+def test_header_that_would_break_the_response_fails_its_row(value):
+    # Given
+    def answer(rows, context):
+        context.set_response_header(0, "x-echo", value)
+        return ["a", "b"]
+
+    # When
+    first, second = runner(Handler(answer)).run(batch(body(), body()))
+
+    # Then
+    assert error_of(first) == (503, "InternalServerException", "Prediction failed")
+    assert (second.status, second.body) == (200, b"b")
+
+
+def test_status_of_one_batch_does_not_leak_into_the_next():
+    # Given
+    def answer(rows, context):
+        if rows[0]["body"]:
+            context.set_all_response_status(500, "once")
+        return ["x"]
+
+    both = runner(Handler(answer))
+
+    # When
+    both.run(batch(body(b"bad")))
+    (reply,) = both.run(batch(body()))
+
+    # Then
+    assert (reply.status, reply.phrase) == (200, "")
+
+
+def raising(error):
+    def answer(rows, context):
+        raise error
+
+    return answer
+
+
+FAILURES = {
+    "exception": (raising(KeyError("x")), (503, "Prediction failed")),
+    "memory": (raising(MemoryError()), (507, "Out of resources")),
+    "cuda": (raising(RuntimeError("CUDA error: x")), (507, "Out of resources")),
+    "prediction": (raising(PredictionException("Too long", 413)), (413, "Too long")),
+    "odd code": (raising(PredictionException("Teapot", 599)), (599, "Teapot")),
+    "default code": (raising(PredictionException("Broken")), (500, "Broken")),
+    "no code": (raising(PredictionException("Broken", "x")), (500, "Broken")),
+    "no list": (lambda rows, context: "x", (503, "Invalid model predict output")),
+    "none": (lambda rows, context: None, (503, "Invalid model predict output")),
+    "too many": (lambda rows, context: [1, 2], (503, "number of batch response mismatched")),
+    "too few": (lambda rows, context: [], (503, "number of batch response mismatched")),
+    "object": (lambda rows, context: [object()], (503, "Unsupported model output data type.")),
+    "surrogate": (lambda rows, context: ["\ud800"], (503, "Unsupported model output data type.")),
+}
+
+
+@pytest.mark.parametrize(("answer", "expected"), FAILURES.values(), ids=FAILURES)
+def test_failure_is_answered_as_torchserve_does(answer, expected):
+    # When
+    reply = run_one(answer)
+
+    # Then
+    assert error_of(reply) == (expected[0], "InternalServerException", expected[1])
+    assert reply.reason
+
+
+def test_circular_output_fails_alone():
+    # Given
+    loop = []
+    loop.append(loop)
+
+    # When
+    replies = runner(Handler(lambda rows, context: [loop, "fine"])).run(batch(body(), body()))
+
+    # Then
+    assert [reply.status for reply in replies] == [503, 200]
+
+
+def test_torch_out_of_memory_is_told_by_its_type():
+    # When
+    reply = run_one(raising(torch.OutOfMemoryError("no words about the cause")))
+
+    # Then
+    assert error_of(reply) == (507, "InternalServerException", "Out of resources")
+
+
+def test_batch_fails_item_by_item_in_a_process_without_torch(monkeypatch):
+    # Given
+    monkeypatch.delitem(sys.modules, "torch")
+
+    # When
+    replies = runner(Handler(raising(KeyError("x")))).run(batch(body(), body()))
+
+    # Then
+    assert [error_of(reply)[2] for reply in replies] == ["Prediction failed"] * 2
+
+
+def test_error_text_never_holds_what_the_handler_raised():
+    # When
+    reply = run_one(raising(ValueError("/secret/path at line 3")))
+
+    # Then
+    assert b"secret" not in reply.encode()
+
+
+def test_oversized_answer_is_refused_alone():
+    # Given
+    answer = Handler(lambda rows, context: [b"x" * 11, b"x" * 10])
+
+    # When
+    big, small = runner(answer, max_response_size_bytes=10).run(batch(body(), body()))
+
+    # Then
+    assert error_of(big)[:2] == (500, "InternalServerException")
+    assert b"11 bytes" in big.body
+    assert small.body == b"x" * 10
+
+
+def measures(rows, context):
+    """A handler of somebody's own, which opens images by itself."""
+    return [str(Image.open(io.BytesIO(row["body"])).size) for row in rows]
+
+
+def png(side):
+    file = io.BytesIO()
+    Image.new("L", (side, side)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("side", [12, 20], ids=["warned of by Pillow", "refused by Pillow"])
+def test_b04_image_of_too_many_pixels_is_a_bad_request_in_any_handler(side, monkeypatch):
+    # Given
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+
+    # When
+    large, good = runner(Handler(measures)).run(batch(body(png(side)), body(png(10))))
+
+    # Then
+    text = "Input is not a readable image: it has more than 100 pixels (max_image_pixels)."
+    assert error_of(large) == (400, "InternalServerException", text)
+    assert (good.status, good.body) == (200, b"(10, 10)")
+
+
+def fails_on_bad(rows, context):
+    if any(row["body"] == b"bad" for row in rows):
+        raise PredictionException("Bad one", 400)
+    return [f"{len(rows)} in {context.request_ids[0]}" for row in rows]
+
+
+def test_bad_request_fails_alone_when_its_batch_fails():
+    # Given
+    handler = Handler(fails_on_bad)
+
+    # When
+    replies = runner(handler).run(batch(body(b"a"), body(b"bad"), body(b"c")))
+
+    # Then
+    assert [reply.status for reply in replies] == [200, 400, 200]
+    assert [reply.body for reply in replies] == [b"1 in id-0", b"Bad one", b"1 in id-2"]
+    assert [len(rows) for rows in handler.batches] == [3, 1, 1, 1]
+
+
+BROKEN = raising(RuntimeError("CUDA error: device-side assert triggered"))
+
+
+def test_broken_device_fails_no_batch_mates():
+    # Given
+    handler = Handler(BROKEN)
+    broken = runner(handler)
+
+    # When / Then the batch is left to another process, which runs its items one by one
+    with pytest.raises(DeviceBroken):
+        broken.run(batch(body(), body()))
+    assert len(handler.batches) == 1
+    assert broken.is_device_broken
+
+
+def test_broken_device_is_answered_when_the_request_was_alone():
+    # Given
+    broken = runner(Handler(BROKEN))
+
+    # When
+    (reply,) = broken.run(batch(body()))
+
+    # Then
+    assert reply.status == 507
+    assert broken.is_device_broken
+
+
+def test_broken_device_stays_broken_whatever_fails_next():
+    # Given
+    def answer(rows, context):
+        text = "CUDA error: x" if rows[0]["body"] == b"breaks" else "another"
+        raise RuntimeError(text)
+
+    broken = runner(Handler(answer))
+
+    # When: each is run alone
+    broken.run(batch(body(b"breaks"), body(b"x", explain="True")))
+
+    # Then
+    assert broken.is_device_broken
+
+
+def test_memory_of_a_failed_batch_is_given_back_before_its_items_run(monkeypatch):
+    # Given
+    handler, given_back = Handler(fails_on_bad), []
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: given_back.append(len(handler.batches)))
+
+    # When
+    runner(handler).run(batch(body(b"a"), body(b"bad")))
+
+    # Then
+    assert given_back == [1]
+
+
+@pytest.mark.parametrize("text", ["CUDA error: out of memory", "CUDA out of memory.", "x"])
+def test_device_is_not_broken_by_other_failures(text):
+    # Given
+    failing = runner(Handler(raising(RuntimeError(text))))
+
+    # When
+    replies = failing.run(batch(body(), body()))
+
+    # Then
+    assert len(replies) == 2
+    assert not failing.is_device_broken
+
+
+@pytest.mark.parametrize(
+    ("text", "is_broken"),
+    [("CUDA error: invalid argument", False), ("cuDNN error: EXECUTION_FAILED", True)],
+)
+def test_device_is_broken_when_it_fails_once_more(text, is_broken, monkeypatch):
+    # Given
+    def synchronize():
+        if is_broken:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", synchronize)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    failing = runner(Handler(raising(RuntimeError(text))))
+
+    # When
+    failing.run(batch(body()))
+
+    # Then
+    assert failing.is_device_broken is is_broken
+
+
+def test_explanations_and_descriptions_are_made_alone():
+    # Given: a handler that goes by its first row, as TorchServe's do
+    def answer(rows, context):
+        kinds = [name for name in ("explain", "describe") if context.get_request_header(0, name)]
+        return [f"{kinds} {len(rows)} {bytes(row['body']).decode()}" for row in rows]
+
+    handler = Handler(answer)
+    asked = [
+        body(b"a"),
+        body(b"b", explain="True"),
+        body(b"c"),
+        body(b"d", describe="True"),
+        body(b"e", explain="True"),
+    ]
+
+    # When
+    replies = runner(handler).run(batch(*asked))
+
+    # Then
+    assert [reply.body.decode() for reply in replies] == [
+        "[] 2 a",
+        "['explain'] 1 b",
+        "[] 2 c",
+        "['describe'] 1 d",
+        "['explain'] 1 e",
+    ]
+    assert [len(rows) for rows in handler.batches] == [2, 1, 1, 1]
+
+
+def test_batch_that_succeeds_runs_once():
+    # Given
+    handler = Handler(fails_on_bad)
+
+    # When
+    replies = runner(handler).run(batch(body(b"a"), body(b"c")))
+
+    # Then
+    assert [reply.body for reply in replies] == [b"2 in id-0"] * 2
+    assert len(handler.batches) == 1
+
+
+WRONG_FOR_SEVERAL = {
+    "one for all": lambda rows, context: ["only one"],
+    "no list": lambda rows, context: ["x"] if len(rows) == 1 else ("x", "y"),
+    "memory": lambda rows, context: ["x"] if len(rows) == 1 else raising(MemoryError())(rows, 0),
+}
+
+
+@pytest.mark.parametrize("answer", WRONG_FOR_SEVERAL.values(), ids=WRONG_FOR_SEVERAL)
+def test_handler_that_cannot_batch_is_served_one_by_one(answer):
+    # When
+    replies = runner(Handler(answer)).run(batch(body(), body(), body()))
+
+    # Then
+    assert [reply.status for reply in replies] == [200, 200, 200]
+
+
+def test_unserialisable_element_fails_alone_without_a_second_run():
+    # Given
+    handler = Handler(lambda rows, context: ["a", {1, 2}, "c"])
+
+    # When
+    replies = runner(handler).run(batch(body(), body(), body()))
+
+    # Then
+    assert [reply.status for reply in replies] == [200, 503, 200]
+    assert len(handler.batches) == 1
+
+
+class Hostile(dict):
+    def items(self):
+        raise OSError("when encoded")
+
+
+def test_output_that_explodes_when_encoded_fails_alone():
+    # When
+    replies = runner(Handler(lambda rows, context: [Hostile(a=1), "b"])).run(batch(body(), body()))
+
+    # Then
+    assert [reply.status for reply in replies] == [503, 200]
+
+
+def test_replies_carry_the_batchs_timing():
+    # Given
+    def answer(rows, context):
+        time.sleep(0.002)
+        return ["x"] * len(rows)
+
+    # When
+    first, second = [reply.timing for reply in runner(Handler(answer)).run(batch(body(), body()))]
+
+    # Then
+    assert (first.batch_size, first.queue_us, first.is_first) == (2, 100, True)
+    assert (second.batch_size, second.queue_us, second.is_first) == (2, 101, False)
+    assert 2_000 <= first.handler_us == second.handler_us < 60_000_000
+
+
+def test_json_reply_survives_the_wire():
+    # Given
+    reply = run_one(lambda rows, context: [{"cat": 0.9}])
+
+    # When
+    decoded = type(reply).decode(reply.encode())
+
+    # Then
+    assert decoded == reply
+    assert json.loads(decoded.body) == {"cat": 0.9}

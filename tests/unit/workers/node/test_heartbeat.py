@@ -1,0 +1,275 @@
+"""Whose silence means something: nobody's, right after nobody could be heard."""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import fakeredis
+import fakeredis.aioredis
+import pytest
+import redis
+
+from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
+from batching.process.backoff import Backoff
+from batching.store import keys
+from batching.store.background_tasks import end_tasks
+from batching.store.keys import VersionKeys
+from batching.store.node_side.node_queue import NodeVerbs
+from batching.store.outage import Outage
+from batching.store.registry.registry import Registry
+from tests.support import KEY, eventually_async, join, make_outage, make_spec
+from workers.node import heartbeat as heartbeat_module
+from workers.node.dead_workers import Reaper
+from workers.node.heartbeat import Heartbeat
+from workers.slots.slot_record import SlotRecord
+
+NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
+WORKER = WorkerStatus("node-a-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")
+DEAD_AFTER_S = 0.3
+
+
+class Parts:
+    """A node's heart and reaper on a Redis that can be cut off, with one worker that is ready."""
+
+    def __init__(self):
+        self.server = fakeredis.FakeServer()
+        self.registry = Registry(fakeredis.FakeRedis(server=self.server))
+        client = fakeredis.aioredis.FakeRedis(server=self.server)
+        self.verbs = NodeVerbs(client, int(DEAD_AFTER_S * 1000))
+        outage = make_outage()
+        record = SlotRecord(self.verbs, outage, KEY, Backoff())
+        record.status = WORKER
+        self.forgotten = 0
+        self.heart = Heartbeat(
+            self.verbs,
+            NODE,
+            lambda: [record],
+            lambda: [KEY],
+            self._count,
+            dead_after_s=DEAD_AFTER_S,
+            outage=outage,
+        )
+        self.reaper = Reaper(
+            self.verbs, lambda: [KEY], self.heart.is_steady, self.heart.overdue, outage
+        )
+
+    def _count(self):
+        self.forgotten += 1
+
+    def silence(self, worker_id):
+        client = fakeredis.FakeRedis(server=self.server)
+        client.zincrby(VersionKeys.of(KEY).worker_beats, -2000 * DEAD_AFTER_S, worker_id)
+
+    def workers(self):
+        return [worker.worker_id for worker in self.registry.workers(KEY)]
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    monkeypatch.setattr(heartbeat_module, "BEAT_S", 0.05)
+    return Parts()
+
+
+def test_nodes_that_nobody_was_there_to_miss_are_forgotten_by_the_next_one(parts):
+    gone, other = (replace(NODE, node_id=node_id) for node_id in ("node-x", "node-b"))
+    lost = replace(WORKER, worker_id="node-x-1", node_id="node-x")
+    client = fakeredis.FakeRedis(server=parts.server)
+
+    async def run():
+        # Given all nodes dead for so long that their last beats have expired
+        parts.registry.create(make_spec())
+        await join(parts.verbs, gone)
+        await parts.verbs.report(KEY, lost)
+        client.delete(keys.NODES, VersionKeys.of(KEY).worker_beats)
+        # When
+        await join(parts.verbs, other)
+        await parts.heart.beat()
+
+    asyncio.run(run())
+    # Then
+    assert sorted(client.hkeys(keys.NODE_INFO)) == [b"node-a", b"node-b"]
+    assert client.hkeys(VersionKeys.of(KEY).workers) == [b"node-a-1"]
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["known", "new"])
+def test_nobody_is_taken_for_dead_right_after_an_outage(parts, is_new):
+    other = replace(WORKER, worker_id="node-b-1", node_id="node-b")
+
+    async def run():
+        # Given two nodes' workers that beat, unless the version is newer than the last beat
+        if not is_new:
+            await parts.heart.beat()
+        await parts.verbs.report(KEY, other)
+        await parts.verbs.beat({KEY: ["node-b-1"]})
+        await join(parts.verbs, replace(NODE, node_id="node-b"))
+        # When nobody can be heard for longer than anybody may be silent
+        parts.server.connected = False
+        with pytest.raises(redis.ConnectionError):
+            await parts.heart.beat()
+        await eventually_async(lambda: not parts.heart.is_steady(KEY))
+        parts.server.connected = True
+        parts.silence("node-b-1")
+        await parts.heart.beat()
+        # Then silence means nothing yet
+        assert await parts.verbs.dead_workers([KEY]) == [(KEY, "node-b-1")]
+        await parts.reaper.reap()
+        assert await parts.verbs.dead_workers([KEY]) == [(KEY, "node-b-1")]
+
+        # And means something again when there was time to beat, and nobody did
+        living = asyncio.create_task(parts.heart.run())
+        reaping = asyncio.create_task(parts.reaper.run())
+        await eventually_async(lambda: parts.workers() == ["node-a-1"])
+        await end_tasks([living, reaping])
+
+    asyncio.run(run())
+
+
+def test_silent_worker_is_looked_for_when_it_would_be_dead(parts):
+    async def run():
+        # Given
+        await parts.heart.beat()
+        reaping = asyncio.create_task(parts.reaper.run())
+        await parts.verbs.report(KEY, replace(WORKER, worker_id="node-b-1", node_id="node-b"))
+        await join(parts.verbs, replace(NODE, node_id="node-b"))
+        await parts.verbs.beat({KEY: ["node-b-1"]})
+        parts.silence("node-b-1")
+        # When nobody beats any more
+        await parts.heart.beat()
+        # Then
+        await eventually_async(lambda: parts.workers() == ["node-a-1"])
+        await end_tasks([reaping])
+
+    asyncio.run(run())
+
+
+def test_nobody_is_looked_for_while_everybody_beats(parts):
+    async def run():
+        # Given
+        await parts.verbs.beat({KEY: ["node-b-1"]})
+        # When
+        await parts.heart.beat()
+        # Then
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(parts.heart.overdue(), DEAD_AFTER_S / 2)
+
+    asyncio.run(run())
+
+
+def test_silent_node_is_forgotten_and_told_of(parts, caplog):
+    async def run():
+        # Given
+        await parts.heart.beat()
+        await join(parts.verbs, replace(NODE, node_id="node-b"))
+        client = fakeredis.FakeRedis(server=parts.server)
+        client.zincrby(keys.NODES, -2000 * DEAD_AFTER_S, "node-b")
+        # When; if the beat is old by then, silence means nothing until the next ones
+        async with asyncio.timeout(10):
+            while client.hkeys(keys.NODE_INFO) != [b"node-a"]:
+                await parts.heart.beat()
+                await parts.reaper.reap()
+
+    asyncio.run(run())
+    # Then
+    [message] = caplog.messages
+    said, silent_s = message.split(" silent_s=")
+    assert said == "node gone node=node-b host=host"
+    assert 2 * DEAD_AFTER_S <= float(silent_s) < 10
+
+
+def test_worker_that_its_server_forgot_is_reported_again(parts):
+    async def run():
+        # Given
+        await parts.heart.beat()
+        await parts.heart.beat()
+        before = parts.forgotten
+        # When the server of the version loses everything, and that of the registry does not
+        client = fakeredis.FakeRedis(server=parts.server)
+        client.delete(*client.keys("{m:*"))
+        assert parts.workers() == []
+        await parts.heart.beat()
+        # Then
+        assert parts.workers() == ["node-a-1"]
+        assert parts.forgotten == before + 1
+
+    asyncio.run(run())
+
+
+def test_heart_says_once_that_redis_is_away_and_that_it_is_back(parts, caplog):
+    # Given
+    asked = []
+    log = logging.getLogger("here")
+    parts.heart._outage = Outage(log, clock=lambda: asked.append(1) or len(asked) / 1000)
+
+    async def run():
+        # When several beats have failed and one has not
+        parts.server.connected = False
+        beating = asyncio.create_task(parts.heart.run())
+        await eventually_async(lambda: len(asked) > 3)
+        parts.server.connected = True
+        await eventually_async(lambda: len(caplog.messages) > 1)
+        await end_tasks([beating])
+
+    asyncio.run(run())
+    # Then
+    away, back = caplog.messages
+    assert away.startswith("Redis does not answer redis=unknown verb=beat")
+    assert back.startswith("Redis answers again")
+
+
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["beat failed", "in doubt"])
+def test_worker_that_a_server_that_took_over_lists_again_is_forgotten(parts, is_noticed):
+    former = replace(WORKER, worker_id="node-a-0", state=WorkerState.FAILED)
+    other = replace(WORKER, worker_id="node-b-0", node_id="node-b", state=WorkerState.FAILED)
+
+    async def run():
+        # Given
+        await parts.heart.beat()
+        await join(parts.verbs, replace(NODE, node_id="node-b"))
+        # When Redis was away, and has not heard that this node's worker had been forgotten
+        if is_noticed:
+            parts.server.connected = False
+            with pytest.raises(redis.ConnectionError):
+                await parts.heart.beat()
+            parts.server.connected = True
+        else:
+            parts.heart.doubt()
+        for listed in (former, other, replace(WORKER, state=WorkerState.LOADING)):
+            await parts.verbs.report(KEY, listed)
+        await parts.heart.beat()
+        # Then other nodes' workers are theirs to forget
+        assert parts.workers() == ["node-a-1", "node-b-0"]
+        assert parts.registry.workers(KEY)[0].state is WorkerState.READY
+
+    asyncio.run(run())
+
+
+class Interrupted(NodeVerbs):
+    """Something happens while its next beat is on its way."""
+
+    meanwhile = None
+
+    async def beat(self, *arguments, **options):
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return await super().beat(*arguments, **options)
+
+
+def test_worker_that_is_given_up_during_a_beat_stays_listed(parts):
+    verbs = Interrupted(parts.verbs._client, int(DEAD_AFTER_S * 1000))
+    parts.heart._verbs = verbs
+    [record] = parts.heart._records()
+
+    async def run():
+        # Given
+        await parts.heart.beat()
+        # When
+        verbs.meanwhile = lambda: record.set_state(WorkerState.FAILED, error="no weights")
+        await parts.heart.beat()
+        # Then it does not count, and once its beat is old, nobody takes it for dead
+        client = fakeredis.FakeRedis(server=parts.server)
+        assert not client.exists(VersionKeys.of(KEY).worker_beats)
+        assert await parts.verbs.dead_workers([KEY]) == []
+        assert parts.workers() == ["node-a-1"]
+
+    asyncio.run(run())

@@ -1,0 +1,161 @@
+"""What a node measures of its host, and what a worker's environment leaves out."""
+
+import asyncio
+import logging
+import site
+from pathlib import Path
+
+import pytest
+
+from batching.metrics.lines import GAUGES, metric_line
+from batching.models.spec import ModelSpec
+from batching.models.statuses import HostSample, NodeStatus
+from batching.settings.settings import Settings
+from batching.store.outage import Outage
+from tests.support import eventually_async
+from workers.machine.devices import Device
+from workers.node.host_meter import HostMeter, gpu_samples, measure
+from workers.slots.assignment import Assignment
+from workers.slots.worker_environment import allowed_environment, worker_environment
+
+
+def test_host_is_measured_under_torchserves_names():
+    # When
+    samples = {one.name: one.value for one in measure() if not one.device_id}
+    # Then
+    assert set(samples) == {
+        "CPUUtilization",
+        "DiskAvailable",
+        "DiskUsage",
+        "DiskUtilization",
+        "MemoryAvailable",
+        "MemoryUsed",
+        "MemoryUtilization",
+    }
+    assert set(samples) <= set(GAUGES)
+    for name in ("CPUUtilization", "DiskUtilization", "MemoryUtilization"):
+        assert 0 <= samples[name] <= 100
+    # Megabytes, not bytes
+    assert 1 < samples["MemoryAvailable"] < 10**8
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "0, 1024, 4096, 37",
+            {"GPUMemoryUsed": 1024, "GPUMemoryUtilization": 25, "GPUUtilization": 37},
+        ),
+        ("1, [N/A], [N/A], 5", {"GPUUtilization": 5}),
+        ("2, 10, 0, [N/A]", {"GPUMemoryUsed": 10}),
+    ],
+)
+def test_gpu_is_measured_as_far_as_it_tells(line, expected):
+    samples = list(gpu_samples(line))
+    assert {one.name: one.value for one in samples} == expected
+    assert {one.device_id for one in samples} == {line[0]}
+
+
+@pytest.mark.parametrize("line", ["No devices were found", "", "0, 1, 2", "0, 1, 2, 3, 4"])
+def test_gpu_is_not_measured_by_a_line_of_another_kind(line):
+    assert list(gpu_samples(line)) == []
+
+
+def test_node_lives_on_when_its_host_cannot_be_measured(monkeypatch, caplog):
+    # Given
+    tries = []
+
+    def fail():
+        tries.append(None)
+        raise ValueError("odd")
+
+    monkeypatch.setattr("workers.node.host_meter.measure", fail)
+    monkeypatch.setattr("workers.node.host_meter.FIRST_S", 0)
+    outage = Outage(logging.getLogger("test"))
+    node = NodeStatus("n", "h", 1, "now")
+    meter = HostMeter(None, node, list, interval_s=0, is_logging=False, outage=outage)
+
+    async def run():
+        # When
+        measuring = asyncio.create_task(meter.run())
+        # Then
+        await eventually_async(lambda: len(tries) > 1)
+        measuring.cancel()
+
+    asyncio.run(run())
+    assert "odd" in caplog.text
+
+
+def test_samples_survive_the_way_through_the_registry():
+    node = NodeStatus("n", "host", 1, "now", (HostSample("GPUUtilization", 5.0, "0"),))
+    assert NodeStatus.from_json(node.to_json()) == node
+
+
+def test_metric_line_has_torchserves_form():
+    line = metric_line("CPUUtilization", 5, {"Level": "Host"}, "box")
+    assert line.startswith("CPUUtilization.Percent:5.0|#Level:Host|#hostname:box,timestamp:")
+    assert line.rpartition(":")[2].isdigit()
+
+
+def test_worker_does_not_get_variables_that_are_named():
+    # Given
+    environment = {"AWS_SECRET": "s", "MY_AWS": "m", "PATH": "p"}
+    # When / Then
+    assert allowed_environment(environment, "") == environment
+    assert set(allowed_environment(environment, "AWS_.*|PATH")) == {"MY_AWS"}
+
+
+def test_threads_of_a_worker_are_its_share_unless_the_operator_says_otherwise(monkeypatch):
+    # Given
+    spec = ModelSpec("m", "1.0", "m.mar", "m.py")
+    assignment = Assignment(spec, "w", Path("m"), Device("cpu"), 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    # When
+    found = worker_environment(assignment, Settings(), 2)
+    # Then
+    assert (found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"]) == ("7", "2")
+
+
+def test_worker_finds_the_files_of_its_settings_from_the_models_folder():
+    # Given files that are named from where the node was started
+    spec = ModelSpec("m", "1.0", "m.mar", "m.py")
+    assignment = Assignment(spec, "w", Path("m"), Device("cpu"), 3)
+    settings = Settings(
+        redis_url="rediss://localhost", redis_ca_file=Path("ca.pem"), metrics_config=Path("m.yaml")
+    )
+
+    # When
+    told, _ = Settings.load(None, worker_environment(assignment, settings, 1))
+
+    # Then
+    assert told.redis_ca_file == Path.cwd() / "ca.pem"
+    assert told.metrics_config == Path.cwd() / "m.yaml"
+
+
+def test_packages_of_the_server_do_not_come_before_those_of_a_model(tmp_path, monkeypatch):
+    # Given an environment that is installed, and reached through a link
+    spec = ModelSpec("m", "1.0", "m.mar", "m.py")
+    assignment = Assignment(spec, "w", Path("m"), Device("cpu"), 3)
+    installed = Path(__file__).parents[4]
+    link = tmp_path / "current"
+    link.symlink_to(installed)
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(link)])
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    # When / Then
+    found = worker_environment(assignment, Settings(), 1)["PYTHONPATH"]
+    assert found == str(installed / "compat")
+
+
+def test_worker_numbers_gpus_as_nvidia_smi_does_unless_told_otherwise(tmp_path, monkeypatch):
+    # Given
+    spec = ModelSpec("m", "1.0", "file:m.mar", "handler.py")
+    assignment = Assignment(spec, "w", tmp_path, Device("cuda", 0), 3)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+
+    # When / Then
+    given = worker_environment(assignment, Settings(), 1)
+    assert given["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    given = worker_environment(assignment, Settings(), 1)
+    assert given["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"

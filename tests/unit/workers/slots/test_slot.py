@@ -1,0 +1,418 @@
+"""A slot whose workers do not come to serve: why, as everybody sees it."""
+
+import asyncio
+import errno
+import itertools
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import fakeredis
+import fakeredis.aioredis
+import psutil
+import pytest
+import redis
+
+from batching.errors import DependenciesFailed, InternalError
+from batching.models.statuses import NodeStatus, WorkerState
+from batching.settings.settings import Settings
+from batching.store.ingress_side.ingress_queue import IngressVerbs, Submission, SubmitCode
+from batching.store.keys import VersionKeys
+from batching.store.node_side.node_queue import NodeVerbs
+from batching.store.registry.registry import Registry
+from tests.support import KEY, eventually_async, join, make_outage, make_spec, wire_of
+from workers.archives.model_files import Prepared
+from workers.machine.devices import Device
+from workers.slots import worker_process
+from workers.slots.assignment import ENV_NAME
+from workers.slots.slot import Slot, SlotContext
+
+NODE = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
+DEAD_AFTER_S = 60  # the node joins and then does not beat any more
+TRIED_AT_ONCE = 2  # starts before the first delay
+# In a shell: the descriptor that reports go to.
+REPORTS = f"$(echo ${ENV_NAME} | sed 's/.*status_fd\": \\([0-9]*\\).*/\\1/')"
+
+
+class Parts:
+    """A slot of a node that has joined; its worker is run by `python`."""
+
+    def __init__(self, python, spec=None, settings=None, prepare=None):
+        self.server = fakeredis.FakeServer()
+        self.client = fakeredis.FakeRedis(server=self.server)
+        self.registry = Registry(self.client, dead_after_s=DEAD_AFTER_S)
+        client = fakeredis.aioredis.FakeRedis(server=self.server)
+        self.verbs = NodeVerbs(client, DEAD_AFTER_S * 1000)
+        self.python = python
+        self.starts = 0
+        context = SlotContext(
+            "node-a",
+            settings or Settings(),
+            self.verbs,
+            itertools.count(),
+            prepare or self._prepare,
+            make_outage(),
+        )
+        self.slot = Slot(context, spec or make_spec(), 0, Device("cpu"), 1)
+
+    async def _prepare(self, _spec):
+        self.starts += 1
+        return Prepared(Path(), self.python)
+
+    async def give_up(self):
+        """The slot has given up, as everybody sees, and is stopped."""
+        await join(self.verbs, NODE)
+        living = asyncio.create_task(self.slot.run())
+        await eventually_async(lambda: self.states() == [WorkerState.FAILED])
+        assert self.slot.record.state is WorkerState.FAILED
+        await eventually_async(lambda: not self.client.exists(VersionKeys.of(KEY).queue))
+        assert not living.done()
+        self.slot.stop()
+        await living
+        assert self.states() == []
+
+    def states(self):
+        return [worker.state for worker in self.registry.workers(KEY)]
+
+    async def fail_often(self):
+        """The slot has tried in vain until it is not counted on any more, and is stopped."""
+        await join(self.verbs, NODE)
+        living = asyncio.create_task(self.slot.run())
+        await eventually_async(lambda: not self.slot.record.is_expected and not self.beats(), 20)
+        # Between its last worker and the next report of it, nobody is seen.
+        [worker] = await eventually_async(lambda: self.registry.workers(KEY))
+        assert not living.done()
+        self.slot.stop()
+        await living
+        return worker
+
+    def beats(self):
+        return self.client.zcard(VersionKeys.of(KEY).worker_beats)
+
+
+class Uninstallable(Parts):
+    """What its model requires cannot be installed; a client asks while that is tried."""
+
+    async def _prepare(self, _spec):
+        self.starts += 1
+        client = fakeredis.aioredis.FakeRedis(server=self.server)
+        ingress = IngressVerbs(client, KEY, "ingress-a", 3000)
+        asked = await ingress.submit([Submission("a", 60_000, wire_of("a"))])
+        assert asked == [SubmitCode.QUEUED]
+        await ingress.close()
+        await client.aclose()
+        raise DependenciesFailed("no such package")
+
+
+def script(folder, text):
+    """What is run for a Python interpreter."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{text}\n")
+    python.chmod(0o755)
+    return python
+
+
+def test_worker_that_cannot_be_started_is_tried_again_later_and_not_counted_on():
+    # Given a system that starts no process
+    parts = Parts(Path("/nowhere/python"))
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then each start is a failed one, and everybody sees why
+    assert parts.starts == TRIED_AT_ONCE
+    assert (worker.failures, worker.error) == (TRIED_AT_ONCE, os.strerror(errno.ENOENT))
+
+
+def test_worker_that_cannot_be_watched_is_gone_and_tried_again_later(tmp_path, monkeypatch):
+    # Given a system that starts processes and has no descriptor left to watch them
+    python = script(tmp_path, f"echo $$ >> {tmp_path}/pids\nexec sleep 60")
+    pids = tmp_path / "pids"
+
+    async def exited(_child):
+        await eventually_async(lambda: len(pids.read_text().split()) == parts.starts)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    pids.touch()
+    monkeypatch.setattr(worker_process, "exited", exited)
+    parts = Parts(python)
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert parts.starts == TRIED_AT_ONCE
+    assert (worker.failures, worker.error) == (TRIED_AT_ONCE, os.strerror(errno.EMFILE))
+    assert not [pid for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
+
+
+def test_log_says_when_a_worker_is_given_up(tmp_path, caplog):
+    # Given a model that nobody waits for
+    async def live():
+        parts = Parts(script(tmp_path, "exit 7"), make_spec(max_retry_timeout_s=0))
+        await join(parts.verbs, NODE)
+        living = asyncio.create_task(parts.slot.run())
+        await eventually_async(lambda: parts.slot.record.state is WorkerState.FAILED)
+        parts.slot.stop()
+        await living
+
+    # When
+    asyncio.run(live())
+    # Then
+    [line] = [one.getMessage() for one in caplog.records if "given up" in one.getMessage()]
+    assert line.startswith("given up model=digits version=1.0")
+
+
+def test_worker_whose_archive_finds_no_room_says_what_the_system_says():
+    # Given
+    parts = Parts(Path("/nowhere/python"))
+
+    async def no_room(_spec):
+        parts.starts += 1
+        raise InternalError("Failed to save model: m.mar") from OSError(errno.ENOSPC, "No space")
+
+    parts.slot._context = replace(parts.slot._context, prepare=no_room)
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert worker.error == "Failed to save model: m.mar (No space)"
+
+
+def test_worker_that_cannot_be_prepared_for_an_unknown_reason_is_tried_again_later(caplog):
+    # Given
+    parts = Parts(Path("/nowhere/python"))
+
+    async def no_thread(_spec):
+        parts.starts += 1
+        raise RuntimeError("can't start new thread")
+
+    parts.slot._context = replace(parts.slot._context, prepare=no_thread)
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert parts.starts == TRIED_AT_ONCE
+    assert (worker.failures, worker.error) == (TRIED_AT_ONCE, "can't start new thread")
+    # And the log says where
+    assert "in no_thread" in caplog.text
+
+
+def test_worker_whose_requirements_find_no_room_is_tried_again_later():
+    # Given
+    parts = Parts(Path("/nowhere/python"))
+    text = "Virtual environment creation failed for model digits: No space left on device"
+
+    async def no_room(_spec):
+        parts.starts += 1
+        raise DependenciesFailed(text) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    parts.slot._context = replace(parts.slot._context, prepare=no_room)
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert parts.starts == TRIED_AT_ONCE
+    assert worker.error == text
+
+
+def test_worker_that_loads_too_slowly_is_not_taken_for_one_without_memory(tmp_path):
+    # Given
+    spec = make_spec(startup_timeout_s=0.2)
+    parts = Parts(script(tmp_path, "exec sleep 60"), spec)
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert worker.error == "did not load within startup_timeout of 0.2 s"
+    assert not worker.is_out_of_memory
+
+
+def test_worker_that_has_loaded_in_time_lives_although_redis_is_away(tmp_path):
+    # Given a worker that loads, and writes down when it is past its time
+    report = '{"state": "READY"}'
+    text = f"echo '{report}' > /dev/fd/{REPORTS}\nsleep 2\ntouch {tmp_path}/late\nexec sleep 60"
+
+    async def prepare(_spec):
+        # When Redis goes before it is said that there is a process, and stays away for longer
+        parts.server.connected = False
+        return Prepared(Path(), script(tmp_path, text))
+
+    parts = Parts(None, make_spec(startup_timeout_s=1), prepare=prepare)
+
+    async def run():
+        living = asyncio.create_task(parts.slot.run())
+        await eventually_async((tmp_path / "late").exists, 10)
+        parts.server.connected = True
+        # Then it is the one that serves, and took as long as it did
+        await eventually_async(lambda: parts.slot.record.state is WorkerState.READY)
+        assert parts.slot.record.worker_id == "node-a-0"
+        assert parts.slot.record.status.load_ms < 1000
+        parts.slot.stop()
+        await living
+
+    asyncio.run(run())
+
+
+def test_worker_that_fails_to_load_while_redis_is_away_says_why(tmp_path):
+    # Given a worker that fails at its first start only
+    report = '{"state": "FAILED", "error": "no weights"}'
+    failed = tmp_path / "failed"
+    text = f"""
+        if [ -e {failed} ]; then exec sleep 60; fi
+        echo '{report}' > /dev/fd/{REPORTS}
+        touch {failed}
+        exit 3
+    """
+
+    async def prepare(_spec):
+        # When Redis goes before it is said that there is a process
+        parts.server.connected = failed.exists()
+        return Prepared(Path(), script(tmp_path, text))
+
+    parts = Parts(None, prepare=prepare)
+
+    async def run():
+        await join(parts.verbs, NODE)
+        living = asyncio.create_task(parts.slot.run())
+        await eventually_async(lambda: parts.slot.record.successor_id, 10)
+        parts.server.connected = True
+        # Then, of the one that died, too, as long as it is in the registry
+        errors = await eventually_async(
+            lambda: {one.error for one in parts.registry.workers(KEY) if one.error}
+        )
+        assert errors == {"no weights"}
+        parts.slot.stop()
+        await living
+
+    asyncio.run(run())
+
+
+def test_worker_that_the_system_kills_at_its_start_lacks_memory(tmp_path):
+    # Given
+    parts = Parts(script(tmp_path, "kill -KILL $$"))
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert worker.error == "killed, perhaps for memory"
+    assert worker.is_out_of_memory
+
+
+def test_worker_whose_files_cannot_be_had_is_not_counted_on(tmp_path):
+    # Given
+    async def prepare(_spec):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    # When
+    worker = asyncio.run(Parts(Path(), prepare=prepare).fail_often())
+    # Then
+    assert (worker.failures, worker.error) == (TRIED_AT_ONCE, os.strerror(errno.ESTALE))
+
+
+def test_stop_does_not_wait_for_files_that_others_will_need():
+    # Given a slot that waits for a download
+    downloaded = asyncio.Event()
+    made = []
+
+    async def prepare(_spec):
+        made.append("begun")
+        await downloaded.wait()
+        made.append("done")
+
+    async def run():
+        parts = Parts(Path(), prepare=prepare)
+        living = asyncio.create_task(parts.slot.run())
+        await eventually_async(lambda: made)
+        # When
+        parts.slot.stop()
+        await asyncio.wait_for(living, 5)
+        # Then it ends, and its download does not
+        assert made == ["begun"]
+        downloaded.set()
+        await eventually_async(lambda: made == ["begun", "done"])
+        assert parts.beats() == 0
+
+    asyncio.run(run())
+
+
+def test_measuring_does_not_wait_for_a_redis_that_is_away(tmp_path):
+    # Given a worker that serves
+    report = '{"state": "READY"}'
+    python = script(tmp_path, f"echo '{report}' > /dev/fd/{REPORTS}\nexec sleep 60")
+    parts = Parts(python)
+
+    async def run():
+        living = asyncio.create_task(parts.slot.run())
+        await eventually_async(lambda: parts.slot.record.state is WorkerState.READY)
+        # When
+        parts.server.connected = False
+        # Then: once Redis is back, the worker may have died and been forgotten
+        with pytest.raises(redis.ConnectionError):
+            await asyncio.wait_for(parts.slot.measure(), 5)
+        parts.server.connected = True
+        parts.slot.stop()
+        await living
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("garbage", ["[", "5", "null", "[]", "{}", '{"state": "ASLEEP"}'])
+def test_report_that_cannot_be_read_does_not_hide_the_next_one(garbage, tmp_path):
+    # Given a worker that writes more than anybody reads at once, and then why it failed
+    text = f"""exec {sys.executable} - <<END
+import json, os
+reports = json.loads(os.environ["{ENV_NAME}"])["status_fd"]
+failure = {{"state": "FAILED", "error": "no weights"}}
+os.write(reports, b"x" * 400_000 + b"\\n" + {garbage.encode()!r} + b"\\n")
+os.write(reports, json.dumps(failure).encode() + b"\\n")
+os._exit(3)
+END"""
+    parts = Parts(script(tmp_path, text))
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert worker.error == "no weights"
+
+
+def test_each_failed_start_is_told_by_its_own_cause(tmp_path):
+    # Given a first start that lacks memory, as it reports, and others that crash
+    report = '{"state": "FAILED", "error": "MemoryError: much", "is_out_of_memory": true}'
+    text = f"""
+        if [ -e {tmp_path}/again ]; then kill -SEGV $$; fi
+        touch {tmp_path}/again
+        echo '{report}' > /dev/fd/{REPORTS}
+        exit 3
+    """
+    parts = Parts(script(tmp_path, text))
+    # When
+    worker = asyncio.run(parts.fail_often())
+    # Then
+    assert worker.error == "crashed in native code: SIGSEGV"
+    assert not worker.is_out_of_memory
+
+
+@pytest.mark.parametrize("is_in_files", [True, False])
+def test_standard_error_of_a_worker_goes_with_its_output_into_files(is_in_files, tmp_path, capfd):
+    # Given
+    python = script(tmp_path, "echo printed\necho warned >&2\nexit 3")
+    # When
+    asyncio.run(Parts(python, settings=Settings(log_files=is_in_files)).fail_often())
+    # Then
+    printed, warned = capfd.readouterr()
+    assert "printed\n" in printed
+    assert ("warned\n" in printed, "warned\n" in warned) == (is_in_files, not is_in_files)
+
+
+def test_worker_that_has_failed_for_too_long_is_given_up():
+    # Given a model whose workers may fail for no time at all
+    parts = Parts(Path("/nowhere/python"), make_spec(max_retry_timeout_s=0))
+    # When / Then
+    asyncio.run(parts.give_up())
+    assert parts.starts == 1
+
+
+def test_model_that_cannot_be_installed_is_given_up_at_once_and_nobody_waits_for_it(caplog):
+    # Given
+    spec = make_spec()
+    parts = Uninstallable(Path("/nowhere/python"), spec)
+    parts.registry.create(spec)
+    # When
+    asyncio.run(parts.give_up())
+    # Then
+    assert parts.starts == 1
+    reply = VersionKeys.of(KEY).reply_prefix + "a"
+    assert parts.client.get(reply) == b"a!no_worker"
+    assert "refused model=digits version=1.0 requests=1" in caplog.text

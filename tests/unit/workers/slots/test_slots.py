@@ -1,0 +1,39 @@
+"""The slots of a node that leaves."""
+
+import asyncio
+import itertools
+
+import fakeredis.aioredis
+
+from batching.settings.settings import Settings
+from batching.store.node_side.node_queue import NodeVerbs
+from tests.support import KEY, eventually_async, make_outage, make_spec
+from workers.slots.slot import SlotContext
+from workers.slots.slots import Slots
+
+
+def test_drained_slots_are_not_opened_again():
+    # Given a slot whose archive never comes
+    wanted = {KEY: make_spec(min_worker=1)}
+    prepared, ends = [], []
+
+    async def prepare(spec):
+        prepared.append(spec)
+        await asyncio.Event().wait()
+
+    async def run():
+        verbs = NodeVerbs(fakeredis.aioredis.FakeRedis(), 3000)
+        context = SlotContext(
+            "node-a", Settings(), verbs, itertools.count(), prepare, make_outage()
+        )
+        slots = Slots(context, [], lambda: ends.append(True))
+        slots.follow(wanted)
+        await eventually_async(lambda: prepared)
+        # When it is drained, and a look at the registry comes late
+        await slots.drain(asyncio.Event())
+        await eventually_async(lambda: ends)
+        slots.follow(wanted)
+        # Then
+        assert slots.all() == []
+
+    asyncio.run(run())

@@ -1,0 +1,107 @@
+"""A registration by URL, up to what the node's control process makes of it."""
+
+import threading
+
+import pytest
+
+from batching.store.clients import connect
+from batching.store.registry.registry import Registry
+from tests.support import eventually, make_spec
+from tests.unit.workers.archives.web import (
+    ALLOWED,
+    URL,
+    Web,
+    archive_bytes,
+    served,
+    web_with_archive,
+)
+from workers import control_jobs
+from workers.archives import fetch
+from workers.control_jobs import inspect_archive
+
+EXISTS = {"error": "InternalError", "message": "Model file already exists echo.mar"}
+
+
+@pytest.fixture
+def registry(redis_server):
+    client = connect(redis_server.url)
+    client.flushall()
+    yield Registry(client)
+    client.flushall()
+    client.close()
+
+
+@pytest.fixture
+def store(store, redis_server, monkeypatch):
+    """A model store with a download whose registration has failed afterwards."""
+    monkeypatch.setenv("REDIS_URL", redis_server.url)
+    monkeypatch.setenv("FERRY_MODEL_STORE", str(store))
+    monkeypatch.setenv("FERRY_ALLOWED_URLS", ALLOWED)
+    fetch.locate_archive(URL, store, downloader=web_with_archive().downloader())
+    return store
+
+
+@pytest.fixture
+def newer(monkeypatch):
+    """The bytes that the URL has by now."""
+    content = archive_bytes(handler=b"def handle(data, context): return []")
+    web = Web({"models.example/store/echo.mar": served(content)})
+    monkeypatch.setattr(fetch, "Downloader", web.downloader)
+    return content
+
+
+def test_registration_by_url_can_be_repeated_after_it_has_failed(registry, store, newer):
+    # When
+    outcome = inspect_archive(URL)
+
+    # Then
+    assert outcome["value"]["url"] == URL
+    assert (store / "echo.mar").read_bytes() == newer
+
+
+@pytest.mark.parametrize("url", [URL, "echo.mar", "file:///store/echo.mar"])
+def test_registration_by_url_is_refused_while_a_version_has_that_file(url, registry, store, newer):
+    # Given
+    registry.create(make_spec(model_url=url))
+
+    # When / Then
+    assert inspect_archive(URL) == EXISTS
+    assert (store / "echo.mar").read_bytes() == archive_bytes()
+
+
+def test_registration_by_url_is_refused_where_the_file_is_the_operators(registry, store, newer):
+    # Given
+    (store / ".echo.mar.url").unlink()
+
+    # When / Then
+    assert inspect_archive(URL) == EXISTS
+
+
+def test_registration_at_start_takes_the_download_as_it_is(registry, store, newer):
+    # When
+    outcome = inspect_archive(URL, may_be_downloaded=True)
+
+    # Then
+    assert outcome["value"]["url"] == URL
+    assert (store / "echo.mar").read_bytes() == archive_bytes()
+
+
+def test_beats_of_a_job_go_on_after_an_error_of_the_network(monkeypatch):
+    # Given a connection that fails by what its socket says
+    asked = []
+
+    class Connection:
+        def exists(self, _key):
+            asked.append(len(asked))
+            raise OSError("no route to host")
+
+    monkeypatch.setattr(control_jobs, "JOB_BEAT_S", 0.01)
+    is_over = threading.Event()
+    job = control_jobs.ControlJob("job", connection=Connection())
+    # When
+    beating = threading.Thread(target=job._beat, args=(is_over,), daemon=True)
+    beating.start()
+    # Then
+    eventually(lambda: len(asked) > 1)
+    is_over.set()
+    beating.join()

@@ -1,0 +1,1 @@
+"""Fetches archives, checks them, unpacks them and installs their packages."""

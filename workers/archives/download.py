@@ -1,0 +1,226 @@
+"""Downloads an archive without becoming anybody's proxy into the local network.
+
+Every hop is checked the same way: the URL must match the allow list, its host is resolved once,
+all its addresses must be public, and the connection goes to an address that was checked; asking
+the resolver a second time is what DNS rebinding waits for.
+"""
+
+import ipaddress
+import logging
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+
+from batching.errors import DownloadFailed, InternalError, ModelNotFound
+from workers.archives.archive_entries import MAX_UNPACKED_BYTES
+from workers.archives.download_notes import note_of, store_path, was_downloaded
+from workers.archives.model_archive import inspect_archive, not_saved
+from workers.archives.quarantine import DOWNLOAD_PREFIX
+
+MAX_REDIRECTS = 3
+MAX_DOWNLOAD_S = 900
+_TIMEOUT = httpx.Timeout(30, connect=10)
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+# All that IANA has given out as global unicast. `is_global` is true of most others, too, of which
+# some lead to IPv4 (::a.b.c.d, ::ffff:0:a.b.c.d, 64:ff9b:1::/48) or to a site (fec0::/10).
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+# Not global by IANA's registry, and yet to the `ipaddress` of some Pythons that we run on.
+_SPECIAL = (ipaddress.IPv6Network("3fff::/20"), ipaddress.IPv4Network("192.0.0.0/24"))
+
+log = logging.getLogger(__name__)
+
+OnProgress = Callable[[int, int | None], None]
+
+
+def resolve_host(host: str, port: int) -> list[str]:
+    """All addresses of a host.
+
+    Raises:
+        OSError: the name does not resolve.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is global unicast; what an IPv6 address carries inside counts too."""
+    ip = ipaddress.ip_address(address)
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.sixtofour or ip.teredo:
+            return False
+        inner = ip.ipv4_mapped
+        if ip in _NAT64:
+            inner = ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF)
+        if inner is not None:
+            return is_public(str(inner))
+        if ip not in _GLOBAL_UNICAST:
+            return False
+    is_special = any(ip in network for network in _SPECIAL)
+    return ip.is_global and not ip.is_multicast and not is_special
+
+
+def _check_replaceable(url: str, target: Path, is_unused: Callable[[], bool] | None) -> None:
+    is_ours = was_downloaded(url, target.parent)
+    if target.exists() and not (is_ours and is_unused is not None and is_unused()):
+        raise InternalError(f"Model file already exists {target.name}")
+
+
+def _refusal(url: str) -> str:
+    return f"Given URL {url} does not match any allowed URL(s)"
+
+
+def _failed(url: str, error: Exception) -> DownloadFailed:
+    """What a client is told; the log has the cause."""
+    log.error("not downloaded url=%s: %s: %s", url, type(error).__name__, error)
+    return DownloadFailed(f"Failed to download archive from: {url}")
+
+
+class Downloader:
+    """Fetches from the URLs that the operator allows.
+
+    `resolve` and `transport` are the network; tests bring their own.
+    """
+
+    def __init__(
+        self,
+        allowed_urls: str,
+        resolve: Callable[[str, int], list[str]] = resolve_host,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        patterns = [pattern.strip() for pattern in allowed_urls.split(",")]
+        self._allowed = [re.compile(pattern, re.IGNORECASE) for pattern in patterns if pattern]
+        self._resolve = resolve
+        self._transport = transport
+
+    def fetch(
+        self,
+        url: str,
+        model_store: Path,
+        on_progress: OnProgress | None = None,
+        is_unused: Callable[[], bool] | None = None,
+    ) -> Path:
+        """The verified archive is in the model store; a failed download changes nothing there.
+
+        Args:
+            url: where it is.
+            model_store: where it goes, under its own name.
+            on_progress: told (bytes so far, bytes in all or None).
+            is_unused: whether no version needs a file of that name; one that was downloaded from
+                this URL is then replaced. Asked again before that is done.
+
+        Raises:
+            ModelNotFound: the URL, or one that it redirects to, is not allowed.
+            DownloadFailed: no connection, no 200, too large or too slow.
+            InvalidModel: what came is not a model archive.
+            InternalError: the store has a file of that name that stays, or cannot be written.
+        """
+        self._check_allowed(url, url)
+        target = store_path(url, model_store)
+        is_there = target.exists()
+        _check_replaceable(url, target, is_unused)
+        try:
+            with tempfile.TemporaryDirectory(prefix=DOWNLOAD_PREFIX, dir=model_store) as quarantine:
+                file = Path(quarantine) / target.name
+                self._download(url, file, on_progress)
+                inspect_archive(file, url)
+                # Before it is in the store: without a note it would be in everybody's way there.
+                note_of(file).write_text(url, encoding="utf-8")
+                # Somebody may have registered it meanwhile, or put a file of that name there.
+                if is_there or not was_downloaded(url, model_store):
+                    _check_replaceable(url, target, is_unused)
+                file.rename(target)
+                note_of(file).rename(note_of(target))
+        except OSError as error:
+            raise not_saved(url, model_store, error) from error
+        return target
+
+    def _download(self, url: str, file: Path, on_progress: OnProgress | None) -> None:
+        give_up_at = time.monotonic() + MAX_DOWNLOAD_S
+        try:
+            with self._open(url) as response, file.open("xb") as stream:
+                total_bytes = int(response.headers.get("content-length", 0)) or None
+                for chunk in response.iter_raw():
+                    if stream.tell() + len(chunk) > MAX_UNPACKED_BYTES:
+                        raise httpx.TransportError("too large")
+                    if time.monotonic() > give_up_at:
+                        raise httpx.TransportError("too slow")
+                    stream.write(chunk)
+                    if on_progress:
+                        on_progress(stream.tell(), total_bytes)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise _failed(url, error) from error
+
+    @contextmanager
+    def _open(self, url: str) -> Iterator[httpx.Response]:
+        """The response with status 200 after at most MAX_REDIRECTS redirects, body unread."""
+        hop = url
+        # No proxy from the environment: it would resolve the name again, by itself.
+        with httpx.Client(transport=self._transport, timeout=_TIMEOUT, trust_env=False) as client:
+            for _ in range(MAX_REDIRECTS + 1):
+                response = self._send(client, hop, url)
+                try:
+                    if response.status_code == httpx.codes.OK:
+                        yield response
+                        return
+                    if not response.has_redirect_location:
+                        raise httpx.TransportError(f"status {response.status_code}")
+                    hop = urljoin(hop, response.headers["location"])
+                finally:
+                    response.close()
+        raise httpx.TransportError("too many redirects")
+
+    def _send(self, client: httpx.Client, hop: str, url: str) -> httpx.Response:
+        self._check_allowed(hop, url)
+        parts = urlsplit(hop)
+        host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
+        failure: httpx.TransportError = httpx.ConnectError("host does not resolve")
+        for address in self._addresses(host, port, url):
+            request = client.build_request(
+                "GET",
+                httpx.URL(hop).copy_with(host=address),
+                headers={"Host": parts.netloc, "Accept-Encoding": "identity"},
+                # TLS asks for, and checks the certificate of, the name and not the address.
+                extensions={"sni_hostname": host},
+            )
+            try:
+                return client.send(request, stream=True, follow_redirects=False)
+            except httpx.ConnectError as error:
+                failure = error
+        raise failure
+
+    def _addresses(self, host: str, port: int, url: str) -> list[str]:
+        try:
+            addresses = self._resolve(host, port)
+        except (OSError, UnicodeError) as error:
+            raise _failed(url, error) from error
+        # One private address among public ones is enough to refuse: the resolver is not ours.
+        if not all(is_public(address) for address in addresses):
+            raise ModelNotFound(f"{_refusal(url)}: {host} leads to an address that is not public")
+        return addresses
+
+    def _check_allowed(self, hop: str, url: str) -> None:
+        refusal = _refusal(url)
+        if hop != url:  # the rest of it may be a secret
+            refusal = f"{refusal}: it redirects to {hop.partition('?')[0]}"
+        # What parsers disagree about is refused: blanks and control characters, `\\`, `user@`.
+        if re.search(r"[\x00-\x20\x7f\\]", hop) or not any(
+            pattern.fullmatch(hop) for pattern in self._allowed
+        ):
+            raise ModelNotFound(refusal)
+        try:
+            parts = urlsplit(hop)
+            is_plain = (
+                parts.scheme in _DEFAULT_PORTS and parts.port != 0 and "@" not in parts.netloc
+            )
+        except ValueError as error:
+            raise ModelNotFound(refusal) from error
+        if not is_plain or not parts.hostname:
+            raise ModelNotFound(refusal)

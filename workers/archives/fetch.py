@@ -1,0 +1,171 @@
+"""Finds the archive that a `url` parameter names: in the model store, or in the web, then there.
+
+The texts are TorchServe's. Source: torchserve 0.12, "Register a model".
+"""
+
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+from batching.errors import DownloadFailed, ModelNotFound
+from batching.settings.settings import DEFAULT_ALLOWED_URLS
+from workers.archives.download import Downloader, OnProgress
+from workers.archives.download_notes import store_path
+
+# Too long, a NUL in it, or a link to itself.
+_NO_PATH = (OSError, ValueError, RuntimeError)
+_BEHIND_A_LINK = (
+    ". A link leads out of the model store there, and is not followed: put the archive itself into "
+    "the model store"
+)
+_NO_ARCHIVE = ": that is neither a file nor a folder"
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+
+
+def locate_archive(
+    url: str,
+    model_store: Path | None,
+    *,
+    allowed_urls: str = DEFAULT_ALLOWED_URLS,
+    startup_models: str = "",
+    is_registered: bool = False,
+    is_unused: Callable[[], bool] | None = None,
+    on_progress: OnProgress | None = None,
+    downloader: Downloader | None = None,
+) -> Path:
+    """The archive file or model folder, inside of the model store; downloaded if it is remote.
+
+    A folder that the operator names as a startup model may be anywhere.
+
+    Args:
+        url: a name in the store, `file://` with a path in the store, or http(s). Of a path that
+            leads elsewhere only the last part counts, if the store has a file of that name.
+        model_store: the folder of archives.
+        allowed_urls: comma list of regular expressions, as in config.properties; a remote URL
+            must match one as a whole.
+        startup_models: the setting `load_models`.
+        is_registered: a download that is already in the store is used rather than refused: the
+            caller knows its SHA-256 and compares.
+        is_unused: whether no version needs a file of that name; an earlier download from this URL
+            is then replaced rather than refused.
+        on_progress: told (bytes so far, bytes in all or None) while a download runs.
+        downloader: fetches remote archives; tests pass one with its own network.
+
+    Raises:
+        ModelNotFound: nothing there, or a place that this server does not look at.
+        DownloadFailed: the remote side did not deliver an archive.
+        InvalidModel: it delivered something that is not a model.
+        InternalError: a file of that name is in the store already, or cannot be written.
+    """
+    if ".." in url:
+        raise ModelNotFound(f"Relative path is not allowed in url: {url}")
+    if not url:
+        raise ModelNotFound("empty url")
+    if model_store is None:
+        raise ModelNotFound("Model store has not been configured.")
+    match = _SCHEME.match(url)
+    if match is None:
+        return _startup_folder(url, startup_models) or _in_store(url, model_store)
+    if match[1].lower() == "file":
+        return _file_in_store(url, model_store)
+    if is_registered and _is_archive(known := store_path(url, model_store)):
+        return known
+    downloader = downloader or Downloader(allowed_urls)
+    return downloader.fetch(url, model_store, on_progress, is_unused)
+
+
+def name_of_download(url: str) -> str:
+    """The file name that this URL's archive gets in the store; empty if none is downloaded."""
+    match = _SCHEME.match(url)
+    if match is None or match[1].lower() == "file":
+        return ""
+    try:
+        return store_path(url, Path()).name
+    except (DownloadFailed, ValueError):  # whoever fetches it says so
+        return ""
+
+
+def _file_in_store(url: str, model_store: Path) -> Path:
+    # To TorchServe a file URL is a download, and one that brings nothing is a failed one.
+    path = _path_of_file_url(url)
+    place = _find(path, model_store)
+    if place is None:
+        why = _why_not_found(path, model_store)
+        raise DownloadFailed(f"Failed to download archive from: {url}{why}")
+    return place
+
+
+def _path_of_file_url(url: str) -> str:
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or ".." in path:
+        raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
+    return path
+
+
+def _startup_folder(url: str, startup_models: str) -> Path | None:
+    """A folder that is named by a path: SageMaker's containers name `/opt/ml/model`, say."""
+    named = {entry.strip().rpartition("=")[2] for entry in startup_models.split(",")}
+    if url not in named or "/" not in url:
+        return None
+    try:
+        # Path.is_dir() has no errors from Python 3.14 on.
+        is_folder = stat.S_ISDIR(Path(url).stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    except OSError as error:  # below a folder that this user may not enter, say
+        raise ModelNotFound(f"Model not found at: {url}: {error.strerror}") from error
+    return Path(url).resolve() if is_folder else None
+
+
+def _in_store(name: str, model_store: Path) -> Path:
+    place = _find(name, model_store) or _file_of_the_name(name, model_store)
+    if place is None:
+        raise ModelNotFound(f"Model not found at: {name}{_why_not_found(name, model_store)}")
+    return place
+
+
+def _find(name: str, model_store: Path) -> Path | None:
+    """The place in the store; None also for a link in the store that leads out of it."""
+    try:
+        store = model_store.resolve()
+        place = (store / name).resolve()
+        if place != store and place.is_relative_to(store) and _is_archive(place):
+            return place
+    except _NO_PATH:
+        pass
+    return None
+
+
+def _file_of_the_name(path: str, model_store: Path) -> Path | None:
+    # Who writes an archive may know the store by another path, as outside of its container.
+    place = _find(PurePosixPath(path).name, model_store)
+    return place if place is not None and place.is_file() else None
+
+
+def _is_archive(place: Path) -> bool:
+    """Whether it may be one; who opened a named pipe instead would wait for ever."""
+    return place.is_file() or place.is_dir()
+
+
+def _why_not_found(name: str, model_store: Path) -> str:
+    """What to add to "not found": a link, neither file nor folder, or `.mar` is left out.
+
+    Behind a link it says so whether or not anything is there: what is outside of the store is
+    nobody's business.
+    """
+    stores = (model_store.absolute(), model_store.resolve())
+    place = stores[0] / name
+    try:
+        is_in_store = any(map(place.is_relative_to, stores))
+        if is_in_store and not place.resolve().is_relative_to(stores[1]):
+            return _BEHIND_A_LINK
+        if is_in_store and place.exists() and not _is_archive(place):
+            return _NO_ARCHIVE
+        if _find(f"{name}.mar", model_store):
+            return f". Did you mean {name}.mar?"
+    except _NO_PATH:
+        pass
+    return ""

@@ -1,0 +1,266 @@
+"""Model archives: what they say of themselves, and their way onto this machine's disk.
+
+inspect_archive   reads everything, writes nothing
+unpack_archive    quarantine → verify → rename to work_dir/<sha256>
+"""
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from batching.errors import InternalError, InvalidModel
+from batching.models.spec import DEFAULT_VERSION, ArchiveInfo
+from workers.archives.archive_entries import CHUNK_BYTES, MAX_ENTRIES, read_chunks, read_entries
+from workers.archives.manifest import MANIFEST_PATH, as_text, config_file_of, parse_manifest
+from workers.archives.model_config import as_json, parse_config
+from workers.archives.quarantine import folder_to_unpack_in
+
+# The manifest and model-config.yaml are read into memory.
+MAX_TEXT_BYTES = 1024**2
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+log = logging.getLogger(__name__)
+
+_ARCHIVE_SUFFIXES = re.compile(r"(\.mar|\.tar\.gz|\.tgz|\.tar|\.model)$")
+
+
+class ArchiveChanged(InvalidModel):
+    """The archive is another one than was registered."""
+
+
+def inspect_archive(path: Path, url: str) -> ArchiveInfo:
+    """What the archive says of itself, after every entry was checked against the limits.
+
+    Args:
+        path: a .mar, a tar or tar.gz, or a folder.
+        url: how the operator named it; repeated in texts and kept in the info.
+
+    Raises:
+        InvalidModel: not an archive, over a limit, or a manifest that describes no model.
+        InternalError: an entry would land outside, or the disk fails: `Failed to save model`.
+    """
+    try:
+        reader = _FolderReader(path) if path.is_dir() else _ArchiveReader(path)
+        manifest_text = reader.read_text(MANIFEST_PATH)
+        manifest = None if manifest_text is None else parse_manifest(manifest_text)
+        sha256 = hash_archive(path)
+        config_text, config_file = None, config_file_of(manifest)
+        if config_file:
+            config_text = reader.read_text(PurePosixPath(config_file))
+    except (OSError, InternalError) as error:
+        raise not_saved(url, path, error) from error
+    model = (manifest or {}).get("model") or {}
+    config = parse_config(config_text, config_file) if config_file else {}
+    return ArchiveInfo(
+        url=url,
+        sha256=sha256,
+        model_name=as_text(model.get("modelName")) or _name_from_file(path.name),
+        model_version=as_text(model.get("modelVersion")) or DEFAULT_VERSION,
+        handler=as_text(model.get("handler")) or "",
+        runtime=(manifest or {}).get("runtime", "python"),
+        manifest=manifest,
+        config=as_json(config, config_file),
+    )
+
+
+def find_unpacked(sha256: str, work_dir: Path) -> Path | None:
+    """The folder that `unpack_archive` made for this archive earlier, if it is there.
+
+    Raises:
+        InvalidModel: no SHA-256.
+    """
+    if not _SHA256.fullmatch(sha256):  # it comes from Redis, and becomes a path
+        raise InvalidModel("What is registered as the archive's SHA-256 is none: register it anew.")
+    target = work_dir / sha256
+    return target if target.is_dir() else None
+
+
+def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
+    """The folder `work_dir/<sha256>` holds the model's files; a second call finds it there.
+
+    A folder is not copied but linked to, as TorchServe does: weights may be large. Several
+    processes may race; the first rename wins and the others throw theirs away.
+
+    Raises:
+        ArchiveChanged: the archive is not the one with that SHA-256.
+        InvalidModel: it is over a limit.
+        InternalError: an entry would land outside, or the disk fails.
+    """
+    if (unpacked := find_unpacked(sha256, work_dir)) is not None:
+        return unpacked
+    target = work_dir / sha256
+    if hash_archive(path) != sha256:
+        raise ArchiveChanged(
+            f"{path.name} has changed since it was registered: its SHA-256 differs. Put the "
+            "registered one back, or unregister the model and register it again."
+        )
+    try:
+        work_dir.mkdir(parents=True, exist_ok=True)
+        with folder_to_unpack_in(work_dir) as quarantine:
+            content = quarantine / "content"
+            if path.is_dir():
+                content.symlink_to(_without_wrapper(path.resolve()), target_is_directory=True)
+            else:
+                _extract(path, content)
+                content = _without_wrapper(content)
+            _rename_unless_there(content, target)
+    except OSError as error:
+        raise not_saved(path.name, work_dir, error) from error
+    return target
+
+
+def not_saved(name: str, place: Path, error: Exception) -> InternalError:
+    """What a client is told of an archive that could not be read or written; the log has the cause.
+
+    Args:
+        name: how the answer names the archive.
+        place: the file or folder; a full disk's error names none.
+        error: the cause.
+    """
+    log.error("not saved model=%s at=%s: %s", name, place, error)
+    return InternalError(f"Failed to save model: {name}")
+
+
+def hash_archive(path: Path) -> str:
+    """SHA-256 of a file's bytes; of a folder, of its sorted relative names, sizes and contents.
+
+    Raises:
+        InvalidModel: a folder with a link that leaves it, or with too many files.
+    """
+    digest = hashlib.sha256()
+    if not path.is_dir():
+        for chunk in _file_chunks(path):
+            digest.update(chunk)
+        return digest.hexdigest()
+    for file in _folder_files(path):
+        name = file.relative_to(path).as_posix()
+        digest.update(f"{name}\0{file.stat().st_size}\0".encode())
+        for chunk in _file_chunks(file):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def read_model_config(model_dir: Path, manifest: Mapping[str, Any] | None) -> dict[str, Any]:
+    """model-config.yaml of an unpacked model as Python values; {} when it has none.
+
+    Raises:
+        InvalidModel: the file that the manifest names is missing or not a YAML mapping.
+    """
+    config_file = config_file_of(manifest)
+    if not config_file:
+        return {}
+    text = _FolderReader(model_dir).read_text(PurePosixPath(config_file))
+    return parse_config(text, config_file)
+
+
+@dataclass(frozen=True, slots=True)
+class _FolderReader:
+    path: Path
+
+    def read_text(self, relative: PurePosixPath) -> bytes | None:
+        file = _without_wrapper(self.path) / relative
+        if not file.resolve().is_relative_to(self.path.resolve()) or not file.is_file():
+            return None
+        with file.open("rb") as stream:
+            content = stream.read(MAX_TEXT_BYTES + 1)
+        _check_size(len(content), relative)
+        return content
+
+
+class _ArchiveReader:
+    """Reads and checks the whole archive once, then single files of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        files: list[PurePosixPath] = []
+        with read_entries(path) as entries:
+            for entry in entries:
+                if not entry.is_folder:
+                    files.append(entry.path)
+                    for _ in read_chunks(entry):  # the bytes count, and zip compares its CRC
+                        pass
+        self._root = _wrapper(files)
+
+    def read_text(self, relative: PurePosixPath) -> bytes | None:
+        with read_entries(self._path) as entries:
+            for entry in entries:
+                if entry.path == self._root / relative and not entry.is_folder:
+                    _check_size(entry.size_bytes, relative)
+                    return b"".join(read_chunks(entry))
+        return None
+
+
+def _check_size(size_bytes: int, relative: PurePosixPath) -> None:
+    if size_bytes > MAX_TEXT_BYTES:
+        raise InvalidModel(f"{relative} is larger than {MAX_TEXT_BYTES} bytes.")
+
+
+def _extract(path: Path, folder: Path) -> None:
+    folder.mkdir()
+    with read_entries(path) as entries:
+        for entry in entries:
+            place = folder / entry.path
+            if entry.is_folder:
+                place.mkdir(parents=True, exist_ok=True)
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with place.open("xb") as stream:
+                for chunk in read_chunks(entry):
+                    stream.write(chunk)
+
+
+def _rename_unless_there(source: Path, target: Path) -> None:
+    try:
+        source.rename(target)
+    except OSError:
+        if not target.is_dir():  # otherwise another process was faster, with the same content
+            raise
+
+
+def _wrapper(files: list[PurePosixPath]) -> PurePosixPath:
+    """The single folder around all files, as in a tgz of torch-model-archiver; else the root."""
+    tops = {path.parts[0] for path in files}
+    is_wrapped = len(tops) == 1 and all(len(path.parts) > 1 for path in files)
+    if not is_wrapped or MANIFEST_PATH.parts[0] in tops:
+        return PurePosixPath()
+    return PurePosixPath(tops.pop())
+
+
+def _without_wrapper(folder: Path) -> Path:
+    inside = list(folder.iterdir())
+    is_wrapped = len(inside) == 1 and inside[0].is_dir() and not inside[0].is_symlink()
+    return inside[0] if is_wrapped and inside[0].name != MANIFEST_PATH.parts[0] else folder
+
+
+def _folder_files(folder: Path) -> list[Path]:
+    root = folder.resolve()
+    files: list[Path] = []
+    for parent, folders, names in os.walk(folder, onerror=_raise):
+        files += [Path(parent) / name for name in names]
+        for place in (Path(parent) / name for name in folders + names):
+            is_inside = place.resolve().is_relative_to(root)
+            if not is_inside or not (place.is_dir() or place.is_file()):
+                raise InvalidModel(
+                    f"{folder.name} holds a link out of it or a special file: {place.name!r}."
+                )
+    if len(files) > MAX_ENTRIES:
+        raise InvalidModel(f"{folder.name} has more than {MAX_ENTRIES} files.")
+    return sorted(files, key=lambda file: file.relative_to(folder).as_posix())
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _file_chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _name_from_file(file_name: str) -> str:
+    return re.sub(r"\W", "_", _ARCHIVE_SUFFIXES.sub("", file_name), flags=re.ASCII)

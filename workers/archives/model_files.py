@@ -1,0 +1,187 @@
+"""A node's disk: archives become folders, and what nobody needs any more goes."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import weakref
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from batching.errors import ServeError
+from batching.models.spec import ModelSpec
+from batching.process.daemon_thread import in_daemon_thread
+from batching.settings.settings import Settings, SettingsError
+from workers.archives import fetch
+from workers.archives import model_archive as archive
+from workers.archives.download_notes import (
+    may_share_a_file,
+    remove_download,
+    remove_unused_downloads,
+)
+from workers.archives.installer import Installer
+from workers.archives.quarantine import (
+    folder_to_unpack_in,
+    mark_used,
+    remove_abandoned,
+    remove_unused,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that a worker process can be started for."""
+
+    model_dir: Path
+    python: Path
+
+
+class ModelFiles:
+    """The model store and the work folder of one node."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._model_store = settings.model_store
+        self._allowed_urls = settings.allowed_urls
+        self._startup_models = settings.load_models
+        self._work_dir = settings.work_dir or _default_work_dir()
+        self._unused_kept_s = settings.unused_files_kept_s
+        # Weak: a lock is there for as long as somebody holds it or waits for it.
+        self._unpacking: weakref.WeakValueDictionary[str, asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
+        self._has_swept = False
+        # Registered archives that their URLs do not lead to any more.
+        self._lost: set[str] = set()
+        self._installer = Installer(
+            self._work_dir,
+            is_allowed=settings.install_py_dep_per_model,
+            forbidden_variables=settings.blacklist_env_vars,
+        )
+
+    async def prepare(self, spec: ModelSpec) -> Prepared:
+        """The folder of the unpacked archive, and the interpreter that has its requirements.
+
+        Both are made here when this host has not seen them yet.
+
+        Raises:
+            ServeError: the archive cannot be had, is not the one that was registered, or has
+                requirements that cannot be installed.
+        """
+        model_dir = await in_daemon_thread(partial(self._find_unpacked, spec))
+        if model_dir is None:
+            model_dir = await self._unpack_alone(spec)
+        return Prepared(model_dir, await self._installer.python_for(spec, model_dir))
+
+    def sweep(self, specs: Collection[ModelSpec]) -> None:
+        """What these models need is kept; what nobody needs has gone, if it is old.
+
+        That is what killed processes left half done in either folder, and what was made for models
+        that no node has had for `unused_files_kept`. Nodes may share a work folder: each marks what
+        it needs, far more often than that.
+        """
+        for spec in specs:
+            with contextlib.suppress(ServeError):  # what it says of itself is nonsense
+                if (unpacked := self._find_unpacked(spec)) is not None:
+                    self._installer.mark_used(spec, unpacked)
+        remove_unused(self._work_dir, self._work_dir, older_than_s=self._unused_kept_s)
+        self._installer.remove_unused(older_than_s=self._unused_kept_s)
+        for folder in (self._work_dir, self._model_store):
+            if folder is not None and folder.is_dir():
+                remove_abandoned(folder)
+        if self._model_store is not None and self._model_store.is_dir():
+            self._sweep_downloads(self._model_store, [spec.model_url for spec in specs])
+
+    def forget(self, urls: Collection[str], *, kept: Collection[str] = ()) -> None:
+        """Archives that were downloaded from these URLs have left the store; all others stay.
+
+        Args:
+            urls: of versions that are not registered any more.
+            kept: those of all others; the same file may be meant by its name in the store.
+        """
+        for url in urls:
+            if _is_meant(url, kept):
+                continue
+            try:
+                if self._model_store is not None and remove_download(url, self._model_store):
+                    log.info("removed download url=%s", url)
+            except OSError as error:
+                log.warning("download not removed url=%s: %s", url, error.strerror)
+
+    def _sweep_downloads(self, model_store: Path, kept: Collection[str]) -> None:
+        # The first time all are needed: what was registered before the last stop may be again soon.
+        is_first, self._has_swept = not self._has_swept, True
+        remove_unused_downloads(
+            model_store,
+            lambda url: is_first or _is_meant(url, kept),
+            older_than_s=self._unused_kept_s,
+        )
+
+    async def _unpack_alone(self, spec: ModelSpec) -> Path:
+        """The model's folder, which is made once for all workers of this node that need it.
+
+        Other archives do not wait: one may take many minutes. Downloads do that have the same file
+        name in the store, or one would replace the file that another is unpacking.
+        """
+        name = fetch.name_of_download(spec.model_url) or spec.archive_sha256
+        lock = self._unpacking.setdefault(name, asyncio.Lock())
+        async with lock:
+            return await in_daemon_thread(partial(self._unpack, spec))
+
+    def _unpack(self, spec: ModelSpec) -> Path:
+        if (unpacked := self._find_unpacked(spec)) is not None:
+            return unpacked
+        path = fetch.locate_archive(
+            spec.model_url,
+            self._model_store,
+            allowed_urls=self._allowed_urls,
+            startup_models=self._startup_models,
+            is_registered=True,
+        )
+        try:
+            return archive.unpack_archive(path, spec.archive_sha256, self._work_dir)
+        except archive.ArchiveChanged:
+            is_remote = bool(fetch.name_of_download(spec.model_url))
+            if not is_remote or spec.archive_sha256 in self._lost:
+                raise
+        return self._unpack_anew(spec)
+
+    def _unpack_anew(self, spec: ModelSpec) -> Path:
+        """As `_unpack`, from the URL: nodes' stores differ, and this one has another archive.
+
+        That stays, as a version may need it that was registered before, or by its name.
+        """
+        try:
+            self._work_dir.mkdir(parents=True, exist_ok=True)
+            with folder_to_unpack_in(self._work_dir) as folder:
+                path = fetch.locate_archive(spec.model_url, folder, allowed_urls=self._allowed_urls)
+                return archive.unpack_archive(path, spec.archive_sha256, self._work_dir)
+        except archive.ArchiveChanged:
+            self._lost.add(spec.archive_sha256)  # each further try would be a download
+            raise
+        except OSError as error:
+            raise archive.not_saved(spec.model_url, self._work_dir, error) from error
+
+    def _find_unpacked(self, spec: ModelSpec) -> Path | None:
+        """The model's folder, if it is there, and stays there for a while."""
+        unpacked = archive.find_unpacked(spec.archive_sha256, self._work_dir)
+        return unpacked if unpacked is not None and mark_used(unpacked) else None
+
+
+def _is_meant(url: str, others: Collection[str]) -> bool:
+    """Whether one of these may mean the file that was downloaded from the URL."""
+    return any(may_share_a_file(url, other) for other in others)
+
+
+def _default_work_dir() -> Path:
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    except RuntimeError as error:
+        # A container may run as a user of whom the system knows nothing.
+        raise SettingsError(
+            "this user has no home folder, where archives would be unpacked: set work_dir"
+        ) from error
+    return Path(cache) / "torchferry" / "models"

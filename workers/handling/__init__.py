@@ -1,0 +1,1 @@
+"""Runs in a worker process: gathers a batch, runs the handler, replies."""

@@ -1,0 +1,157 @@
+"""Streaming: pieces of answers that a handler sends while it still runs.
+
+A piece is split where it is larger than one entry of the queue may be. A client that is too slow
+makes the handler wait, for a while; then its answer ends broken, and the rest of its batch goes on.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ts.context import Context
+
+from batching.protocol import Claimed, Owned, ReplyChunk
+from batching.store.outage import Outage
+from batching.store.redis_errors import AWAY
+from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
+from workers.handling.rows import encode_output, header_texts
+
+log = logging.getLogger(__name__)
+
+# Without any progress. A client that reads nothing is given up by the ingress before.
+STALL_S = 30.0
+POLL_S = 0.02
+
+Send = Callable[[Sequence[Owned], Sequence[ReplyChunk]], list[ChunkCode]]
+
+
+class StreamAbandoned(Exception):
+    """Nobody waits for any answer of this batch any more: the handler need not go on."""
+
+
+class BatchStream:
+    """The answers of one batch at a time, as far as handlers with this context have sent them.
+
+    `counts` is how many pieces each request's answer has had; `broken` are the ids of requests
+    whose answer has a piece missing, or whose client has left.
+    """
+
+    def __init__(self, context: Context, send: Send | None, outage: Outage | None = None) -> None:
+        self.counts: dict[str, int] = {}
+        self.broken: set[str] = set()
+        self._context = context
+        self._send = send
+        self._outage = outage or Outage(log)
+        self._items: Sequence[Claimed] = ()
+        self._sending = threading.Lock()
+        if send is not None:
+            context.send_pieces = self.send
+
+    def begin(self, items: Sequence[Claimed]) -> None:
+        """Pieces belong to these requests from now on."""
+        self._items = items
+
+    def forget(self) -> None:
+        """The batch has been replied to."""
+        self._items = ()
+        self.counts.clear()
+        self.broken.clear()
+
+    def send(self, outputs: Any, request_ids: Mapping[int, str]) -> None:
+        """These clients get the next piece of their answers. Blocks while one cannot take it.
+
+        Threads of the handler may call it at the same time; each waits for the ones before it.
+
+        Args:
+            outputs: the pieces, by number.
+            request_ids: whose they are, by the same numbers; not all of the batch need be there.
+
+        Raises:
+            ValueError: a piece is missing, or a request is not of this batch.
+            StreamAbandoned: nobody waits any more.
+            RuntimeError: the handler has returned already.
+        """
+        with self._sending:
+            # Held on to: a thread that outlives its batch must not send to clients of the next one.
+            items = self._items
+            if not items:
+                raise RuntimeError("The batch has been answered: no piece can follow.")
+            self._send_all(items, _by_row(items, outputs, request_ids))
+
+    def _send_all(self, items: Sequence[Claimed], outputs: Mapping[int, Any]) -> None:
+        waiting = {
+            row: pieces
+            for row, output in outputs.items()
+            if items[row].request_id not in self.broken
+            and (pieces := self._pieces(items[row], encode_output(output)))
+        }
+        last_progress_s = time.monotonic()
+        while waiting:
+            if self._advance(items, waiting):
+                last_progress_s = time.monotonic()
+            elif time.monotonic() - last_progress_s > STALL_S:
+                log.warning("clients too slow, or Redis away, answers broken: %d", len(waiting))
+                self.broken |= {items[row].request_id for row in waiting}
+                break
+            else:
+                time.sleep(POLL_S)
+        if all(item.request_id in self.broken for item in items):
+            raise StreamAbandoned
+
+    def _pieces(self, item: Claimed, body: bytes) -> "deque[bytes]":
+        if not body and self.counts.get(item.request_id):
+            return deque()
+        # The first one goes even if it is empty: it brings status and headers.
+        return deque(
+            body[start : start + CHUNK_LIMIT_BYTES]
+            for start in range(0, len(body) or 1, CHUNK_LIMIT_BYTES)
+        )
+
+    def _advance(self, items: Sequence[Claimed], waiting: "dict[int, deque[bytes]]") -> bool:
+        """Sends the next piece of each row; whether anything became of any."""
+        rows = list(waiting)
+        chunks = [self._chunk(row, items[row], waiting[row][0]) for row in rows]
+        try:
+            assert self._send is not None
+            codes = self._send([items[row].owned for row in rows], chunks)
+        except AWAY as error:
+            self._outage.note("send", error)
+            return False
+        self._outage.over("send")
+        for row, code in zip(rows, codes, strict=True):
+            request_id = items[row].request_id
+            if code in (ChunkCode.STORED, ChunkCode.STORED_BEFORE):
+                self.counts[request_id] = self.counts.get(request_id, 0) + 1
+                waiting[row].popleft()
+            elif code is not ChunkCode.FULL:
+                self.broken.add(request_id)
+                waiting[row].clear()
+            if not waiting[row]:
+                del waiting[row]
+        return any(code is not ChunkCode.FULL for code in codes)
+
+    def _chunk(self, row: int, item: Claimed, body: bytes) -> ReplyChunk:
+        index = self.counts.get(item.request_id, 0)
+        if index:
+            return ReplyChunk(index, body)
+        status, _ = self._context.get_response_status(row)
+        headers = header_texts(self._context.get_response_headers(row))
+        return ReplyChunk(0, body, int(status), headers)
+
+
+def _by_row(
+    items: Sequence[Claimed], outputs: Any, request_ids: Mapping[int, str]
+) -> dict[int, Any]:
+    rows = {item.request_id: row for row, item in enumerate(items)}
+    try:
+        # By number, text would be taken apart into its letters.
+        pieces = {} if isinstance(outputs, str | bytes | bytearray) else outputs
+        return {rows[one]: pieces[number] for number, one in request_ids.items()}
+    except (LookupError, TypeError) as error:
+        raise ValueError(
+            f"A piece for each of the {len(request_ids)} requests is needed, as a list or by "
+            "number, and only requests of this batch have one."
+        ) from error

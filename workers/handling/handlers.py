@@ -1,0 +1,220 @@
+"""Finds a model's handler, the way TorchServe does, and loads it.
+
+Source: TorchServe 0.12 docs/custom_service.md, module and class level entry points.
+"""
+
+import contextlib
+import importlib
+import inspect
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
+
+from ts import __version__ as ts_version
+from ts.context import Context
+from ts.metrics.dimension import Dimension
+from ts.metrics.metric_type_enum import MetricTypes
+from ts.utils.util import list_classes_from_module
+
+from batching.metrics.declared import read_metrics_config
+from batching.models.spec import ModelSpec
+from batching.settings.settings import Settings
+from workers.archives.manifest import BUILT_IN_PACKAGE, DEFAULT_FUNCTION, split_handler
+from workers.archives.model_archive import read_model_config
+from workers.handling.metrics_reporter import declare
+from workers.machine.devices import Device
+from workers.machine.torch_version import require_safe_torch
+
+BASE_HANDLER = f"{BUILT_IN_PACKAGE}.base_handler"
+
+# Of ours, what a worker has loaded before it loads a handler.
+OWN_PACKAGES = ("batching", "workers")
+
+# GPUs from Ampere on multiply in TF32.
+TF32_CAPABILITY = (8, 0)
+
+Entry = Callable[[list[dict[str, Any]] | None, Context], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A handler that is ready: `entry(rows, context)` answers with one element per row."""
+
+    entry: Entry
+    context: Context
+
+
+def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Settings) -> LoadedModel:
+    """The handler is imported and initialised; this process belongs to the model from now on.
+
+    The current directory is the model's folder, which is importable too. The metrics that the
+    metrics_config file declares are there for the handler.
+
+    Raises:
+        SettingsError: metrics_config is no file of that kind.
+        ImportError: no module of the handler's name, neither in the folder nor built in; or a torch
+            that is too old.
+        ValueError: the module has neither the function nor exactly one class.
+        NotImplementedError: the handler is a coroutine.
+        Exception: whatever the handler itself raises.
+    """
+    require_safe_torch()
+    model_dir = model_dir.absolute()
+    _enter_folder(model_dir, spec.handler)
+    _limit_images(settings.max_image_pixels)
+    context = Context(
+        model_name=spec.model_name,
+        model_dir=str(model_dir),
+        manifest=None if spec.manifest is None else dict(spec.manifest),
+        batch_size=spec.batch_size,
+        gpu=device.index,
+        mms_version=ts_version,
+        limit_max_image_pixels=settings.max_image_pixels > 0,
+        model_yaml_config=read_model_config(model_dir, spec.manifest),
+    )
+    declare(context.metrics, read_metrics_config(settings.metrics_config))
+    module_name, function_name = split_handler(spec.handler)
+    module = _import_handler(module_name)
+    _choose_gpu(device)
+    entry = getattr(module, function_name, None)
+    if entry is not None:
+        # Such a handler initialises itself when it first sees no data.
+        _require_plain(entry)
+        entry(None, context)
+    else:
+        entry = _initialise_class(module, context)
+        _require_plain(entry)
+    return LoadedModel(_measured(entry, context), context)
+
+
+def _measured(entry: Entry, context: Context) -> Entry:
+    """The entry point; the time of every batch is the metric PredictionTime.
+
+    Source: TorchServe 0.12 ts/service.py, Service.predict.
+    """
+    labels = (Dimension("ModelName", context.model_name), Dimension("Level", "Model"))
+    names = [label.name for label in labels]
+    metric = context.metrics.add_metric_to_cache("PredictionTime", "ms", names, MetricTypes.GAUGE)
+
+    def run(rows: list[dict[str, Any]] | None, context: Context) -> Any:
+        started_s = time.perf_counter()
+        output = entry(rows, context)
+        metric.update(round((time.perf_counter() - started_s) * 1000, 2), "", labels)
+        return output
+
+    return run
+
+
+def _enter_folder(model_dir: Path, handler: str) -> None:
+    """Paths in front of the inherited ones, as TorchServe's PYTHONPATH has them."""
+    root = model_dir.resolve()
+    os.chdir(model_dir)
+    handler_dir = (root / PurePosixPath(handler.partition(":")[0]).parent).resolve()
+    folders = [str(model_dir)]
+    if handler_dir != root:
+        folders.insert(0, str(handler_dir))
+    sys.path[:0] = folders
+    importlib.invalidate_caches()
+    for name in OWN_PACKAGES:
+        if any(_is_module(Path(folder, name)) for folder in folders):
+            _hide(name)
+
+
+def _is_module(path: Path) -> bool:
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def _hide(package: str) -> None:
+    """Who imports the package from now on gets the archive's of that name.
+
+    A worker has loaded all that it needs of its own by now, and keeps it.
+    """
+    for name in list(sys.modules):
+        if name.partition(".")[0] == package:
+            del sys.modules[name]
+
+
+def _limit_images(max_image_pixels: int) -> None:
+    try:
+        image: Any = importlib.import_module("PIL.Image")
+    except ImportError:  # a worker for handlers that read no images
+        return
+    image.MAX_IMAGE_PIXELS = max_image_pixels or None
+    # Pillow refuses twice the limit by itself, and only warns between once and twice.
+    warnings.simplefilter("error", image.DecompressionBombWarning)
+
+
+def _choose_gpu(device: Device) -> None:
+    """A handler's plain `.cuda()` goes to its worker's GPU, not to the first one of all.
+
+    Only where the handler has loaded torch: this takes some memory of the GPU.
+    """
+    torch = sys.modules.get("torch")
+    if device.kind == "cuda" and torch is not None and torch.cuda.is_available():
+        torch.cuda.set_device(device.index)
+        if BASE_HANDLER in sys.modules:
+            _use_tensor_cores(torch)
+
+
+def _use_tensor_cores(torch: ModuleType) -> None:
+    """Products of float32 are TF32 where the GPU has it, unless the handler's module has chosen.
+
+    Not when the base handler is imported, as in TorchServe: that is too early to know whether this
+    worker has a GPU and which, and to ask would take memory of the first one.
+
+    Source: TorchServe 0.12 ts/torch_handler/base_handler.py.
+    """
+    # Torch says nothing to who asks by this name after a choice by its newer ones.
+    with contextlib.suppress(RuntimeError):
+        is_default = torch.get_float32_matmul_precision() == "highest"
+        if is_default and torch.cuda.get_device_capability() >= TF32_CAPABILITY:
+            torch.set_float32_matmul_precision("high")
+
+
+def _import_handler(module_name: str) -> ModuleType:
+    if not module_name:
+        raise ImportError("The model names no handler.")
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # A handler that is there but lacks a package of its own must not hide behind a built-in.
+        if error.name != module_name:
+            raise
+    built_in = f"{BUILT_IN_PACKAGE}.{module_name}"
+    try:
+        return importlib.import_module(built_in)
+    except ModuleNotFoundError as error:
+        if error.name != built_in:
+            raise
+        raise ImportError(
+            f"Handler {module_name!r} is neither a module of the archive nor built in."
+        ) from error
+
+
+def _require_plain(entry: Any) -> None:
+    if inspect.iscoroutinefunction(entry):
+        raise NotImplementedError(
+            f"{entry.__qualname__} is a coroutine, as of handlers that answer out of order, which "
+            "are left out: define it without async, and run the engine inside of it."
+        )
+
+
+def _initialise_class(module: ModuleType, context: Context) -> Entry:
+    classes = [found for found in list_classes_from_module(module) if not inspect.isabstract(found)]
+    if len(classes) != 1:
+        names = ", ".join(found.__name__ for found in classes) or "none"
+        raise ValueError(
+            f"Handler module {module.__name__!r} must have a function {DEFAULT_FUNCTION!r} "
+            f"or exactly one class; its classes: {names}."
+        )
+    service = classes[0]()
+    service.initialize(context)
+    # Looked up only now: initialize may have put something else in its place (MicroBatching).
+    entry: Entry = service.handle
+    return entry

@@ -1,0 +1,273 @@
+"""Runs a handler over a batch and turns whatever happens into one reply per request.
+
+TorchServe answers a whole batch with the failure of one row. Here a batch that fails is run again
+item by item, so that only the request at fault fails.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+from ts.context import RequestProcessor
+from ts.torch_handler.pixel_limit import has_too_many_pixels, too_many_pixels
+from ts.utils.util import PredictionException
+
+from batching.errors import InternalError, OutOfResources, PredictionFailed, ServeError
+from batching.models.spec import DEFAULT_VERSION
+from batching.protocol import Batch, BatchTiming, Claimed, Reply
+from batching.settings.settings import Settings
+from batching.store.outage import Outage
+from batching.store.replies import error_reply
+from workers.handling.batch_stream import BatchStream, Send, StreamAbandoned
+from workers.handling.envelopes import OPEN_INFERENCE_ENVELOPE
+from workers.handling.failure_log import FailureLog, short_ids
+from workers.handling.handlers import LoadedModel
+from workers.handling.open_inference import Inference
+from workers.handling.rows import (
+    decode_row,
+    encode_output,
+    header_texts,
+    line_text,
+    request_headers,
+)
+
+log = logging.getLogger(__name__)
+
+_STATUSES = range(200, 600)
+_BROKEN_STREAM = InternalError("The client did not take its answer in time.")
+
+
+class DeviceBroken(Exception):
+    """The device answers nothing in this process any more; another process may still use it."""
+
+
+class Runner:
+    """One loaded model, one batch at a time."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        settings: Settings,
+        send: Send | None = None,
+        outage: Outage | None = None,
+    ) -> None:
+        self._model = model
+        self._settings = settings
+        self._stream = BatchStream(model.context, send, outage)
+        self._questions: dict[int, Inference] = {}
+        self._failures = FailureLog(log)
+        self.is_device_broken = False
+
+    def run(self, batch: Batch) -> list[Reply]:
+        """One reply per item, in the same order; a handler's fault becomes an error reply.
+
+        A handler that fails over a batch of n is called up to n more times, with one item each. Who
+        asks for an explanation or a description is served alone.
+
+        Raises:
+            DeviceBroken: over several items; here each would fail, in another process only the one
+                at fault.
+        """
+        started_ns = time.perf_counter_ns()
+        if any(map(_is_special, batch.items)):
+            replies = self._run_apart(batch.items)
+        else:
+            replies = self._run_together(batch.items)
+        if self._stream.counts:
+            replies = self._as_ends(batch.items, replies)
+        self._stream.forget()
+        handler_us = (time.perf_counter_ns() - started_ns) // 1000
+        return [
+            replace(reply, timing=BatchTiming(len(batch), item.queue_us, handler_us, index == 0))
+            for index, (item, reply) in enumerate(zip(batch.items, replies, strict=True))
+        ]
+
+    def _run_together(self, items: Sequence[Claimed]) -> list[Reply]:
+        replies = self._run_items(items)
+        if replies is None:
+            if self.is_device_broken:
+                raise DeviceBroken
+            _free_gpu_memory()
+            replies = [reply for item in items for reply in self._run_together([item])]
+        return replies
+
+    def _run_apart(self, items: Sequence[Claimed]) -> list[Reply]:
+        # TorchServe's handlers ask the first row's headers what a whole batch is about.
+        alike = [item for item in items if not _is_special(item)]
+        replies = self._run_together(alike) if alike else []
+        by_id = {item.request_id: reply for item, reply in zip(alike, replies, strict=True)}
+        return [by_id.get(item.request_id) or self._run_together([item])[0] for item in items]
+
+    def _run_items(self, items: Sequence[Claimed]) -> list[Reply] | None:
+        """The replies; None when several items failed together, so that nobody knows whose fault.
+
+        The exception is gone by the time the items run again, and with it the tensors that its
+        traceback holds.
+        """
+        try:
+            outputs = self._call(items)
+        except StreamAbandoned:
+            log.info("abandoned model=%s batch=%d: no client is left", self._name, len(items))
+            return [_error_reply(_BROKEN_STREAM)] * len(items)
+        except Exception as error:
+            # Anything may come out of a handler; the worker has to live on.
+            self._failures.write(f"handler failed {self._what(items)}", error)
+            self.is_device_broken = self.is_device_broken or _has_broken_device(error)
+            return self._all_or_none(items, _as_answer(error))
+        if not isinstance(outputs, list) or len(outputs) != len(items):
+            wanted = f"a list of {len(items)}, one answer for each request,"
+            shape, what = _shape(outputs), self._what(items)
+            log.error("handler returned %s for %s: %s was wanted", shape, what, wanted)
+            return self._all_or_none(items, _misshapen(outputs))
+        return [
+            self._reply(index, item, output)
+            for index, (item, output) in enumerate(zip(items, outputs, strict=True))
+        ]
+
+    def _all_or_none(
+        self, items: Sequence[Claimed], error: ServeError | PredictionException
+    ) -> list[Reply] | None:
+        # What has been sent in pieces cannot be sent again.
+        if len(items) == 1 or self._stream.counts:
+            return [_error_reply(error)] * len(items)
+        return None
+
+    def _as_ends(self, items: Sequence[Claimed], replies: Sequence[Reply]) -> list[Reply]:
+        """The replies as the ends of answers that have been sent in pieces."""
+        ends = []
+        for item, reply in zip(items, replies, strict=True):
+            is_broken = item.request_id in self._stream.broken
+            end = _error_reply(_BROKEN_STREAM) if is_broken else reply
+            ends.append(replace(end, chunks=self._stream.counts.get(item.request_id, 0)))
+        return ends
+
+    def _call(self, items: Sequence[Claimed]) -> Any:
+        context = self._model.context
+        is_decoding = self._settings.decode_input_request
+        rows = [decode_row(item.request, is_decoding=is_decoding) for item in items]
+        self._questions = {
+            index: row["body"]
+            for index, row in enumerate(rows)
+            if type(row.get("body")) is Inference
+        }
+        for index, question in self._questions.items():
+            rows[index] = self._opened(question)
+        context.request_ids = {index: item.request_id for index, item in enumerate(items)}
+        context.request_processor = [
+            RequestProcessor(request_headers(item.request)) for item in items
+        ]
+        context.metrics.request_ids = context.request_ids
+        self._stream.begin(items)
+        return self._model.entry(rows, context)
+
+    def _opened(self, question: Inference) -> dict[str, Any]:
+        if self._settings.service_envelope == OPEN_INFERENCE_ENVELOPE:
+            return {"body": question.with_data()}
+        return question.row()
+
+    def _encode(self, index: int, output: Any) -> bytes:
+        question = self._questions.get(index)
+        if question is None:
+            return encode_output(output)
+        context = self._model.context
+        version = (context.manifest or {}).get("model", {}).get("modelVersion", DEFAULT_VERSION)
+        body, headers = question.answer(output, self._name, str(version))
+        for name, value in headers.items():
+            context.set_response_header(index, name, value)
+        return body
+
+    def _reply(self, index: int, item: Claimed, output: Any) -> Reply:
+        try:
+            body = self._encode(index, output)
+            if len(body) > self._settings.max_response_size_bytes:
+                raise InternalError(
+                    f"The model's answer has {len(body)} bytes, more than max_response_size "
+                    f"({self._settings.max_response_size_bytes})."
+                )
+            status, phrase = self._model.context.get_response_status(index)
+            headers = self._model.context.get_response_headers(index)
+            return Reply(int(status), body, header_texts(headers), line_text(phrase or ""))
+        except Exception as error:
+            # What it returned may do anything when it is encoded; its neighbours are answered.
+            self._failures.write(f"answer refused {self._what([item])} row={index}", error)
+            return _error_reply(_as_answer(error))
+
+    def _what(self, items: Sequence[Claimed]) -> str:
+        return f"model={self._name} batch={len(items)} requests={short_ids(items)}"
+
+    @property
+    def _name(self) -> str:
+        return self._model.context.model_name
+
+
+def _is_special(item: Claimed) -> bool:
+    headers = item.request.headers
+    return headers.get("explain") == "True" or headers.get("describe") == "True"
+
+
+def _as_answer(error: Exception) -> ServeError | PredictionException:
+    if isinstance(error, ServeError | PredictionException):
+        return error
+    if has_too_many_pixels(error):
+        return too_many_pixels()
+    if _is_out_of_memory(error):
+        return OutOfResources("Out of resources")
+    return PredictionFailed("Prediction failed")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError):
+        return True
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    # Other CUDA failures have no type of their own. Source: TorchServe 0.12 ts/service.py,
+    # Service.predict answers 507 when the text of the exception has "CUDA" in it.
+    return "CUDA" in str(error)
+
+
+def _has_broken_device(error: Exception) -> bool:
+    # After a failed assertion or an illegal access in a kernel every later call fails with the same
+    # text, until the process ends; after want of memory or a wrong argument none does.
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
+    # Another library's device: by the text.
+    text = str(error)
+    return "CUDA error:" in text and "out of memory" not in text
+
+
+def _misshapen(outputs: Any) -> ServeError:
+    if isinstance(outputs, list):
+        return PredictionFailed("number of batch response mismatched")
+    return PredictionFailed("Invalid model predict output")
+
+
+def _shape(outputs: Any) -> str:
+    return f"list of {len(outputs)}" if isinstance(outputs, list) else type(outputs).__name__
+
+
+def _error_reply(error: ServeError | PredictionException) -> Reply:
+    """The answer that an error is; only texts meant for the client are in it."""
+    if isinstance(error, ServeError):
+        return error_reply(error)
+    return Reply(
+        error.error_code if error.error_code in _STATUSES else InternalError.status,
+        str(error.message).encode(errors="replace"),
+        error_type=PredictionFailed.type,
+        reason=PredictionFailed.reason,
+    )
+
+
+def _free_gpu_memory() -> None:
+    """Gives back what a failed batch left in torch's cache, for the items to run in."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -1,0 +1,291 @@
+"""One worker process: loads one model version, then gather → run → reply until told to stop.
+
+Shutdown order: stop claiming, finish the batch, reply, exit. The node goes on beating until the
+process is gone, so nothing it still holds is taken for lost; what it left is released then.
+
+The process never beats by itself: a handler that is busy in C++ could not, exactly when it matters.
+"""
+
+import contextlib
+import faulthandler
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from types import FrameType
+from typing import Any, TypeVar
+
+from batching.batcher import Batcher
+from batching.errors import InternalError
+from batching.metrics.declared import read_metrics_config
+from batching.policy import policy_of
+from batching.process.logs import configure_logging
+from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned, Reply
+from batching.settings.settings import Settings
+from batching.store.clients import BLOCK_S, connect, idle_s, store_url
+from batching.store.measurements import MetricVerbs
+from batching.store.outage import Outage
+from batching.store.redis_errors import AWAY
+from batching.store.replies import error_reply
+from batching.store.worker_side.worker_queue import WorkerVerbs
+from workers.handling.envelopes import in_envelope
+from workers.handling.handlers import LoadedModel, load_model
+from workers.handling.metrics_reporter import MetricsReporter
+from workers.handling.runner import DeviceBroken, Runner
+from workers.handling.time_limits import end_in_time, timed
+from workers.slots.assignment import Assignment
+from workers.slots.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED
+
+log = logging.getLogger("workers.handling.worker")
+T = TypeVar("T")
+
+MAX_ERROR_CHARS = 4000
+NOT_TAKEN = InternalError("The request store does not take the model's answer.")
+RETRY_S = 0.1
+REPLY_PATIENCE_S = 30.0
+# For so long after an error, a claim that was given up may still be carried out: a network that was
+# cut, or a proxy in it, hands over late what it held.
+UNSURE_S = 10.0
+LOOK_AGAIN_S = 1.0
+# And always, if seldom: a server that took over may have leased us what was answered long ago.
+LOOK_S = 10.0
+
+
+class Worker:
+    """The loop of a worker process: gather, run, reply."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        verbs: WorkerVerbs,
+        run: Callable[[Batch], list[Reply]],
+        is_broken: Callable[[], bool] = lambda: False,
+        *,
+        idle_s: float = BLOCK_S,
+        outage: Outage,
+    ) -> None:
+        self._batcher = batcher
+        self._verbs = verbs
+        self._run = run
+        self._is_broken = is_broken
+        self._idle_s = idle_s
+        self._outage = outage
+        self._should_stop = False
+        self._unsure_until = 0.0
+        self._look_at = 0.0
+
+    def stop(self, _signum: int = 0, _frame: FrameType | None = None) -> None:
+        """No batch is claimed any more; the running one is finished. Safe as a signal handler."""
+        self._should_stop = True
+        self._verbs.interrupt()
+
+    def serve(self) -> None:
+        """Every claimed batch has been replied to when this returns.
+
+        Raises:
+            DeviceBroken: the last one has not; its requests are tried again, each by itself.
+        """
+        while not self._should_stop and not self._is_broken():
+            try:
+                batch = self._gather()
+            except AWAY as error:
+                # The claim may have been carried out and only its answer lost.
+                self._unsure_until = time.monotonic() + UNSURE_S
+                self._outage.note("claim", error)
+                time.sleep(RETRY_S)
+                continue
+            self._outage.over("claim")
+            if batch is not None:
+                self._serve_batch(batch)
+
+    def _serve_batch(self, batch: Batch) -> None:
+        started_s = time.monotonic()
+        replies = self._run(batch)
+        run_ms = (time.monotonic() - started_s) * 1000
+        self._reply([item.owned for item in batch.items], replies)
+        now_s = time.monotonic()
+        self._batcher.observe(batch, now_s - started_s, now_s)
+        log.debug("replied batch=%d run_ms=%.1f", len(batch), run_ms)
+
+    def _reply(self, items: Sequence[Owned], replies: Sequence[Reply]) -> None:
+        """Stores the replies; a repeated reply is recognised, so sending again is safe."""
+        end = time.monotonic() + REPLY_PATIENCE_S
+        while True:
+            try:
+                self._verbs.reply(items, replies)
+            except AWAY as error:
+                # What cannot be answered is given back before the next claim.
+                self._unsure_until = time.monotonic() + UNSURE_S
+                self._outage.note("reply", error)
+                if time.monotonic() > end:
+                    log.error("reply failed for %.0f s, giving up: %s", REPLY_PATIENCE_S, error)
+                    self._reply_singly(items, replies)
+                    return
+                time.sleep(RETRY_S)
+            else:
+                self._outage.over("reply")
+                return
+
+    def _reply_singly(self, items: Sequence[Owned], replies: Sequence[Reply]) -> None:
+        """Those that Redis takes are answered; one that may be too large for it is an error.
+
+        To run that again would bring the same. While Redis takes nothing, nothing is changed.
+        """
+        with contextlib.suppress(*AWAY):
+            for item, reply in zip(items, replies, strict=True):
+                try:
+                    self._verbs.reply([item], [reply])
+                except AWAY:
+                    if len(reply.body) <= INLINE_LIMIT_BYTES:
+                        raise
+                    self._verbs.reply([item], [error_reply(NOT_TAKEN)])
+
+    def _gather(self) -> Batch | None:
+        """A batch; None when it is time to stop, or to look again at what this worker owns."""
+        now_s = time.monotonic()
+        is_unsure = now_s < self._unsure_until
+        if is_unsure or now_s >= self._look_at:
+            self._verbs.recover()
+            self._outage.over("recover", is_for_all=True)
+            self._look_at = now_s + (LOOK_AGAIN_S if is_unsure else LOOK_S)
+        end = self._look_at
+        idle_s = BLOCK_S if is_unsure else self._idle_s
+        return self._batcher.gather(lambda: self._should_stop or time.monotonic() > end, idle_s)
+
+
+def main() -> int:
+    """Runs the worker described by the environment; returns the exit status."""
+    settings, _ = Settings.load()
+    assignment = Assignment.from_environment()
+    spec = assignment.spec
+    # Beside the handler's own prints, as TorchServe's model_log has them.
+    configure_logging(
+        settings.log_level,
+        sys.stdout if settings.log_files else None,
+        {
+            "model": spec.model_name,
+            "version": spec.model_version,
+            "worker": assignment.worker_id,
+        },
+    )
+    faulthandler.enable()
+    # The handler's stacks are written before the default action ends the process.
+    faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _report(assignment, state="LOADING")
+    try:
+        model = load_model(spec, assignment.model_dir, assignment.device, settings)
+    except BaseException as error:  # a handler may raise anything, SystemExit too
+        log.exception("model=%s version=%s failed to load", *spec.key)
+        _report(
+            assignment,
+            state="FAILED",
+            # The log has all of it; everybody who looks at the model gets this.
+            error=f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS],
+            is_out_of_memory=is_out_of_memory(error),
+        )
+        return EXIT_LOAD_FAILED
+    # What loading has made stays: looking through all of torch again holds up a batch.
+    gc.collect()
+    gc.freeze()
+    return _serve(assignment, settings, model)
+
+
+def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> int:
+    spec = assignment.spec
+    client = connect(store_url(settings))
+    verbs = WorkerVerbs(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
+    policy = policy_of(spec)
+    entry = in_envelope(settings.service_envelope, model.entry)
+    timeout_s = spec.response_timeout_s
+    entry, send = timed(entry, partial(verbs.send, patience_s=timeout_s), timeout_s)
+    outage = Outage(log, settings.redis_url)
+    runner = Runner(replace(model, entry=entry), settings, send, outage)
+    reporter = MetricsReporter(
+        model.context.metrics,
+        MetricVerbs(client, spec.key),
+        read_metrics_config(settings.metrics_config),
+        is_showing_all=settings.model_metrics_auto_detect,
+        is_logging=settings.is_logging_metrics,
+    )
+    run = reporter.follow(runner.run)
+    worker = Worker(
+        Batcher(verbs, policy),
+        verbs,
+        lambda batch: _heeding(worker.stop, partial(run, batch)),
+        lambda: runner.is_device_broken,
+        # A ticket is only good while it is young.
+        idle_s=BLOCK_S if spec.use_job_ticket else idle_s(client),
+        outage=outage,
+    )
+    _keep_from_forks()
+    signal.signal(signal.SIGTERM, worker.stop)
+    reporter.start()
+    if spec.use_job_ticket:
+        # Before anybody hears that it is ready and asks. While Redis is away: with the first claim.
+        with contextlib.suppress(*AWAY):
+            verbs.give_tickets()
+    _report(assignment, state="READY")
+    with contextlib.suppress(DeviceBroken):
+        worker.serve()
+    reporter.stop()
+    if runner.is_device_broken:
+        log.error("model=%s version=%s: the device is broken in this process", *spec.key)
+        return EXIT_DEVICE_BROKEN
+    return EXIT_DRAINED
+
+
+def _heeding(stop: Callable[[int, FrameType | None], None], run: Callable[[], T]) -> T:
+    """What `run` returns; SIGTERM stops this worker afterwards, whatever a handler made of it.
+
+    Libraries take the signal over at their first call. Nothing else would end this process.
+    """
+    try:
+        return run()
+    finally:
+        signal.signal(signal.SIGTERM, stop)
+
+
+def _keep_from_forks() -> None:
+    """In processes that a handler forks, SIGTERM has its default action and not `Worker.stop`.
+
+    `multiprocessing` ends its processes by SIGTERM, and a copy of `Worker.stop` would hang up our
+    connections. SIGTERM is blocked around the fork, so that one that comes meanwhile is not lost.
+    """
+
+    def begin() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
+
+    block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGTERM})
+    unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGTERM})
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=begin)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether loading failed for want of memory. Source: TorchServe 0.12 model_service_worker."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "CUDA" in str(error) and "memory" in str(error)
+    )
+
+
+def _report(assignment: Assignment, **status: Any) -> None:
+    os.write(assignment.status_fd, json.dumps(status).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    # Without a name, this module is found by its path in processes that a handler starts by
+    # multiprocessing. Those of one pool share that import from Python 3.14 on, not one by name.
+    __spec__ = None  # type: ignore[assignment]
+    try:
+        sys.exit(main())
+    finally:
+        # Nothing that is frozen is let go of, and libraries then tell of leaks.
+        gc.unfreeze()
+        end_in_time()

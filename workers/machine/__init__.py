@@ -1,0 +1,1 @@
+"""Finds what the machine has: cores, devices, a torch that is safe."""

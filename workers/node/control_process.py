@@ -1,0 +1,64 @@
+"""The child processes of a node that run control jobs."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from batching.process.child_process import exited, has_exited, kill_group, spawn
+from batching.process.reminder import Reminder
+from batching.settings.settings import Settings
+
+log = logging.getLogger(__name__)
+
+RESTART_S = 1.0
+STOP_S = 2.0
+SECOND_AFTER_S = 5.0
+
+
+async def keep_control_workers(settings: Settings) -> None:
+    """Until cancelled, two child processes run control jobs.
+
+    One may be at a download for many minutes; the other one does what is asked for meanwhile. That
+    begins later, as a node that starts has better things to do.
+    """
+    async with asyncio.TaskGroup() as group:
+        group.create_task(keep_control_worker(settings), name="control worker")
+        await asyncio.sleep(SECOND_AFTER_S)
+        group.create_task(keep_control_worker(settings), name="second control worker")
+
+
+async def keep_control_worker(settings: Settings) -> None:
+    """Until cancelled, a child process runs control jobs; it is started again when it dies."""
+    reminder = Reminder()
+    while True:
+        try:
+            await _run_once({**os.environ, **settings.to_environment()})
+        except OSError as error:
+            # No process, descriptor or memory is left for now. The models are served all the same.
+            if reminder.is_due(str(error)):
+                log.error("cannot run a control worker: %s", error.strerror)
+        await asyncio.sleep(RESTART_S)
+
+
+async def _run_once(environment: Mapping[str, str]) -> None:
+    process = spawn([sys.executable, "-P", "-m", "workers.control_jobs"], environment)
+    try:
+        await exited(process)
+    finally:
+        await _stop(process)
+    log.warning("control worker ended, exit=%s", process.returncode)
+
+
+async def _stop(process: "subprocess.Popen[bytes]") -> None:
+    try:
+        if not has_exited(process):
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(exited(process), STOP_S)
+    finally:
+        kill_group(process)

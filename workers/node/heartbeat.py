@@ -1,0 +1,194 @@
+"""Beats for the node and for its workers, from a process that computes nothing."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from batching.models.spec import VersionKey
+from batching.models.statuses import NodeStatus
+from batching.store.node_side.node_queue import NodeVerbs
+from batching.store.outage import Outage
+from batching.store.reclaiming import ReclaimMode
+from batching.store.redis_errors import AWAY
+from workers.slots.slot_record import SlotRecord
+
+log = logging.getLogger(__name__)
+
+# Each beat also rings again for requests that wait, so a lost doorbell costs less than a second.
+BEAT_S = 0.9
+# How late to look: in the very millisecond of its deadline a silent worker still counts as alive.
+OVERDUE_S = 0.02
+
+
+class Heartbeat:
+    """Tells Redis every BEAT_S that this node and its workers are alive.
+
+    Each answer says for how long others, nodes and workers of these versions, have been silent.
+    """
+
+    def __init__(
+        self,
+        verbs: NodeVerbs,
+        node: NodeStatus,
+        records: Callable[[], Iterable[SlotRecord]],
+        versions: Callable[[], Iterable[VersionKey]],
+        on_forgotten: Callable[[], None],
+        *,
+        dead_after_s: float = 3.0,
+        outage: Outage,
+    ) -> None:
+        self._verbs = verbs
+        self._node = node
+        self._records = records
+        self._versions = versions
+        self._on_forgotten = on_forgotten
+        self._dead_after_s = dead_after_s
+        self._outage = outage
+        self._is_in_doubt = False
+        self._is_node_unsure = False
+        self._is_forgotten = False
+        self._unsure: set[VersionKey] = set()
+        # By version for its workers; under None for the nodes themselves.
+        self._heard_at: dict[VersionKey | None, float] = {}
+        self._steady_from: dict[VersionKey | None, float] = {}
+        self._is_overdue = asyncio.Event()
+
+    async def run(self) -> None:
+        """Beats until cancelled; a beat that fails is made up for by the next one."""
+        while True:
+            started = time.monotonic()
+            try:
+                await self.beat()
+            except AWAY as error:
+                self._outage.note("beat", error)
+            else:
+                self._outage.over("beat", is_for_all=True)
+            await asyncio.sleep(max(0.1, BEAT_S - (time.monotonic() - started)))
+
+    async def beat(self) -> None:
+        """One beat. If Redis had forgotten this node or a worker, it is told everything again.
+
+        It was emptied then, or a reaper was wrong. After a beat whose answer was lost it is told,
+        too, as that may have said so.
+        """
+        workers: dict[VersionKey, list[str]] = {key: [] for key in self._versions()}
+        for record in self._records():
+            if record.worker_id and record.is_expected:
+                workers.setdefault(record.key, []).append(record.worker_id)
+        self._keep(workers)
+        if self._is_in_doubt:
+            self._is_in_doubt, self._is_node_unsure = False, True
+            self._unsure.update(workers)
+        groups = [{key: workers[key] for key in group} for group in self._verbs.groups(workers)]
+        calls: list[Callable[[], Awaitable[object]]] = [
+            partial(self._beat_with_node, groups[0], workers)
+        ]
+        calls += [partial(self._beat_workers, group) for group in groups[1:]]
+        await self._verbs.together(calls)
+        if self._is_forgotten:
+            self._is_forgotten = False
+            self._on_forgotten()
+
+    def doubt(self) -> None:
+        """The next beat tells everything again: this may be another Redis, with an older state."""
+        self._is_in_doubt = True
+
+    def is_steady(self, key: VersionKey | None) -> bool:
+        """Whether silent workers of this version, or silent nodes (None), can be taken for dead.
+
+        Only while our own beats are heard: after an outage everybody looks dead until everybody has
+        had time to beat.
+        """
+        if key not in self._heard_at:
+            return True
+        now = time.monotonic()
+        return now - self._heard_at[key] <= self._gap_s and now >= self._steady_from.get(key, 0.0)
+
+    @property
+    def _gap_s(self) -> float:
+        return max(1.5 * BEAT_S, self._dead_after_s - BEAT_S)
+
+    async def overdue(self) -> None:
+        """Returns when a node or a worker, of this node or another, should have beaten."""
+        await self._is_overdue.wait()
+        self._is_overdue.clear()
+
+    async def _beat_with_node(
+        self, workers: Mapping[VersionKey, Sequence[str]], versions: Iterable[VersionKey]
+    ) -> None:
+        is_unsure, self._is_node_unsure = self._is_node_unsure, True
+        if await self._beat_workers(workers, self._node.node_id) or is_unsure:
+            self._unsure.update(set(versions).difference(workers))
+            self._is_forgotten = True
+            await self._verbs.describe(self._node)
+            await self._verbs.forget_unheard()
+        self._is_node_unsure = False
+
+    async def _beat_workers(
+        self, workers: Mapping[VersionKey, Sequence[str]], node_id: str | None = None
+    ) -> bool:
+        in_doubt = self._unsure.intersection(workers)
+        self._unsure.update(workers)
+        # Only those are listed whose deadline comes before the beat after next; the next beat lists
+        # the others in time.
+        quiet_s = max(0.0, self._dead_after_s - 2 * BEAT_S)
+        heard = await self._verbs.beat(workers, node_id, quiet_s=quiet_s)
+        await self._hide_late(workers)
+        self._expect(heard.silent_s)
+        for key in (*workers, *([None] if node_id else [])):
+            self._hear(key)
+        # A slot beats for its worker before it is seen here, so nobody should be new.
+        forgotten = {key for key, count in heard.added.items() if count > 0}
+        if forgotten:
+            self._is_forgotten = True
+        again = set(workers) if heard.is_new_node else in_doubt | forgotten
+        for record in self._records():
+            if record.key in again:
+                await record.report_again()
+        for key in again:
+            await self._forget_former(key)
+        self._unsure.difference_update(workers)
+        return heard.is_new_node
+
+    async def _hide_late(self, workers: Mapping[VersionKey, Sequence[str]]) -> None:
+        """Workers that were hidden, or forgotten, while the beat was on its way are hidden again.
+
+        The beat has listed them as alive. Silent from then on, they would be taken for dead, and
+        why they were given up would be forgotten.
+        """
+        expected = {record.worker_id for record in self._records() if record.is_expected}
+        for key, worker_ids in workers.items():
+            for worker_id in set(worker_ids) - expected:
+                await self._verbs.hide(key, worker_id)
+
+    async def _forget_former(self, key: VersionKey) -> None:
+        """A server that took over may list workers again that had ended and been forgotten."""
+        # Asked first: who begins meanwhile is known before it is listed.
+        listed = await self._verbs.listed_workers(key, self._node.node_id)
+        known = {record.worker_id for record in self._records()}
+        for worker_id in listed:
+            if worker_id not in known:
+                # What it owned may be back, too. One that still seems to beat is left to reapers.
+                await self._verbs.reclaim(key, worker_id, ReclaimMode.DEAD)
+
+    def _expect(self, silent_s: Iterable[float]) -> None:
+        loop = asyncio.get_running_loop()
+        for overdue_in_s in {self._dead_after_s + OVERDUE_S - one_s for one_s in silent_s}:
+            loop.call_later(max(0.0, overdue_in_s), self._is_overdue.set)
+
+    def _hear(self, key: VersionKey | None) -> None:
+        now = time.monotonic()
+        if now - self._heard_at.get(key, now) > self._gap_s:
+            self._steady_from[key] = now + self._dead_after_s
+        self._heard_at[key] = now
+
+    def _keep(self, workers: Mapping[VersionKey, list[str]]) -> None:
+        """Only these versions are kept track of; a new one counts as heard of at this first try.
+
+        Not at the first success: an outage may begin before that.
+        """
+        now = time.monotonic()
+        self._unsure &= set(workers)
+        self._heard_at = {key: self._heard_at.get(key, now) for key in (*workers, None)}

@@ -1,0 +1,125 @@
+"""Measures the host and the workers' memory now and then, under TorchServe's names and units.
+
+Source: TorchServe 0.12 ts/metrics/system_metrics.py, `MetricCollector`.
+"""
+
+import asyncio
+import logging
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import psutil
+
+from batching.metrics.lines import host_dimensions, metric_line, metric_log
+from batching.models.statuses import HostSample, NodeStatus
+from batching.process.daemon_thread import in_daemon_thread
+from batching.store.node_side.node_queue import NodeVerbs
+from batching.store.outage import Outage
+from batching.store.redis_errors import RedisError
+from workers.machine.devices import ask_nvidia_smi
+from workers.slots.slot import Slot
+
+log = logging.getLogger(__name__)
+
+# The node has joined by then, and its workers have begun to start.
+FIRST_S = 2.0
+
+_MEGABYTE, _GIGABYTE = 2**20, 2**30
+_CPU_WINDOW_S = 0.1
+_GPU_QUERY = ("index", "memory.used", "memory.total", "utilization.gpu")
+
+
+class HostMeter:
+    """Reports every `interval_s` what `measure` finds, and lets each slot look at its memory."""
+
+    def __init__(
+        self,
+        verbs: NodeVerbs,
+        node: NodeStatus,
+        slots: Callable[[], Iterable[Slot]],
+        *,
+        interval_s: float,
+        is_logging: bool,
+        outage: Outage,
+    ) -> None:
+        self._verbs = verbs
+        self._node = node
+        self._slots = slots
+        self._interval_s = interval_s
+        self._is_logging = is_logging
+        self._outage = outage
+
+    async def run(self) -> None:
+        """Measures until cancelled."""
+        await asyncio.sleep(FIRST_S)
+        while True:
+            try:
+                await self._report(await in_daemon_thread(measure))
+            except RedisError as error:
+                self._outage.note("measure", error)
+            except Exception as error:  # whatever host and driver say, the node serves on
+                log.warning("not measured: %r", error)
+            else:
+                self._outage.over("measure")
+            await asyncio.sleep(self._interval_s)
+
+    async def _report(self, samples: tuple[HostSample, ...]) -> None:
+        await self._verbs.describe(replace(self._node, samples=samples))
+        for slot in list(self._slots()):
+            await slot.measure()
+        if self._is_logging:
+            for one in samples:
+                dimensions = host_dimensions(one)
+                metric_log.info(metric_line(one.name, one.value, dimensions, self._node.hostname))
+
+
+def measure() -> tuple[HostSample, ...]:
+    """What the host and its GPUs are used for now. Blocks for a tenth of a second, GPUs aside."""
+    memory, disk = psutil.virtual_memory(), psutil.disk_usage("/")
+    host = {
+        "CPUUtilization": psutil.cpu_percent(_CPU_WINDOW_S),
+        "DiskAvailable": disk.free / _GIGABYTE,
+        "DiskUsage": disk.used / _GIGABYTE,
+        "DiskUtilization": disk.percent,
+        "MemoryAvailable": memory.available / _MEGABYTE,
+        "MemoryUsed": memory.used / _MEGABYTE,
+        "MemoryUtilization": memory.percent,
+    }
+    return (*(HostSample(name, value) for name, value in host.items()), *_gpu_samples())
+
+
+def _gpu_samples() -> Iterator[HostSample]:
+    query = f"--query-gpu={','.join(_GPU_QUERY)}"
+    try:
+        lines = ask_nvidia_smi(query, "--format=csv,noheader,nounits")
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("GPUs not measured: %s", error)
+        return
+    for line in lines or ():
+        yield from gpu_samples(line)
+
+
+def gpu_samples(line: str) -> Iterator[HostSample]:
+    """The samples of one GPU, from a line `index, MiB used, MiB in all, percent busy`.
+
+    A value that a card does not tell (`[N/A]`) is left out, and so is a line of another kind:
+    nvidia-smi also says "No devices were found" there.
+    """
+    index, *texts = (text.strip() for text in line.split(","))
+    if len(texts) != len(_GPU_QUERY) - 1:
+        return
+    used, total, busy = (_number(text) for text in texts)
+    if used is not None:
+        yield HostSample("GPUMemoryUsed", used, index)
+    if used is not None and total:
+        yield HostSample("GPUMemoryUtilization", 100 * used / total, index)
+    if busy is not None:
+        yield HostSample("GPUUtilization", busy, index)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

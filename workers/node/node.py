@@ -1,0 +1,281 @@
+"""A node: one per container or host. Turns what the registry wants into running worker processes.
+
+Roles, each a small file: Heartbeat says that the node and its workers live, Reaper takes back what
+dead nodes held, Undertaker answers who waits for what is gone, Slot keeps one worker process alive,
+Sweeper clears the disk, two child processes run control jobs.
+
+Shutdown order: workers stop claiming, finish their batch and reply; what they left is released;
+then the heartbeat stops and the node is forgotten. A beat that stopped earlier would let others
+take a living worker's requests. An archive that is still being downloaded or unpacked is abandoned:
+whatever may block for long here runs in daemon threads.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+
+from batching.errors import StoreUnavailable
+from batching.metrics.declared import read_metrics_config
+from batching.models.entry import ModelEntry, specs_of
+from batching.models.spec import ModelSpec, VersionKey
+from batching.models.statuses import NodeStatus, WorkerState, utc_now
+from batching.process.daemon_thread import DaemonThread
+from batching.process.entry_point import exit_code_for
+from batching.process.logs import configure_logging
+from batching.process.readiness import notify_ready
+from batching.process.stop_signals import StopEvents
+from batching.protocol import WIRE_VERSION
+from batching.settings.settings import Settings, SettingsError
+from batching.store.background_tasks import end_tasks, keep_going
+from batching.store.clients import connect, connect_async, store_url
+from batching.store.node_side.node_queue import NodeVerbs
+from batching.store.outage import Outage
+from batching.store.redis_errors import AWAY
+from batching.store.registry.changes import changed_models
+from batching.store.registry.registry import Registry
+from batching.store.server_check import check_server
+from workers.archives.model_files import ModelFiles
+from workers.machine.devices import list_gpus
+from workers.node.control_process import keep_control_workers
+from workers.node.dead_workers import Reaper
+from workers.node.disk_sweeper import Sweeper
+from workers.node.heartbeat import Heartbeat
+from workers.node.host_meter import HostMeter
+from workers.node.probe_files import ProbeFiles
+from workers.node.registry_memory import RegistryKeeper
+from workers.node.unregistered_versions import Undertaker
+from workers.slots.slot import SlotContext
+from workers.slots.slot_record import SlotRecord
+from workers.slots.slots import Slots
+
+log = logging.getLogger(__name__)
+
+RECONCILE_S = 5.0  # changes are announced; this is for an announcement that was lost
+LOOK_AGAIN_S = 1.0  # while others' workers are at their last batch, or dead
+RETRY_S = 0.5
+FAREWELL_S = 0.4  # to be forgotten
+
+Role = asyncio.Task[None]
+
+
+class Node:
+    """Reconciles the registry's wishes with its slots."""
+
+    def __init__(self, settings: Settings, gpus: Sequence[int]) -> None:
+        self._settings = settings
+        self._node = NodeStatus(
+            node_id=uuid.uuid4().hex[:12],
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            started_at=utc_now(),
+            wire_version=WIRE_VERSION,
+        )
+        self._outage = Outage(log, settings.redis_url)
+        self._blocking_client = connect(store_url(settings))
+        self._registry = Registry(self._blocking_client, dead_after_s=settings.dead_after_s)
+        self._keeper = RegistryKeeper(self._registry)
+        self._client = connect_async(store_url(settings))
+        self._verbs = NodeVerbs(self._client, int(settings.dead_after_s * 1000))
+        # Made once: workers that leave the system no room for another thread can be scaled down.
+        self._thread = DaemonThread()
+        self._wanted: Mapping[str, ModelEntry] = {}
+        self._has_reconciled = asyncio.Event()
+        self._repairs_due = self._repairs_done = 0
+        self._files = ModelFiles(settings)
+        self._undertaker = Undertaker(self._verbs)
+        self._signals = StopEvents()
+        self._must_look = asyncio.Event()
+        context = SlotContext(
+            node_id=self._node.node_id,
+            settings=settings,
+            verbs=self._verbs,
+            sequence=itertools.count(1),
+            prepare=self._files.prepare,
+            outage=self._outage,
+        )
+        # Whose last worker has ended may be closed for good now.
+        self._slots = Slots(context, gpus, on_ended=self._must_look.set)
+        self._heartbeat = Heartbeat(
+            self._verbs,
+            self._node,
+            self._records,
+            self._versions,
+            self._on_joined,
+            dead_after_s=settings.dead_after_s,
+            outage=self._outage,
+        )
+
+    async def run(self) -> None:
+        """Serves until a signal, then drains."""
+        self._signals.listen()
+        self._thread.start()
+        heartbeat = self._heartbeat
+        sweeper = Sweeper(self._files, self._known_specs, kept_s=self._settings.unused_files_kept_s)
+        reaper = Reaper(
+            self._verbs, self._versions, heartbeat.is_steady, heartbeat.overdue, self._outage
+        )
+        starters = [
+            self._keep(self._reconcile_forever, "reconciler"),
+            asyncio.create_task(keep_control_workers(self._settings), name="control workers"),
+        ]
+        roles = [
+            *starters,
+            # Without beats others take its requests; a new node is better than one that is unheard.
+            asyncio.create_task(heartbeat.run(), name="heartbeat"),
+            self._keep(reaper.run, "reaper"),
+            self._keep(self._follow_changes, "changes"),
+            self._keep(sweeper.run, "sweeper"),
+        ]
+        if not self._settings.disable_system_metrics:
+            roles.append(self._keep(self._host_meter().run, "host meter"))
+        if self._settings.probe_dir is not None:
+            probes = ProbeFiles(self._settings.probe_dir, self._is_ready)
+            roles.append(self._keep(probes.run, "probes"))
+        log.info("node=%s pid=%d started", self._node.node_id, self._node.pid)
+        exiting = asyncio.create_task(self._signals.stop.wait())
+        await asyncio.wait({exiting, *roles}, return_when=asyncio.FIRST_COMPLETED)
+        for task in starters:  # of processes
+            task.cancel()
+        await self._slots.drain(self._signals.hurry)
+        await end_tasks([*roles, exiting])
+        with contextlib.suppress(*AWAY, StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await self._verbs.leave(self._node.node_id)
+                # What was unregistered just before the stop has not been looked at yet.
+                await self._follow_registry()
+                await self._undertaker.look()
+        await self._client.aclose()
+        self._thread.end()
+        self._blocking_client.close()
+        for role in roles:
+            if not role.cancelled() and (error := role.exception()):
+                raise error
+        log.info("node=%s stopped", self._node.node_id)
+
+    def _keep(self, body: Callable[[], Coroutine[None, None, None]], name: str) -> Role:
+        """A role that begins anew after an error: none may cost the models their loaded workers."""
+        return asyncio.create_task(keep_going(body, f"role={name!r}"), name=name)
+
+    def _host_meter(self) -> HostMeter:
+        return HostMeter(
+            self._verbs,
+            self._node,
+            self._slots.all,
+            interval_s=self._settings.metric_time_interval_s,
+            is_logging=self._settings.is_logging_metrics,
+            outage=self._outage,
+        )
+
+    def _on_joined(self) -> None:
+        """Redis knows this node: for the first time, or again after it forgot something."""
+        notify_ready()
+        self._repairs_due += 1
+        self._must_look.set()
+
+    def _is_ready(self) -> bool:
+        """Whether every worker that can be counted on serves."""
+        if self._signals.stop.is_set() or not self._has_reconciled.is_set():
+            return False
+        records = self._records()
+        return all(one.state is WorkerState.READY or not one.is_expected for one in records)
+
+    def _records(self) -> list[SlotRecord]:
+        return [slot.record for slot in self._slots.all()]
+
+    def _specs(self) -> list[ModelSpec]:
+        return specs_of(self._wanted.values())
+
+    def _versions(self) -> list[VersionKey]:
+        """The versions that may have workers somewhere."""
+        wanted = [spec.key for spec in self._specs()]
+        return list(dict.fromkeys([*wanted, *self._undertaker.ended]))
+
+    async def _known_specs(self) -> list[ModelSpec]:
+        await self._has_reconciled.wait()
+        return self._specs()
+
+    # --- reconcile
+
+    async def _reconcile_forever(self) -> None:
+        while True:
+            self._must_look.clear()
+            try:
+                await self._reconcile()
+            except (*AWAY, StoreUnavailable) as error:
+                self._outage.note("reconcile", error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._outage.over("reconcile")
+            wait_s = LOOK_AGAIN_S if self._undertaker.ended else RECONCILE_S
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._must_look.wait(), timeout=wait_s)
+
+    async def _follow_changes(self) -> None:
+        while True:
+            try:
+                async with contextlib.aclosing(changed_models(self._client)) as changes:
+                    async for _ in changes:
+                        self._outage.over("listen")
+                        self._must_look.set()
+            except AWAY as error:
+                # Between two beats, which may have noticed nothing.
+                self._heartbeat.doubt()
+                self._outage.note("listen", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _reconcile(self) -> None:
+        """As many slots run as the registry wants; slots too many are being stopped."""
+        before, specs = await self._follow_registry()
+        kept = _urls(specs.values())
+        if gone := _urls(before) - kept:
+            await self._thread.run(partial(self._files.forget, gone, kept=kept))
+        self._slots.follow(specs)
+        self._has_reconciled.set()
+        if (due := self._repairs_due) > self._repairs_done:
+            # In a cluster one server may forget its versions while the registry's does not.
+            await self._thread.run(partial(self._registry.repair, self._wanted.values()))
+            self._repairs_done = due
+        # Only now that the slots know: a version that is wanted again has a worker coming, and its
+        # requests wait for that.
+        await self._undertaker.look()
+        at_work = [slot.spec.key for slot in self._slots.all()]
+        await self._verbs.close_unused([*self._versions(), *at_work])
+
+    async def _follow_registry(self) -> tuple[list[ModelSpec], dict[VersionKey, ModelSpec]]:
+        """What was registered when this node last looked, and what is now."""
+        loop = asyncio.get_running_loop()
+
+        def beat() -> None:
+            # One that leaves is known to nobody any more.
+            if not self._signals.stop.is_set():
+                asyncio.run_coroutine_threadsafe(self._heartbeat.beat(), loop).result()
+
+        before = self._specs()
+        self._wanted = await self._thread.run(partial(self._keeper.look, beat))
+        specs = {spec.key: spec for spec in self._specs()}
+        self._undertaker.follow(before, specs)
+        return before, specs
+
+
+def _urls(specs: Iterable[ModelSpec]) -> set[str]:
+    return {spec.model_url for spec in specs}
+
+
+def run(settings: Settings) -> int:
+    """Runs a node until it is told to stop; returns the exit status."""
+    configure_logging(settings.log_level)
+    try:
+        read_metrics_config(settings.metrics_config)  # with one of no use, no worker would load
+        check_server(settings)
+        node = Node(settings, list_gpus(settings.number_of_gpu))
+    except SettingsError as error:
+        log.error("cannot start: %s", error)
+        return exit_code_for(error)
+    asyncio.run(node.run())
+    return 0

@@ -1,0 +1,1 @@
+"""Keeps one worker process alive per slot."""

@@ -1,0 +1,120 @@
+"""What everybody sees of a slot: its worker's state, and that it is counted on."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from batching.models.spec import VersionKey
+from batching.models.statuses import WorkerState, WorkerStatus
+from batching.process.backoff import Backoff
+from batching.store.node_side.node_queue import NodeVerbs
+from batching.store.outage import Outage
+from batching.store.redis_errors import AWAY
+
+RETRY_S = 0.1
+
+
+class SlotRecord:
+    """The status of one slot's worker, in Redis under the worker's name.
+
+    Only a worker that serves, or can be counted on to serve soon, is listed as alive. Others are
+    hidden: their status can be seen, but no request is queued for them.
+    """
+
+    def __init__(self, verbs: NodeVerbs, outage: Outage, key: VersionKey, backoff: Backoff) -> None:
+        self.key = key
+        self.status: WorkerStatus | None = None
+        self.successor_id: str | None = None
+        self._verbs = verbs
+        self._outage = outage
+        self._backoff = backoff
+
+    @property
+    def worker_id(self) -> str | None:
+        """The current process' name."""
+        return self.status.worker_id if self.status else None
+
+    @property
+    def state(self) -> WorkerState:
+        """Where the slot is in its life."""
+        return self.status.state if self.status else WorkerState.STARTING
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether it serves now or can be counted on to serve soon, so that requests may queue."""
+        if self.state is WorkerState.READY:
+            return True
+        is_coming = self.state in (WorkerState.STARTING, WorkerState.LOADING)
+        return is_coming and not self._backoff.is_doubtful
+
+    async def begin(self, status: WorkerStatus) -> None:
+        """A new worker has taken the place of the former one.
+
+        It is listed as alive before the former one is forgotten, so that one of them always is.
+        """
+        previous_id, self.status = self.worker_id, status
+        self.successor_id = None
+        await self.beat(status.worker_id)
+        await self.set_state(status.state)
+        if previous_id is not None:
+            await self.retry(self._verbs.forget, self.key, previous_id)
+
+    async def set_state(self, state: WorkerState, **changes: Any) -> None:
+        """The worker has this state, and everybody sees it."""
+        assert self.status is not None
+        self.status = replace(self.status, state=state, **changes)
+        await self.retry(self._verbs.report, self.key, self.status)
+        if not self.is_expected:
+            for worker_id in self._worker_ids():
+                await self.retry(self._verbs.hide, self.key, worker_id)
+
+    async def expect(self, successor_id: str) -> None:
+        """The next worker of the slot is listed as alive, beside the current one, before it begins.
+
+        A state that nobody can count on hides both.
+        """
+        self.successor_id = successor_id
+        await self.beat(successor_id)
+
+    async def beat(self, worker_id: str) -> None:
+        """The worker is listed as alive, unless nobody can count on this slot."""
+        if self.is_expected:
+            await self.retry(self._verbs.beat, {self.key: [worker_id]})
+
+    async def report_again(self, **changes: Any) -> None:
+        """Everybody sees the state, with these changes, also after Redis was emptied.
+
+        Raises:
+            RedisError, OSError: Redis does not answer.
+        """
+        if self.status is None:
+            return
+        status = self.status = replace(self.status, **changes)
+        await self._verbs.report(self.key, status)
+        if self.worker_id != status.worker_id:  # it has ended, and been forgotten, meanwhile
+            await self._verbs.forget(self.key, status.worker_id)
+
+    async def end(self) -> None:
+        """Neither the worker nor its successor is listed any more."""
+        last_ids, self.status = self._worker_ids(), None
+        for worker_id in last_ids:
+            await self.retry(self._verbs.forget, self.key, worker_id)
+
+    async def retry(self, verb: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+        """The verb's result, once Redis answers; only for those that may be repeated."""
+        name = getattr(verb, "__name__", str(verb))
+        while True:
+            try:
+                result = await verb(*arguments)
+            except AWAY as error:
+                self._outage.note(name, error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._outage.over(name)
+                return result
+
+    def _worker_ids(self) -> list[str]:
+        """The current process' name, and its successor's."""
+        ids = (self.worker_id, self.successor_id)
+        return [worker_id for worker_id in ids if worker_id is not None]

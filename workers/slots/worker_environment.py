@@ -1,0 +1,64 @@
+"""The environment of a worker process."""
+
+import os
+import re
+import site
+from collections.abc import Mapping
+from pathlib import Path
+
+import compat
+from batching.settings.settings import Settings
+from workers.slots.assignment import Assignment
+
+# A batch's intermediate tensors have tens of megabytes each. By default glibc fetches such from the
+# kernel and gives them back for every batch, page by page: a tenth of a ResNet-152's time. What a
+# worker has used once, it keeps. Elsewhere than glibc, nobody looks.
+ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TOP_PAD_": str(64 * 1024 * 1024),
+    "MALLOC_TRIM_THRESHOLD_": str(8 * 1024 * 1024 * 1024),
+}
+
+# How many cores a worker computes on, as OpenMP and MKL are told.
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# GPUs are numbered as by nvidia-smi, and with it /metrics, not with the fastest one first.
+GPU_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def worker_environment(assignment: Assignment, settings: Settings, threads: int) -> dict[str, str]:
+    """A worker's variables: what it needs, and all of this process's own but forbidden ones.
+
+    For the allocator and the threads, what the operator has set wins.
+    """
+    return {
+        **ALLOCATOR,
+        **dict.fromkeys(THREADS, str(threads)),
+        **GPU_ORDER,
+        **allowed_environment(os.environ, settings.blacklist_env_vars),
+        # It works in the model's folder, where relative paths would lead elsewhere.
+        **settings.absolute().to_environment(),
+        **assignment.to_environment(),
+        "PYTHONPATH": _python_path(),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def allowed_environment(environment: Mapping[str, str], pattern: str) -> dict[str, str]:
+    """The variables whose names do not match the pattern as a whole; all when it is empty.
+
+    Source: TorchServe 0.12 `EnvironmentUtils`, blacklist_env_vars.
+    """
+    if not pattern:
+        return dict(environment)
+    expression = re.compile(pattern)
+    return {name: text for name, text in environment.items() if not expression.fullmatch(name)}
+
+
+def _python_path() -> str:
+    compat_dir = str(Path(compat.__file__).parent)  # where handlers find the package `ts`
+    root = str(Path(__file__).resolve().parents[2])
+    # Installed packages are found anyway, and must not come before those of a model's own. Where
+    # they are may be named by a link: /opt/torchferry, to the release that is in use.
+    own = "" if root in map(os.path.realpath, site.getsitepackages()) else root
+    inherited = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(part for part in (compat_dir, own, inherited) if part)

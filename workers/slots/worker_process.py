@@ -1,0 +1,234 @@
+"""A worker's operating-system process, seen from its node: started, listened to, ended."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from batching.models.statuses import WorkerState
+from batching.process.child_process import exited, has_exited, kill_group, spawn
+from workers.slots.exit_status import ExitStatus
+
+log = logging.getLogger(__name__)
+
+PIPE_PATIENCE_S = 0.2
+ORPHANS_POLL_S = 0.01
+LOOK_S = 2.0
+# A worker says three things. Model code may say more, and waits then.
+MOST_UNHANDLED = 16
+_PENDING = re.compile(r"^ShdPnd:\s*([0-9a-f]+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker process says of itself; FAILED, with the error, when it could not load."""
+
+    state: WorkerState
+    error: str = ""
+    is_out_of_memory: bool = False
+
+
+class WorkerProcess:
+    """One run of `python -m workers.handling.worker`."""
+
+    def __init__(self, child: "subprocess.Popen[bytes]", reader_fd: int) -> None:
+        self._child = child
+        self._reader_fd = reader_fd
+        self._ended_for = ""
+
+    @classmethod
+    def start(
+        cls,
+        python: Path,
+        environment: Callable[[int], Mapping[str, str]],
+        *,
+        has_one_output: bool = False,
+    ) -> Self:
+        """The process runs.
+
+        Args:
+            python: the interpreter.
+            environment: makes its environment, given the descriptor it shall report to.
+            has_one_output: its standard error goes where its standard output goes.
+        """
+        reader_fd, writer_fd = os.pipe()
+        try:
+            # -P: a folder `workers` in the user's current directory must not be run instead.
+            child = spawn(
+                [str(python), "-P", "-m", "workers.handling.worker"],
+                environment(writer_fd),
+                pass_fds=(writer_fd,),
+                stderr=subprocess.STDOUT if has_one_output else None,
+            )
+        except BaseException:
+            os.close(reader_fd)
+            raise
+        finally:
+            os.close(writer_fd)
+        return cls(child, reader_fd)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory it holds now; 0 once it is gone, or where there is no descriptor left to look."""
+        try:
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except (psutil.Error, OSError):
+            return 0
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether its timer has run out, and it is stopped or stuck so that it does not die of it.
+
+        SIGALRM is pending then. Only Linux tells.
+        """
+        try:
+            # With the process's name, which may be anything.
+            status = Path(f"/proc/{self.pid}/status").read_text(errors="replace")
+        except OSError:
+            return False
+        pending = _PENDING.search(status)
+        return pending is not None and bool(int(pending[1], 16) >> signal.SIGALRM - 1 & 1)
+
+    def terminate(self) -> None:
+        """The process is asked to finish its batch and end."""
+        self._send(signal.SIGTERM)
+
+    def kill(self, why: str = "") -> None:
+        """The process is killed; `why` is then the cause of its exit status."""
+        if not has_exited(self._child):
+            self._ended_for = why
+            self._send(signal.SIGKILL)
+
+    async def watch(
+        self, on_heard: Callable[[Report], None], on_report: Callable[[Report], Awaitable[None]]
+    ) -> ExitStatus:
+        """How it ended, once it has and all it reported was handled.
+
+        Args:
+            on_heard: called with each report as soon as it comes.
+            on_report: handles it, after those before it; that may take long.
+
+        Raises:
+            OSError: it cannot be watched, and was killed.
+        """
+        try:
+            return await self._watch(on_heard, on_report)
+        except asyncio.CancelledError:
+            # The node leaves. What a device takes long to give back is not waited for.
+            self._kill_group_soon()
+            raise
+        except Exception:
+            kill_group(self._child)
+            raise
+
+    async def _watch(
+        self, on_heard: Callable[[Report], None], on_report: Callable[[Report], Awaitable[None]]
+    ) -> ExitStatus:
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._reader_fd, "rb")
+        )
+        unhandled: asyncio.Queue[Report | None] = asyncio.Queue(MOST_UNHANDLED)
+        unhandled.put_nowait(Report(WorkerState.STARTING))
+        hearing = asyncio.create_task(_hear(reader, on_heard, unhandled))
+        reports = asyncio.create_task(_pass_on(unhandled, on_report))
+        ending = asyncio.create_task(self._end_when_still())
+        try:
+            await exited(self._child)
+            # Whatever the handler had started goes too; it may hold the device, and the pipe.
+            kill_group(self._child)
+            await asyncio.wait({reports}, timeout=PIPE_PATIENCE_S)
+            await self._reap_orphans()
+        finally:
+            hearing.cancel()
+            reports.cancel()
+            ending.cancel()
+            transport.close()
+        return ExitStatus(self._child.returncode, self._ended_for)
+
+    async def _end_when_still(self) -> None:
+        """A process whose timer has run out ends: one that was stopped is continued, to die of it.
+
+        Whatever still does not is killed.
+        """
+        await self._seen_still()
+        self._send(signal.SIGCONT)
+        await asyncio.sleep(LOOK_S)  # to die of it, its handler's stacks written
+        await self._seen_still()
+        self.kill("stood still beyond response_timeout")
+
+    async def _seen_still(self) -> None:
+        while not self.stands_still or has_exited(self._child):
+            await asyncio.sleep(LOOK_S)
+        log.error("worker stands still pid=%d", self.pid)
+
+    def _send(self, number: int) -> None:
+        # Popen would reap who has just ended, and nobody would find the rest of its group then.
+        if not has_exited(self._child):
+            os.kill(self.pid, number)
+
+    async def _reap_orphans(self) -> None:
+        """No zombie is left of what the handler had started, where this process is a PID 1."""
+        end = time.monotonic() + PIPE_PATIENCE_S
+        with contextlib.suppress(ChildProcessError):  # none is left, or somebody else's
+            while time.monotonic() < end:
+                if os.waitpid(-self.pid, os.WNOHANG) == (0, 0):
+                    await asyncio.sleep(ORPHANS_POLL_S)
+
+    def _kill_group_soon(self) -> None:
+        if self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
+async def _hear(
+    reader: asyncio.StreamReader,
+    on_heard: Callable[[Report], None],
+    unhandled: "asyncio.Queue[Report | None]",
+) -> None:
+    while True:
+        try:
+            line = await reader.readline()
+            report = _parse(line) if line else None
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            # Model code has the descriptor, too. What it writes must not keep us from reading on:
+            # a process that cannot write does not end.
+            log.warning("unreadable report: %s", error)
+            continue
+        if report is not None:
+            on_heard(report)
+        await unhandled.put(report)
+        if report is None:
+            return
+
+
+async def _pass_on(
+    unhandled: "asyncio.Queue[Report | None]", on_report: Callable[[Report], Awaitable[None]]
+) -> None:
+    while (report := await unhandled.get()) is not None:
+        await on_report(report)
+
+
+def _parse(line: bytes) -> Report:
+    record = json.loads(line)
+    return Report(
+        WorkerState(record["state"]),
+        str(record.get("error", "")),
+        bool(record.get("is_out_of_memory")),
+    )
