@@ -7,11 +7,11 @@ import time
 from batching.models.spec import VersionKey
 from batching.protocol import Batch, Part, Reply, Request
 from batching.store.clients import connect, connect_async
-from batching.store.ingress_side.ingress_queue import IngressVerbs, Submission
+from batching.store.ingress_side.ingress_queue import IngressQueue, Submission
 from batching.store.ingress_side.submitting import SUBMIT_AT_ONCE
 from batching.store.keys import VersionKeys
-from batching.store.node_side.node_queue import NodeVerbs
-from batching.store.worker_side.worker_queue import WorkerVerbs
+from batching.store.node_side.node_queue import NodeQueue
+from batching.store.worker_side.worker_queue import WorkerQueue
 
 KEY = VersionKey("waiting", "1.0")
 DEAD_AFTER_MS = 60_000
@@ -29,10 +29,10 @@ def claim_times_ms(redis_url: str, *, waiting: int, limit: int, claims: int) -> 
     took_ms = []
     with asyncio.Runner() as runner, connect(redis_url) as client:
         async_client = connect_async(redis_url)
-        ingress = IngressVerbs(async_client, KEY, "ingress", DEAD_AFTER_MS)
-        worker = WorkerVerbs(client, KEY, "worker", DEAD_AFTER_MS)
+        ingress = IngressQueue(async_client, KEY, "ingress", DEAD_AFTER_MS)
+        worker = WorkerQueue(client, KEY, "worker", DEAD_AFTER_MS)
         client.hset(VersionKeys.of(KEY).config, "max_queue", 2 * waiting)
-        runner.run(NodeVerbs(async_client, DEAD_AFTER_MS).beat({KEY: ["worker"]}))
+        runner.run(NodeQueue(async_client, DEAD_AFTER_MS).beat({KEY: ["worker"]}))
 
         def submit(count: int) -> None:
             requests = [Submission(f"r{next(numbers)}", TTL_MS, wire) for _ in range(count)]

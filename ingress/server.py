@@ -26,30 +26,30 @@ from batching.store.background_tasks import keep_going
 from batching.store.clients import connect, store_url
 from batching.store.ingress_side.broker import Broker
 from batching.store.measurements import read_metrics
-from batching.store.outage import Outage
+from batching.store.outage_log import OutageLog
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.downloads import Downloads
 from batching.store.registry.registry import Registry
 from batching.store.registry.startup_marks import StartupMarks
 from batching.store.server_check import check_server
-from ingress.access.access_log import Edge, added_headers, cors_headers
-from ingress.access.authorizer import Gate
+from ingress.access.authorizer import Authorizer
 from ingress.access.certificate import Certificate
 from ingress.access.key_file import KeyFile
+from ingress.access.middleware import AccessMiddleware, added_headers, cors_headers
 from ingress.file_watcher import watch_open_files
 from ingress.health import Health, Lifecycle
 from ingress.http1.exchange import Application
 from ingress.listeners import Address, Listener, certificate_of, listener_table
 from ingress.metrics.handler_metrics import HandlerMetrics
 from ingress.metrics.ingress_metrics import Metrics
-from ingress.metrics.series_sweeper import SeriesSweeper
+from ingress.metrics.stale_series import StaleSeries
 from ingress.metrics.torchserve_metrics import LEGACY
 from ingress.models.registrar import Registrar
 from ingress.models.snapshot_writer import SnapshotWriter
 from ingress.models.startup_models import StartupLoader
-from ingress.predictions.prediction_service import Predictor
-from ingress.predictions.router import Front
+from ingress.predictions.prediction_service import PredictionService
+from ingress.predictions.router import InferenceRouter
 from ingress.rest.app import create_app
 from ingress.rest.wsgi_bridge import WsgiBridge
 from ingress.role import Role
@@ -114,7 +114,7 @@ class _Ingress:
         self._downloads = Downloads(client)
         self._marks = StartupMarks(client)
         self._launch = launch()
-        self._outage = outage = Outage(log, settings.redis_url)
+        self._outage = outage = OutageLog(log, settings.redis_url)
         self._catalog = Catalog(self._registry, url, outage)
         self._broker = Broker(url, outage, dead_after_s=settings.dead_after_s)
         probe_client = connect(url, socket_timeout_s=_PROBE_TIMEOUT_S)
@@ -168,7 +168,7 @@ class _Ingress:
 
     def _background(self, services: Services) -> Iterator[Coroutine[None, None, None]]:
         yield self._load_models(services)
-        sweeper = SeriesSweeper(self._probe_registry, self._metrics)
+        sweeper = StaleSeries(self._probe_registry, self._metrics)
         yield keep_going(sweeper.run, "of the series sweeper")
         yield keep_going(watch_open_files, "of the ingress")
         if self._certificate is not None:
@@ -181,7 +181,7 @@ class _Ingress:
             health=Health(self._probe_registry, self._lifecycle),
             control=self._control,
             downloads=self._downloads,
-            predictor=Predictor(
+            predictor=PredictionService(
                 self._catalog,
                 self._broker,
                 self._metrics,
@@ -194,8 +194,8 @@ class _Ingress:
             outage=self._outage,
         )
 
-    def _edge(self, app: Application) -> Edge:
-        return Edge(
+    def _edge(self, app: Application) -> AccessMiddleware:
+        return AccessMiddleware(
             app,
             self._metrics.torchserve.count_answer,
             added_headers=added_headers(self._settings),
@@ -206,21 +206,21 @@ class _Ingress:
 
     def _application(self, services: Services, roles: frozenset[Role]) -> Application:
         limit = self._settings.max_request_size_bytes
-        gate = Gate(self._keys, roles)
+        authorizer = Authorizer(self._keys, roles)
         bridge = WsgiBridge(
             create_app(services, roles),
             max_request_size_bytes=limit,
             max_threads=_BRIDGE_THREADS,
-            gate=gate,
+            authorizer=authorizer,
         )
         if Role.INFERENCE not in roles:
             return bridge
-        return Front(
+        return InferenceRouter(
             services.predictor,
             bridge,
             max_request_size_bytes=limit,
             max_response_size_bytes=self._settings.max_response_size_bytes,
-            gate=gate,
+            authorizer=authorizer,
         )
 
     def _has_to_load(self) -> bool:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from batching.settings.settings import Settings
-from batching.store.outage import Outage
+from batching.store.outage_log import OutageLog
 from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.downloads import Downloads
 from batching.store.registry.registry import Registry
 from ingress.access.key_file import KeyFile
 from ingress.health import Health, Lifecycle
 from ingress.metrics.ingress_metrics import Metrics
-from ingress.predictions.prediction_service import Predictor
+from ingress.predictions.prediction_service import PredictionService
 
 T = TypeVar("T")
 
@@ -30,12 +30,12 @@ class Services:
     health: Health
     control: ControlQueue
     downloads: Downloads
-    predictor: Predictor
+    predictor: PredictionService
     metrics: Metrics
     lifecycle: Lifecycle
     loop: asyncio.AbstractEventLoop
     keys: KeyFile | None
-    outage: Outage
+    outage: OutageLog
 
     def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns or raises on the loop; blocks this thread, not the loop."""

@@ -1,10 +1,11 @@
-"""Redis for every test of the store: in this process, one real server, a cluster; desks at it."""
+"""Redis for every test of the store: in this process, one real server, a cluster; harnesses at
+it."""
 
 import hypothesis
 import pytest
 
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
-from tests.support import Desk, fake_backend, server_backend
+from tests.support import QueueHarness, fake_backend, server_backend
 from tests.timing import has_bars
 from tests.topology.backend import cluster_backend
 from tests.topology.servers import Cluster
@@ -87,18 +88,18 @@ def store_backend(request):
 
 
 @pytest.fixture
-def desk(store_backend):
+def harness(store_backend):
     """The queue of one version, registered and with a live worker, on each kind."""
-    desk = Desk(store_backend)
-    desk.open()
-    yield desk
-    desk.close()
+    harness = QueueHarness(store_backend)
+    harness.open()
+    yield harness
+    harness.close()
 
 
 @pytest.fixture
-def real_desk(real_backend):
+def real_harness(real_backend):
     """The queue of one version, registered and with a live worker, on the real server."""
-    desk = Desk(real_backend)
-    desk.open()
-    yield desk
-    desk.close()
+    harness = QueueHarness(real_backend)
+    harness.open()
+    yield harness
+    harness.close()

@@ -1,4 +1,4 @@
-"""What many tests share and no fixture carries: waiting, backends, and a desk at the queue."""
+"""What many tests share and no fixture carries: waiting, backends, and a harness at the queue."""
 
 import asyncio
 import contextlib
@@ -17,13 +17,13 @@ from batching.models.statuses import NodeStatus
 from batching.protocol import Batch, Owned, Part, Reply, Request
 from batching.store import keys
 from batching.store.clients import connect, connect_async
-from batching.store.ingress_side.ingress_queue import IngressVerbs, Submission
+from batching.store.ingress_side.ingress_queue import IngressQueue, Submission
 from batching.store.keys import VersionKeys
-from batching.store.node_side.node_queue import NodeVerbs
-from batching.store.outage import Outage
+from batching.store.node_side.node_queue import NodeQueue
+from batching.store.outage_log import OutageLog
 from batching.store.registry.registry import Registry
 from batching.store.replies import named_request
-from batching.store.worker_side.worker_queue import WorkerVerbs
+from batching.store.worker_side.worker_queue import WorkerQueue
 from tests.timing import assert_within
 
 POLL_S = 0.01
@@ -123,9 +123,9 @@ async def eventually_async(predicate: Callable[[], Any], timeout_s: float = 5.0)
     return value
 
 
-def make_outage(redis_url: str = "") -> Outage:
+def make_outage(redis_url: str = "") -> OutageLog:
     """Where a part that calls Redis notes that it is away; nobody else does."""
-    return Outage(logging.getLogger("test"), redis_url)
+    return OutageLog(logging.getLogger("test"), redis_url)
 
 
 def make_spec(**changes: Any) -> ModelSpec:
@@ -221,7 +221,7 @@ def server_backend(url: str) -> Backend:
     )
 
 
-async def join(verbs: NodeVerbs, node: NodeStatus) -> None:
+async def join(verbs: NodeQueue, node: NodeStatus) -> None:
     """The node has beaten and everybody sees its record, as after a heartbeat's first beat."""
     await verbs.beat({}, node.node_id)
     await verbs.describe(node)
@@ -239,7 +239,7 @@ class Blocking:
         return lambda *arguments, **options: self._runner.run(verb(*arguments, **options))
 
 
-class Desk:
+class QueueHarness:
     """Everybody who works at the queue of one version: ingresses, workers, a node.
 
     Redis owns the clock, so a test that needs time to have passed makes its subject older.
@@ -252,7 +252,7 @@ class Desk:
         self._runner = asyncio.Runner()
         self._async_client = backend.connect_async()
         self._clients: list[Any] = []
-        self._ingresses: list[IngressVerbs] = []
+        self._ingresses: list[IngressQueue] = []
 
     def close(self) -> None:
         for verbs in self._ingresses:
@@ -263,18 +263,18 @@ class Desk:
             client.connection_pool.disconnect()
 
     def ingress(self, ingress_id: str = "ingress-a", dead_after_ms: int = DEAD_AFTER_MS) -> Any:
-        verbs = IngressVerbs(self._async_client, KEY, ingress_id, dead_after_ms)
+        verbs = IngressQueue(self._async_client, KEY, ingress_id, dead_after_ms)
         self._ingresses.append(verbs)
         return Blocking(self._runner, verbs)
 
     def node(self, max_attempts: int = 2) -> Any:
-        return Blocking(self._runner, NodeVerbs(self._async_client, DEAD_AFTER_MS, max_attempts))
+        return Blocking(self._runner, NodeQueue(self._async_client, DEAD_AFTER_MS, max_attempts))
 
-    def worker(self, worker_id: str = "worker-a") -> WorkerVerbs:
-        return WorkerVerbs(self._connect(), KEY, worker_id, DEAD_AFTER_MS)
+    def worker(self, worker_id: str = "worker-a") -> WorkerQueue:
+        return WorkerQueue(self._connect(), KEY, worker_id, DEAD_AFTER_MS)
 
     def join(self, node: NodeStatus) -> None:
-        self._runner.run(join(NodeVerbs(self._async_client, DEAD_AFTER_MS), node))
+        self._runner.run(join(NodeQueue(self._async_client, DEAD_AFTER_MS), node))
 
     def registry(self) -> Registry:
         return Registry(self._connect())
@@ -301,8 +301,8 @@ class Desk:
     def queued(self) -> list[str]:
         return _texts(self.client.lrange(self.keys.queue, 0, -1))
 
-    def solo(self) -> list[str]:
-        return _texts(self.client.lrange(self.keys.solo, 0, -1))
+    def suspects(self) -> list[str]:
+        return _texts(self.client.lrange(self.keys.suspects, 0, -1))
 
     def leased(self, worker_id: str = "worker-a") -> list[str]:
         """The ids that this worker owns, without their attempts."""
@@ -318,7 +318,7 @@ class Desk:
         return set(_texts(self.client.hkeys(self.keys.open)))
 
     def bells(self) -> int:
-        return int(self.client.llen(self.keys.bell))
+        return int(self.client.llen(self.keys.wakeups))
 
     def more_tokens(self) -> int:
         return int(self.client.llen(self.keys.more_prefix + "worker-a"))

@@ -23,7 +23,7 @@ from batching.errors import InternalError, ServeError
 from batching.process.logs import configure_logging
 from batching.settings.settings import Settings
 from batching.store.clients import Client, connect, for_rq, store_url
-from batching.store.outage import Outage
+from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY, UNHEARD, RedisError
 from batching.store.registry.control_queue import (
     INSPECT_ARCHIVE,
@@ -112,7 +112,7 @@ class ControlWorker(SimpleWorker):
 
     death_penalty_class = TimerDeathPenalty
     max_connection_wait_time = 2.0
-    outage: Outage
+    outage: OutageLog
 
     def dequeue_job_and_maintain_ttl(
         self, timeout: int | None, max_idle_time: int | None = None
@@ -210,7 +210,7 @@ def _is_unused(url: str, settings: Settings) -> bool:
     return not any(may_share_a_file(url, spec.model_url) for spec in specs)
 
 
-def make_worker(client: Client, outage: Outage) -> ControlWorker:
+def make_worker(client: Client, outage: OutageLog) -> ControlWorker:
     """A worker of the control queue."""
     client = for_rq(client)
     queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer, job_class=ControlJob)
@@ -237,7 +237,7 @@ def main() -> int:
     settings, _ = Settings.load()
     configure_logging(settings.log_level)
     logging.getLogger("rq").setLevel(logging.WARNING)
-    outage = Outage(log, settings.redis_url)
+    outage = OutageLog(log, settings.redis_url)
     client = connect(store_url(settings), socket_timeout_s=RQ_SOCKET_TIMEOUT_S)
     while True:
         try:

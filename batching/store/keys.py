@@ -63,12 +63,12 @@ class VersionKeys:
         return f"{self.tag}:q"
 
     @property
-    def solo(self) -> str:
+    def suspects(self) -> str:
         """List of request ids to run alone, as a worker died with them.
 
         Permanent, empty when idle.
         """
-        return f"{self.tag}:solo"
+        return f"{self.tag}:suspects"
 
     @property
     def open(self) -> str:
@@ -80,9 +80,9 @@ class VersionKeys:
         return f"{self.tag}:requests"
 
     @property
-    def bell(self) -> str:
+    def wakeups(self) -> str:
         """List of wake-up tokens for idle workers; TTL 60 s."""
-        return f"{self.tag}:bell"
+        return f"{self.tag}:wakeups"
 
     @property
     def gather(self) -> str:
@@ -150,7 +150,7 @@ class VersionKeys:
 
     @property
     def workers(self) -> str:
-        """Hash worker id -> WorkerStatus as JSON; permanent, fields deleted by node and reaper.
+        """Hash worker id -> WorkerStatus as JSON; permanent, fields deleted by nodes.
 
         What is left of dead nodes is deleted with the counters.
         """
@@ -186,7 +186,7 @@ class VersionKeys:
             {
                 self.config,
                 self.queue,
-                self.solo,
+                self.suspects,
                 self.workers,
                 self.counters,
                 self.metrics,

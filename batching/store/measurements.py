@@ -19,7 +19,7 @@ MAX_FIELDS = 2000
 RECORD_AT_ONCE = 500
 
 
-class MetricVerbs:
+class HandlerMeasurements:
     """What a worker does with the metrics of its version; raises redis' own errors."""
 
     def __init__(self, client: Client, key: VersionKey) -> None:

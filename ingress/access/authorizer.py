@@ -1,7 +1,7 @@
 """Who may pass to the routes of a listener. Source: TorchServe 0.12.
 
-Each listener has one gate; the front, the bridge and the Flask application all ask it, so that no
-door is forgotten. Without a key file it is open.
+Each listener has one authorizer; the front, the bridge and the Flask application all ask it, so
+that no door is forgotten. Without a key file it is open.
 """
 
 from collections.abc import Collection
@@ -26,7 +26,7 @@ class InvalidKey(BadRequest):
     reason = "invalid_key"
 
 
-class Gate:
+class Authorizer:
     """Checks the token of each request to one listener."""
 
     def __init__(self, keys: KeyFile | None, roles: Collection[Role]) -> None:

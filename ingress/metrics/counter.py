@@ -22,7 +22,7 @@ class Count:
         self.value += 1
 
 
-class Tally(Collector):
+class Counter(Collector):
     """A family of them. Counted by one thread, read by any."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:

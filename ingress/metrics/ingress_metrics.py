@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from batching.models.spec import VersionKey
 from batching.protocol import BatchTiming
 from batching.store.registry.registry import Registry
-from ingress.metrics.counter import Count, Tally
+from ingress.metrics.counter import Count, Counter
 from ingress.metrics.histogram import Histogram
 from ingress.metrics.queue_metrics import VERSION_LABELS, QueueCollector, ResubmissionCollector
 from ingress.metrics.torchserve_metrics import NodeMetrics, TorchServeMetrics
@@ -152,8 +152,8 @@ class Metrics:
 
     def forget(self, key: VersionKey) -> None:
         """The version has no series any more; should it be asked again, they begin anew."""
-        for tally in (self.requests, self.errors, self.batches):
-            tally.remove(key)
+        for counter in (self.requests, self.errors, self.batches):
+            counter.remove(key)
         for histogram in (
             self.request_seconds,
             self.queue_seconds,
@@ -169,10 +169,10 @@ class Metrics:
         self.requests.labels(*_NO_MODEL, str(status)).inc()
         self.errors.labels(*_NO_MODEL, reason).inc()
 
-    def _tally(self, name: str, text: str, labels: Sequence[str]) -> Tally:
-        tally = Tally(name, text, labels)
-        self.registry.register(tally)
-        return tally
+    def _tally(self, name: str, text: str, labels: Sequence[str]) -> Counter:
+        counter = Counter(name, text, labels)
+        self.registry.register(counter)
+        return counter
 
     def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
         histogram = Histogram(name, text, VERSION_LABELS, bounds)

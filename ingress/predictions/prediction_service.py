@@ -36,7 +36,7 @@ from ingress.torchserve.prediction_paths import Target
 _LARGE_FORM_BYTES = 256 * 1024
 
 
-class Predictor:
+class PredictionService:
     """Turns (path, headers, body) into an Answer. Lives on the broker's event loop."""
 
     def __init__(

@@ -8,10 +8,10 @@ import logging
 from batching.errors import InternalError, ServeError
 from batching.request_ids import fresh_request_id
 from batching.store.ingress_side.pending_request import ClientLeft
-from ingress.access.authorizer import Gate
+from ingress.access.authorizer import Authorizer
 from ingress.http1.body_reader import read_body
 from ingress.http1.exchange import Exchange
-from ingress.predictions.prediction_service import Predictor
+from ingress.predictions.prediction_service import PredictionService
 from ingress.predictions.stream_sender import send_answer
 from ingress.predictions.streamed_answer import CLIENT_CLOSED_REQUEST, StreamedAnswer
 from ingress.rest.wsgi_bridge import WsgiBridge
@@ -24,23 +24,23 @@ LIVE_PATH = "/livez"
 LIVE_TEXT = "Live"
 
 
-class Front:
+class InferenceRouter:
     """The application of the inference port."""
 
     def __init__(
         self,
-        predictor: Predictor,
+        predictor: PredictionService,
         bridge: WsgiBridge,
         *,
         max_request_size_bytes: int,
         max_response_size_bytes: int,
-        gate: Gate,
+        authorizer: Authorizer,
     ) -> None:
         self._predictor = predictor
         self._bridge = bridge
         self._max_request_size_bytes = max_request_size_bytes
         self._max_response_size_bytes = max_response_size_bytes
-        self._gate = gate
+        self._authorizer = authorizer
 
     async def __call__(self, exchange: Exchange) -> None:
         """The request is answered."""
@@ -56,8 +56,8 @@ class Front:
     async def _predict(self, target: Target, exchange: Exchange) -> None:
         headers = dict(exchange.headers)
         try:
-            self._gate.admit(exchange.method, exchange.path, headers.get("authorization", ""))
-            if self._gate.is_closed:
+            self._authorizer.admit(exchange.method, exchange.path, headers.get("authorization", ""))
+            if self._authorizer.is_closed:
                 # Neither Redis nor a handler needs to know the key.
                 headers.pop("authorization", None)
             query = exchange.query if target.takes_query else ""

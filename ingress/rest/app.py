@@ -6,7 +6,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from flask import Flask, Response, request
 
-from ingress.access.authorizer import Gate
+from ingress.access.authorizer import Authorizer
 from ingress.http1.body_reader import refuse_encoded
 from ingress.rest.error_handlers import install_error_handlers
 from ingress.rest.inference_api import inference_blueprint
@@ -37,11 +37,11 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
     app.url_map.merge_slashes = False
     app.url_map.strict_slashes = True
     document = api_document(roles)
-    gate = Gate(services.keys, roles)
+    authorizer = Authorizer(services.keys, roles)
 
     @app.before_request
     def admit() -> None:
-        gate.admit(request.method, request.path, request.headers.get("Authorization", ""))
+        authorizer.admit(request.method, request.path, request.headers.get("Authorization", ""))
         refuse_encoded(request.headers.get("Content-Encoding", ""))
 
     @app.route("/", methods=["OPTIONS"])

@@ -10,7 +10,7 @@ from wsgiref.types import WSGIApplication
 from batching.errors import ServeError
 from batching.process.daemon_thread import in_daemon_thread
 from batching.request_ids import fresh_request_id
-from ingress.access.authorizer import Gate
+from ingress.access.authorizer import Authorizer
 from ingress.http1.body_reader import read_body
 from ingress.http1.exchange import Exchange
 from ingress.torchserve.answers import Answer, error_answer
@@ -28,19 +28,19 @@ class WsgiBridge:
         *,
         max_request_size_bytes: int,
         max_threads: int,
-        gate: Gate,
+        authorizer: Authorizer,
     ) -> None:
         self._app = app
         self._max_request_size_bytes = max_request_size_bytes
         self._slots = asyncio.Semaphore(max_threads)
-        self._gate = gate
+        self._authorizer = authorizer
 
     async def __call__(self, exchange: Exchange) -> None:
         """The request is answered."""
         headers = dict(exchange.headers)
         try:
             # The application asks again; here it keeps strangers from having a body read.
-            self._gate.admit(exchange.method, exchange.path, headers.get("authorization", ""))
+            self._authorizer.admit(exchange.method, exchange.path, headers.get("authorization", ""))
             body = await read_body(exchange, headers, self._max_request_size_bytes)
             environ = make_environ(exchange, body)
             async with self._slots:

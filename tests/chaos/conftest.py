@@ -16,7 +16,7 @@ WHOLE_RUN = 30  # promises; fewer are a part of the tests, and no result to be k
 
 @pytest.fixture(scope="session")
 def chaos_redis() -> Iterator[EmbeddedRedis]:
-    """Not `redis_server`, which the tests at a desk empty while the rig keeps its state here."""
+    """Not `redis_server`, which the tests at a harness empty while the rig keeps its state here."""
     with EmbeddedRedis(find_server()) as server:
         yield server
 

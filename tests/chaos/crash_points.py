@@ -8,7 +8,7 @@ import sys
 
 from batching.protocol import Batch
 from batching.store.clients import connect
-from batching.store.worker_side.worker_queue import WorkerVerbs
+from batching.store.worker_side.worker_queue import WorkerQueue
 from tests.support import DEAD_AFTER_MS, KEY, items_of, make_reply
 
 POINTS = ("before claim", "after claim", "after reply")
@@ -22,7 +22,7 @@ def run(url: str, worker_id: str, point: str) -> None:
         if here == point:
             os._exit(EXIT_CRASHED)
 
-    verbs = WorkerVerbs(connect(url), KEY, worker_id, DEAD_AFTER_MS)
+    verbs = WorkerQueue(connect(url), KEY, worker_id, DEAD_AFTER_MS)
     reach("before claim")
     batch = verbs.claim(8, 0.0)
     assert isinstance(batch, Batch)

@@ -206,7 +206,7 @@ MUTANTS = (
         f"{CHAOS}cuts.py::test_f21_node_whose_first_beat_was_cut_introduces_itself_again",
     ),
     Mutant(
-        "a bell that was lost is rung again",
+        "a wakeups that was lost is rung again",
         "batching/store/scripts/beat.lua",
         "if waiting > 0 and",
         "if false and",

@@ -18,17 +18,17 @@ from batching.policy import FixedPolicy
 from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned
 from batching.store.background_tasks import end_tasks
 from batching.store.clients import BLOCK_S, connect, connect_async
-from batching.store.ingress_side.ingress_queue import IngressVerbs, Submission
-from batching.store.node_side.node_queue import NodeVerbs, ReclaimMode
+from batching.store.ingress_side.ingress_queue import IngressQueue, Submission
+from batching.store.node_side.node_queue import NodeQueue, ReclaimMode
 from batching.store.redis_errors import RedisError
 from batching.store.scripts import loader as scripts
-from batching.store.worker_side.worker_queue import WorkerVerbs
+from batching.store.worker_side.worker_queue import WorkerQueue
 from tests.chaos.proxy import ChaosProxy
 from tests.support import (
     DEAD_AFTER_MS,
     KEY,
     Blocking,
-    Desk,
+    QueueHarness,
     attempts_of,
     eventually,
     ids_of,
@@ -52,18 +52,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 class Line:
     """The three parts' verbs over connections that the proxy can cut."""
 
-    def __init__(self, desk: Desk, proxy: ChaosProxy) -> None:
-        self.desk = desk
+    def __init__(self, harness: QueueHarness, proxy: ChaosProxy) -> None:
+        self.harness = harness
         self.proxy = proxy
         self._runner = asyncio.Runner()
         self._async_client = connect_async(proxy.url)
         self._client = connect(proxy.url)
-        self._verbs = IngressVerbs(self._async_client, KEY, "ingress-a", DEAD_AFTER_MS)
+        self._verbs = IngressQueue(self._async_client, KEY, "ingress-a", DEAD_AFTER_MS)
         self.ingress: Any = Blocking(self._runner, self._verbs)
-        self.node: Any = Blocking(self._runner, NodeVerbs(self._async_client, DEAD_AFTER_MS, 2))
-        self.worker = WorkerVerbs(self._client, KEY, "worker-a", DEAD_AFTER_MS)
+        self.node: Any = Blocking(self._runner, NodeQueue(self._async_client, DEAD_AFTER_MS, 2))
+        self.worker = WorkerQueue(self._client, KEY, "worker-a", DEAD_AFTER_MS)
         for path in Path(scripts.__file__).parent.glob("*.lua"):
-            desk.client.script_load(path.read_text(encoding="utf-8"))
+            harness.client.script_load(path.read_text(encoding="utf-8"))
         self.warm_up()
 
     def warm_up(self) -> None:
@@ -101,25 +101,25 @@ def proxy(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture
-def line(real_desk: Desk, proxy: ChaosProxy) -> Iterator[Line]:
-    line = Line(real_desk, proxy)
+def line(real_harness: QueueHarness, proxy: ChaosProxy) -> Iterator[Line]:
+    line = Line(real_harness, proxy)
     yield line
     proxy.heal()
     line.close()
 
 
-def leased(desk: Desk, *names: str) -> list[Owned]:
-    desk.submit(*names)
-    return items_of(desk.worker().claim(len(names), 0.0))
+def leased(harness: QueueHarness, *names: str) -> list[Owned]:
+    harness.submit(*names)
+    return items_of(harness.worker().claim(len(names), 0.0))
 
 
-def settle(desk: Desk) -> None:
+def settle(harness: QueueHarness) -> None:
     """Everything that waits is answered, and the books are right."""
-    worker = desk.worker("last")
+    worker = harness.worker("last")
     while isinstance(claimed := worker.claim(8, 0.0), Batch):
         worker.reply(items_of(claimed), [make_reply("x")] * len(claimed))
-    assert desk.open_ids() == set()
-    assert desk.unaccounted() == 0
+    assert harness.open_ids() == set()
+    assert harness.unaccounted() == 0
 
 
 @pytest.mark.parametrize("at", CUTS)
@@ -135,10 +135,10 @@ def test_f21_f37_submit_again_queues_once(line: Line, at: int, size: int) -> Non
 
     # Then
     assert codes == [2] * len(names)
-    assert line.desk.queued() == list(names)
-    assert line.desk.counters()["accepted"] == len(names)
-    settle(line.desk)
-    assert sorted(line.desk.done()) == list(names)
+    assert line.harness.queued() == list(names)
+    assert line.harness.counters()["accepted"] == len(names)
+    settle(line.harness)
+    assert sorted(line.harness.done()) == list(names)
 
 
 @pytest.mark.parametrize("at", CUTS)
@@ -151,7 +151,7 @@ def test_f21_body_write_that_was_cut_is_repeated(line: Line, at: int) -> None:
 
     # Then
     assert codes == [1]
-    claimed = line.desk.worker().claim(1, 0.0)
+    claimed = line.harness.worker().claim(1, 0.0)
     assert len(claimed.items[0].request.parts[0].content) == LARGE
 
 
@@ -159,11 +159,11 @@ def test_f21_body_write_that_was_cut_is_repeated(line: Line, at: int) -> None:
 @pytest.mark.parametrize("size", [0, LARGE], ids=["small", "large"])
 def test_f21_claim_whose_answer_was_cut_is_given_back(line: Line, at: int, size: int) -> None:
     names = [f"r{number}" for number in range(4)]
-    line.desk.ingress().submit([Submission(n, 60_000, wire_of(n, size=size)) for n in names])
+    line.harness.ingress().submit([Submission(n, 60_000, wire_of(n, size=size)) for n in names])
 
     # When: with large bodies, the cut is in the bodies and not in the claim
     line.cut(lambda: line.worker.claim(4, 0.0), at, after=1 if size else 0)
-    assert line.desk.leased() == names
+    assert line.harness.leased() == names
     recovered = line.worker.recover()
     claimed = line.worker.claim(4, 0.0)
 
@@ -171,13 +171,13 @@ def test_f21_claim_whose_answer_was_cut_is_given_back(line: Line, at: int, size:
     assert recovered == 4
     assert attempts_of(claimed) == [(name, 1) for name in names]
     assert line.worker.reply(items_of(claimed), [make_reply("x")] * 4) == [1] * 4
-    assert line.desk.unaccounted() == 0
+    assert line.harness.unaccounted() == 0
 
 
 @pytest.mark.parametrize("at", CUTS)
 def test_f21_recover_may_be_cut_itself(line: Line, at: int) -> None:
     names = ["a", "b", "c"]
-    line.desk.submit(*names)
+    line.harness.submit(*names)
     line.cut(lambda: line.worker.claim(3, 0.0), at)
 
     # When
@@ -186,18 +186,18 @@ def test_f21_recover_may_be_cut_itself(line: Line, at: int) -> None:
 
     # Then
     assert again == 0
-    assert line.desk.queued() == names
-    assert {line.desk.request(name)["attempts"] for name in names} == {"0"}
-    assert line.desk.client.zscore(line.desk.keys.worker_beats, "worker-a") is not None
-    settle(line.desk)
+    assert line.harness.queued() == names
+    assert {line.harness.request(name)["attempts"] for name in names} == {"0"}
+    assert line.harness.client.zscore(line.harness.keys.worker_beats, "worker-a") is not None
+    settle(line.harness)
 
 
 def test_f21_recover_keeps_a_crash_suspect_alone_and_its_attempts(line: Line) -> None:
     # Given a request that a worker died with, claimed again with an answer that was lost
-    leased(line.desk, "suspect")
-    line.desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-    line.desk.open()
-    line.desk.submit("innocent")
+    leased(line.harness, "suspect")
+    line.harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    line.harness.open()
+    line.harness.submit("innocent")
     line.cut(lambda: line.worker.claim(8, 0.0), 0)
 
     # When
@@ -205,7 +205,7 @@ def test_f21_recover_keeps_a_crash_suspect_alone_and_its_attempts(line: Line) ->
 
     # Then it still runs alone and before others, for the second time and not the third
     assert attempts_of(line.worker.claim(8, 0.0)) == [("suspect", 2)]
-    assert line.desk.queued() == ["innocent"]
+    assert line.harness.queued() == ["innocent"]
 
 
 @pytest.mark.parametrize("at", CUTS)
@@ -213,7 +213,7 @@ def test_f21_recover_keeps_a_crash_suspect_alone_and_its_attempts(line: Line) ->
 def test_f21_reply_again_is_stored_once(line: Line, at: int, size: int) -> None:
     # Given: a large reply is written before the script
     names = ["a"] if size else ["a", "b"]
-    items = leased(line.desk, *names)
+    items = leased(line.harness, *names)
     replies = [make_reply(name, size=size) for name in names]
 
     # When
@@ -222,14 +222,14 @@ def test_f21_reply_again_is_stored_once(line: Line, at: int, size: int) -> None:
 
     # Then
     assert codes == [2] * len(names)
-    assert line.desk.done() == names
-    assert line.desk.counters()["replied"] == len(names)
-    assert line.desk.unaccounted() == 0
+    assert line.harness.done() == names
+    assert line.harness.counters()["replied"] == len(names)
+    assert line.harness.unaccounted() == 0
 
 
 @pytest.mark.parametrize("at", CUTS)
 def test_f21_large_reply_whose_write_was_cut_is_sent_again(line: Line, at: int) -> None:
-    items = leased(line.desk, "a")
+    items = leased(line.harness, "a")
 
     # When
     line.cut(lambda: line.worker.reply(items, [make_reply("x", size=LARGE)]), at)
@@ -243,12 +243,12 @@ def test_f21_large_reply_whose_write_was_cut_is_sent_again(line: Line, at: int) 
 
 @pytest.mark.parametrize("at", CUTS)
 def test_f21_doorbell_that_was_cut_is_found_by_the_audit(line: Line, at: int) -> None:
-    items = leased(line.desk, "a")
-    line.desk.worker().reply(items, [make_reply("x")])
+    items = leased(line.harness, "a")
+    line.harness.worker().reply(items, [make_reply("x")])
 
     # When the ids are popped, and nobody hears them
     line.cut(lambda: line.ingress.receive([]), at)
-    assert line.desk.done() == []
+    assert line.harness.done() == []
 
     # Then the audit tells
     line.cut(lambda: line.ingress.audit(["a"]), at)
@@ -257,12 +257,12 @@ def test_f21_doorbell_that_was_cut_is_found_by_the_audit(line: Line, at: int) ->
     assert line.ingress.fetch(["a"])["a"].startswith(b"a")
     line.cut(lambda: line.ingress.discard(["a"]), at)
     line.ingress.discard(["a"])
-    assert line.desk.reply_value("a") is None
+    assert line.harness.reply_value("a") is None
 
 
 @pytest.mark.parametrize("at", CUTS)
 def test_f21_cancel_again_is_harmless(line: Line, at: int) -> None:
-    line.desk.submit("a", "b")
+    line.harness.submit("a", "b")
 
     # When
     line.cut(lambda: line.ingress.cancel(["a"]), at)
@@ -270,15 +270,15 @@ def test_f21_cancel_again_is_harmless(line: Line, at: int) -> None:
 
     # Then
     assert codes == [0]
-    assert line.desk.counters()["cancelled"] == 1
-    assert ids_of(line.desk.worker().claim(8, 0.0)) == ["b"]
-    assert line.desk.unaccounted() == 1 - 1
+    assert line.harness.counters()["cancelled"] == 1
+    assert ids_of(line.harness.worker().claim(8, 0.0)) == ["b"]
+    assert line.harness.unaccounted() == 1 - 1
 
 
 @pytest.mark.parametrize("at", CUTS)
 def test_f21_bell_and_window_that_were_cut_only_wake(line: Line, at: int) -> None:
-    # Given a bell that is popped into the broken connection
-    line.desk.submit("a")
+    # Given a wakeups that is popped into the broken connection
+    line.harness.submit("a")
     line.cut(lambda: line.worker.wait_bell(BLOCK_S), at)
 
     # When the worker looks by itself
@@ -288,7 +288,7 @@ def test_f21_bell_and_window_that_were_cut_only_wake(line: Line, at: int) -> Non
     assert claimed.waiting == 1
     assert not line.worker.wait_more(0.005)
     line.proxy.cut_next(at)
-    line.desk.submit(*"bcdefgh")
+    line.harness.submit(*"bcdefgh")
     with pytest.raises((RedisError, OSError)):
         line.worker.wait_more(2.0)
     assert ids_of(line.worker.claim(8, 10.0)) == list("abcdefgh")
@@ -296,26 +296,26 @@ def test_f21_bell_and_window_that_were_cut_only_wake(line: Line, at: int) -> Non
 
 @pytest.mark.parametrize("at", CUTS)
 def test_f21_node_verbs_may_be_repeated(line: Line, at: int, record_promise: Any) -> None:
-    desk, node = line.desk, line.node
-    leased(desk, "a", "b")
+    harness, node = line.harness, line.node
+    leased(harness, "a", "b")
 
     # Beats
-    desk.silence_worker()
+    harness.silence_worker()
     line.cut(lambda: node.beat({KEY: ["worker-a"]}), at)
     assert node.dead_workers([KEY]) == []
 
     # Reclaim: what was taken back stays taken back, and nothing twice
     line.cut(lambda: node.reclaim(KEY, "worker-a", ReclaimMode.CRASHED), at)
     assert node.reclaim(KEY, "worker-a", ReclaimMode.CRASHED) == 0
-    assert desk.solo() == ["a", "b"]
-    assert desk.counters()["reclaimed"] == 2
+    assert harness.suspects() == ["a", "b"]
+    assert harness.counters()["reclaimed"] == 2
 
     # Refuse: everybody has one answer
-    desk.client.delete(desk.keys.worker_beats)
+    harness.client.delete(harness.keys.worker_beats)
     line.cut(lambda: node.refuse_waiting(KEY, "no_worker"), at)
     assert node.refuse_waiting(KEY, "no_worker") == 0
-    assert sorted(desk.done()) == ["a", "b"]
-    assert desk.unaccounted() == 0
+    assert sorted(harness.done()) == ["a", "b"]
+    assert harness.unaccounted() == 0
     record_promise("F21", "any reply cut", "0 lost, 0 doubled, no reuse", "11 verbs x 4 cuts clean")
 
 
@@ -355,7 +355,7 @@ def test_f21_node_whose_first_beat_was_cut_introduces_itself_again(
     beats.run(0.3)
 
     # Then it is known with its record, and has been told so, once for the join
-    assert line.desk.client.hexists("{ferry}:node_info", NODE.node_id)
+    assert line.harness.client.hexists("{ferry}:node_info", NODE.node_id)
     assert line.node.dead_nodes() == []
     assert beats.introductions == 1
 
@@ -363,7 +363,7 @@ def test_f21_node_whose_first_beat_was_cut_introduces_itself_again(
 @pytest.mark.parametrize("at", CUTS)
 def test_f21_worker_whose_claim_was_cut_serves_it_all_the_same(line: Line, at: int) -> None:
     # Given requests, and a worker that will not hear what its first claim brought
-    line.desk.submit("a", "b")
+    line.harness.submit("a", "b")
     runs: list[list[str]] = []
 
     def run(batch: Batch) -> list[Any]:
@@ -379,19 +379,19 @@ def test_f21_worker_whose_claim_was_cut_serves_it_all_the_same(line: Line, at: i
     thread = threading.Thread(target=worker.serve)
     thread.start()
     try:
-        eventually(lambda: sorted(line.desk.done()) == ["a", "b"])
+        eventually(lambda: sorted(line.harness.done()) == ["a", "b"])
     finally:
         worker.stop()
         thread.join(10)
 
     # Then they were run once
     assert runs == [["a", "b"]]
-    assert line.desk.unaccounted() == 0
+    assert line.harness.unaccounted() == 0
 
 
 def test_f21_claim_that_arrives_late_is_given_back_by_a_worker_that_waits(line: Line) -> None:
     # Given a worker whose claim was lost, and that waits for work again
-    desk = line.desk
+    harness = line.harness
     worker = Worker(
         Batcher(line.worker, FixedPolicy(8, 0.0)),
         line.worker,
@@ -402,20 +402,20 @@ def test_f21_claim_that_arrives_late_is_given_back_by_a_worker_that_waits(line: 
     thread = threading.Thread(target=worker.serve)
     thread.start()
     try:
-        eventually(lambda: line.proxy.cuts and desk.client.info("clients")["blocked_clients"])
+        eventually(lambda: line.proxy.cuts and harness.client.info("clients")["blocked_clients"])
 
         # When that claim is carried out after all, and brings something without waking it
-        desk.client.hset(desk.keys.gather, mapping={"worker": "nobody", "limit": 100})
-        desk.submit("a")
-        assert ids_of(desk.worker("worker-a").claim(1, 0.0)) == ["a"]
-        desk.client.delete(desk.keys.gather)
+        harness.client.hset(harness.keys.gather, mapping={"worker": "nobody", "limit": 100})
+        harness.submit("a")
+        assert ids_of(harness.worker("worker-a").claim(1, 0.0)) == ["a"]
+        harness.client.delete(harness.keys.gather)
 
         # Then the request is served all the same
-        eventually(lambda: desk.done() == ["a"], 5)
+        eventually(lambda: harness.done() == ["a"], 5)
     finally:
         worker.stop()
         thread.join(10)
-    assert desk.unaccounted() == 0
+    assert harness.unaccounted() == 0
 
 
 def test_f16_worker_whose_replies_were_never_taken_gives_the_requests_back(
@@ -435,7 +435,7 @@ def test_f16_worker_whose_replies_were_never_taken_gives_the_requests_back(
     worker = Worker(
         Batcher(line.worker, FixedPolicy(8, 0.0)), line.worker, run, outage=make_outage()
     )
-    line.desk.submit("a", "b")
+    line.harness.submit("a", "b")
     thread = threading.Thread(target=worker.serve)
     thread.start()
     try:
@@ -446,9 +446,9 @@ def test_f16_worker_whose_replies_were_never_taken_gives_the_requests_back(
         line.proxy.heal()
 
         # Then the requests run again, and are answered
-        eventually(lambda: sorted(line.desk.done()) == ["a", "b"])
+        eventually(lambda: sorted(line.harness.done()) == ["a", "b"])
     finally:
         worker.stop()
         thread.join(10)
     assert runs == [["a", "b"], ["a", "b"]]
-    assert line.desk.unaccounted() == 0
+    assert line.harness.unaccounted() == 0

@@ -24,12 +24,12 @@ from hypothesis.stateful import (
 
 from batching.protocol import Batch, Owned
 from batching.store.node_side.node_queue import ReclaimMode
-from batching.store.worker_side.worker_queue import WorkerVerbs
+from batching.store.worker_side.worker_queue import WorkerQueue
 from tests.chaos.promises import is_long
 from tests.support import (
     KEY,
     Backend,
-    Desk,
+    QueueHarness,
     attempts_of,
     fake_backend,
     ids_of,
@@ -71,11 +71,11 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.backend.client.flushall()
-        self.desk = Desk(self.backend)
-        self.desk.open(MAX_QUEUE)
+        self.harness = QueueHarness(self.backend)
+        self.harness.open(MAX_QUEUE)
         self.known: dict[str, Known] = {}
         self.queue: list[str] = []
-        self.solo: list[str] = []
+        self.suspects: list[str] = []
         self.leases: dict[str, list[str]] = {name: [] for name in WORKERS}
         self.given: list[Held] = []
         self.counts = dict.fromkeys(
@@ -85,24 +85,24 @@ class QueueMachine(RuleBasedStateMachine):
         self.living = {"worker-a"}
         self.idle: set[str] = set()
         if self.has_tickets:
-            self.desk.client.hset(self.desk.keys.config, "job_ticket", 1)
+            self.harness.client.hset(self.harness.keys.config, "job_ticket", 1)
 
     def teardown(self) -> None:
-        self.desk.close()
+        self.harness.close()
 
     @initialize(count=st.integers(1, 4))
     def begin(self, count: int) -> None:
         if self.has_tickets:
-            beats = self.desk.keys.worker_beats
-            beat_ms = self.desk.client.zscore(beats, "worker-a")
-            self.desk.client.zadd(beats, dict.fromkeys(WORKERS, beat_ms))
+            beats = self.harness.keys.worker_beats
+            beat_ms = self.harness.client.zscore(beats, "worker-a")
+            self.harness.client.zadd(beats, dict.fromkeys(WORKERS, beat_ms))
             self.living.update(WORKERS)
             for name in WORKERS:
                 self.worker(name)
         self.submit(INGRESSES[0], count)
 
-    def worker(self, name: str) -> WorkerVerbs:
-        verbs = self.desk.worker(name)
+    def worker(self, name: str) -> WorkerQueue:
+        verbs = self.harness.worker(name)
         if self.has_tickets:
             verbs.give_tickets()
             self.idle.add(name)
@@ -114,7 +114,7 @@ class QueueMachine(RuleBasedStateMachine):
         """How many requests are accepted before one is refused for want of an idle worker."""
         if not self.has_tickets:
             return len(self.queue) + MAX_QUEUE
-        return max(0, len(self.idle & self.living) - len(self.queue) - len(self.solo))
+        return max(0, len(self.idle & self.living) - len(self.queue) - len(self.suspects))
 
     def settle(self, request_id: str, outcome: str) -> None:
         self.known[request_id].outcome = outcome
@@ -134,8 +134,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     def hand_out(self, worker: str, limit: int) -> list[str]:
         """What a claim without patience brings."""
-        while self.solo:
-            request_id = self.solo.pop(0)
+        while self.suspects:
+            request_id = self.suspects.pop(0)
             if self.take(request_id, worker):
                 return [request_id]
         owned: list[str] = []
@@ -154,7 +154,7 @@ class QueueMachine(RuleBasedStateMachine):
         tickets, room = self.tickets(), max(0, MAX_QUEUE - len(self.queue))
         refused = -4 if tickets <= room else 0
         room = min(tickets, room)
-        codes = self.desk.submit(*names, ingress_id=ingress)
+        codes = self.harness.submit(*names, ingress_id=ingress)
         assert codes == [1] * min(count, room) + [refused] * max(0, count - room)
         for request_id in names[:room]:
             self.silent.discard(ingress)
@@ -169,9 +169,9 @@ class QueueMachine(RuleBasedStateMachine):
         open_ids = [name for name, one in self.known.items() if not one.outcome]
         if open_ids:
             name = pick.choice(open_ids)
-            assert self.desk.submit(name, ingress_id=self.known[name].ingress) == [2]
+            assert self.harness.submit(name, ingress_id=self.known[name].ingress) == [2]
 
-    @precondition(lambda self: self.queue or self.solo)
+    @precondition(lambda self: self.queue or self.suspects)
     @rule(target=held, worker=st.sampled_from(WORKERS), limit=st.integers(1, 5))
     def claim_again(self, worker: str, limit: int) -> Any:
         """The same once more, so that hypothesis picks it more often."""
@@ -207,7 +207,7 @@ class QueueMachine(RuleBasedStateMachine):
         """By a worker that was taken for dead, before or after somebody else has claimed again."""
         self.reply_once(*pick.choice(self.taken_away()))
 
-    @precondition(lambda self: self.solo)
+    @precondition(lambda self: self.suspects)
     @rule(target=held, worker=st.sampled_from(WORKERS))
     def overtake(self, worker: str) -> Any:
         """A suspect is claimed, and then those answer who have had it before."""
@@ -236,7 +236,7 @@ class QueueMachine(RuleBasedStateMachine):
         elif (known.attempt, known.owner) == (attempt, worker):
             assert code == 1
             self.settle(request_id, "replied")
-            (self.leases[worker] if known.is_claimed else self.solo).remove(request_id)
+            (self.leases[worker] if known.is_claimed else self.suspects).remove(request_id)
         else:
             assert code == 3
             self.counts["stale"] += 1
@@ -246,7 +246,7 @@ class QueueMachine(RuleBasedStateMachine):
     def cancel(self, pick: Any) -> None:
         request_id = pick.choice(sorted(self.known))
         one = self.known[request_id]
-        [code] = self.desk.ingress(one.ingress).cancel([request_id])
+        [code] = self.harness.ingress(one.ingress).cancel([request_id])
         if one.outcome:
             has_reply = one.outcome in {"replied", "expired", "failed"}
             assert code == (2 if has_reply else 0)
@@ -256,7 +256,7 @@ class QueueMachine(RuleBasedStateMachine):
         if one.is_claimed:
             self.leases[one.owner].remove(request_id)
         else:
-            (self.queue if request_id in self.queue else self.solo).remove(request_id)
+            (self.queue if request_id in self.queue else self.suspects).remove(request_id)
 
     @precondition(lambda self: any(self.leases.values()))
     @rule(pick=st.randoms(use_true_random=False), mode=st.sampled_from(list(ReclaimMode)))
@@ -277,11 +277,11 @@ class QueueMachine(RuleBasedStateMachine):
 
     def reclaim(self, worker: str, mode: ReclaimMode) -> None:
         if mode is ReclaimMode.DEAD:
-            self.desk.silence_worker(worker)
-        self.desk.node(MAX_ATTEMPTS).reclaim(KEY, worker, mode)
+            self.harness.silence_worker(worker)
+        self.harness.node(MAX_ATTEMPTS).reclaim(KEY, worker, mode)
         if mode is not ReclaimMode.RECOVERED:
             self.living.discard(worker)
-        self.desk.open(MAX_QUEUE)
+        self.harness.open(MAX_QUEUE)
         self.living.add("worker-a")
         held, self.leases[worker] = self.leases[worker], []
         is_untried = mode in (ReclaimMode.RELEASED, ReclaimMode.RECOVERED)
@@ -295,9 +295,9 @@ class QueueMachine(RuleBasedStateMachine):
             self.settle(request_id, "failed")
         elif is_untried:
             one.attempt, one.owner = one.attempt - 1, ""
-            (self.solo if one.attempt else self.queue).insert(0, request_id)
+            (self.suspects if one.attempt else self.queue).insert(0, request_id)
         else:
-            self.solo.append(request_id)
+            self.suspects.append(request_id)
 
     @precondition(lambda self: self.known)
     @rule(pick=st.randoms(use_true_random=False))
@@ -305,19 +305,19 @@ class QueueMachine(RuleBasedStateMachine):
         open_ids = [name for name, one in self.known.items() if not one.outcome]
         if open_ids:
             name = pick.choice(open_ids)
-            self.desk.age_request(name, 120_000)
+            self.harness.age_request(name, 120_000)
             self.known[name].is_late = True
 
     @rule(ingress=st.just("ingress-b"))
     def kill_ingress(self, ingress: str) -> None:
-        if self.desk.client.zscore(self.desk.keys.ingress_beats, ingress) is not None:
-            self.desk.silence_ingress(ingress, ms=10_000_000)
+        if self.harness.client.zscore(self.harness.keys.ingress_beats, ingress) is not None:
+            self.harness.silence_ingress(ingress, ms=10_000_000)
             self.silent.add(ingress)
 
     @rule(ingress=st.sampled_from(INGRESSES))
     def audit(self, ingress: str) -> None:
         names = sorted(self.known)
-        codes = [int(code) for code in self.desk.ingress(ingress).audit(names)]
+        codes = [int(code) for code in self.harness.ingress(ingress).audit(names)]
         self.silent.discard(ingress)
         replied = {"replied", "expired", "failed"}
         assert codes == [
@@ -330,22 +330,22 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def places_are_as_the_model_says(self) -> None:
         waiting = {name for name, one in self.known.items() if not one.outcome}
-        assert self.desk.open_ids() == waiting
-        assert self.desk.queued() == self.queue
-        assert self.desk.solo() == self.solo
+        assert self.harness.open_ids() == waiting
+        assert self.harness.queued() == self.queue
+        assert self.harness.suspects() == self.suspects
         for worker in WORKERS:
             owned = [(name, self.known[name].attempt) for name in self.leases[worker]]
-            assert self.desk.owned(worker) == owned
-        places = [self.queue, self.solo, *self.leases.values()]
+            assert self.harness.owned(worker) == owned
+        places = [self.queue, self.suspects, *self.leases.values()]
         assert sorted(name for place in places for name in place) == sorted(waiting)
 
     @invariant()
     def every_accepted_request_has_one_outcome_at_most(self) -> None:
-        counters = self.desk.counters()
+        counters = self.harness.counters()
         assert {name: counters.get(name, 0) for name in self.counts} == self.counts
-        assert self.desk.unaccounted() == 0
+        assert self.harness.unaccounted() == 0
         assert all(one.attempt <= MAX_ATTEMPTS for one in self.known.values())
-        replied = [name for name, one in self.known.items() if self.desk.reply_value(name)]
+        replied = [name for name, one in self.known.items() if self.harness.reply_value(name)]
         assert set(replied) == {
             name
             for name, one in self.known.items()

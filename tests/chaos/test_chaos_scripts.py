@@ -15,13 +15,13 @@ from batching.process.backoff import Backoff
 from batching.protocol import Batch
 from batching.store.background_tasks import end_tasks
 from batching.store.clients import IDLE_S, connect_async
-from batching.store.node_side.node_queue import NodeVerbs, ReclaimMode
-from batching.store.worker_side.worker_queue import WorkerVerbs
+from batching.store.node_side.node_queue import NodeQueue, ReclaimMode
+from batching.store.worker_side.worker_queue import WorkerQueue
 from tests.chaos.crash_points import EXIT_CRASHED, POINTS
 from tests.support import (
     DEAD_AFTER_MS,
     KEY,
-    Desk,
+    QueueHarness,
     attempts_of,
     ids_of,
     items_of,
@@ -40,9 +40,9 @@ WORKER = WorkerStatus("worker-a", "node-a", 0, WorkerState.READY, 43, "cpu", "no
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
-def serve_all(desk: Desk, worker_id: str) -> dict[str, int]:
+def serve_all(harness: QueueHarness, worker_id: str) -> dict[str, int]:
     """Another worker answers what it finds; each id with its attempt."""
-    worker = desk.worker(worker_id)
+    worker = harness.worker(worker_id)
     found: dict[str, int] = {}
     while isinstance(claimed := worker.claim(8, 0.0), Batch):
         found |= dict(attempts_of(claimed))
@@ -52,19 +52,19 @@ def serve_all(desk: Desk, worker_id: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_f09_f10_f11_crash_at_any_point_of_a_turn_loses_and_doubles_nothing(
-    real_desk: Desk, record_promise, point: str
+    real_harness: QueueHarness, record_promise, point: str
 ) -> None:
     # Given eight requests, and a worker that crashes at this point of its turn
-    real_desk.submit(*NAMES)
-    real_desk.silence_ingress(ms=-60_000)  # it lives, however long a process takes to start
-    url = real_desk.backend.url
+    real_harness.submit(*NAMES)
+    real_harness.silence_ingress(ms=-60_000)  # it lives, however long a process takes to start
+    url = real_harness.backend.url
     words = [sys.executable, "-m", "tests.chaos.crash_points", url, "victim", point]
     crashed = subprocess.run(words, timeout=20, capture_output=True, text=True, check=False)
     assert crashed.returncode == EXIT_CRASHED, crashed.stderr
 
     # When its node takes back what it held, and another worker goes on
-    real_desk.node().reclaim(KEY, "victim", ReclaimMode.CRASHED)
-    again = serve_all(real_desk, "other")
+    real_harness.node().reclaim(KEY, "victim", ReclaimMode.CRASHED)
+    again = serve_all(real_harness, "other")
 
     # Then the replies that were given stand, all of them or none: they are one script
     attempts = {"before claim": 1, "after claim": 2}
@@ -72,22 +72,22 @@ def test_f09_f10_f11_crash_at_any_point_of_a_turn_loses_and_doubles_nothing(
     row = {"before claim": "F9", "after claim": "F9", "after reply": "F10"}[point]
     record_promise(row, f"crash {point}", "each answered once", f"{len(again)} of 8 run again")
     assert again == expected
-    assert sorted(real_desk.done()) == NAMES
-    assert real_desk.counters()["replied"] == len(NAMES)
-    assert real_desk.unaccounted() == 0
-    assert real_desk.open_ids() == set()
+    assert sorted(real_harness.done()) == NAMES
+    assert real_harness.counters()["replied"] == len(NAMES)
+    assert real_harness.unaccounted() == 0
+    assert real_harness.open_ids() == set()
 
 
 def test_f12_late_reply_counts_once_and_nobody_runs_the_request_again(
-    desk: Desk, record_promise
+    harness: QueueHarness, record_promise
 ) -> None:
     # Given a worker that was taken for dead while it worked
-    desk.submit("a", "b")
-    first = desk.worker("first")
+    harness.submit("a", "b")
+    first = harness.worker("first")
     claimed = first.claim(2, 0.0)
-    desk.silence_worker("first")
-    desk.node().reclaim(KEY, "first", ReclaimMode.DEAD)
-    assert desk.solo() == ["a", "b"]
+    harness.silence_worker("first")
+    harness.node().reclaim(KEY, "first", ReclaimMode.DEAD)
+    assert harness.suspects() == ["a", "b"]
 
     # When its replies come before anybody has claimed again, and once more
     codes = first.reply(items_of(claimed), [make_reply("late")] * 2)
@@ -95,38 +95,40 @@ def test_f12_late_reply_counts_once_and_nobody_runs_the_request_again(
 
     # Then they count, once
     assert (codes, codes_again) == ([1, 1], [2, 2])
-    assert desk.worker("second").claim(2, 0.0) is Nothing.EMPTY
-    assert desk.done() == ["a", "b"]
+    assert harness.worker("second").claim(2, 0.0) is Nothing.EMPTY
+    assert harness.done() == ["a", "b"]
     record_promise("F12", "late reply before re-claim", "accepted once, not run", "1, 0 runs")
-    assert desk.unaccounted() == 0
+    assert harness.unaccounted() == 0
 
 
-def test_f12_stale_reply_leaves_the_same_workers_later_attempt_in_its_lease(desk: Desk) -> None:
+def test_f12_stale_reply_leaves_the_same_workers_later_attempt_in_its_lease(
+    harness: QueueHarness,
+) -> None:
     # Given a worker that was taken for dead, and has the request once more
-    desk.submit("a")
-    worker = desk.worker()
+    harness.submit("a")
+    worker = harness.worker()
     first = worker.claim(1, 0.0)
-    desk.silence_worker()
-    desk.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD)
+    harness.silence_worker()
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD)
     assert attempts_of(worker.claim(1, 0.0)) == [("a", 2)]
 
     # When its reply of the first time comes, and it dies
     codes = worker.reply(items_of(first), [make_reply("late")])
-    desk.node(max_attempts=3).reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    harness.node(max_attempts=3).reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
 
     # Then the request is not lost with it
     assert codes == [3]
-    assert desk.solo() == ["a"]
-    assert desk.unaccounted() == 0
+    assert harness.suspects() == ["a"]
+    assert harness.unaccounted() == 0
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_f25_clock_steps_of_parts_mean_nothing(
-    real_desk: Desk, record_promise, monkeypatch: pytest.MonkeyPatch, hours: int
+    real_harness: QueueHarness, record_promise, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     # Given a waiting and a claimed request
-    real_desk.submit("claimed", "waiting", ttl_ms=60_000)
-    worker = real_desk.worker()
+    real_harness.submit("claimed", "waiting", ttl_ms=60_000)
+    worker = real_harness.worker()
     claimed = worker.claim(1, 0.0)
 
     # When every clock of the ingress, the worker and the node steps by an hour
@@ -137,19 +139,19 @@ def test_f25_clock_steps_of_parts_mean_nothing(
     assert abs(datetime.datetime.now(datetime.UTC).timestamp() - time.time()) > 3000  # noqa: TID251
 
     # Then nobody is dead, nothing expires, and what is submitted now lives as long as it should
-    assert real_desk.node().dead_workers([KEY]) == []
-    assert real_desk.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD) is None
-    assert real_desk.submit("new", ttl_ms=5_000) == [1]
-    assert real_desk.request("new")["ttl_ms"] == "5000"
-    assert 65_000 < real_desk.client.pttl(real_desk.keys.open) <= 180_000
+    assert real_harness.node().dead_workers([KEY]) == []
+    assert real_harness.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD) is None
+    assert real_harness.submit("new", ttl_ms=5_000) == [1]
+    assert real_harness.request("new")["ttl_ms"] == "5000"
+    assert 65_000 < real_harness.client.pttl(real_harness.keys.open) <= 180_000
     assert worker.reply(items_of(claimed), [make_reply("x")]) == [1]
     assert ids_of(worker.claim(8, 0.0)) == ["waiting", "new"]
     record_promise("F25", "clocks step by +-1 h", "no effect", "none")
-    assert real_desk.counters().get("expired", 0) == 0
+    assert real_harness.counters().get("expired", 0) == 0
 
 
-class BellThief(WorkerVerbs):
-    """A worker whose bell is always stolen between the ring and the wait for it."""
+class BellThief(WorkerQueue):
+    """A worker whose wakeups is always stolen between the ring and the wait for it."""
 
     on_empty = staticmethod(lambda: None)
 
@@ -160,22 +162,22 @@ class BellThief(WorkerVerbs):
         return claimed
 
     def wait_bell(self, timeout_s: float) -> bool:
-        self._client.delete(self._keys.bell)
+        self._client.delete(self._keys.wakeups)
         return super().wait_bell(timeout_s)
 
 
-def test_f38_lost_bell_costs_a_second_at_most(real_desk: Desk, record_promise) -> None:
+def test_f38_lost_bell_costs_a_second_at_most(real_harness: QueueHarness, record_promise) -> None:
     # Given a worker about to wait, a node that has just beaten, and a request that comes just then
-    client = real_desk.backend.connect()
+    client = real_harness.backend.connect()
     worker = BellThief(client, KEY, "worker-a", DEAD_AFTER_MS)
     submitted = []
-    worker.on_empty = lambda: submitted or submitted.extend(real_desk.submit("a"))
+    worker.on_empty = lambda: submitted or submitted.extend(real_harness.submit("a"))
     batcher = Batcher(worker, FixedPolicy(8, 0.005))
 
-    # When its bell is lost
+    # When its wakeups is lost
     async def gather() -> tuple[Batch | None, float]:
-        async with connect_async(real_desk.backend.url) as node_client:
-            heart = heart_of(NodeVerbs(node_client, DEAD_AFTER_MS))
+        async with connect_async(real_harness.backend.url) as node_client:
+            heart = heart_of(NodeQueue(node_client, DEAD_AFTER_MS))
             await heart.beat()
             beating = asyncio.create_task(heart.run())
             began = time.monotonic()
@@ -187,13 +189,13 @@ def test_f38_lost_bell_costs_a_second_at_most(real_desk: Desk, record_promise) -
     batch, took_s = asyncio.run(gather())
 
     # Then the request is found all the same
-    record_promise("F38", "bell lost", "progress <= 1 s", f"{took_s:.2f} s")
+    record_promise("F38", "wakeups lost", "progress <= 1 s", f"{took_s:.2f} s")
     assert ids_of(batch) == ["a"]
     assert_within(took_s, 1.0)
     client.connection_pool.disconnect()
 
 
-def heart_of(verbs: NodeVerbs) -> Heartbeat:
+def heart_of(verbs: NodeQueue) -> Heartbeat:
     """The heart of a node with one worker, that of the tests."""
     outage = make_outage()
     record = SlotRecord(verbs, outage, KEY, Backoff())
@@ -201,25 +203,27 @@ def heart_of(verbs: NodeVerbs) -> Heartbeat:
     return Heartbeat(verbs, NODE, lambda: [record], lambda: [KEY], lambda: None, outage=outage)
 
 
-def test_f39_cancel_storm_leaves_nothing_to_wade_through(real_desk: Desk, record_promise) -> None:
+def test_f39_cancel_storm_leaves_nothing_to_wade_through(
+    real_harness: QueueHarness, record_promise
+) -> None:
     # Given ten thousand requests before eight others
     storm = [f"storm-{number}" for number in range(STORM)]
-    real_desk.open(max_queue=2 * STORM)
+    real_harness.open(max_queue=2 * STORM)
     for start in range(0, STORM, 2000):
-        real_desk.submit(*storm[start : start + 2000])
-    real_desk.submit(*NAMES)
+        real_harness.submit(*storm[start : start + 2000])
+    real_harness.submit(*NAMES)
 
     # When all of the ten thousand leave, the last one first
     slowest_s = 0.0
     backwards = storm[::-1]
     for start in range(0, STORM, 500):
         began = time.perf_counter()
-        real_desk.ingress().cancel(backwards[start : start + 500])
+        real_harness.ingress().cancel(backwards[start : start + 500])
         slowest_s = max(slowest_s, time.perf_counter() - began)
 
     # Then a claim finds the living at once, for an ingress that has beaten meanwhile
-    real_desk.ingress().audit([])
-    worker = real_desk.worker()
+    real_harness.ingress().audit([])
+    worker = real_harness.worker()
     began = time.perf_counter()
     claimed = worker.claim(8, 0.0)
     claim_s = time.perf_counter() - began
@@ -232,5 +236,5 @@ def test_f39_cancel_storm_leaves_nothing_to_wade_through(real_desk: Desk, record
     )
     assert ids_of(claimed) == NAMES
     assert_within(claim_s, 0.02)
-    assert real_desk.counters()["cancelled"] == STORM
-    assert real_desk.unaccounted() == 0
+    assert real_harness.counters()["cancelled"] == STORM
+    assert real_harness.unaccounted() == 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from batching.handover import LIMIT_S
+from batching.claim_lead import LIMIT_S
 from tests.e2e.archives import Ledger
 from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import FerryServer

@@ -126,7 +126,7 @@ def test_ingress_keeps_no_client_of_versions_that_were_unregistered(
             with pytest.raises(errors.NoWorker):
                 await broker.predict(spec, wire_of("x"), request_id=str(number))
             await asyncio.to_thread(registry.remove, spec.key)
-            await eventually_async(lambda s=spec: broker._lanes[s.key].is_idle)
+            await eventually_async(lambda s=spec: broker._channels[s.key].is_idle)
         count = len(broker._client.connection_pool.deployment._clients)
         await broker.close()
         return count
@@ -335,7 +335,7 @@ def test_one_dead_master_does_not_keep_the_calls_of_others(cluster: Cluster, mon
 
     async def run() -> None:
         async with connect_async(cluster.url) as client:
-            verbs = node_verbs.NodeVerbs(client, 3000)
+            verbs = node_verbs.NodeQueue(client, 3000)
 
             async def hang() -> None:
                 await asyncio.sleep(60)

@@ -22,7 +22,7 @@ from batching.errors import DownloadFailed, InternalError, ModelNotFound
 from workers.archives.archive_entries import MAX_UNPACKED_BYTES
 from workers.archives.download_notes import note_of, store_path, was_downloaded
 from workers.archives.model_archive import inspect_archive, not_saved
-from workers.archives.quarantine import DOWNLOAD_PREFIX
+from workers.archives.staging import DOWNLOAD_PREFIX
 
 MAX_REDIRECTS = 3
 MAX_DOWNLOAD_S = 900
@@ -127,8 +127,8 @@ class Downloader:
         is_there = target.exists()
         _check_replaceable(url, target, is_unused)
         try:
-            with tempfile.TemporaryDirectory(prefix=DOWNLOAD_PREFIX, dir=model_store) as quarantine:
-                file = Path(quarantine) / target.name
+            with tempfile.TemporaryDirectory(prefix=DOWNLOAD_PREFIX, dir=model_store) as staging:
+                file = Path(staging) / target.name
                 self._download(url, file, on_progress)
                 inspect_archive(file, url)
                 # Before it is in the store: without a note it would be in everybody's way there.

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from batching.errors import DownloadFailed
-from workers.archives.quarantine import mark_used, unmarked_s
+from workers.archives.staging import mark_used, unmarked_s
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 

@@ -1,7 +1,7 @@
 """Model archives: what they say of themselves, and their way onto this machine's disk.
 
 inspect_archive   reads everything, writes nothing
-unpack_archive    quarantine → verify → rename to work_dir/<sha256>
+unpack_archive    staging → verify → rename to work_dir/<sha256>
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from batching.models.spec import DEFAULT_VERSION, ArchiveInfo
 from workers.archives.archive_entries import CHUNK_BYTES, MAX_ENTRIES, read_chunks, read_entries
 from workers.archives.manifest import MANIFEST_PATH, as_text, config_file_of, parse_manifest
 from workers.archives.model_config import as_json, parse_config
-from workers.archives.quarantine import folder_to_unpack_in
+from workers.archives.staging import folder_to_unpack_in
 
 # The manifest and model-config.yaml are read into memory.
 MAX_TEXT_BYTES = 1024**2
@@ -100,8 +100,8 @@ def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
         )
     try:
         work_dir.mkdir(parents=True, exist_ok=True)
-        with folder_to_unpack_in(work_dir) as quarantine:
-            content = quarantine / "content"
+        with folder_to_unpack_in(work_dir) as staging:
+            content = staging / "content"
             if path.is_dir():
                 content.symlink_to(_without_wrapper(path.resolve()), target_is_directory=True)
             else:

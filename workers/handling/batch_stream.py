@@ -14,7 +14,7 @@ from typing import Any
 from ts.context import Context
 
 from batching.protocol import Claimed, Owned, ReplyChunk
-from batching.store.outage import Outage
+from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
 from workers.handling.rows import encode_output, header_texts
@@ -39,12 +39,14 @@ class BatchStream:
     whose answer has a piece missing, or whose client has left.
     """
 
-    def __init__(self, context: Context, send: Send | None, outage: Outage | None = None) -> None:
+    def __init__(
+        self, context: Context, send: Send | None, outage: OutageLog | None = None
+    ) -> None:
         self.counts: dict[str, int] = {}
         self.broken: set[str] = set()
         self._context = context
         self._send = send
-        self._outage = outage or Outage(log)
+        self._outage = outage or OutageLog(log)
         self._items: Sequence[Claimed] = ()
         self._sending = threading.Lock()
         if send is not None:

@@ -17,7 +17,7 @@ from ts.metrics.metrics_store import MetricsStore
 from batching.metrics.declared import DeclaredMetric
 from batching.metrics.lines import metric_line, model_metric_log
 from batching.metrics.series import ABOVE, SUM, Measurement, MetricKind, Series
-from batching.store.measurements import MetricVerbs
+from batching.store.measurements import HandlerMeasurements
 from batching.store.redis_errors import AWAY
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class MetricsReporter:
     def __init__(
         self,
         store: MetricsStore,
-        verbs: MetricVerbs,
+        verbs: HandlerMeasurements,
         declared: Sequence[DeclaredMetric],
         *,
         is_showing_all: bool,

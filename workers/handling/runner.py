@@ -19,7 +19,7 @@ from batching.errors import InternalError, OutOfResources, PredictionFailed, Ser
 from batching.models.spec import DEFAULT_VERSION
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.settings.settings import Settings
-from batching.store.outage import Outage
+from batching.store.outage_log import OutageLog
 from batching.store.replies import error_reply
 from workers.handling.batch_stream import BatchStream, Send, StreamAbandoned
 from workers.handling.envelopes import OPEN_INFERENCE_ENVELOPE
@@ -52,7 +52,7 @@ class Runner:
         model: LoadedModel,
         settings: Settings,
         send: Send | None = None,
-        outage: Outage | None = None,
+        outage: OutageLog | None = None,
     ) -> None:
         self._model = model
         self._settings = settings

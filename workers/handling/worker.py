@@ -29,11 +29,11 @@ from batching.process.logs import configure_logging
 from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned, Reply
 from batching.settings.settings import Settings
 from batching.store.clients import BLOCK_S, connect, idle_s, store_url
-from batching.store.measurements import MetricVerbs
-from batching.store.outage import Outage
+from batching.store.measurements import HandlerMeasurements
+from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.replies import error_reply
-from batching.store.worker_side.worker_queue import WorkerVerbs
+from batching.store.worker_side.worker_queue import WorkerQueue
 from workers.handling.envelopes import in_envelope
 from workers.handling.handlers import LoadedModel, load_model
 from workers.handling.metrics_reporter import MetricsReporter
@@ -63,12 +63,12 @@ class Worker:
     def __init__(
         self,
         batcher: Batcher,
-        verbs: WorkerVerbs,
+        verbs: WorkerQueue,
         run: Callable[[Batch], list[Reply]],
         is_broken: Callable[[], bool] = lambda: False,
         *,
         idle_s: float = BLOCK_S,
-        outage: Outage,
+        outage: OutageLog,
     ) -> None:
         self._batcher = batcher
         self._verbs = verbs
@@ -200,16 +200,16 @@ def main() -> int:
 def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> int:
     spec = assignment.spec
     client = connect(store_url(settings))
-    verbs = WorkerVerbs(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
+    verbs = WorkerQueue(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
     policy = policy_of(spec)
     entry = in_envelope(settings.service_envelope, model.entry)
     timeout_s = spec.response_timeout_s
     entry, send = timed(entry, partial(verbs.send, patience_s=timeout_s), timeout_s)
-    outage = Outage(log, settings.redis_url)
+    outage = OutageLog(log, settings.redis_url)
     runner = Runner(replace(model, entry=entry), settings, send, outage)
     reporter = MetricsReporter(
         model.context.metrics,
-        MetricVerbs(client, spec.key),
+        HandlerMeasurements(client, spec.key),
         read_metrics_config(settings.metrics_config),
         is_showing_all=settings.model_metrics_auto_detect,
         is_logging=settings.is_logging_metrics,

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from batching.models.spec import VersionKey
-from batching.store.node_side.node_queue import NodeVerbs
-from batching.store.outage import Outage
+from batching.store.node_side.node_queue import NodeQueue
+from batching.store.outage_log import OutageLog
 from batching.store.reclaiming import ReclaimMode
 from batching.store.redis_errors import AWAY
 
@@ -18,16 +18,16 @@ log = logging.getLogger(__name__)
 JITTER_S = 0.1
 
 
-class Reaper:
+class DeadWorkers:
     """Looks for workers whose node has gone silent, when there may be one."""
 
     def __init__(
         self,
-        verbs: NodeVerbs,
+        verbs: NodeQueue,
         versions: Callable[[], Iterable[VersionKey]],
         is_steady: Callable[[VersionKey | None], bool],
         somebody_is_overdue: Callable[[], Awaitable[None]],
-        outage: Outage,
+        outage: OutageLog,
     ) -> None:
         self._verbs = verbs
         self._versions = versions

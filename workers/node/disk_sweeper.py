@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 LOOKS_WHILE_KEPT = 24
 
 
-class Sweeper:
+class DiskSweeper:
     """Marks the files of registered models, and removes what nobody has marked for long."""
 
     def __init__(

@@ -8,8 +8,8 @@ from functools import partial
 
 from batching.models.spec import VersionKey
 from batching.models.statuses import NodeStatus
-from batching.store.node_side.node_queue import NodeVerbs
-from batching.store.outage import Outage
+from batching.store.node_side.node_queue import NodeQueue
+from batching.store.outage_log import OutageLog
 from batching.store.reclaiming import ReclaimMode
 from batching.store.redis_errors import AWAY
 from workers.slots.slot_record import SlotRecord
@@ -30,14 +30,14 @@ class Heartbeat:
 
     def __init__(
         self,
-        verbs: NodeVerbs,
+        verbs: NodeQueue,
         node: NodeStatus,
         records: Callable[[], Iterable[SlotRecord]],
         versions: Callable[[], Iterable[VersionKey]],
         on_forgotten: Callable[[], None],
         *,
         dead_after_s: float = 3.0,
-        outage: Outage,
+        outage: OutageLog,
     ) -> None:
         self._verbs = verbs
         self._node = node
@@ -70,8 +70,8 @@ class Heartbeat:
     async def beat(self) -> None:
         """One beat. If Redis had forgotten this node or a worker, it is told everything again.
 
-        It was emptied then, or a reaper was wrong. After a beat whose answer was lost it is told,
-        too, as that may have said so.
+        It was emptied then, or a dead_workers was wrong. After a beat whose answer was lost it is
+        told, too, as that may have said so.
         """
         workers: dict[VersionKey, list[str]] = {key: [] for key in self._versions()}
         for record in self._records():

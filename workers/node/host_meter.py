@@ -14,8 +14,8 @@ import psutil
 from batching.metrics.lines import host_dimensions, metric_line, metric_log
 from batching.models.statuses import HostSample, NodeStatus
 from batching.process.daemon_thread import in_daemon_thread
-from batching.store.node_side.node_queue import NodeVerbs
-from batching.store.outage import Outage
+from batching.store.node_side.node_queue import NodeQueue
+from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import RedisError
 from workers.machine.devices import ask_nvidia_smi
 from workers.slots.slot import Slot
@@ -35,13 +35,13 @@ class HostMeter:
 
     def __init__(
         self,
-        verbs: NodeVerbs,
+        verbs: NodeQueue,
         node: NodeStatus,
         slots: Callable[[], Iterable[Slot]],
         *,
         interval_s: float,
         is_logging: bool,
-        outage: Outage,
+        outage: OutageLog,
     ) -> None:
         self._verbs = verbs
         self._node = node

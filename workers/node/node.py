@@ -1,8 +1,8 @@
 """A node: one per container or host. Turns what the registry wants into running worker processes.
 
-Roles, each a small file: Heartbeat says that the node and its workers live, Reaper takes back what
-dead nodes held, Undertaker answers who waits for what is gone, Slot keeps one worker process alive,
-Sweeper clears the disk, two child processes run control jobs.
+Roles, each a small file: Heartbeat says that the node and its workers live, DeadWorkers takes back
+what dead nodes held, UnregisteredVersions answers who waits for what is gone, Slot keeps one worker
+process alive, DiskSweeper clears the disk, two child processes run control jobs.
 
 Shutdown order: workers stop claiming, finish their batch and reply; what they left is released;
 then the heartbeat stops and the node is forgotten. A beat that stopped earlier would let others
@@ -34,8 +34,8 @@ from batching.protocol import WIRE_VERSION
 from batching.settings.settings import Settings, SettingsError
 from batching.store.background_tasks import end_tasks, keep_going
 from batching.store.clients import connect, connect_async, store_url
-from batching.store.node_side.node_queue import NodeVerbs
-from batching.store.outage import Outage
+from batching.store.node_side.node_queue import NodeQueue
+from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.registry.changes import changed_models
 from batching.store.registry.registry import Registry
@@ -43,13 +43,13 @@ from batching.store.server_check import check_server
 from workers.archives.model_files import ModelFiles
 from workers.machine.devices import list_gpus
 from workers.node.control_process import keep_control_workers
-from workers.node.dead_workers import Reaper
-from workers.node.disk_sweeper import Sweeper
+from workers.node.dead_workers import DeadWorkers
+from workers.node.disk_sweeper import DiskSweeper
 from workers.node.heartbeat import Heartbeat
 from workers.node.host_meter import HostMeter
 from workers.node.probe_files import ProbeFiles
-from workers.node.registry_memory import RegistryKeeper
-from workers.node.unregistered_versions import Undertaker
+from workers.node.registry_memory import RegistryMemory
+from workers.node.unregistered_versions import UnregisteredVersions
 from workers.slots.slot import SlotContext
 from workers.slots.slot_record import SlotRecord
 from workers.slots.slots import Slots
@@ -76,19 +76,19 @@ class Node:
             started_at=utc_now(),
             wire_version=WIRE_VERSION,
         )
-        self._outage = Outage(log, settings.redis_url)
+        self._outage = OutageLog(log, settings.redis_url)
         self._blocking_client = connect(store_url(settings))
         self._registry = Registry(self._blocking_client, dead_after_s=settings.dead_after_s)
-        self._keeper = RegistryKeeper(self._registry)
+        self._keeper = RegistryMemory(self._registry)
         self._client = connect_async(store_url(settings))
-        self._verbs = NodeVerbs(self._client, int(settings.dead_after_s * 1000))
+        self._verbs = NodeQueue(self._client, int(settings.dead_after_s * 1000))
         # Made once: workers that leave the system no room for another thread can be scaled down.
         self._thread = DaemonThread()
         self._wanted: Mapping[str, ModelEntry] = {}
         self._has_reconciled = asyncio.Event()
         self._repairs_due = self._repairs_done = 0
         self._files = ModelFiles(settings)
-        self._undertaker = Undertaker(self._verbs)
+        self._unregistered_versions = UnregisteredVersions(self._verbs)
         self._signals = StopEvents()
         self._must_look = asyncio.Event()
         context = SlotContext(
@@ -116,8 +116,10 @@ class Node:
         self._signals.listen()
         self._thread.start()
         heartbeat = self._heartbeat
-        sweeper = Sweeper(self._files, self._known_specs, kept_s=self._settings.unused_files_kept_s)
-        reaper = Reaper(
+        sweeper = DiskSweeper(
+            self._files, self._known_specs, kept_s=self._settings.unused_files_kept_s
+        )
+        dead_workers = DeadWorkers(
             self._verbs, self._versions, heartbeat.is_steady, heartbeat.overdue, self._outage
         )
         starters = [
@@ -128,7 +130,7 @@ class Node:
             *starters,
             # Without beats others take its requests; a new node is better than one that is unheard.
             asyncio.create_task(heartbeat.run(), name="heartbeat"),
-            self._keep(reaper.run, "reaper"),
+            self._keep(dead_workers.run, "dead_workers"),
             self._keep(self._follow_changes, "changes"),
             self._keep(sweeper.run, "sweeper"),
         ]
@@ -149,7 +151,7 @@ class Node:
                 await self._verbs.leave(self._node.node_id)
                 # What was unregistered just before the stop has not been looked at yet.
                 await self._follow_registry()
-                await self._undertaker.look()
+                await self._unregistered_versions.look()
         await self._client.aclose()
         self._thread.end()
         self._blocking_client.close()
@@ -194,7 +196,7 @@ class Node:
     def _versions(self) -> list[VersionKey]:
         """The versions that may have workers somewhere."""
         wanted = [spec.key for spec in self._specs()]
-        return list(dict.fromkeys([*wanted, *self._undertaker.ended]))
+        return list(dict.fromkeys([*wanted, *self._unregistered_versions.ended]))
 
     async def _known_specs(self) -> list[ModelSpec]:
         await self._has_reconciled.wait()
@@ -212,7 +214,7 @@ class Node:
                 await asyncio.sleep(RETRY_S)
                 continue
             self._outage.over("reconcile")
-            wait_s = LOOK_AGAIN_S if self._undertaker.ended else RECONCILE_S
+            wait_s = LOOK_AGAIN_S if self._unregistered_versions.ended else RECONCILE_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._must_look.wait(), timeout=wait_s)
 
@@ -243,7 +245,7 @@ class Node:
             self._repairs_done = due
         # Only now that the slots know: a version that is wanted again has a worker coming, and its
         # requests wait for that.
-        await self._undertaker.look()
+        await self._unregistered_versions.look()
         at_work = [slot.spec.key for slot in self._slots.all()]
         await self._verbs.close_unused([*self._versions(), *at_work])
 
@@ -259,7 +261,7 @@ class Node:
         before = self._specs()
         self._wanted = await self._thread.run(partial(self._keeper.look, beat))
         specs = {spec.key: spec for spec in self._specs()}
-        self._undertaker.follow(before, specs)
+        self._unregistered_versions.follow(before, specs)
         return before, specs
 
 

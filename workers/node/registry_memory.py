@@ -6,7 +6,7 @@ from batching.models.entry import ModelEntry, specs_of
 from batching.store.registry.registry import Registry
 
 
-class RegistryKeeper:
+class RegistryMemory:
     """Knows what is registered, and registers it again where Redis has lost it."""
 
     def __init__(self, registry: Registry) -> None:

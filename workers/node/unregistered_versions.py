@@ -5,18 +5,18 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 from batching.models.spec import ModelSpec, VersionKey
-from batching.store.node_side.node_queue import NodeVerbs
+from batching.store.node_side.node_queue import NodeQueue
 
 log = logging.getLogger(__name__)
 
 
-class Undertaker:
+class UnregisteredVersions:
     """Remembers versions that were unregistered, or scaled to nothing, until no worker is left.
 
     Every node runs one: a worker's own node may be the one that dies before its last batch is over.
     """
 
-    def __init__(self, verbs: NodeVerbs) -> None:
+    def __init__(self, verbs: NodeQueue) -> None:
         self._verbs = verbs
         # Of each of them, whether it is still registered.
         self._ended: dict[VersionKey, bool] = {}

@@ -20,8 +20,8 @@ from batching.models.spec import ModelSpec
 from batching.models.statuses import WorkerState, WorkerStatus, utc_now
 from batching.process.backoff import Backoff
 from batching.settings.settings import Settings
-from batching.store.node_side.node_queue import NodeVerbs
-from batching.store.outage import Outage
+from batching.store.node_side.node_queue import NodeQueue
+from batching.store.outage_log import OutageLog
 from batching.store.reclaiming import ReclaimMode
 from workers.archives.model_files import Prepared
 from workers.machine.devices import Device
@@ -42,10 +42,10 @@ class SlotContext:
 
     node_id: str
     settings: Settings
-    verbs: NodeVerbs
+    verbs: NodeQueue
     sequence: "itertools.count[int]"
     prepare: Callable[[ModelSpec], Awaitable[Prepared]]
-    outage: Outage
+    outage: OutageLog
 
 
 class Slot:

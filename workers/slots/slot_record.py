@@ -8,8 +8,8 @@ from typing import Any
 from batching.models.spec import VersionKey
 from batching.models.statuses import WorkerState, WorkerStatus
 from batching.process.backoff import Backoff
-from batching.store.node_side.node_queue import NodeVerbs
-from batching.store.outage import Outage
+from batching.store.node_side.node_queue import NodeQueue
+from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 
 RETRY_S = 0.1
@@ -22,7 +22,9 @@ class SlotRecord:
     hidden: their status can be seen, but no request is queued for them.
     """
 
-    def __init__(self, verbs: NodeVerbs, outage: Outage, key: VersionKey, backoff: Backoff) -> None:
+    def __init__(
+        self, verbs: NodeQueue, outage: OutageLog, key: VersionKey, backoff: Backoff
+    ) -> None:
         self.key = key
         self.status: WorkerStatus | None = None
         self.successor_id: str | None = None

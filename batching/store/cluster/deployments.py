@@ -25,7 +25,13 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from batching.settings.redis_url import CLUSTER, RedisUrl
-from batching.store.cluster.finders import ASK_TIMEOUT_S, Circle, Finder, MasterFinder, SlotFinder
+from batching.store.cluster.finders import (
+    ASK_TIMEOUT_S,
+    Finder,
+    MasterFinder,
+    SeedNodes,
+    SlotFinder,
+)
 from batching.store.cluster.found_connections import (
     CONNECT_TIMEOUT_S,
     AsyncFoundConnection,
@@ -71,7 +77,7 @@ class Deployment:
         self._make_client = make_client
         self._kept_s = kept_s
         self._options = options
-        self._circle = Circle(url.addresses)
+        self._seed_nodes = SeedNodes(url.addresses)
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, bool], Any] = {}
 
@@ -145,8 +151,8 @@ class Deployment:
         options = self._asking(redis.connection)
         async_options = self._asking(redis.asyncio.connection)
         if self.is_cluster:
-            return SlotFinder(tag, self._circle, options, async_options)
-        return MasterFinder(self._url.service, self._circle, options, async_options)
+            return SlotFinder(tag, self._seed_nodes, options, async_options)
+        return MasterFinder(self._url.service, self._seed_nodes, options, async_options)
 
     def _asking(self, library: Any) -> dict[str, Any]:
         """Options of the connections on which sentinels or cluster nodes are asked for an address.

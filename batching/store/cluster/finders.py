@@ -35,7 +35,7 @@ LOOK_IN_VAIN_S = 10.0
 Options = Mapping[str, Any]
 
 
-class Circle:
+class SeedNodes:
     """The servers that may be asked. The one that answered last is asked first.
 
     Unless that was only a moment ago: then the answer did not help, and another one is asked.
@@ -77,11 +77,11 @@ class Finder(ABC):
     question: str
     may_be_deposed = False
 
-    def __init__(self, circle: Circle, options: Options, async_options: Options) -> None:
+    def __init__(self, seed_nodes: SeedNodes, options: Options, async_options: Options) -> None:
         self.address: Address | None = None
         self.doubted_at = 0.0
         self._look_at = 0.0
-        self._circle = circle
+        self._seed_nodes = seed_nodes
         self._options = options
         self._async_options = async_options
 
@@ -91,14 +91,14 @@ class Finder(ABC):
         Raises:
             ConnectionError: redis' own; nobody knows.
         """
-        for place in self._circle:
+        for place in self._seed_nodes:
             with contextlib.suppress(*AWAY), self._client(place) as client:
                 return self._found(place, client.execute_command(self.question))
         raise self._unknown()
 
     async def find_async(self) -> Address:
         """As `find`."""
-        for place in self._circle:
+        for place in self._seed_nodes:
             with contextlib.suppress(*AWAY):
                 async with self._async_client(place) as client:
                     return self._found(place, await client.execute_command(self.question))
@@ -136,7 +136,7 @@ class Finder(ABC):
 
     def _found(self, place: Address, answer: Any) -> Address:
         address, others = self.read(place, answer)
-        self._circle.answered(place, others)
+        self._seed_nodes.answered(place, others)
         self._look_at = time.monotonic() + LOOK_S
         self.address = address
         return address
@@ -175,9 +175,9 @@ class MasterFinder(Finder):
     may_be_deposed = True
 
     def __init__(
-        self, service: str, circle: Circle, options: Options, async_options: Options
+        self, service: str, seed_nodes: SeedNodes, options: Options, async_options: Options
     ) -> None:
-        super().__init__(circle, options, async_options)
+        super().__init__(seed_nodes, options, async_options)
         self._service = service
 
     def read(self, place: Address, answer: Any) -> tuple[Address, list[Address]]:
@@ -193,8 +193,10 @@ class SlotFinder(Finder):
 
     question = "CLUSTER SLOTS"
 
-    def __init__(self, tag: str, circle: Circle, options: Options, async_options: Options) -> None:
-        super().__init__(circle, options, async_options)
+    def __init__(
+        self, tag: str, seed_nodes: SeedNodes, options: Options, async_options: Options
+    ) -> None:
+        super().__init__(seed_nodes, options, async_options)
         self._slot = key_slot(tag.encode())
 
     def read(self, place: Address, answer: Any) -> tuple[Address, list[Address]]:

@@ -18,7 +18,7 @@ from batching.store.scripts import loader as scripts
 Command = tuple[str | int | float | bytes, ...]
 
 
-class DedicatedConnection:
+class AsyncHeldConnection:
     """Connects when first needed. One call at a time.
 
     As with the client itself, a command is repeated only if its connection says that it was not

@@ -13,7 +13,7 @@ from batching.store.scripts import loader as scripts
 Command = tuple[str | int | bytes, ...]
 
 
-class ScriptConnection:
+class HeldConnection:
     """Connects when first needed. redis-py's way from a script object to a socket takes longer.
 
     As with the client itself, a script is repeated only if its connection says that it was not

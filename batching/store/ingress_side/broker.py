@@ -9,53 +9,53 @@ from batching.protocol import Reply
 from batching.store import keys
 from batching.store.background_tasks import end_tasks
 from batching.store.clients import at, close_unused, connect_async
-from batching.store.ingress_side.ingress_queue import IngressVerbs
+from batching.store.ingress_side.ingress_queue import IngressQueue
 from batching.store.ingress_side.pending_request import ClientGone
 from batching.store.ingress_side.refusals import queue_lost, store_unavailable
 from batching.store.ingress_side.reply_stream import ReplyStream
-from batching.store.ingress_side.version_channel import Lane
+from batching.store.ingress_side.version_channel import VersionChannel
 from batching.store.keys import VersionKeys
-from batching.store.outage import Outage
+from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 
 UNUSED_S = 60.0
 
 
 class Broker:
-    """Owns a lane per model version that has traffic. Lives on one event loop.
+    """Owns a channel per model version that has traffic. Lives on one event loop.
 
-    A lane has two connections of its own. Whenever one is opened, those that nobody has used for a
-    minute are closed, and those of versions that have been unregistered.
+    A channel has two connections of its own. Whenever one is opened, those that nobody has used
+    for a minute are closed, and those of versions that have been unregistered.
     """
 
-    def __init__(self, redis_url: str, outage: Outage, *, dead_after_s: float = 3.0) -> None:
+    def __init__(self, redis_url: str, outage: OutageLog, *, dead_after_s: float = 3.0) -> None:
         self._outage = outage
         self._dead_after_ms = int(dead_after_s * 1000)
         self._ingress_id = uuid.uuid4().hex
         self._client = connect_async(redis_url)
-        self._lanes: dict[VersionKey, Lane] = {}
-        self._resubmitted: dict[VersionKey, int] = {}  # by lanes that were closed; most: none
+        self._channels: dict[VersionKey, VersionChannel] = {}
+        self._resubmitted: dict[VersionKey, int] = {}  # by channels that were closed; most: none
         self._closing: asyncio.Task[None] | None = None
         self._is_draining = False
 
     @property
     def waiting(self) -> int:
         """How many clients wait for a reply."""
-        return sum(lane.waiting for lane in self._lanes.values())
+        return sum(channel.waiting for channel in self._channels.values())
 
     def resubmitted(self) -> dict[VersionKey, int]:
         """How many requests Redis had lost and got again; from any thread."""
-        # In this order: a lane that is closed meanwhile is in one of the two.
-        open_lanes = list(self._lanes.items())
-        return {**self._resubmitted, **{key: lane.resubmitted for key, lane in open_lanes}}
+        # In this order: a channel that is closed meanwhile is in one of the two.
+        open_lanes = list(self._channels.items())
+        return {**self._resubmitted, **{key: channel.resubmitted for key, channel in open_lanes}}
 
     async def close(self) -> None:
-        """All lanes and connections are closed; whoever still waits is refused."""
+        """All channels and connections are closed; whoever still waits is refused."""
         self._is_draining = True
         if self._closing is not None:
             await end_tasks([self._closing])
-        for lane in self._lanes.values():
-            await lane.close()
+        for channel in self._channels.values():
+            await channel.close()
         await self._client.aclose()
 
     async def predict(
@@ -88,9 +88,9 @@ class Broker:
             raise errors.Draining("The server is shutting down.", retry_after_s=1.0)
         if timeout_s is None:
             timeout_s = default_timeout_s(spec)
-        lane = self._lanes.get(spec.key) or self._open_lane(spec.key)
+        channel = self._channels.get(spec.key) or self._open_lane(spec.key)
         try:
-            reply = await lane.ask(request_id, wire, timeout_s, client_left)
+            reply = await channel.ask(request_id, wire, timeout_s, client_left)
         except errors.StoreUnavailable as error:
             self._outage.note("submit", error)
             raise
@@ -108,29 +108,29 @@ class Broker:
         except AWAY as error:
             raise store_unavailable(error) from error
 
-    def _open_lane(self, key: VersionKey) -> Lane:
-        verbs = IngressVerbs(self._client, key, self._ingress_id, self._dead_after_ms)
-        lane = self._lanes[key] = Lane(key, verbs, self._outage)
-        lane.resubmitted = self._resubmitted.get(key, 0)
+    def _open_lane(self, key: VersionKey) -> VersionChannel:
+        verbs = IngressQueue(self._client, key, self._ingress_id, self._dead_after_ms)
+        channel = self._channels[key] = VersionChannel(key, verbs, self._outage)
+        channel.resubmitted = self._resubmitted.get(key, 0)
         if self._closing is None or self._closing.done():
             self._closing = asyncio.create_task(self._close_unused())
-        return lane
+        return channel
 
     async def _close_unused(self) -> None:
-        for key, lane in list(self._lanes.items()):
-            # Asked again after each wait: a request that came meanwhile keeps its lane, and one
+        for key, channel in list(self._channels.items()):
+            # Asked again after each wait: a request that came meanwhile keeps its channel, and one
             # that comes later finds none and opens another.
-            if await self._is_unused(key, lane) and lane.is_idle:
-                if lane.resubmitted:
-                    self._resubmitted[key] = lane.resubmitted
-                del self._lanes[key]
-                await lane.close()
-        await close_unused(self._client, [VersionKeys.of(key).tag for key in self._lanes])
+            if await self._is_unused(key, channel) and channel.is_idle:
+                if channel.resubmitted:
+                    self._resubmitted[key] = channel.resubmitted
+                del self._channels[key]
+                await channel.close()
+        await close_unused(self._client, [VersionKeys.of(key).tag for key in self._channels])
 
-    async def _is_unused(self, key: VersionKey, lane: Lane) -> bool:
-        if not lane.is_idle:
+    async def _is_unused(self, key: VersionKey, channel: VersionChannel) -> bool:
+        if not channel.is_idle:
             return False
-        if lane.unused_s > UNUSED_S:
+        if channel.unused_s > UNUSED_S:
             return True
         version_keys = VersionKeys.of(key)
         try:

@@ -12,8 +12,8 @@ from typing import Any
 
 from batching import errors
 from batching.store.background_tasks import BackgroundTasks
-from batching.store.ingress_side.ingress_queue import CancelCode, IngressVerbs
-from batching.store.ingress_side.pending_request import ClientGone, ClientLeft, Waiter
+from batching.store.ingress_side.ingress_queue import CancelCode, IngressQueue
+from batching.store.ingress_side.pending_request import ClientGone, ClientLeft, PendingRequest
 from batching.store.redis_errors import AWAY
 
 WATCH_AFTER_S = 0.1  # fast requests do not pay for watching their client
@@ -33,11 +33,11 @@ class Canceller:
     """Cancels requests, then fails their waiters; a reply that came first is delivered instead."""
 
     def __init__(
-        self, verbs: IngressVerbs, deliver: Callable[[Mapping[str, bytes | None]], object]
+        self, verbs: IngressQueue, deliver: Callable[[Mapping[str, bytes | None]], object]
     ) -> None:
         self._verbs = verbs
         self._deliver = deliver
-        self._fresh: dict[Waiter, ClientGone | None] = {}
+        self._fresh: dict[PendingRequest, ClientGone | None] = {}
         self._is_to_look = False
         self._leaving: list[_Cancellation] = []
         self._tasks = BackgroundTasks()
@@ -49,7 +49,7 @@ class Canceller:
         """Whether clients are being watched or requests cancelled."""
         return self._tasks.is_busy
 
-    def watch(self, waiter: Waiter, client_left: ClientGone | None) -> None:
+    def watch(self, waiter: PendingRequest, client_left: ClientGone | None) -> None:
         """The request is given up at its deadline, or once `client_left` finishes.
 
         Most are answered before they need a timer of their own: those that come within a tenth of
@@ -63,18 +63,18 @@ class Canceller:
             self._loop.call_later(WATCH_AFTER_S, self._look)
         self._fresh[waiter] = client_left
 
-    def unwatch(self, waiter: Waiter) -> None:
+    def unwatch(self, waiter: PendingRequest) -> None:
         """It has its outcome: nothing waits for its deadline, or keeps its reply."""
         self._fresh.pop(waiter, None)
         if waiter.timer is not None:
             waiter.timer.cancel()
 
-    def give_up(self, waiter: Waiter, error: Exception) -> None:
+    def give_up(self, waiter: PendingRequest, error: Exception) -> None:
         """As `cancel`, unless there is an outcome already."""
         if not waiter.reply.done():
             self.cancel(waiter, error)
 
-    def cancel(self, waiter: Waiter, error: Exception) -> None:
+    def cancel(self, waiter: PendingRequest, error: Exception) -> None:
         """The request is cancelled and its waiter fails, within CANCEL_PATIENCE_S in any case."""
         fail = partial(waiter.fail, error)
         self._leaving.append(_Cancellation(waiter.request_id, waiter.deadline, fail))
@@ -94,10 +94,12 @@ class Canceller:
             if not waiter.reply.done():
                 self._on_timer(waiter, client_left)
 
-    def _set_timer(self, waiter: Waiter, after_s: float, client_left: ClientGone | None) -> None:
+    def _set_timer(
+        self, waiter: PendingRequest, after_s: float, client_left: ClientGone | None
+    ) -> None:
         waiter.timer = self._loop.call_later(after_s, self._on_timer, waiter, client_left)
 
-    def _on_timer(self, waiter: Waiter, client_left: ClientGone | None) -> None:
+    def _on_timer(self, waiter: PendingRequest, client_left: ClientGone | None) -> None:
         left_s = waiter.deadline - self._loop.time()
         if left_s > 0:
             self._set_timer(waiter, left_s, None)
@@ -107,7 +109,7 @@ class Canceller:
             text = "The request's deadline passed before its answer was there."
             self.give_up(waiter, errors.DeadlineExceeded(text))
 
-    async def _follow(self, waiter: Waiter, client_left: ClientGone) -> None:
+    async def _follow(self, waiter: PendingRequest, client_left: ClientGone) -> None:
         gone = asyncio.ensure_future(client_left())
         outcomes: set[asyncio.Future[Any]] = {gone, waiter.reply}
         try:

@@ -9,7 +9,7 @@ from redis.exceptions import OutOfMemoryError
 from batching.models.spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.clients import BLOCK_S, AsyncClient, at
-from batching.store.connections.async_held_connection import Command, DedicatedConnection
+from batching.store.connections.async_held_connection import AsyncHeldConnection, Command
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from batching.store.open_records import rest_of_record
 from batching.store.replies import named_request
@@ -62,7 +62,7 @@ class Submission(NamedTuple):
     age_us: int | None = 0
 
 
-class IngressVerbs:
+class IngressQueue:
     """Thin, typed calls of the scripts; raises redis' own errors."""
 
     def __init__(
@@ -73,14 +73,14 @@ class IngressVerbs:
         self._keys = keys = VersionKeys.of(key)
         self._client = client = at(client, keys.tag)
         self._done = keys.done_prefix + ingress_id
-        self._listener = DedicatedConnection(client)
-        self._submitter = DedicatedConnection(client)
+        self._listener = AsyncHeldConnection(client)
+        self._submitter = AsyncHeldConnection(client)
         self._cancel = script(client, "cancel")
         self._audit = script(client, "audit")
         self._submit_keys = [
             keys.config,
             keys.queue,
-            keys.bell,
+            keys.wakeups,
             keys.gather,
             keys.open,
             keys.counters,
@@ -88,12 +88,12 @@ class IngressVerbs:
             keys.ingress_beats,
             keys.reply_prefix,
             keys.more_prefix,
-            keys.solo,
+            keys.suspects,
             keys.idle,
         ]
         self._cancel_keys = [
             keys.queue,
-            keys.solo,
+            keys.suspects,
             keys.open,
             keys.counters,
             keys.body_prefix,

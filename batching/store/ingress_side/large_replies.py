@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 
 from batching.store.background_tasks import end_tasks
-from batching.store.ingress_side.ingress_queue import IngressVerbs
+from batching.store.ingress_side.ingress_queue import IngressQueue
 from batching.store.redis_errors import AWAY
 
 AT_ONCE = 8  # replies of megabytes each must not come in one piece
 
 
 class LargeReplyFetcher:
-    """One of a lane. What it could not fetch is left to the lane's audit, which finds it again.
+    """One of a channel. What it could not fetch is left to the channel's audit.
 
     Each reply is on its way once only, however often the audit names it meanwhile: copies that
     share a slow line delay each other until none arrives in time.
@@ -21,7 +21,7 @@ class LargeReplyFetcher:
 
     def __init__(
         self,
-        verbs: IngressVerbs,
+        verbs: IngressQueue,
         is_wanted: Callable[[str], bool],
         deliver: Callable[[Mapping[str, bytes | None]], object],
     ) -> None:

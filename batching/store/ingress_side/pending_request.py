@@ -1,4 +1,4 @@
-"""A waiting client's place in a lane."""
+"""A waiting client's place in a channel."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,7 @@ class ClientLeft(Exception):
     """The client closed its connection; the request was cancelled."""
 
 
-class Waiter:
+class PendingRequest:
     """A waiting client's place: the request and the future of its reply.
 
     `entered_at` and `deadline` are the event loop's time. A request that Redis lost enters anew,

@@ -13,8 +13,8 @@ from typing import Self
 
 from batching import errors
 from batching.protocol import BatchTiming, ProtocolError, Reply, ReplyChunk
-from batching.store.ingress_side.ingress_queue import IngressVerbs
-from batching.store.ingress_side.pending_request import Waiter
+from batching.store.ingress_side.ingress_queue import IngressQueue
+from batching.store.ingress_side.pending_request import PendingRequest
 from batching.store.ingress_side.refusals import store_unavailable
 from batching.store.redis_errors import AWAY
 from batching.store.replies import is_queue_answer, queue_error
@@ -30,7 +30,7 @@ class ReplyStream:
     """
 
     def __init__(
-        self, rest: Waiter, verbs: IngressVerbs, leave: Callable[[Waiter], object]
+        self, rest: PendingRequest, verbs: IngressQueue, leave: Callable[[PendingRequest], object]
     ) -> None:
         self.timing: BatchTiming | None = None
         self._rest = rest

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from redis.exceptions import OutOfMemoryError
 
 from batching.protocol import INLINE_LIMIT_BYTES
-from batching.store.ingress_side.ingress_queue import IngressVerbs, Submission, SubmitCode
-from batching.store.ingress_side.pending_request import Waiter
+from batching.store.ingress_side.ingress_queue import IngressQueue, Submission, SubmitCode
+from batching.store.ingress_side.pending_request import PendingRequest
 from batching.store.ingress_side.refusals import memory_full, store_unavailable
 from batching.store.redis_errors import AWAY
 
@@ -18,7 +18,7 @@ BYTES_PER_S = 10_000_000  # what bodies get time for: a line of 100 Mbit/s
 RETRY_S = 0.05
 
 
-def take_some(pending: list[Waiter]) -> list[Waiter]:
+def take_some(pending: list[PendingRequest]) -> list[PendingRequest]:
     """Takes as many from the front as one submit may bring; returns those that still wait."""
     count = size_bytes = 0
     for waiter in pending[:SUBMIT_AT_ONCE]:
@@ -32,7 +32,7 @@ def take_some(pending: list[Waiter]) -> list[Waiter]:
 
 
 async def submit_waiters(
-    verbs: IngressVerbs, waiters: Sequence[Waiter], moved_at: float
+    verbs: IngressQueue, waiters: Sequence[PendingRequest], moved_at: float
 ) -> list[SubmitCode]:
     """What became of each waiter's request.
 
@@ -73,7 +73,7 @@ async def submit_waiters(
         raise store_unavailable(cause) from cause
 
 
-def _submission(waiter: Waiter, now: float) -> Submission:
+def _submission(waiter: PendingRequest, now: float) -> Submission:
     age_us = None if waiter.is_resubmitted else int((now - waiter.entered_at) * 1e6)
     return Submission(
         waiter.request_id,
@@ -83,12 +83,12 @@ def _submission(waiter: Waiter, now: float) -> Submission:
     )
 
 
-def _size_bytes(waiters: Sequence[Waiter]) -> int:
+def _size_bytes(waiters: Sequence[PendingRequest]) -> int:
     sizes = [len(waiter.wire) for waiter in waiters]
     return sum(size for size in sizes if size > INLINE_LIMIT_BYTES)
 
 
-def _patience_s(waiters: Sequence[Waiter], moved_at: float, now: float) -> float:
+def _patience_s(waiters: Sequence[PendingRequest], moved_at: float, now: float) -> float:
     """Seconds for this submit; whoever waited behind one that failed has less left."""
     oldest_age_s = max(now - max(waiter.entered_at, moved_at) for waiter in waiters)
     return max(2 * RETRY_S, SUBMIT_PATIENCE_S - oldest_age_s)

@@ -1,9 +1,10 @@
 """One ingress's traffic with one model version: submits coalesced, replies matched by id.
 
-A lane has three small loops that run only while somebody waits: `_flush` submits what has gathered
+A channel has three small loops that run only while somebody waits: `_flush` submits what has
+gathered
 since its last round trip in one script call; `_read` blocks on this ingress's doorbell and fetches
 the replies it names; `_audit` beats and looks, twice a second, for requests whose doorbell or whose
-whole queue was lost. A lane without waiting requests costs nothing.
+whole queue was lost. A channel without waiting requests costs nothing.
 
 The waiting ingress is the durability: it still holds the body, and submits again what Redis lost.
 """
@@ -20,13 +21,13 @@ from batching.protocol import ProtocolError, Reply
 from batching.request_ids import fresh_request_id
 from batching.store.background_tasks import BackgroundTasks, end_tasks, keep_going
 from batching.store.ingress_side.canceller import Canceller
-from batching.store.ingress_side.ingress_queue import AuditCode, IngressVerbs, SubmitCode
+from batching.store.ingress_side.ingress_queue import AuditCode, IngressQueue, SubmitCode
 from batching.store.ingress_side.large_replies import LargeReplyFetcher
-from batching.store.ingress_side.pending_request import ClientGone, ClientLeft, Waiter
+from batching.store.ingress_side.pending_request import ClientGone, ClientLeft, PendingRequest
 from batching.store.ingress_side.refusals import queue_lost, refusal
 from batching.store.ingress_side.reply_stream import ReplyStream
 from batching.store.ingress_side.submitting import RETRY_S, submit_waiters, take_some
-from batching.store.outage import Outage
+from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY, REFUSED
 from batching.store.replies import LargeReply, decode_reply, error_reply, queue_error
 
@@ -42,17 +43,17 @@ MOST_IN_LOG = 8
 _Body = Callable[[], Coroutine[None, None, None]]
 
 
-class Lane:
+class VersionChannel:
     """Submits for one version and waits for the replies."""
 
-    def __init__(self, key: VersionKey, verbs: IngressVerbs, outage: Outage) -> None:
+    def __init__(self, key: VersionKey, verbs: IngressQueue, outage: OutageLog) -> None:
         self.resubmitted = 0
         self._key = key
         self._verbs = verbs
         self._outage = outage
         self._loop = asyncio.get_running_loop()
-        self._pending: list[Waiter] = []
-        self._waiting: dict[str, Waiter] = {}
+        self._pending: list[PendingRequest] = []
+        self._waiting: dict[str, PendingRequest] = {}
         self._loops: dict[_Body, asyncio.Task[None] | None]
         self._loops = dict.fromkeys((self._flush, self._read, self._audit))
         self._drain_rate = DrainRate()
@@ -93,7 +94,7 @@ class Lane:
             ClientLeft: `client_left` finished first.
         """
         loop = self._loop
-        waiter = Waiter(request_id, wire, timeout_s, loop.time(), loop.create_future())
+        waiter = PendingRequest(request_id, wire, timeout_s, loop.time(), loop.create_future())
         self._canceller.watch(waiter, client_left)
         self._enter(waiter)
         try:
@@ -119,7 +120,7 @@ class Lane:
         await self._canceller.close()
         await self._verbs.close()
 
-    def _enter(self, waiter: Waiter) -> None:
+    def _enter(self, waiter: PendingRequest) -> None:
         self._waiting[waiter.request_id] = waiter
         self._pending.append(waiter)
         for body, task in self._loops.items():
@@ -149,7 +150,7 @@ class Lane:
             for waiter, code in zip(waiters, codes, strict=True):
                 self._admit(waiter, code)
 
-    def _give_up(self, waiter: Waiter, error: errors.ServeError) -> None:
+    def _give_up(self, waiter: PendingRequest, error: errors.ServeError) -> None:
         """Its client is told at once; it is not run later, and leaves no body behind."""
         if isinstance(error, errors.StoreUnavailable):  # one that is full is there
             self._was_away_at = self._loop.time()
@@ -157,7 +158,7 @@ class Lane:
         waiter.wire = b""
         self._canceller.cancel(waiter, error)
 
-    def _admit(self, waiter: Waiter, code: SubmitCode) -> None:
+    def _admit(self, waiter: PendingRequest, code: SubmitCode) -> None:
         if code is SubmitCode.QUEUED or code is SubmitCode.KNOWN:
             waiter.is_queued = True
             self._queued_at = self._moved_at
@@ -176,7 +177,7 @@ class Lane:
             retry_after_s = self._drain_rate.retry_after_s(len(self._waiting), now_s)
             waiter.fail(refusal(code, self._key, retry_after_s))
 
-    def _patience_s(self, waiter: Waiter, code: SubmitCode) -> float:
+    def _patience_s(self, waiter: PendingRequest, code: SubmitCode) -> float:
         """Seconds from its arrival for which the request is sent again in spite of this refusal.
 
         Redis may only have restarted, and the registry is being restored, or workers have not
@@ -187,7 +188,7 @@ class Lane:
         if code not in (SubmitCode.NO_WORKER, SubmitCode.NO_BEAT, SubmitCode.NO_TICKET):
             return 0.0
         now_s = self._loop.time()
-        # A model that had to be looked up has no lane, and others have noticed.
+        # A model that had to be looked up has no channel, and others have noticed.
         is_back = now_s - self._was_away_at < BACK_S or self._outage.was_within(BACK_S)
         if waiter.is_resubmitted or is_back:
             return VERSION_PATIENCE_S
@@ -195,7 +196,7 @@ class Lane:
         has_stepped = code is SubmitCode.NO_BEAT and now_s - self._queued_at < BACK_S
         return BEAT_PATIENCE_S if has_stepped else 0.0
 
-    def _again(self, waiter: Waiter) -> None:
+    def _again(self, waiter: PendingRequest) -> None:
         if not waiter.reply.done():
             self._enter(waiter)
 
@@ -250,7 +251,7 @@ class Lane:
 
     # --- answers in pieces
 
-    def _look_for_chunks(self, waiter: Waiter) -> None:
+    def _look_for_chunks(self, waiter: PendingRequest) -> None:
         async def look() -> None:
             with contextlib.suppress(*AWAY):
                 if await self._verbs.read_chunks(waiter.request_id, 0):
@@ -261,13 +262,13 @@ class Lane:
         elif not waiter.reply.done():
             self._background.start(look())
 
-    def _open_stream(self, waiter: Waiter) -> Waiter:
+    def _open_stream(self, waiter: PendingRequest) -> PendingRequest:
         """The client has a stream; the waiter for what is still to come."""
         current = self._waiting.get(waiter.request_id, waiter)
         if waiter.reply.done():
             return current
         timeout_s, reply = waiter.timeout_s, self._loop.create_future()
-        rest = Waiter(waiter.request_id, b"", timeout_s, self._loop.time(), reply)
+        rest = PendingRequest(waiter.request_id, b"", timeout_s, self._loop.time(), reply)
         rest.is_queued = True
         self._canceller.watch(rest, None)
         rest.stream = ReplyStream(rest, self._verbs, self._leave)
@@ -275,7 +276,7 @@ class Lane:
         waiter.resolve(rest.stream)
         return rest
 
-    def _leave(self, rest: Waiter) -> None:
+    def _leave(self, rest: PendingRequest) -> None:
         """The reader of a stream is done with it, or has gone."""
         self._canceller.unwatch(rest)
         rest.leave()
@@ -301,7 +302,7 @@ class Lane:
         replied = [request_id for request_id, code in codes.items() if code is AuditCode.REPLIED]
         if replied:
             self._deliver(await self._verbs.fetch(replied))
-        lost: list[tuple[str, Waiter]] = []
+        lost: list[tuple[str, PendingRequest]] = []
         for request_id, code in codes.items():
             waiter = self._waiting.get(request_id)
             if waiter is None or waiter.reply.done():
@@ -320,7 +321,7 @@ class Lane:
                 *(*self._key, len(pairs), ",".join(pairs[:MOST_IN_LOG])),
             )
 
-    def _resubmit(self, waiter: Waiter) -> bool:
+    def _resubmit(self, waiter: PendingRequest) -> bool:
         """Whether it has entered again, under a new id: an answer to the old one reaches nobody."""
         is_late = waiter.deadline - self._loop.time() < RESUBMIT_SHARE * waiter.timeout_s
         # The client has the first pieces of a stream: another run would send them again.

@@ -38,7 +38,7 @@ class GoneNode:
     silent_s: float
 
 
-class NodeVerbs:
+class NodeQueue:
     """Thin, typed calls of the scripts; raises redis' own errors."""
 
     def __init__(self, client: AsyncClient, dead_after_ms: int, max_attempts: int = 2) -> None:
@@ -121,7 +121,7 @@ class NodeVerbs:
             arguments += [len(worker_ids), len(worker_ids), *worker_ids]
             if worker_ids:
                 names += [version_keys.lease_prefix + worker_id for worker_id in worker_ids]
-                names += [version_keys.queue, version_keys.solo, version_keys.bell]
+                names += [version_keys.queue, version_keys.suspects, version_keys.wakeups]
                 names.append(version_keys.ingress_beats)
         client = self._at_all(workers) if workers else self._client
         silent_ms, *added = await self._beat(keys=names, args=arguments, client=client)
@@ -214,8 +214,8 @@ class NodeVerbs:
         version_keys = VersionKeys.of(key)
         names = [
             version_keys.queue,
-            version_keys.solo,
-            version_keys.bell,
+            version_keys.suspects,
+            version_keys.wakeups,
             version_keys.open,
             version_keys.counters,
             version_keys.body_prefix,

@@ -9,7 +9,7 @@ from batching.models.spec import ModelSpec
 from batching.store.background_tasks import end_tasks, keep_going
 from batching.store.clients import connect_async
 from batching.store.ingress_side.refusals import queue_lost, store_unavailable
-from batching.store.outage import Outage
+from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.registry.changes import changed_models
 from batching.store.registry.registry import Registry
@@ -30,7 +30,7 @@ class Catalog:
     registered, whoever asks for a model that it does not know waits.
     """
 
-    def __init__(self, registry: Registry, redis_url: str, outage: Outage) -> None:
+    def __init__(self, registry: Registry, redis_url: str, outage: OutageLog) -> None:
         self._registry = registry
         self._redis_url = redis_url
         self._outage = outage

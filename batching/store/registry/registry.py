@@ -258,7 +258,7 @@ class Registry:
         names = VersionKeys.of(spec.key)
         with telling_unavailable():
             waiting, open_requests, oldest_age_us, *counters = self._measure(
-                keys=[names.queue, names.solo, names.open, names.counters],
+                keys=[names.queue, names.suspects, names.open, names.counters],
                 client=at(self._client, names.tag),
             )
         pairs = zip(counters[::2], counters[1::2], strict=True)

@@ -1,6 +1,6 @@
 -- cancel: the requests will not be run, or their replies are there already.
 --
--- KEYS  1 queue  2 solo  3 open  4 counters  5 body prefix  6 reply prefix  7 lease prefix
+-- KEYS  1 queue  2 suspects  3 open  4 counters  5 body prefix  6 reply prefix  7 lease prefix
 --       8 chunk prefix  9 worker beats
 -- ARGV  1.. request ids
 -- Returns an array, one code per request:  1 cancelled   2 replied already   0 unknown

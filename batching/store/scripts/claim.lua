@@ -1,6 +1,6 @@
 -- claim: the worker owns up to `limit` requests, by lease, or is told to wait.
 --
--- KEYS  1 queue  2 solo  3 bell  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
+-- KEYS  1 queue  2 suspects  3 wakeups  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
 --       9 lease of this worker  10 body prefix  11 reply prefix  12 done prefix
 --       13 idle (only with job tickets)
 -- ARGV  1 worker id  2 limit  3 patience_us  4 dead_after_ms  5 lease_ttl_ms  6 reply_ttl_ms
@@ -8,12 +8,12 @@
 --   {'BATCH', now_us, id, record, id, record, ...}   records as in open_records.py
 --   {'WAIT', waiting, oldest_age_us}   fewer than `limit` wait and the oldest is younger than
 --                                      patience_us; this worker is now the one collector
---   {'BUSY'}                           another worker collects; park on the bell
+--   {'BUSY'}                           another worker collects; park on the wakeups
 --   {'EMPTY'}                          nothing waits
 --
 -- Races closed: pop and lease are one step, so a worker that dies at any moment leaves either a
 -- waiting or a leased request. One collector at a time, so idle workers do not open a window each.
--- The first write frees or pops, so it works at maxmemory. A crash suspect from the solo list is
+-- The first write frees or pops, so it works at maxmemory. A crash suspect from the suspects list is
 -- handed out alone, and from then on its last owner comes too late. A record that is malformed, or
 -- that nobody can read, is dropped like a lost one: it must not stop the queue. A worker is idle from
 -- the claim that finds nothing, or the reply before it, to the one that finds something. What was

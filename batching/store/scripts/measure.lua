@@ -1,6 +1,6 @@
 -- measure: the line of one version at this moment. Reads only.
 --
--- KEYS  1 queue  2 solo  3 open  4 counters
+-- KEYS  1 queue  2 suspects  3 open  4 counters
 -- Returns {waiting, open, oldest_age_us, counter, count, counter, count, ...}
 --         oldest_age_us: since the oldest waiting request arrived; 0 = nothing waits
 --

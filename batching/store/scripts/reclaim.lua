@@ -1,6 +1,6 @@
 -- reclaim: what a dead or leaving worker owned waits again, or is answered for good.
 --
--- KEYS  1 lease of the worker  2 worker beats  3 workers  4 queue  5 solo  6 bell  7 open
+-- KEYS  1 lease of the worker  2 worker beats  3 workers  4 queue  5 suspects  6 wakeups  7 open
 --       8 counters  9 body prefix  10 reply prefix  11 done prefix  12 gather
 -- ARGV  1 worker id  2 mode: 'dead' = only if its last beat is older than dead_after_ms,
 --         'crashed' = its node saw it die, 'released' = it leaves in good order,
@@ -11,7 +11,7 @@
 --
 -- Races closed: whether it is dead is decided here, not by the caller's older reading; only what is
 -- in this worker's lease, in the attempt that it is in, is touched; the worker is forgotten last, so
--- a reaper that dies on the way leaves the rest to the next one. A crash suspect is retried alone and
+-- a dead_workers that dies on the way leaves the rest to the next one. A crash suspect is retried alone and
 -- its record says who had it, so that a late reply before the next claim still counts. A released
 -- request goes back to the head of the queue in its old order, without having used an attempt; so
 -- does a recovered one, whose worker never learnt that it owned it. An answer of which pieces have

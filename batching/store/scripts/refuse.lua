@@ -1,6 +1,6 @@
 -- refuse: everything that waits is answered with a reason, because nobody will come to run it.
 --
--- KEYS  1 queue  2 solo  3 bell  4 open  5 counters  6 body prefix
+-- KEYS  1 queue  2 suspects  3 wakeups  4 open  5 counters  6 body prefix
 --       7 reply prefix  8 done prefix  9 worker beats
 -- ARGV  1 reason  2 limit  3 reply_ttl_ms  4 dead_after_ms
 -- Returns {refused, left}: left > 0 = call again. Nothing is refused while a worker lives: {0, 0}.

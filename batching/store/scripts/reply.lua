@@ -1,7 +1,7 @@
 -- reply: each answer is stored for its ingress and the ownership ends, once.
 --
 -- KEYS  1 lease of this worker  2 open  3 counters  4 body prefix  5 reply prefix
---       6 large reply prefix  7 done prefix  8 solo  9 idle (only with job tickets)
+--       6 large reply prefix  7 done prefix  8 suspects  9 idle (only with job tickets)
 -- ARGV  1 worker id  2 reply_ttl_ms  then per request: id, attempt, ingress id, value of its reply
 --         key: the id and the reply's bytes ('@' = in their own key)
 -- Returns an array, one code per request:
@@ -13,7 +13,7 @@
 -- Races closed: whoever takes the request out of the lease first wins (reply, cancel or reclaim), so
 -- two replies can never be published; a worker that was taken for dead is told so (stale) once
 -- somebody has claimed its request again, while its late answer is still welcome before that, and
--- takes the request out of the solo list. The first write frees memory, so it works at maxmemory. A
+-- takes the request out of the suspects list. The first write frees memory, so it works at maxmemory. A
 -- reply whose acknowledgement was lost may be sent again. With job tickets the worker is idle when its
 -- answer can be seen: a client that has it may ask again at once.
 
@@ -51,9 +51,9 @@ local function publish(first, last)
       if value == '@' then value = id .. '@' .. ARGV[i + 1] end
       ids[#ids + 1] = id
       names[#ids], values[#ids] = KEYS[4] .. id, value
-      local bell = KEYS[7] .. ARGV[i + 2]
-      bells[bell] = bells[bell] or {}
-      table.insert(bells[bell], value)
+      local wakeups = KEYS[7] .. ARGV[i + 2]
+      bells[wakeups] = bells[wakeups] or {}
+      table.insert(bells[wakeups], value)
     elseif value == '@' and codes[(i + 1) / 4] ~= 2 then
       redis.call('DEL', KEYS[6] .. id .. ':' .. ARGV[i + 1])
     end
@@ -64,9 +64,9 @@ local function publish(first, last)
   orphaned = orphaned + #ids - known -- had outlived their TTL unanswered
   redis.call('DEL', unpack(names))
   for n, id in ipairs(ids) do redis.call('SET', KEYS[5] .. id, values[n], 'PX', ttl_ms) end
-  for bell, done in pairs(bells) do
-    redis.call('RPUSH', bell, unpack(done))
-    redis.call('PEXPIRE', bell, ttl_ms)
+  for wakeups, done in pairs(bells) do
+    redis.call('RPUSH', wakeups, unpack(done))
+    redis.call('PEXPIRE', wakeups, ttl_ms)
   end
 end
 

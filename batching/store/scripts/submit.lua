@@ -1,7 +1,7 @@
 -- submit: the requests wait in the queue, or each is refused with a reason. All or none at OOM.
 --
--- KEYS  1 config  2 queue  3 bell  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
---       9 reply prefix  10 more prefix  11 solo  12 idle
+-- KEYS  1 config  2 queue  3 wakeups  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
+--       9 reply prefix  10 more prefix  11 suspects  12 idle
 -- ARGV  1 ingress id  2 dead_after_ms  3 ttl_ms: the longest of them
 --       then per request, at most 2,000: id, rest of its record (open_records.py)
 -- Returns an array, one code per request:

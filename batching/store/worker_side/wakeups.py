@@ -1,4 +1,4 @@
-"""The bell of a version: tokens in a list, each of which wakes one idle worker."""
+"""The wakeups of a version: tokens in a list, each of which wakes one idle worker."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from batching.store.redis_errors import AWAY
 from batching.store.worker_side.hang_up import hang_up
 
 
-class Bell:
+class Wakeups:
     """A token says only that there may be work. One wait at a time."""
 
     def __init__(self, client: Client, name: str) -> None:

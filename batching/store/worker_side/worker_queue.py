@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import OutOfMemoryError
 
 from batching.batcher import Nothing, Partial
-from batching.handover import Handover
+from batching.claim_lead import ClaimLead
 from batching.models.spec import VersionKey
 from batching.protocol import (
     INLINE_LIMIT_BYTES,
@@ -23,7 +23,7 @@ from batching.protocol import (
     Request,
 )
 from batching.store.clients import Client, at
-from batching.store.connections.held_connection import ScriptConnection
+from batching.store.connections.held_connection import HeldConnection
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.open_records import read_record
 from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_keys
@@ -31,7 +31,7 @@ from batching.store.redis_errors import AWAY
 from batching.store.scripts.loader import script
 from batching.store.worker_side.large_replies import LargeReplyWriter
 from batching.store.worker_side.parked_pop import ParkedPop
-from batching.store.worker_side.wakeups import Bell
+from batching.store.worker_side.wakeups import Wakeups
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class ChunkCode(IntEnum):
     FULL = 4
 
 
-class WorkerVerbs:
+class WorkerQueue:
     """A source of requests for the batcher, and the way back for replies.
 
     Raises redis' own errors; every call may be repeated after one.
@@ -73,20 +73,20 @@ class WorkerVerbs:
         self._keys = keys = VersionKeys.of(key)
         self._client = client = at(client, keys.tag)
         self._lease = keys.lease_prefix + worker_id
-        self._scripts = ScriptConnection(client)
+        self._scripts = HeldConnection(client)
         self._large_replies = LargeReplyWriter(client, keys.large_reply_prefix)
         self._chunk = script(client, "chunk")
         self._reclaim = script(client, "reclaim")
         self._recover_keys = reclaim_keys(key, worker_id)
         self._recover_arguments = reclaim_arguments(worker_id, ReclaimMode.RECOVERED)
         self._more = ParkedPop(client, keys.more_prefix + worker_id)
-        self._bell = Bell(client, keys.bell)
-        self._handover = Handover()
+        self._wakeups = Wakeups(client, keys.wakeups)
+        self._claim_lead = ClaimLead()
         self._window_end: float | None = None  # by the monotonic clock; None: no claim ends one
         self._claim_keys = [
             keys.queue,
-            keys.solo,
-            keys.bell,
+            keys.suspects,
+            keys.wakeups,
             keys.gather,
             keys.open,
             keys.counters,
@@ -105,7 +105,7 @@ class WorkerVerbs:
             keys.reply_prefix,
             keys.large_reply_prefix,
             keys.done_prefix,
-            keys.solo,
+            keys.suspects,
         ]
         self._chunk_keys = [keys.open, keys.chunk_prefix, keys.done_prefix, self._lease]
 
@@ -126,7 +126,7 @@ class WorkerVerbs:
         kind = answer[0]
         if kind == b"BATCH":
             if window_end is not None:
-                self._handover.observe(time.monotonic() - window_end)
+                self._claim_lead.observe(time.monotonic() - window_end)
             return self._batch(int(answer[1]), answer[2:])
         if kind == b"WAIT":
             return Partial(waiting=answer[1], oldest_age_s=int(answer[2]) / 1e6)
@@ -196,7 +196,7 @@ class WorkerVerbs:
         before `timeout_s`: a claim at once then has the batch in hand after it.
         """
         end = time.monotonic() + timeout_s
-        wait_s = timeout_s - self._handover.seconds
+        wait_s = timeout_s - self._claim_lead.seconds
         is_full = self._more.wait(max(MIN_WAIT_S, wait_s))
         self._window_end = None if is_full or wait_s < MIN_WAIT_S else end
         if self._more.is_interrupted:
@@ -206,16 +206,16 @@ class WorkerVerbs:
 
     def wait_bell(self, timeout_s: float) -> bool:
         """Blocks until there may be work; false after `timeout_s` without, or a little later."""
-        return self._bell.wait(timeout_s)
+        return self._wakeups.wait(timeout_s)
 
     def interrupt(self) -> None:
-        """Nobody waits for the bell or for a full batch any more; safe in a signal handler."""
-        self._bell.interrupt()
+        """Nobody waits for the wakeups or for a full batch any more; safe in a signal handler."""
+        self._wakeups.interrupt()
         self._more.interrupt()
 
     def ring(self) -> None:
         """Another idle worker is woken."""
-        self._bell.ring()
+        self._wakeups.ring()
 
     def _stop_collecting(self) -> None:
         """Another worker may collect, and is woken to do so."""

@@ -42,12 +42,12 @@ ASKED = """
 import asyncio
 from batching.store.registry.changes import changed_models
 from batching.store.clients import connect, connect_async
-from batching.store.connections.held_connection import ScriptConnection
+from batching.store.connections.held_connection import HeldConnection
 
 client = connect(sys.argv[1])
 client.rpush("list", "a")
 assert client.blpop(["list"], timeout=1) == (b"list", b"a")
-scripts = ScriptConnection(client)
+scripts = HeldConnection(client)
 for member in ("a", "b"):
     scripts.run("beat", ["{ferry}:beats"], [60_000, 60_000, 0, 1, member])
 assert scripts._connection._sock.fileno() > 1023

@@ -12,16 +12,16 @@ from batching.models.spec import ArchiveInfo, ModelSpec
 from batching.settings.settings import Settings
 from batching.store.clients import connect
 from batching.store.ingress_side.broker import Broker
-from batching.store.outage import Outage
+from batching.store.outage_log import OutageLog
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.downloads import Downloads
 from batching.store.registry.registry import Registry
-from ingress.access.authorizer import Gate
+from ingress.access.authorizer import Authorizer
 from ingress.health import Health, Lifecycle
 from ingress.listeners import Address, Listener
 from ingress.metrics.ingress_metrics import Metrics
-from ingress.predictions.prediction_service import Predictor
-from ingress.predictions.router import Front
+from ingress.predictions.prediction_service import PredictionService
+from ingress.predictions.router import InferenceRouter
 from ingress.rest.app import create_app
 from ingress.rest.wsgi_bridge import WsgiBridge
 from ingress.role import Role
@@ -136,7 +136,7 @@ def ingress(redis_url, keys):
     probe_client = connect(redis_url, socket_timeout_s=0.5)
     probe_registry = Registry(probe_client, dead_after_s=DEAD_AFTER_S)
     metrics, archives, lifecycle = Metrics(), KnownArchives(), Lifecycle()
-    outage = Outage(log, redis_url)
+    outage = OutageLog(log, redis_url)
     catalog = Catalog(registry, redis_url, outage)
     call(catalog.start())
     broker = Broker(redis_url, outage, dead_after_s=DEAD_AFTER_S)
@@ -146,7 +146,7 @@ def ingress(redis_url, keys):
         health=Health(probe_registry, lifecycle),
         control=archives,
         downloads=Downloads(client),
-        predictor=Predictor(catalog, broker, metrics),
+        predictor=PredictionService(catalog, broker, metrics),
         metrics=metrics,
         lifecycle=lifecycle,
         loop=loop,
@@ -175,16 +175,19 @@ async def _listen(services, apps):
     limit = services.settings.max_request_size_bytes
     bridges = {
         role: WsgiBridge(
-            app, max_request_size_bytes=limit, max_threads=8, gate=Gate(services.keys, [role])
+            app,
+            max_request_size_bytes=limit,
+            max_threads=8,
+            authorizer=Authorizer(services.keys, [role]),
         )
         for role, app in apps.items()
     }
-    front = Front(
+    front = InferenceRouter(
         services.predictor,
         bridges[Role.INFERENCE],
         max_request_size_bytes=limit,
         max_response_size_bytes=services.settings.max_response_size_bytes,
-        gate=Gate(services.keys, [Role.INFERENCE]),
+        authorizer=Authorizer(services.keys, [Role.INFERENCE]),
     )
     listeners = [
         Listener(Address("127.0.0.1", free_ports(1)), app)

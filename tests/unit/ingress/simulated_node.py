@@ -10,9 +10,9 @@ from msgspec import structs
 from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
 from batching.protocol import Batch, BatchTiming, Reply, ReplyChunk
 from batching.store.clients import BLOCK_S, connect, connect_async
-from batching.store.node_side.node_queue import NodeVerbs
+from batching.store.node_side.node_queue import NodeQueue
 from batching.store.registry.registry import Registry
-from batching.store.worker_side.worker_queue import WorkerVerbs
+from batching.store.worker_side.worker_queue import WorkerQueue
 from tests.support import join
 
 DEAD_AFTER_S = 30.0
@@ -79,7 +79,7 @@ class SimulatedNode:
         self._thread.join(10)
         for key, thread in self._echoes.items():
             # Or it would notice only at the end of its blocking call.
-            WorkerVerbs(self._client, key, "9000", 1).ring()
+            WorkerQueue(self._client, key, "9000", 1).ring()
             thread.join(10)
         self._client.close()
 
@@ -88,7 +88,7 @@ class SimulatedNode:
             Registry(self._client, dead_after_s=DEAD_AFTER_S),
             connect_async(self._url),
         )
-        verbs = NodeVerbs(client, int(DEAD_AFTER_S * 1000))
+        verbs = NodeQueue(client, int(DEAD_AFTER_S * 1000))
         while not self._stop.is_set():
             await join(verbs, NodeStatus("node-a", "host", 1, "2026-01-01T00:00:00.000Z"))
             self._joined.set()
@@ -147,7 +147,7 @@ class SimulatedNode:
 
     def _echo(self, spec):
         client = connect(self._url, socket_timeout_s=10)
-        verbs = WorkerVerbs(client, spec.key, "9000", int(DEAD_AFTER_S * 1000))
+        verbs = WorkerQueue(client, spec.key, "9000", int(DEAD_AFTER_S * 1000))
         while not self._stop.is_set():
             with self._turn:
                 batch = verbs.claim(spec.batch_size, 0.0) if self._is_serving else None

@@ -45,11 +45,11 @@ def test_part_says_why_it_cannot_start(part, settings, words):
 
 
 @pytest.mark.parametrize("part", ["ingress", "workers"])
-def test_part_does_not_start_beside_nodes_of_another_release(part, real_desk):
+def test_part_does_not_start_beside_nodes_of_another_release(part, real_harness):
     # Given
-    real_desk.join(NodeStatus("node-b", "host", 1, "now", wire_version=WIRE_VERSION + 1))
+    real_harness.join(NodeStatus("node-b", "host", 1, "now", wire_version=WIRE_VERSION + 1))
     # When
-    done = start(part, {"REDIS_URL": real_desk.backend.url})
+    done = start(part, {"REDIS_URL": real_harness.backend.url})
     # Then whoever starts it again may succeed, once they have gone
     assert done.returncode == 1
     assert "cannot start: nodes of another release are at work on this Redis" in done.stderr

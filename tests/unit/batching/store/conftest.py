@@ -12,9 +12,9 @@ def _leaves_no_eternal_key(request):
 
 
 @pytest.fixture
-def full_memory(real_desk):
-    """The desk once more, with Redis at its `maxmemory` when the test calls what it gets."""
-    client = real_desk.client
+def full_memory(real_harness):
+    """The harness once more, with Redis at its `maxmemory` when the test calls what it gets."""
+    client = real_harness.client
 
     def fill():
         client.config_set("maxmemory", 1_000_000)

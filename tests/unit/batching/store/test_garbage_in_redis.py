@@ -86,64 +86,64 @@ def test_b08_audit_hook_hears_an_unpickling():
 
 
 @pytest.mark.parametrize("wire", GARBAGE.values(), ids=GARBAGE)
-def test_b08_unreadable_request_fails_alone(real_desk, wire):
+def test_b08_unreadable_request_fails_alone(real_harness, wire):
     # Given an honest request, and one whose content was overwritten
-    desk = real_desk
-    desk.submit("bad", "good")
-    line = desk.client.hget(desk.keys.open, "bad").partition(b"\n")[0]
-    desk.write_record("bad", line + b"\n" + wire)
-    worker = desk.worker()
+    harness = real_harness
+    harness.submit("bad", "good")
+    line = harness.client.hget(harness.keys.open, "bad").partition(b"\n")[0]
+    harness.write_record("bad", line + b"\n" + wire)
+    worker = harness.worker()
     # When
     batch = worker.claim(2, 0.0)
     # Then
     assert ids_of(batch) == ["good"]
     worker.reply(items_of(batch), [make_reply("ok")])
-    assert sorted(desk.done()) == ["bad", "good"]
-    assert desk.unaccounted() == 0
+    assert sorted(harness.done()) == ["bad", "good"]
+    assert harness.unaccounted() == 0
 
 
 @pytest.mark.parametrize("element", GARBAGE.values(), ids=GARBAGE)
-def test_b08_garbage_in_the_queue_is_ignored(real_desk, element):
+def test_b08_garbage_in_the_queue_is_ignored(real_harness, element):
     # Given
-    desk = real_desk
-    for name in (desk.keys.queue, desk.keys.solo):
-        desk.client.rpush(name, element)
-    desk.submit("good")
-    worker = desk.worker()
+    harness = real_harness
+    for name in (harness.keys.queue, harness.keys.suspects):
+        harness.client.rpush(name, element)
+    harness.submit("good")
+    worker = harness.worker()
     # When
     claimed = [worker.claim(4, 0.0) for _ in range(3)]
     # Then
     assert [ids_of(batch) for batch in claimed if isinstance(batch, Batch)] == [["good"]]
 
 
-def test_b08_request_whose_id_is_garbage_is_ignored(real_desk):
+def test_b08_request_whose_id_is_garbage_is_ignored(real_harness):
     # Given an id that nobody can read, with a record as it should be
-    desk = real_desk
-    desk.submit("good")
-    desk.client.hset(desk.keys.open, b"\xff", desk.client.hget(desk.keys.open, "good"))
-    desk.client.lpush(desk.keys.queue, b"\xff")
-    desk.client.rpush(desk.keys.solo, b"\xff")
+    harness = real_harness
+    harness.submit("good")
+    harness.client.hset(harness.keys.open, b"\xff", harness.client.hget(harness.keys.open, "good"))
+    harness.client.lpush(harness.keys.queue, b"\xff")
+    harness.client.rpush(harness.keys.suspects, b"\xff")
     # When
-    batch = desk.worker().claim(2, 0.0)
+    batch = harness.worker().claim(2, 0.0)
     # Then
-    assert ids_of(batch) == desk.leased() == ["good"]
+    assert ids_of(batch) == harness.leased() == ["good"]
 
 
 @pytest.mark.parametrize("value", GARBAGE.values(), ids=GARBAGE)
-def test_b08_garbage_in_a_lease_harms_nobody(real_desk, value):
+def test_b08_garbage_in_a_lease_harms_nobody(real_harness, value):
     # Given
-    desk = real_desk
-    desk.submit("good")
-    worker = desk.worker()
+    harness = real_harness
+    harness.submit("good")
+    worker = harness.worker()
     batch = worker.claim(1, 0.0)
-    desk.client.rpush(desk.keys.lease_prefix + "worker-a", value)
+    harness.client.rpush(harness.keys.lease_prefix + "worker-a", value)
     # When
-    desk.silence_worker()
+    harness.silence_worker()
     with contextlib.suppress(ServeError):
-        desk.node().reclaim(KEY, "worker-a", "crashed")
+        harness.node().reclaim(KEY, "worker-a", "crashed")
     # Then the honest one comes back, or its late reply is taken
     worker.reply(items_of(batch), [make_reply("ok")])
-    assert desk.done() == ["good"]
+    assert harness.done() == ["good"]
 
 
 @pytest.mark.parametrize("value", GARBAGE.values(), ids=GARBAGE)
@@ -169,16 +169,16 @@ NO_RECORD = {
 
 
 @pytest.mark.parametrize("value", NO_RECORD.values(), ids=NO_RECORD)
-def test_b08_garbage_in_the_registry_costs_what_it_stands_for_only(real_desk, value, caplog):
+def test_b08_garbage_in_the_registry_costs_what_it_stands_for_only(real_harness, value, caplog):
     # Given
-    desk, spec = real_desk, make_spec()
-    registry = desk.registry()
+    harness, spec = real_harness, make_spec()
+    registry = harness.registry()
     registry.create(spec)
-    desk.join(NODE)
-    desk.node().report(KEY, WORKER)
-    for name in (keys.MODELS, keys.NODE_INFO, desk.keys.workers):
-        desk.client.hset(name, "bad", value)
-        desk.client.hset(name, b"\xff", value)
+    harness.join(NODE)
+    harness.node().report(KEY, WORKER)
+    for name in (keys.MODELS, keys.NODE_INFO, harness.keys.workers):
+        harness.client.hset(name, "bad", value)
+        harness.client.hset(name, b"\xff", value)
     # When / Then
     for _ in range(2):
         assert registry.specs() == [spec]
@@ -191,55 +191,57 @@ def test_b08_garbage_in_the_registry_costs_what_it_stands_for_only(real_desk, va
     )
 
 
-def test_b08_text_for_a_number_costs_its_worker_or_node_only(real_desk):
+def test_b08_text_for_a_number_costs_its_worker_or_node_only(real_harness):
     # Given
-    desk = real_desk
-    desk.join(NODE)
+    harness = real_harness
+    harness.join(NODE)
     sample = HostSample("CPUUtilization", "much")
-    desk.join(replace(NODE, node_id="bad", samples=(sample,)))
-    desk.node().report(KEY, WORKER)
-    desk.client.hset(desk.keys.workers, "bad", replace(WORKER, slot="1").to_json())
+    harness.join(replace(NODE, node_id="bad", samples=(sample,)))
+    harness.node().report(KEY, WORKER)
+    harness.client.hset(harness.keys.workers, "bad", replace(WORKER, slot="1").to_json())
     # When / Then
-    assert desk.registry().workers(KEY) == [WORKER]
-    assert desk.registry().nodes() == [NODE]
+    assert harness.registry().workers(KEY) == [WORKER]
+    assert harness.registry().nodes() == [NODE]
 
 
-def test_b08_garbage_among_the_counters_hides_no_other(real_desk):
+def test_b08_garbage_among_the_counters_hides_no_other(real_harness):
     # Given
-    desk = real_desk
-    desk.submit("a")
-    desk.client.hset(desk.keys.counters, mapping={b"\xff": 1, "bad": "garbage", "huge": "9" * 5000})
+    harness = real_harness
+    harness.submit("a")
+    harness.client.hset(
+        harness.keys.counters, mapping={b"\xff": 1, "bad": "garbage", "huge": "9" * 5000}
+    )
     # When / Then
-    assert desk.registry().queue(make_spec()).counters == {"accepted": 1}
+    assert harness.registry().queue(make_spec()).counters == {"accepted": 1}
 
 
-def test_b08_garbage_in_the_registry_keeps_no_dead_node_listed(real_desk):
+def test_b08_garbage_in_the_registry_keeps_no_dead_node_listed(real_harness):
     # Given
-    desk = real_desk
-    desk.registry().create(make_spec())
-    desk.client.hset(keys.MODELS, "bad", b"hello")
-    desk.join(NODE)
-    desk.node().report(KEY, WORKER)
-    desk.client.hset(desk.keys.workers, b"\xff", b"hello")
+    harness = real_harness
+    harness.registry().create(make_spec())
+    harness.client.hset(keys.MODELS, "bad", b"hello")
+    harness.join(NODE)
+    harness.node().report(KEY, WORKER)
+    harness.client.hset(harness.keys.workers, b"\xff", b"hello")
     # When
-    gone = desk.node().forget_nodes([NODE.node_id])
+    gone = harness.node().forget_nodes([NODE.node_id])
     # Then
     assert [one.hostname for one in gone] == [NODE.hostname]
-    assert desk.client.hkeys(desk.keys.workers) == [b"\xff"]
+    assert harness.client.hkeys(harness.keys.workers) == [b"\xff"]
 
 
-def test_b08_garbage_among_the_beats_keeps_nobody_from_being_found(real_desk):
+def test_b08_garbage_among_the_beats_keeps_nobody_from_being_found(real_harness):
     # Given
-    desk = real_desk
+    harness = real_harness
     for name in ("node-a", "node-b"):
-        desk.node().beat({}, name)
-    desk.node().beat({KEY: ["worker-a"]})
-    desk.client.zadd(keys.NODES, {"node-b": 1, b"\xfe": 1, b"\xff": 9e15})
-    desk.client.zadd(desk.keys.worker_beats, {"worker-a": 1, b"\xff": 1})
+        harness.node().beat({}, name)
+    harness.node().beat({KEY: ["worker-a"]})
+    harness.client.zadd(keys.NODES, {"node-b": 1, b"\xfe": 1, b"\xff": 9e15})
+    harness.client.zadd(harness.keys.worker_beats, {"worker-a": 1, b"\xff": 1})
     # When / Then
-    assert desk.registry().alive_nodes() == {"node-a"}
-    assert desk.node().dead_nodes() == ["node-b"]
-    assert desk.node().dead_workers([KEY]) == [(KEY, "worker-a")]
+    assert harness.registry().alive_nodes() == {"node-a"}
+    assert harness.node().dead_nodes() == ["node-b"]
+    assert harness.node().dead_workers([KEY]) == [(KEY, "worker-a")]
 
 
 @pytest.fixture

@@ -44,13 +44,13 @@ MALFORMED = {
 
 
 @pytest.fixture(params=MALFORMED.values(), ids=MALFORMED)
-def spoil(request, desk):
+def spoil(request, harness):
     """A function that writes the malformed record under a request's id."""
 
     def write(request_id):
-        seconds, microseconds = desk.client.time()
+        seconds, microseconds = harness.client.time()
         now_us = b"%d" % (seconds * 1_000_000 + microseconds)
-        desk.write_record(request_id, request.param.replace(b"%d", now_us))
+        harness.write_record(request_id, request.param.replace(b"%d", now_us))
 
     return write
 
@@ -64,18 +64,18 @@ def serve_all(worker):
     return served
 
 
-def assert_settled(desk):
-    assert desk.open_ids() == set()
-    assert desk.queued() == desk.solo() == desk.leased() == []
-    assert desk.unaccounted() == 0
+def assert_settled(harness):
+    assert harness.open_ids() == set()
+    assert harness.queued() == harness.suspects() == harness.leased() == []
+    assert harness.unaccounted() == 0
 
 
 @pytest.mark.parametrize("patience_s", [0.0, LONG_S])
-def test_b08_claim_passes_over_a_malformed_record(desk, spoil, patience_s):
+def test_b08_claim_passes_over_a_malformed_record(harness, spoil, patience_s):
     # Given
-    desk.submit("bad", "good")
+    harness.submit("bad", "good")
     spoil("bad")
-    worker = desk.worker()
+    worker = harness.worker()
 
     # When
     claimed = worker.claim(8, patience_s)
@@ -85,72 +85,72 @@ def test_b08_claim_passes_over_a_malformed_record(desk, spoil, patience_s):
     # Then
     assert ids_of(claimed) == ["good"]
     worker.reply(items_of(claimed), [make_reply("ok")])
-    assert desk.counters() == {"accepted": 2, "orphaned": 1, "replied": 1}
-    assert_settled(desk)
+    assert harness.counters() == {"accepted": 2, "orphaned": 1, "replied": 1}
+    assert_settled(harness)
 
 
-def test_b08_claim_passes_over_a_malformed_record_of_a_crash_suspect(desk, spoil):
+def test_b08_claim_passes_over_a_malformed_record_of_a_crash_suspect(harness, spoil):
     # Given
-    desk.submit("bad", "good")
-    desk.worker("worker-x").claim(2, 0.0)
-    desk.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
+    harness.submit("bad", "good")
+    harness.worker("worker-x").claim(2, 0.0)
+    harness.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
     spoil("bad")
 
     # When / Then
-    assert serve_all(desk.worker()) == ["good"]
-    assert_settled(desk)
+    assert serve_all(harness.worker()) == ["good"]
+    assert_settled(harness)
 
 
 @pytest.mark.parametrize("mode", [ReclaimMode.CRASHED, ReclaimMode.RELEASED], ids=str)
-def test_b08_reclaim_passes_over_a_malformed_record(desk, spoil, mode):
+def test_b08_reclaim_passes_over_a_malformed_record(harness, spoil, mode):
     # Given
-    desk.submit("bad", "good")
-    desk.worker().claim(2, 0.0)
+    harness.submit("bad", "good")
+    harness.worker().claim(2, 0.0)
     spoil("bad")
 
     # When
-    desk.node().reclaim(KEY, "worker-a", mode)
+    harness.node().reclaim(KEY, "worker-a", mode)
 
     # Then
-    assert serve_all(desk.worker("worker-b")) == ["good"]
-    assert_settled(desk)
+    assert serve_all(harness.worker("worker-b")) == ["good"]
+    assert_settled(harness)
 
 
-def test_b08_refuse_passes_over_a_malformed_record(desk, spoil):
+def test_b08_refuse_passes_over_a_malformed_record(harness, spoil):
     # Given
-    desk.submit("bad", "good")
+    harness.submit("bad", "good")
     spoil("bad")
-    desk.silence_worker()
+    harness.silence_worker()
 
     # When
-    desk.node().refuse_waiting(KEY, "no_worker")
+    harness.node().refuse_waiting(KEY, "no_worker")
 
     # Then
-    assert desk.done()[-1] == "good"
-    assert desk.reply_value("good") == b"good!no_worker"
-    assert_settled(desk)
+    assert harness.done()[-1] == "good"
+    assert harness.reply_value("good") == b"good!no_worker"
+    assert_settled(harness)
 
 
-def test_b08_measure_passes_over_a_malformed_record(desk, spoil):
+def test_b08_measure_passes_over_a_malformed_record(harness, spoil):
     # Given: at the head of both lines
-    desk.submit("suspect", "bad")
-    desk.worker("worker-x").claim(1, 0.0)
-    desk.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
+    harness.submit("suspect", "bad")
+    harness.worker("worker-x").claim(1, 0.0)
+    harness.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
     spoil("suspect")
     spoil("bad")
 
     # When
-    status = desk.registry().queue(make_spec())
+    status = harness.registry().queue(make_spec())
 
     # Then
     assert (status.waiting, status.open_requests) == (2, 2)
     assert 0 <= status.oldest_age_s < 60
 
 
-def test_b08_chunk_passes_over_a_malformed_record(desk, spoil):
+def test_b08_chunk_passes_over_a_malformed_record(harness, spoil):
     # Given
-    desk.submit("bad", "good")
-    worker = desk.worker()
+    harness.submit("bad", "good")
+    worker = harness.worker()
     items = items_of(worker.claim(2, 0.0))
     spoil("bad")
 
@@ -162,10 +162,10 @@ def test_b08_chunk_passes_over_a_malformed_record(desk, spoil):
     assert good is ChunkCode.STORED
 
 
-def test_b08_reply_ends_a_malformed_record(desk, spoil):
+def test_b08_reply_ends_a_malformed_record(harness, spoil):
     # Given
-    desk.submit("bad", "good")
-    worker = desk.worker()
+    harness.submit("bad", "good")
+    worker = harness.worker()
     items = items_of(worker.claim(2, 0.0))
     spoil("bad")
 
@@ -174,35 +174,35 @@ def test_b08_reply_ends_a_malformed_record(desk, spoil):
 
     # Then: it had been well-formed when it was claimed
     assert codes == [ReplyCode.STORED] * 2
-    assert desk.done() == ["bad", "good"]
-    assert_settled(desk)
+    assert harness.done() == ["bad", "good"]
+    assert_settled(harness)
 
 
-def test_b08_ingress_can_ask_after_and_cancel_a_malformed_record(desk, spoil):
+def test_b08_ingress_can_ask_after_and_cancel_a_malformed_record(harness, spoil):
     # Given
-    desk.submit("bad", "good")
+    harness.submit("bad", "good")
     spoil("bad")
 
     # When / Then
-    assert desk.submit("bad") == [SubmitCode.KNOWN]
-    assert desk.ingress().audit(["bad"]) == [AuditCode.OPEN]
-    assert desk.ingress().cancel(["bad"]) == [CancelCode.CANCELLED]
-    assert serve_all(desk.worker()) == ["good"]
-    assert_settled(desk)
+    assert harness.submit("bad") == [SubmitCode.KNOWN]
+    assert harness.ingress().audit(["bad"]) == [AuditCode.OPEN]
+    assert harness.ingress().cancel(["bad"]) == [CancelCode.CANCELLED]
+    assert serve_all(harness.worker()) == ["good"]
+    assert_settled(harness)
 
 
 @pytest.mark.parametrize(
     "entry", ["good", "good:", ":1", "good:0", "good:2", "good:x", "good:" + "9" * 400, "gone:1"]
 )
-def test_b08_reclaim_passes_over_a_malformed_entry_of_a_lease(desk, entry):
+def test_b08_reclaim_passes_over_a_malformed_entry_of_a_lease(harness, entry):
     # Given: an honest request that waits, and a lease that nobody of ours has written
-    desk.submit("good")
-    desk.client.rpush(desk.keys.lease_prefix + "worker-x", entry)
+    harness.submit("good")
+    harness.client.rpush(harness.keys.lease_prefix + "worker-x", entry)
 
     # When
-    desk.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
+    harness.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
 
     # Then
-    assert desk.leased("worker-x") == []
-    assert serve_all(desk.worker()) == ["good"]
-    assert desk.queued() == desk.solo() == []
+    assert harness.leased("worker-x") == []
+    assert serve_all(harness.worker()) == ["good"]
+    assert harness.queued() == harness.suspects() == []

@@ -3,7 +3,7 @@
 import pytest
 
 from batching.metrics.series import Measurement, MetricKind, Series
-from batching.store.measurements import MAX_FIELDS, MetricVerbs, read_metrics
+from batching.store.measurements import MAX_FIELDS, HandlerMeasurements, read_metrics
 from tests.support import KEY
 
 
@@ -12,14 +12,14 @@ def series(name, kind=MetricKind.COUNTER, part="", **labels):
 
 
 @pytest.fixture
-def client(desk):
-    with desk.backend.connect() as connected:
+def client(harness):
+    with harness.backend.connect() as connected:
         yield connected
 
 
 @pytest.fixture
 def verbs(client):
-    return MetricVerbs(client, KEY)
+    return HandlerMeasurements(client, KEY)
 
 
 def test_counter_adds_up_and_gauge_is_set(client, verbs):
@@ -60,46 +60,46 @@ def test_series_beyond_the_limit_are_dropped_and_known_ones_go_on(client, verbs)
     assert found[many[0].series] == 2
 
 
-def test_nothing_is_recorded_for_a_version_that_is_not_registered(desk, client, verbs):
+def test_nothing_is_recorded_for_a_version_that_is_not_registered(harness, client, verbs):
     # Given: the hash of a version that is gone would never be deleted
-    desk.client.delete(desk.keys.config)
+    harness.client.delete(harness.keys.config)
 
     # When
     verbs.record([Measurement(series("calls"), 1)])
 
     # Then
     assert read_metrics(client, KEY) == {}
-    assert not desk.client.exists(desk.keys.metrics)
+    assert not harness.client.exists(harness.keys.metrics)
 
 
-def test_metrics_are_buried_with_their_version(desk, verbs):
+def test_metrics_are_buried_with_their_version(harness, verbs):
     # Given
     verbs.record([Measurement(series("calls"), 1)])
 
     # When
-    desk.node().bury(KEY)
+    harness.node().bury(KEY)
 
     # Then
-    assert not desk.client.exists(desk.keys.metrics)
+    assert not harness.client.exists(harness.keys.metrics)
 
 
-def test_b08_garbage_among_the_metrics_is_not_read(desk, client, verbs):
+def test_b08_garbage_among_the_metrics_is_not_read(harness, client, verbs):
     # Given
     good = series("calls")
     verbs.record([Measurement(good, 1)])
     fields = ["x", "[]", "{}", '["a b","counter","",[],""]', '["a","counter","",[["b-c","d"]],""]']
     fields += [f'["h","histogram","u",[],"{part}"]' for part in ("abc", "inf", "nan", "", "-Inf")]
     fields += ['["a","counter","u",[],"sum"]', "[" * 100_000, b"\xff"]
-    desk.client.hset(desk.keys.metrics, mapping=dict.fromkeys(fields, "1"))
-    desk.client.hset(desk.keys.metrics, series("text").to_field(), "many")
+    harness.client.hset(harness.keys.metrics, mapping=dict.fromkeys(fields, "1"))
+    harness.client.hset(harness.keys.metrics, series("text").to_field(), "many")
 
     # When / Then
     assert read_metrics(client, KEY) == {good: 1}
 
 
-def test_metrics_are_dropped_when_memory_is_full(real_desk, full_memory):
+def test_metrics_are_dropped_when_memory_is_full(real_harness, full_memory):
     # Given
-    verbs = MetricVerbs(real_desk.client, KEY)
+    verbs = HandlerMeasurements(real_harness.client, KEY)
     full_memory()
 
     # When / Then: the worker does not try the same again and again

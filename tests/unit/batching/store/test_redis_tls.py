@@ -13,7 +13,7 @@ import redis
 from batching.settings.settings import Settings, SettingsError
 from batching.store.clients import connect, connect_async, store_url
 from batching.store.server_check import check_server
-from batching.store.worker_side.wakeups import Bell
+from batching.store.worker_side.wakeups import Wakeups
 from tests.support import eventually
 from tests.timing import assert_within
 from tests.tls import TlsProxy, make_certificates, needs_openssl, server_context
@@ -69,13 +69,13 @@ def test_wait_for_a_bell_over_tls_ends_at_once_when_it_is_interrupted(
     port, authority = proxy("here").port, certificates / "authority.pem"
     settings = Settings(redis_url=f"rediss://localhost:{port}/0", redis_ca_file=authority)
     with connect(store_url(settings)) as client, ThreadPoolExecutor(1) as pool:
-        bell = Bell(client, TOKENS)
-        waiting = pool.submit(bell.wait, 4.0)
+        wakeups = Wakeups(client, TOKENS)
+        waiting = pool.submit(wakeups.wait, 4.0)
         eventually(lambda: real_backend.client.info("clients")["blocked_clients"])
 
         # When
         started = time.monotonic()
-        bell.interrupt()
+        wakeups.interrupt()
 
         # Then
         assert waiting.result(5.0)

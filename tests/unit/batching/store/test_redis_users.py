@@ -12,14 +12,14 @@ from batching.protocol import Batch, ReplyChunk
 from batching.store import keys
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_side.ingress_queue import Submission
-from batching.store.measurements import MetricVerbs, read_metrics
+from batching.store.measurements import HandlerMeasurements, read_metrics
 from batching.store.node_side.node_queue import ReclaimMode
 from batching.store.registry.registry import Registry
 from batching.store.server_check import check_client
 from batching.store.worker_side.worker_queue import ChunkCode, ReplyCode
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.redis_users import PASSWORD, USERS, add_user
-from tests.support import KEY, Backend, Desk, items_of, make_reply, make_spec, wire_of
+from tests.support import KEY, Backend, QueueHarness, items_of, make_reply, make_spec, wire_of
 
 ROOT = Path(__file__).parents[4]
 LARGE = 300_000  # has a key of its own
@@ -67,21 +67,21 @@ def url_of(server, user):
 
 
 @pytest.fixture
-def desks(server, admin):
+def harnesses(server, admin):
     """The queue as the ingress and as a node sees it; both look into it with admin's eyes."""
     made = {}
     for user in ("ingress", "worker"):
         url = url_of(server, user)
         backend = Backend(admin, lambda url=url: connect_async(url), lambda url=url: connect(url))
-        made[user] = Desk(backend)
+        made[user] = QueueHarness(backend)
     made["ingress"].open()
     yield made["ingress"], made["worker"]
-    for desk in made.values():
-        desk.close()
+    for harness in made.values():
+        harness.close()
 
 
-def test_users_may_pass_a_request_through_its_whole_life(desks):
-    ingress, worker = desks
+def test_users_may_pass_a_request_through_its_whole_life(harnesses):
+    ingress, worker = harnesses
     # When: small and large, submitted and claimed
     verbs = ingress.ingress()
     large = Submission("large", 60_000, wire_of("large", size=LARGE))
@@ -118,8 +118,8 @@ def test_users_may_pass_a_request_through_its_whole_life(desks):
 @pytest.mark.parametrize(
     "mode", [ReclaimMode.DEAD, ReclaimMode.CRASHED, ReclaimMode.RELEASED], ids=str
 )
-def test_worker_may_take_back_and_refuse(desks, mode):
-    ingress, worker = desks
+def test_worker_may_take_back_and_refuse(harnesses, mode):
+    ingress, worker = harnesses
     node = worker.node()
     # Given
     ingress.submit("a", "b")
@@ -136,14 +136,14 @@ def test_worker_may_take_back_and_refuse(desks, mode):
     assert ingress.queued() == []
 
 
-def test_worker_may_record_what_handlers_measure_and_ingress_may_read_it(desks):
-    ingress, worker = desks
+def test_worker_may_record_what_handlers_measure_and_ingress_may_read_it(harnesses):
+    ingress, worker = harnesses
     # Given
     calls = Series("calls", MetricKind.COUNTER, "count", ())
     took = Series("took", MetricKind.GAUGE, "ms", ())
     # When
     with worker.backend.connect() as client:
-        verbs = MetricVerbs(client, KEY)
+        verbs = HandlerMeasurements(client, KEY)
         for _ in range(2):
             verbs.record([Measurement(calls, 1), Measurement(took, 5)])
     # Then
@@ -151,8 +151,8 @@ def test_worker_may_record_what_handlers_measure_and_ingress_may_read_it(desks):
         assert read_metrics(client, KEY) == {calls: 2, took: 5}
 
 
-def test_worker_may_keep_the_lists_of_nodes_and_workers(desks):
-    _, worker = desks
+def test_worker_may_keep_the_lists_of_nodes_and_workers(harnesses):
+    _, worker = harnesses
     node = worker.node()
     worker.join(NodeStatus("node-a", "host", 1, "2026-01-01T00:00:00.000Z"))
     assert node.dead_nodes() == []
@@ -236,7 +236,7 @@ def test_user_may_run_every_command_of_its_scripts(user):
     allowed = {rule[1:].lower() for rule in USERS[user] if rule.startswith("+")}
     called = set()
     for verb in SCRIPTS_OF[user]:
-        text = (ROOT / f"batching/store/{verb}.lua").read_text()
+        text = (ROOT / f"batching/store/scripts/{verb}.lua").read_text()
         for arguments in re.findall(r"redis\.p?call\(([^,)]+)", text):
             called |= {word.lower() for word in re.findall(r"'([A-Z]+)'", arguments)}
     # Then

@@ -13,18 +13,18 @@ from batching.batcher import Batcher
 from batching.models.statuses import NodeStatus
 from batching.policy import FixedPolicy
 from batching.store import keys
-from batching.store import outage as outage_module
+from batching.store import outage_log as outage_module
 from batching.store.background_tasks import end_tasks
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_side.broker import Broker
 from batching.store.keys import VersionKeys
-from batching.store.node_side.node_queue import NodeVerbs
+from batching.store.node_side.node_queue import NodeQueue
 from batching.store.registry import changes as changes_module
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.changes import changed_models
 from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.registry import Registry
-from batching.store.worker_side.worker_queue import WorkerVerbs
+from batching.store.worker_side.worker_queue import WorkerQueue
 from tests.chaos.tcp_redis import TcpRedis
 from tests.support import (
     KEY,
@@ -164,7 +164,7 @@ def test_receiving_that_is_refused_is_told_of(server, url, registry, caplog):
     names = VersionKeys.of(KEY)
     seconds, _ = server.client.time()
     worker_client = connect(url)
-    worker = WorkerVerbs(worker_client, KEY, "worker-a", 3000)
+    worker = WorkerQueue(worker_client, KEY, "worker-a", 3000)
 
     async def run():
         broker = Broker(url.replace("//", "//somebody:secret@"), make_outage(url))
@@ -200,7 +200,7 @@ async def beating_node(url):
     async with connect_async(url) as client:
         node = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
         outage = make_outage(url)
-        heart = Heartbeat(NodeVerbs(client, 3000), node, list, list, lambda: None, outage=outage)
+        heart = Heartbeat(NodeQueue(client, 3000), node, list, list, lambda: None, outage=outage)
         beating = asyncio.create_task(heart.run())
         try:
             yield
@@ -211,7 +211,7 @@ async def beating_node(url):
 @contextlib.asynccontextmanager
 async def claiming_worker(url):
     with contextlib.closing(connect(url)) as client:
-        verbs = WorkerVerbs(client, KEY, "worker-a", 3000)
+        verbs = WorkerQueue(client, KEY, "worker-a", 3000)
         worker = Worker(
             Batcher(verbs, FixedPolicy(1, 0.0)), verbs, lambda _: [], outage=make_outage(url)
         )

@@ -37,9 +37,9 @@ def test_releases_of_other_wire_versions_have_queues_of_their_own():
     assert VersionKeys.of(KEY, WIRE_VERSION + 1).tag == "{m2:digits:1.0}"
 
 
-def test_worker_serves_what_an_ingress_of_version_1_has_queued(desk):
+def test_worker_serves_what_an_ingress_of_version_1_has_queued(harness):
     # Given
-    client, at_us = desk.client, now_us(desk.client)
+    client, at_us = harness.client, now_us(harness.client)
     client.zadd(f"{TAG}:ing", {"ingress-a": at_us // 1000})
     client.expire(f"{TAG}:ing", 60)
     line = f"0 - 0 {at_us} 500 60000 ingress-a\n".encode()
@@ -47,7 +47,7 @@ def test_worker_serves_what_an_ingress_of_version_1_has_queued(desk):
     client.expire(f"{TAG}:requests", 60)
     client.set(f"{TAG}:in:b", REQUEST, px=60_000)
     client.rpush(f"{TAG}:q", "a", "b")
-    worker = desk.worker()
+    worker = harness.worker()
     # When
     batch = worker.claim(2, 0.0)
     # Then
@@ -62,16 +62,16 @@ def test_worker_serves_what_an_ingress_of_version_1_has_queued(desk):
     assert msgpack.decode(client.get(f"{TAG}:out:b:1")[1:])[:2] == [1, 200]
 
 
-def test_ingress_reads_what_a_worker_of_version_1_has_answered(desk):
+def test_ingress_reads_what_a_worker_of_version_1_has_answered(harness):
     # Given
-    client = desk.client
+    client = harness.client
     reply = msgpack.encode((1, 200, b"A", {"x-a": "1"}, "OK", "T", "r", TIMING, 2))
     client.set(f"{TAG}:rep:a", b"a" + reply, px=60_000)
     client.rpush(f"{TAG}:done:ingress-a", b"a" + reply, b"b")
     client.expire(f"{TAG}:done:ingress-a", 60)
     client.set(f"{TAG}:rep:b", b"b!worker_crashed", px=60_000)
     # When
-    found = desk.ingress().receive([])
+    found = harness.ingress().receive([])
     # Then
     expected = Reply(200, b"A", {"x-a": "1"}, "OK", "T", "r", BatchTiming(*TIMING), 2)
     assert decode_reply("a", found["a"]) == expected
@@ -80,18 +80,18 @@ def test_ingress_reads_what_a_worker_of_version_1_has_answered(desk):
     assert ReplyChunk.decode(chunk) == ReplyChunk(3, b"piece")
 
 
-def test_ingress_queues_as_a_worker_of_version_1_expects_it(desk):
+def test_ingress_queues_as_a_worker_of_version_1_expects_it(harness):
     # When
-    desk.submit("a")
+    harness.submit("a")
     # Then
-    client = desk.client
+    client = harness.client
     line, _, wire = client.hget(f"{TAG}:requests", "a").partition(b"\n")
     assert line.split(b" ")[:3] == [b"0", b"-", b"0"]
     assert line.split(b" ")[4:] == [b"0", b"60000", b"ingress-a"]
     assert wire == REQUEST
     assert client.lrange(f"{TAG}:q", 0, -1) == [b"a"]
     assert client.zscore(f"{TAG}:ing", "ingress-a") > 0
-    assert client.llen(f"{TAG}:bell") == 1
+    assert client.llen(f"{TAG}:wakeups") == 1
 
 
 # --- every version
@@ -112,9 +112,9 @@ MODEL = {
 }
 
 
-def test_registry_of_another_release_is_read_and_nothing_of_it_is_lost(desk):
+def test_registry_of_another_release_is_read_and_nothing_of_it_is_lost(harness):
     # Given a model with fields that only a later release knows, and without most of ours
-    client, registry = desk.client, desk.registry()
+    client, registry = harness.client, harness.registry()
     client.hset("{ferry}:models", "digits", json.dumps(MODEL))
     spec = registry.resolve("digits", None)
     assert (spec.batch_size, spec.max_batch_delay_ms) == (4, 100)
@@ -135,18 +135,18 @@ def test_registry_of_another_release_is_read_and_nothing_of_it_is_lost(desk):
     assert "others" not in record["versions"]["1.0"]
 
 
-def test_what_nodes_of_another_release_say_of_themselves_is_read(desk):
+def test_what_nodes_of_another_release_say_of_themselves_is_read(harness):
     # Given
     ours = {"worker_id": "w", "node_id": "n", "slot": 0, "pid": 1, "device": "", "started_at": ""}
     worker = json.dumps({**ours, "state": "WARMING", "colour": "green"})
     sample = ["CPUUtilization", 5.0, "", "a fourth"]
     node = {"node_id": "n", "hostname": "h", "pid": 1, "started_at": "", "samples": [sample]}
-    desk.client.hset("{ferry}:node_info", "n", json.dumps({**node, "colour": "green"}))
-    desk.client.zadd("{ferry}:nodes", {"n": now_us(desk.client) // 1000})
-    desk.client.expire("{ferry}:nodes", 60)
-    desk.client.hset(f"{TAG}:workers", "w", worker)
+    harness.client.hset("{ferry}:node_info", "n", json.dumps({**node, "colour": "green"}))
+    harness.client.zadd("{ferry}:nodes", {"n": now_us(harness.client) // 1000})
+    harness.client.expire("{ferry}:nodes", 60)
+    harness.client.hset(f"{TAG}:workers", "w", worker)
     # When
-    registry = desk.registry()
+    registry = harness.registry()
     # Then: neither ready nor given up
     [status] = registry.workers(KEY)
     assert status.state is WorkerState.LOADING

@@ -117,29 +117,29 @@ def test_missing_redis_is_named():
         check_server(Settings())
 
 
-def test_nodes_of_another_release_are_refused_while_they_live(desk):
+def test_nodes_of_another_release_are_refused_while_they_live(harness):
     # Given
-    desk.join(NodeStatus("node-a", "host", 1, "now", wire_version=WIRE_VERSION))
-    desk.join(THEIRS)
+    harness.join(NodeStatus("node-a", "host", 1, "now", wire_version=WIRE_VERSION))
+    harness.join(THEIRS)
     # When / Then
     words = f"wire version {WIRE_VERSION + 1}, here {WIRE_VERSION}.* Stop those nodes first"
     with pytest.raises(UnusableNow, match=words):
-        check_nodes(desk.client, DEAD_AFTER_MS)
+        check_nodes(harness.client, DEAD_AFTER_MS)
     # When it has been silent for so long that it is dead
-    desk.client.zincrby(keys.NODES, -2 * DEAD_AFTER_MS, "node-b")
+    harness.client.zincrby(keys.NODES, -2 * DEAD_AFTER_MS, "node-b")
     # Then
-    check_nodes(desk.client, DEAD_AFTER_MS)
+    check_nodes(harness.client, DEAD_AFTER_MS)
 
 
 @pytest.mark.parametrize("record", [None, b"hello", b"[]", b'{"colour": 1}', b"[" * 9999])
-def test_node_that_nobody_can_read_keeps_nobody_from_starting(desk, record):
+def test_node_that_nobody_can_read_keeps_nobody_from_starting(harness, record):
     # Given
-    desk.join(THEIRS)
-    desk.client.hdel(keys.NODE_INFO, "node-b")
+    harness.join(THEIRS)
+    harness.client.hdel(keys.NODE_INFO, "node-b")
     if record is not None:
-        desk.client.hset(keys.NODE_INFO, "node-b", record)
+        harness.client.hset(keys.NODE_INFO, "node-b", record)
     # When / Then
-    check_nodes(desk.client, DEAD_AFTER_MS)
+    check_nodes(harness.client, DEAD_AFTER_MS)
 
 
 def test_node_that_does_not_say_is_of_the_first_wire_version():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from batching.errors import ServeError
-from ingress.access.authorizer import Gate
+from ingress.access.authorizer import Authorizer
 from ingress.access.key_file import KeyScope
 from ingress.role import Role
 from tests.unit.ingress.access.test_key_file import key_of, keys, path
@@ -168,11 +168,11 @@ def test_b11_key_reaches_no_handler(ingress, path):
     ],
 )
 def test_b11_shared_listener_keeps_the_keys_apart(keys, path, method, route, scope):
-    gate = Gate(keys, Role)
-    gate.admit(method, route, f"Bearer {key_of(path, scope)}")
+    authorizer = Authorizer(keys, Role)
+    authorizer.admit(method, route, f"Bearer {key_of(path, scope)}")
     other = next(name for name in KeyScope if name != scope)
     with pytest.raises(ServeError, match="Token Authorization failed"):
-        gate.admit(method, route, f"Bearer {key_of(path, other)}")
+        authorizer.admit(method, route, f"Bearer {key_of(path, other)}")
 
 
 @pytest.mark.parametrize("kind", ["inference", "management"])

@@ -25,7 +25,7 @@ class Application:
     """Answers with what it was asked; some paths ask for more."""
 
     def __init__(self):
-        self.gate = asyncio.Event()
+        self.authorizer = asyncio.Event()
         self.seen = []
         self.taken_bytes = 0
         self.refused = []
@@ -51,7 +51,7 @@ class Application:
             case "/unread":
                 self.echo(exchange, b"")
             case "/pieces":
-                await self.gate.wait()
+                await self.authorizer.wait()
                 async for piece in exchange.pieces():
                     self.taken_bytes += len(piece)
                 self.echo(exchange, b"")
@@ -60,16 +60,16 @@ class Application:
                 self.places = exchange.client, exchange.server
             case "/left":
                 left = asyncio.ensure_future(exchange.client_left())
-                await self.gate.wait()
+                await self.authorizer.wait()
                 self.echo(exchange, b"left" if left.done() else b"there")
             case "/waits/watched":
-                await self.gate.wait()
+                await self.authorizer.wait()
                 self.before()
                 self.echo(exchange, b"")
                 self.after()
             case path:
                 if path == "/waits":
-                    await self.gate.wait()
+                    await self.authorizer.wait()
                 self.echo(exchange, await exchange.read())
 
     def on_refused(self, client, status):
@@ -93,12 +93,12 @@ def serve():
             app.listener = listener
             loop = asyncio.get_running_loop()
             app.run = loop.call_soon_threadsafe
-            app.open = lambda: app.run(app.gate.set)
+            app.open = lambda: app.run(app.authorizer.set)
             app.stop = lambda: app.run(listener.stop)
             try:
                 return await asyncio.to_thread(client, str(listener.address), app)
             finally:
-                app.gate.set()
+                app.authorizer.set()
                 listener.stop()
                 await asyncio.wait_for(listener.wait_closed(), 10)
 

@@ -23,16 +23,16 @@ def value(found, name, **labels):
 
 
 @pytest.fixture
-def staffed(real_desk):
+def staffed(real_harness):
     """Two nodes, and one of the four workers that they should run."""
-    registry = Registry(real_desk.client)
+    registry = Registry(real_harness.client)
     registry.create(SPEC)
-    node = real_desk.node()
+    node = real_harness.node()
     for node_id in ("node-a", "node-b"):
-        real_desk.join(NodeStatus(node_id, "host", 1, "2026-01-01T00:00:00.000Z"))
+        real_harness.join(NodeStatus(node_id, "host", 1, "2026-01-01T00:00:00.000Z"))
     status = WorkerStatus("worker-a", "node-a", 0, WorkerState.READY, 1, "cpu", "")
     node.report(KEY, status)
-    return real_desk
+    return real_harness
 
 
 def test_metrics_tell_waiting_from_open(staffed):

@@ -46,17 +46,17 @@ def test_archive_is_unpacked_before_a_process_is_started(state, pid, expected):
 class Nodes:
     """Live nodes, each with one worker in a state that the test gives."""
 
-    def __init__(self, desk):
-        self.desk = desk
-        self.registry = desk.registry()
+    def __init__(self, harness):
+        self.harness = harness
+        self.registry = harness.registry()
         self.spec = make_spec(min_worker=1, max_worker=1, startup_timeout_s=30)
         self.registry.create(self.spec)
 
     def have(self, node_id, state=None, **told):
-        self.desk.join(NodeStatus(node_id, "host", 1, "now"))
+        self.harness.join(NodeStatus(node_id, "host", 1, "now"))
         if state is not None:
             status = WorkerStatus(f"{node_id}-1", node_id, 0, state, 42, "cpu", "now", **told)
-            self.desk.node().report(KEY, status)
+            self.harness.node().report(KEY, status)
 
     def wait(self, should_stop=lambda: False):
         options = {"failures_before": {}, "version_text": "1.0", "install_patience_s": 0.0}
@@ -64,8 +64,8 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(real_desk):
-    return Nodes(real_desk)
+def nodes(real_harness):
+    return Nodes(real_harness)
 
 
 FAILED = {"failures": 1, "error": "OSError: no space"}
@@ -100,7 +100,7 @@ def test_dead_node_is_none_that_may_yet_have_workers(nodes):
     # Given
     nodes.have("a", STARTING, **FAILED)
     nodes.have("b", READY)
-    nodes.desk.client.zadd(keys.NODES, {"b": 1})
+    nodes.harness.client.zadd(keys.NODES, {"b": 1})
     # When / Then
     with pytest.raises(InternalError, match="Failed to start workers"):
         nodes.wait()
@@ -114,6 +114,6 @@ def test_worker_that_was_given_up_and_is_to_go_has_not_failed_to_start(nodes):
     with pytest.raises(Draining):
         nodes.wait(lambda: True)
     # And once it has gone
-    nodes.desk.node().forget(KEY, "a-1")
+    nodes.harness.node().forget(KEY, "a-1")
     # Then
     assert nodes.wait() is Progress.DONE

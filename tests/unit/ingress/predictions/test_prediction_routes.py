@@ -8,7 +8,7 @@ import pytest
 import requests
 
 from batching.protocol import OPEN_INFERENCE_TYPE
-from ingress.predictions.prediction_service import Predictor
+from ingress.predictions.prediction_service import PredictionService
 from ingress.torchserve.prediction_paths import parse_prediction_path
 from tests.support import eventually
 
@@ -99,7 +99,7 @@ def test_wish_for_binary_answers_makes_json_an_inference_request(echo):
 def test_any_json_is_an_inference_request_where_that_is_set(echo, path, kind):
     # Given
     known = echo.services.predictor
-    predictor = Predictor(
+    predictor = PredictionService(
         known._catalog, known._broker, echo.services.metrics, is_open_inference=True
     )
     # When

@@ -9,7 +9,7 @@ import requests
 
 from batching.store import keys
 from batching.store.clients import connect
-from batching.store.ingress_side import version_channel as lane
+from batching.store.ingress_side import version_channel as channel
 from batching.store.keys import VersionKeys
 from tests.support import eventually
 from tests.timing import assert_within
@@ -69,7 +69,7 @@ def test_prediction_without_a_queue_is_refused_by_what_is_registered(
     ingress, redis_url, monkeypatch, is_registered
 ):
     # Given a version that this ingress knows, and whose queue nobody has prepared
-    monkeypatch.setattr(lane, "VERSION_PATIENCE_S", 0.1)
+    monkeypatch.setattr(channel, "VERSION_PATIENCE_S", 0.1)
     spec = ingress.register("idle", min_worker=0, max_worker=0)
     assert ingress.predict("/predictions/idle").status_code == 503
     client = connect(redis_url)

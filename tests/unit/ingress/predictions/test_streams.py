@@ -9,11 +9,11 @@ import pytest
 
 from batching.protocol import Batch, ReplyChunk
 from batching.store.clients import connect
-from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode, WorkerVerbs
-from ingress.access.authorizer import Gate
+from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode, WorkerQueue
+from ingress.access.authorizer import Authorizer
 from ingress.http1 import connection as http_connection
 from ingress.listeners import Address, Listener
-from ingress.predictions.router import Front
+from ingress.predictions.router import InferenceRouter
 from ingress.rest.wsgi_bridge import WsgiBridge
 from ingress.role import Role
 from tests.ports import free_ports
@@ -33,7 +33,7 @@ class Flood:
         self.codes = []
         self.is_over = threading.Event()
         self._client = connect(redis_url, socket_timeout_s=10)
-        self._verbs = WorkerVerbs(self._client, key, "9000", int(DEAD_AFTER_S * 1000))
+        self._verbs = WorkerQueue(self._client, key, "9000", int(DEAD_AFTER_S * 1000))
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self):
@@ -111,16 +111,19 @@ def test_client_that_leaves_ends_the_work(echo, flood):
 def listening(echo, address, tls=None):
     """The inference port of this ingress on another address, too."""
     services = echo.services
-    gate, limit = Gate(services.keys, [Role.INFERENCE]), 10_000
+    authorizer, limit = Authorizer(services.keys, [Role.INFERENCE]), 10_000
     bridge = WsgiBridge(
-        echo.apps[Role.INFERENCE], max_request_size_bytes=limit, max_threads=2, gate=gate
+        echo.apps[Role.INFERENCE],
+        max_request_size_bytes=limit,
+        max_threads=2,
+        authorizer=authorizer,
     )
-    front = Front(
+    front = InferenceRouter(
         services.predictor,
         bridge,
         max_request_size_bytes=limit,
         max_response_size_bytes=20,
-        gate=gate,
+        authorizer=authorizer,
     )
 
     async def listen():

@@ -20,7 +20,7 @@ from workers.handling.metrics_reporter import MetricsReporter, declare
 HOST = socket.gethostname()
 
 
-class Desk:
+class QueueHarness:
     """Where measurements are recorded; may be closed for a while."""
 
     def __init__(self):
@@ -46,28 +46,28 @@ class Models:
 
 
 @pytest.fixture
-def desk():
-    return Desk()
+def harness():
+    return QueueHarness()
 
 
 @pytest.fixture
-def make(desk):
+def make(harness):
     def make(declared=DEFAULT_METRICS, *, is_showing_all=True):
         store = MetricsStore(None, "m")
         store.request_ids = {0: "a"}
         declare(store, declared)
-        reporter = MetricsReporter(store, desk, declared, is_showing_all=is_showing_all)
+        reporter = MetricsReporter(store, harness, declared, is_showing_all=is_showing_all)
         return store, reporter
 
     return make
 
 
-def text_of(desk, declared=DEFAULT_METRICS):
-    collector = HandlerMetrics(Models(), lambda _key: desk.values, declared)
+def text_of(harness, declared=DEFAULT_METRICS):
+    collector = HandlerMetrics(Models(), lambda _key: harness.values, declared)
     return write_text(collector.collect()).decode()
 
 
-def test_metrics_are_shown_as_torchserve_shows_them(make, desk):
+def test_metrics_are_shown_as_torchserve_shows_them(make, harness):
     # Given
     store, reporter = make()
 
@@ -77,7 +77,7 @@ def test_metrics_are_shown_as_torchserve_shows_them(make, desk):
     reporter.report()
 
     # Then
-    assert text_of(desk).splitlines() == [
+    assert text_of(harness).splitlines() == [
         "# HELP Calls Torchserve prometheus counter metric with unit: Count",
         "# TYPE Calls counter",
         f'Calls{{Who="me",ModelName="m",Level="Model",Hostname="{HOST}",}} 2.0',
@@ -89,7 +89,7 @@ def test_metrics_are_shown_as_torchserve_shows_them(make, desk):
     ]
 
 
-def test_histogram_is_shown_with_cumulative_buckets(make, desk):
+def test_histogram_is_shown_with_cumulative_buckets(make, harness):
     # Given
     store, reporter = make(())
     metric = store.add_metric_to_cache("Size", "B", ["Who"], MetricTypes.HISTOGRAM)
@@ -100,7 +100,7 @@ def test_histogram_is_shown_with_cumulative_buckets(make, desk):
         reporter.report()
 
     # Then
-    lines = text_of(desk, ()).splitlines()
+    lines = text_of(harness, ()).splitlines()
     labels = f'Who="me",Hostname="{HOST}",'
     assert lines[1] == "# TYPE Size histogram"
     assert f'Size_bucket{{{labels}le="0.25",}} 1.0' in lines
@@ -121,7 +121,7 @@ HOSTILE_LABELS = {
 
 
 @pytest.mark.parametrize(("text", "shown"), HOSTILE_LABELS.values(), ids=HOSTILE_LABELS)
-def test_b19_label_from_a_client_is_short_and_valid_text(make, desk, text, shown):
+def test_b19_label_from_a_client_is_short_and_valid_text(make, harness, text, shown):
     # Given
     store, reporter = make()
 
@@ -131,10 +131,10 @@ def test_b19_label_from_a_client_is_short_and_valid_text(make, desk, text, shown
 
     # Then
     where = f'Who="{shown}",ModelName="m",Level="Model",Hostname="{HOST}",'
-    assert f"Calls{{{where}}} 2.0" in text_of(desk).splitlines()
+    assert f"Calls{{{where}}} 2.0" in text_of(harness).splitlines()
 
 
-def test_b19_labels_that_are_the_same_when_cut_are_one_series(make, desk):
+def test_b19_labels_that_are_the_same_when_cut_are_one_series(make, harness):
     # Given
     store, reporter = make(())
     metric = store.add_metric_to_cache("Depth", "B", ["Who"], MetricTypes.GAUGE)
@@ -145,10 +145,10 @@ def test_b19_labels_that_are_the_same_when_cut_are_one_series(make, desk):
     reporter.report()
 
     # Then the last value is shown, whichever text it came with
-    assert list(desk.values.values()) == [2]
+    assert list(harness.values.values()) == [2]
 
 
-def test_metric_that_is_not_declared_is_dropped_and_told_of_once(make, desk, caplog):
+def test_metric_that_is_not_declared_is_dropped_and_told_of_once(make, harness, caplog):
     # Given
     store, reporter = make(is_showing_all=False)
 
@@ -159,14 +159,14 @@ def test_metric_that_is_not_declared_is_dropped_and_told_of_once(make, desk, cap
         reporter.report()
 
     # Then
-    assert [series.name for series in desk.values] == ["PredictionTime"]
+    assert [series.name for series in harness.values] == ["PredictionTime"]
     assert [record.getMessage() for record in caplog.records] == [
         "metric Calls is not shown: not listed in metrics_config, and model_metrics_auto_detect "
         "is off"
     ]
 
 
-def test_declared_metric_has_the_labels_of_the_file_in_their_order(make, desk, caplog):
+def test_declared_metric_has_the_labels_of_the_file_in_their_order(make, harness, caplog):
     # Given
     declared = (DeclaredMetric("Calls", MetricKind.COUNTER, "calls", ("Model", "User")),)
     store, reporter = make(declared, is_showing_all=False)
@@ -179,35 +179,35 @@ def test_declared_metric_has_the_labels_of_the_file_in_their_order(make, desk, c
     reporter.report()
 
     # Then
-    assert {series.labels: value for series, value in desk.values.items()} == {
+    assert {series.labels: value for series, value in harness.values.items()} == {
         (("Model", "m"), ("User", "me"), ("Hostname", HOST)): 1,
         (("Model", "m"), ("User", "Model"), ("Hostname", HOST)): 2,
     }
     assert "metrics_config has it as a counter of Model, User" in caplog.text
 
 
-def test_measurements_wait_while_redis_is_away(make, desk):
+def test_measurements_wait_while_redis_is_away(make, harness):
     # Given
     store, reporter = make()
-    desk.is_closed = True
+    harness.is_closed = True
     for value in (1, 2):
         store.add_counter("Calls", value)
         store.add_time("HandlerTime", value)
         reporter.report()
 
     # When
-    desk.is_closed = False
+    harness.is_closed = False
     reporter.report()
     reporter.report()
 
     # Then
-    assert {series.name: value for series, value in desk.values.items()} == {
+    assert {series.name: value for series, value in harness.values.items()} == {
         "Calls": 3,
         "HandlerTime": 2,
     }
 
 
-def test_name_that_no_scraper_takes_is_dropped(make, desk):
+def test_name_that_no_scraper_takes_is_dropped(make, harness):
     # Given
     store, reporter = make()
 
@@ -217,10 +217,10 @@ def test_name_that_no_scraper_takes_is_dropped(make, desk):
     reporter.report()
 
     # Then
-    assert desk.values == {}
+    assert harness.values == {}
 
 
-def test_reporter_records_what_is_left_when_it_stops(make, desk):
+def test_reporter_records_what_is_left_when_it_stops(make, harness):
     # Given
     store, reporter = make()
     reporter.start()
@@ -230,10 +230,10 @@ def test_reporter_records_what_is_left_when_it_stops(make, desk):
     reporter.stop()
 
     # Then
-    assert list(desk.values.values()) == [1]
+    assert list(harness.values.values()) == [1]
 
 
-def test_reporter_looks_after_a_batch(make, desk, monkeypatch):
+def test_reporter_looks_after_a_batch(make, harness, monkeypatch):
     # Given a reporter that has found nothing and waits
     monkeypatch.setattr(reporter_module, "REPORT_S", 0.01)
     store, reporter = make()
@@ -245,7 +245,7 @@ def test_reporter_looks_after_a_batch(make, desk, monkeypatch):
             run(f"Calls{number}")
 
             # Then it is recorded long before the next look
-            eventually(lambda number=number: len(desk.values) == number + 1)
+            eventually(lambda number=number: len(harness.values) == number + 1)
     finally:
         reporter.stop()
 
@@ -295,12 +295,14 @@ def test_metrics_config_of_another_shape_is_refused(text, tmp_path):
         read_metrics_config(tmp_path / "none.yaml")
 
 
-def test_metrics_are_lines_in_the_log_when_torchserves_mode_says_so(desk, caplog):
+def test_metrics_are_lines_in_the_log_when_torchserves_mode_says_so(harness, caplog):
     # Given
     store = MetricsStore(None, "m")
     store.request_ids = {0: "a"}
     declare(store, DEFAULT_METRICS)
-    reporter = MetricsReporter(store, desk, DEFAULT_METRICS, is_showing_all=False, is_logging=True)
+    reporter = MetricsReporter(
+        store, harness, DEFAULT_METRICS, is_showing_all=False, is_logging=True
+    )
     # When
     store.add_time("HandlerTime", 12.5, None, "ms")
     with caplog.at_level("INFO", "MODEL_METRICS"):

@@ -14,12 +14,12 @@ from batching.process.backoff import Backoff
 from batching.store import keys
 from batching.store.background_tasks import end_tasks
 from batching.store.keys import VersionKeys
-from batching.store.node_side.node_queue import NodeVerbs
-from batching.store.outage import Outage
+from batching.store.node_side.node_queue import NodeQueue
+from batching.store.outage_log import OutageLog
 from batching.store.registry.registry import Registry
 from tests.support import KEY, eventually_async, join, make_outage, make_spec
 from workers.node import heartbeat as heartbeat_module
-from workers.node.dead_workers import Reaper
+from workers.node.dead_workers import DeadWorkers
 from workers.node.heartbeat import Heartbeat
 from workers.slots.slot_record import SlotRecord
 
@@ -29,13 +29,14 @@ DEAD_AFTER_S = 0.3
 
 
 class Parts:
-    """A node's heart and reaper on a Redis that can be cut off, with one worker that is ready."""
+    """A node's heart and dead_workers on a Redis that can be cut off, with one worker that is
+    ready."""
 
     def __init__(self):
         self.server = fakeredis.FakeServer()
         self.registry = Registry(fakeredis.FakeRedis(server=self.server))
         client = fakeredis.aioredis.FakeRedis(server=self.server)
-        self.verbs = NodeVerbs(client, int(DEAD_AFTER_S * 1000))
+        self.verbs = NodeQueue(client, int(DEAD_AFTER_S * 1000))
         outage = make_outage()
         record = SlotRecord(self.verbs, outage, KEY, Backoff())
         record.status = WORKER
@@ -49,7 +50,7 @@ class Parts:
             dead_after_s=DEAD_AFTER_S,
             outage=outage,
         )
-        self.reaper = Reaper(
+        self.dead_workers = DeadWorkers(
             self.verbs, lambda: [KEY], self.heart.is_steady, self.heart.overdue, outage
         )
 
@@ -112,12 +113,12 @@ def test_nobody_is_taken_for_dead_right_after_an_outage(parts, is_new):
         await parts.heart.beat()
         # Then silence means nothing yet
         assert await parts.verbs.dead_workers([KEY]) == [(KEY, "node-b-1")]
-        await parts.reaper.reap()
+        await parts.dead_workers.reap()
         assert await parts.verbs.dead_workers([KEY]) == [(KEY, "node-b-1")]
 
         # And means something again when there was time to beat, and nobody did
         living = asyncio.create_task(parts.heart.run())
-        reaping = asyncio.create_task(parts.reaper.run())
+        reaping = asyncio.create_task(parts.dead_workers.run())
         await eventually_async(lambda: parts.workers() == ["node-a-1"])
         await end_tasks([living, reaping])
 
@@ -128,7 +129,7 @@ def test_silent_worker_is_looked_for_when_it_would_be_dead(parts):
     async def run():
         # Given
         await parts.heart.beat()
-        reaping = asyncio.create_task(parts.reaper.run())
+        reaping = asyncio.create_task(parts.dead_workers.run())
         await parts.verbs.report(KEY, replace(WORKER, worker_id="node-b-1", node_id="node-b"))
         await join(parts.verbs, replace(NODE, node_id="node-b"))
         await parts.verbs.beat({KEY: ["node-b-1"]})
@@ -166,7 +167,7 @@ def test_silent_node_is_forgotten_and_told_of(parts, caplog):
         async with asyncio.timeout(10):
             while client.hkeys(keys.NODE_INFO) != [b"node-a"]:
                 await parts.heart.beat()
-                await parts.reaper.reap()
+                await parts.dead_workers.reap()
 
     asyncio.run(run())
     # Then
@@ -198,7 +199,7 @@ def test_heart_says_once_that_redis_is_away_and_that_it_is_back(parts, caplog):
     # Given
     asked = []
     log = logging.getLogger("here")
-    parts.heart._outage = Outage(log, clock=lambda: asked.append(1) or len(asked) / 1000)
+    parts.heart._outage = OutageLog(log, clock=lambda: asked.append(1) or len(asked) / 1000)
 
     async def run():
         # When several beats have failed and one has not
@@ -243,7 +244,7 @@ def test_worker_that_a_server_that_took_over_lists_again_is_forgotten(parts, is_
     asyncio.run(run())
 
 
-class Interrupted(NodeVerbs):
+class Interrupted(NodeQueue):
     """Something happens while its next beat is on its way."""
 
     meanwhile = None

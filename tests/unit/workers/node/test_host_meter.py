@@ -11,7 +11,7 @@ from batching.metrics.lines import GAUGES, metric_line
 from batching.models.spec import ModelSpec
 from batching.models.statuses import HostSample, NodeStatus
 from batching.settings.settings import Settings
-from batching.store.outage import Outage
+from batching.store.outage_log import OutageLog
 from tests.support import eventually_async
 from workers.machine.devices import Device
 from workers.node.host_meter import HostMeter, gpu_samples, measure
@@ -71,7 +71,7 @@ def test_node_lives_on_when_its_host_cannot_be_measured(monkeypatch, caplog):
 
     monkeypatch.setattr("workers.node.host_meter.measure", fail)
     monkeypatch.setattr("workers.node.host_meter.FIRST_S", 0)
-    outage = Outage(logging.getLogger("test"))
+    outage = OutageLog(logging.getLogger("test"))
     node = NodeStatus("n", "h", 1, "now")
     meter = HostMeter(None, node, list, interval_s=0, is_logging=False, outage=outage)
 

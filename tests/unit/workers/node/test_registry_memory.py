@@ -7,7 +7,7 @@ from batching.store import keys
 from batching.store.keys import VersionKeys
 from batching.store.registry.registry import Registry
 from tests.support import KEY, make_spec
-from workers.node.registry_memory import RegistryKeeper
+from workers.node.registry_memory import RegistryMemory
 
 SPEC = make_spec()
 
@@ -37,7 +37,7 @@ def registry(client):
 @pytest.fixture
 def keeper(registry):
     """A node's, which knows of one model."""
-    keeper = RegistryKeeper(registry)
+    keeper = RegistryMemory(registry)
     keeper.look()
     registry.create(SPEC)
     keeper.look()
@@ -78,7 +78,7 @@ def test_node_that_comes_first_and_knows_nothing_does_not_make_the_others_forget
     # Given
     client.flushall()
     # When
-    newcomer = RegistryKeeper(registry)
+    newcomer = RegistryMemory(registry)
     assert newcomer.look() == {}
     keeper.look()
     # Then
@@ -112,7 +112,7 @@ def test_what_was_registered_since_redis_was_emptied_stays(client, registry, kee
     # Given
     other = make_spec(model_version="9.0")
     client.flushall()
-    RegistryKeeper(registry).look()
+    RegistryMemory(registry).look()
     registry.create(other)
     # When
     keeper.look()

@@ -10,7 +10,7 @@ import pytest
 
 from batching.models.statuses import WorkerState, WorkerStatus
 from batching.settings.settings import Settings
-from batching.store.node_side.node_queue import NodeVerbs
+from batching.store.node_side.node_queue import NodeQueue
 from tests.support import make_outage, make_spec
 from workers.machine.devices import Device
 from workers.slots.exit_status import ExitStatus
@@ -51,7 +51,7 @@ def test_node_says_in_words_why_a_worker_died(caplog, ended, ready_at, words):
     spec = make_spec()
 
     async def run():
-        verbs = NodeVerbs(fakeredis.aioredis.FakeRedis(server=server), 3000)
+        verbs = NodeQueue(fakeredis.aioredis.FakeRedis(server=server), 3000)
         context = SlotContext("node-a", Settings(), verbs, itertools.count(), None, make_outage())
         slot = Slot(context, spec, 0, Device("cpu"), 1)
         slot.record.status = WorkerStatus("a-1", "node-a", 0, WorkerState.READY, 43, "cpu", "now")

@@ -17,9 +17,9 @@ import redis
 from batching.errors import DependenciesFailed, InternalError
 from batching.models.statuses import NodeStatus, WorkerState
 from batching.settings.settings import Settings
-from batching.store.ingress_side.ingress_queue import IngressVerbs, Submission, SubmitCode
+from batching.store.ingress_side.ingress_queue import IngressQueue, Submission, SubmitCode
 from batching.store.keys import VersionKeys
-from batching.store.node_side.node_queue import NodeVerbs
+from batching.store.node_side.node_queue import NodeQueue
 from batching.store.registry.registry import Registry
 from tests.support import KEY, eventually_async, join, make_outage, make_spec, wire_of
 from workers.archives.model_files import Prepared
@@ -43,7 +43,7 @@ class Parts:
         self.client = fakeredis.FakeRedis(server=self.server)
         self.registry = Registry(self.client, dead_after_s=DEAD_AFTER_S)
         client = fakeredis.aioredis.FakeRedis(server=self.server)
-        self.verbs = NodeVerbs(client, DEAD_AFTER_S * 1000)
+        self.verbs = NodeQueue(client, DEAD_AFTER_S * 1000)
         self.python = python
         self.starts = 0
         context = SlotContext(
@@ -97,7 +97,7 @@ class Uninstallable(Parts):
     async def _prepare(self, _spec):
         self.starts += 1
         client = fakeredis.aioredis.FakeRedis(server=self.server)
-        ingress = IngressVerbs(client, KEY, "ingress-a", 3000)
+        ingress = IngressQueue(client, KEY, "ingress-a", 3000)
         asked = await ingress.submit([Submission("a", 60_000, wire_of("a"))])
         assert asked == [SubmitCode.QUEUED]
         await ingress.close()

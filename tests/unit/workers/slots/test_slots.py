@@ -6,7 +6,7 @@ import itertools
 import fakeredis.aioredis
 
 from batching.settings.settings import Settings
-from batching.store.node_side.node_queue import NodeVerbs
+from batching.store.node_side.node_queue import NodeQueue
 from tests.support import KEY, eventually_async, make_outage, make_spec
 from workers.slots.slot import SlotContext
 from workers.slots.slots import Slots
@@ -22,7 +22,7 @@ def test_drained_slots_are_not_opened_again():
         await asyncio.Event().wait()
 
     async def run():
-        verbs = NodeVerbs(fakeredis.aioredis.FakeRedis(), 3000)
+        verbs = NodeQueue(fakeredis.aioredis.FakeRedis(), 3000)
         context = SlotContext(
             "node-a", Settings(), verbs, itertools.count(), prepare, make_outage()
         )

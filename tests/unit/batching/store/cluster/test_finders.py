@@ -9,7 +9,7 @@ import redis
 from redis.crc import key_slot
 
 from batching.store.cluster import finders
-from batching.store.cluster.finders import Circle, MasterFinder, SlotFinder
+from batching.store.cluster.finders import MasterFinder, SeedNodes, SlotFinder
 from batching.store.cluster.rq_names import RenamingPacker, received
 
 A, B, C, D = [(name, 1) for name in "abcd"]
@@ -24,41 +24,41 @@ def in_calm(monkeypatch):
 @pytest.mark.usefixtures("in_calm")
 def test_circle_begins_with_who_answered_last():
     # Given
-    circle = Circle([A, B, C])
-    assert list(circle) == [A, B, C]
+    seed_nodes = SeedNodes([A, B, C])
+    assert list(seed_nodes) == [A, B, C]
     # When
-    circle.answered(B)
+    seed_nodes.answered(B)
     # Then
-    assert list(circle) == [B, A, C]
+    assert list(seed_nodes) == [B, A, C]
 
 
 @pytest.mark.usefixtures("in_calm")
 def test_circle_begins_with_the_next_one_when_nobody_waited_for_an_answer():
     # Given: the first one is asked, and whoever asks is cancelled
-    circle = Circle([A, B, C])
-    assert next(iter(circle)) == A
+    seed_nodes = SeedNodes([A, B, C])
+    assert next(iter(seed_nodes)) == A
     # When / Then
-    assert list(circle) == [B, C, A]
+    assert list(seed_nodes) == [B, C, A]
 
 
 def test_circle_asks_somebody_else_when_the_last_answer_did_not_help():
     # Given
-    circle = Circle([A, B, C])
-    next(iter(circle))
-    circle.answered(A)
+    seed_nodes = SeedNodes([A, B, C])
+    next(iter(seed_nodes))
+    seed_nodes.answered(A)
     # When: the address was no good, so it is asked for again at once
-    assert next(iter(circle)) == B
+    assert next(iter(seed_nodes)) == B
 
 
 @pytest.mark.usefixtures("in_calm")
 def test_circle_knows_the_seeds_and_those_of_the_last_answer():
     # Given
-    circle = Circle([A])
-    circle.answered(A, [B, C])
+    seed_nodes = SeedNodes([A])
+    seed_nodes.answered(A, [B, C])
     # When: one has left the cluster, another one has come
-    circle.answered(B, [A, B, D])
+    seed_nodes.answered(B, [A, B, D])
     # Then
-    assert list(circle) == [B, A, D]
+    assert list(seed_nodes) == [B, A, D]
 
 
 def master(**changes):
@@ -67,7 +67,7 @@ def master(**changes):
 
 
 def test_sentinel_names_the_master():
-    finder = MasterFinder("main", Circle([A]), {}, {})
+    finder = MasterFinder("main", SeedNodes([A]), {}, {})
     assert finder.read(A, master()) == (("10.0.0.1", 7), [])
 
 
@@ -75,14 +75,14 @@ def test_sentinel_names_the_master():
     "answer", [{}, master(is_sdown=True), master(is_odown=True), master(is_master=False)]
 )
 def test_master_that_is_down_or_unknown_is_no_answer(answer):
-    finder = MasterFinder("main", Circle([A]), {}, {})
+    finder = MasterFinder("main", SeedNodes([A]), {}, {})
     with pytest.raises(redis.ConnectionError):
         finder.read(A, answer)
 
 
 def test_node_names_the_slots_master_and_everybody_else():
     # Given: a node that does not know its own name is the one that was asked
-    finder = SlotFinder("{ferry}", Circle([A]), {}, {})
+    finder = SlotFinder("{ferry}", SeedNodes([A]), {}, {})
     slot = key_slot(b"{ferry}:models")
     answer = [
         [0, slot - 1, [b"x", 1, b"id"]],
@@ -93,7 +93,7 @@ def test_node_names_the_slots_master_and_everybody_else():
 
 
 def test_slot_that_nobody_serves_is_no_answer():
-    finder = SlotFinder("{ferry}", Circle([A]), {}, {})
+    finder = SlotFinder("{ferry}", SeedNodes([A]), {}, {})
     with pytest.raises(redis.ConnectionError, match="nobody serves slot"):
         finder.read(A, [[0, 1, [b"x", 1, b"id"]]])
 
@@ -131,9 +131,11 @@ def test_finder_that_is_ended_again_and_again_leaves_no_connection_open():
                 writer.write(b"*0\r\n" if b"SENTINEL" in data else b"+OK\r\n" * commands)
         writer.close()
 
-    async def find(circle, steps):
+    async def find(seed_nodes, steps):
         # Given one that has come so far
-        finding = asyncio.create_task(MasterFinder("m", circle, {}, {"protocol": 2}).find_async())
+        finding = asyncio.create_task(
+            MasterFinder("m", seed_nodes, {}, {"protocol": 2}).find_async()
+        )
         for _ in range(steps):
             await asyncio.sleep(0)
         # When
@@ -146,7 +148,7 @@ def test_finder_that_is_ended_again_and_again_leaves_no_connection_open():
     async def run():
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             for steps in range(80):
-                await find(Circle([server.sockets[0].getsockname()]), steps)
+                await find(SeedNodes([server.sockets[0].getsockname()]), steps)
             gc.collect()
             await asyncio.wait_for(asyncio.gather(*answering), 5)
 

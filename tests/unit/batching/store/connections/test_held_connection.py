@@ -5,7 +5,7 @@ import pytest
 import redis
 
 from batching.store.clients import connect
-from batching.store.connections.held_connection import ScriptConnection
+from batching.store.connections.held_connection import HeldConnection
 
 BEATS = "{ferry}:beats"
 
@@ -14,7 +14,7 @@ BEATS = "{ferry}:beats"
 def line(real_backend):
     """A connection for scripts, to the real server."""
     client = connect(real_backend.url)
-    yield ScriptConnection(client)
+    yield HeldConnection(client)
     client.connection_pool.disconnect()
 
 

@@ -10,7 +10,7 @@ import redis
 import uvloop
 
 from batching.store.clients import connect_async
-from batching.store.connections.async_held_connection import DedicatedConnection
+from batching.store.connections.async_held_connection import AsyncHeldConnection
 
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
@@ -61,7 +61,7 @@ def test_dedicated_connection_that_was_lost_while_idle_is_made_anew(new_loop):
     async def run():
         async with PongServer() as server, connect_async(server.url) as client:
             # Given
-            line = DedicatedConnection(client)
+            line = AsyncHeldConnection(client)
             assert await line.call(("PING",)) == [b"PONG"]
             # When
             await server.lose(line._connection._writer)
@@ -94,7 +94,7 @@ def test_connection_to_a_server_that_has_gone_is_an_error_of_redis(new_loop):
     async def run():
         async with PongServer() as server, connect_async(server.url) as client:
             # Given
-            line = DedicatedConnection(client)
+            line = AsyncHeldConnection(client)
             await line.call(("PING",))
             # When
             await server.lose(line._connection._writer)

@@ -7,8 +7,8 @@ import redis
 
 from batching.store import keys
 from batching.store.clients import connect, connect_async
-from batching.store.connections.async_held_connection import DedicatedConnection
-from batching.store.connections.held_connection import ScriptConnection
+from batching.store.connections.async_held_connection import AsyncHeldConnection
+from batching.store.connections.held_connection import HeldConnection
 from batching.store.worker_side.parked_pop import ParkedPop
 from tests.chaos.proxy import ChaosProxy
 from tests.chaos.tcp_redis import TcpRedis
@@ -38,7 +38,7 @@ def moving(servers, tmp_path):
 
 
 def by_script(url, move):
-    line = ScriptConnection(connect(url))
+    line = HeldConnection(connect(url))
     line.run("beat", *BEAT)
     move()
     with pytest.raises(redis.ConnectionError):
@@ -68,7 +68,7 @@ def by_dedicated_connection(url, move):
     async def run():
         client = connect_async(url)
         async with client:
-            line = DedicatedConnection(client)
+            line = AsyncHeldConnection(client)
             await line.run("beat", *BEAT)
             move()
             with pytest.raises(redis.ConnectionError):

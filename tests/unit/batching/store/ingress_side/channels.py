@@ -6,20 +6,22 @@ import contextlib
 import pytest
 import redis.asyncio
 
-from batching.store.ingress_side.ingress_queue import IngressVerbs
-from batching.store.ingress_side.version_channel import Lane
+from batching.store.ingress_side.ingress_queue import IngressQueue
+from batching.store.ingress_side.version_channel import VersionChannel
 from batching.store.keys import VersionKeys
 from tests.support import DEAD_AFTER_MS, KEY, make_outage
 
 
 @contextlib.asynccontextmanager
 async def open_lane(client, ingress_id="ingress-a"):
-    """A lane over this client, both of which are closed afterwards."""
-    lane = Lane(KEY, IngressVerbs(client, KEY, ingress_id, DEAD_AFTER_MS), make_outage())
+    """A channel over this client, both of which are closed afterwards."""
+    channel = VersionChannel(
+        KEY, IngressQueue(client, KEY, ingress_id, DEAD_AFTER_MS), make_outage()
+    )
     try:
-        yield lane
+        yield channel
     finally:
-        await lane.close()
+        await channel.close()
         await client.aclose()
 
 

@@ -1,4 +1,4 @@
-"""What the broker knows beyond a lane: whether a version is gone or the whole registry."""
+"""What the broker knows beyond a channel: whether a version is gone or the whole registry."""
 
 import asyncio
 import contextlib
@@ -70,7 +70,9 @@ def test_workers_have_time_to_beat_after_an_outage_that_others_have_noticed(
         broker = Broker(real_backend.url, outage)
         # When
         asking = asyncio.create_task(broker.predict(spec, wire_of("x"), request_id="a"))
-        await eventually_async(lambda: any(lane._moved_at for lane in broker._lanes.values()))
+        await eventually_async(
+            lambda: any(channel._moved_at for channel in broker._channels.values())
+        )
         seconds, _ = real_backend.client.time()
         real_backend.client.zadd(names.worker_beats, {"worker-a": 1000 * seconds})
         real_backend.client.expire(names.worker_beats, 60)
@@ -104,7 +106,7 @@ def test_no_worker_is_told_of_at_once_where_a_user_may_not_listen(
     asyncio.run(run())
 
 
-# --- lanes
+# --- channels
 
 
 @contextlib.asynccontextmanager
@@ -118,7 +120,7 @@ async def open_broker(backend):
 
 @pytest.fixture
 def soon_idle(monkeypatch):
-    """A lane's loops end soon after its last client has left."""
+    """A channel's loops end soon after its last client has left."""
     monkeypatch.setattr(lane_module, "AUDIT_S", 0.01)
     monkeypatch.setattr(verbs_module, "BLOCK_S", 0.01)
 
@@ -141,7 +143,7 @@ def test_broker_closes_connections_of_versions_that_were_unregistered(real_backe
                 await asyncio.to_thread(registry.create, spec)
                 await use(broker, spec)
                 await asyncio.to_thread(registry.remove, spec.key)
-                await eventually_async(lambda s=spec: broker._lanes[s.key].is_idle)
+                await eventually_async(lambda s=spec: broker._channels[s.key].is_idle)
 
             # Then
             assert len(real_backend.client.client_list()) - before < 20
@@ -163,15 +165,15 @@ def test_broker_closes_a_lane_that_nobody_has_used_for_long(
             registry.create(first)
             registry.create(second)
             await use(broker, first)
-            lane = broker._lanes[first.key]
-            await eventually_async(lambda: lane.is_idle)
+            channel = broker._channels[first.key]
+            await eventually_async(lambda: channel.is_idle)
 
             # When
             await use(broker, second)
             await eventually_async(broker._closing.done)
 
             # Then
-            assert (first.key not in broker._lanes) == is_closed
+            assert (first.key not in broker._channels) == is_closed
             await use(broker, first)
 
     asyncio.run(run())
@@ -187,7 +189,7 @@ def test_broker_keeps_nothing_of_versions_that_were_unregistered(real_backend, r
                 await asyncio.to_thread(registry.create, spec)
                 await use(broker, spec)
                 await asyncio.to_thread(registry.remove, spec.key)
-                await eventually_async(lambda s=spec: broker._lanes[s.key].is_idle)
+                await eventually_async(lambda s=spec: broker._channels[s.key].is_idle)
                 await eventually_async(broker._closing.done)
 
             # Then
@@ -197,34 +199,34 @@ def test_broker_keeps_nothing_of_versions_that_were_unregistered(real_backend, r
 
 
 @pytest.mark.usefixtures("soon_idle")
-def test_broker_counts_resubmissions_of_lanes_that_were_closed(real_desk, monkeypatch):
+def test_broker_counts_resubmissions_of_lanes_that_were_closed(real_harness, monkeypatch):
     monkeypatch.setattr(broker_module, "UNUSED_S", 0.0)
     spec, other = make_spec(), make_spec(model_version="2.0")
 
     async def run():
-        async with open_broker(real_desk.backend) as broker:
+        async with open_broker(real_harness.backend) as broker:
             # Given: a request that Redis has lost
             asked = asyncio.create_task(
                 broker.predict(spec, wire_of("x"), request_id="a", timeout_s=5.0)
             )
-            await eventually_async(lambda: real_desk.queued() == ["a"])
-            real_desk.client.delete(real_desk.keys.queue, real_desk.keys.open)
+            await eventually_async(lambda: real_harness.queued() == ["a"])
+            real_harness.client.delete(real_harness.keys.queue, real_harness.keys.open)
             await eventually_async(lambda: broker.resubmitted() == {KEY: 1})
             asked.cancel()
-            lane = broker._lanes[KEY]
-            await eventually_async(lambda: lane.is_idle)
+            channel = broker._channels[KEY]
+            await eventually_async(lambda: channel.is_idle)
 
             # When
             with pytest.raises(errors.QueueLost):
                 await broker.predict(other, wire_of("x"), request_id="b")
-            await eventually_async(lambda: KEY not in broker._lanes)
+            await eventually_async(lambda: KEY not in broker._channels)
 
             # Then: and it goes on from there
             assert broker.resubmitted()[KEY] == 1
             asked = asyncio.create_task(
                 broker.predict(spec, wire_of("x"), request_id="c", timeout_s=5.0)
             )
-            await eventually_async(lambda: KEY in broker._lanes)
+            await eventually_async(lambda: KEY in broker._channels)
             assert broker.resubmitted()[KEY] == 1
             asked.cancel()
 

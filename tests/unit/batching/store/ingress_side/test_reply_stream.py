@@ -23,20 +23,20 @@ PATIENCE_S = 5.0
 class Conversation:
     """One request, claimed by one worker, and the client that waits for its answer."""
 
-    def __init__(self, desk, lane, worker, asked, items):
-        self.desk = desk
-        self.lane = lane
+    def __init__(self, harness, channel, worker, asked, items):
+        self.harness = harness
+        self.channel = channel
         self.worker = worker
         self.asked = asked
         self.items = items
         self.sent = 0
 
     @classmethod
-    async def begin(cls, desk, lane, *, timeout_s=TIMEOUT_S):
-        asked = asyncio.create_task(lane.ask("a", wire_of("a"), timeout_s, None))
-        await eventually_async(lambda: desk.queued() == ["a"])
-        worker = desk.worker()
-        return cls(desk, lane, worker, asked, items_of(worker.claim(1, 0.0)))
+    async def begin(cls, harness, channel, *, timeout_s=TIMEOUT_S):
+        asked = asyncio.create_task(channel.ask("a", wire_of("a"), timeout_s, None))
+        await eventually_async(lambda: harness.queued() == ["a"])
+        worker = harness.worker()
+        return cls(harness, channel, worker, asked, items_of(worker.claim(1, 0.0)))
 
     def send(self, *texts):
         for text in texts:
@@ -53,11 +53,11 @@ async def rest_of(stream):
     return [piece.decode() async for piece in stream]
 
 
-def test_stream_brings_each_piece_as_it_comes(desk):
+def test_stream_brings_each_piece_as_it_comes(harness):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
-            talk = await Conversation.begin(desk, lane)
+            talk = await Conversation.begin(harness, channel)
             talk.send("one")
 
             # When
@@ -72,22 +72,22 @@ def test_stream_brings_each_piece_as_it_comes(desk):
                 waiting = asyncio.create_task(anext(stream))
                 talk.send(text)
                 assert await waiting == text.encode()
-            assert lane.waiting == 1
+            assert channel.waiting == 1
             talk.end("last")
             assert await rest_of(stream) == ["last"]
             await stream.close()
-            assert lane.waiting == 0
+            assert channel.waiting == 0
 
     asyncio.run(run())
-    assert desk.unaccounted() == 0
-    assert not desk.client.exists(desk.keys.chunk_prefix + "a")
+    assert harness.unaccounted() == 0
+    assert not harness.client.exists(harness.keys.chunk_prefix + "a")
 
 
-def test_stream_is_whole_when_its_end_came_before_it_was_read(desk):
+def test_stream_is_whole_when_its_end_came_before_it_was_read(harness):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
-            talk = await Conversation.begin(desk, lane)
+            talk = await Conversation.begin(harness, channel)
             texts = [str(number) for number in range(50)]
 
             # When
@@ -100,7 +100,7 @@ def test_stream_is_whole_when_its_end_came_before_it_was_read(desk):
             await stream.close()
 
     asyncio.run(run())
-    assert not desk.client.exists(desk.keys.chunk_prefix + "a")
+    assert not harness.client.exists(harness.keys.chunk_prefix + "a")
 
 
 LOST = ("internal_error", "rest of the answer")
@@ -108,11 +108,11 @@ ENDS = {"error": LOST, "crash": ("worker_crashed", "Worker died"), "gap": LOST, 
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_stream_that_has_no_end_raises(desk, end):
+def test_stream_that_has_no_end_raises(harness, end):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
-            talk = await Conversation.begin(desk, lane)
+            talk = await Conversation.begin(harness, channel)
             talk.send("one")
             stream = await talk.asked
             assert await anext(stream) == b"one"
@@ -121,13 +121,13 @@ def test_stream_that_has_no_end_raises(desk, end):
             if end == "error":
                 talk.end("it failed", error_type="InternalServerException")
             elif end == "crash":
-                node = desk.node()
+                node = harness.node()
                 await asyncio.to_thread(node.reclaim, KEY, "worker-a", ReclaimMode.CRASHED)
             elif end == "gap":
                 talk.sent += 1
                 talk.end("the end")
             else:
-                desk.client.rpush(desk.keys.chunk_prefix + "a", b"\xc1 no piece")
+                harness.client.rpush(harness.keys.chunk_prefix + "a", b"\xc1 no piece")
                 stream.poke()
 
             # Then
@@ -140,21 +140,21 @@ def test_stream_that_has_no_end_raises(desk, end):
     asyncio.run(run())
 
 
-def test_stream_survives_lost_answers_of_redis(real_desk):
+def test_stream_survives_lost_answers_of_redis(real_harness):
     async def run():
-        client = special(DeafRedis, real_desk.backend.url)
-        async with open_lane(client) as lane:
+        client = special(DeafRedis, real_harness.backend.url)
+        async with open_lane(client) as channel:
             # Given
-            talk = await Conversation.begin(real_desk, lane)
+            talk = await Conversation.begin(real_harness, channel)
             talk.send("one")
             stream = await talk.asked
             assert await anext(stream) == b"one"
             talk.send("two", "three")
 
             # When: what was trimmed is not known
-            real_desk.client.client_kill_filter(_type="normal", skipme=True)
+            real_harness.client.client_kill_filter(_type="normal", skipme=True)
             assert await anext(stream) == b"two"
-            real_desk.client.client_kill_filter(_type="normal", skipme=True)
+            real_harness.client.client_kill_filter(_type="normal", skipme=True)
             talk.end("end")
 
             # Then
@@ -164,14 +164,14 @@ def test_stream_survives_lost_answers_of_redis(real_desk):
     asyncio.run(run())
 
 
-def test_stream_goes_on_when_its_bell_was_lost(desk, monkeypatch):
+def test_stream_goes_on_when_its_bell_was_lost(harness, monkeypatch):
     monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
 
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
-            # Given: somebody else takes the bell
-            talk = await Conversation.begin(desk, lane)
-            done = desk.keys.done_prefix + "ingress-a"
+        async with open_lane(harness.backend.connect_async()) as channel:
+            # Given: somebody else takes the wakeups
+            talk = await Conversation.begin(harness, channel)
+            done = harness.keys.done_prefix + "ingress-a"
             await eventually_async(lambda: send_unheard(talk, done))
 
             # When / Then
@@ -185,21 +185,21 @@ def test_stream_goes_on_when_its_bell_was_lost(desk, monkeypatch):
 
 
 def send_unheard(talk, done):
-    talk.desk.change_request("a", chunks=1)
-    with talk.desk.client.pipeline(transaction=True) as pipe:
+    talk.harness.change_request("a", chunks=1)
+    with talk.harness.client.pipeline(transaction=True) as pipe:
         chunk = ReplyChunk(0, b"unheard")
-        pipe.rpush(talk.desk.keys.chunk_prefix + "a", chunk.encode())
-        pipe.pexpire(talk.desk.keys.chunk_prefix + "a", 60_000)
+        pipe.rpush(talk.harness.keys.chunk_prefix + "a", chunk.encode())
+        pipe.pexpire(talk.harness.keys.chunk_prefix + "a", 60_000)
         pipe.execute()
     talk.sent = 1
-    return not talk.desk.client.exists(done)
+    return not talk.harness.client.exists(done)
 
 
-def test_stream_that_is_closed_cancels_its_request(desk):
+def test_stream_that_is_closed_cancels_its_request(harness):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
-            talk = await Conversation.begin(desk, lane)
+            talk = await Conversation.begin(harness, channel)
             talk.send("one")
             stream = await talk.asked
 
@@ -207,20 +207,20 @@ def test_stream_that_is_closed_cancels_its_request(desk):
             await stream.close()
 
             # Then
-            await eventually_async(lambda: desk.counters().get("cancelled") == 1)
-            assert lane.waiting == 0
+            await eventually_async(lambda: harness.counters().get("cancelled") == 1)
+            assert channel.waiting == 0
 
     asyncio.run(run())
-    assert desk.open_ids() == set()
-    assert desk.unaccounted() == 0
-    assert desk.leased() == []
+    assert harness.open_ids() == set()
+    assert harness.unaccounted() == 0
+    assert harness.leased() == []
 
 
-def test_stream_that_is_closed_before_its_end_leaves_nothing(desk):
+def test_stream_that_is_closed_before_its_end_leaves_nothing(harness):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given: the worker is done, the client is not
-            talk = await Conversation.begin(desk, lane)
+            talk = await Conversation.begin(harness, channel)
             talk.send("one", "two")
             talk.end("end")
             stream = await talk.asked
@@ -230,41 +230,41 @@ def test_stream_that_is_closed_before_its_end_leaves_nothing(desk):
             await stream.close()
 
             # Then
-            assert not desk.client.exists(desk.keys.chunk_prefix + "a")
+            assert not harness.client.exists(harness.keys.chunk_prefix + "a")
 
     asyncio.run(run())
-    assert desk.unaccounted() == 0
+    assert harness.unaccounted() == 0
 
 
-def test_stream_that_redis_lost_is_not_submitted_again(desk, monkeypatch):
+def test_stream_that_redis_lost_is_not_submitted_again(harness, monkeypatch):
     monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
 
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
-            talk = await Conversation.begin(desk, lane)
+            talk = await Conversation.begin(harness, channel)
             talk.send("one")
             stream = await talk.asked
             assert await anext(stream) == b"one"
 
             # When
-            desk.client.flushall()
+            harness.client.flushall()
 
             # Then
             with pytest.raises(errors.QueueLost):
                 await anext(stream)
             await stream.close()
-            assert lane.resubmitted == 0
-            assert desk.queued() == []
+            assert channel.resubmitted == 0
+            assert harness.queued() == []
 
     asyncio.run(run())
 
 
-def test_stream_has_its_time_again_with_each_piece(desk):
+def test_stream_has_its_time_again_with_each_piece(harness):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
-            talk = await Conversation.begin(desk, lane, timeout_s=1.0)
+            talk = await Conversation.begin(harness, channel, timeout_s=1.0)
             talk.send("one")
             stream = await talk.asked
 
@@ -283,14 +283,14 @@ def test_stream_has_its_time_again_with_each_piece(desk):
             await stream.close()
 
     asyncio.run(run())
-    assert desk.unaccounted() == 0
+    assert harness.unaccounted() == 0
 
 
-def test_stream_outlasts_a_client_that_takes_its_pieces_slowly(desk):
+def test_stream_outlasts_a_client_that_takes_its_pieces_slowly(harness):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given pieces that are read at once
-            talk = await Conversation.begin(desk, lane, timeout_s=1.0)
+            talk = await Conversation.begin(harness, channel, timeout_s=1.0)
             talk.send(*"12345")
             stream = await talk.asked
 
@@ -307,20 +307,20 @@ def test_stream_outlasts_a_client_that_takes_its_pieces_slowly(desk):
             await stream.close()
 
     asyncio.run(run())
-    assert desk.unaccounted() == 0
+    assert harness.unaccounted() == 0
 
 
-def test_stream_ends_with_its_lane(desk):
+def test_stream_ends_with_its_lane(harness):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
-            talk = await Conversation.begin(desk, lane)
+            talk = await Conversation.begin(harness, channel)
             talk.send("one")
             stream = await talk.asked
             assert await anext(stream) == b"one"
 
             # When
-            await lane.close()
+            await channel.close()
 
             # Then
             with pytest.raises(errors.Draining):
@@ -330,21 +330,21 @@ def test_stream_ends_with_its_lane(desk):
     asyncio.run(run())
 
 
-def test_stream_gives_up_when_redis_stays_away(real_desk, monkeypatch):
+def test_stream_gives_up_when_redis_stays_away(real_harness, monkeypatch):
     monkeypatch.setattr(stream_module, "READ_PATIENCE_S", 0.1)
 
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given
-            talk = await Conversation.begin(real_desk, lane)
+            talk = await Conversation.begin(real_harness, channel)
             talk.send("one")
             stream = await talk.asked
             assert await anext(stream) == b"one"
 
             # When: its list has become something that cannot be read
-            name = real_desk.keys.chunk_prefix + "a"
-            real_desk.client.delete(name)
-            real_desk.client.set(name, "text", px=60_000)
+            name = real_harness.keys.chunk_prefix + "a"
+            real_harness.client.delete(name)
+            real_harness.client.set(name, "text", px=60_000)
             stream.poke()
 
             # Then

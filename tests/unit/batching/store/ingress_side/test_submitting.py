@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from batching import errors
-from batching.store.ingress_side.pending_request import Waiter
+from batching.store.ingress_side.pending_request import PendingRequest
 from batching.store.ingress_side.submitting import (
     SUBMIT_AT_ONCE,
     SUBMIT_AT_ONCE_BYTES,
@@ -29,7 +29,7 @@ def test_submit_brings_many_requests_or_many_bytes(sizes, turns):
     async def run():
         # Given
         new_reply = asyncio.get_running_loop().create_future
-        pending = [Waiter("a", bytes(size), 1.0, 0.0, new_reply()) for size in sizes]
+        pending = [PendingRequest("a", bytes(size), 1.0, 0.0, new_reply()) for size in sizes]
 
         # When
         taken = [len(take_some(pending)) for _ in turns]
@@ -55,7 +55,7 @@ def test_submit_is_given_up_although_an_error_came_at_the_same_moment():
     async def run():
         # Given
         loop = asyncio.get_running_loop()
-        waiter = Waiter("a", b"x", 10.0, loop.time(), loop.create_future())
+        waiter = PendingRequest("a", b"x", 10.0, loop.time(), loop.create_future())
         # When
         with pytest.raises(errors.StoreUnavailable) as caught:
             await submit_waiters(FailingAtTheEnd(), [waiter], 0.0)

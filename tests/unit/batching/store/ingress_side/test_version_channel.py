@@ -18,10 +18,10 @@ from batching.store.ingress_side import ingress_queue as verbs_module
 from batching.store.ingress_side import large_replies as fetcher_module
 from batching.store.ingress_side import submitting as submitting_module
 from batching.store.ingress_side import version_channel as lane_module
-from batching.store.ingress_side.pending_request import ClientLeft, Waiter
+from batching.store.ingress_side.pending_request import ClientLeft, PendingRequest
 from batching.store.scripts import loader as scripts
 from tests.support import (
-    Desk,
+    QueueHarness,
     body_of,
     eventually_async,
     fake_backend,
@@ -45,9 +45,9 @@ SHORT_BLOCK_S = 0.05
 LARGE = 4 * INLINE_LIMIT_BYTES
 
 
-def ask(lane, name, *, timeout_s=TIMEOUT_S, client_left=None):
+def ask(channel, name, *, timeout_s=TIMEOUT_S, client_left=None):
     """A waiting client; the request is named after its text, as nothing else asks here."""
-    return asyncio.create_task(lane.ask(name, wire_of(name), timeout_s, client_left))
+    return asyncio.create_task(channel.ask(name, wire_of(name), timeout_s, client_left))
 
 
 def answer(worker, limit=8, *, size=0):
@@ -58,52 +58,52 @@ def answer(worker, limit=8, *, size=0):
     return ids_of(claimed)
 
 
-async def queued(desk, count):
-    await eventually_async(lambda: len(desk.queued()) == count)
+async def queued(harness, count):
+    await eventually_async(lambda: len(harness.queued()) == count)
 
 
-async def accepted(desk, count):
+async def accepted(harness, count):
     """As `queued`, where their deadline may pass before this has looked."""
-    await eventually_async(lambda: desk.counters().get("accepted") == count)
+    await eventually_async(lambda: harness.counters().get("accepted") == count)
 
 
 # --- replies
 
 
-def test_lane_returns_each_reply_to_its_own_waiter(desk):
+def test_lane_returns_each_reply_to_its_own_waiter(harness):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
             names = [f"r{number}" for number in range(40)]
-            asked = [ask(lane, name) for name in names]
-            await queued(desk, 40)
+            asked = [ask(channel, name) for name in names]
+            await queued(harness, 40)
 
             # When: they are answered in pieces, by two workers
-            workers = [desk.worker("worker-a"), desk.worker("worker-b")]
+            workers = [harness.worker("worker-a"), harness.worker("worker-b")]
             for turn in range(5):
                 answer(workers[turn % 2])
 
             # Then
             replies = await asyncio.gather(*asked)
             assert [reply.body.decode() for reply in replies] == [name.upper() for name in names]
-            assert lane.waiting == 0
+            assert channel.waiting == 0
 
     asyncio.run(run())
-    assert desk.unaccounted() == 0
+    assert harness.unaccounted() == 0
 
 
-def test_lane_of_each_ingress_gets_its_own_replies(desk):
+def test_lane_of_each_ingress_gets_its_own_replies(harness):
     async def run():
         async with (
-            open_lane(desk.backend.connect_async(), "ingress-a") as first,
-            open_lane(desk.backend.connect_async(), "ingress-b") as second,
+            open_lane(harness.backend.connect_async(), "ingress-a") as first,
+            open_lane(harness.backend.connect_async(), "ingress-b") as second,
         ):
             # Given
             asked = [ask(first, "a1"), ask(second, "b1"), ask(first, "a2")]
-            await queued(desk, 3)
+            await queued(harness, 3)
 
             # When
-            answer(desk.worker())
+            answer(harness.worker())
 
             # Then
             assert [reply.body for reply in await asyncio.gather(*asked)] == [b"A1", b"B1", b"A2"]
@@ -111,84 +111,84 @@ def test_lane_of_each_ingress_gets_its_own_replies(desk):
     asyncio.run(run())
 
 
-def test_lane_tells_when_it_is_idle_and_for_how_long_nobody_has_used_it(desk, monkeypatch):
+def test_lane_tells_when_it_is_idle_and_for_how_long_nobody_has_used_it(harness, monkeypatch):
     monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
     monkeypatch.setattr(lane_module, "AUDIT_S", SHORT_BLOCK_S)
 
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given one that was made long ago
-            assert lane.is_idle
-            lane._used_at -= 100
-            assert lane.unused_s >= 100
+            assert channel.is_idle
+            channel._used_at -= 100
+            assert channel.unused_s >= 100
 
             # When
-            asked = ask(lane, "a")
-            await queued(desk, 1)
-            assert not lane.is_idle
-            answer(desk.worker())
+            asked = ask(channel, "a")
+            await queued(harness, 1)
+            assert not channel.is_idle
+            answer(harness.worker())
             await asked
 
             # Then
-            assert lane.unused_s < 50
-            await eventually_async(lambda: lane.is_idle)
+            assert channel.unused_s < 50
+            await eventually_async(lambda: channel.is_idle)
 
     asyncio.run(run())
 
 
-def test_lane_fetches_a_large_reply_and_leaves_nothing_of_it(real_desk):
+def test_lane_fetches_a_large_reply_and_leaves_nothing_of_it(real_harness):
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given
-            asked = ask(lane, "a")
-            await queued(real_desk, 1)
+            asked = ask(channel, "a")
+            await queued(real_harness, 1)
 
             # When
-            answer(real_desk.worker(), size=LARGE)
+            answer(real_harness.worker(), size=LARGE)
             reply = await asked
 
             # Then
             assert reply.body == b"A".ljust(LARGE, b".")
-            name = real_desk.keys.large_reply_prefix + "a:1"
-            await eventually_async(lambda: not real_desk.client.exists(name))
+            name = real_harness.keys.large_reply_prefix + "a:1"
+            await eventually_async(lambda: not real_harness.client.exists(name))
 
     asyncio.run(run())
 
 
-def test_lane_returns_each_of_many_large_replies_to_its_own_waiter(desk):
+def test_lane_returns_each_of_many_large_replies_to_its_own_waiter(harness):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given: more than are fetched at once
             names = [f"r{number}" for number in range(2 * fetcher_module.AT_ONCE + 3)]
-            asked = [ask(lane, name) for name in names]
-            await queued(desk, len(names))
+            asked = [ask(channel, name) for name in names]
+            await queued(harness, len(names))
 
             # When
-            answer(desk.worker(), limit=len(names), size=LARGE)
+            answer(harness.worker(), limit=len(names), size=LARGE)
 
             # Then
             for name, reply in zip(names, await asyncio.gather(*asked), strict=True):
                 assert reply.body.decode().startswith(name.upper())
 
     asyncio.run(run())
-    assert desk.unaccounted() == 0
+    assert harness.unaccounted() == 0
 
 
 def test_lane_fetches_a_large_reply_again_when_the_connection_broke_under_it(
-    real_desk, monkeypatch
+    real_harness, monkeypatch
 ):
     monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
 
     async def run():
-        client = special(DeafRedis, real_desk.backend.url)
-        async with open_lane(client) as lane:
+        client = special(DeafRedis, real_harness.backend.url)
+        async with open_lane(client) as channel:
             # Given
-            asked = ask(lane, "a")
-            await queued(real_desk, 1)
-            client.lost = (real_desk.keys.large_reply_prefix,)
+            asked = ask(channel, "a")
+            await queued(real_harness, 1)
+            client.lost = (real_harness.keys.large_reply_prefix,)
 
             # When
-            answer(real_desk.worker(), size=LARGE)
+            answer(real_harness.worker(), size=LARGE)
 
             # Then
             assert (await asyncio.wait_for(asked, 2.0)).body.startswith(b"A.")
@@ -196,35 +196,35 @@ def test_lane_fetches_a_large_reply_again_when_the_connection_broke_under_it(
     asyncio.run(run())
 
 
-def test_lane_deletes_delivered_replies(real_desk, monkeypatch):
+def test_lane_deletes_delivered_replies(real_harness, monkeypatch):
     monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
 
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given
-            asked = ask(lane, "a")
-            await queued(real_desk, 1)
+            asked = ask(channel, "a")
+            await queued(real_harness, 1)
 
             # When
-            answer(real_desk.worker())
+            answer(real_harness.worker())
             await asked
 
             # Then: the reader's last act, when its blocking pop has returned
-            await eventually_async(lambda: real_desk.reply_value("a") is None)
+            await eventually_async(lambda: real_harness.reply_value("a") is None)
 
     asyncio.run(run())
 
 
-def test_lane_passes_the_queues_own_answer_on(desk):
+def test_lane_passes_the_queues_own_answer_on(harness):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
-            asked = ask(lane, "a")
-            await queued(desk, 1)
-            desk.age_request("a", 60_000)
+            asked = ask(channel, "a")
+            await queued(harness, 1)
+            harness.age_request("a", 60_000)
 
             # When
-            desk.worker().claim(1, 0.0)
+            harness.worker().claim(1, 0.0)
 
             # Then
             reply = await asked
@@ -239,24 +239,26 @@ def test_lane_passes_the_queues_own_answer_on(desk):
     ids=repr,
 )
 def test_lane_answers_500_for_a_reply_that_cannot_be_read_and_nobody_else_is_hit(
-    real_desk, monkeypatch, garbage
+    real_harness, monkeypatch, garbage
 ):
     monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
 
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given
             is_waited_for = garbage.startswith(b"a@")  # a large reply that is not there
             timeout_s = 1.0 if is_waited_for else TIMEOUT_S
-            hit, neighbour = ask(lane, "a", timeout_s=timeout_s), ask(lane, "b")
-            await queued(real_desk, 2)
-            worker = real_desk.worker()
+            hit, neighbour = ask(channel, "a", timeout_s=timeout_s), ask(channel, "b")
+            await queued(real_harness, 2)
+            worker = real_harness.worker()
             items = items_of(worker.claim(2, 0.0))
 
             # When
-            real_desk.client.set(real_desk.keys.reply_prefix + "a", garbage, px=5000)
-            real_desk.client.rpush(real_desk.keys.done_prefix + "ingress-a", b"a", b"\xff\xfe")
-            real_desk.client.pexpire(real_desk.keys.done_prefix + "ingress-a", 60_000)
+            real_harness.client.set(real_harness.keys.reply_prefix + "a", garbage, px=5000)
+            real_harness.client.rpush(
+                real_harness.keys.done_prefix + "ingress-a", b"a", b"\xff\xfe"
+            )
+            real_harness.client.pexpire(real_harness.keys.done_prefix + "ingress-a", 60_000)
             outcome = (await asyncio.gather(hit, return_exceptions=True))[0]
             worker.reply(items[1:], [make_reply("B")])
 
@@ -273,26 +275,26 @@ def test_lane_answers_500_for_a_reply_that_cannot_be_read_and_nobody_else_is_hit
 
 
 def test_lane_reads_for_a_client_that_comes_while_the_last_replies_are_discarded(
-    real_desk, monkeypatch
+    real_harness, monkeypatch
 ):
     monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
     monkeypatch.setattr(lane_module, "AUDIT_S", 60.0)
 
     async def run():
-        client = special(HaltingRedis, real_desk.backend.url)
-        async with open_lane(client) as lane:
+        client = special(HaltingRedis, real_harness.backend.url)
+        async with open_lane(client) as channel:
             # Given
             client.halt("UNLINK")
-            worker = real_desk.worker()
-            first = ask(lane, "a")
-            await queued(real_desk, 1)
+            worker = real_harness.worker()
+            first = ask(channel, "a")
+            await queued(real_harness, 1)
             answer(worker)
             await first
             await asyncio.wait_for(client.has_arrived.wait(), 5.0)
 
             # When
-            second = ask(lane, "b")
-            await queued(real_desk, 1)
+            second = ask(channel, "b")
+            await queued(real_harness, 1)
             client.may_go.set()
             answer(worker)
 
@@ -303,22 +305,26 @@ def test_lane_reads_for_a_client_that_comes_while_the_last_replies_are_discarded
 
 
 @pytest.mark.parametrize("timeout_s", [10.0, 100.0])
-def test_lane_keeps_nothing_of_a_request_that_was_answered(real_desk, monkeypatch, timeout_s):
+def test_lane_keeps_nothing_of_a_request_that_was_answered(real_harness, monkeypatch, timeout_s):
     # It would be let go of sooner or later
     monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 60.0)
     name = str(uuid.uuid4())
 
     def kept():
-        return [one for one in gc.get_objects() if type(one) is Waiter and one.request_id == name]
+        return [
+            one
+            for one in gc.get_objects()
+            if type(one) is PendingRequest and one.request_id == name
+        ]
 
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given
-            asked = ask(lane, name, timeout_s=timeout_s)
-            await queued(real_desk, 1)
+            asked = ask(channel, name, timeout_s=timeout_s)
+            await queued(real_harness, 1)
 
             # When
-            await asyncio.to_thread(answer, real_desk.worker())
+            await asyncio.to_thread(answer, real_harness.worker())
             await asked
 
             # Then: neither it nor its reply, which may be large
@@ -331,12 +337,12 @@ def test_lane_keeps_nothing_of_a_request_that_was_answered(real_desk, monkeypatc
 
 
 @pytest.mark.parametrize("timeout_s", [0.05, 0.3])
-def test_lane_gives_up_at_the_deadline_and_takes_the_request_back(desk, timeout_s):
+def test_lane_gives_up_at_the_deadline_and_takes_the_request_back(harness, timeout_s):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
             started = time.monotonic()
-            asked = ask(lane, "a", timeout_s=timeout_s)
+            asked = ask(channel, "a", timeout_s=timeout_s)
 
             # When
             with pytest.raises(errors.DeadlineExceeded):
@@ -346,23 +352,23 @@ def test_lane_gives_up_at_the_deadline_and_takes_the_request_back(desk, timeout_
             took_s = time.monotonic() - started
             assert took_s >= timeout_s
             assert_within(took_s, timeout_s + 0.1)
-            assert lane.waiting == 0
+            assert channel.waiting == 0
             # It may be told before Redis has heard of it
-            await queued(desk, 0)
-            assert desk.open_ids() == set()
+            await queued(harness, 0)
+            assert harness.open_ids() == set()
 
     asyncio.run(run())
-    assert desk.unaccounted() == 0
+    assert harness.unaccounted() == 0
 
 
-def test_lane_gives_up_at_the_deadline_when_redis_hangs(real_desk):
+def test_lane_gives_up_at_the_deadline_when_redis_hangs(real_harness):
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given
             started = time.monotonic()
-            asked = ask(lane, "a", timeout_s=0.3)
-            await accepted(real_desk, 1)
-            real_desk.client.client_pause(600, all=True)
+            asked = ask(channel, "a", timeout_s=0.3)
+            await accepted(real_harness, 1)
+            real_harness.client.client_pause(600, all=True)
 
             # When
             with pytest.raises(errors.DeadlineExceeded):
@@ -373,46 +379,46 @@ def test_lane_gives_up_at_the_deadline_when_redis_hangs(real_desk):
             assert took_s >= 0.3
             assert_within(took_s, 0.5)
             # And the request is taken back as soon as Redis answers again
-            await eventually_async(lambda: real_desk.counters().get("cancelled") == 1)
-            assert real_desk.queued() == []
+            await eventually_async(lambda: real_harness.counters().get("cancelled") == 1)
+            assert real_harness.queued() == []
 
     asyncio.run(run())
 
 
-def test_lane_takes_a_request_back_by_a_connection_that_was_made_too_late(real_desk):
+def test_lane_takes_a_request_back_by_a_connection_that_was_made_too_late(real_harness):
     async def run():
-        client = special(HaltingRedis, real_desk.backend.url)
-        async with open_lane(client) as lane:
+        client = special(HaltingRedis, real_harness.backend.url)
+        async with open_lane(client) as channel:
             # Given
             client.halt(scripts.sha("cancel"))
-            asked = [ask(lane, "a", timeout_s=0.5), ask(lane, "b", timeout_s=0.6)]
-            await queued(real_desk, 2)
+            asked = [ask(channel, "a", timeout_s=0.5), ask(channel, "b", timeout_s=0.6)]
+            await queued(real_harness, 2)
 
             # When its deadline passes before the cancellation could be sent
             for one in asked:
                 with pytest.raises(errors.DeadlineExceeded):
                     await one
             await client.has_arrived.wait()
-            assert lane._canceller.is_busy
+            assert channel._canceller.is_busy
             # And the next one's waits for it, as there is one call at a time
-            assert real_desk.queued() == ["a", "b"]
+            assert real_harness.queued() == ["a", "b"]
             client.may_go.set()
 
             # Then
-            await queued(real_desk, 0)
-            assert real_desk.counters()["cancelled"] == 2
+            await queued(real_harness, 0)
+            assert real_harness.counters()["cancelled"] == 2
 
     asyncio.run(run())
 
 
-def test_lane_cancels_a_request_when_its_client_left(desk):
+def test_lane_cancels_a_request_when_its_client_left(harness):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
             left = asyncio.Event()
-            asked = ask(lane, "a", client_left=left.wait)
-            neighbour = ask(lane, "b")
-            await queued(desk, 2)
+            asked = ask(channel, "a", client_left=left.wait)
+            neighbour = ask(channel, "b")
+            await queued(harness, 2)
 
             # When
             left.set()
@@ -420,16 +426,16 @@ def test_lane_cancels_a_request_when_its_client_left(desk):
                 await asked
 
             # Then: who has left is told within CANCEL_PATIENCE_S, cancelled by then or not
-            await queued(desk, 1)
-            assert desk.queued() == ["b"]
-            answer(desk.worker())
+            await queued(harness, 1)
+            assert harness.queued() == ["b"]
+            answer(harness.worker())
             assert (await neighbour).body == b"B"
 
     asyncio.run(run())
-    assert desk.counters()["cancelled"] == 1
+    assert harness.counters()["cancelled"] == 1
 
 
-def test_lane_stops_watching_a_client_that_got_its_reply(desk, monkeypatch):
+def test_lane_stops_watching_a_client_that_got_its_reply(harness, monkeypatch):
     monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
 
     async def run():
@@ -442,14 +448,14 @@ def test_lane_stops_watching_a_client_that_got_its_reply(desk, monkeypatch):
             finally:
                 ended.set()
 
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
-            asked = ask(lane, "a", client_left=client_left)
-            await queued(desk, 1)
+            asked = ask(channel, "a", client_left=client_left)
+            await queued(harness, 1)
             await watched.wait()
 
             # When
-            answer(desk.worker())
+            answer(harness.worker())
             await asked
 
             # Then
@@ -458,37 +464,37 @@ def test_lane_stops_watching_a_client_that_got_its_reply(desk, monkeypatch):
     asyncio.run(run())
 
 
-def test_lane_cancels_a_request_when_its_task_was_cancelled(desk):
+def test_lane_cancels_a_request_when_its_task_was_cancelled(harness):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
-            asked = ask(lane, "a")
-            await queued(desk, 1)
+            asked = ask(channel, "a")
+            await queued(harness, 1)
 
             # When
             asked.cancel()
 
             # Then
-            await queued(desk, 0)
-            assert desk.counters()["cancelled"] == 1
+            await queued(harness, 0)
+            assert harness.counters()["cancelled"] == 1
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["client left", "task cancelled"])
 def test_lane_withdraws_a_request_whose_client_left_while_it_was_submitted(
-    real_desk, monkeypatch, is_cancelled
+    real_harness, monkeypatch, is_cancelled
 ):
     monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
     monkeypatch.setattr(submitting_module, "SUBMIT_PATIENCE_S", 60.0)
 
     async def run():
-        client = special(HaltingRedis, real_desk.backend.url)
-        async with open_lane(client) as lane:
+        client = special(HaltingRedis, real_harness.backend.url)
+        async with open_lane(client) as channel:
             # Given
             left = asyncio.Event()
             client.halt("EVALSHA")
-            asked = ask(lane, "a", client_left=left.wait)
+            asked = ask(channel, "a", client_left=left.wait)
             await client.has_arrived.wait()
 
             # When
@@ -498,26 +504,26 @@ def test_lane_withdraws_a_request_whose_client_left_while_it_was_submitted(
                 left.set()
             with pytest.raises(asyncio.CancelledError if is_cancelled else ClientLeft):
                 await asked
-            await eventually_async(lambda: not lane._canceller.is_busy)
+            await eventually_async(lambda: not channel._canceller.is_busy)
             client.may_go.set()
 
             # Then
-            await eventually_async(lambda: real_desk.counters().get("cancelled") == 1)
-            assert real_desk.queued() == []
+            await eventually_async(lambda: real_harness.counters().get("cancelled") == 1)
+            assert real_harness.queued() == []
 
     asyncio.run(run())
 
 
 def test_lane_takes_back_who_left_while_redis_was_away(fake_desk, monkeypatch):
     monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
-    desk, server = fake_desk
+    harness, server = fake_desk
 
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
             left = asyncio.Event()
-            asked = [ask(lane, name, client_left=left.wait) for name in "ab"]
-            await queued(desk, 2)
+            asked = [ask(channel, name, client_left=left.wait) for name in "ab"]
+            await queued(harness, 2)
 
             # When
             server.connected = False
@@ -527,21 +533,21 @@ def test_lane_takes_back_who_left_while_redis_was_away(fake_desk, monkeypatch):
 
             # Then
             assert [type(one) for one in outcomes] == [ClientLeft, ClientLeft]
-            await queued(desk, 0)
-            assert desk.counters()["cancelled"] == 2
+            await queued(harness, 0)
+            assert harness.counters()["cancelled"] == 2
 
     asyncio.run(run())
 
 
 def test_lane_says_nothing_more_of_a_request_whose_deadline_has_passed(fake_desk, monkeypatch):
     monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
-    desk, server = fake_desk
+    harness, server = fake_desk
 
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
-            asked = ask(lane, "a", timeout_s=0.5)
-            await accepted(desk, 1)
+            asked = ask(channel, "a", timeout_s=0.5)
+            await accepted(harness, 1)
 
             # When
             server.connected = False
@@ -549,20 +555,20 @@ def test_lane_says_nothing_more_of_a_request_whose_deadline_has_passed(fake_desk
                 await asked
 
             # Then: no claim takes it any more
-            await eventually_async(lambda: not lane._canceller.is_busy)
+            await eventually_async(lambda: not channel._canceller.is_busy)
 
     asyncio.run(run())
 
 
-def test_lane_refuses_who_still_waits_when_it_is_closed(desk):
+def test_lane_refuses_who_still_waits_when_it_is_closed(harness):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
-            asked = ask(lane, "a")
-            await queued(desk, 1)
+            asked = ask(channel, "a")
+            await queued(harness, 1)
 
             # When
-            await lane.close()
+            await channel.close()
 
             # Then
             with pytest.raises(errors.Draining):
@@ -578,103 +584,103 @@ def test_lane_refuses_who_still_waits_when_it_is_closed(desk):
     ("break_it", "error", "text"),
     [
         (
-            lambda desk: desk.client.hset(desk.keys.config, "max_queue", 0),
+            lambda harness: harness.client.hset(harness.keys.config, "max_queue", 0),
             errors.QueueFull,
             'The queue of model "digits" is full.',
         ),
         (
-            lambda desk: desk.silence_worker(),
+            lambda harness: harness.silence_worker(),
             errors.NoWorker,
             'Model "digits" has no worker to serve inference request. Please use scale workers '
             "API to add workers.",
         ),
         (
-            lambda desk: desk.client.delete(desk.keys.config),
+            lambda harness: harness.client.delete(harness.keys.config),
             errors.VersionNotFound,
             "Model version: 1.0 does not exist for model: digits",
         ),
     ],
     ids=["full", "no worker", "no version"],
 )
-def test_lane_refuses_with_the_reason(desk, monkeypatch, break_it, error, text):
+def test_lane_refuses_with_the_reason(harness, monkeypatch, break_it, error, text):
     monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 0.2)
 
     async def run():
         # Given
-        break_it(desk)
-        async with open_lane(desk.backend.connect_async()) as lane:
+        break_it(harness)
+        async with open_lane(harness.backend.connect_async()) as channel:
             # When
             with pytest.raises(error) as caught:
-                await ask(lane, "a")
+                await ask(channel, "a")
 
             # Then
             assert caught.value.message.startswith(text)
-            assert lane.waiting == 0
+            assert channel.waiting == 0
 
     asyncio.run(run())
 
 
-def test_lane_refuses_at_once_where_no_worker_is_expected(desk, monkeypatch):
+def test_lane_refuses_at_once_where_no_worker_is_expected(harness, monkeypatch):
     monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 60)
 
     async def run():
         # Given
-        desk.silence_worker()
-        async with open_lane(desk.backend.connect_async()) as lane:
+        harness.silence_worker()
+        async with open_lane(harness.backend.connect_async()) as channel:
             # When / Then: only who was submitted again waits for a worker
             with pytest.raises(errors.NoWorker):
-                await asyncio.wait_for(ask(lane, "a"), 5)
+                await asyncio.wait_for(ask(channel, "a"), 5)
 
     asyncio.run(run())
 
 
-def test_lane_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahead(real_desk, monkeypatch):
+def test_lane_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahead(real_harness, monkeypatch):
     monkeypatch.setattr(lane_module, "BEAT_PATIENCE_S", 60)
     monkeypatch.setattr(lane_module, "BACK_S", 60)
 
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given a worker that served a moment ago
-            served = ask(lane, "a")
-            await queued(real_desk, 1)
-            answer(real_desk.worker())
+            served = ask(channel, "a")
+            await queued(real_harness, 1)
+            answer(real_harness.worker())
             await served
             # When all beats are an hour old
-            real_desk.silence_worker(ms=3_600_000)
-            moved_at = lane._moved_at
-            asked = ask(lane, "b")
-            await eventually_async(lambda: lane._moved_at > moved_at)
+            real_harness.silence_worker(ms=3_600_000)
+            moved_at = channel._moved_at
+            asked = ask(channel, "b")
+            await eventually_async(lambda: channel._moved_at > moved_at)
             # Then the next one is waited for
-            real_desk.open()
-            await queued(real_desk, 1)
-            answer(real_desk.worker())
+            real_harness.open()
+            await queued(real_harness, 1)
+            answer(real_harness.worker())
             assert (await asked).body == b"B"
 
     asyncio.run(run())
 
 
-def test_lane_refuses_when_memory_is_full(real_desk, full_memory):
+def test_lane_refuses_when_memory_is_full(real_harness, full_memory):
     async def run():
         full_memory()
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             with pytest.raises(errors.QueueMemoryFull) as caught:
-                await ask(lane, "a")
+                await ask(channel, "a")
             assert caught.value.retry_after_s == 1.0
 
     asyncio.run(run())
 
 
 def test_lane_keeps_nothing_of_a_request_that_it_refused_while_redis_is_away(fake_desk):
-    desk, server = fake_desk
+    harness, server = fake_desk
 
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
             server.connected = False
 
             async def refused():
                 try:
-                    await ask(lane, "a")
+                    await ask(channel, "a")
                 except errors.StoreUnavailable as error:
                     return weakref.ref(error)
 
@@ -688,56 +694,56 @@ def test_lane_keeps_nothing_of_a_request_that_it_refused_while_redis_is_away(fak
     asyncio.run(run())
 
 
-async def ask_behind_an_old_beat(desk, server, lane):
+async def ask_behind_an_old_beat(harness, server, channel):
     """Redis is back, its worker's last beat is too old by now, and a request waits."""
     server.connected = True
-    desk.silence_worker()
-    asked = ask(lane, "b")
+    harness.silence_worker()
+    asked = ask(channel, "b")
     await asyncio.wait({asked}, timeout=0.3)
     assert not asked.done()
     return asked
 
 
 def test_lane_waits_for_the_workers_next_beat_when_redis_was_away(fake_desk):
-    desk, server = fake_desk
+    harness, server = fake_desk
 
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given: Redis was away for longer than a worker may be silent
             server.connected = False
             with pytest.raises(errors.StoreUnavailable):
-                await ask(lane, "a")
-            asked = await ask_behind_an_old_beat(desk, server, lane)
+                await ask(channel, "a")
+            asked = await ask_behind_an_old_beat(harness, server, channel)
 
             # When
-            desk.open()
+            harness.open()
 
             # Then
-            await queued(desk, 1)
-            answer(desk.worker())
+            await queued(harness, 1)
+            answer(harness.worker())
             assert (await asked).body == b"B"
 
     asyncio.run(run())
 
 
 def test_lane_learns_from_who_waits_that_redis_was_away(fake_desk):
-    desk, server = fake_desk
+    harness, server = fake_desk
 
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given: nobody came while Redis was away, but somebody waited
-            first = ask(lane, "a")
-            await queued(desk, 1)
+            first = ask(channel, "a")
+            await queued(harness, 1)
             server.connected = False
-            await eventually_async(lambda: lane._was_away_at > 0)
-            asked = await ask_behind_an_old_beat(desk, server, lane)
+            await eventually_async(lambda: channel._was_away_at > 0)
+            asked = await ask_behind_an_old_beat(harness, server, channel)
 
             # When
-            desk.open()
+            harness.open()
 
             # Then
-            await queued(desk, 2)
-            answer(desk.worker())
+            await queued(harness, 2)
+            answer(harness.worker())
             assert [(await one).body for one in (first, asked)] == [b"A", b"B"]
 
     asyncio.run(run())
@@ -745,19 +751,19 @@ def test_lane_learns_from_who_waits_that_redis_was_away(fake_desk):
 
 @pytest.fixture
 def fake_desk():
-    """A desk on a Redis that can be cut off, and that Redis."""
+    """A harness on a Redis that can be cut off, and that Redis."""
     server = fakeredis.FakeServer()
-    desk = Desk(fake_backend(server))
-    desk.open()
-    yield desk, server
+    harness = QueueHarness(fake_backend(server))
+    harness.open()
+    yield harness, server
     server.connected = True
-    desk.close()
+    harness.close()
 
 
 def test_lane_says_within_a_second_that_redis_is_down(tmp_path):
     async def run():
         client = connect_async(f"unix://{tmp_path}/nobody.sock")
-        async with open_lane(client) as lane:
+        async with open_lane(client) as channel:
             # Given: the second client comes while the first one's submit is being repeated
             started = time.monotonic()
             waits = []
@@ -765,7 +771,7 @@ def test_lane_says_within_a_second_that_redis_is_down(tmp_path):
             async def refused(name):
                 asked_at = time.monotonic()
                 with pytest.raises(errors.StoreUnavailable):
-                    await ask(lane, name)
+                    await ask(channel, name)
                 waits.append(time.monotonic() - asked_at)
 
             first = asyncio.create_task(refused("a"))
@@ -784,93 +790,95 @@ def test_lane_says_within_a_second_that_redis_is_down(tmp_path):
 # --- losses
 
 
-def test_lane_submits_again_what_redis_lost(real_desk, monkeypatch):
+def test_lane_submits_again_what_redis_lost(real_harness, monkeypatch):
     monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
 
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given
-            asked = [ask(lane, "a"), ask(lane, "b")]
-            await queued(real_desk, 2)
+            asked = [ask(channel, "a"), ask(channel, "b")]
+            await queued(real_harness, 2)
 
             # When
-            real_desk.client.flushall()
-            real_desk.open()
-            await queued(real_desk, 2)
+            real_harness.client.flushall()
+            real_harness.open()
+            await queued(real_harness, 2)
 
             # Then: under new ids, so that a worker with the old ones answers nobody
-            assert not {"a", "b"} & set(real_desk.queued())
-            answer(real_desk.worker())
+            assert not {"a", "b"} & set(real_harness.queued())
+            answer(real_harness.worker())
             assert [reply.body for reply in await asyncio.gather(*asked)] == [b"A", b"B"]
 
     asyncio.run(run())
 
 
-def test_lane_waits_for_the_registry_when_it_submits_again(real_desk, monkeypatch):
+def test_lane_waits_for_the_registry_when_it_submits_again(real_harness, monkeypatch):
     monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
     monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 5.0)
 
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given: a request older than the patience with an unknown version
-            asked = ask(lane, "a")
-            await queued(real_desk, 1)
-            lane._waiting["a"].entered_at -= 2 * lane_module.VERSION_PATIENCE_S
+            asked = ask(channel, "a")
+            await queued(real_harness, 1)
+            channel._waiting["a"].entered_at -= 2 * lane_module.VERSION_PATIENCE_S
 
             # When: nodes bring the registry back, then their workers
-            real_desk.client.flushall()
-            await eventually_async(lambda: real_desk.client.exists(real_desk.keys.ingress_beats))
+            real_harness.client.flushall()
+            await eventually_async(
+                lambda: real_harness.client.exists(real_harness.keys.ingress_beats)
+            )
             await asyncio.wait({asked}, timeout=0.1)
-            real_desk.client.hset(real_desk.keys.config, "max_queue", 100)
+            real_harness.client.hset(real_harness.keys.config, "max_queue", 100)
             await asyncio.wait({asked}, timeout=0.1)
-            real_desk.open()
+            real_harness.open()
 
             # Then
-            await queued(real_desk, 1)
-            answer(real_desk.worker())
+            await queued(real_harness, 1)
+            answer(real_harness.worker())
             assert (await asked).body == b"A"
 
     asyncio.run(run())
 
 
 def test_lane_waits_for_workers_when_redis_was_emptied_and_no_connection_lost(
-    real_desk, monkeypatch
+    real_harness, monkeypatch
 ):
     monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 5.0)
 
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given a request that comes before the registry has been restored
-            real_desk.client.flushall()
-            early = ask(lane, "a")
+            real_harness.client.flushall()
+            early = ask(channel, "a")
             await asyncio.wait({early}, timeout=0.2)
 
             # When nodes bring the registry back, then their workers
-            real_desk.client.hset(real_desk.keys.config, "max_queue", 100)
-            late = ask(lane, "b")
+            real_harness.client.hset(real_harness.keys.config, "max_queue", 100)
+            late = ask(channel, "b")
             await asyncio.wait({early, late}, timeout=0.3)
-            real_desk.open()
+            real_harness.open()
 
             # Then
-            await queued(real_desk, 2)
-            answer(real_desk.worker())
+            await queued(real_harness, 2)
+            answer(real_harness.worker())
             assert {(await early).body, (await late).body} == {b"A", b"B"}
 
     asyncio.run(run())
 
 
-def test_lane_refuses_a_lost_request_when_too_little_time_is_left(real_desk, monkeypatch):
+def test_lane_refuses_a_lost_request_when_too_little_time_is_left(real_harness, monkeypatch):
     monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
     monkeypatch.setattr(lane_module, "RESUBMIT_SHARE", 1.0)
 
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given
-            asked = ask(lane, "a")
-            await queued(real_desk, 1)
+            asked = ask(channel, "a")
+            await queued(real_harness, 1)
 
             # When
-            real_desk.client.flushall()
+            real_harness.client.flushall()
 
             # Then
             with pytest.raises(errors.QueueLost):
@@ -879,29 +887,29 @@ def test_lane_refuses_a_lost_request_when_too_little_time_is_left(real_desk, mon
     asyncio.run(run())
 
 
-def reply_unheard(desk):
+def reply_unheard(harness):
     """A worker answers `a`; the doorbell is popped as part of the reply: nobody can hear it."""
-    [item] = items_of(desk.worker().claim(1, 0.0))
-    with desk.client.pipeline(transaction=True) as pipe:
-        pipe.delete(desk.keys.lease_prefix + "worker-a")
-        pipe.hdel(desk.keys.open, "a")
+    [item] = items_of(harness.worker().claim(1, 0.0))
+    with harness.client.pipeline(transaction=True) as pipe:
+        pipe.delete(harness.keys.lease_prefix + "worker-a")
+        pipe.hdel(harness.keys.open, "a")
         reply = item.request_id.encode() + make_reply("A").encode()
-        pipe.set(desk.keys.reply_prefix + item.request_id, reply, px=60_000)
+        pipe.set(harness.keys.reply_prefix + item.request_id, reply, px=60_000)
         pipe.execute()
 
 
-def test_lane_returns_at_the_deadline_a_reply_whose_doorbell_was_lost(real_desk, monkeypatch):
+def test_lane_returns_at_the_deadline_a_reply_whose_doorbell_was_lost(real_harness, monkeypatch):
     monkeypatch.setattr(lane_module, "AUDIT_S", 60)
     monkeypatch.setattr(canceller_module, "CANCEL_PATIENCE_S", 5.0)  # a busy machine takes 60 ms
 
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given
-            asked = ask(lane, "a", timeout_s=1.0)
-            await queued(real_desk, 1)
+            asked = ask(channel, "a", timeout_s=1.0)
+            await queued(real_harness, 1)
 
             # When
-            reply_unheard(real_desk)
+            reply_unheard(real_harness)
 
             # Then
             assert (await asked).body == b"A"
@@ -909,15 +917,15 @@ def test_lane_returns_at_the_deadline_a_reply_whose_doorbell_was_lost(real_desk,
     asyncio.run(run())
 
 
-def test_lane_finds_a_reply_whose_doorbell_was_lost(real_desk):
+def test_lane_finds_a_reply_whose_doorbell_was_lost(real_harness):
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given
-            asked = ask(lane, "a")
-            await queued(real_desk, 1)
+            asked = ask(channel, "a")
+            await queued(real_harness, 1)
 
             # When
-            reply_unheard(real_desk)
+            reply_unheard(real_harness)
             started = time.monotonic()
 
             # Then
@@ -927,16 +935,16 @@ def test_lane_finds_a_reply_whose_doorbell_was_lost(real_desk):
     asyncio.run(run())
 
 
-def test_lane_goes_on_reading_when_its_connections_were_killed(real_desk):
+def test_lane_goes_on_reading_when_its_connections_were_killed(real_harness):
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given
-            asked = ask(lane, "a")
-            await queued(real_desk, 1)
+            asked = ask(channel, "a")
+            await queued(real_harness, 1)
 
             # When
-            real_desk.client.client_kill_filter(_type="normal", skipme=True)
-            answer(real_desk.worker())
+            real_harness.client.client_kill_filter(_type="normal", skipme=True)
+            answer(real_harness.worker())
 
             # Then
             assert (await asyncio.wait_for(asked, 3.0)).body == b"A"
@@ -944,9 +952,9 @@ def test_lane_goes_on_reading_when_its_connections_were_killed(real_desk):
     asyncio.run(run())
 
 
-def failing_once(lane, verb):
+def failing_once(channel, verb):
     """Its next call of this verb fails as nobody foresees."""
-    verbs = lane._verbs
+    verbs = channel._verbs
     call = getattr(verbs, verb)
 
     async def fail(*_):
@@ -956,19 +964,19 @@ def failing_once(lane, verb):
     setattr(verbs, verb, fail)
 
 
-def test_lane_tells_at_once_who_was_in_a_submit_that_failed_as_nobody_foresaw(desk, caplog):
+def test_lane_tells_at_once_who_was_in_a_submit_that_failed_as_nobody_foresaw(harness, caplog):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
-            failing_once(lane, "submit")
+            failing_once(channel, "submit")
             # When
-            lost = ask(lane, "a")
+            lost = ask(channel, "a")
             # Then
             with pytest.raises(errors.InternalError, match="not passed on"):
                 await asyncio.wait_for(lost, 2)
-            served = ask(lane, "b")
-            await queued(desk, 1)
-            answer(desk.worker())
+            served = ask(channel, "b")
+            await queued(harness, 1)
+            answer(harness.worker())
             assert (await served).body == b"B"
 
     asyncio.run(run())
@@ -976,146 +984,148 @@ def test_lane_tells_at_once_who_was_in_a_submit_that_failed_as_nobody_foresaw(de
     assert "unforeseen" in caplog.text
 
 
-def test_lane_tells_who_waits_for_a_version_that_nobody_knows_any_more(desk):
+def test_lane_tells_who_waits_for_a_version_that_nobody_knows_any_more(harness):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
-            asked = [ask(lane, name) for name in ("a", "b")]
-            await queued(desk, 2)
-            desk.worker().claim(1, 0.0)
+            asked = [ask(channel, name) for name in ("a", "b")]
+            await queued(harness, 2)
+            harness.worker().claim(1, 0.0)
             # When it is unregistered, and its worker dies
-            desk.client.delete(desk.keys.config)
-            desk.silence_worker()
+            harness.client.delete(harness.keys.config)
+            harness.silence_worker()
             # Then
             for one in asked:
                 with pytest.raises(errors.ModelNotFound, match="unregistered while"):
                     await asyncio.wait_for(one, 5)
-            await eventually_async(lambda: desk.open_ids() == set())
-            assert desk.owned() == []
-            assert desk.unaccounted() == 0
+            await eventually_async(lambda: harness.open_ids() == set())
+            assert harness.owned() == []
+            assert harness.unaccounted() == 0
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("verb", ["receive", "audit"])
-def test_lane_goes_on_after_a_failure_that_nobody_foresaw(desk, caplog, verb):
+def test_lane_goes_on_after_a_failure_that_nobody_foresaw(harness, caplog, verb):
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             # Given
-            failing_once(lane, verb)
-            asked = ask(lane, "a")
-            await queued(desk, 1)
+            failing_once(channel, verb)
+            asked = ask(channel, "a")
+            await queued(harness, 1)
             await eventually_async(lambda: "unforeseen" in caplog.text)
             # When
             if verb == "audit":
-                desk.client.delete(desk.keys.queue, desk.keys.open)
-                await queued(desk, 1)
-            answer(desk.worker())
+                harness.client.delete(harness.keys.queue, harness.keys.open)
+                await queued(harness, 1)
+            answer(harness.worker())
             # Then
             assert (await asyncio.wait_for(asked, 3)).body == b"A"
 
     asyncio.run(run())
 
 
-def test_lane_submits_again_when_the_answer_to_a_submit_was_lost(real_desk):
+def test_lane_submits_again_when_the_answer_to_a_submit_was_lost(real_harness):
     async def run():
-        client = special(DeafRedis, real_desk.backend.url)
-        async with open_lane(client) as lane:
+        client = special(DeafRedis, real_harness.backend.url)
+        async with open_lane(client) as channel:
             # Given
             client.lost = ("EVALSHA",)
 
             # When
-            asked = ask(lane, "a")
-            await queued(real_desk, 1)
+            asked = ask(channel, "a")
+            await queued(real_harness, 1)
             # And it is known already when it comes again
-            await eventually_async(lambda: lane._waiting["a"].is_queued)
+            await eventually_async(lambda: channel._waiting["a"].is_queued)
             assert client.lost == ()
-            answer(real_desk.worker())
+            answer(real_harness.worker())
 
             # Then
             assert (await asked).body == b"A"
-            assert real_desk.counters()["accepted"] == 1
+            assert real_harness.counters()["accepted"] == 1
 
     asyncio.run(run())
 
 
-def test_lane_does_not_submit_again_what_was_answered_meanwhile(real_desk, monkeypatch):
+def test_lane_does_not_submit_again_what_was_answered_meanwhile(real_harness, monkeypatch):
     monkeypatch.setattr(submitting_module, "RETRY_S", 0.4)
 
     async def run():
-        client = special(DeafRedis, real_desk.backend.url)
-        async with open_lane(client) as lane:
+        client = special(DeafRedis, real_harness.backend.url)
+        async with open_lane(client) as channel:
             # Given
             client.lost = ("EVALSHA",)
-            asked = ask(lane, "a")
-            await queued(real_desk, 1)
+            asked = ask(channel, "a")
+            await queued(real_harness, 1)
 
             # When
-            answer(real_desk.worker())
+            answer(real_harness.worker())
             assert (await asked).body == b"A"
-            await eventually_async(lambda: lane.is_idle)
+            await eventually_async(lambda: channel.is_idle)
 
             # Then
-            assert real_desk.queued() == []
-            assert real_desk.counters()["accepted"] == 1
+            assert real_harness.queued() == []
+            assert real_harness.counters()["accepted"] == 1
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("is_carried_out", [True, False])
-def test_lane_takes_back_what_it_gave_up_to_submit(real_desk, is_carried_out):
+def test_lane_takes_back_what_it_gave_up_to_submit(real_harness, is_carried_out):
     async def run():
-        client = special(NeverSubmitting, real_desk.backend.url)
+        client = special(NeverSubmitting, real_harness.backend.url)
         client.is_carried_out = is_carried_out
-        async with open_lane(client) as lane:
+        async with open_lane(client) as channel:
             # When
             wire = wire_of("a", size=LARGE)
             with pytest.raises(errors.StoreUnavailable):
-                await lane.ask("a", wire, TIMEOUT_S, None)
+                await channel.ask("a", wire, TIMEOUT_S, None)
 
             # Then: its client has been told, so it is not run, and its body fills no memory
-            await eventually_async(lambda: not real_desk.has_body("a"))
-            assert real_desk.queued() == []
-            assert real_desk.counters().get("cancelled", 0) == int(is_carried_out)
+            await eventually_async(lambda: not real_harness.has_body("a"))
+            assert real_harness.queued() == []
+            assert real_harness.counters().get("cancelled", 0) == int(is_carried_out)
 
     asyncio.run(run())
 
 
-def test_lane_waits_for_large_bodies_while_they_move(real_desk, monkeypatch):
+def test_lane_waits_for_large_bodies_while_they_move(real_harness, monkeypatch):
     monkeypatch.setattr(submitting_module, "SUBMIT_AT_ONCE_BYTES", LARGE)
 
     async def run():
-        client = special(FarRedis, real_desk.backend.url)
+        client = special(FarRedis, real_harness.backend.url)
         client.body_s = 0.3
-        async with open_lane(client) as lane:
+        async with open_lane(client) as channel:
             # When: together they take longer than Redis may take to answer
             names = ["a", "b", "c", "d", "small"]
             wires = [wire_of(name, size=LARGE) for name in names[:4]] + [wire_of("small")]
             asked = [
-                asyncio.create_task(lane.ask(name, wire, TIMEOUT_S, None))
+                asyncio.create_task(channel.ask(name, wire, TIMEOUT_S, None))
                 for name, wire in zip(names, wires, strict=True)
             ]
-            await queued(real_desk, 5)
+            await queued(real_harness, 5)
 
             # Then
-            answer(real_desk.worker())
+            answer(real_harness.worker())
             assert [reply.status for reply in await asyncio.gather(*asked)] == [200] * 5
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize(("bytes_per_s", "is_served"), [(LARGE, True), (100 * LARGE, False)])
-def test_lane_gives_a_large_body_time_for_its_way(real_desk, monkeypatch, bytes_per_s, is_served):
+def test_lane_gives_a_large_body_time_for_its_way(
+    real_harness, monkeypatch, bytes_per_s, is_served
+):
     monkeypatch.setattr(submitting_module, "BYTES_PER_S", bytes_per_s)
 
     async def run():
-        client = special(FarRedis, real_desk.backend.url)
+        client = special(FarRedis, real_harness.backend.url)
         client.body_s = 1.2
-        async with open_lane(client) as lane:
-            asked = asyncio.create_task(lane.ask("a", wire_of("a", size=LARGE), TIMEOUT_S, None))
+        async with open_lane(client) as channel:
+            asked = asyncio.create_task(channel.ask("a", wire_of("a", size=LARGE), TIMEOUT_S, None))
             if is_served:
-                await queued(real_desk, 1)
-                answer(real_desk.worker())
+                await queued(real_harness, 1)
+                answer(real_harness.worker())
                 assert (await asked).status == 200
             else:
                 with pytest.raises(errors.StoreUnavailable):
@@ -1124,16 +1134,16 @@ def test_lane_gives_a_large_body_time_for_its_way(real_desk, monkeypatch, bytes_
     asyncio.run(run())
 
 
-def test_lane_never_mixes_replies_up_when_clients_come_and_go(real_desk):
+def test_lane_never_mixes_replies_up_when_clients_come_and_go(real_harness):
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given: a third of the clients give up at once, a third soon
             names = [uuid.uuid4().hex for _ in range(90)]
             asked = {
-                name: ask(lane, name, timeout_s=(TIMEOUT_S, 0.02, 0.1)[number % 3])
+                name: ask(channel, name, timeout_s=(TIMEOUT_S, 0.02, 0.1)[number % 3])
                 for number, name in enumerate(names)
             }
-            worker = real_desk.worker()
+            worker = real_harness.worker()
 
             # When
             while any(not asked[name].done() for name in names[::3]):
@@ -1145,10 +1155,10 @@ def test_lane_never_mixes_replies_up_when_clients_come_and_go(real_desk):
             outcomes = await asyncio.gather(*asked.values(), return_exceptions=True)
 
             # Then
-            assert lane.waiting == 0
+            assert channel.waiting == 0
             for name, outcome in zip(names, outcomes, strict=True):
                 if isinstance(outcome, errors.DeadlineExceeded):
-                    continue  # told so by the lane
+                    continue  # told so by the channel
                 if outcome.reason != "deadline_exceeded":  # nor by the queue
                     assert outcome.body.decode() == name.upper()
 

@@ -53,9 +53,9 @@ def test_registry_returns_what_was_created(registry, store_backend):
     assert max_queue(store_backend, V1) == 10
 
 
-def test_create_says_that_redis_is_full_and_not_that_it_is_silent(real_desk, full_memory):
+def test_create_says_that_redis_is_full_and_not_that_it_is_silent(real_harness, full_memory):
     # Given
-    client = real_desk.backend.connect()
+    client = real_harness.backend.connect()
     full_memory()
 
     # When / Then
@@ -230,37 +230,37 @@ def test_remove_forgets_the_model_with_its_last_version(registry):
     assert sorted(registry.snapshot()) == []
 
 
-def eternal_keys(desk):
-    names = desk.client.scan_iter(f"{desk.keys.tag}:*")
-    return {name.decode() for name in names if desk.client.pttl(name) == -1}
+def eternal_keys(harness):
+    names = harness.client.scan_iter(f"{harness.keys.tag}:*")
+    return {name.decode() for name in names if harness.client.pttl(name) == -1}
 
 
 @pytest.mark.parametrize("how", ["registered again", "restored"])
-def test_what_is_left_of_a_version_stays_only_while_it_is_registered(desk, how):
+def test_what_is_left_of_a_version_stays_only_while_it_is_registered(harness, how):
     # Given requests that wait, or are with a worker whose node has gone
-    registry, spec = desk.registry(), make_spec()
+    registry, spec = harness.registry(), make_spec()
     registry.create(spec)
-    desk.submit("a", "b")
-    desk.worker().claim(1, 0.0)
-    desk.node().report(KEY, status_of("worker-a", "node-a", 0))
-    desk.client.hset(desk.keys.metrics, "count", 1)
-    eternal = {*desk.keys.permanent()} - {desk.keys.solo}
-    assert eternal_keys(desk) == eternal
+    harness.submit("a", "b")
+    harness.worker().claim(1, 0.0)
+    harness.node().report(KEY, status_of("worker-a", "node-a", 0))
+    harness.client.hset(harness.keys.metrics, "count", 1)
+    eternal = {*harness.keys.permanent()} - {harness.keys.suspects}
+    assert eternal_keys(harness) == eternal
 
     known = registry.snapshot()
 
     # When / Then
     registry.remove(spec.key)
-    assert eternal_keys(desk) == set()
+    assert eternal_keys(harness) == set()
     # One at its last batch, whose node dies before it is over.
-    desk.node().report(KEY, status_of("worker-a", "node-a", 0))
-    assert eternal_keys(desk) == set()
+    harness.node().report(KEY, status_of("worker-a", "node-a", 0))
+    assert eternal_keys(harness) == set()
     if how == "restored":
         registry.restore(known.values())
     else:
         registry.create(spec)
-    assert eternal_keys(desk) == eternal
-    assert desk.counters() == {"accepted": 2}
+    assert eternal_keys(harness) == eternal
+    assert harness.counters() == {"accepted": 2}
 
 
 def test_create_after_remove_takes_the_new_configuration(registry, store_backend):
@@ -481,11 +481,11 @@ def status_of(worker_id, node_id, slot):
     return WorkerStatus(worker_id, node_id, slot, WorkerState.READY, 1, "cpu", "now")
 
 
-def test_workers_are_those_of_live_nodes_by_node_and_slot(desk):
+def test_workers_are_those_of_live_nodes_by_node_and_slot(harness):
     # Given
-    node = desk.node()
+    node = harness.node()
     for node_id in ("node-b", "node-a", "node-dead"):
-        desk.join(NodeStatus(node_id, "host", 1, "now"))
+        harness.join(NodeStatus(node_id, "host", 1, "now"))
     statuses = [
         status_of("w4", "node-b", 0),
         status_of("w2", "node-a", 1),
@@ -494,10 +494,10 @@ def test_workers_are_those_of_live_nodes_by_node_and_slot(desk):
     ]
     for status in statuses:
         node.report(KEY, status)
-    desk.client.zincrby(keys.NODES, -10_000, "node-dead")
+    harness.client.zincrby(keys.NODES, -10_000, "node-dead")
 
     # When
-    registry = desk.registry()
+    registry = harness.registry()
 
     # Then
     assert [status.worker_id for status in registry.workers(KEY)] == ["w1", "w2", "w4"]
@@ -505,12 +505,12 @@ def test_workers_are_those_of_live_nodes_by_node_and_slot(desk):
     assert registry.workers(VersionKey("digits", "9")) == []
 
 
-def test_workers_are_those_of_nodes_that_the_caller_knows_to_be_alive(desk):
+def test_workers_are_those_of_nodes_that_the_caller_knows_to_be_alive(harness):
     # Given
     for worker_id, node_id in (("w1", "node-a"), ("w2", "node-b")):
-        desk.join(NodeStatus(node_id, "host", 1, "now"))
-        desk.node().report(KEY, status_of(worker_id, node_id, 0))
-    registry = desk.registry()
+        harness.join(NodeStatus(node_id, "host", 1, "now"))
+        harness.node().report(KEY, status_of(worker_id, node_id, 0))
+    registry = harness.registry()
 
     # When
     alive = registry.alive_nodes()
@@ -522,54 +522,54 @@ def test_workers_are_those_of_nodes_that_the_caller_knows_to_be_alive(desk):
     assert registry.workers(KEY, set()) == []
 
 
-def test_queue_counts_what_waits_and_what_has_become_of_the_rest(desk):
+def test_queue_counts_what_waits_and_what_has_become_of_the_rest(harness):
     # Given
-    worker = desk.worker()
-    desk.submit("a", "b", "c")
+    worker = harness.worker()
+    harness.submit("a", "b", "c")
     worker.reply(items_of(worker.claim(1, 0.0)), [make_reply("A")])
     worker.claim(1, 0.0)
 
     # When
-    queue = desk.registry().queue(V1)
+    queue = harness.registry().queue(V1)
 
     # Then
     assert (queue.waiting, queue.open_requests, queue.capacity) == (1, 2, 10)
     assert queue.counters == {"accepted": 3, "replied": 1}
 
 
-def test_queue_sees_open_requests_while_nothing_waits(desk):
+def test_queue_sees_open_requests_while_nothing_waits(harness):
     # Given everything that was submitted at a worker
-    desk.submit("a", "b")
-    desk.worker().claim(2, 0.0)
+    harness.submit("a", "b")
+    harness.worker().claim(2, 0.0)
 
     # When
-    queue = desk.registry().queue(V1)
+    queue = harness.registry().queue(V1)
 
     # Then
-    assert desk.client.llen(desk.keys.queue) == 0
+    assert harness.client.llen(harness.keys.queue) == 0
     assert (queue.waiting, queue.open_requests, queue.oldest_age_s) == (0, 2, 0.0)
 
 
-def test_queue_knows_the_age_of_the_oldest_request_that_waits(desk):
+def test_queue_knows_the_age_of_the_oldest_request_that_waits(harness):
     # Given one that waits for its second attempt, and a younger one
-    desk.submit("older")
-    desk.worker().claim(1, 0.0)
-    desk.submit("younger")
-    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-    desk.age_request("younger", ms=1_000)
-    desk.age_request("older", ms=20_000)
+    harness.submit("older")
+    harness.worker().claim(1, 0.0)
+    harness.submit("younger")
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    harness.age_request("younger", ms=1_000)
+    harness.age_request("older", ms=20_000)
 
     # When / Then
-    assert 20.0 <= desk.registry().queue(V1).oldest_age_s < 25.0
+    assert 20.0 <= harness.registry().queue(V1).oldest_age_s < 25.0
 
 
-def test_queue_of_a_request_that_has_outlived_its_life_has_no_age(desk):
+def test_queue_of_a_request_that_has_outlived_its_life_has_no_age(harness):
     # Given
-    desk.submit("a")
-    desk.lose_request("a")
+    harness.submit("a")
+    harness.lose_request("a")
 
     # When / Then
-    assert desk.registry().queue(V1).oldest_age_s == 0.0
+    assert harness.registry().queue(V1).oldest_age_s == 0.0
 
 
 def test_store_tells_its_memory_and_its_limit(redis_server):
@@ -617,9 +617,9 @@ def test_changes_are_heard(registry, store_backend, change):
         assert not wait(0.01)
 
 
-def test_changes_of_a_workers_state_are_heard(desk):
-    with desk.registry().changes() as wait:
-        desk.node().report(KEY, status_of("w1", "node-a", 0))
+def test_changes_of_a_workers_state_are_heard(harness):
+    with harness.registry().changes() as wait:
+        harness.node().report(KEY, status_of("w1", "node-a", 0))
         assert wait(2.0)
 
 

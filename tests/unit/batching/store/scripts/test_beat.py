@@ -5,30 +5,30 @@ from tests.support import DEAD_AFTER_MS, KEY
 OTHER = VersionKey("letters", "2.0")
 
 
-def test_beat_brings_a_silent_worker_back_to_life(desk):
+def test_beat_brings_a_silent_worker_back_to_life(harness):
     # Given
-    desk.silence_worker()
-    assert desk.node().dead_workers([KEY]) == [(KEY, "worker-a")]
+    harness.silence_worker()
+    assert harness.node().dead_workers([KEY]) == [(KEY, "worker-a")]
 
     # When
-    desk.node().beat({KEY: ["worker-a"]})
+    harness.node().beat({KEY: ["worker-a"]})
 
     # Then
-    assert desk.node().dead_workers([KEY]) == []
+    assert harness.node().dead_workers([KEY]) == []
 
 
-def test_beat_speaks_for_all_its_workers_at_once(desk):
+def test_beat_speaks_for_all_its_workers_at_once(harness):
     # When
-    desk.node().beat({KEY: ["worker-b", "worker-c"]})
+    harness.node().beat({KEY: ["worker-b", "worker-c"]})
 
     # Then
-    members = desk.client.zrange(desk.keys.worker_beats, 0, -1)
+    members = harness.client.zrange(harness.keys.worker_beats, 0, -1)
     assert set(members) == {b"worker-a", b"worker-b", b"worker-c"}
 
 
-def test_beat_speaks_for_many_versions(desk):
+def test_beat_speaks_for_many_versions(harness):
     # Given
-    node = desk.node()
+    node = harness.node()
     groups = node._verbs.groups([KEY, OTHER])
     workers = {KEY: ["worker-a", "worker-b"], OTHER: ["worker-c"]}
 
@@ -40,18 +40,18 @@ def test_beat_speaks_for_many_versions(desk):
     # Then
     assert added == {KEY: 1, OTHER: 1}
     for key, worker_ids in workers.items():
-        members = desk.client.zrange(VersionKeys.of(key).worker_beats, 0, -1)
+        members = harness.client.zrange(VersionKeys.of(key).worker_beats, 0, -1)
         assert members == [worker_id.encode() for worker_id in worker_ids]
 
 
-def test_dead_are_told_by_version(desk):
+def test_dead_are_told_by_version(harness):
     # Given
-    node = desk.node()
+    node = harness.node()
     groups = node._verbs.groups([KEY, OTHER])
     node.beat({KEY: ["worker-b"]})
     node.beat({OTHER: ["worker-b", "worker-c"]})
     for key, worker_id in ((KEY, "worker-a"), (OTHER, "worker-b")):
-        desk.client.zincrby(VersionKeys.of(key).worker_beats, -2 * DEAD_AFTER_MS, worker_id)
+        harness.client.zincrby(VersionKeys.of(key).worker_beats, -2 * DEAD_AFTER_MS, worker_id)
 
     # When
     dead = [one for group in groups if group for one in node.dead_workers(group)]
@@ -60,51 +60,53 @@ def test_dead_are_told_by_version(desk):
     assert dead == [(KEY, "worker-a"), (OTHER, "worker-b")]
 
 
-def test_beat_uses_redis_time(desk):
+def test_beat_uses_redis_time(harness):
     # When
-    desk.node().beat({KEY: ["worker-b"]})
+    harness.node().beat({KEY: ["worker-b"]})
 
     # Then
-    seconds, microseconds = desk.client.time()
+    seconds, microseconds = harness.client.time()
     now_ms = seconds * 1000 + microseconds // 1000
-    assert now_ms - 1000 <= desk.client.zscore(desk.keys.worker_beats, "worker-b") <= now_ms
+    assert now_ms - 1000 <= harness.client.zscore(harness.keys.worker_beats, "worker-b") <= now_ms
 
 
-def test_beat_keeps_the_leases_alive(desk):
+def test_beat_keeps_the_leases_alive(harness):
     # Given
-    desk.submit("a")
-    desk.worker().claim(1, 0.0)
-    lease = desk.keys.lease_prefix + "worker-a"
-    desk.client.pexpire(lease, 1000)
+    harness.submit("a")
+    harness.worker().claim(1, 0.0)
+    lease = harness.keys.lease_prefix + "worker-a"
+    harness.client.pexpire(lease, 1000)
 
     # When
-    desk.node().beat({KEY: ["worker-a"]})
+    harness.node().beat({KEY: ["worker-a"]})
 
     # Then
-    assert desk.client.pttl(lease) > LEASE_TTL_MS - 10_000
+    assert harness.client.pttl(lease) > LEASE_TTL_MS - 10_000
 
 
-def test_worker_is_dead_only_when_silent_for_longer_than_the_limit(desk):
+def test_worker_is_dead_only_when_silent_for_longer_than_the_limit(harness):
     # Given
-    desk.node().beat({KEY: ["worker-b"]})
-    desk.silence_worker("worker-a", ms=DEAD_AFTER_MS - 1000)
-    desk.silence_worker("worker-b", ms=DEAD_AFTER_MS + 100)
+    harness.node().beat({KEY: ["worker-b"]})
+    harness.silence_worker("worker-a", ms=DEAD_AFTER_MS - 1000)
+    harness.silence_worker("worker-b", ms=DEAD_AFTER_MS + 100)
 
     # When / Then
-    assert desk.node().dead_workers([KEY]) == [(KEY, "worker-b")]
+    assert harness.node().dead_workers([KEY]) == [(KEY, "worker-b")]
 
 
-def test_beat_tells_how_long_who_is_quiet_has_been_silent(desk):
+def test_beat_tells_how_long_who_is_quiet_has_been_silent(harness):
     # Given
-    desk.node().beat({KEY: ["worker-b", "worker-c"]})
-    desk.silence_worker("worker-a", ms=20_000)
-    desk.silence_worker("worker-b", ms=25_000)
-    heard_ms = sorted(desk.client.zscore(desk.keys.worker_beats, f"worker-{one}") for one in "ab")
+    harness.node().beat({KEY: ["worker-b", "worker-c"]})
+    harness.silence_worker("worker-a", ms=20_000)
+    harness.silence_worker("worker-b", ms=25_000)
+    heard_ms = sorted(
+        harness.client.zscore(harness.keys.worker_beats, f"worker-{one}") for one in "ab"
+    )
 
     # When
-    before_ms = now_ms(desk)
-    heard = desk.node().beat({KEY: ["worker-d"]}, quiet_s=10.0)
-    after_ms = now_ms(desk)
+    before_ms = now_ms(harness)
+    heard = harness.node().beat({KEY: ["worker-d"]}, quiet_s=10.0)
+    after_ms = now_ms(harness)
 
     # Then: who was heard just now is not quiet
     assert len(heard.silent_s) == 2
@@ -112,54 +114,54 @@ def test_beat_tells_how_long_who_is_quiet_has_been_silent(desk):
         assert before_ms <= last_ms + round(1000 * silent_s) <= after_ms
 
 
-def now_ms(desk):
+def now_ms(harness):
     """By the clock of Redis, as it rounds it."""
-    seconds, microseconds = desk.client.time()
+    seconds, microseconds = harness.client.time()
     return 1000 * seconds + microseconds // 1000
 
 
-def test_beat_rings_a_bell_that_was_lost(desk):
+def test_beat_rings_a_bell_that_was_lost(harness):
     # Given
-    desk.submit("a")
-    desk.client.delete(desk.keys.bell)
+    harness.submit("a")
+    harness.client.delete(harness.keys.wakeups)
 
     # When
     for _ in range(2):
-        desk.node().beat({KEY: ["worker-a"]})
+        harness.node().beat({KEY: ["worker-a"]})
 
     # Then
-    assert desk.client.llen(desk.keys.bell) == 1
-    assert desk.client.pttl(desk.keys.bell) > 0
+    assert harness.client.llen(harness.keys.wakeups) == 1
+    assert harness.client.pttl(harness.keys.wakeups) > 0
 
 
-def test_beat_rings_for_nothing_when_nothing_waits(desk):
+def test_beat_rings_for_nothing_when_nothing_waits(harness):
     # When
-    desk.node().beat({KEY: ["worker-a"]})
+    harness.node().beat({KEY: ["worker-a"]})
 
     # Then
-    assert not desk.client.exists(desk.keys.bell)
+    assert not harness.client.exists(harness.keys.wakeups)
 
 
-def test_beat_forgets_ingresses_that_have_gone(desk):
+def test_beat_forgets_ingresses_that_have_gone(harness):
     # Given
     for ingress_id, silent_ms in (("ingress-a", 0), ("ingress-b", 50_000), ("ingress-c", 70_000)):
-        desk.submit(ingress_id, ingress_id=ingress_id)
-        desk.silence_ingress(ingress_id, silent_ms)
+        harness.submit(ingress_id, ingress_id=ingress_id)
+        harness.silence_ingress(ingress_id, silent_ms)
 
     # When
-    desk.node().beat({KEY: ["worker-a"]})
+    harness.node().beat({KEY: ["worker-a"]})
 
     # Then
-    assert desk.client.zrange(desk.keys.ingress_beats, 0, -1) == [b"ingress-b", b"ingress-a"]
+    assert harness.client.zrange(harness.keys.ingress_beats, 0, -1) == [b"ingress-b", b"ingress-a"]
 
 
-def test_beat_goes_on_when_memory_is_full(real_desk, full_memory):
+def test_beat_goes_on_when_memory_is_full(real_harness, full_memory):
     # Given
-    real_desk.silence_worker()
+    real_harness.silence_worker()
     full_memory()
 
     # When
-    real_desk.node().beat({KEY: ["worker-a"]})
+    real_harness.node().beat({KEY: ["worker-a"]})
 
     # Then
-    assert real_desk.node().dead_workers([KEY]) == []
+    assert real_harness.node().dead_workers([KEY]) == []

@@ -13,8 +13,8 @@ from tests.support import KEY, items_of, make_reply, wire_of
 PATIENCE_S = 2.0
 
 
-def claim(desk, worker, *request_ids):
-    desk.submit(*request_ids)
+def claim(harness, worker, *request_ids):
+    harness.submit(*request_ids)
     return items_of(worker.claim(len(request_ids), 0.0))
 
 
@@ -22,50 +22,50 @@ def send(worker, items, index, text="piece"):
     return worker.send(items, [ReplyChunk(index, text.encode())] * len(items), PATIENCE_S)
 
 
-def pieces(desk, request_id, taken=0):
-    wires = desk.ingress().read_chunks(request_id, taken)
+def pieces(harness, request_id, taken=0):
+    wires = harness.ingress().read_chunks(request_id, taken)
     return [ReplyChunk.decode(wire).body.decode() for wire in wires]
 
 
-def test_chunk_waits_for_the_ingress_of_its_request(desk):
+def test_chunk_waits_for_the_ingress_of_its_request(harness):
     # Given
-    worker = desk.worker()
-    items = claim(desk, worker, "a", "b")
+    worker = harness.worker()
+    items = claim(harness, worker, "a", "b")
 
     # When
     codes = [send(worker, items, 0, "one"), send(worker, items, 1, "two")]
 
     # Then
     assert codes == [[ChunkCode.STORED] * 2] * 2
-    assert pieces(desk, "a") == pieces(desk, "b") == ["one", "two"]
-    assert desk.leased() == ["a", "b"]
-    assert desk.open_ids() == {"a", "b"}
+    assert pieces(harness, "a") == pieces(harness, "b") == ["one", "two"]
+    assert harness.leased() == ["a", "b"]
+    assert harness.open_ids() == {"a", "b"}
 
 
-def test_chunk_rings_once_while_its_ingress_has_not_read(desk):
+def test_chunk_rings_once_while_its_ingress_has_not_read(harness):
     # Given
-    worker = desk.worker()
-    items = claim(desk, worker, "a")
+    worker = harness.worker()
+    items = claim(harness, worker, "a")
 
     # When
     for index in range(3):
         send(worker, items, index)
 
     # Then
-    assert desk.done() == ["a"]
+    assert harness.done() == ["a"]
 
     # When: it has read and taken them
-    assert pieces(desk, "a", taken=3) == []
+    assert pieces(harness, "a", taken=3) == []
     send(worker, items, 3)
 
     # Then
-    assert desk.done() == ["a", "a"]
+    assert harness.done() == ["a", "a"]
 
 
-def test_chunk_again_changes_nothing_when_its_acknowledgement_was_lost(desk):
+def test_chunk_again_changes_nothing_when_its_acknowledgement_was_lost(harness):
     # Given
-    worker = desk.worker()
-    items = claim(desk, worker, "a")
+    worker = harness.worker()
+    items = claim(harness, worker, "a")
     send(worker, items, 0, "one")
 
     # When
@@ -73,64 +73,64 @@ def test_chunk_again_changes_nothing_when_its_acknowledgement_was_lost(desk):
 
     # Then
     assert codes == [ChunkCode.STORED_BEFORE]
-    assert pieces(desk, "a") == ["one"]
+    assert pieces(harness, "a") == ["one"]
 
 
-def test_chunk_must_wait_when_its_client_is_slow(desk, monkeypatch):
+def test_chunk_must_wait_when_its_client_is_slow(harness, monkeypatch):
     # Given
     monkeypatch.setattr(verbs_module, "MAX_WAITING_CHUNKS", 2)
-    worker = desk.worker()
-    items = claim(desk, worker, "a", "b")
+    worker = harness.worker()
+    items = claim(harness, worker, "a", "b")
     for index in range(2):
         send(worker, items, index)
-    pieces(desk, "b", taken=1)
+    pieces(harness, "b", taken=1)
 
     # When
     codes = send(worker, items, 2, "third")
 
     # Then
     assert codes == [ChunkCode.FULL, ChunkCode.STORED]
-    assert pieces(desk, "a") == ["piece"] * 2
+    assert pieces(harness, "a") == ["piece"] * 2
 
     # When
-    pieces(desk, "a", taken=2)
+    pieces(harness, "a", taken=2)
 
     # Then
     assert send(worker, items[:1], 2, "third") == [ChunkCode.STORED]
 
 
-def test_chunk_must_wait_when_memory_is_full(real_desk, full_memory):
+def test_chunk_must_wait_when_memory_is_full(real_harness, full_memory):
     # Given
-    worker = real_desk.worker()
-    items = claim(real_desk, worker, "a")
+    worker = real_harness.worker()
+    items = claim(real_harness, worker, "a")
     full_memory()
 
     # When / Then
     assert send(worker, items, 0) == [ChunkCode.FULL]
-    assert pieces(real_desk, "a") == []
+    assert pieces(real_harness, "a") == []
 
 
-def test_chunk_is_unwanted_when_the_request_was_cancelled(desk):
+def test_chunk_is_unwanted_when_the_request_was_cancelled(harness):
     # Given
-    worker = desk.worker()
-    items = claim(desk, worker, "a")
+    worker = harness.worker()
+    items = claim(harness, worker, "a")
     send(worker, items, 0)
 
     # When
-    assert desk.ingress().cancel(["a"]) == [CancelCode.CANCELLED]
+    assert harness.ingress().cancel(["a"]) == [CancelCode.CANCELLED]
 
     # Then
-    assert desk.leased() == []
+    assert harness.leased() == []
     assert send(worker, items, 1) == [ChunkCode.UNWANTED]
-    assert pieces(desk, "a") == []
-    assert desk.unaccounted() == 0
+    assert pieces(harness, "a") == []
+    assert harness.unaccounted() == 0
 
 
-def test_chunk_of_another_worker_or_attempt_is_stale(desk):
+def test_chunk_of_another_worker_or_attempt_is_stale(harness):
     # Given
-    zombie, owner = desk.worker("worker-z"), desk.worker("worker-b")
-    old = claim(desk, zombie, "a")
-    desk.node().reclaim(KEY, "worker-z", ReclaimMode.CRASHED)
+    zombie, owner = harness.worker("worker-z"), harness.worker("worker-b")
+    old = claim(harness, zombie, "a")
+    harness.node().reclaim(KEY, "worker-z", ReclaimMode.CRASHED)
 
     # When: waiting again, and owned by another
     while_waiting = send(zombie, old, 0, "old")
@@ -140,85 +140,85 @@ def test_chunk_of_another_worker_or_attempt_is_stale(desk):
     # Then
     assert while_waiting == while_owned == [ChunkCode.STALE]
     assert send(owner, new, 0, "new") == [ChunkCode.STORED]
-    assert pieces(desk, "a") == ["new"]
+    assert pieces(harness, "a") == ["new"]
 
 
-def test_chunk_is_stale_when_its_request_was_given_back(desk):
+def test_chunk_is_stale_when_its_request_was_given_back(harness):
     # Given
-    worker = desk.worker()
-    items = claim(desk, worker, "a")
-    desk.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
+    worker = harness.worker()
+    items = claim(harness, worker, "a")
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
 
     # When / Then: who claims it next begins its answer, and has all of the request
     assert send(worker, items, 0, "old") == [ChunkCode.STALE]
-    assert desk.request("a")["chunks"] == "0"
-    claimed = desk.worker("worker-b").claim(1, 0.0)
+    assert harness.request("a")["chunks"] == "0"
+    claimed = harness.worker("worker-b").claim(1, 0.0)
     assert claimed.items[0].request.encode() == wire_of("a")
-    assert pieces(desk, "a") == []
+    assert pieces(harness, "a") == []
 
 
-def test_chunk_that_leaves_a_gap_is_stale(desk):
+def test_chunk_that_leaves_a_gap_is_stale(harness):
     # Given
-    worker = desk.worker()
-    items = claim(desk, worker, "a")
+    worker = harness.worker()
+    items = claim(harness, worker, "a")
 
     # When / Then
     assert send(worker, items, 1) == [ChunkCode.STALE]
 
 
 @pytest.mark.parametrize("mode", list(ReclaimMode), ids=str)
-def test_answer_that_has_begun_is_never_begun_again(desk, mode):
+def test_answer_that_has_begun_is_never_begun_again(harness, mode):
     # Given
-    worker = desk.worker()
-    items = claim(desk, worker, "a", "b")
+    worker = harness.worker()
+    items = claim(harness, worker, "a", "b")
     send(worker, items[:1], 0)
     if mode is ReclaimMode.DEAD:
-        desk.silence_worker()
+        harness.silence_worker()
 
     # When
     if mode is ReclaimMode.RECOVERED:
         worker.recover()
     else:
-        desk.node().reclaim(KEY, "worker-a", mode)
+        harness.node().reclaim(KEY, "worker-a", mode)
 
     # Then
-    assert desk.queued() + desk.solo() == ["b"]
-    reply = decode_reply("a", desk.reply_value("a"))
+    assert harness.queued() + harness.suspects() == ["b"]
+    reply = decode_reply("a", harness.reply_value("a"))
     assert (reply.status, reply.reason) == (500, "worker_crashed")
-    assert desk.unaccounted() == 0
+    assert harness.unaccounted() == 0
 
 
-def test_request_lives_as_long_as_pieces_come(desk):
+def test_request_lives_as_long_as_pieces_come(harness):
     # Given
-    worker = desk.worker()
-    items = claim(desk, worker, "a")
-    desk.client.pexpire(desk.keys.open, 1000)
+    worker = harness.worker()
+    items = claim(harness, worker, "a")
+    harness.client.pexpire(harness.keys.open, 1000)
 
     # When
     send(worker, items, 0)
 
     # Then
-    assert desk.client.pttl(desk.keys.open) > 61_000
+    assert harness.client.pttl(harness.keys.open) > 61_000
 
 
-def test_chunk_leaves_alone_that_others_live_longer(desk):
+def test_chunk_leaves_alone_that_others_live_longer(harness):
     # Given
-    worker = desk.worker()
-    items = claim(desk, worker, "a")
-    desk.submit("b", ttl_ms=600_000)
+    worker = harness.worker()
+    items = claim(harness, worker, "a")
+    harness.submit("b", ttl_ms=600_000)
 
     # When
     send(worker, items, 0)
 
     # Then
-    assert desk.client.pttl(desk.keys.open) > 659_000
+    assert harness.client.pttl(harness.keys.open) > 659_000
 
 
-def test_first_chunk_counts_in_the_record_and_drops_the_requests_bytes(desk):
+def test_first_chunk_counts_in_the_record_and_drops_the_requests_bytes(harness):
     # Given
-    worker = desk.worker()
-    items = claim(desk, worker, "a")
-    before = desk.request("a")
+    worker = harness.worker()
+    items = claim(harness, worker, "a")
+    before = harness.request("a")
     assert before["wire"]
 
     # When
@@ -226,21 +226,21 @@ def test_first_chunk_counts_in_the_record_and_drops_the_requests_bytes(desk):
     send(worker, items, 1)
 
     # Then
-    assert desk.request("a") == before | {"chunks": "2", "wire": ""}
+    assert harness.request("a") == before | {"chunks": "2", "wire": ""}
 
 
-def test_audit_tells_of_pieces_whose_bell_was_lost(desk):
+def test_audit_tells_of_pieces_whose_bell_was_lost(harness):
     # Given
-    worker = desk.worker()
-    items = claim(desk, worker, "a", "b")
+    worker = harness.worker()
+    items = claim(harness, worker, "a", "b")
     send(worker, items[:1], 0)
-    desk.client.delete(desk.keys.done_prefix + "ingress-a")
+    harness.client.delete(harness.keys.done_prefix + "ingress-a")
 
     # When / Then
-    assert desk.ingress().audit(["a", "b"]) == [AuditCode.STREAMED, AuditCode.OPEN]
+    assert harness.ingress().audit(["a", "b"]) == [AuditCode.STREAMED, AuditCode.OPEN]
 
     # When
     worker.reply(items[:1], [make_reply("end")])
 
     # Then
-    assert desk.ingress().audit(["a"]) == [AuditCode.REPLIED]
+    assert harness.ingress().audit(["a"]) == [AuditCode.REPLIED]

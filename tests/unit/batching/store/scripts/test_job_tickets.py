@@ -29,255 +29,255 @@ QUEUED, NO_TICKET = SubmitCode.QUEUED, SubmitCode.NO_TICKET
 class Team:
     """The workers of a version with job tickets."""
 
-    def __init__(self, desk):
-        self.desk = desk
-        desk.client.hset(desk.keys.config, "job_ticket", 1)
+    def __init__(self, harness):
+        self.harness = harness
+        harness.client.hset(harness.keys.config, "job_ticket", 1)
 
     def idle(self, worker_id):
         """A worker that is ready and has nothing to do."""
         self.loading(worker_id)
-        worker = self.desk.worker(worker_id)
+        worker = self.harness.worker(worker_id)
         worker.give_tickets()
         return worker
 
     def busy(self):
         """worker-a, and request a, which it has claimed."""
         worker = self.idle("worker-a")
-        assert self.desk.submit("a") == [QUEUED]
+        assert self.harness.submit("a") == [QUEUED]
         claimed = worker.claim(1, 0.0)
         assert ids_of(claimed) == ["a"]
         return worker, items_of(claimed)
 
     def loading(self, worker_id):
         """A worker that its node beats for, and that is not ready yet."""
-        seconds, microseconds = self.desk.client.time()
+        seconds, microseconds = self.harness.client.time()
         now_ms = seconds * 1000 + microseconds // 1000
-        self.desk.client.zadd(self.desk.keys.worker_beats, {worker_id: now_ms})
+        self.harness.client.zadd(self.harness.keys.worker_beats, {worker_id: now_ms})
 
 
 @pytest.fixture
-def team(desk):
-    return Team(desk)
+def team(harness):
+    return Team(harness)
 
 
-def test_submit_accepts_one_request_for_each_idle_worker(desk, team):
+def test_submit_accepts_one_request_for_each_idle_worker(harness, team):
     # Given
     team.idle("worker-a")
     team.idle("worker-b")
 
     # When
-    codes = desk.submit("a") + desk.submit("b", "c") + desk.submit("d")
+    codes = harness.submit("a") + harness.submit("b", "c") + harness.submit("d")
 
     # Then
     assert codes == [QUEUED, QUEUED, NO_TICKET, NO_TICKET]
-    assert desk.queued() == ["a", "b"]
-    assert desk.counters() == {"accepted": 2}
-    assert desk.unaccounted() == 0
+    assert harness.queued() == ["a", "b"]
+    assert harness.counters() == {"accepted": 2}
+    assert harness.unaccounted() == 0
 
 
-def test_submit_leaves_versions_without_tickets_alone(desk):
+def test_submit_leaves_versions_without_tickets_alone(harness):
     # Given
-    desk.client.hset(desk.keys.config, "job_ticket", 0)
-    worker = desk.worker()
+    harness.client.hset(harness.keys.config, "job_ticket", 0)
+    worker = harness.worker()
 
     # When
-    codes = desk.submit("a", "b", "c")
+    codes = harness.submit("a", "b", "c")
     worker.reply(items_of(worker.claim(3, 0.0)), [make_reply("x")] * 3)
     assert worker.claim(1, 0.0) is Nothing.EMPTY
 
     # Then
     assert codes == [QUEUED] * 3
-    assert not desk.client.exists(desk.keys.idle)
+    assert not harness.client.exists(harness.keys.idle)
 
 
-def test_submit_refuses_until_the_busy_worker_has_replied(desk, team):
+def test_submit_refuses_until_the_busy_worker_has_replied(harness, team):
     # Given
     worker, items = team.busy()
-    assert desk.submit("b") == [NO_TICKET]
+    assert harness.submit("b") == [NO_TICKET]
 
     # When
     worker.reply(items, [make_reply("A")])
 
     # Then: before the worker has asked for more, so that who has its answer may ask again
-    assert desk.submit("c") == [QUEUED]
+    assert harness.submit("c") == [QUEUED]
 
 
-def test_submit_refuses_while_a_worker_works_for_a_client_that_left(desk, team):
+def test_submit_refuses_while_a_worker_works_for_a_client_that_left(harness, team):
     # Given
     worker, items = team.busy()
 
     # When
-    desk.ingress().cancel(["a"])
+    harness.ingress().cancel(["a"])
 
     # Then
-    assert desk.open_ids() == set()
-    assert desk.submit("b") == [NO_TICKET]
+    assert harness.open_ids() == set()
+    assert harness.submit("b") == [NO_TICKET]
     worker.reply(items, [make_reply("A")])
-    assert desk.submit("b") == [QUEUED]
+    assert harness.submit("b") == [QUEUED]
 
 
-def test_submit_accepts_again_when_a_waiting_client_left(desk, team):
+def test_submit_accepts_again_when_a_waiting_client_left(harness, team):
     # Given
     team.idle("worker-a")
-    desk.submit("a")
+    harness.submit("a")
 
     # When
-    desk.ingress().cancel(["a"])
+    harness.ingress().cancel(["a"])
 
     # Then
-    assert desk.submit("b") == [QUEUED]
+    assert harness.submit("b") == [QUEUED]
 
 
-def test_submit_refuses_while_the_only_worker_loads(desk, team):
+def test_submit_refuses_while_the_only_worker_loads(harness, team):
     # Given
     team.loading("worker-a")
 
     # When / Then
-    assert desk.submit("a") == [NO_TICKET]
+    assert harness.submit("a") == [NO_TICKET]
 
 
-def test_submit_says_that_there_is_no_worker_when_there_is_none(desk, team):
+def test_submit_says_that_there_is_no_worker_when_there_is_none(harness, team):
     # Given
     team.idle("worker-a")
-    desk.silence_worker("worker-a")
+    harness.silence_worker("worker-a")
 
     # When / Then
-    assert desk.submit("a") == [SubmitCode.NO_BEAT]
+    assert harness.submit("a") == [SubmitCode.NO_BEAT]
 
 
-def test_submit_does_not_count_an_idle_worker_that_fell_silent(desk, team):
+def test_submit_does_not_count_an_idle_worker_that_fell_silent(harness, team):
     # Given: its node still beats for it
     team.idle("worker-a")
     team.idle("worker-b")
-    desk.client.zincrby(desk.keys.idle, -2 * DEAD_AFTER_MS, "worker-b")
+    harness.client.zincrby(harness.keys.idle, -2 * DEAD_AFTER_MS, "worker-b")
 
     # When / Then
-    assert desk.submit("a", "b") == [QUEUED, NO_TICKET]
+    assert harness.submit("a", "b") == [QUEUED, NO_TICKET]
 
 
 @pytest.mark.parametrize("mode", [ReclaimMode.CRASHED, ReclaimMode.RELEASED])
-def test_submit_does_not_count_an_idle_worker_that_ended(desk, team, mode):
+def test_submit_does_not_count_an_idle_worker_that_ended(harness, team, mode):
     # Given
     team.idle("worker-a")
     team.idle("worker-b")
 
     # When
-    desk.node().reclaim(KEY, "worker-b", mode)
+    harness.node().reclaim(KEY, "worker-b", mode)
 
     # Then
-    assert desk.submit("a", "b") == [QUEUED, NO_TICKET]
+    assert harness.submit("a", "b") == [QUEUED, NO_TICKET]
 
 
-def test_claim_that_finds_nothing_renews_the_ticket(desk, team):
+def test_claim_that_finds_nothing_renews_the_ticket(harness, team):
     # Given
     worker = team.idle("worker-a")
-    desk.client.delete(desk.keys.idle)
-    assert desk.submit("a") == [NO_TICKET]
+    harness.client.delete(harness.keys.idle)
+    assert harness.submit("a") == [NO_TICKET]
 
     # When
     assert worker.claim(1, 0.0) is Nothing.EMPTY
 
     # Then
-    assert desk.submit("a") == [QUEUED]
+    assert harness.submit("a") == [QUEUED]
 
 
-def test_submit_still_keeps_to_the_capacity(desk, team):
+def test_submit_still_keeps_to_the_capacity(harness, team):
     # Given
-    desk.client.hset(desk.keys.config, "max_queue", 1)
+    harness.client.hset(harness.keys.config, "max_queue", 1)
     team.idle("worker-a")
     team.idle("worker-b")
 
     # When / Then
-    assert desk.submit("a", "b") == [QUEUED, SubmitCode.FULL]
+    assert harness.submit("a", "b") == [QUEUED, SubmitCode.FULL]
 
 
-def test_refused_request_leaves_no_body_behind(desk, team):
+def test_refused_request_leaves_no_body_behind(harness, team):
     # Given
     team.loading("worker-a")
     wire = wire_of("a", size=4 * INLINE_LIMIT_BYTES)
 
     # When
-    assert desk.ingress().submit([Submission("a", 60_000, wire)]) == [NO_TICKET]
+    assert harness.ingress().submit([Submission("a", 60_000, wire)]) == [NO_TICKET]
 
     # Then
-    assert not desk.has_body("a")
-    assert desk.request("a") == {}
+    assert not harness.has_body("a")
+    assert harness.request("a") == {}
 
 
 # --- what was accepted once
 
 
-def test_submit_again_needs_no_second_ticket(desk, team):
+def test_submit_again_needs_no_second_ticket(harness, team):
     # Given
     team.busy()
 
     # When / Then
-    assert desk.submit("a") == [SubmitCode.KNOWN]
+    assert harness.submit("a") == [SubmitCode.KNOWN]
 
 
-def test_request_of_a_dead_worker_goes_before_new_ones(desk, team):
+def test_request_of_a_dead_worker_goes_before_new_ones(harness, team):
     # Given
     team.busy()
     survivor = team.idle("worker-b")
 
     # When
-    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
 
     # Then: the idle worker is taken
-    assert desk.solo() == ["a"]
-    assert desk.submit("b") == [NO_TICKET]
+    assert harness.suspects() == ["a"]
+    assert harness.submit("b") == [NO_TICKET]
     assert ids_of(survivor.claim(1, 0.0)) == ["a"]
 
 
-def test_request_that_was_answered_late_takes_no_ticket(desk, team):
+def test_request_that_was_answered_late_takes_no_ticket(harness, team):
     # Given
     slow, items = team.busy()
     team.idle("worker-b")
-    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-    assert desk.submit("b") == [NO_TICKET]
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    assert harness.submit("b") == [NO_TICKET]
 
     # When
     slow.reply(items, [make_reply("late")])
 
     # Then
-    assert desk.submit("b") == [QUEUED]
+    assert harness.submit("b") == [QUEUED]
 
 
-def test_request_that_redis_lost_needs_no_ticket(desk, team):
+def test_request_that_redis_lost_needs_no_ticket(harness, team):
     # Given
     team.busy()
 
     # When
     lost = Submission("lost", 60_000, wire_of("lost"), age_us=None)
     new = Submission("new", 60_000, wire_of("new"))
-    codes = desk.ingress().submit([new, lost, new])
+    codes = harness.ingress().submit([new, lost, new])
 
     # Then it is the next, and takes the next worker's ticket
     assert codes == [NO_TICKET, QUEUED, NO_TICKET]
     team.idle("worker-b")
-    assert desk.submit("new") == [NO_TICKET]
+    assert harness.submit("new") == [NO_TICKET]
 
 
-def test_lane_submits_again_what_redis_lost_while_every_worker_is_busy(real_desk, monkeypatch):
+def test_lane_submits_again_what_redis_lost_while_every_worker_is_busy(real_harness, monkeypatch):
     monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
 
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given
-            worker = Team(real_desk).idle("worker-a")
-            asked = asyncio.create_task(lane.ask("a", wire_of("a"), 10.0, None))
-            await eventually_async(lambda: real_desk.queued() == ["a"])
+            worker = Team(real_harness).idle("worker-a")
+            asked = asyncio.create_task(channel.ask("a", wire_of("a"), 10.0, None))
+            await eventually_async(lambda: real_harness.queued() == ["a"])
             old = items_of(worker.claim(1, 0.0))
 
             # When
-            real_desk.client.flushall()
-            real_desk.open()
-            Team(real_desk)
-            await eventually_async(lambda: len(real_desk.queued()) == 1)
+            real_harness.client.flushall()
+            real_harness.open()
+            Team(real_harness)
+            await eventually_async(lambda: len(real_harness.queued()) == 1)
 
             # Then it runs after what the worker still does
             with pytest.raises(errors.NoTicket):
-                await lane.ask("new", wire_of("new"), 10.0, None)
+                await channel.ask("new", wire_of("new"), 10.0, None)
             worker.reply(old, [make_reply("old")])
             worker.reply(items_of(worker.claim(1, 0.0)), [make_reply("again")])
             assert (await asked).body == b"again"
@@ -285,53 +285,56 @@ def test_lane_submits_again_what_redis_lost_while_every_worker_is_busy(real_desk
     asyncio.run(run())
 
 
-def test_lane_says_that_no_worker_is_free_and_when_to_come_again(desk, team):
+def test_lane_says_that_no_worker_is_free_and_when_to_come_again(harness, team):
     team.loading("worker-a")
 
     async def run():
-        async with open_lane(desk.backend.connect_async()) as lane:
+        async with open_lane(harness.backend.connect_async()) as channel:
             with pytest.raises(errors.NoTicket) as caught:
-                await lane.ask("a", wire_of("a"), 10.0, None)
+                await channel.ask("a", wire_of("a"), 10.0, None)
             assert caught.value.message.startswith('No worker of model "digits" is free')
             assert caught.value.retry_after_s >= 1.0
 
     asyncio.run(run())
 
 
-def test_lane_refuses_without_a_ticket_at_once_although_memory_was_full(real_desk, full_memory):
-    team = Team(real_desk)
+def test_lane_refuses_without_a_ticket_at_once_although_memory_was_full(real_harness, full_memory):
+    team = Team(real_harness)
 
     async def run():
-        async with open_lane(real_desk.backend.connect_async()) as lane:
+        async with open_lane(real_harness.backend.connect_async()) as channel:
             # Given a worker that is free while a request finds no room, and is not when the next
             # one comes
             team.idle("worker-a")
             full_memory()
             with pytest.raises(errors.QueueMemoryFull):
-                await lane.ask("a", wire_of("a"), 10.0, None)
-            real_desk.client.config_set("maxmemory", 0)
-            real_desk.client.delete(real_desk.keys.idle)
+                await channel.ask("a", wire_of("a"), 10.0, None)
+            real_harness.client.config_set("maxmemory", 0)
+            real_harness.client.delete(real_harness.keys.idle)
             asked_at = time.monotonic()
             # When
             with pytest.raises(errors.NoTicket):
-                await lane.ask("b", wire_of("b"), 10.0, None)
+                await channel.ask("b", wire_of("b"), 10.0, None)
             # Then
             assert_within(time.monotonic() - asked_at, lane_module.VERSION_PATIENCE_S / 2)
 
     asyncio.run(run())
 
 
-def test_tickets_are_given_when_memory_is_full(real_desk, full_memory):
+def test_tickets_are_given_when_memory_is_full(real_harness, full_memory):
     # Given
-    team = Team(real_desk)
+    team = Team(real_harness)
     worker, items = team.busy()
     full_memory()
 
     # When
-    other = real_desk.worker("worker-b")
+    other = real_harness.worker("worker-b")
     other.give_tickets()
     worker.reply(items, [make_reply("A")])
 
     # Then
     assert worker.claim(1, 0.0) is Nothing.EMPTY
-    assert set(real_desk.client.zrange(real_desk.keys.idle, 0, -1)) == {b"worker-a", b"worker-b"}
+    assert set(real_harness.client.zrange(real_harness.keys.idle, 0, -1)) == {
+        b"worker-a",
+        b"worker-b",
+    }

@@ -15,354 +15,354 @@ from tests.support import (
 )
 
 
-def leased(desk, *request_ids, worker_id="worker-a"):
-    desk.submit(*request_ids)
-    return items_of(desk.worker(worker_id).claim(len(request_ids), 0.0))
+def leased(harness, *request_ids, worker_id="worker-a"):
+    harness.submit(*request_ids)
+    return items_of(harness.worker(worker_id).claim(len(request_ids), 0.0))
 
 
-def test_reclaim_leaves_a_worker_alone_that_beats(desk):
+def test_reclaim_leaves_a_worker_alone_that_beats(harness):
     # Given
-    leased(desk, "a")
-    desk.silence_worker(ms=DEAD_AFTER_MS - 1000)
+    leased(harness, "a")
+    harness.silence_worker(ms=DEAD_AFTER_MS - 1000)
 
     # When
-    count = desk.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD)
+    count = harness.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD)
 
     # Then
     assert count is None
-    assert desk.leased() == ["a"]
+    assert harness.leased() == ["a"]
 
 
-def test_reclaim_takes_back_what_a_silent_worker_held(desk):
+def test_reclaim_takes_back_what_a_silent_worker_held(harness):
     # Given
-    leased(desk, "a", "b")
-    desk.silence_worker()
+    leased(harness, "a", "b")
+    harness.silence_worker()
 
     # When
-    count = desk.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD)
+    count = harness.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD)
 
     # Then
     assert count == 2
-    assert desk.solo() == ["a", "b"]
-    assert desk.leased() == []
-    assert desk.counters()["reclaimed"] == 2
-    assert desk.unaccounted() == 0
+    assert harness.suspects() == ["a", "b"]
+    assert harness.leased() == []
+    assert harness.counters()["reclaimed"] == 2
+    assert harness.unaccounted() == 0
 
 
-def test_reclaim_forgets_the_dead_worker(desk):
+def test_reclaim_forgets_the_dead_worker(harness):
     # Given
-    leased(desk, "a")
-    desk.client.hset(desk.keys.workers, "worker-a", "{}")
-    desk.silence_worker()
+    leased(harness, "a")
+    harness.client.hset(harness.keys.workers, "worker-a", "{}")
+    harness.silence_worker()
 
     # When
-    desk.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD)
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD)
 
     # Then
-    assert desk.client.zscore(desk.keys.worker_beats, "worker-a") is None
-    assert not desk.client.hexists(desk.keys.workers, "worker-a")
+    assert harness.client.zscore(harness.keys.worker_beats, "worker-a") is None
+    assert not harness.client.hexists(harness.keys.workers, "worker-a")
 
 
-def test_reclaim_of_a_crashed_worker_does_not_wait_for_silence(desk):
+def test_reclaim_of_a_crashed_worker_does_not_wait_for_silence(harness):
     # Given
-    leased(desk, "a")
+    leased(harness, "a")
 
     # When
-    count = desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    count = harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
 
     # Then
     assert count == 1
-    assert desk.solo() == ["a"]
+    assert harness.suspects() == ["a"]
 
 
-def test_reclaim_records_the_attempt_and_who_may_still_answer(desk):
+def test_reclaim_records_the_attempt_and_who_may_still_answer(harness):
     # Given
-    leased(desk, "a")
-    before = desk.request("a")
+    leased(harness, "a")
+    before = harness.request("a")
 
     # When
-    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
 
     # Then
-    assert desk.request("a") == before | {"attempts": "1", "owner": "worker-a"}
+    assert harness.request("a") == before | {"attempts": "1", "owner": "worker-a"}
 
 
 @pytest.mark.parametrize("mode", [ReclaimMode.RELEASED, ReclaimMode.RECOVERED], ids=str)
-def test_reclaim_leaves_a_crash_suspect_that_is_given_back_to_nobody(desk, mode):
+def test_reclaim_leaves_a_crash_suspect_that_is_given_back_to_nobody(harness, mode):
     # Given
-    items = leased(desk, "s1", worker_id="worker-x")
-    desk.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
-    desk.worker("worker-y").claim(1, 0.0)
+    items = leased(harness, "s1", worker_id="worker-x")
+    harness.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
+    harness.worker("worker-y").claim(1, 0.0)
 
     # When
-    desk.node().reclaim(KEY, "worker-y", mode)
+    harness.node().reclaim(KEY, "worker-y", mode)
 
     # Then neither of the two who have had it may answer it
-    record = desk.request("s1")
+    record = harness.request("s1")
     assert (record["attempts"], record["owner"]) == ("1", "-")
-    assert desk.worker("worker-x").reply(items, [make_reply("late")]) == [ReplyCode.STALE]
-    assert desk.solo() == ["s1"]
+    assert harness.worker("worker-x").reply(items, [make_reply("late")]) == [ReplyCode.STALE]
+    assert harness.suspects() == ["s1"]
 
 
-def test_reclaim_keeps_the_order_and_lines_up_behind_earlier_suspects(desk):
+def test_reclaim_keeps_the_order_and_lines_up_behind_earlier_suspects(harness):
     # Given
-    leased(desk, "a", "b", worker_id="worker-x")
-    leased(desk, "c", "d", worker_id="worker-y")
+    leased(harness, "a", "b", worker_id="worker-x")
+    leased(harness, "c", "d", worker_id="worker-y")
 
     # When
     for worker_id in ("worker-x", "worker-y"):
-        desk.node().reclaim(KEY, worker_id, ReclaimMode.CRASHED)
+        harness.node().reclaim(KEY, worker_id, ReclaimMode.CRASHED)
 
     # Then
-    assert desk.solo() == ["a", "b", "c", "d"]
+    assert harness.suspects() == ["a", "b", "c", "d"]
 
 
-def test_reclaim_wakes_a_worker(desk):
+def test_reclaim_wakes_a_worker(harness):
     # Given
-    leased(desk, "a")
-    desk.client.delete(desk.keys.bell)
+    leased(harness, "a")
+    harness.client.delete(harness.keys.wakeups)
 
     # When
-    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
 
     # Then
-    assert desk.bells() == 1
+    assert harness.bells() == 1
 
 
-def test_reclaim_answers_a_request_that_has_no_attempt_left(desk):
+def test_reclaim_answers_a_request_that_has_no_attempt_left(harness):
     # Given
-    leased(desk, "poison")
-    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-    assert attempts_of(desk.worker("worker-b").claim(1, 0.0)) == [("poison", 2)]
+    leased(harness, "poison")
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    assert attempts_of(harness.worker("worker-b").claim(1, 0.0)) == [("poison", 2)]
 
     # When
-    count = desk.node().reclaim(KEY, "worker-b", ReclaimMode.CRASHED)
+    count = harness.node().reclaim(KEY, "worker-b", ReclaimMode.CRASHED)
 
     # Then
     assert count == 1
-    assert desk.reply_value("poison") == b"poison!worker_crashed"
-    assert desk.done() == ["poison"]
-    assert desk.request("poison") == {}
-    assert desk.solo() == []
-    assert desk.counters()["failed"] == 1
-    assert desk.unaccounted() == 0
+    assert harness.reply_value("poison") == b"poison!worker_crashed"
+    assert harness.done() == ["poison"]
+    assert harness.request("poison") == {}
+    assert harness.suspects() == []
+    assert harness.counters()["failed"] == 1
+    assert harness.unaccounted() == 0
 
 
-def test_reclaim_answers_with_the_reason_that_the_node_saw(desk):
+def test_reclaim_answers_with_the_reason_that_the_node_saw(harness):
     # Given
-    leased(desk, "a")
+    leased(harness, "a")
 
     # When
-    desk.node(max_attempts=1).reclaim(KEY, "worker-a", ReclaimMode.CRASHED, "out_of_resources")
+    harness.node(max_attempts=1).reclaim(KEY, "worker-a", ReclaimMode.CRASHED, "out_of_resources")
 
     # Then
-    assert desk.reply_value("a") == b"a!out_of_resources"
+    assert harness.reply_value("a") == b"a!out_of_resources"
 
 
 @pytest.mark.parametrize("mode", [ReclaimMode.DEAD, ReclaimMode.CRASHED, ReclaimMode.RELEASED])
-def test_reclaim_answers_an_expired_request_instead_of_queueing_it(desk, mode):
+def test_reclaim_answers_an_expired_request_instead_of_queueing_it(harness, mode):
     # Given
-    leased(desk, "late", "b")
-    desk.age_request("late", 60_000)
-    desk.silence_worker()
+    leased(harness, "late", "b")
+    harness.age_request("late", 60_000)
+    harness.silence_worker()
 
     # When
-    desk.node().reclaim(KEY, "worker-a", mode)
+    harness.node().reclaim(KEY, "worker-a", mode)
 
     # Then
-    assert desk.reply_value("late") == b"late!deadline_exceeded"
-    assert desk.solo() + desk.queued() == ["b"]
-    assert desk.unaccounted() == 0
+    assert harness.reply_value("late") == b"late!deadline_exceeded"
+    assert harness.suspects() + harness.queued() == ["b"]
+    assert harness.unaccounted() == 0
 
 
-def test_reclaim_drops_the_body_of_a_request_that_it_answers(desk):
+def test_reclaim_drops_the_body_of_a_request_that_it_answers(harness):
     # Given
-    desk.ingress().submit([Submission("a", 60_000, wire_of("a", size=100_000))])
-    desk.worker().claim(1, 0.0)
+    harness.ingress().submit([Submission("a", 60_000, wire_of("a", size=100_000))])
+    harness.worker().claim(1, 0.0)
 
     # When
-    desk.node(max_attempts=1).reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    harness.node(max_attempts=1).reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
 
     # Then
-    assert not desk.has_body("a")
+    assert not harness.has_body("a")
 
 
-def test_reclaim_keeps_the_body_of_a_request_that_is_tried_again(desk):
+def test_reclaim_keeps_the_body_of_a_request_that_is_tried_again(harness):
     # Given
     wire = wire_of("a", size=100_000)
-    desk.ingress().submit([Submission("a", 60_000, wire)])
-    desk.worker().claim(1, 0.0)
+    harness.ingress().submit([Submission("a", 60_000, wire)])
+    harness.worker().claim(1, 0.0)
 
     # When
-    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
 
     # Then
-    assert desk.worker("worker-b").claim(1, 0.0).items[0].request.encode() == wire
+    assert harness.worker("worker-b").claim(1, 0.0).items[0].request.encode() == wire
 
 
-def test_reclaim_puts_released_requests_at_the_head_in_their_old_order(desk):
+def test_reclaim_puts_released_requests_at_the_head_in_their_old_order(harness):
     # Given
-    leased(desk, "a", "b", "c")
-    desk.submit("d")
+    leased(harness, "a", "b", "c")
+    harness.submit("d")
 
     # When
-    count = desk.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
+    count = harness.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
 
     # Then
     assert count == 3
-    assert desk.queued() == ["a", "b", "c", "d"]
-    assert desk.counters()["released"] == 3
+    assert harness.queued() == ["a", "b", "c", "d"]
+    assert harness.counters()["released"] == 3
 
 
-def test_reclaim_takes_no_attempt_of_a_released_request(desk):
+def test_reclaim_takes_no_attempt_of_a_released_request(harness):
     # Given
-    leased(desk, "a", "b")
+    leased(harness, "a", "b")
 
     # When
-    desk.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
 
     # Then: still the first attempt, and still in one batch
-    assert attempts_of(desk.worker("worker-b").claim(8, 0.0)) == [("a", 1), ("b", 1)]
+    assert attempts_of(harness.worker("worker-b").claim(8, 0.0)) == [("a", 1), ("b", 1)]
 
 
-def test_reclaim_keeps_a_released_crash_suspect_alone_and_first(desk):
+def test_reclaim_keeps_a_released_crash_suspect_alone_and_first(harness):
     # Given
-    leased(desk, "s1", "s2", worker_id="worker-x")
-    desk.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
-    assert attempts_of(desk.worker("worker-y").claim(8, 0.0)) == [("s1", 2)]
+    leased(harness, "s1", "s2", worker_id="worker-x")
+    harness.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
+    assert attempts_of(harness.worker("worker-y").claim(8, 0.0)) == [("s1", 2)]
 
     # When
-    desk.node().reclaim(KEY, "worker-y", ReclaimMode.RELEASED)
+    harness.node().reclaim(KEY, "worker-y", ReclaimMode.RELEASED)
 
     # Then
-    assert desk.solo() == ["s1", "s2"]
-    assert attempts_of(desk.worker("worker-z").claim(8, 0.0)) == [("s1", 2)]
+    assert harness.suspects() == ["s1", "s2"]
+    assert attempts_of(harness.worker("worker-z").claim(8, 0.0)) == [("s1", 2)]
 
 
-def test_reclaim_touches_nothing_that_another_worker_owns_by_now(desk):
+def test_reclaim_touches_nothing_that_another_worker_owns_by_now(harness):
     # Given: the zombie's lease still names a request that was claimed again
-    leased(desk, "a", worker_id="worker-z")
-    desk.node().reclaim(KEY, "worker-z", ReclaimMode.CRASHED)
-    desk.worker("worker-b").claim(1, 0.0)
-    desk.client.rpush(desk.keys.lease_prefix + "worker-z", "a:1")
+    leased(harness, "a", worker_id="worker-z")
+    harness.node().reclaim(KEY, "worker-z", ReclaimMode.CRASHED)
+    harness.worker("worker-b").claim(1, 0.0)
+    harness.client.rpush(harness.keys.lease_prefix + "worker-z", "a:1")
 
     # When
-    count = desk.node().reclaim(KEY, "worker-z", ReclaimMode.CRASHED)
+    count = harness.node().reclaim(KEY, "worker-z", ReclaimMode.CRASHED)
 
     # Then
     assert count == 0
-    assert desk.owned("worker-b") == [("a", 2)]
-    assert desk.leased("worker-z") == []
-    assert desk.solo() == []
-    assert desk.unaccounted() == 0
+    assert harness.owned("worker-b") == [("a", 2)]
+    assert harness.leased("worker-z") == []
+    assert harness.suspects() == []
+    assert harness.unaccounted() == 0
 
 
-def test_reclaimed_request_is_never_run_when_its_late_reply_came_first(desk):
+def test_reclaimed_request_is_never_run_when_its_late_reply_came_first(harness):
     # Given
-    items = leased(desk, "a")
-    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    items = leased(harness, "a")
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
 
     # When
-    desk.worker("worker-a").reply(items, [make_reply("late")])
+    harness.worker("worker-a").reply(items, [make_reply("late")])
 
     # Then
-    assert desk.worker("worker-b").claim(1, 0.0) is Nothing.EMPTY
+    assert harness.worker("worker-b").claim(1, 0.0) is Nothing.EMPTY
 
 
 @pytest.mark.parametrize("mode", [ReclaimMode.CRASHED, ReclaimMode.RELEASED])
-def test_reclaim_goes_on_until_a_large_lease_is_empty(desk, mode):
+def test_reclaim_goes_on_until_a_large_lease_is_empty(harness, mode):
     # Given
     names = [f"r{number}" for number in range(600)]
-    desk.open(max_queue=1000)
-    leased(desk, *names)
+    harness.open(max_queue=1000)
+    leased(harness, *names)
 
     # When
-    count = desk.node().reclaim(KEY, "worker-a", mode)
+    count = harness.node().reclaim(KEY, "worker-a", mode)
 
     # Then
     assert count == 600
-    assert desk.queued() + desk.solo() == names
-    assert desk.leased() == []
-    assert desk.client.zscore(desk.keys.worker_beats, "worker-a") is None
+    assert harness.queued() + harness.suspects() == names
+    assert harness.leased() == []
+    assert harness.client.zscore(harness.keys.worker_beats, "worker-a") is None
 
 
 @pytest.mark.parametrize("mode", [ReclaimMode.DEAD, ReclaimMode.CRASHED])
-def test_reclaim_twice_changes_nothing(desk, mode):
+def test_reclaim_twice_changes_nothing(harness, mode):
     # Given
-    leased(desk, "a")
-    desk.silence_worker()
-    desk.node().reclaim(KEY, "worker-a", mode)
+    leased(harness, "a")
+    harness.silence_worker()
+    harness.node().reclaim(KEY, "worker-a", mode)
 
     # When
-    count = desk.node().reclaim(KEY, "worker-a", mode)
+    count = harness.node().reclaim(KEY, "worker-a", mode)
 
     # Then
     assert count == 0
-    assert desk.solo() == ["a"]
+    assert harness.suspects() == ["a"]
 
 
-def test_poison_fails_alone_and_its_batch_mates_are_answered(desk):
+def test_poison_fails_alone_and_its_batch_mates_are_answered(harness):
     # Given: whoever takes the poison dies
-    desk.submit("a", "poison", "b")
+    harness.submit("a", "poison", "b")
     answered = []
     for turn in range(6):
         worker_id = f"worker-{turn}"
-        claimed = desk.worker(worker_id).claim(8, 0.0)
+        claimed = harness.worker(worker_id).claim(8, 0.0)
         if claimed is Nothing.EMPTY:
             break
 
         # When
         if "poison" in ids_of(claimed):
-            desk.node().reclaim(KEY, worker_id, ReclaimMode.CRASHED)
+            harness.node().reclaim(KEY, worker_id, ReclaimMode.CRASHED)
         else:
             replies = [make_reply("x")] * len(claimed)
-            desk.worker(worker_id).reply(items_of(claimed), replies)
+            harness.worker(worker_id).reply(items_of(claimed), replies)
             answered += ids_of(claimed)
 
     # Then
     assert answered == ["a", "b"]
-    assert desk.reply_value("poison") == b"poison!worker_crashed"
-    assert desk.unaccounted() == 0
+    assert harness.reply_value("poison") == b"poison!worker_crashed"
+    assert harness.unaccounted() == 0
 
 
-def test_reclaim_goes_on_when_memory_is_full(real_desk, full_memory):
+def test_reclaim_goes_on_when_memory_is_full(real_harness, full_memory):
     # Given
-    leased(real_desk, "a", "late")
-    real_desk.age_request("late", 60_000)
+    leased(real_harness, "a", "late")
+    real_harness.age_request("late", 60_000)
     full_memory()
 
     # When
-    count = real_desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    count = real_harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
 
     # Then
     assert count == 2
-    assert real_desk.solo() == ["a"]
-    assert real_desk.reply_value("late") == b"late!deadline_exceeded"
+    assert real_harness.suspects() == ["a"]
+    assert real_harness.reply_value("late") == b"late!deadline_exceeded"
 
 
-def test_reclaim_of_a_collector_wakes_another_worker_for_its_partial_batch(desk):
+def test_reclaim_of_a_collector_wakes_another_worker_for_its_partial_batch(harness):
     # Given a worker that holds a window open, and whoever was rung for the request has looked
-    desk.submit("a")
-    desk.worker("worker-a").claim(8, 60.0)
-    desk.client.delete(desk.keys.bell)
+    harness.submit("a")
+    harness.worker("worker-a").claim(8, 60.0)
+    harness.client.delete(harness.keys.wakeups)
 
     # When it dies
-    desk.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
+    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
 
     # Then another one is woken and may collect
-    assert desk.bells() == 1
-    assert desk.worker("worker-b").claim(8, 60.0).waiting == 1
-    assert desk.client.hget(desk.keys.gather, "worker") == b"worker-b"
+    assert harness.bells() == 1
+    assert harness.worker("worker-b").claim(8, 60.0).waiting == 1
+    assert harness.client.hget(harness.keys.gather, "worker") == b"worker-b"
 
 
-def test_reclaim_leaves_the_window_of_another_worker_open(desk):
+def test_reclaim_leaves_the_window_of_another_worker_open(harness):
     # Given
-    leased(desk, "a", worker_id="worker-x")
-    desk.submit("b")
-    desk.worker("worker-y").claim(8, 60.0)
+    leased(harness, "a", worker_id="worker-x")
+    harness.submit("b")
+    harness.worker("worker-y").claim(8, 60.0)
 
     # When
-    desk.node().reclaim(KEY, "worker-x", ReclaimMode.RELEASED)
+    harness.node().reclaim(KEY, "worker-x", ReclaimMode.RELEASED)
 
     # Then
-    assert desk.client.hget(desk.keys.gather, "worker") == b"worker-y"
+    assert harness.client.hget(harness.keys.gather, "worker") == b"worker-y"

@@ -5,70 +5,70 @@ from batching.store.replies import decode_reply
 from tests.support import KEY, ids_of
 
 
-def test_refuse_answers_everything_that_waits_when_no_worker_lives(desk):
+def test_refuse_answers_everything_that_waits_when_no_worker_lives(harness):
     # Given
-    desk.submit("s")
-    desk.worker("worker-x").claim(1, 0.0)
-    desk.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
-    desk.submit("a", "b")
-    desk.silence_worker()
+    harness.submit("s")
+    harness.worker("worker-x").claim(1, 0.0)
+    harness.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
+    harness.submit("a", "b")
+    harness.silence_worker()
 
     # When
-    count = desk.node().refuse_waiting(KEY, "no_worker")
+    count = harness.node().refuse_waiting(KEY, "no_worker")
 
     # Then
     assert count == 3
-    assert desk.queued() == desk.solo() == []
-    assert desk.done() == ["s", "a", "b"]
-    assert desk.reply_value("a") == b"a!no_worker"
-    assert desk.bells() == 0
-    assert desk.counters()["refused"] == 3
-    assert desk.unaccounted() == 0
+    assert harness.queued() == harness.suspects() == []
+    assert harness.done() == ["s", "a", "b"]
+    assert harness.reply_value("a") == b"a!no_worker"
+    assert harness.bells() == 0
+    assert harness.counters()["refused"] == 3
+    assert harness.unaccounted() == 0
 
 
-def test_refuse_leaves_the_queue_alone_while_a_worker_lives(desk):
+def test_refuse_leaves_the_queue_alone_while_a_worker_lives(harness):
     # Given
-    desk.submit("a")
+    harness.submit("a")
 
     # When
-    count = desk.node().refuse_waiting(KEY, "no_worker")
+    count = harness.node().refuse_waiting(KEY, "no_worker")
 
     # Then
     assert count == 0
-    assert desk.queued() == ["a"]
+    assert harness.queued() == ["a"]
 
 
-def test_refuse_leaves_alone_what_a_worker_still_runs(desk):
+def test_refuse_leaves_alone_what_a_worker_still_runs(harness):
     # Given
-    desk.submit("a", "b")
-    desk.worker().claim(1, 0.0)
-    desk.silence_worker()
+    harness.submit("a", "b")
+    harness.worker().claim(1, 0.0)
+    harness.silence_worker()
 
     # When
-    desk.node().refuse_waiting(KEY, "no_worker")
+    harness.node().refuse_waiting(KEY, "no_worker")
 
     # Then
-    assert desk.owned() == [("a", 1)]
-    assert desk.open_ids() == {"a"}
-    assert desk.done() == ["b"]
+    assert harness.owned() == [("a", 1)]
+    assert harness.open_ids() == {"a"}
+    assert harness.done() == ["b"]
 
 
-def test_refuse_goes_on_until_the_queue_is_empty(desk):
+def test_refuse_goes_on_until_the_queue_is_empty(harness):
     # Given: ids without a request come first, more of them than one call looks at
     names = [f"r{number}" for number in range(700)]
-    desk.open(max_queue=1000)
-    desk.submit(*names)
+    harness.open(max_queue=1000)
+    harness.submit(*names)
     for name in names[:300]:
-        desk.lose_request(name)
-    desk.silence_worker()
+        harness.lose_request(name)
+    harness.silence_worker()
 
     # When
-    count = desk.node().refuse_waiting(KEY, "unregistered")
+    count = harness.node().refuse_waiting(KEY, "unregistered")
 
     # Then
     assert count == 400
-    assert desk.queued() == []
-    assert desk.unaccounted() == 0
+    assert harness.queued() == []
+    assert harness.unaccounted() == 0
 
 
 @pytest.mark.parametrize(
@@ -79,42 +79,42 @@ def test_refuse_goes_on_until_the_queue_is_empty(desk):
         ("something new", 500, "InternalServerException"),
     ],
 )
-def test_refusal_is_an_answer_for_the_client(desk, reason, status, kind):
+def test_refusal_is_an_answer_for_the_client(harness, reason, status, kind):
     # Given
-    desk.submit("a")
-    desk.silence_worker()
+    harness.submit("a")
+    harness.silence_worker()
 
     # When
-    desk.node().refuse_waiting(KEY, reason)
+    harness.node().refuse_waiting(KEY, reason)
 
     # Then
-    reply = decode_reply("a", desk.reply_value("a"))
+    reply = decode_reply("a", harness.reply_value("a"))
     assert (reply.status, reply.error_type) == (status, kind)
 
 
-def test_refused_request_is_not_claimed_by_a_worker_that_comes_after_all(desk):
+def test_refused_request_is_not_claimed_by_a_worker_that_comes_after_all(harness):
     # Given
-    desk.submit("a")
-    desk.silence_worker()
-    desk.node().refuse_waiting(KEY, "no_worker")
+    harness.submit("a")
+    harness.silence_worker()
+    harness.node().refuse_waiting(KEY, "no_worker")
 
     # When
-    desk.open()
-    desk.submit("b")
+    harness.open()
+    harness.submit("b")
 
     # Then
-    assert ids_of(desk.worker().claim(8, 0.0)) == ["b"]
+    assert ids_of(harness.worker().claim(8, 0.0)) == ["b"]
 
 
-def test_refuse_goes_on_when_memory_is_full(real_desk, full_memory):
+def test_refuse_goes_on_when_memory_is_full(real_harness, full_memory):
     # Given
-    real_desk.submit("a")
-    real_desk.silence_worker()
+    real_harness.submit("a")
+    real_harness.silence_worker()
     full_memory()
 
     # When
-    count = real_desk.node().refuse_waiting(KEY, "no_worker")
+    count = real_harness.node().refuse_waiting(KEY, "no_worker")
 
     # Then
     assert count == 1
-    assert real_desk.reply_value("a") == b"a!no_worker"
+    assert real_harness.reply_value("a") == b"a!no_worker"

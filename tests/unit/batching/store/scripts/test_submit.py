@@ -12,124 +12,124 @@ def large(request_id):
     return Submission(request_id, 60_000, wire_of(request_id, size=LARGE))
 
 
-def test_submit_records_each_request_with_its_ingress(desk):
+def test_submit_records_each_request_with_its_ingress(harness):
     # When
-    desk.submit("a", ingress_id="ingress-a")
+    harness.submit("a", ingress_id="ingress-a")
     again = Submission("b", 5000, wire_of("b"), age_us=None)
-    desk.ingress("ingress-b").submit([again, Submission("c", 5000, wire_of("c"), age_us=70)])
+    harness.ingress("ingress-b").submit([again, Submission("c", 5000, wire_of("c"), age_us=70)])
 
     # Then
-    records = [desk.request(name) for name in "abc"]
+    records = [harness.request(name) for name in "abc"]
     assert [record["ingress_id"] for record in records] == ["ingress-a", "ingress-b", "ingress-b"]
     assert [record["age_us"] for record in records] == ["0", "-", "70"]
     heads = [(record["attempts"], record["owner"], record["chunks"]) for record in records]
     assert heads == [("0", "-", "0")] * 3
 
 
-def test_submit_queues_in_the_order_of_arrival(desk):
+def test_submit_queues_in_the_order_of_arrival(harness):
     # When
-    codes = desk.submit("a", "b") + desk.submit("c")
+    codes = harness.submit("a", "b") + harness.submit("c")
 
     # Then
     assert codes == [SubmitCode.QUEUED] * 3
-    assert desk.queued() == ["a", "b", "c"]
-    assert desk.open_ids() == {"a", "b", "c"}
-    assert desk.counters() == {"accepted": 3}
+    assert harness.queued() == ["a", "b", "c"]
+    assert harness.open_ids() == {"a", "b", "c"}
+    assert harness.counters() == {"accepted": 3}
 
 
-def test_submit_again_queues_nothing_twice_when_its_answer_was_lost(desk):
+def test_submit_again_queues_nothing_twice_when_its_answer_was_lost(harness):
     # Given
-    desk.submit("a", "b")
+    harness.submit("a", "b")
 
     # When
-    codes = desk.submit("a", "b", "c")
+    codes = harness.submit("a", "b", "c")
 
     # Then
     assert codes == [SubmitCode.KNOWN, SubmitCode.KNOWN, SubmitCode.QUEUED]
-    assert desk.queued() == ["a", "b", "c"]
-    assert desk.counters() == {"accepted": 3}
+    assert harness.queued() == ["a", "b", "c"]
+    assert harness.counters() == {"accepted": 3}
 
 
-def test_submit_again_queues_nothing_when_the_request_was_replied_to(desk):
+def test_submit_again_queues_nothing_when_the_request_was_replied_to(harness):
     # Given
-    worker = desk.worker()
-    desk.submit("a")
+    worker = harness.worker()
+    harness.submit("a")
     worker.reply(items_of(worker.claim(1, 0.0)), [make_reply("A")])
 
     # When
-    codes = desk.submit("a")
+    codes = harness.submit("a")
 
     # Then
     assert codes == [SubmitCode.KNOWN]
-    assert desk.queued() == []
+    assert harness.queued() == []
 
 
-def test_submit_keeps_exactly_to_the_capacity(desk):
+def test_submit_keeps_exactly_to_the_capacity(harness):
     # Given
-    desk.client.hset(desk.keys.config, "max_queue", 3)
-    desk.submit("a", "b")
+    harness.client.hset(harness.keys.config, "max_queue", 3)
+    harness.submit("a", "b")
 
     # When
-    codes = desk.submit("c", "d") + desk.submit("e")
+    codes = harness.submit("c", "d") + harness.submit("e")
 
     # Then
     assert codes == [SubmitCode.QUEUED, SubmitCode.FULL, SubmitCode.FULL]
-    assert desk.queued() == ["a", "b", "c"]
-    assert desk.unaccounted() == 0
+    assert harness.queued() == ["a", "b", "c"]
+    assert harness.unaccounted() == 0
 
 
-def test_submit_finds_room_again_when_a_request_was_claimed(desk):
+def test_submit_finds_room_again_when_a_request_was_claimed(harness):
     # Given
-    desk.client.hset(desk.keys.config, "max_queue", 1)
-    desk.submit("a")
-    desk.worker().claim(1, 0.0)
+    harness.client.hset(harness.keys.config, "max_queue", 1)
+    harness.submit("a")
+    harness.worker().claim(1, 0.0)
 
     # When
-    codes = desk.submit("b")
+    codes = harness.submit("b")
 
     # Then
     assert codes == [SubmitCode.QUEUED]
 
 
-def test_submit_refuses_when_the_version_is_not_registered(desk):
+def test_submit_refuses_when_the_version_is_not_registered(harness):
     # Given
-    desk.client.delete(desk.keys.config)
+    harness.client.delete(harness.keys.config)
 
     # When
-    codes = desk.submit("a", "b")
+    codes = harness.submit("a", "b")
 
     # Then
     assert codes == [SubmitCode.NO_VERSION, SubmitCode.NO_VERSION]
-    assert desk.open_ids() == set()
+    assert harness.open_ids() == set()
 
 
-def test_submit_refuses_when_every_worker_is_silent(desk):
+def test_submit_refuses_when_every_worker_is_silent(harness):
     # Given
-    desk.silence_worker()
+    harness.silence_worker()
 
     # When
-    codes = desk.submit("a")
+    codes = harness.submit("a")
 
     # Then
     assert codes == [SubmitCode.NO_BEAT]
-    assert desk.queued() == []
+    assert harness.queued() == []
 
 
-def test_submit_tells_workers_that_have_left_from_silent_ones(desk):
+def test_submit_tells_workers_that_have_left_from_silent_ones(harness):
     # Given
-    desk.client.delete(desk.keys.worker_beats)
+    harness.client.delete(harness.keys.worker_beats)
 
     # When / Then
-    assert desk.submit("a") == [SubmitCode.NO_WORKER]
+    assert harness.submit("a") == [SubmitCode.NO_WORKER]
 
 
-def test_submit_still_knows_a_queued_request_when_the_workers_have_gone(desk):
+def test_submit_still_knows_a_queued_request_when_the_workers_have_gone(harness):
     # Given
-    desk.submit("a")
-    desk.silence_worker()
+    harness.submit("a")
+    harness.silence_worker()
 
     # When
-    codes = desk.submit("a", "b")
+    codes = harness.submit("a", "b")
 
     # Then
     assert codes == [SubmitCode.KNOWN, SubmitCode.NO_BEAT]
@@ -139,75 +139,75 @@ def test_submit_still_knows_a_queued_request_when_the_workers_have_gone(desk):
     ("size", "has_own_key"),
     [(INLINE_LIMIT_BYTES // 2, False), (LARGE, True)],
 )
-def test_submit_carries_bodies_of_any_size_to_the_worker(desk, size, has_own_key):
+def test_submit_carries_bodies_of_any_size_to_the_worker(harness, size, has_own_key):
     # Given
     wire = wire_of("hello", size=size)
 
     # When
-    desk.ingress().submit([Submission("a", 60_000, wire)])
+    harness.ingress().submit([Submission("a", 60_000, wire)])
 
     # Then
-    assert desk.has_body("a") == has_own_key
-    assert bool(desk.request("a")["wire"]) != has_own_key
-    claimed = desk.worker().claim(1, 0.0)
+    assert harness.has_body("a") == has_own_key
+    assert bool(harness.request("a")["wire"]) != has_own_key
+    claimed = harness.worker().claim(1, 0.0)
     assert claimed.items[0].request.encode() == wire
     assert body_of(claimed.items[0].request) == "hello"
 
 
 @pytest.mark.parametrize("size", [INLINE_LIMIT_BYTES, INLINE_LIMIT_BYTES + 1])
-def test_submit_moves_bodies_to_their_own_key_exactly_above_the_limit(desk, size):
+def test_submit_moves_bodies_to_their_own_key_exactly_above_the_limit(harness, size):
     # Given
     padding = len(wire_of("x", size=size)) - size
     wire = wire_of("x", size=size - padding)
     assert len(wire) == size
 
     # When
-    desk.ingress().submit([Submission("a", 60_000, wire)])
+    harness.ingress().submit([Submission("a", 60_000, wire)])
 
     # Then
-    assert desk.has_body("a") == (size > INLINE_LIMIT_BYTES)
+    assert harness.has_body("a") == (size > INLINE_LIMIT_BYTES)
 
 
 @pytest.mark.parametrize("refusal", ["full", "no version", "no worker"])
-def test_submit_leaves_no_body_behind_when_the_request_is_refused(desk, refusal):
+def test_submit_leaves_no_body_behind_when_the_request_is_refused(harness, refusal):
     # Given
     if refusal == "full":
-        desk.client.hset(desk.keys.config, "max_queue", 1)
-        desk.submit("first")
+        harness.client.hset(harness.keys.config, "max_queue", 1)
+        harness.submit("first")
     elif refusal == "no version":
-        desk.client.delete(desk.keys.config)
+        harness.client.delete(harness.keys.config)
     else:
-        desk.silence_worker()
+        harness.silence_worker()
 
     # When
-    codes = desk.ingress().submit([large("a"), large("b")])
+    codes = harness.ingress().submit([large("a"), large("b")])
 
     # Then
     assert max(codes) <= 0
-    assert not desk.has_body("a")
-    assert not desk.has_body("b")
+    assert not harness.has_body("a")
+    assert not harness.has_body("b")
 
 
-def test_submit_keeps_the_bodies_of_the_accepted_when_others_are_refused(desk):
+def test_submit_keeps_the_bodies_of_the_accepted_when_others_are_refused(harness):
     # Given
-    desk.client.hset(desk.keys.config, "max_queue", 1)
+    harness.client.hset(harness.keys.config, "max_queue", 1)
 
     # When
-    codes = desk.ingress().submit([large("a"), large("b")])
+    codes = harness.ingress().submit([large("a"), large("b")])
 
     # Then
     assert codes == [SubmitCode.QUEUED, SubmitCode.FULL]
-    assert desk.has_body("a")
-    assert not desk.has_body("b")
+    assert harness.has_body("a")
+    assert not harness.has_body("b")
 
 
-def test_submit_keeps_request_and_body_for_a_minute_after_the_deadline(desk):
+def test_submit_keeps_request_and_body_for_a_minute_after_the_deadline(harness):
     # When
-    desk.ingress().submit([Submission("a", 10_000, wire_of("a", size=LARGE))])
+    harness.ingress().submit([Submission("a", 10_000, wire_of("a", size=LARGE))])
 
     # Then
-    assert 69_000 < desk.client.pttl(desk.keys.body_prefix + "a") <= 70_000
-    assert 129_000 < desk.client.pttl(desk.keys.open) <= 130_000
+    assert 69_000 < harness.client.pttl(harness.keys.body_prefix + "a") <= 70_000
+    assert 129_000 < harness.client.pttl(harness.keys.open) <= 130_000
 
 
 @pytest.mark.parametrize(
@@ -219,103 +219,103 @@ def test_submit_keeps_request_and_body_for_a_minute_after_the_deadline(desk):
     ],
 )
 def test_submit_keeps_all_open_requests_as_long_as_the_longest_lived(
-    desk, ttl_ms, left_ms, expected_ms
+    harness, ttl_ms, left_ms, expected_ms
 ):
     # Given
-    desk.submit("before")
-    desk.client.pexpire(desk.keys.open, left_ms)
+    harness.submit("before")
+    harness.client.pexpire(harness.keys.open, left_ms)
 
     # When
-    desk.submit("a", ttl_ms=ttl_ms)
+    harness.submit("a", ttl_ms=ttl_ms)
 
     # Then
-    assert expected_ms - 500 < desk.client.pttl(desk.keys.open) <= expected_ms
+    assert expected_ms - 500 < harness.client.pttl(harness.keys.open) <= expected_ms
 
 
-def test_submit_of_several_counts_the_longest_time_to_live(desk):
+def test_submit_of_several_counts_the_longest_time_to_live(harness):
     # When
     lives = [("a", 1000), ("b", 500_000), ("c", 2000)]
-    desk.ingress().submit([Submission(name, ttl_ms, wire_of(name)) for name, ttl_ms in lives])
+    harness.ingress().submit([Submission(name, ttl_ms, wire_of(name)) for name, ttl_ms in lives])
 
     # Then
-    assert desk.client.pttl(desk.keys.open) > 559_000
+    assert harness.client.pttl(harness.keys.open) > 559_000
 
 
-def test_refused_submit_keeps_nothing_alive(desk):
+def test_refused_submit_keeps_nothing_alive(harness):
     # Given
-    desk.client.hset(desk.keys.config, "max_queue", 1)
-    desk.submit("before")
-    desk.client.pexpire(desk.keys.open, 1000)
+    harness.client.hset(harness.keys.config, "max_queue", 1)
+    harness.submit("before")
+    harness.client.pexpire(harness.keys.open, 1000)
 
     # When
-    assert desk.submit("a") == [SubmitCode.FULL]
+    assert harness.submit("a") == [SubmitCode.FULL]
 
     # Then
-    assert desk.client.pttl(desk.keys.open) <= 1000
+    assert harness.client.pttl(harness.keys.open) <= 1000
 
 
-def test_submit_counts_the_deadline_from_redis_time(desk):
+def test_submit_counts_the_deadline_from_redis_time(harness):
     # When
-    desk.submit("a", ttl_ms=10_000)
+    harness.submit("a", ttl_ms=10_000)
 
     # Then
-    record = desk.request("a")
-    seconds, microseconds = desk.client.time()
+    record = harness.request("a")
+    seconds, microseconds = harness.client.time()
     assert 0 <= seconds * 1_000_000 + microseconds - int(record["queued_us"]) < 1_000_000
     assert record["ttl_ms"] == "10000"
 
 
-def test_submit_rings_once_when_the_queue_stops_being_empty(desk):
+def test_submit_rings_once_when_the_queue_stops_being_empty(harness):
     # When
-    desk.submit("a")
-    desk.submit("b", "c")
+    harness.submit("a")
+    harness.submit("b", "c")
 
     # Then
-    assert desk.bells() == 1
+    assert harness.bells() == 1
 
 
-def test_submit_tells_the_collector_when_its_batch_is_full_and_nobody_else(desk):
+def test_submit_tells_the_collector_when_its_batch_is_full_and_nobody_else(harness):
     # Given
-    desk.submit("a")
-    desk.worker().claim(3, 60.0)
-    desk.client.delete(desk.keys.bell)
+    harness.submit("a")
+    harness.worker().claim(3, 60.0)
+    harness.client.delete(harness.keys.wakeups)
 
     # When
-    desk.submit("b")
-    tokens_when_partial = desk.more_tokens()
-    desk.submit("c")
-    desk.submit("d")
+    harness.submit("b")
+    tokens_when_partial = harness.more_tokens()
+    harness.submit("c")
+    harness.submit("d")
 
     # Then
     assert tokens_when_partial == 0
-    assert desk.more_tokens() == 1
-    assert desk.bells() == 0
+    assert harness.more_tokens() == 1
+    assert harness.bells() == 0
 
 
 @pytest.mark.parametrize("size", [0, LARGE])
-def test_submit_is_refused_whole_when_memory_is_full(real_desk, full_memory, size):
+def test_submit_is_refused_whole_when_memory_is_full(real_harness, full_memory, size):
     # Given
-    real_desk.submit("before")
+    real_harness.submit("before")
     full_memory()
     submissions = [Submission(name, 60_000, wire_of(name, size=size)) for name in ("a", "b")]
 
     # When: a large body is refused by itself, small ones with the script that carries them
     if size:
-        assert real_desk.ingress().submit(submissions) == [SubmitCode.NO_MEMORY] * 2
+        assert real_harness.ingress().submit(submissions) == [SubmitCode.NO_MEMORY] * 2
     else:
         with pytest.raises(OutOfMemoryError):
-            real_desk.ingress().submit(submissions)
+            real_harness.ingress().submit(submissions)
 
     # Then
-    assert real_desk.queued() == ["before"]
-    assert real_desk.open_ids() == {"before"}
-    assert real_desk.counters() == {"accepted": 1}
-    assert real_desk.request("a") == {}
+    assert real_harness.queued() == ["before"]
+    assert real_harness.open_ids() == {"before"}
+    assert real_harness.counters() == {"accepted": 1}
+    assert real_harness.request("a") == {}
 
 
-def test_submit_queues_the_requests_whose_bodies_fit_into_memory(real_desk):
+def test_submit_queues_the_requests_whose_bodies_fit_into_memory(real_harness):
     # Given: room for a few of the bodies, and among them a request that is small
-    client = real_desk.client
+    client = real_harness.client
     names = [f"r{number}" for number in range(8)]
     bodies = [Submission(name, 60_000, wire_of(name, size=2_000_000)) for name in names]
     small = Submission("small", 60_000, wire_of("small", size=0))
@@ -323,30 +323,30 @@ def test_submit_queues_the_requests_whose_bodies_fit_into_memory(real_desk):
 
     # When
     asked = [*bodies[:4], small, *bodies[4:]]
-    codes = real_desk.ingress().submit(asked)
+    codes = real_harness.ingress().submit(asked)
 
     # Then those that fit wait, the others are refused and have left nothing behind. Not always the
     # first ones fit: what Redis is just reading counts as used, too.
     client.config_set("maxmemory", 0)
-    queued = [name for name in names if real_desk.has_body(name)]
+    queued = [name for name in names if real_harness.has_body(name)]
     assert 1 <= len(queued) <= 4
-    assert set(real_desk.queued()) == {*queued, "small"}
+    assert set(real_harness.queued()) == {*queued, "small"}
     expected = {name: SubmitCode.NO_MEMORY for name in names}
     expected |= dict.fromkeys([*queued, "small"], SubmitCode.QUEUED)
     assert {one.request_id: code for one, code in zip(asked, codes, strict=True)} == expected
 
 
-def test_submit_leaves_no_body_behind_when_only_one_would_fit(real_desk):
+def test_submit_leaves_no_body_behind_when_only_one_would_fit(real_harness):
     # Given: room for the first body and not for the second
-    client = real_desk.client
+    client = real_harness.client
     client.config_set("maxmemory", client.info("memory")["used_memory"] + 3_000_000)
     bodies = [Submission(name, 60_000, wire_of(name, size=2_000_000)) for name in ("a", "b", "c")]
 
     # When
-    codes = real_desk.ingress().submit(bodies)
+    codes = real_harness.ingress().submit(bodies)
 
     # Then the one that filled the memory up has made room again
     client.config_set("maxmemory", 0)
     assert codes == [SubmitCode.NO_MEMORY] * 3
-    assert [name for name in ("a", "b", "c") if real_desk.has_body(name)] == []
-    assert real_desk.queued() == []
+    assert [name for name in ("a", "b", "c") if real_harness.has_body(name)] == []
+    assert real_harness.queued() == []

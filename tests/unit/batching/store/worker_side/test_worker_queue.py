@@ -156,43 +156,43 @@ def test_parked_pop_works_again_after_its_connection_was_killed(parked, real_bac
     assert parked.wait(1.0)
 
 
-# --- bell and more tokens
+# --- wakeups and more tokens
 
 
-def test_wait_bell_hears_a_submit(real_desk):
+def test_wait_bell_hears_a_submit(real_harness):
     # Given
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(real_desk.worker().wait_bell, 5.0)
-        eventually(lambda: is_blocked(real_desk.backend))
+        waiting = pool.submit(real_harness.worker().wait_bell, 5.0)
+        eventually(lambda: is_blocked(real_harness.backend))
 
         # When
-        real_desk.submit("a")
+        real_harness.submit("a")
 
         # Then
         assert waiting.result(5.0)
 
 
-def test_wait_bell_wakes_one_worker_of_two(real_desk):
+def test_wait_bell_wakes_one_worker_of_two(real_harness):
     with ThreadPoolExecutor(2) as pool:
         # Given
-        workers = [real_desk.worker(f"worker-{n}") for n in range(2)]
+        workers = [real_harness.worker(f"worker-{n}") for n in range(2)]
         waiting = [pool.submit(worker.wait_bell, 10 * SHORT_BLOCK_S) for worker in workers]
-        client = real_desk.client
+        client = real_harness.client
         eventually(lambda: client.info("clients")["blocked_clients"] == 2)
 
         # When
-        real_desk.submit("a", "b")
+        real_harness.submit("a", "b")
 
         # Then: the other one looks by itself after a while
         assert sorted(future.result(5.0) for future in waiting) == [False, True]
 
 
-def test_wait_bell_ends_at_once_when_it_is_interrupted(real_desk):
+def test_wait_bell_ends_at_once_when_it_is_interrupted(real_harness):
     # Given
-    worker = real_desk.worker()
+    worker = real_harness.worker()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(worker.wait_bell, 10.0)
-        eventually(lambda: is_blocked(real_desk.backend))
+        eventually(lambda: is_blocked(real_harness.backend))
 
         # When
         started = time.monotonic()
@@ -203,36 +203,36 @@ def test_wait_bell_ends_at_once_when_it_is_interrupted(real_desk):
         assert_within(time.monotonic() - started, 0.1)
     assert not worker.wait_bell(10.0)
     worker.ring()
-    assert real_desk.worker("worker-b").wait_bell(5.0)
+    assert real_harness.worker("worker-b").wait_bell(5.0)
 
 
-def test_answer_that_redis_does_not_take_fails_alone(real_desk, monkeypatch):
+def test_answer_that_redis_does_not_take_fails_alone(real_harness, monkeypatch):
     monkeypatch.setattr(worker_module, "REPLY_PATIENCE_S", 0.1)
     # Given a batch with an answer that is too large for this Redis
     texts = {"a": "x" * 3_000_000, "b": "fits"}
-    real_desk.client.config_set("proto-max-bulk-len", 1024 * 1024)
-    real_desk.submit("a", "b")
+    real_harness.client.config_set("proto-max-bulk-len", 1024 * 1024)
+    real_harness.submit("a", "b")
     runs = []
 
     def run(batch):
         runs.append([item.request_id for item in batch.items])
         return [make_reply(texts[item.request_id]) for item in batch.items]
 
-    verbs = real_desk.worker()
+    verbs = real_harness.worker()
     worker = Worker(Batcher(verbs, FixedPolicy(8, 0.0)), verbs, run, outage=make_outage())
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(worker.serve)
 
         # When
         try:
-            eventually(lambda: sorted(real_desk.done()) == ["a", "b"])
+            eventually(lambda: sorted(real_harness.done()) == ["a", "b"])
         finally:
             worker.stop()
             serving.result(10.0)
-            real_desk.client.config_set("proto-max-bulk-len", 512 * 1024 * 1024)
+            real_harness.client.config_set("proto-max-bulk-len", 512 * 1024 * 1024)
 
     # Then
-    refused, fitting = (decode_reply(name, real_desk.reply_value(name)) for name in "ab")
+    refused, fitting = (decode_reply(name, real_harness.reply_value(name)) for name in "ab")
     assert (refused.status, refused.reason) == (500, "internal_error")
     assert fitting.body == b"fits"
     assert runs == [["a", "b"]]
@@ -245,14 +245,14 @@ def idle_worker(batcher, verbs):
     return Worker(batcher, verbs, run, idle_s=10.0, outage=make_outage())
 
 
-def test_idle_worker_ends_at_once_when_it_is_stopped(real_desk):
+def test_idle_worker_ends_at_once_when_it_is_stopped(real_harness):
     # Given
-    verbs = real_desk.worker()
+    verbs = real_harness.worker()
     batcher = Batcher(verbs, FixedPolicy(8, 0.0))
     worker = idle_worker(batcher, verbs)
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(worker.serve)
-        eventually(lambda: is_blocked(real_desk.backend))
+        eventually(lambda: is_blocked(real_harness.backend))
 
         # When
         started = time.monotonic()
@@ -263,15 +263,15 @@ def test_idle_worker_ends_at_once_when_it_is_stopped(real_desk):
         assert_within(time.monotonic() - started, 0.1)
 
 
-def test_collecting_worker_ends_at_once_when_it_is_stopped(real_desk):
+def test_collecting_worker_ends_at_once_when_it_is_stopped(real_harness):
     # Given
-    real_desk.submit("a")
-    verbs, other = real_desk.worker(), real_desk.worker("worker-b")
+    real_harness.submit("a")
+    verbs, other = real_harness.worker(), real_harness.worker("worker-b")
     batcher = Batcher(verbs, FixedPolicy(8, 10.0))
     worker = idle_worker(batcher, verbs)
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(worker.serve)
-        eventually(lambda: is_blocked(real_desk.backend))
+        eventually(lambda: is_blocked(real_harness.backend))
         assert other.claim(8, 10.0) is Nothing.BUSY
 
         # When
@@ -285,25 +285,25 @@ def test_collecting_worker_ends_at_once_when_it_is_stopped(real_desk):
     # And another one goes on collecting, for what is left of the window
     assert other.wait_bell(5.0)
     assert isinstance(other.claim(8, 10.0), Partial)
-    assert real_desk.queued() == ["a"]
+    assert real_harness.queued() == ["a"]
 
 
-def test_ring_wakes_another_worker(real_desk):
+def test_ring_wakes_another_worker(real_harness):
     # When
-    real_desk.worker("worker-a").ring()
+    real_harness.worker("worker-a").ring()
 
     # Then
-    assert real_desk.worker("worker-b").wait_bell(5.0)
+    assert real_harness.worker("worker-b").wait_bell(5.0)
 
 
-def test_wait_more_is_for_the_collector_alone(real_desk):
+def test_wait_more_is_for_the_collector_alone(real_harness):
     # Given
-    collector, other = real_desk.worker("worker-a"), real_desk.worker("worker-b")
-    real_desk.submit("a")
+    collector, other = real_harness.worker("worker-a"), real_harness.worker("worker-b")
+    real_harness.submit("a")
     collector.claim(2, 60.0)
 
     # When
-    real_desk.submit("b")
+    real_harness.submit("b")
 
     # Then
     assert not other.wait_more(0.02)
@@ -315,12 +315,12 @@ def test_wait_more_is_for_the_collector_alone(real_desk):
 
 
 @pytest.mark.parametrize("count", [2, 600])
-def test_recover_puts_what_was_claimed_unknowingly_back_in_its_old_place(desk, count):
+def test_recover_puts_what_was_claimed_unknowingly_back_in_its_old_place(harness, count):
     # Given
     names = [f"r{number}" for number in range(count)]
-    desk.open(max_queue=1000)
-    desk.submit(*names, "last")
-    worker = desk.worker()
+    harness.open(max_queue=1000)
+    harness.submit(*names, "last")
+    worker = harness.worker()
     worker.claim(count, 0.0)
 
     # When
@@ -328,33 +328,33 @@ def test_recover_puts_what_was_claimed_unknowingly_back_in_its_old_place(desk, c
 
     # Then: no attempt was used, and the worker is not taken for dead
     assert recovered == count
-    assert desk.queued() == [*names, "last"]
-    assert desk.leased() == []
+    assert harness.queued() == [*names, "last"]
+    assert harness.leased() == []
     assert attempts_of(worker.claim(2, 0.0)) == [("r0", 1), ("r1", 1)]
-    assert desk.client.zscore(desk.keys.worker_beats, "worker-a") is not None
-    assert desk.unaccounted() == 0
+    assert harness.client.zscore(harness.keys.worker_beats, "worker-a") is not None
+    assert harness.unaccounted() == 0
 
 
-def test_recover_wakes_another_worker(desk):
+def test_recover_wakes_another_worker(harness):
     # Given
-    desk.submit("a")
-    worker = desk.worker()
+    harness.submit("a")
+    worker = harness.worker()
     worker.claim(1, 0.0)
 
     # When
     worker.recover()
 
     # Then
-    assert desk.bells() == 1
+    assert harness.bells() == 1
 
 
-def test_recover_finds_nothing_when_nothing_was_claimed(desk):
+def test_recover_finds_nothing_when_nothing_was_claimed(harness):
     # Given
-    desk.submit("a")
+    harness.submit("a")
 
     # When / Then
-    assert desk.worker().recover() == 0
-    assert desk.queued() == ["a"]
+    assert harness.worker().recover() == 0
+    assert harness.queued() == ["a"]
 
 
 # --- what cannot be read
@@ -364,52 +364,52 @@ UNREADABLE = [b"garbage", b"\x80\x04\x95K\x00.", b"\x93\x02\x80\x90", b"\x91" * 
 
 
 @pytest.mark.parametrize("wire", UNREADABLE, ids=lambda wire: repr(wire[:8]))
-def test_claim_answers_an_unreadable_request_and_keeps_its_neighbours(desk, wire):
+def test_claim_answers_an_unreadable_request_and_keeps_its_neighbours(harness, wire):
     # Given
     assert UNREADABLE[2][1] != WIRE_VERSION
     submissions = [("a", wire_of("a")), ("bad", wire), ("b", wire_of("b"))]
-    desk.ingress().submit([Submission(name, 60_000, content) for name, content in submissions])
+    harness.ingress().submit([Submission(name, 60_000, content) for name, content in submissions])
 
     # When
-    claimed = desk.worker().claim(3, 0.0)
+    claimed = harness.worker().claim(3, 0.0)
 
     # Then
     assert ids_of(claimed) == ["a", "b"]
-    reply = decode_reply("bad", desk.reply_value("bad"))
+    reply = decode_reply("bad", harness.reply_value("bad"))
     assert (reply.status, reply.reason) == (500, "unreadable_request")
-    assert desk.leased() == ["a", "b"]
-    assert desk.unaccounted() == 0
+    assert harness.leased() == ["a", "b"]
+    assert harness.unaccounted() == 0
 
 
-def test_claim_finds_nothing_when_no_request_of_the_batch_can_be_read(desk):
+def test_claim_finds_nothing_when_no_request_of_the_batch_can_be_read(harness):
     # Given
-    desk.ingress().submit([Submission("bad", 60_000, b"garbage")])
+    harness.ingress().submit([Submission("bad", 60_000, b"garbage")])
 
     # When / Then
-    assert desk.worker().claim(1, 0.0) is Nothing.EMPTY
-    assert desk.leased() == []
+    assert harness.worker().claim(1, 0.0) is Nothing.EMPTY
+    assert harness.leased() == []
 
 
-def test_claim_answers_a_request_whose_large_body_is_gone(desk, caplog):
+def test_claim_answers_a_request_whose_large_body_is_gone(harness, caplog):
     # Given
     large = [Submission(name, 60_000, wire_of(name, size=50_000)) for name in ("a", "b")]
-    desk.ingress().submit(large)
-    desk.client.delete(desk.keys.body_prefix + "a")
+    harness.ingress().submit(large)
+    harness.client.delete(harness.keys.body_prefix + "a")
 
     # When
-    claimed = desk.worker().claim(2, 0.0)
+    claimed = harness.worker().claim(2, 0.0)
 
     # Then
     assert ids_of(claimed) == ["b"]
-    assert decode_reply("a", desk.reply_value("a")).status == 500
+    assert decode_reply("a", harness.reply_value("a")).status == 500
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_claim_never_gives_one_request_to_two_of_many_workers(real_desk):
+def test_claim_never_gives_one_request_to_two_of_many_workers(real_harness):
     # Given
     names = [f"r{number}" for number in range(200)]
-    real_desk.open(max_queue=1000)
-    real_desk.submit(*names)
+    real_harness.open(max_queue=1000)
+    real_harness.submit(*names)
 
     def drain(worker):
         taken = []
@@ -420,9 +420,9 @@ def test_claim_never_gives_one_request_to_two_of_many_workers(real_desk):
 
     # When
     with ThreadPoolExecutor(3) as pool:
-        workers = [real_desk.worker(f"worker-{number}") for number in range(3)]
+        workers = [real_harness.worker(f"worker-{number}") for number in range(3)]
         taken = [name for names_taken in pool.map(drain, workers) for name in names_taken]
 
     # Then
     assert sorted(taken) == sorted(names)
-    assert real_desk.unaccounted() == 0
+    assert real_harness.unaccounted() == 0

@@ -13,8 +13,8 @@ from batching.settings.settings import Settings, SettingsError
 from tests.support import make_spec
 from tests.unit.workers.archives.archives import write_zip
 from workers.archives.model_files import ModelFiles
-from workers.archives.quarantine import ABANDONED_AFTER_S, mark_used, remove_abandoned
 from workers.archives.requirements import environment_name
+from workers.archives.staging import ABANDONED_AFTER_S, mark_used, remove_abandoned
 
 KEPT_S = 86_400.0
 # Ends while a thread of its own is unpacking.

@@ -17,7 +17,7 @@ from batching.store.redis_errors import FORBIDDEN, UNWELCOME
 AGAIN_S = 5.0
 
 
-class Outage:
+class OutageLog:
     """Logs that Redis is away, once for all who call it in one process."""
 
     def __init__(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from batching.settings.settings import Settings
-from ingress.access.access_log import Edge, cors_headers
+from ingress.access.middleware import AccessMiddleware, cors_headers
 from ingress.http1.exchange import Exchange, Head
 from ingress.http1.head import with_added
 
@@ -45,7 +45,7 @@ async def broken(exchange):
 
 def ask(app, *asked, **options):
     counted, wire = [], Wire()
-    edge = Edge(app, counted.append, **options)
+    edge = AccessMiddleware(app, counted.append, **options)
     asyncio.run(edge(request(wire, *asked)))
     return counted, wire
 
@@ -59,7 +59,7 @@ def test_answer_is_counted_and_otherwise_as_it_was():
 def test_request_that_broke_the_application_is_counted_as_an_error():
     counted = []
     with pytest.raises(RuntimeError):
-        asyncio.run(Edge(broken, counted.append)(request(Wire())))
+        asyncio.run(AccessMiddleware(broken, counted.append)(request(Wire())))
     assert counted == [500]
 
 
@@ -130,8 +130,8 @@ def test_what_was_no_request_is_counted_and_logged_without_its_words(caplog):
     counted = []
     # When
     with caplog.at_level(logging.INFO, "ACCESS_LOG"):
-        Edge(echo, counted.append).on_refused("10.0.0.1:5000", 400)
-        Edge(echo, counted.append, is_logging=True).on_refused("10.0.0.1:5000", 431)
+        AccessMiddleware(echo, counted.append).on_refused("10.0.0.1:5000", 400)
+        AccessMiddleware(echo, counted.append, is_logging=True).on_refused("10.0.0.1:5000", 431)
     # Then
     assert counted == [400, 431]
     [record] = caplog.records

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 300.0
 
 
-class SeriesSweeper:
+class StaleSeries:
     """Without it, /metrics would grow for ever where each build is a version of its own."""
 
     def __init__(self, registry: Registry, metrics: Metrics, *, interval_s: float = LOOK_S) -> None:

@@ -9,7 +9,7 @@ import pytest
 from batching.models.spec import VersionKey
 from batching.store.registry.registry import Registry
 from ingress.metrics.ingress_metrics import Metrics
-from ingress.metrics.series_sweeper import SeriesSweeper
+from ingress.metrics.stale_series import StaleSeries
 from tests.support import eventually_async, make_spec
 
 KEPT, GONE = VersionKey("m", "1.0"), VersionKey("m", "2.0")
@@ -41,7 +41,7 @@ def metrics():
 
 def test_version_that_is_not_registered_any_more_loses_its_series(registry, metrics):
     async def run():
-        sweeper = SeriesSweeper(registry, metrics, interval_s=0.001)
+        sweeper = StaleSeries(registry, metrics, interval_s=0.001)
         sweeping = asyncio.create_task(sweeper.run())
         await eventually_async(lambda: metrics.versions() == {KEPT})
         sweeping.cancel()
@@ -53,7 +53,7 @@ def test_version_that_is_not_registered_any_more_loses_its_series(registry, metr
 
 def test_version_that_is_registered_again_soon_keeps_its_series(registry, metrics):
     # Given
-    sweeper = SeriesSweeper(registry, metrics)
+    sweeper = StaleSeries(registry, metrics)
     asyncio.run(sweeper.look())
     registry.create(SPEC)
     asyncio.run(sweeper.look())
@@ -69,7 +69,7 @@ def test_version_that_is_registered_again_soon_keeps_its_series(registry, metric
 
 def test_redis_that_is_away_costs_no_series(server, registry, metrics):
     # Given
-    sweeper = SeriesSweeper(registry, metrics)
+    sweeper = StaleSeries(registry, metrics)
     asyncio.run(sweeper.look())
     server.connected = False
     asyncio.run(sweeper.look())

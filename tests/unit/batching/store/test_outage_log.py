@@ -13,11 +13,11 @@ from batching.policy import FixedPolicy
 from batching.store.clients import connect
 from batching.store.ingress_side.broker import Broker
 from batching.store.ingress_side.refusals import store_unavailable
-from batching.store.outage import AGAIN_S, REMIND_S, Outage
+from batching.store.outage_log import AGAIN_S, REMIND_S, OutageLog
 from batching.store.registry import catalog as catalog_module
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.registry import Registry
-from batching.store.worker_side.worker_queue import WorkerVerbs
+from batching.store.worker_side.worker_queue import WorkerQueue
 from tests.support import (
     KEY,
     SimulatedClock,
@@ -42,7 +42,7 @@ def clock():
 
 @pytest.fixture
 def outage(clock):
-    return Outage(logging.getLogger("here"), URL, clock=clock)
+    return OutageLog(logging.getLogger("here"), URL, clock=clock)
 
 
 def test_outage_is_told_of_once_then_now_and_then_and_when_it_is_over(outage, clock, caplog):
@@ -143,9 +143,11 @@ def test_outage_is_told_of_in_words_that_fit(outage, caplog, error, words):
 def test_worker_says_once_that_redis_is_away(tmp_path, caplog, monkeypatch):
     # Given
     monkeypatch.setattr(worker_module, "RETRY_S", 0.001)
-    verbs = WorkerVerbs(connect(f"unix://{tmp_path}/nobody.sock"), KEY, "w-1", 3000)
+    verbs = WorkerQueue(connect(f"unix://{tmp_path}/nobody.sock"), KEY, "w-1", 3000)
     asked = []
-    outage = Outage(logging.getLogger("here"), clock=lambda: asked.append(1) or len(asked) / 1000)
+    outage = OutageLog(
+        logging.getLogger("here"), clock=lambda: asked.append(1) or len(asked) / 1000
+    )
     worker = Worker(Batcher(verbs, FixedPolicy(1, 0.0)), verbs, lambda _: [], outage=outage)
     serving = threading.Thread(target=worker.serve)
     # When

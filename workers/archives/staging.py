@@ -29,7 +29,7 @@ _CONTENT_HASH = re.compile(r"[0-9a-f]{64}")
 
 @contextlib.contextmanager
 def folder_to_unpack_in(work_dir: Path) -> Iterator[Path]:
-    """A new quarantine folder, which is gone afterwards.
+    """A new staging folder, which is gone afterwards.
 
     Not a `TemporaryDirectory`: the interpreter removes those at exit, and a thread that the stop of
     its node has abandoned would take what is left of its folder for a whole model. So that folder
@@ -65,7 +65,7 @@ def unmarked_s(place: Path) -> float:
 def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> None:
     """What is named by a hash in `folder`, and was marked by nobody for so long, is gone.
 
-    Each is moved into a quarantine folder of `work_dir` first. A worker that needs one at this very
+    Each is moved into a staging folder of `work_dir` first. A worker that needs one at this very
     moment fails to start; its next try makes it anew.
     """
     for place in folder.iterdir() if folder.is_dir() else ():
@@ -76,14 +76,14 @@ def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> None:
                 continue
             with tempfile.TemporaryDirectory(
                 prefix=UNPACK_PREFIX, dir=work_dir, ignore_cleanup_errors=True
-            ) as quarantine:
+            ) as staging:
                 # Where a folder was registered instead of a file, this removes only the link to it.
-                place.rename(Path(quarantine) / place.name)
+                place.rename(Path(staging) / place.name)
             log.info("removed unused folder=%s", place)
 
 
 def remove_abandoned(folder: Path) -> None:
-    """The quarantine folders that nobody has written to for ABANDONED_AFTER_S are gone."""
+    """The staging folders that nobody has written to for ABANDONED_AFTER_S are gone."""
     for prefix in (DOWNLOAD_PREFIX, UNPACK_PREFIX):
         for place in folder.glob(f"{prefix}*"):
             if place.is_dir() and not place.is_symlink() and _age_s(place) > ABANDONED_AFTER_S:

@@ -5,7 +5,7 @@ LIMIT_S = 0.002
 STEP_S = 0.0001
 
 
-class Handover:
+class ClaimLead:
     """The time between waking up and having the batch in hand, learned on this machine.
 
     It is the timer's rounding (a millisecond where it is poll()'s), the scheduler's delay and the

@@ -19,8 +19,7 @@ from tests.support import eventually
 
 pytestmark = pytest.mark.slow  # processes that import RQ
 
-ROOT = Path(__file__).parents[5]
-SCRIPT = ROOT / "tests/unit/workers/control_worker.py"
+SCRIPT = Path(__file__).parent / "control_worker.py"
 LOST_AFTER_S = 2.5
 
 

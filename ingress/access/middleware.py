@@ -40,7 +40,7 @@ def cors_headers(settings: Settings) -> list[Header]:
     return headers if all(value for _, value in headers) else []
 
 
-class Edge:
+class AccessMiddleware:
     """An application around that of a listener."""
 
     def __init__(
