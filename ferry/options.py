@@ -18,6 +18,7 @@ import click
 
 from batching.process.entry_point import EXIT_UNUSABLE
 from batching.settings.checks import doubts
+from batching.settings.loading import load_settings
 from batching.settings.settings import ENV_PREFIX, Settings, SettingsError
 from batching.settings.sources import read_properties, switches_read_as_false
 from batching.settings.torchserve_keys import why_without_effect
@@ -75,7 +76,7 @@ def settings_options(command: Command, *, unlisted: Collection[str] = ()) -> Com
     )(decorated)
 
 
-def load_settings(
+def settings_from_flags(
     config: Path | None, flags: dict[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> Settings:
     """The settings from file, environment and flags; keys without effect cost a warning each.
@@ -84,7 +85,7 @@ def load_settings(
         ClickException: the file cannot be read, or a value has the wrong type.
     """
     try:
-        settings, without_effect = Settings.load(config, flags=flags, defaults=defaults)
+        settings, without_effect = load_settings(config, flags=flags, defaults=defaults)
     except SettingsError as error:
         raise UnusableSettings(str(error)) from error
     for key in without_effect:

@@ -8,6 +8,9 @@ from batching.models.spec import ModelSpec
 from batching.models.statuses import WorkerState
 from batching.store.registry.registry import Registry
 
+LIVE_PATH = "/livez"
+LIVE_TEXT = "Live"
+
 
 class Lifecycle:
     """Whether it is still loading its startup models, or on its way out. Read from any thread."""

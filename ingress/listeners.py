@@ -15,6 +15,7 @@ from ingress.http1.connection import HttpConnection
 from ingress.http1.exchange import Application
 from ingress.http1.host import HttpHost, OnRefused
 from ingress.role import Role
+from ingress.torchserve.answers import unknown_method
 
 BACKLOG = 1024
 
@@ -139,7 +140,9 @@ class Listener:
         self._unread_timeout_s = unread_timeout_s
         self._tls = tls if address.is_tls else None
         scheme = "http" if self._tls is None else "https"
-        self._host = HttpHost(app, on_refused, scheme=scheme, silence_timeout_s=silence_timeout_s)
+        self._host = HttpHost(
+            app, on_refused, unknown_method, scheme=scheme, silence_timeout_s=silence_timeout_s
+        )
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:

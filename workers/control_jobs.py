@@ -21,8 +21,10 @@ from rq.timeouts import TimerDeathPenalty
 
 from batching.errors import InternalError, ServeError
 from batching.process.logs import configure_logging
+from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
-from batching.store.clients import Client, connect, for_rq, store_url
+from batching.store.client_types import Client
+from batching.store.clients import connect, for_rq, store_url
 from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY, UNHEARD, RedisError
 from batching.store.registry.control_queue import (
@@ -174,7 +176,7 @@ class Progress:
 
 def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]:
     """The verified archive's description, or the error that a client should see."""
-    settings, _ = Settings.load()
+    settings, _ = load_settings()
     progress = Progress(lambda: Downloads(connect(store_url(settings))), url)
     try:
         path = fetch.locate_archive(
@@ -234,7 +236,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 def main() -> int:
     """Works until SIGTERM; a job that runs is finished first."""
-    settings, _ = Settings.load()
+    settings, _ = load_settings()
     configure_logging(settings.log_level)
     logging.getLogger("rq").setLevel(logging.WARNING)
     outage = OutageLog(log, settings.redis_url)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 
+from batching.settings.loading import load_settings
 from batching.settings.settings import Settings, SettingsError, UnusableNow
 
 EXIT_UNUSABLE = 2
@@ -17,7 +18,7 @@ def exit_code_for(error: SettingsError) -> int:
 def run_from_environment(run: Callable[[Settings], int]) -> int:
     """The exit code of a part that runs with the environment's settings."""
     try:
-        settings, _ = Settings.load()
+        settings, _ = load_settings()
     except SettingsError as error:
         sys.stderr.write(f"cannot start: {error}\n")
         return EXIT_UNUSABLE

@@ -3,19 +3,17 @@
 import dataclasses
 import difflib
 import itertools
-import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from batching.models.config_types import SERVER_TYPES, ignored_values
 from batching.models.registration import MAX_INTEGER
+from batching.settings.per_model import ModelSettings, model_settings
 from batching.settings.redis_url import RedisUrl, RedisUrlError
+from batching.settings.settings import Settings
 from batching.settings.sources import SettingsError
-
-if TYPE_CHECKING:
-    from batching.settings.settings import Settings
 
 METRICS_MODES = ("log", "prometheus", "legacy")
 ENVELOPES = ("", "body", "json", "kserve", "kservev2")
@@ -35,17 +33,12 @@ _LOWEST: Mapping[str, float] = {
     "unused_files_kept_s": 60,  # a node's sweeper marks what it needs 24 times in between
 }
 
-_INTEGER = re.compile(r"-?[0-9]{1,20}")
 CORS = ("cors_allowed_origin", "cors_allowed_methods", "cors_allowed_headers")
-_NUMBERS = frozenset(word for word, wanted in SERVER_TYPES.items() if wanted is int)
 # What one version may be given by `models`.
 _WORDS = frozenset({*SERVER_TYPES, "defaultVersion", "marName"})
 
-# {model: {version: {batchSize: 8, ...}}}; the words are those of model-config.yaml.
-ModelSettings = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
-
-def check_settings(settings: "Settings") -> None:
+def check_settings(settings: Settings) -> None:
     """The settings fit together.
 
     Raises:
@@ -62,7 +55,7 @@ def check_settings(settings: "Settings") -> None:
     model_settings(settings.model_settings)
 
 
-def _check_words(settings: "Settings") -> None:
+def _check_words(settings: Settings) -> None:
     if settings.metrics_mode not in METRICS_MODES:
         raise SettingsError(
             f"metrics_mode={settings.metrics_mode!r} is none of: {', '.join(METRICS_MODES)}"
@@ -79,7 +72,7 @@ def _check_words(settings: "Settings") -> None:
         )
 
 
-def _check_cors(settings: "Settings") -> None:
+def _check_cors(settings: Settings) -> None:
     # Every answer has them as headers: one that cannot be written would keep all from being sent.
     for key in CORS:
         value = getattr(settings, key)
@@ -87,7 +80,7 @@ def _check_cors(settings: "Settings") -> None:
             raise SettingsError(f"{key}={value!r} has characters that no header may have")
 
 
-def _check_numbers(settings: "Settings") -> None:
+def _check_numbers(settings: Settings) -> None:
     for spec in dataclasses.fields(settings):
         value, low = getattr(settings, spec.name), _LOWEST.get(spec.name, 0)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -96,7 +89,7 @@ def _check_numbers(settings: "Settings") -> None:
             raise SettingsError(f"{key} must be from {low} to {MAX_INTEGER}, not {value}: {doc}")
 
 
-def _check_redis(settings: "Settings") -> None:
+def _check_redis(settings: Settings) -> None:
     try:
         url = RedisUrl.parse(settings.redis_url)
     except RedisUrlError as error:
@@ -111,42 +104,7 @@ def _check_redis(settings: "Settings") -> None:
         raise SettingsError("redis_key_file needs redis_cert_file, the certificate of that key")
 
 
-def model_settings(text: str) -> ModelSettings:
-    """The `models` of config.properties: model → version → settings.
-
-    Raises:
-        SettingsError: it is something else.
-    """
-    if not text.strip():
-        return {}
-    try:
-        models = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(f"models: this is not JSON ({error})") from error
-    versions = models.values() if isinstance(models, dict) else [None]
-    if not all(isinstance(one, dict) and all(map(_is_object, one.values())) for one in versions):
-        raise SettingsError('models: write {"model": {"version": {"batchSize": 8}}}')
-    return {
-        name: {version: _with_numbers(one) for version, one in versions.items()}
-        for name, versions in models.items()
-    }
-
-
-def _with_numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        word: _number(word, value) if word in _NUMBERS else value
-        for word, value in settings.items()
-    }
-
-
-def _number(word: str, value: object) -> int:
-    # TorchServe takes numbers in quotes, too (Gson's `getAsInt`).
-    if not _INTEGER.fullmatch(str(value)):
-        raise SettingsError(f"models: {word} is a whole number, not {json.dumps(value)}")
-    return int(str(value))
-
-
-def doubts(settings: "Settings") -> list[str]:
+def doubts(settings: Settings) -> list[str]:
     """What can be used, but is probably not what was meant."""
     return [
         *_doubts_of_addresses(settings),
@@ -155,14 +113,14 @@ def doubts(settings: "Settings") -> list[str]:
     ]
 
 
-def _doubts_of_addresses(settings: "Settings") -> Iterator[str]:
+def _doubts_of_addresses(settings: Settings) -> Iterator[str]:
     for name, address in settings.addresses().items():
         path = address.partition("://")[2].partition("/")[2]
         if path:
             yield f"{name}_address: the path /{path} has no effect"
 
 
-def _doubts_of_cors(settings: "Settings") -> Iterator[str]:
+def _doubts_of_cors(settings: Settings) -> Iterator[str]:
     given = [key for key in CORS if getattr(settings, key)]
     missing = [key for key in CORS if key not in given]
     if given and missing:
@@ -188,10 +146,6 @@ def _without_lone(version: Mapping[str, Any]) -> Mapping[str, Any]:
     pair = {"minWorkers", "maxWorkers"}
     lone = pair if not pair <= version.keys() else set()
     return {word: value for word, value in version.items() if word not in lone}
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)
 
 
 def _check_pattern(name: str, pattern: str, advice: str = "") -> None:

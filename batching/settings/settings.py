@@ -1,29 +1,17 @@
-"""Settings: one frozen dataclass; defaults < file < environment < flags < TorchServe's variables.
+"""Settings: one frozen dataclass.
 
 A field's TorchServe name is its own name unless `key` in its metadata says otherwise; its
-environment variable is `FERRY_` and either of them in upper case. TorchServe's own `TS_*` variables
-count only where the file says `enable_envvars_config=true`, and then before everything else.
+environment variable is `FERRY_` and either of them in upper case. `loading` reads them.
 """
 
 import dataclasses
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from batching.models.registration import ModelDefaults
-from batching.settings.checks import check_settings, model_settings
-from batching.settings.sources import (
-    SNAPSHOT,
-    SettingsError,
-    UnusableNow,
-    file_values,
-    parse,
-    parse_own,
-    read_properties,
-    torchserve_environment,
-)
+from batching.settings.per_model import model_settings
+from batching.settings.sources import SettingsError, UnusableNow
 
 __all__ = [
     "DEFAULT_ALLOWED_URLS",
@@ -41,9 +29,6 @@ DEFAULT_ALLOWED_URLS = r"https://torchserve\.pytorch\.org/.*"
 
 # As TorchServe does, in the folder from which the server was started.
 DEFAULT_KEY_FILE = "key_file.json"
-
-# Variables that are not ours, and the fields they set; a FERRY_ variable is more specific.
-_FOREIGN_VARIABLES = {"REDIS_URL": "redis_url", "LOG_LOCATION": "log_location"}
 
 # Prefixes of fields that `ferry up` fills in; the URL of Redis may hold a password, too.
 _FOUND_AT_START = ("redis_", "snapshot_", "drain_timeout_s")
@@ -180,79 +165,25 @@ class Settings:
     log_level: str = _setting("info", doc="debug, info, warning or error")
 
     @classmethod
-    def load(
-        cls,
-        config_file: Path | None = None,
-        environment: Mapping[str, str] | None = None,
-        flags: Mapping[str, Any] | None = None,
-        defaults: Mapping[str, Any] | None = None,
-    ) -> tuple[Self, list[str]]:
-        """The settings from all sources, and the file's keys without effect.
-
-        Args:
-            config_file: properties, TorchServe's keys included.
-            environment: instead of this process' own.
-            flags: field values from a command line; None is not given.
-            defaults: field values for where nobody says anything.
-
-        Raises:
-            SettingsError: an unreadable file, a value of the wrong type or one that cannot work.
-        """
-        environment = os.environ if environment is None else environment
-        values = dict(defaults or {})
-        properties = read_properties(config_file) if config_file is not None else {}
-        by_key = cls.fields_by_key()
-        from_file, without_effect = file_values(properties, by_key, environment)
-        values |= from_file
-        if SNAPSHOT in properties:
-            values["snapshot_file"] = config_file
-            # What its server began with; some of that may have been unregistered since.
-            values.pop("load_models", None)
-        values |= cls._from_environment(environment)
-        values |= {name: value for name, value in (flags or {}).items() if value is not None}
-        values |= torchserve_environment(properties, by_key, environment)
-        if values.get("limit_max_image_pixels") is False:
-            values["max_image_pixels"] = 0
-        if mode := values.get("metrics_mode"):
-            values["metrics_mode"] = mode.lower()  # TorchServe takes it in any case
-        settings = cls(**values)
-        check_settings(settings)
-        return settings, without_effect
-
-    @classmethod
-    def _from_environment(cls, environment: Mapping[str, str]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        fields = cls._fields()
-        for variable, name in _FOREIGN_VARIABLES.items():
-            if variable in environment:
-                values[name] = parse(variable, fields[name], environment[variable])
-        # The field's own name comes last, and counts: children are told by it.
-        for words, spec in (*cls.fields_by_key().items(), *fields.items()):
-            variable = ENV_PREFIX + words.upper()
-            if (text := environment.get(variable)) is not None:
-                values[spec.name] = parse_own(variable, spec, text)
-        return values
-
-    @classmethod
-    def _fields(cls) -> dict[str, "dataclasses.Field[Any]"]:
+    def fields(cls) -> dict[str, "dataclasses.Field[Any]"]:
         return {spec.name: spec for spec in dataclasses.fields(cls)}
 
     @classmethod
     def fields_by_key(cls) -> dict[str, "dataclasses.Field[Any]"]:
         """The fields, by the keys that config.properties has for them."""
-        return {spec.metadata["key"] or name: spec for name, spec in cls._fields().items()}
+        return {spec.metadata["key"] or name: spec for name, spec in cls.fields().items()}
 
     def to_environment(self) -> dict[str, str]:
         """Environment variables from which `load` makes the same settings in a child process."""
         return {
             ENV_PREFIX + name.upper(): "" if value is None else str(value)
-            for name, value in ((name, getattr(self, name)) for name in self._fields())
+            for name, value in ((name, getattr(self, name)) for name in self.fields())
         }
 
     def absolute(self) -> Self:
         """The same settings with absolute paths, for a process whose current folder is another."""
         paths: dict[str, Any] = {}
-        for name in self._fields():
+        for name in self.fields():
             if isinstance(value := getattr(self, name), Path):
                 paths[name] = value.absolute()
         return dataclasses.replace(self, **paths)

@@ -24,6 +24,7 @@ from redis.retry import Retry
 
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings
+from batching.store.client_types import AsyncClient, Client
 from batching.store.cluster import deployments
 from batching.store.cluster.found_connections import CONNECT_TIMEOUT_S
 from batching.store.connections.lost_connections import ASYNC_PARSER, PARSER, noticing_its_loss
@@ -37,10 +38,6 @@ BLOCK_S = 0.6
 # An idle worker may block for longer, as its node's beats make up for lost doorbells. Not much
 # longer: after its connection broke, Redis may still hand one doorbell to the old wait.
 IDLE_S = 2.0
-
-# redis-py types every answer as "bytes or str" and some methods not at all; here it is bytes.
-Client = Any
-AsyncClient = Any
 
 
 def store_url(settings: Settings) -> str:

@@ -15,7 +15,8 @@ from batching.settings.pem_files import load_authorities, load_pair
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError, UnusableNow
 from batching.store import keys
-from batching.store.clients import Client, connect, store_url
+from batching.store.client_types import Client
+from batching.store.clients import connect, store_url
 from batching.store.record_reader import UNREADABLE
 from batching.store.redis_errors import AWAY
 from batching.store.scripts.loader import script

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ferry.console import out
-from ferry.options import json_option, load_settings
+from ferry.options import json_option, settings_from_flags
 
 if TYPE_CHECKING:
     from workers.doctor.examination import Report
@@ -37,7 +37,7 @@ def doctor(context: click.Context, archive: Path, config: Path | None, as_json: 
     # Only here: the other commands need nothing of the workers.
     from workers.doctor.examination import examine  # noqa: PLC0415 - see above
 
-    settings = load_settings(config, {})
+    settings = settings_from_flags(config, {})
     report = examine(archive, is_installing=settings.install_py_dep_per_model)
     if as_json:
         click.echo(json.dumps(_as_json(report), indent=2))

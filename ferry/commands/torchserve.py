@@ -22,10 +22,11 @@ import click
 import psutil
 
 from batching.process.readiness import READY_VARIABLE
+from batching.settings.loading import load_settings
 from batching.settings.settings import DEFAULT_KEY_FILE, Settings, SettingsError
 from batching.settings.snapshots import newest_snapshot
 from ferry.console import warn
-from ferry.options import load_settings
+from ferry.options import settings_from_flags
 from ferry.process_tree.pid_file import pid_file, remove_pid, running_server, write_pid
 from ferry.process_tree.ready_pipe import ReadyPipe
 from ferry.process_tree.whole_server import run_server
@@ -140,7 +141,7 @@ def find_config(
         return _existing("--ts-config", Path(named))
     own = DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None
     try:
-        settings, _ = Settings.load(own, environment)
+        settings, _ = load_settings(own, environment)
     except SettingsError as error:
         raise click.ClickException(str(error)) from error
     # With a Redis that outlives its servers, that is what remembers the models.
@@ -175,7 +176,7 @@ def chosen_settings(given: Mapping[str, Any], *, ncs: bool) -> Settings:
         "enable_model_api": given["enable_model_api"],
         "config_snapshots": False if ncs else None,
     }
-    settings = load_settings(config, flags, DEFAULTS)
+    settings = settings_from_flags(config, flags, DEFAULTS)
     _check_store(settings)
     if settings.disable_token_authorization and not settings.enable_model_api:
         # Said twice: no tokens, and no foreign code. So TorchServe's container works as it is.

@@ -14,12 +14,10 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
-from ingress.http1.chunk_writer import ChunkWriter
-from ingress.http1.exchange import ConnectionEnded, Exchange, Header
+from ingress.http1.exchange import Answer, ChunkWriter, ConnectionEnded, Exchange, Header
 from ingress.http1.head import CHUNKED, CONTINUE, WITHOUT_BODY, head_bytes
 from ingress.http1.host import HttpHost
-from ingress.http1.request_parser import RequestParser, Unreadable
-from ingress.torchserve.answers import Answer
+from ingress.http1.request_parser import RequestParser, UnknownMethod, Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +53,7 @@ class HttpConnection(asyncio.Protocol):
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
-        self._parser: RequestParser | None = RequestParser(self, self._on_request, host.known_heads)
+        self._parser: RequestParser | None = RequestParser(self, self._on_request)
         self._asked: deque[Exchange] = deque()  # the first one is being answered
         self._held: list[bytes] = []
         self._is_paused = False
@@ -147,7 +145,10 @@ class HttpConnection(asyncio.Protocol):
         except Unreadable as error:
             self._is_last = True
             if not self._asked:
-                self._refuse(error.answer)
+                is_known = not isinstance(error, UnknownMethod)
+                self._refuse(
+                    Answer(error.status, [], b"") if is_known else self._host.unknown_method()
+                )
             elif not self._asked[-1].is_received:
                 self._asked[-1].break_off()
 

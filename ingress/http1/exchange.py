@@ -2,13 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from ingress.http1.chunk_writer import ChunkWriter
-    from ingress.http1.connection import HttpConnection
+from typing import NamedTuple, Protocol
 
 Header = tuple[str, str]
+
+
+class Answer(NamedTuple):
+    """One HTTP answer without its `connection` header."""
+
+    status: int
+    headers: list[Header]
+    body: bytes
 
 
 class Head(NamedTuple):
@@ -32,6 +36,27 @@ AHEAD_BYTES = 256 * 1024
 
 class ConnectionEnded(Exception):
     """The client has gone, or sends what is no HTTP, before its request or answer was whole."""
+
+
+class Connection(Protocol):
+    """The connection of an exchange, as far as its requests use it."""
+
+    client: str
+    server: str
+
+    @property
+    def scheme(self) -> str: ...
+    def take_more(self) -> None: ...
+    def take_no_more(self) -> None: ...
+    def say_continue(self) -> None: ...
+    def answer(
+        self, exchange: "Exchange", status: int, headers: Sequence[Header], body: bytes
+    ) -> None: ...
+    def stream(
+        self, exchange: "Exchange", status: int, headers: Sequence[Header]
+    ) -> "ChunkWriter": ...
+    async def write(self, exchange: "Exchange", data: bytes) -> None: ...
+    def end_stream(self, exchange: "Exchange", *, keeps_alive: bool) -> None: ...
 
 
 class Exchange:
@@ -60,7 +85,7 @@ class Exchange:
         "status",
     )
 
-    def __init__(self, connection: "HttpConnection", head: Head, body: bytes | None = None) -> None:
+    def __init__(self, connection: Connection, head: Head, body: bytes | None = None) -> None:
         """With a body, the request has come whole."""
         (
             self.method,
@@ -194,6 +219,27 @@ class Exchange:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+class ChunkWriter:
+    """Sends an answer in pieces. Without `end` the answer is broken off."""
+
+    def __init__(self, connection: Connection, exchange: Exchange, *, keeps_alive: bool) -> None:
+        self._connection = connection
+        self._exchange = exchange
+        self._keeps_alive = keeps_alive
+
+    async def send(self, piece: bytes) -> None:
+        """Sends the piece; returns when the client is not far behind.
+
+        Raises:
+            ConnectionEnded: the client has gone, or has read nothing for too long.
+        """
+        await self._connection.write(self._exchange, b"%x\r\n%b\r\n" % (len(piece), piece))
+
+    def end(self) -> None:
+        """Tells the client that it has the whole answer."""
+        self._connection.end_stream(self._exchange, keeps_alive=self._keeps_alive)
 
 
 Application = Callable[[Exchange], Awaitable[None]]

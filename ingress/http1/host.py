@@ -1,33 +1,43 @@
-"""What the connections of one listener have in common."""
+"""The state that the connections of one listener share."""
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from ingress.http1.exchange import Application
-from ingress.http1.known_heads import KnownHeads
-
-if TYPE_CHECKING:
-    from ingress.http1.connection import HttpConnection
-
+from ingress.http1.exchange import Answer, Application
 
 # Told of what never reached the application: the client's address, and the status it was answered.
 OnRefused = Callable[[str, int], None]
 
 
+class OpenConnection(Protocol):
+    """A connection, as far as its host deals with it."""
+
+    def close_if_idle(self) -> None: ...
+
+
 class HttpHost:
-    """The application, the limits, and who is connected."""
+    """Holds what the connections of one listener share: the application, the limits, themselves.
+
+    `unknown_method` makes the answer to a request whose method HTTP does not know.
+    """
 
     def __init__(
-        self, app: Application, on_refused: OnRefused, *, scheme: str, silence_timeout_s: float
+        self,
+        app: Application,
+        on_refused: OnRefused,
+        unknown_method: Callable[[], Answer],
+        *,
+        scheme: str,
+        silence_timeout_s: float,
     ) -> None:
         self.app = app
         self.on_refused = on_refused
+        self.unknown_method = unknown_method
         self.scheme = scheme
         self.silence_timeout_s = silence_timeout_s
         self.is_draining = False
-        self.known_heads = KnownHeads()
-        self.connections: set[HttpConnection] = set()
+        self.connections: set[OpenConnection] = set()
         # asyncio itself does not keep tasks from being collected as garbage.
         self.tasks: set[asyncio.Task[None] | None] = set()
         self._closed = asyncio.Event()
@@ -43,7 +53,7 @@ class HttpHost:
         """After `drain`: all requests have been answered and all connections closed."""
         await self._closed.wait()
 
-    def forget(self, connection: "HttpConnection") -> None:
+    def forget(self, connection: OpenConnection) -> None:
         """This connection is closed."""
         self.connections.discard(connection)
         self._check_closed()

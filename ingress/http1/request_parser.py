@@ -9,18 +9,11 @@ from collections.abc import Callable
 from functools import lru_cache
 from http import HTTPStatus
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from batching.request_ids import fresh_request_id
-from ingress.http1.exchange import Exchange, Head, Header
-from ingress.http1.known_heads import KnownHeads
-from ingress.torchserve.answers import Answer, error_answer, wrong_method
-
-if TYPE_CHECKING:
-    from ingress.http1.connection import HttpConnection
+from ingress.http1.exchange import Connection, Exchange, Head, Header
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
@@ -39,11 +32,18 @@ _OTHER_METHOD = re.compile(rb"[A-Z]{1,32} /[!-~]* HTTP/1\.[01]\r\n")
 
 
 class Unreadable(Exception):
-    """What was sent is not HTTP, or too much of it; `answer` says so."""
+    """The bytes are not HTTP, or too many; `status` is the answer's."""
 
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.status)
-        self.answer = answer
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class UnknownMethod(Unreadable):
+    """The request is HTTP, with a method that HTTP does not know."""
+
+    def __init__(self) -> None:
+        super().__init__(HTTPStatus.METHOD_NOT_ALLOWED)
 
 
 class _Refused(Exception):
@@ -53,17 +53,10 @@ class _Refused(Exception):
 class RequestParser:
     """The requests of one connection, in order."""
 
-    def __init__(
-        self,
-        connection: "HttpConnection",
-        on_request: Callable[[Exchange], None],
-        known_heads: KnownHeads,
-    ) -> None:
+    def __init__(self, connection: Connection, on_request: Callable[[Exchange], None]) -> None:
         self.is_in_head = False
         self._connection = connection
         self._on_request = on_request
-        self._known_heads = known_heads
-        self._fresh = b""  # data that began with a request, for `known_heads`, until its head ends
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._headers: list[Header] = []
@@ -79,12 +72,6 @@ class RequestParser:
             Unreadable: the request that this belongs to ends here.
         """
         if self._current is None:
-            if not self._head_bytes and not self.is_in_head:
-                if (known := self._known_heads.find(data)) is not None:
-                    body = data[known.head_bytes :]
-                    self._on_request(Exchange(self._connection, known.head, body))
-                    return True
-                self._fresh = data
             self._head_bytes += len(data)
         else:
             self._around_bytes += len(data)
@@ -93,12 +80,12 @@ class RequestParser:
         except httptools.HttpParserError as error:
             is_method = isinstance(error, httptools.HttpParserInvalidMethodError)
             if is_method and _OTHER_METHOD.match(data):
-                raise Unreadable(error_answer(wrong_method(), fresh_request_id())) from error
-            raise Unreadable(Answer(self._refusal, [], b"")) from error
+                raise UnknownMethod from error
+            raise Unreadable(self._refusal) from error
         if self._around_bytes > MAX_AROUND_BYTES:
-            raise Unreadable(Answer(HTTPStatus.BAD_REQUEST, [], b""))
+            raise Unreadable(HTTPStatus.BAD_REQUEST)
         if self.is_in_head and self._head_bytes > MAX_HEAD_BYTES:
-            raise Unreadable(Answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, [], b""))
+            raise Unreadable(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         return is_going_on
 
     def on_message_begin(self) -> None:
@@ -194,9 +181,6 @@ class RequestParser:
             self._headers,
             self._parser.should_keep_alive(),
         )
-        fresh, self._fresh = self._fresh, b""
-        if fresh and not self._parser.should_upgrade():
-            self._known_heads.learn(fresh, head)
         return Exchange(self._connection, head)
 
 

@@ -59,6 +59,9 @@ class Registrar:
         self._loop = services.loop
         self._wait = WorkerWait(services.registry, lambda: services.lifecycle.is_draining)
 
+    def _install_patience_s(self, spec: ModelSpec) -> float:
+        return install_patience_s(spec, is_allowed=self._settings.install_py_dep_per_model)
+
     def register(self, parameters: Mapping[str, Any]) -> tuple[int, str]:
         """HTTP status and text of `POST /models` with these parameters.
 
@@ -141,7 +144,7 @@ class Registrar:
             spec,
             failures_before=failures_before,
             version_text=asked or "null",
-            install_patience_s=install_patience_s(spec, self._settings),
+            install_patience_s=self._install_patience_s(spec),
         )
         if progress is not Progress.DONE:
             return 206, IN_PROGRESS
@@ -194,7 +197,7 @@ class Registrar:
                 spec,
                 failures_before={},
                 version_text=spec.model_version,
-                install_patience_s=install_patience_s(spec, self._settings),
+                install_patience_s=self._install_patience_s(spec),
             )
             if progress is Progress.NONE:
                 raise InternalError(failed_text(spec.model_name, spec.model_version))

@@ -12,16 +12,11 @@ from batching.store.ingress_side.broker import Broker
 from batching.store.ingress_side.pending_request import ClientGone
 from batching.store.ingress_side.reply_stream import ReplyStream
 from batching.store.registry.catalog import Catalog
+from ingress.http1.exchange import Answer
 from ingress.metrics.ingress_metrics import Metrics, VersionMetrics
 from ingress.predictions.failed_requests import FailedRequests
 from ingress.predictions.streamed_answer import StreamedAnswer
-from ingress.torchserve.answers import (
-    Answer,
-    error_answer,
-    reply_answer,
-    stream_head,
-    with_error_key,
-)
+from ingress.torchserve.answers import error_answer, reply_answer, stream_head, with_error_key
 from ingress.torchserve.payload import (
     first_in_query,
     is_form,

@@ -9,19 +9,16 @@ from batching.errors import InternalError, ServeError
 from batching.request_ids import fresh_request_id
 from batching.store.ingress_side.pending_request import ClientLeft
 from ingress.access.authorizer import Authorizer
+from ingress.health import LIVE_PATH, LIVE_TEXT
 from ingress.http1.body_reader import read_body
-from ingress.http1.exchange import Exchange
+from ingress.http1.exchange import Answer, Application, Exchange
 from ingress.predictions.prediction_service import PredictionService
 from ingress.predictions.stream_sender import send_answer
 from ingress.predictions.streamed_answer import CLIENT_CLOSED_REQUEST, StreamedAnswer
-from ingress.rest.wsgi_bridge import WsgiBridge
-from ingress.torchserve.answers import Answer, error_answer, status_answer
+from ingress.torchserve.answers import error_answer, status_answer
 from ingress.torchserve.prediction_paths import Target, parse_prediction_path
 
 log = logging.getLogger(__name__)
-
-LIVE_PATH = "/livez"
-LIVE_TEXT = "Live"
 
 
 class InferenceRouter:
@@ -30,14 +27,14 @@ class InferenceRouter:
     def __init__(
         self,
         predictor: PredictionService,
-        bridge: WsgiBridge,
+        others: Application,
         *,
         max_request_size_bytes: int,
         max_response_size_bytes: int,
         authorizer: Authorizer,
     ) -> None:
         self._predictor = predictor
-        self._bridge = bridge
+        self._others = others
         self._max_request_size_bytes = max_request_size_bytes
         self._max_response_size_bytes = max_response_size_bytes
         self._authorizer = authorizer
@@ -48,10 +45,10 @@ class InferenceRouter:
         if target is not None and exchange.method != "OPTIONS":
             await self._predict(target, exchange)
         elif exchange.path == LIVE_PATH:
-            # Not through the bridge: its threads may all wait for Redis.
+            # Not through Flask: its threads may all wait for Redis.
             exchange.respond(*status_answer(LIVE_TEXT, fresh_request_id()))
         else:
-            await self._bridge(exchange)
+            await self._others(exchange)
 
     async def _predict(self, target: Target, exchange: Exchange) -> None:
         headers = dict(exchange.headers)

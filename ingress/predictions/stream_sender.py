@@ -3,8 +3,7 @@
 import logging
 
 from batching.errors import InternalError, ServeError
-from ingress.http1.chunk_writer import ChunkWriter
-from ingress.http1.exchange import ConnectionEnded, Exchange
+from ingress.http1.exchange import ChunkWriter, ConnectionEnded, Exchange
 from ingress.http1.head import WITHOUT_BODY
 from ingress.predictions.streamed_answer import StreamedAnswer
 

@@ -7,7 +7,7 @@ from flask import Blueprint, Response, request
 
 from batching.errors import NotFound
 from batching.models.entry import check_names, existing
-from ingress.predictions.router import LIVE_TEXT
+from ingress.health import LIVE_PATH, LIVE_TEXT
 from ingress.predictions.streamed_answer import StreamedAnswer
 from ingress.rest.responses import (
     ANY_METHOD,
@@ -47,7 +47,7 @@ def inference_blueprint(services: Services) -> Blueprint:
         ("/predictions/<model_name>", ("OPTIONS",), view.document),
         ("/predictions/<model_name>/<path:_>", ("OPTIONS",), view.document),
         ("/ping", (*ANY_METHOD, "OPTIONS"), view.ping),
-        ("/livez", ANY_METHOD, view.livez),
+        (LIVE_PATH, ANY_METHOD, view.livez),
         ("/readyz", ("GET",), view.readyz),
     )
     for rule, methods, handler in rules:

@@ -6,12 +6,13 @@ from flask import Blueprint, Response, request
 from prometheus_client.core import Metric
 
 from batching.request_ids import fresh_request_id
+from ingress.http1.exchange import Answer
 from ingress.metrics.ingress_metrics import Metrics
 from ingress.metrics.metrics_text import CONTENT_TYPE, write_text
 from ingress.metrics.torchserve_metrics import LEGACY
 from ingress.rest.responses import to_response
 from ingress.services import Services
-from ingress.torchserve.answers import NO_CACHE_HEADERS, Answer
+from ingress.torchserve.answers import NO_CACHE_HEADERS
 
 
 def metrics_blueprint(services: Services) -> Blueprint:

@@ -7,8 +7,9 @@ from typing import Any
 from flask import Request, Response
 
 from batching.request_ids import fresh_request_id
+from ingress.http1.exchange import Answer
 from ingress.predictions.streamed_answer import StreamedAnswer
-from ingress.torchserve.answers import Answer, json_answer, status_answer
+from ingress.torchserve.answers import json_answer, status_answer
 
 # TorchServe does not look at the method of a prediction, a ping or a renewal of a key.
 ANY_METHOD = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")

@@ -11,8 +11,9 @@ from batching.errors import InternalError
 from batching.request_ids import fresh_request_id
 from ingress.access.authorizer import TOKEN_PATH, refused_renewal, require_api_key
 from ingress.access.key_file import RENEWABLE, KeyFile
+from ingress.http1.exchange import Answer
 from ingress.rest.responses import ANY_METHOD, to_response
-from ingress.torchserve.answers import JSON_CONTENT_TYPE, NO_CACHE_HEADERS, Answer
+from ingress.torchserve.answers import JSON_CONTENT_TYPE, NO_CACHE_HEADERS
 
 log = logging.getLogger(__name__)
 

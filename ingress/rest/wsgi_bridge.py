@@ -12,8 +12,8 @@ from batching.process.daemon_thread import in_daemon_thread
 from batching.request_ids import fresh_request_id
 from ingress.access.authorizer import Authorizer
 from ingress.http1.body_reader import read_body
-from ingress.http1.exchange import Exchange
-from ingress.torchserve.answers import Answer, error_answer
+from ingress.http1.exchange import Answer, Exchange
+from ingress.torchserve.answers import error_answer
 
 # The connection writes these itself.
 _SERVER_OWNED = frozenset({"content-length", "connection", "server", "date"})

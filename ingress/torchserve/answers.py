@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from batching.errors import (
     InternalError,
@@ -18,6 +18,8 @@ from batching.errors import (
     ServeError,
 )
 from batching.protocol import Reply, ReplyChunk
+from batching.request_ids import fresh_request_id
+from ingress.http1.exchange import Answer
 
 JSON_CONTENT_TYPE = ("content-type", "application/json")
 NO_CACHE_HEADERS = (
@@ -53,14 +55,6 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 # After a status below this range a client would wait for another answer; above it, HTTP has none.
 _LOWEST_STATUS, _HIGHEST_STATUS = 200, 599
-
-
-class Answer(NamedTuple):
-    """One HTTP answer without its `connection` header."""
-
-    status: int
-    headers: list[tuple[str, str]]
-    body: bytes
 
 
 def json_bytes(document: Any) -> bytes:
@@ -144,6 +138,11 @@ def not_found() -> NotFound:
 def wrong_method() -> MethodNotAllowed:
     """The error for a path that is known, by a method that it is not for."""
     return MethodNotAllowed("Requested method is not allowed, please refer to API document.")
+
+
+def unknown_method() -> Answer:
+    """Answers a request with a method that HTTP does not know, as TorchServe does."""
+    return error_answer(wrong_method(), fresh_request_id())
 
 
 def _clean_value(value: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
 from ferry.main import main
 from tests.deploy.chart import (
@@ -127,7 +128,7 @@ def test_chart_sets_settings_that_load(manifests, part):
     # Given the variables, and the URL that a Secret brings
     variables = environment(manifests, part)
     # When
-    settings, _ = Settings.load(environment={**variables, "REDIS_URL": "rediss://redis:6379"})
+    settings, _ = load_settings(environment={**variables, "REDIS_URL": "rediss://redis:6379"})
     # Then
     assert settings.drain_timeout_s == 60
     assert (settings.probe_dir is not None) == (part == "worker")
@@ -162,7 +163,7 @@ def test_chart_sets_large_limits_that_load(part):
     # Given
     manifests = render({"config": {"max_request_size_bytes": 64 * 1024 * 1024}})
     # When
-    settings, _ = Settings.load(environment=environment(manifests, part))
+    settings, _ = load_settings(environment=environment(manifests, part))
     # Then
     assert settings.max_request_size_bytes == 64 * 1024 * 1024
 
@@ -195,7 +196,7 @@ def test_chart_gives_a_drain_the_time_it_takes(part):
     # Given
     manifests = render({part: {"drainTimeoutSeconds": 100}})
     # When
-    settings, _ = Settings.load(environment=environment(manifests, part))
+    settings, _ = load_settings(environment=environment(manifests, part))
     # Then
     drain_s = settings.drain_delay_s + settings.drain_timeout_s
     assert settings.drain_timeout_s == 100

@@ -11,6 +11,7 @@ import pytest
 import requests
 from click.testing import CliRunner
 
+from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
 from ferry.main import main
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
@@ -66,7 +67,7 @@ def test_units_are_what_systemd_understands(tmp_path):
 
 def test_file_of_variables_has_settings_only():
     # When
-    settings, without_effect = Settings.load(environment=variables())
+    settings, without_effect = load_settings(environment=variables())
     # Then
     assert without_effect == []
     assert settings.redis_url

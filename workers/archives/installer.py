@@ -35,7 +35,7 @@ from batching.process.child_process import exited, kill_group, spawn
 from batching.process.daemon_thread import in_daemon_thread
 from workers.archives.requirements import environment_name, read_requirements
 from workers.archives.staging import ABANDONED_AFTER_S, mark_used, remove_unused
-from workers.slots.worker_environment import allowed_environment
+from workers.machine.allowed_environment import allowed_environment
 
 log = logging.getLogger(__name__)
 

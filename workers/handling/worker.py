@@ -27,6 +27,7 @@ from batching.metrics.declared import read_metrics_config
 from batching.policy import policy_of
 from batching.process.logs import configure_logging
 from batching.protocol import INLINE_LIMIT_BYTES, Batch, Owned, Reply
+from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
 from batching.store.clients import BLOCK_S, connect, idle_s, store_url
 from batching.store.measurements import HandlerMeasurements
@@ -161,7 +162,7 @@ class Worker:
 
 def main() -> int:
     """Runs the worker described by the environment; returns the exit status."""
-    settings, _ = Settings.load()
+    settings, _ = load_settings()
     assignment = Assignment.from_environment()
     spec = assignment.spec
     # Beside the handler's own prints, as TorchServe's model_log has them.

@@ -1,13 +1,12 @@
 """The environment of a worker process."""
 
 import os
-import re
 import site
-from collections.abc import Mapping
 from pathlib import Path
 
 import compat
 from batching.settings.settings import Settings
+from workers.machine.allowed_environment import allowed_environment
 from workers.slots.assignment import Assignment
 
 # A batch's intermediate tensors have tens of megabytes each. By default glibc fetches such from the
@@ -41,17 +40,6 @@ def worker_environment(assignment: Assignment, settings: Settings, threads: int)
         "PYTHONPATH": _python_path(),
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def allowed_environment(environment: Mapping[str, str], pattern: str) -> dict[str, str]:
-    """The variables whose names do not match the pattern as a whole; all when it is empty.
-
-    Source: TorchServe 0.12 `EnvironmentUtils`, blacklist_env_vars.
-    """
-    if not pattern:
-        return dict(environment)
-    expression = re.compile(pattern)
-    return {name: text for name, text in environment.items() if not expression.fullmatch(name)}
 
 
 def _python_path() -> str:

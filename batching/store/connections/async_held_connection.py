@@ -12,7 +12,7 @@ from typing import Any
 import hiredis
 from redis.exceptions import NoScriptError, ResponseError
 
-from batching.store.clients import AsyncClient
+from batching.store.client_types import AsyncClient
 from batching.store.scripts import loader as scripts
 
 Command = tuple[str | int | float | bytes, ...]

@@ -6,7 +6,7 @@ from typing import Any
 import hiredis
 from redis.exceptions import NoScriptError
 
-from batching.store.clients import Client
+from batching.store.client_types import Client
 from batching.store.connections.lost_connections import drop_if_lost
 from batching.store.scripts import loader as scripts
 

@@ -11,12 +11,12 @@ from batching.store.background_tasks import end_tasks
 from batching.store.clients import at, close_unused, connect_async
 from batching.store.ingress_side.ingress_queue import IngressQueue
 from batching.store.ingress_side.pending_request import ClientGone
-from batching.store.ingress_side.refusals import queue_lost, store_unavailable
 from batching.store.ingress_side.reply_stream import ReplyStream
 from batching.store.ingress_side.version_channel import VersionChannel
 from batching.store.keys import VersionKeys
 from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
+from batching.store.unavailable import queue_lost, store_unavailable
 
 UNUSED_S = 60.0
 

@@ -8,7 +8,8 @@ from redis.exceptions import OutOfMemoryError
 
 from batching.models.spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES
-from batching.store.clients import BLOCK_S, AsyncClient, at
+from batching.store.client_types import AsyncClient
+from batching.store.clients import BLOCK_S, at
 from batching.store.connections.async_held_connection import AsyncHeldConnection, Command
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from batching.store.open_records import rest_of_record

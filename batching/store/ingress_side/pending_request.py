@@ -2,18 +2,22 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from batching.protocol import Reply
-
-if TYPE_CHECKING:
-    from batching.store.ingress_side.reply_stream import ReplyStream
 
 ClientGone = Callable[[], Awaitable[object]]
 
 
 class ClientLeft(Exception):
     """The client closed its connection; the request was cancelled."""
+
+
+class Pieces(Protocol):
+    """An answer that comes in pieces, as far as a pending request deals with it."""
+
+    def poke(self) -> None:
+        """Tells the reader that there may be something to read."""
 
 
 class PendingRequest:
@@ -43,7 +47,7 @@ class PendingRequest:
         wire: bytes,
         timeout_s: float,
         entered_at: float,
-        reply: "asyncio.Future[Reply | ReplyStream]",
+        reply: asyncio.Future[Reply | Pieces],
     ) -> None:
         self.request_id = request_id
         self.wire = wire
@@ -53,7 +57,7 @@ class PendingRequest:
         self.reply = reply
         self.is_queued = False
         self.is_resubmitted = False
-        self.stream: ReplyStream | None = None
+        self.stream: Pieces | None = None
         self.timer: asyncio.TimerHandle | None = None
 
     @property
@@ -61,7 +65,7 @@ class PendingRequest:
         """Whether nobody waits for the reply any more, although none came."""
         return self.reply.cancelled() or (self.reply.done() and self.reply.exception() is not None)
 
-    def resolve(self, reply: "Reply | ReplyStream") -> None:
+    def resolve(self, reply: Reply | Pieces) -> None:
         """The waiter gets this reply, unless it has an outcome already."""
         if not self.reply.done():
             self.reply.set_result(reply)

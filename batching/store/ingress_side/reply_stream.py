@@ -14,10 +14,10 @@ from typing import Self
 from batching import errors
 from batching.protocol import BatchTiming, ProtocolError, Reply, ReplyChunk
 from batching.store.ingress_side.ingress_queue import IngressQueue
-from batching.store.ingress_side.pending_request import PendingRequest
-from batching.store.ingress_side.refusals import store_unavailable
+from batching.store.ingress_side.pending_request import PendingRequest, Pieces
 from batching.store.redis_errors import AWAY
 from batching.store.replies import is_queue_answer, queue_error
+from batching.store.unavailable import store_unavailable
 
 RETRY_S = 0.05
 READ_PATIENCE_S = 5.0
@@ -135,7 +135,7 @@ class ReplyStream:
         if reply.body:
             self._pieces.append(ReplyChunk(self._next_index, reply.body))
 
-    def _on_end(self, reply: "asyncio.Future[Reply | ReplyStream]") -> None:
+    def _on_end(self, reply: asyncio.Future[Reply | Pieces]) -> None:
         if not reply.cancelled():
             reply.exception()  # so that nobody misses it where the reader has gone
         self._more.set()

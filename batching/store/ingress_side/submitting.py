@@ -8,8 +8,8 @@ from redis.exceptions import OutOfMemoryError
 from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.ingress_side.ingress_queue import IngressQueue, Submission, SubmitCode
 from batching.store.ingress_side.pending_request import PendingRequest
-from batching.store.ingress_side.refusals import memory_full, store_unavailable
 from batching.store.redis_errors import AWAY
+from batching.store.unavailable import memory_full, store_unavailable
 
 SUBMIT_AT_ONCE = 256
 SUBMIT_AT_ONCE_BYTES = 16 * 1024 * 1024

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from typing import cast
 
 from batching import errors
 from batching.drain_rate import DrainRate
@@ -24,12 +25,13 @@ from batching.store.ingress_side.canceller import Canceller
 from batching.store.ingress_side.ingress_queue import AuditCode, IngressQueue, SubmitCode
 from batching.store.ingress_side.large_replies import LargeReplyFetcher
 from batching.store.ingress_side.pending_request import ClientGone, ClientLeft, PendingRequest
-from batching.store.ingress_side.refusals import queue_lost, refusal
+from batching.store.ingress_side.refusals import refusal
 from batching.store.ingress_side.reply_stream import ReplyStream
 from batching.store.ingress_side.submitting import RETRY_S, submit_waiters, take_some
 from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY, REFUSED
 from batching.store.replies import LargeReply, decode_reply, error_reply, queue_error
+from batching.store.unavailable import queue_lost
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +102,7 @@ class VersionChannel:
         try:
             reply = await waiter.reply
             self._drain_rate.count(loop.time())
-            return reply
+            return cast("Reply | ReplyStream", reply)
         finally:
             self._used_at = loop.time()
             self._canceller.unwatch(waiter)

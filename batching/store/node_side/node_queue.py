@@ -8,7 +8,8 @@ from batching.models.entry import ModelEntry, specs_of
 from batching.models.spec import VersionKey
 from batching.models.statuses import NodeStatus, WorkerStatus
 from batching.store import keys
-from batching.store.clients import AsyncClient, at, close_unused, is_cluster
+from batching.store.client_types import AsyncClient
+from batching.store.clients import at, close_unused, is_cluster
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.reclaiming import AT_ONCE, ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.record_reader import UNREADABLE, RecordReader, ids_of

@@ -6,7 +6,7 @@ from typing import Any
 import redis
 
 from batching.store import keys
-from batching.store.clients import AsyncClient
+from batching.store.client_types import AsyncClient
 from batching.store.redis_errors import REFUSED
 
 SILENCE_S = 2.0

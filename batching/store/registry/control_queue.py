@@ -15,9 +15,10 @@ from rq.serializers import JSONSerializer
 
 from batching import errors
 from batching.models.spec import ArchiveInfo
-from batching.store.clients import Client, for_rq
-from batching.store.ingress_side.refusals import store_unavailable
+from batching.store.client_types import Client
+from batching.store.clients import for_rq
 from batching.store.redis_errors import AWAY, FORBIDDEN
+from batching.store.unavailable import store_unavailable
 
 QUEUE_NAME = "ferry-control"
 INSPECT_ARCHIVE = "workers.control_jobs.inspect_archive"

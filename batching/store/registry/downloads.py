@@ -4,10 +4,10 @@ import contextlib
 from dataclasses import dataclass
 
 from batching.store import keys
-from batching.store.clients import Client
-from batching.store.ingress_side.refusals import store_unavailable
+from batching.store.client_types import Client
 from batching.store.record_reader import RecordReader
 from batching.store.redis_errors import AWAY
+from batching.store.unavailable import store_unavailable
 
 _TTL_S = 60
 

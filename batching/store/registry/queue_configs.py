@@ -5,9 +5,10 @@ may be left.
 """
 
 from batching.models.spec import ModelSpec, VersionKey
-from batching.store.clients import Client, at
-from batching.store.ingress_side.refusals import telling_unavailable
+from batching.store.client_types import Client
+from batching.store.clients import at
 from batching.store.keys import UNREGISTERED_TTL_MS, VersionKeys
+from batching.store.unavailable import telling_unavailable
 
 
 class QueueConfigs:

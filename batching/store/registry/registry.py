@@ -15,13 +15,14 @@ from batching.models.entry import ModelEntry, existing, pick_version, specs_of, 
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus, QueueStatus, StoreStatus, WorkerStatus
 from batching.store import keys
-from batching.store.clients import Client, at
-from batching.store.ingress_side.refusals import telling_unavailable
+from batching.store.client_types import Client
+from batching.store.clients import at
 from batching.store.keys import VersionKeys
 from batching.store.record_reader import UNREADABLE, RecordReader, ids_of
 from batching.store.registry.queue_configs import QueueConfigs
 from batching.store.registry.transactions import transact
 from batching.store.scripts.loader import script
+from batching.store.unavailable import telling_unavailable
 
 CONFIRMATION_S = 5.0
 

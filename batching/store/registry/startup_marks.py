@@ -1,8 +1,8 @@
 """Which startup models have been registered once, so that a restart brings none of them back."""
 
 from batching.store import keys
-from batching.store.clients import Client
-from batching.store.ingress_side.refusals import telling_unavailable
+from batching.store.client_types import Client
+from batching.store.unavailable import telling_unavailable
 
 
 class StartupMarks:

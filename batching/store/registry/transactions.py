@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import redis
 
-from batching.store.clients import Client
+from batching.store.client_types import Client
 from batching.store.redis_errors import UNHEARD
 
 PATIENCE_S = 0.8  # as a submit's

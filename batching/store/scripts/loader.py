@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from batching.store.clients import AsyncClient, Client
+from batching.store.client_types import AsyncClient, Client
 
 # Read before anything is served: when the first request comes, there may be no descriptor left, or
 # the files of another release, which was installed meanwhile.

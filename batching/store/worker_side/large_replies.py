@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from redis.exceptions import OutOfMemoryError
 
 from batching.protocol import INLINE_LIMIT_BYTES, Owned
-from batching.store.clients import Client
+from batching.store.client_types import Client
 from batching.store.keys import REPLY_TTL_MS
 
 # What is written at once of a batch's large replies; each is copied on the way.

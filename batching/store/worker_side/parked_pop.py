@@ -3,7 +3,8 @@
 import time
 from typing import Any
 
-from batching.store.clients import BLOCK_S, Client
+from batching.store.client_types import Client
+from batching.store.clients import BLOCK_S
 from batching.store.connections.lost_connections import drop_if_lost
 from batching.store.redis_errors import AWAY
 from batching.store.worker_side.hang_up import hang_up

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from batching.store.clients import Client
+from batching.store.client_types import Client
 from batching.store.redis_errors import AWAY
 from batching.store.worker_side.hang_up import hang_up
 

@@ -22,7 +22,8 @@ from batching.protocol import (
     ReplyChunk,
     Request,
 )
-from batching.store.clients import Client, at
+from batching.store.client_types import Client
+from batching.store.clients import at
 from batching.store.connections.held_connection import HeldConnection
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.open_records import read_record

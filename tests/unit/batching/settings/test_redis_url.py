@@ -2,8 +2,9 @@
 
 import pytest
 
+from batching.settings.loading import load_settings
 from batching.settings.redis_url import RedisUrl, RedisUrlError
-from batching.settings.settings import Settings, SettingsError
+from batching.settings.settings import SettingsError
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_url_of_sentinels_has_service_database_and_login():
 )
 def test_settings_refuse_a_malformed_redis_url_and_say_why(url, complaint):
     with pytest.raises(SettingsError, match=f"redis_url: .*{complaint}"):
-        Settings.load(None, {"REDIS_URL": url}, {})
+        load_settings(None, {"REDIS_URL": url}, {})
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_url_is_shown_without_its_secrets(url, shown):
 
 def test_settings_allow_tls_files_with_every_kind_of_tls():
     for scheme in ("rediss://r", "rediss+sentinel://r/main", "rediss+cluster://r"):
-        settings, _ = Settings.load(None, {"REDIS_URL": scheme, "FERRY_REDIS_CA_FILE": "/ca"}, {})
+        settings, _ = load_settings(None, {"REDIS_URL": scheme, "FERRY_REDIS_CA_FILE": "/ca"}, {})
         assert str(settings.redis_ca_file) == "/ca"
     with pytest.raises(SettingsError, match=r"rediss\+cluster://"):
-        Settings.load(None, {"REDIS_URL": "redis+cluster://r", "FERRY_REDIS_CA_FILE": "/ca"}, {})
+        load_settings(None, {"REDIS_URL": "redis+cluster://r", "FERRY_REDIS_CA_FILE": "/ca"}, {})

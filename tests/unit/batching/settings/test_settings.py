@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from batching.settings.loading import load_settings
 from batching.settings.settings import Settings, SettingsError
 
 
@@ -16,7 +17,7 @@ def write(tmp_path: Path, text: str) -> Path:
 def test_settings_are_torchserves_defaults_when_nobody_says_anything():
     # Given no file, no variable and no flag
     # When
-    settings, unknown = Settings.load(None, {}, {})
+    settings, unknown = load_settings(None, {}, {})
     # Then
     assert settings == Settings()
     assert unknown == []
@@ -41,7 +42,7 @@ def test_settings_read_torchserves_keys_when_a_file_has_them(tmp_path):
         "load_models=a=a.mar,\\\n  b.mar\n",
     )
     # When
-    settings, unknown = Settings.load(path, {}, {})
+    settings, unknown = load_settings(path, {}, {})
     # Then
     assert settings.inference_address == "http://0.0.0.0:8080"
     assert settings.job_queue_size == 1000
@@ -57,7 +58,7 @@ def test_settings_name_each_unknown_key_and_keep_the_rest(tmp_path):
     # Given
     path = write(tmp_path, "vmargs=-Xmx4g\nnumber_of_netty_threads=32\njob_queue_size=3\n")
     # When
-    settings, unknown = Settings.load(path, {}, {})
+    settings, unknown = load_settings(path, {}, {})
     # Then
     assert unknown == ["number_of_netty_threads", "vmargs"]
     assert settings.job_queue_size == 3
@@ -68,7 +69,7 @@ def test_settings_prefer_environment_to_file_and_flags_to_both(tmp_path):
     path = write(tmp_path, "job_queue_size=1\nnumber_of_gpu=1\nmax_image_pixels=1\n")
     environment = {"FERRY_JOB_QUEUE_SIZE": "2", "FERRY_NUMBER_OF_GPU": "2"}
     # When
-    settings, _ = Settings.load(path, environment, {"job_queue_size": 3, "log_level": None})
+    settings, _ = load_settings(path, environment, {"job_queue_size": 3, "log_level": None})
     # Then
     assert settings.job_queue_size == 3
     assert settings.number_of_gpu == 2
@@ -91,7 +92,7 @@ def test_redis_url_comes_from_the_most_specific_source(tmp_path, environment, ex
     # Given
     path = write(tmp_path, "redis_url=redis://file:6379\n")
     # When
-    settings, _ = Settings.load(path, environment, {})
+    settings, _ = load_settings(path, environment, {})
     # Then
     assert settings.redis_url == expected
 
@@ -106,7 +107,7 @@ def test_redis_url_comes_from_the_most_specific_source(tmp_path, environment, ex
 )
 def test_variable_has_the_name_of_the_key_or_that_of_the_option(environment):
     # When
-    settings, _ = Settings.load(None, environment, {})
+    settings, _ = load_settings(None, environment, {})
     # Then
     assert settings.drain_timeout_s == 60
 
@@ -115,13 +116,13 @@ def test_variable_has_the_name_of_the_key_or_that_of_the_option(environment):
 def test_settings_refuse_a_variable_that_is_neither_true_nor_false(text):
     # When / Then: tokens would be off for who wanted them on
     with pytest.raises(SettingsError, match=f"FERRY_TOKEN_AUTH='{text}' is neither true nor false"):
-        Settings.load(None, {"FERRY_TOKEN_AUTH": text}, {})
+        load_settings(None, {"FERRY_TOKEN_AUTH": text}, {})
 
 
 def test_settings_take_a_truth_in_any_case():
     # When
     environment = {"FERRY_TOKEN_AUTH": "True", "FERRY_ENABLE_MODEL_API": "FALSE"}
-    settings, _ = Settings.load(None, environment, {})
+    settings, _ = load_settings(None, environment, {})
     # Then
     assert (settings.token_auth, settings.enable_model_api) == (True, False)
 
@@ -130,7 +131,7 @@ def test_settings_substitute_variables_when_a_value_names_them(tmp_path):
     # Given
     path = write(tmp_path, "model_store=$$STORE$$/models\n")
     # When
-    settings, _ = Settings.load(path, {"STORE": "/srv"}, {})
+    settings, _ = load_settings(path, {"STORE": "/srv"}, {})
     # Then
     assert settings.model_store == Path("/srv/models")
 
@@ -140,7 +141,7 @@ def test_settings_refuse_a_substitution_when_the_variable_is_not_set(tmp_path):
     path = write(tmp_path, "model_store=$$STORE$$/models\n")
     # When / Then
     with pytest.raises(SettingsError, match="STORE is not set"):
-        Settings.load(path, {}, {})
+        load_settings(path, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -152,9 +153,9 @@ def test_settings_name_the_setting_when_a_value_has_the_wrong_type(tmp_path, key
     path = write(tmp_path, f"{key}=many\n")
     # When / Then
     with pytest.raises(SettingsError, match=f"{key}='many' is no "):
-        Settings.load(path, {}, {})
+        load_settings(path, {}, {})
     with pytest.raises(SettingsError, match=f"{variable}='many' is no "):
-        Settings.load(None, {variable: "many"}, {})
+        load_settings(None, {variable: "many"}, {})
 
 
 def test_settings_name_the_file_when_it_cannot_be_read(tmp_path):
@@ -162,7 +163,7 @@ def test_settings_name_the_file_when_it_cannot_be_read(tmp_path):
     path = tmp_path / "missing.properties"
     # When / Then
     with pytest.raises(SettingsError, match=r"missing\.properties"):
-        Settings.load(path, {}, {})
+        load_settings(path, {}, {})
 
 
 def test_settings_survive_the_way_into_a_child_process():
@@ -177,7 +178,7 @@ def test_settings_survive_the_way_into_a_child_process():
         load_models="a=a.mar,b.mar",
     )
     # When
-    received, _ = Settings.load(None, settings.to_environment(), {})
+    received, _ = load_settings(None, settings.to_environment(), {})
     # Then
     assert received == settings
 
@@ -186,7 +187,7 @@ def test_default_settings_survive_the_way_into_a_child_process_that_inherits_red
     # Given the parent has decided: no Redis of its own
     environment = {"REDIS_URL": "redis://inherited:6379", **Settings().to_environment()}
     # When
-    received, _ = Settings.load(None, environment, {})
+    received, _ = load_settings(None, environment, {})
     # Then
     assert received == Settings()
 
@@ -233,7 +234,7 @@ def test_settings_refuse_what_cannot_work(key, value, tmp_path):
     path.write_text(f"{key}={value}\n")
     # When / Then
     with pytest.raises(SettingsError, match=f"^{key}"):
-        Settings.load(path, {}, {})
+        load_settings(path, {}, {})
 
 
 def test_snapshot_brings_back_what_it_holds_and_not_what_its_server_began_with(tmp_path):
@@ -241,15 +242,15 @@ def test_snapshot_brings_back_what_it_holds_and_not_what_its_server_began_with(t
     text = "load_models=unregistered-since.mar\nmodel_snapshot={}\n"
     path = write(tmp_path, text)
     # When / Then
-    assert Settings.load(path, {}, {})[0].load_models == ""
-    assert Settings.load(path, {}, {"load_models": "more.mar"})[0].load_models == "more.mar"
-    assert Settings.load(path, {"FERRY_LOAD_MODELS": "x.mar"}, {})[0].load_models == "x.mar"
+    assert load_settings(path, {}, {})[0].load_models == ""
+    assert load_settings(path, {}, {"load_models": "more.mar"})[0].load_models == "more.mar"
+    assert load_settings(path, {"FERRY_LOAD_MODELS": "x.mar"}, {})[0].load_models == "x.mar"
 
 
 def test_settings_take_a_part_of_a_minute_for_the_life_of_keys(tmp_path):
     # TorchServe's own tests of expired keys do not wait for a minute.
     path = write(tmp_path, "token_expiration_min=0.25\n")
-    assert Settings.load(path, {}, {})[0].token_expiration_min == 0.25
+    assert load_settings(path, {}, {})[0].token_expiration_min == 0.25
 
 
 def test_settings_say_which_numbers_can_work():
@@ -258,26 +259,26 @@ def test_settings_say_which_numbers_can_work():
         "requests that may wait per model version"
     )
     with pytest.raises(SettingsError, match=f"^{text}$"):
-        Settings.load(None, {"FERRY_JOB_QUEUE_SIZE": "0"}, {})
+        load_settings(None, {"FERRY_JOB_QUEUE_SIZE": "0"}, {})
 
 
 def test_settings_take_a_log_level_in_any_case():
-    assert Settings.load(None, {"FERRY_LOG_LEVEL": "Warning"}, {})[0].log_level == "Warning"
+    assert load_settings(None, {"FERRY_LOG_LEVEL": "Warning"}, {})[0].log_level == "Warning"
 
 
 @pytest.mark.parametrize("pattern", ["https://(", "https://x/.*,[a", "*"])
 def test_settings_refuse_allowed_urls_that_are_no_expressions(pattern):
     with pytest.raises(SettingsError, match=r"allowed_urls: .* commas separate"):
-        Settings.load(None, {"FERRY_ALLOWED_URLS": pattern}, {})
+        load_settings(None, {"FERRY_ALLOWED_URLS": pattern}, {})
 
 
 def test_settings_refuse_tls_files_for_a_connection_without_tls():
     environment = {"REDIS_URL": "redis://r:6379", "FERRY_REDIS_CA_FILE": "/ca.pem"}
     with pytest.raises(SettingsError, match="rediss://"):
-        Settings.load(None, environment, {})
+        load_settings(None, environment, {})
 
 
 def test_settings_refuse_a_key_for_redis_without_its_certificate():
     environment = {"REDIS_URL": "rediss://r:6379", "FERRY_REDIS_KEY_FILE": "/key.pem"}
     with pytest.raises(SettingsError, match="redis_key_file needs redis_cert_file"):
-        Settings.load(None, environment, {})
+        load_settings(None, environment, {})

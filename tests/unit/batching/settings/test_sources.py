@@ -6,13 +6,14 @@ import javaproperties
 import pytest
 
 from batching.settings.checks import doubts
+from batching.settings.loading import load_settings
 from batching.settings.settings import Settings, SettingsError
 
 
 def load(tmp_path, text, environment=None, flags=None, defaults=None):
     path = tmp_path / "config.properties"
     path.write_text(text, encoding="utf-8")
-    return Settings.load(path, environment or {}, flags, defaults)[0]
+    return load_settings(path, environment or {}, flags, defaults)[0]
 
 
 def test_torchserve_variables_count_only_when_the_file_says_so(tmp_path):
@@ -217,7 +218,7 @@ def test_file_is_read_in_the_encodings_that_there_are(tmp_path, content):
     path = tmp_path / "config.properties"
     path.write_bytes(content)
     # When
-    settings, without_effect = Settings.load(path, {})
+    settings, without_effect = load_settings(path, {})
     # Then
     assert (settings.job_queue_size, str(settings.log_location)) == (7, "café")
     assert without_effect == []
@@ -227,4 +228,4 @@ def test_file_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "config.properties"
     path.write_bytes(b"PK\x03\x04\x00\x00")
     with pytest.raises(SettingsError, match=r"cannot read .*config\.properties: it is no text"):
-        Settings.load(path, {})
+        load_settings(path, {})

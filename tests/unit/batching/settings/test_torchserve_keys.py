@@ -1,5 +1,6 @@
 """The two lists of configuration keys: what has an effect here, and what has none."""
 
+from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
 from batching.settings.sources import OWN_SWITCHES
 from batching.settings.torchserve_keys import IGNORED, UNDERSTOOD
@@ -99,7 +100,7 @@ def test_every_torchserve_key_in_a_file_is_read_without_an_error(tmp_path):
     config = tmp_path / "config.properties"
     config.write_text("".join(f"{key}=x\n" for key in (*IGNORED, "of_tomorrow")))
     # When
-    settings, without_effect = Settings.load(config, {}, {})
+    settings, without_effect = load_settings(config, {}, {})
     # Then
     assert without_effect == sorted([*IGNORED, "of_tomorrow"])
     assert settings == Settings()

@@ -12,11 +12,11 @@ from batching.batcher import Batcher
 from batching.policy import FixedPolicy
 from batching.store.clients import connect
 from batching.store.ingress_side.broker import Broker
-from batching.store.ingress_side.refusals import store_unavailable
 from batching.store.outage_log import AGAIN_S, REMIND_S, OutageLog
 from batching.store.registry import catalog as catalog_module
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.registry import Registry
+from batching.store.unavailable import store_unavailable
 from batching.store.worker_side.worker_queue import WorkerQueue
 from tests.support import (
     KEY,

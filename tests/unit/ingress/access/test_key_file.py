@@ -7,7 +7,8 @@ import stat
 
 import pytest
 
-from batching.settings.settings import Settings, SettingsError
+from batching.settings.loading import load_settings
+from batching.settings.settings import SettingsError
 from ingress.access import key_file
 from ingress.access.key_file import KeyFile, KeyScope
 
@@ -146,6 +147,6 @@ def test_key_file_keeps_digests_only_and_compares_them_in_constant_time(keys, pa
 )
 def test_tokens_are_asked_for_when_a_setting_says_so(given, expected):
     environment = {f"FERRY_{name.upper()}": value for name, value in given.items()}
-    settings, _ = Settings.load(environment=environment)
+    settings, _ = load_settings(environment=environment)
     path = settings.keys_path()
     assert (None if path is None else str(path)) == expected

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from batching.settings.loading import load_settings
 from batching.settings.settings import Settings, SettingsError
 from tests.support import make_spec
 from tests.unit.workers.archives.archives import write_zip
@@ -195,4 +196,4 @@ def test_marking_says_that_a_folder_is_gone(tmp_path):
 
 def test_short_time_to_keep_unused_files_is_refused():
     with pytest.raises(SettingsError, match="unused_files_kept must be from 60"):
-        Settings.load(environment={"FERRY_UNUSED_FILES_KEPT_S": "59"})
+        load_settings(environment={"FERRY_UNUSED_FILES_KEPT_S": "59"})

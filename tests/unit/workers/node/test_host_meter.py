@@ -10,6 +10,7 @@ import pytest
 from batching.metrics.lines import GAUGES, metric_line
 from batching.models.spec import ModelSpec
 from batching.models.statuses import HostSample, NodeStatus
+from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
 from batching.store.outage_log import OutageLog
 from tests.support import eventually_async
@@ -126,7 +127,7 @@ def test_worker_finds_the_files_of_its_settings_from_the_models_folder():
     )
 
     # When
-    told, _ = Settings.load(None, worker_environment(assignment, settings, 1))
+    told, _ = load_settings(None, worker_environment(assignment, settings, 1))
 
     # Then
     assert told.redis_ca_file == Path.cwd() / "ca.pem"
