@@ -1,11 +1,10 @@
 """Examines an archive before it is deployed; nothing of the archive is executed."""
 
 import sys
-from pathlib import Path
 
-import compat
+from workers.machine.ts_folder import ts_folder
 
 # As in a worker process, where handlers find the package `ts`.
-_COMPAT_DIR = str(Path(compat.__file__).parent)
+_COMPAT_DIR = str(ts_folder())
 if _COMPAT_DIR not in sys.path:
     sys.path.append(_COMPAT_DIR)

@@ -4,9 +4,9 @@ import os
 import site
 from pathlib import Path
 
-import compat
 from batching.settings.settings import Settings
 from workers.machine.allowed_environment import allowed_environment
+from workers.machine.ts_folder import ts_folder
 from workers.slots.assignment import Assignment
 
 # A batch's intermediate tensors have tens of megabytes each. By default glibc fetches such from the
@@ -43,7 +43,7 @@ def worker_environment(assignment: Assignment, settings: Settings, threads: int)
 
 
 def _python_path() -> str:
-    compat_dir = str(Path(compat.__file__).parent)  # where handlers find the package `ts`
+    compat_dir = str(ts_folder())
     root = str(Path(__file__).resolve().parents[2])
     # Installed packages are found anyway, and must not come before those of a model's own. Where
     # they are may be named by a link: /opt/torchferry, to the release that is in use.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from ts.handler_utils.timer import timed
 from ts.torch_handler.weights import (
     give_back_memory,

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+
 from ts.torch_handler.acceleration.fused_convolutions import Call
 
 Model = Callable[[torch.Tensor], Any]

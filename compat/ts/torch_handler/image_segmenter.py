@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 import torch
+
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.vision_handler import VisionHandler
 

@@ -8,6 +8,7 @@ import zlib
 from typing import Any
 
 from PIL import Image
+
 from ts.torch_handler.acceleration.resizing import is_too_thin
 from ts.torch_handler.pixel_limit import too_many_pixels
 from ts.utils.util import PredictionException

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
 from ts.handler_utils.text_utils import ngrams_iterator
 from ts.torch_handler.text_handler import TextHandler
 from ts.torch_handler.words import Words

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from ts.handler_utils.text_utils import BASIC_ENGLISH, get_tokenizer
 from ts.torch_handler.attribution import captum_attributions
 from ts.torch_handler.base_handler import BaseHandler

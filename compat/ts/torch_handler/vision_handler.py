@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from PIL import Image
+
 from ts.handler_utils.timer import timed
 from ts.torch_handler.acceleration.gpu_jpegs import JpegDecoder, on_tensors, read_decoder
 from ts.torch_handler.acceleration.grey_images import keeps_grey

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torchvision import transforms  # type: ignore[import-untyped]
 from torchvision.io import ImageReadMode, decode_jpeg  # type: ignore[import-untyped]
+
 from ts.torch_handler.acceleration.resizing import short_side_after
 from ts.torch_handler.images import is_plain_jpeg
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+
 from ts.torch_handler.acceleration.fused_convolutions import can_fuse, fuse_convolutions
 from ts.torch_handler.acceleration.precision import times_of_float32
 from ts.torch_handler.data_parallel import DataParallel, Model, calls_of, part_count

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from ts.metrics.metrics_store import MetricsStore
 from ts.utils.util import get_yaml_config
 
