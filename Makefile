@@ -20,7 +20,7 @@ WHEELS_TEST := pytest pytest-rerunfailures pytest-timeout 'fakeredis[lua]' hypot
 # How many tests run at a time, where they measure no times.
 JOBS ?= 2
 
-.PHONY: install demo test test-fast chaos chaos-mutants check bench bench-compare bench-gpu bench-scale clean topology wheels
+.PHONY: install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-gpu bench-scale clean topology wheels
 
 install: $(STAMP)
 
@@ -42,16 +42,22 @@ endif
 demo: install
 	@$(BIN)/python -m examples.digits.run
 
+# The ordinary promises, on real servers: under ten minutes on two cores.
 test: install
-	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not alone"
-	$(BIN)/pytest -m alone
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not alone and not long"
+	$(BIN)/pytest -m "alone and not long"
 
-# Without what takes longer than a second or two.
+# And the rest: every fault, failovers, cut networks, containers, deployment.
+test-all: test
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "long and not alone"
+	$(BIN)/pytest -m "long and alone"
+
+# The units, in under a minute.
 test-fast: install
-	$(BIN)/pytest -q -m "not slow"
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m "not slow and not long and not alone" tests/unit tests/architecture
 
 # Every promise under every fault, at length: some 17 minutes. Ends with a table of what was
-# measured, which is also written to benchmarks/results/chaos.json. `make test` has the short form.
+# measured, which is also written to benchmarks/results/chaos.json. `make test-all` has the short form.
 chaos: install
 	CHAOS_LONG=1 $(BIN)/pytest --reruns 0 tests/chaos tests/network
 

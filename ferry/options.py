@@ -61,7 +61,7 @@ def settings_options(command: Command, *, unlisted: Collection[str] = ()) -> Com
         names = {spec.name for spec in dataclasses.fields(Settings)}
         flags = {name: arguments.pop(name) for name in names}
         flags["load_models"] = ",".join(flags["load_models"]) or None
-        return command(settings=load_settings(config, flags), **arguments)
+        return command(settings=settings_from_flags(config, flags), **arguments)
 
     decorated: Command = with_settings
     for spec in reversed(dataclasses.fields(Settings)):

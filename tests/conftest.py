@@ -5,6 +5,7 @@ import hypothesis
 import pytest
 
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
+from tests.suites import is_long
 from tests.support import QueueHarness, fake_backend, server_backend
 from tests.timing import has_bars
 from tests.topology.backend import cluster_backend
@@ -21,11 +22,14 @@ ALONE = {"compose", "e2e", "network", "topology"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What `make test` runs with nothing beside it; on a cluster, what is about one server."""
+    """Marks tests that run alone, and long ones; on a cluster, skips tests of one server."""
     for item in items:
         is_whole_server = item.path.parent.name in ALONE or "rig" in item.fixturenames
         if is_whole_server or has_bars(item.function):
             item.add_marker(pytest.mark.alone)
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if is_long(item.path, parameters):
+            item.add_marker(pytest.mark.long)
     if IS_ON_CLUSTER:
         for item in items:
             if any(words in item.nodeid for words in ON_ONE_SERVER):

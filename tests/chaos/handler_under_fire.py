@@ -16,6 +16,7 @@ LEDGER = Path("ledger").read_text(encoding="utf-8")
 PACE_S = float(Path("pace").read_text(encoding="utf-8")) if Path("pace").exists() else 0.0
 HOG_BYTES = 8 * 1024**3
 CHILD_BYTES = 2 * 1024**3
+HOLD_S = 30.0
 
 
 def write_line(record):
@@ -62,6 +63,17 @@ def nap(body, seconds):
     return body
 
 
+def hold(body):
+    """Ends once the test has opened the gate and this worker was told to stop."""
+    gate = Path(LEDGER).with_suffix(".gate")
+    end = time.monotonic() + HOLD_S
+    while time.monotonic() < end:
+        if gate.exists() and signal.getsignal(signal.SIGTERM).__self__._should_stop:
+            return body
+        time.sleep(0.01)
+    raise TimeoutError("the gate was not opened, or the worker was not told to stop")
+
+
 def sign(body, seconds):
     time.sleep(float(seconds))
     return f"{body} by {os.getpid()}"
@@ -79,6 +91,7 @@ def hog(body):
 
 ACTIONS = {
     "sleep": nap,
+    "hold": hold,
     "sign": sign,
     "hog": hog,
     "segfault": lambda _body: ctypes.string_at(0),

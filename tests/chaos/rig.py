@@ -24,6 +24,7 @@ from tests.support import came_true, eventually
 
 HANDLER = Path(__file__).with_name("handler_under_fire.py")
 READY_S = 20.0
+FRESH_BEAT_MS = 1000
 QUIET_S = 20.0
 
 
@@ -85,15 +86,38 @@ class Rig(FerryServer):
         node.kill()
 
     def restore(self) -> None:
-        """The ingress and one node, as at the start; everything else is gone."""
-        if not self._answers():
+        """Brings back one ingress, one node and no models, whatever a test has left or broken."""
+        for part in (self.process, *self.nodes):
+            part.wake()
+        if self.process.has_ended() or not self._answers():
             self.process.kill()
             self.start_ingress()
         for node in self.nodes[1:]:
-            node.stop(signal.SIGTERM)
+            if not node.has_ended():
+                node.stop(signal.SIGTERM)
             self.remove_node(node)
+        if self.nodes and not self._beats():
+            self.remove_node(self.nodes[0])
         if not self.nodes:
             self.add_node()
+        self._unregister_all()
+
+    def _beats(self) -> bool:
+        """Returns whether the node runs and has beaten within the last second, or does so soon."""
+        node = self.nodes[0]
+
+        def is_heard() -> bool:
+            seconds, microseconds = self.redis.time()
+            beats = self.redis.zrange("{ferry}:nodes", -1, -1, withscores=True)
+            age_ms = seconds * 1000 + microseconds / 1000 - (beats[0][1] if beats else 0)
+            return node.has_ended() or age_ms < FRESH_BEAT_MS
+
+        return came_true(is_heard, READY_S) and not node.has_ended()
+
+    def _unregister_all(self) -> None:
+        with contextlib.suppress(requests.RequestException):
+            for model in self.manage("GET", "models").json()["models"]:
+                self.manage("DELETE", f"models/{model['modelName']}")
 
     def close(self) -> None:
         for process in (self.process, *self.nodes):
@@ -174,6 +198,10 @@ class Served:
 
     def calls(self) -> list[Call]:
         return self.ledger.calls()
+
+    def let_go(self) -> None:
+        """Lets bodies that begin with `hold` end as soon as their worker has been told to stop."""
+        self.ledger.path.with_suffix(".gate").touch()
 
     def bodies(self) -> list[str]:
         """Every body that was run, in order, as often as it was."""

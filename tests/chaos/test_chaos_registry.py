@@ -126,22 +126,21 @@ def test_node_that_is_stopped_refuses_what_waits_for_an_unregistered_version(
 ) -> None:
     with rig.serve("last") as model:
         # Given a busy worker, a request behind it, and a version that was unregistered
-        busy = crowd.send("last", ["sleep 1|busy"])
+        busy = crowd.send("last", ["hold|busy"])
         model.wait_calls(1)
         waiting = crowd.send("last", ["one"])
         eventually(lambda: model.waiting() == 1, 5)
         Registry(rig.redis).remove(VersionKey("last", "1.0"))
 
-        # When the only node is stopped
-        stopped = rig.nodes[0].stop(signal.SIGTERM)
+        # When the only node is stopped, while its worker is at the batch
+        node = rig.nodes[0]
+        stopped = node.stop_by(lambda: (os.kill(node.pid, signal.SIGTERM), model.let_go()))
         crowd.wait()
 
         # Then nobody is left to wait, and nothing is left
         assert stopped.exit_code == 0
         assert [one.status for one in busy + waiting] == [200, 404]
         assert came_true(lambda: _permanent(rig, "last") == [], 5), _permanent(rig, "last")
-    rig.remove_node(rig.nodes[0])
-    rig.restore()
 
 
 def test_model_whose_record_cannot_be_read_is_unregistered_and_leaves_nothing(

@@ -140,6 +140,12 @@ class FerryProcess:
                 os.kill(int(line.split()[0]), signal.SIGKILL)
         self._process.wait(10)
 
+    def wake(self) -> None:
+        """Lets the process and all that descends from it go on, if they were stopped."""
+        for line in self.family():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line.split()[0]), signal.SIGCONT)
+
     def has_ended(self) -> bool:
         """Whether the process is gone."""
         return self._process.poll() is not None

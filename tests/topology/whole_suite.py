@@ -14,11 +14,11 @@ IS_ON_CLUSTER = os.environ.get("FERRY_TEST_REDIS") == "cluster"
 # What they are about is tested on a cluster by others of the same file, by tests/topology and end
 # to end.
 ON_ONE_SERVER = (
-    "store/test_broker.py",
-    "store/test_catalog.py",
-    "store/test_queue_metrics.py",
-    "store/test_redis_",
-    "store/test_script_connection.py",
+    "test_broker.py",
+    "test_catalog.py",
+    "test_queue_metrics.py",
+    "test_redis_",
+    "test_held_connection.py",
     "test_ingress_that_died_brings_nothing_back",
     "test_metrics_are_dropped_when_memory_is_full",
     "test_what_is_there_is_enough_when_memory_is_full",

@@ -1,0 +1,50 @@
+"""Which tests `make test` leaves to `make test-all`.
+
+`make test` shows that the ordinary promises hold, on real servers, within ten minutes on two cores.
+What takes long, or concerns few users, is marked `long` here.
+"""
+
+LONG_FOLDERS = frozenset({"compose", "deploy", "network", "topology"})
+LONG_FILES = frozenset(
+    {
+        # Faults: `make test` keeps those of workers, of cut connections and of the state machine.
+        "test_chaos_clients.py",
+        "test_chaos_redis.py",
+        "test_chaos_registry.py",
+        "test_chaos_stop.py",
+        "test_chaos_storm.py",
+        # Whole servers.
+        "test_e2e_batching.py",
+        "test_e2e_bench.py",
+        "test_e2e_cost.py",
+        "test_e2e_digits.py",
+        "test_e2e_handler_processes.py",
+        "test_e2e_requirements.py",
+        "test_e2e_resnet.py",
+        "test_e2e_shared_weights.py",
+        "test_e2e_stop.py",
+        "test_e2e_torchserve.py",
+        "test_e2e_two_nodes.py",
+        "test_readme.py",
+        # Slow, and beside the request's way.
+        "test_bench.py",
+        "test_control_queue.py",
+        "test_digits_example.py",
+        "test_weights.py",
+    }
+)
+# The scripts' tests show on a cluster that all keys of a script share one slot. The store's other
+# tests repeat that there in `make test-all`.
+CLUSTER_FOLDER = "scripts"
+
+
+def is_long(path, parameters):
+    """Returns whether `make test` leaves this test out.
+
+    Args:
+        path: the test's file.
+        parameters: the values that it is parametrized with, by name.
+    """
+    if path.parent.name in LONG_FOLDERS or path.name in LONG_FILES:
+        return True
+    return parameters.get("store_backend") == "cluster" and path.parent.name != CLUSTER_FOLDER
