@@ -52,9 +52,10 @@ test-all: test
 	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "long and not alone"
 	$(BIN)/pytest -m "long and alone"
 
-# The units, in under a minute.
+# The core and the layers, in under a minute.
 test-fast: install
-	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m "not slow and not long and not alone" tests/unit tests/architecture
+	$(BIN)/pytest -q -n $(JOBS) -m "fast and not slow" \
+	  tests/architecture tests/unit/batching tests/unit/ingress/torchserve
 
 # Every promise under every fault, at length: some 17 minutes. Ends with a table of what was
 # measured, which is also written to benchmarks/results/chaos.json. `make test-all` has the short form.

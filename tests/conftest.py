@@ -5,7 +5,7 @@ import hypothesis
 import pytest
 
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
-from tests.suites import is_long
+from tests.suites import is_fast, is_long
 from tests.support import QueueHarness, fake_backend, server_backend
 from tests.timing import has_bars
 from tests.topology.backend import cluster_backend
@@ -30,6 +30,8 @@ def pytest_collection_modifyitems(items):
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if is_long(item.path, parameters):
             item.add_marker(pytest.mark.long)
+        elif is_fast(item.path, parameters, item.fixturenames):
+            item.add_marker(pytest.mark.fast)
     if IS_ON_CLUSTER:
         for item in items:
             if any(words in item.nodeid for words in ON_ONE_SERVER):

@@ -1,4 +1,4 @@
-"""Which tests `make test` leaves to `make test-all`.
+"""Which tests `make test` leaves to `make test-all`, and which ones are in `make test-fast`.
 
 `make test` shows that the ordinary promises hold, on real servers, within ten minutes on two cores.
 What takes long, or concerns few users, is marked `long` here.
@@ -48,3 +48,24 @@ def is_long(path, parameters):
     if path.parent.name in LONG_FOLDERS or path.name in LONG_FILES:
         return True
     return parameters.get("store_backend") == "cluster" and path.parent.name != CLUSTER_FOLDER
+
+
+FAST_FOLDERS = ("tests/architecture", "tests/unit/batching", "tests/unit/ingress/torchserve")
+# Servers, and tests that wait for time to pass.
+REAL_FIXTURES = frozenset({"real_backend", "real_harness", "redis_server", "on_cluster"})
+WAITING_FILES = frozenset({"test_broker.py", "test_refusing_server.py", "test_version_channel.py"})
+
+
+def is_fast(path, parameters, fixtures):
+    """Returns whether the test runs in `make test-fast`: in this process, on fakeredis at most.
+
+    Args:
+        path: the test's file.
+        parameters: the values that it is parametrized with, by name.
+        fixtures: the names of the fixtures that it uses.
+    """
+    if not any(folder in path.as_posix() for folder in FAST_FOLDERS) or path.name in WAITING_FILES:
+        return False
+    if parameters.get("store_backend", "fakeredis") != "fakeredis":
+        return False
+    return "store_backend" in parameters or not REAL_FIXTURES & set(fixtures)
