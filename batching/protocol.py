@@ -14,7 +14,7 @@ from msgspec import DecodeError, Struct, msgpack
 # What ingresses and nodes have to agree on to share a queue: the bytes here, and what the keys, the
 # scripts and the records of open requests in batching/store/ mean. Releases that do not agree have
 # queues of their own (docs/adr/0016-releases.md).
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 # A body of up to this many bytes travels inside the request's record; a larger one has its own key,
 # written by SET and read by MGET, because Lua copies every argument (docs/adr/0001).

@@ -193,7 +193,7 @@ class Backend:
 def is_permanent(name: str) -> bool:
     if name in keys.PERMANENT:
         return True
-    if not name.startswith("{m:"):
+    if not name.startswith("{model2:"):
         return False
     return name in VersionKeys(name[: name.index("}") + 1]).permanent()
 

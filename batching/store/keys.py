@@ -45,7 +45,7 @@ class VersionKeys:
         Releases that cannot read each other's requests never meet in one queue: an ingress finds no
         worker of its own release, and answers so at once (docs/adr/0016-releases.md).
         """
-        kind = "m" if wire_version == 1 else f"m{wire_version}"
+        kind = "m" if wire_version == 1 else f"model{wire_version}"
         return cls(f"{{{kind}:{key.model_name}:{key.model_version}}}")
 
     @property
@@ -55,12 +55,12 @@ class VersionKeys:
         Without max_queue there is no such version. job_ticket is 1 if requests are accepted for
         idle workers only.
         """
-        return f"{self.tag}:cfg"
+        return f"{self.tag}:config"
 
     @property
     def queue(self) -> str:
         """List of request ids, first attempts, oldest first; permanent, empty when idle."""
-        return f"{self.tag}:q"
+        return f"{self.tag}:queue"
 
     @property
     def suspects(self) -> str:
@@ -87,27 +87,27 @@ class VersionKeys:
     @property
     def gather(self) -> str:
         """Hash worker, limit: the one that collects a partial batch; TTL its window + 500 ms."""
-        return f"{self.tag}:gather"
+        return f"{self.tag}:collector"
 
     @property
     def more_prefix(self) -> str:
         """List, + worker id: wakes that collector when the batch is full; TTL 60 s."""
-        return f"{self.tag}:more:"
+        return f"{self.tag}:full_batch:"
 
     @property
     def body_prefix(self) -> str:
         """String, + request id: a body too large for its record; TTL its deadline + 60 s."""
-        return f"{self.tag}:in:"
+        return f"{self.tag}:bodies:"
 
     @property
     def reply_prefix(self) -> str:
         """String, + request id: the reply; TTL 60 s, deleted by the ingress that received it."""
-        return f"{self.tag}:rep:"
+        return f"{self.tag}:replies:"
 
     @property
     def large_reply_prefix(self) -> str:
         """String, + request id ':' attempt: a reply too large for a script; TTL 60 s."""
-        return f"{self.tag}:out:"
+        return f"{self.tag}:large_replies:"
 
     @property
     def chunk_prefix(self) -> str:
@@ -125,7 +125,7 @@ class VersionKeys:
         '<request id> <value of its reply key>', or an id alone, whose reply or chunks are in keys
         of their own.
         """
-        return f"{self.tag}:done:"
+        return f"{self.tag}:answered:"
 
     @property
     def lease_prefix(self) -> str:
@@ -133,12 +133,12 @@ class VersionKeys:
 
         TTL 24 h, renewed by beats.
         """
-        return f"{self.tag}:p:"
+        return f"{self.tag}:leases:"
 
     @property
     def worker_beats(self) -> str:
         """Zset worker id -> last beat, Redis ms; TTL 24 h, renewed by beats."""
-        return f"{self.tag}:w"
+        return f"{self.tag}:worker_beats"
 
     @property
     def idle(self) -> str:
@@ -146,7 +146,7 @@ class VersionKeys:
 
         TTL 60 s, renewed while that is so.
         """
-        return f"{self.tag}:idle"
+        return f"{self.tag}:idle_workers"
 
     @property
     def workers(self) -> str:
@@ -162,7 +162,7 @@ class VersionKeys:
 
         Nodes delete those that have been silent for a minute.
         """
-        return f"{self.tag}:ing"
+        return f"{self.tag}:ingress_beats"
 
     @property
     def counters(self) -> str:
@@ -170,12 +170,12 @@ class VersionKeys:
 
         Permanent, deleted by nodes once the version is unregistered and idle.
         """
-        return f"{self.tag}:st"
+        return f"{self.tag}:counters"
 
     @property
     def metrics(self) -> str:
         """Hash of what handlers have measured; permanent, deleted with the counters."""
-        return f"{self.tag}:hm"
+        return f"{self.tag}:handler_metrics"
 
     def permanent(self) -> frozenset[str]:
         """The keys of this version that may stay without a TTL while it is registered.

@@ -11,7 +11,7 @@ from batching.models.spec import VersionKey
 from batching.store.client_types import Client
 from batching.store.clients import at
 from batching.store.keys import VersionKeys
-from batching.store.scripts.loader import script
+from batching.store.scripts.loader import ordered_keys, script
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class HandlerMeasurements:
         After an error the same measurements may be recorded again; if only the answer was lost,
         those of a counter then count twice. What a full Redis refuses is dropped.
         """
-        names = [self._keys.config, self._keys.metrics]
+        names = ordered_keys("record", self._keys)
         dropped = 0
         for start in range(0, len(measurements), RECORD_AT_ONCE):
             arguments: list[str | float] = [MAX_FIELDS]

@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from batching.models.spec import VersionKey
 from batching.store.keys import REPLY_TTL_MS, VersionKeys
+from batching.store.scripts.loader import ordered_keys
 
 AT_ONCE = 256
 
@@ -20,20 +21,7 @@ class ReclaimMode(StrEnum):
 def reclaim_keys(key: VersionKey, worker_id: str) -> list[str]:
     """KEYS of the script."""
     keys = VersionKeys.of(key)
-    return [
-        keys.lease_prefix + worker_id,
-        keys.worker_beats,
-        keys.workers,
-        keys.queue,
-        keys.suspects,
-        keys.wakeups,
-        keys.open,
-        keys.counters,
-        keys.body_prefix,
-        keys.reply_prefix,
-        keys.done_prefix,
-        keys.gather,
-    ]
+    return ordered_keys("reclaim", keys, lease=keys.lease_prefix + worker_id)
 
 
 def reclaim_arguments(

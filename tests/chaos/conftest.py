@@ -35,6 +35,7 @@ def rig(whole_rig: Rig) -> Iterator[Rig]:
     """Redis, one ingress and one node."""
     yield whole_rig
     whole_rig.restore()
+    whole_rig.unregister_all()
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ class Rig(FerryServer):
         node.kill()
 
     def restore(self) -> None:
-        """Brings back one ingress, one node and no models, whatever a test has left or broken."""
+        """Brings back one ingress and one node, whatever a test has stopped or broken."""
         for part in (self.process, *self.nodes):
             part.wake()
         if self.process.has_ended() or not self._answers():
@@ -100,7 +100,6 @@ class Rig(FerryServer):
             self.remove_node(self.nodes[0])
         if not self.nodes:
             self.add_node()
-        self._unregister_all()
 
     def _beats(self) -> bool:
         """Returns whether the node runs and has beaten within the last second, or does so soon."""
@@ -114,7 +113,8 @@ class Rig(FerryServer):
 
         return came_true(is_heard, READY_S) and not node.has_ended()
 
-    def _unregister_all(self) -> None:
+    def unregister_all(self) -> None:
+        """Unregisters the models that a test has left."""
         with contextlib.suppress(requests.RequestException):
             for model in self.manage("GET", "models").json()["models"]:
                 self.manage("DELETE", f"models/{model['modelName']}")

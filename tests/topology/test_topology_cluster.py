@@ -71,7 +71,7 @@ def test_cluster_serves_models_on_all_of_its_masters(on_cluster_of_three: Starte
     left = {key.decode() for key in rig.redis.scan_iter(target_nodes=redis.RedisCluster.PRIMARIES)}
     eternal = [key for key in left if rig.redis.ttl(key) == -1 and not is_permanent(key)]
     assert [key for key in eternal if not key.startswith("{ferry}:rq:")] == []
-    assert all(key.startswith(("{ferry}:", "{m:")) for key in left)
+    assert all(key.startswith(("{ferry}:", "{model2:")) for key in left)
 
 
 def test_node_closes_connections_of_models_that_were_unregistered(

@@ -14,7 +14,7 @@ from batching.store.connections.async_held_connection import AsyncHeldConnection
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from batching.store.open_records import rest_of_record
 from batching.store.replies import named_request
-from batching.store.scripts.loader import script
+from batching.store.scripts.loader import ordered_keys, script
 
 RECEIVE_AT_ONCE = 256
 CHUNKS_AT_ONCE = 16
@@ -78,39 +78,9 @@ class IngressQueue:
         self._submitter = AsyncHeldConnection(client)
         self._cancel = script(client, "cancel")
         self._audit = script(client, "audit")
-        self._submit_keys = [
-            keys.config,
-            keys.queue,
-            keys.wakeups,
-            keys.gather,
-            keys.open,
-            keys.counters,
-            keys.worker_beats,
-            keys.ingress_beats,
-            keys.reply_prefix,
-            keys.more_prefix,
-            keys.suspects,
-            keys.idle,
-        ]
-        self._cancel_keys = [
-            keys.queue,
-            keys.suspects,
-            keys.open,
-            keys.counters,
-            keys.body_prefix,
-            keys.reply_prefix,
-            keys.lease_prefix,
-            keys.chunk_prefix,
-            keys.worker_beats,
-        ]
-        self._audit_keys = [
-            keys.ingress_beats,
-            keys.open,
-            keys.reply_prefix,
-            keys.chunk_prefix,
-            keys.config,
-            keys.worker_beats,
-        ]
+        self._submit_keys = ordered_keys("submit", keys)
+        self._cancel_keys = ordered_keys("cancel", keys)
+        self._audit_keys = ordered_keys("audit", keys)
 
     async def close(self) -> None:
         """The connections of its own are closed; nothing may be under way."""

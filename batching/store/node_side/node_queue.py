@@ -13,7 +13,7 @@ from batching.store.clients import at, close_unused, is_cluster
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.reclaiming import AT_ONCE, ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.record_reader import UNREADABLE, RecordReader, ids_of
-from batching.store.scripts.loader import script
+from batching.store.scripts.loader import ordered_keys, script
 
 CALL_S = 1.0
 VERSIONS_AT_ONCE = 256  # so that no call holds Redis up for long
@@ -213,17 +213,7 @@ class NodeQueue:
     async def refuse_waiting(self, key: VersionKey, reason: str) -> int:
         """Answers all that waits with `reason`, unless a worker lives; returns how many."""
         version_keys = VersionKeys.of(key)
-        names = [
-            version_keys.queue,
-            version_keys.suspects,
-            version_keys.wakeups,
-            version_keys.open,
-            version_keys.counters,
-            version_keys.body_prefix,
-            version_keys.reply_prefix,
-            version_keys.done_prefix,
-            version_keys.worker_beats,
-        ]
+        names = ordered_keys("refuse", version_keys)
         arguments = [reason, AT_ONCE, REPLY_TTL_MS, self._dead_after_ms]
         total: int = 0
         while True:

@@ -21,7 +21,7 @@ from batching.store.keys import VersionKeys
 from batching.store.record_reader import UNREADABLE, RecordReader, ids_of
 from batching.store.registry.queue_configs import QueueConfigs
 from batching.store.registry.transactions import transact
-from batching.store.scripts.loader import script
+from batching.store.scripts.loader import ordered_keys, script
 from batching.store.unavailable import telling_unavailable
 
 CONFIRMATION_S = 5.0
@@ -259,7 +259,7 @@ class Registry:
         names = VersionKeys.of(spec.key)
         with telling_unavailable():
             waiting, open_requests, oldest_age_us, *counters = self._measure(
-                keys=[names.queue, names.suspects, names.open, names.counters],
+                keys=ordered_keys("measure", names),
                 client=at(self._client, names.tag),
             )
         pairs = zip(counters[::2], counters[1::2], strict=True)

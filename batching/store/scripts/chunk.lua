@@ -1,6 +1,6 @@
 -- chunk: a piece of each answer waits for its ingress, while the worker goes on with the rest.
 --
--- KEYS  1 open  2 chunk prefix  3 done prefix  4 lease of this worker
+-- KEYS  1 open  2 chunk prefix  3 done prefix  4 lease
 -- ARGV  1 ttl_ms of the request from now on  2 chunk_ttl_ms
 --       3 limit: pieces of one answer that may wait  then per request: id, attempt, index, bytes
 -- Returns an array, one code per request:

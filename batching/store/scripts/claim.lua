@@ -1,7 +1,7 @@
 -- claim: the worker owns up to `limit` requests, by lease, or is told to wait.
 --
 -- KEYS  1 queue  2 suspects  3 wakeups  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
---       9 lease of this worker  10 body prefix  11 reply prefix  12 done prefix
+--       9 lease  10 body prefix  11 reply prefix  12 done prefix
 --       13 idle (only with job tickets)
 -- ARGV  1 worker id  2 limit  3 patience_us  4 dead_after_ms  5 lease_ttl_ms  6 reply_ttl_ms
 -- Returns one of

@@ -1,6 +1,6 @@
 -- reclaim: what a dead or leaving worker owned waits again, or is answered for good.
 --
--- KEYS  1 lease of the worker  2 worker beats  3 workers  4 queue  5 suspects  6 wakeups  7 open
+-- KEYS  1 lease  2 worker beats  3 workers  4 queue  5 suspects  6 wakeups  7 open
 --       8 counters  9 body prefix  10 reply prefix  11 done prefix  12 gather
 -- ARGV  1 worker id  2 mode: 'dead' = only if its last beat is older than dead_after_ms,
 --         'crashed' = its node saw it die, 'released' = it leaves in good order,

@@ -1,6 +1,6 @@
 -- reply: each answer is stored for its ingress and the ownership ends, once.
 --
--- KEYS  1 lease of this worker  2 open  3 counters  4 body prefix  5 reply prefix
+-- KEYS  1 lease  2 open  3 counters  4 body prefix  5 reply prefix
 --       6 large reply prefix  7 done prefix  8 suspects  9 idle (only with job tickets)
 -- ARGV  1 worker id  2 reply_ttl_ms  then per request: id, attempt, ingress id, value of its reply
 --         key: the id and the reply's bytes ('@' = in their own key)

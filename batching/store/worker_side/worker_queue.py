@@ -29,7 +29,7 @@ from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
 from batching.store.open_records import read_record
 from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.redis_errors import AWAY
-from batching.store.scripts.loader import script
+from batching.store.scripts.loader import ordered_keys, script
 from batching.store.worker_side.large_replies import LargeReplyWriter
 from batching.store.worker_side.parked_pop import ParkedPop
 from batching.store.worker_side.wakeups import Wakeups
@@ -84,36 +84,15 @@ class WorkerQueue:
         self._wakeups = Wakeups(client, keys.wakeups)
         self._claim_lead = ClaimLead()
         self._window_end: float | None = None  # by the monotonic clock; None: no claim ends one
-        self._claim_keys = [
-            keys.queue,
-            keys.suspects,
-            keys.wakeups,
-            keys.gather,
-            keys.open,
-            keys.counters,
-            keys.worker_beats,
-            keys.ingress_beats,
-            self._lease,
-            keys.body_prefix,
-            keys.reply_prefix,
-            keys.done_prefix,
-        ]
-        self._reply_keys = [
-            self._lease,
-            keys.open,
-            keys.counters,
-            keys.body_prefix,
-            keys.reply_prefix,
-            keys.large_reply_prefix,
-            keys.done_prefix,
-            keys.suspects,
-        ]
-        self._chunk_keys = [keys.open, keys.chunk_prefix, keys.done_prefix, self._lease]
+        self._claim_keys = ordered_keys("claim", keys, lease=self._lease)
+        self._reply_keys = ordered_keys("reply", keys, lease=self._lease)
+        self._chunk_keys = ordered_keys("chunk", keys, lease=self._lease)
 
     def give_tickets(self) -> None:
         """From now on requests are accepted for this worker while it is idle, as it is now."""
-        self._claim_keys.append(self._keys.idle)
-        self._reply_keys.append(self._keys.idle)
+        keys, lease = self._keys, self._lease
+        self._claim_keys = ordered_keys("claim", keys, optional=True, lease=lease)
+        self._reply_keys = ordered_keys("reply", keys, optional=True, lease=lease)
         self.reply([], [])
 
     def claim(self, limit: int, patience_s: float) -> Batch | Partial | Nothing:

@@ -12,6 +12,7 @@ _SECRETS = [
     r"object at 0x",
     r"/(?:tmp|home|root|work|usr|proc|etc|var)/",
     r"(?:redis|unix|rediss)://",
+    r"\{model2:",
     r"\{m:",
     r"\{ferry\}",
     r"rq:",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
-from batching.protocol import Batch, BatchTiming, Reply, ReplyChunk
+from batching.protocol import WIRE_VERSION, Batch, BatchTiming, Reply, ReplyChunk
 from batching.store.clients import BLOCK_S, connect, connect_async
 from batching.store.node_side.node_queue import NodeQueue
 from batching.store.registry.registry import Registry
@@ -90,7 +90,9 @@ class SimulatedNode:
         )
         verbs = NodeQueue(client, int(DEAD_AFTER_S * 1000))
         while not self._stop.is_set():
-            await join(verbs, NodeStatus("node-a", "host", 1, "2026-01-01T00:00:00.000Z"))
+            await join(
+                verbs, NodeStatus("node-a", "host", 1, "2026-01-01", wire_version=WIRE_VERSION)
+            )
             self._joined.set()
             specs = registry.specs()
             for spec in specs:

@@ -45,7 +45,7 @@ GARBAGE = {
     "json": b'{"a": 1}',
     "deep": b"\x91" * 50_000,
     "foreign version": msgpack.encode((99, {}, [])),
-    "wrong shape": msgpack.encode((1, "x", 5)),
+    "wrong shape": msgpack.encode((2, "x", 5)),
     "text": b"hello",
     "nothing": b"",
     "bytes": bytes(range(256)),

@@ -17,11 +17,11 @@ class OlderState:
 
     def __init__(self, client):
         self._client = client
-        names = client.keys("{m:*")
+        names = client.keys("{model2:*")
         self._values = {name: (client.dump(name), client.pttl(name)) for name in names}
 
     def restore(self):
-        for name in self._client.keys("{m:*"):
+        for name in self._client.keys("{model2:*"):
             self._client.delete(name)
         for name, (value, ttl_ms) in self._values.items():
             self._client.restore(name, max(0, ttl_ms), value)

@@ -255,5 +255,5 @@ def test_nobody_gets_in_without_a_name_and_no_password_is_shipped():
         rules = USERS[user]
         assert "-@all" in rules
         assert not any(rule.startswith("+@") for rule in rules)
-        assert {rule for rule in rules if rule[0] == "~"} == {"~{ferry}:*", "~{m:*", "~rq:*"}
+        assert {rule for rule in rules if rule[0] == "~"} == {"~{ferry}:*", "~{model2:*", "~rq:*"}
     assert all(key.startswith("{ferry}:") for key in keys.PERMANENT)

@@ -1,6 +1,6 @@
-"""What two releases must agree on, as the first one writes it: byte by byte, and key by key.
+"""What two releases must agree on, as wire version 2 writes it: byte by byte, and key by key.
 
-No bytes here come from the code under test. Who has to change one in "wire version 1" makes a
+No bytes here come from the code under test. Who has to change one in "wire version 2" makes a
 release that does not understand those before it: it gets another WIRE_VERSION, and this file
 another such part (docs/adr/0016-releases.md). Records of the registry are read by every release, so
 fields may be added there, and none taken away.
@@ -19,8 +19,8 @@ from batching.store.registry.control_queue import INSPECT_ARCHIVE, QUEUE_NAME
 from batching.store.replies import decode_reply
 from tests.support import KEY, body_of, items_of, make_reply, make_spec
 
-TAG = "{m:digits:1.0}"
-REQUEST = msgpack.encode((1, {"content-type": "text/plain"}, [["body", "text/plain", b"a"]]))
+TAG = "{model2:digits:1.0}"
+REQUEST = msgpack.encode((2, {"content-type": "text/plain"}, [["body", "text/plain", b"a"]]))
 TIMING = [8, 1200, 40_000, True]
 
 
@@ -29,54 +29,55 @@ def now_us(client):
     return second * 1_000_000 + micros
 
 
-# --- wire version 1
+# --- wire version 2
 
 
 def test_releases_of_other_wire_versions_have_queues_of_their_own():
     assert VersionKeys.of(KEY).tag == TAG
-    assert VersionKeys.of(KEY, WIRE_VERSION + 1).tag == "{m2:digits:1.0}"
+    assert VersionKeys.of(KEY, 1).tag == "{m:digits:1.0}"
+    assert VersionKeys.of(KEY, WIRE_VERSION + 1).tag == "{model3:digits:1.0}"
 
 
-def test_worker_serves_what_an_ingress_of_version_1_has_queued(harness):
+def test_worker_serves_what_an_ingress_of_version_2_has_queued(harness):
     # Given
     client, at_us = harness.client, now_us(harness.client)
-    client.zadd(f"{TAG}:ing", {"ingress-a": at_us // 1000})
-    client.expire(f"{TAG}:ing", 60)
+    client.zadd(f"{TAG}:ingress_beats", {"ingress-a": at_us // 1000})
+    client.expire(f"{TAG}:ingress_beats", 60)
     line = f"0 - 0 {at_us} 500 60000 ingress-a\n".encode()
     client.hset(f"{TAG}:requests", mapping={"a": line + REQUEST, "b": line})
     client.expire(f"{TAG}:requests", 60)
-    client.set(f"{TAG}:in:b", REQUEST, px=60_000)
-    client.rpush(f"{TAG}:q", "a", "b")
+    client.set(f"{TAG}:bodies:b", REQUEST, px=60_000)
+    client.rpush(f"{TAG}:queue", "a", "b")
     worker = harness.worker()
     # When
     batch = worker.claim(2, 0.0)
     # Then
     assert [body_of(item.request) for item in batch.items] == ["a", "a"]
-    assert client.lrange(f"{TAG}:p:worker-a", 0, -1) == [b"a:1", b"b:1"]
+    assert client.lrange(f"{TAG}:leases:worker-a", 0, -1) == [b"a:1", b"b:1"]
     # When
     worker.reply(items_of(batch), [make_reply("A"), make_reply("B", size=200_000)])
     # Then it is told, in its own words
-    small = b"a" + msgpack.encode((1, 200, b"A", {}, "", "", "", None, 0))
-    assert client.lrange(f"{TAG}:done:ingress-a", 0, -1) == [small, b"b@1"]
-    assert client.get(f"{TAG}:rep:a") == small
-    assert msgpack.decode(client.get(f"{TAG}:out:b:1")[1:])[:2] == [1, 200]
+    small = b"a" + msgpack.encode((2, 200, b"A", {}, "", "", "", None, 0))
+    assert client.lrange(f"{TAG}:answered:ingress-a", 0, -1) == [small, b"b@1"]
+    assert client.get(f"{TAG}:replies:a") == small
+    assert msgpack.decode(client.get(f"{TAG}:large_replies:b:1")[1:])[:2] == [2, 200]
 
 
-def test_ingress_reads_what_a_worker_of_version_1_has_answered(harness):
+def test_ingress_reads_what_a_worker_of_version_2_has_answered(harness):
     # Given
     client = harness.client
-    reply = msgpack.encode((1, 200, b"A", {"x-a": "1"}, "OK", "T", "r", TIMING, 2))
-    client.set(f"{TAG}:rep:a", b"a" + reply, px=60_000)
-    client.rpush(f"{TAG}:done:ingress-a", b"a" + reply, b"b")
-    client.expire(f"{TAG}:done:ingress-a", 60)
-    client.set(f"{TAG}:rep:b", b"b!worker_crashed", px=60_000)
+    reply = msgpack.encode((2, 200, b"A", {"x-a": "1"}, "OK", "T", "r", TIMING, 2))
+    client.set(f"{TAG}:replies:a", b"a" + reply, px=60_000)
+    client.rpush(f"{TAG}:answered:ingress-a", b"a" + reply, b"b")
+    client.expire(f"{TAG}:answered:ingress-a", 60)
+    client.set(f"{TAG}:replies:b", b"b!worker_crashed", px=60_000)
     # When
     found = harness.ingress().receive([])
     # Then
     expected = Reply(200, b"A", {"x-a": "1"}, "OK", "T", "r", BatchTiming(*TIMING), 2)
     assert decode_reply("a", found["a"]) == expected
     assert decode_reply("b", found["b"]).reason == "worker_crashed"
-    chunk = msgpack.encode((1, 3, b"piece", 200, {}))
+    chunk = msgpack.encode((2, 3, b"piece", 200, {}))
     assert ReplyChunk.decode(chunk) == ReplyChunk(3, b"piece")
 
 
@@ -89,8 +90,8 @@ def test_ingress_queues_as_a_worker_of_version_1_expects_it(harness):
     assert line.split(b" ")[:3] == [b"0", b"-", b"0"]
     assert line.split(b" ")[4:] == [b"0", b"60000", b"ingress-a"]
     assert wire == REQUEST
-    assert client.lrange(f"{TAG}:q", 0, -1) == [b"a"]
-    assert client.zscore(f"{TAG}:ing", "ingress-a") > 0
+    assert client.lrange(f"{TAG}:queue", 0, -1) == [b"a"]
+    assert client.zscore(f"{TAG}:ingress_beats", "ingress-a") > 0
     assert client.llen(f"{TAG}:wakeups") == 1
 
 

@@ -215,7 +215,7 @@ def test_b14_unforeseen_failure_tells_nothing_but_an_id_that_is_in_the_log(
     [
         "Traceback (most recent call last)",
         "see /tmp/x",
-        "key {m:echo:1.0}:q",
+        "key {model2:echo:1.0}:queue",
         "redis://host",
         "<Model object at 0x7f>",
         "Werkzeug/3.1",

@@ -185,7 +185,7 @@ def test_worker_that_its_server_forgot_is_reported_again(parts):
         before = parts.forgotten
         # When the server of the version loses everything, and that of the registry does not
         client = fakeredis.FakeRedis(server=parts.server)
-        client.delete(*client.keys("{m:*"))
+        client.delete(*client.keys("{model2:*"))
         assert parts.workers() == []
         await parts.heart.beat()
         # Then

@@ -56,7 +56,7 @@ def by_pool(url, move):
 
 
 def by_parked_pop(url, move):
-    parked = ParkedPop(connect(url), "{m:a:1}:more:worker-a")
+    parked = ParkedPop(connect(url), "{model2:a:1}:full_batch:worker-a")
     parked.wait(0.01)
     move()
     with pytest.raises(redis.ConnectionError):

@@ -360,7 +360,7 @@ def test_recover_finds_nothing_when_nothing_was_claimed(harness):
 # --- what cannot be read
 
 
-UNREADABLE = [b"garbage", b"\x80\x04\x95K\x00.", b"\x93\x02\x80\x90", b"\x91" * 5000]
+UNREADABLE = [b"garbage", b"\x80\x04\x95K\x00.", b"\x93\x01\x80\x90", b"\x91" * 5000]
 
 
 @pytest.mark.parametrize("wire", UNREADABLE, ids=lambda wire: repr(wire[:8]))

@@ -1,0 +1,55 @@
+"""The KEYS of a script are named once, in its head."""
+
+import re
+
+import pytest
+
+from batching.store.keys import VersionKeys
+from batching.store.scripts import loader
+from batching.store.scripts.loader import key_names, ordered_keys
+from tests.support import KEY
+
+# Their KEYS repeat, as often as there are versions.
+WITHOUT_NUMBERS = {"beat", "living", "report"}
+NUMBERED = sorted(loader._SOURCES.keys() - WITHOUT_NUMBERS)
+
+
+@pytest.mark.parametrize("verb", NUMBERED)
+def test_head_names_each_key_that_the_script_uses(verb):
+    # Given
+    used = {int(number) for number in re.findall(r"KEYS\[(\d+)\]", loader.source(verb))}
+    # Then
+    assert used == set(range(1, len(key_names(verb)) + 1))
+
+
+@pytest.mark.parametrize("verb", NUMBERED)
+def test_keys_are_those_of_the_version_but_for_the_lease(verb):
+    # Given
+    names = [name for name, _ in key_names(verb)]
+    own = {"lease": "lease of a worker"} if "lease" in names else {}
+    # When
+    keys = ordered_keys(verb, VersionKeys.of(KEY), optional=True, **own)
+    # Then
+    assert len(keys) == len(names)
+
+
+def test_optional_keys_are_left_out_unless_they_are_asked_for():
+    keys = VersionKeys.of(KEY)
+    assert keys.idle not in ordered_keys("claim", keys, lease="lease")
+    assert ordered_keys("claim", keys, optional=True, lease="lease")[-1] == keys.idle
+
+
+def test_wrong_or_missing_name_is_an_error_that_names_the_script():
+    keys = VersionKeys.of(KEY)
+    with pytest.raises(ValueError, match=r"claim\.lua needs the key lease"):
+        ordered_keys("claim", keys)
+    with pytest.raises(ValueError, match=r"submit\.lua has no key lease"):
+        ordered_keys("submit", keys, lease="lease")
+
+
+@pytest.mark.parametrize("head", ["-- KEYS  a queue\n", "-- KEYS  1 queue  3 open\n"])
+def test_head_without_numbers_in_order_is_an_error(head, monkeypatch):
+    monkeypatch.setitem(loader._SOURCES, "planted", f"{head}-- ARGV  none\n")
+    with pytest.raises(ValueError, match=r"planted\.lua"):
+        key_names("planted")
+    key_names.cache_clear()
