@@ -48,7 +48,7 @@ class Batcher:
         self._policy = policy
 
     def gather(self, should_stop: Callable[[], bool], idle_s: float) -> Batch | None:
-        """A batch that this worker owns, or None once `should_stop`.
+        """Returns a batch that this worker owns, or None once `should_stop`.
 
         Blocks while nothing waits, and looks by itself every `idle_s`. The wait of a partial batch
         is measured here, on the local clock: Redis looks at its own blocking time-outs only a few
@@ -71,5 +71,5 @@ class Batcher:
         return None
 
     def observe(self, batch: Batch, run_s: float, now_s: float) -> None:
-        """The policy learns that this batch was answered at `now_s`, after `run_s`."""
+        """Teaches the policy that this batch was answered at `now_s`, after `run_s`."""
         self._policy.observe([item.queue_us / 1e6 for item in batch.items], run_s, now_s)

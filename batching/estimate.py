@@ -21,7 +21,7 @@ class Estimate:
     per_item_s: float = 0.0
 
     def run_s(self, size: int) -> float:
-        """Seconds that a batch of this size takes."""
+        """Returns seconds that a batch of this size takes."""
         return self.fixed_s + size * self.per_item_s
 
 

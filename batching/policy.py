@@ -33,7 +33,7 @@ class BatchPolicy(Protocol):
         """Seconds for which `waiting` requests should go on waiting for more; 0 = leave now."""
 
     def observe(self, ages_s: Sequence[float], run_s: float, now_s: float) -> None:
-        """What became of a batch: how long each request had waited, and the seconds it took."""
+        """Learns from a batch: how long each request had waited, and how long the batch took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class FixedPolicy:
 
 
 def worthwhile_size(estimate: Estimate, batch_size: int) -> int:
-    """The size up to which it pays to wait for one more.
+    """Returns the size up to which it pays to wait for one more.
 
     One more request makes `n` others wait for a gap between arrivals, and spares itself the fixed
     cost of a batch of its own, less that gap. It pays while n + 1 gaps are less than that cost.
@@ -70,7 +70,7 @@ def worthwhile_size(estimate: Estimate, batch_size: int) -> int:
 
 
 def largest_size(estimate: Estimate, batch_size: int, latency_slo_s: float) -> int:
-    """The largest batch that is expected to run in its share of the latency target.
+    """Returns the largest batch that is expected to run in its share of the latency target.
 
     It is never smaller than what keeps up with the requests that come. Where not even a batch of
     one runs in that share, smaller ones would not bring the target within reach; without a target
@@ -131,12 +131,12 @@ class AdaptivePolicy:
         return max(0.0, left_s)
 
     def observe(self, ages_s: Sequence[float], run_s: float, now_s: float) -> None:
-        """The estimates follow what became of this batch."""
+        """Updates the estimates by this batch."""
         self.estimator.observe(ages_s, run_s, now_s)
 
 
 def policy_of(spec: ModelSpec) -> BatchPolicy:
-    """The policy that this model version was registered with."""
+    """Returns the policy that this model version was registered with."""
     if spec.use_job_ticket:
         # A ticket is one idle worker for one request: nobody is there to wait for.
         return FixedPolicy(1, 0.0)

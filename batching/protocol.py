@@ -46,7 +46,7 @@ class _Message(_Array, frozen=True, tag=WIRE_VERSION):
 
     @classmethod
     def decode(cls, wire: bytes) -> Self:
-        """What `encode` wrote.
+        """Returns what `encode` wrote.
 
         Raises:
             ProtocolError: foreign version or shape.
@@ -139,7 +139,7 @@ class Claimed(NamedTuple):
 
     @property
     def request_id(self) -> str:
-        """The request's id."""
+        """Returns the request's id."""
         return self.owned.request_id
 
 

@@ -7,7 +7,7 @@ _made: list[str] = []  # pop and extend are atomic, so any thread may ask
 
 
 def fresh_request_id() -> str:
-    """A new UUID4 as text: 122 random bits that nobody can guess. Not for forked processes.
+    """Returns a new UUID4 as text: 122 random bits that cannot be guessed. Not after a fork.
 
     What a client sent as x-request-id is never used.
     """

@@ -77,7 +77,7 @@ class Api:
         content: bytes | None = None,
         content_type: str = "",
     ) -> httpx.Response:
-        """The server's answer, whatever its status.
+        """Returns the server's answer, whatever its status.
 
         Args:
             method: HTTP method.
@@ -119,7 +119,7 @@ class Api:
         return f"nothing answers at {self._base_url}: is `ferry up` running?"
 
     def call(self, method: str, *path: str, **params: Any) -> Any:
-        """The JSON of a successful answer.
+        """Returns the JSON of a successful answer.
 
         Raises:
             ApiError: the server refused.
@@ -137,14 +137,14 @@ class Api:
 
 
 def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
-    """What TLS found wrong, if that is why."""
+    """Returns what TLS found wrong, if that is why."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     return error
 
 
 def _is_this_machine(url: str) -> bool:
-    """Whether it leads to a server here, of which no proxy knows."""
+    """Returns whether it leads to a server here, of which no proxy knows."""
     try:
         host = urlsplit(url).hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -153,7 +153,7 @@ def _is_this_machine(url: str) -> bool:
 
 
 def token_header(variable: str = TOKEN_VARIABLE) -> dict[str, str]:
-    """The header that brings the environment's token; none without one.
+    """Returns the header that brings the environment's token; none without one.
 
     Raises:
         ClickException: it is no token.
@@ -165,7 +165,7 @@ def token_header(variable: str = TOKEN_VARIABLE) -> dict[str, str]:
 
 
 def error_text(response: httpx.Response) -> str:
-    """What the server says went wrong, and where a token that it did not take came from."""
+    """Returns what the server says went wrong, and where a token that it did not take came from."""
     try:
         record = response.json()
     except (ValueError, UnicodeDecodeError):

@@ -11,7 +11,7 @@ _WHOLE = 10_000
 
 
 def out(*, wraps: bool = False) -> Console:
-    """Where results go: whole, for names and ids are there to be copied, and to be piped.
+    """Returns where results go: whole, for names and ids are there to be copied, and to be piped.
 
     With `wraps` sentences in tables are broken where a terminal ends.
     """
@@ -19,12 +19,12 @@ def out(*, wraps: bool = False) -> Console:
 
 
 def err() -> Console:
-    """Where progress and complaints go."""
+    """Returns where progress and complaints go."""
     return Console(stderr=True, highlight=False)
 
 
 def warn(text: str) -> None:
-    """What an operator had better look at is among the complaints."""
+    """Prints a warning for the operator."""
     err().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
 
 

@@ -23,7 +23,7 @@ def allow_many_files() -> None:
 
 
 def raise_open_files() -> int:
-    """How many files this process may have open: as many as it can allow itself.
+    """Returns how many files this process may have open: as many as it can allow itself.
 
     So may the children that it starts from now on.
     """

@@ -41,7 +41,7 @@ class UnusableSettings(click.ClickException):
 
 
 def require_store(settings: Settings) -> None:
-    """The model store, if one is named, is a folder: else each archive would be "not found".
+    """Checks that the model store is a folder: else each archive would be "not found".
 
     Raises:
         ClickException: it is none.
@@ -79,7 +79,9 @@ def settings_options(command: Command, *, unlisted: Collection[str] = ()) -> Com
 def settings_from_flags(
     config: Path | None, flags: dict[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> Settings:
-    """The settings from file, environment and flags; keys without effect cost a warning each.
+    """Returns the settings from file, environment and flags.
+
+    Keys without effect cost a warning each.
 
     Raises:
         ClickException: the file cannot be read, or a value has the wrong type.
@@ -156,7 +158,7 @@ version_option = click.option(
 
 
 def check_header_value(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """The text, which a header may have.
+    """Returns the text, which a header may have.
 
     Raises:
         BadParameter: none may.

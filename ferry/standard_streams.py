@@ -25,18 +25,21 @@ def open_missing_streams() -> None:
 
 
 def escape_what_output_lacks() -> None:
-    """What the encoding of standard output lacks is escaped, as Python does on standard error."""
+    """Escapes characters that standard output cannot encode, as standard error does."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def is_about_output(error: OSError) -> bool:
-    """Whether a standard stream cannot be written to; errors of files carry the file's name."""
+    """Returns whether a standard stream cannot be written to.
+
+    Errors of files carry the file's name.
+    """
     return error.filename is None and error.errno in _UNWRITABLE
 
 
 def let_go_of_output() -> None:
-    """What standard output has buffered is dropped; Python would try to write it at exit."""
+    """Drops the buffer of standard output, which Python would try to write at exit."""
     fd = os.open(os.devnull, os.O_WRONLY)
     os.dup2(fd, sys.stdout.fileno())
     os.close(fd)

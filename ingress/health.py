@@ -32,7 +32,7 @@ class Health:
         self._last_ping = True
 
     def is_healthy(self) -> bool:
-        """Whether each model's default version has its workers, loading ones included.
+        """Returns whether each model's default version has its workers, loading ones included.
 
         While Redis is away this is the last answer: orchestrators restart what is not healthy, and
         restarting an ingress does not bring Redis back. TorchServe opens its ports when the startup
@@ -64,7 +64,7 @@ class Health:
         return f"No ready worker: {', '.join(idle)}" if idle else ""
 
     def is_ready(self, spec: ModelSpec, alive: Set[str] | None = None) -> bool:
-        """Whether a worker of this version serves; on these nodes, where they are known.
+        """Returns whether a worker of this version serves; on these nodes, where they are known.
 
         Raises:
             StoreUnavailable: Redis cannot be asked.

@@ -52,7 +52,7 @@ class Address:
 
     @property
     def is_private(self) -> bool:
-        """Whether only this machine's own users can connect."""
+        """Returns whether only this machine's own users can connect."""
         return self.socket_path is not None or ipaddress.ip_address(self.host).is_loopback
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Address:
 
 
 def listener_table(settings: Settings) -> dict[Address, frozenset[Role]]:
-    """Each address with what it serves; roles with equal addresses share a listener.
+    """Returns each address with what it serves; roles with equal addresses share a listener.
 
     Raises:
         SettingsError: an address that cannot be listened on, or management open to the network.
@@ -80,7 +80,9 @@ def listener_table(settings: Settings) -> dict[Address, frozenset[Role]]:
 
 
 def certificate_of(settings: Settings) -> Certificate | None:
-    """What listeners with `https://` prove themselves with, unopened; None when there are none.
+    """Returns what listeners with `https://` prove themselves with, unopened.
+
+    None when there are none.
 
     Raises:
         SettingsError: one of the two is missing, or not a file.
@@ -98,7 +100,7 @@ def certificate_of(settings: Settings) -> Certificate | None:
 
 
 def parse_address(text: str, role: Role) -> Address:
-    """The address that config.properties spells `http[s]://host:port` or `unix:/path`.
+    """Returns the address that config.properties spells `http[s]://host:port` or `unix:/path`.
 
     Raises:
         SettingsError: it is something else, or its host has no address.
@@ -173,7 +175,7 @@ class Listener:
 
     @property
     def clients(self) -> int:
-        """How many connections there are."""
+        """Returns how many connections there are."""
         return len(self._host.connections)
 
     async def wait_closed(self) -> None:

@@ -224,7 +224,10 @@ class _Ingress:
         )
 
     def _has_to_load(self) -> bool:
-        """Whether there are startup models that Redis does not remember from before. Blocks."""
+        """Returns whether there are startup models that Redis does not remember from before.
+
+        Blocks.
+        """
         if not self._is_told_to_load():
             return False
         with contextlib.suppress(StoreUnavailable):

@@ -38,5 +38,8 @@ class Services:
     outage: OutageLog
 
     def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns or raises on the loop; blocks this thread, not the loop."""
+        """Returns what the coroutine returns or raises on the loop.
+
+        Blocks this thread, not the loop.
+        """
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()

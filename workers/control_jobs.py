@@ -61,13 +61,15 @@ class ControlJob(Job):
 
     @property
     def func(self) -> Callable[..., Any]:
-        """The one function that control jobs have."""
+        """Returns the one function that control jobs have."""
         if self.func_name != INSPECT_ARCHIVE:
             raise PermissionError(f"no control job: {self.func_name!r}")
         return inspect_archive
 
     def perform(self) -> Any:
-        """What the function returns. Meanwhile the job's record says that somebody is at it.
+        """Returns what the function returns.
+
+        Meanwhile the job's record says that somebody is at it.
 
         RQ would say so with a fork only, and who waits would not learn that this process has ended.
         """
@@ -119,7 +121,7 @@ class ControlWorker(SimpleWorker):
     def dequeue_job_and_maintain_ttl(
         self, timeout: int | None, max_idle_time: int | None = None
     ) -> tuple[Job, Queue] | None:
-        """The next job; RQ would leave when Redis is not heard for a while, or refuses."""
+        """Returns the next job; RQ would leave when Redis is not heard for a while, or refuses."""
         while True:
             try:
                 job_and_queue = super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
@@ -161,7 +163,7 @@ class Progress:
         self._next_s = 0.0
 
     def note(self, done_bytes: int, total_bytes: int | None) -> None:
-        """The download has come so far."""
+        """Notes how far the download has come."""
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PROGRESS_S
             # Most archives are in the store already and need no connection for this.
@@ -169,13 +171,13 @@ class Progress:
             self._downloads.note(Download(self._url, done_bytes, total_bytes or 0))
 
     def end(self) -> None:
-        """The download is not listed any more."""
+        """Takes the download off the list."""
         if self._downloads is not None:
             self._downloads.forget(self._url)
 
 
 def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]:
-    """The verified archive's description, or the error that a client should see."""
+    """Returns the verified archive's description, or the error that a client should see."""
     settings, _ = load_settings()
     progress = Progress(lambda: Downloads(connect(store_url(settings))), url)
     try:
@@ -199,7 +201,7 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
 
 
 def _is_unused(url: str, settings: Settings) -> bool:
-    """Whether no registered version needs the file that this URL has in the model store.
+    """Returns whether no registered version needs the file that this URL has in the model store.
 
     A registration that fails after its download leaves one behind; it must not stand in the way of
     the next try.
@@ -213,7 +215,7 @@ def _is_unused(url: str, settings: Settings) -> bool:
 
 
 def make_worker(client: Client, outage: OutageLog) -> ControlWorker:
-    """A worker of the control queue."""
+    """Returns a worker of the control queue."""
     client = for_rq(client)
     queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer, job_class=ControlJob)
     worker = ControlWorker(

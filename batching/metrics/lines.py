@@ -52,12 +52,12 @@ def metric_line(
 
 
 def host_dimensions(sample: HostSample) -> dict[str, str]:
-    """The labels of a host's metric, without the host."""
+    """Returns the labels of a host's metric, without the host."""
     return {**HOST_LEVEL, **({"DeviceId": sample.device_id} if sample.device_id else {})}
 
 
 def worker_dimensions(worker_id: str, key: VersionKey) -> dict[str, str]:
-    """The labels of a worker's metric, without the host."""
+    """Returns the labels of a worker's metric, without the host."""
     return {"WorkerName": f"W-{worker_id}-{key.model_name}_{key.model_version}", **HOST_LEVEL}
 
 

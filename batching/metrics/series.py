@@ -42,13 +42,13 @@ class Series:
     part: str = ""
 
     def to_field(self) -> str:
-        """The name of its field in the hash."""
+        """Returns the name of its field in the hash."""
         record = [self.name, self.kind.value, self.unit, self.labels, self.part]
         return json.dumps(record, separators=(",", ":"))
 
     @classmethod
     def from_field(cls, field: str | bytes) -> Self:
-        """The series that `to_field` wrote.
+        """Returns the series that `to_field` wrote.
 
         Raises:
             ValueError: somebody else wrote it.
@@ -68,14 +68,17 @@ class Series:
 
     @property
     def is_named_well(self) -> bool:
-        """Whether a scraper takes the name and those of the labels."""
+        """Returns whether a scraper takes the name and those of the labels."""
         return _NAME.fullmatch(self.name) is not None and all(
             _LABEL.fullmatch(label) for label, _ in self.labels
         )
 
     @property
     def has_known_part(self) -> bool:
-        """Whether a metric of this kind has such a part: whoever shows buckets sorts the bounds."""
+        """Returns whether a metric of this kind has such a part.
+
+        Whoever shows buckets sorts the bounds.
+        """
         if self.kind is not MetricKind.HISTOGRAM:
             return not self.part
         return self.part in {SUM, ABOVE} or _is_bound(self.part)

@@ -26,7 +26,7 @@ SERVER_TYPES: Mapping[str, type] = {
 def ignored_values(
     config: Mapping[str, Any], types: Mapping[str, type] = SERVER_TYPES
 ) -> Iterator[str]:
-    """A sentence for each value that counts as missing, as it does in TorchServe."""
+    """Yields a sentence for each value that counts as missing, as it does in TorchServe."""
     for key, wanted in types.items():
         if key in config and not _has_type(config[key], wanted):
             value = reprlib.repr(config[key])

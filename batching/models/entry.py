@@ -26,7 +26,7 @@ class ModelEntry:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "ModelEntry":
-        """The entry that `to_json` wrote.
+        """Returns the entry that `to_json` wrote.
 
         Raises:
             ValueError, TypeError, LookupError, AttributeError: nobody wrote this with it.
@@ -40,17 +40,20 @@ class ModelEntry:
         return cls(default, versions, others=record)
 
     def with_spec(self, spec: ModelSpec) -> "ModelEntry":
-        """The entry with this version added or replaced."""
+        """Returns the entry with this version added or replaced."""
         return replace(self, versions={**self.versions, spec.model_version: spec})
 
     def completed_by(self, newer: "ModelEntry | None") -> "ModelEntry":
-        """The newer entry with the versions that only this one has; this one if there is none."""
+        """Returns the newer entry with the versions that only this one has.
+
+        This one if there is none.
+        """
         if newer is None:
             return self
         return replace(newer, versions={**self.versions, **newer.versions})
 
     def without(self, model_version: str) -> "ModelEntry | None":
-        """The entry without this version; None when it was the last one.
+        """Returns the entry without this version; None when it was the last one.
 
         Without its default version, the one that was registered first of the others is.
         """
@@ -63,12 +66,12 @@ class ModelEntry:
 
 
 def specs_of(entries: Iterable[ModelEntry]) -> list[ModelSpec]:
-    """All versions of all these models."""
+    """Returns all versions of all these models."""
     return [spec for entry in entries for spec in entry.versions.values()]
 
 
 def pick_version(entry: ModelEntry | None, model_name: str, model_version: str | None) -> ModelSpec:
-    """The asked version of this entry, or its default.
+    """Returns the asked version of this entry, or its default.
 
     Raises:
         ModelNotFound: there is no entry.
@@ -82,7 +85,7 @@ def pick_version(entry: ModelEntry | None, model_name: str, model_version: str |
 
 
 def existing(entry: ModelEntry | None, model_name: str) -> ModelEntry:
-    """The entry.
+    """Returns the entry.
 
     Raises:
         ModelNotFound: there is none.
@@ -109,7 +112,7 @@ def _no_model(model_name: str) -> ModelNotFound:
 
 
 def no_version(model_name: str, model_version: str) -> VersionNotFound:
-    """The error for a version that this model does not have."""
+    """Returns the error for a version that this model does not have."""
     return VersionNotFound(f"Model version: {model_version} does not exist for model: {model_name}")
 
 

@@ -59,7 +59,7 @@ class ModelDefaults:
 
 
 def int_parameter(parameters: Mapping[str, Any], name: str, default: int) -> int:
-    """An integer of 32 bits; anything else silently becomes the default.
+    """Returns an integer of 32 bits; anything else silently becomes the default.
 
     Not all that Python's `int` takes: a count of 10**11 workers would be believed.
     Source: TorchServe 0.12 `NettyUtils.getIntParameter`.
@@ -72,7 +72,7 @@ def int_parameter(parameters: Mapping[str, Any], name: str, default: int) -> int
 
 
 def bool_parameter(parameters: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    """A boolean parameter: only the word `true`, in any case, is true."""
+    """Returns a boolean parameter: only the word `true`, in any case, is true."""
     return str(parameters[name]).lower() == "true" if name in parameters else default
 
 
@@ -81,7 +81,7 @@ def spec_from_registration(
     archive: ArchiveInfo,
     defaults: ModelDefaults,
 ) -> ModelSpec:
-    """The spec that `POST /models` with these parameters registers for this archive.
+    """Returns the spec that `POST /models` with these parameters registers for this archive.
 
     `batch_size` and `max_batch_delay`: parameter over model-config.yaml over `models` of
     config.properties over default. Timeouts and workers: model-config.yaml over `models` over

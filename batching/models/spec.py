@@ -83,20 +83,25 @@ class ModelSpec:
 
     @cached_property
     def key(self) -> VersionKey:
-        """The version this spec describes."""
+        """Returns the version this spec describes."""
         return VersionKey(self.model_name, self.model_version)
 
     def scaled(self, min_worker: int, max_worker: int) -> "ModelSpec":
-        """The same version with other worker counts (per node)."""
+        """Returns the same version with other worker counts (per node)."""
         return replace(self, min_worker=min_worker, max_worker=max_worker)
 
     def is_same_registration(self, other: "ModelSpec") -> bool:
-        """Whether `other` is this, scaled perhaps; another one may have taken over its name."""
+        """Returns whether `other` is this, scaled perhaps.
+
+        Another one may have taken over its name.
+        """
         return self.scaled(0, 0) == other.scaled(0, 0)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """The spec that `to_record` and JSON made this of; fields of a later version are kept.
+        """Returns the spec that `to_record` and JSON made this of.
+
+        Fields of a later version are kept.
 
         Raises:
             TypeError: they did not; a field is missing, or of another type.
@@ -107,6 +112,6 @@ class ModelSpec:
         return cls(**known)
 
     def to_record(self) -> dict[str, Any]:
-        """What the registry keeps, and a worker process is told."""
+        """Returns what the registry keeps, and a worker process is told."""
         record = asdict(self)
         return {**record.pop("others"), **record}

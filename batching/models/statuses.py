@@ -48,7 +48,7 @@ class WorkerStatus:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The status that `to_json` wrote."""
+        """Returns the status that `to_json` wrote."""
         record = json.loads(text)
         record["state"] = _state(record["state"])
         return cls(**known_fields(cls, record))
@@ -82,7 +82,7 @@ class NodeStatus:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The status that `to_json` wrote."""
+        """Returns the status that `to_json` wrote."""
         record = json.loads(text)
         rows = record.get("samples", ())
         record["samples"] = tuple(

@@ -13,7 +13,7 @@ class Backoff:
 
     @property
     def delay_s(self) -> float:
-        """Seconds to wait before the next start."""
+        """Returns seconds to wait before the next start."""
         return DELAYS_S[min(self.failures, len(DELAYS_S) - 1)]
 
     @property
@@ -28,10 +28,10 @@ class Backoff:
             self._failing_since_s = now_s
 
     def succeed(self) -> None:
-        """The process has proven itself; the next failure is the first one again."""
+        """Forgets the failures so far: the process has proven itself."""
         self.failures = 0
         self._failing_since_s = None
 
     def has_failed_for(self, limit_s: float, now_s: float) -> bool:
-        """Whether the first failure of this episode is longer ago than `limit_s`."""
+        """Returns whether the first failure of this episode is longer ago than `limit_s`."""
         return self._failing_since_s is not None and now_s - self._failing_since_s > limit_s

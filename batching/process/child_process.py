@@ -38,7 +38,7 @@ def spawn(
     *,
     cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A running child that dies with this process and leads its own session.
+    """Returns a running child that dies with this process and leads its own session.
 
     The kernel sends the signal when the *thread* that forked ends, not the process, so only the
     main thread may call this.
@@ -76,7 +76,7 @@ def spawn(
 
 
 def kill_group(child: subprocess.Popen[bytes]) -> None:
-    """The child and whatever it left behind in its session's group are dead; the child is reaped.
+    """Kills the child and its session's group, and reaps the child.
 
     An exited child that nobody has reaped yet keeps its process group's number from being reused,
     so call this before `poll` or `wait` has seen the exit; afterwards it does nothing.
@@ -90,7 +90,7 @@ def kill_group(child: subprocess.Popen[bytes]) -> None:
 
 
 def has_exited(child: subprocess.Popen[bytes]) -> bool:
-    """Whether the child has ended; it is not reaped, so `kill_group` may still follow."""
+    """Returns whether the child has ended; it is not reaped, so `kill_group` may still follow."""
     if child.returncode is not None:
         return True
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -98,7 +98,7 @@ def has_exited(child: subprocess.Popen[bytes]) -> bool:
 
 
 async def exited(child: "subprocess.Popen[bytes]") -> None:
-    """The child has ended; it is not reaped, so `kill_group` may still follow.
+    """Waits until the child has ended, without reaping it, so that `kill_group` may follow.
 
     A pidfd needs no signal handler and no thread, and tells at once.
     """

@@ -16,7 +16,7 @@ _NO_THREAD = f"No thread can be started: {PROCESS_LIMIT_ADVICE}."
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """What `work` returns or raises in a thread of its own.
+    """Returns what `work` returns or raises in a thread of its own.
 
     Not an executor: the interpreter joins an executor's threads at exit, and a registration that
     waits two minutes for its workers, or a download, would keep a stopped process alive. Nor do
@@ -40,7 +40,7 @@ class DaemonThread:
         self._pieces: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """The thread runs and waits for work.
+        """Starts the thread, which waits for work.
 
         Raises:
             NoThread: it cannot be started.
@@ -48,13 +48,13 @@ class DaemonThread:
         _start(self._work, "blocking pieces")
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, when all before it has been done."""
+        """Returns what `work` returns or raises, when all before it has been done."""
         outcome, run = _piece(work)
         self._pieces.put(run)
         return await outcome
 
     def end(self) -> None:
-        """The thread ends once it has done what it was given; this does not wait for that."""
+        """Lets the thread end after its last work, without waiting for that."""
         self._pieces.put(None)
 
     def _work(self) -> None:

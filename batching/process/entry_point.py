@@ -16,7 +16,7 @@ def exit_code_for(error: SettingsError) -> int:
 
 
 def run_from_environment(run: Callable[[Settings], int]) -> int:
-    """The exit code of a part that runs with the environment's settings."""
+    """Returns the exit code of a part that runs with the environment's settings."""
     try:
         settings, _ = load_settings()
     except SettingsError as error:

@@ -32,7 +32,7 @@ class LineFormatter(logging.Formatter):
         self._fields = fields
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's name)
-        """The line, and those of the process' fields that it does not have itself."""
+        """Returns the line, and those of the process' fields that it does not have itself."""
         text = super().formatMessage(record)
         if record.name in _METRIC_LOGS:
             return _escaped(text).replace("\n", "\\n")
@@ -43,7 +43,10 @@ class LineFormatter(logging.Formatter):
         return line + end + rest
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  (logging's name)
-        """The traceback; nothing in it, which may be a client's text, looks like another event."""
+        """Returns the traceback.
+
+        Nothing in it, which may be a client's text, looks like another event.
+        """
         return _EVENT.sub(_INDENT, _escaped(super().formatException(ei)))
 
 

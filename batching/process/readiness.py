@@ -24,7 +24,7 @@ class Launch(Enum):
 
 
 def launch() -> Launch:
-    """How this process came to be. Ask before `notify_ready`."""
+    """Returns how this process came to be. Ask before `notify_ready`."""
     number = os.environ.get(READY_VARIABLE)
     if number is None:
         return Launch.ALONE

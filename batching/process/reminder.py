@@ -13,7 +13,7 @@ class Reminder:
         self._silent_until_s = 0.0
 
     def is_due(self, words: str) -> bool:
-        """Whether these words are worth a line now; they count as said then."""
+        """Returns whether these words are worth a line now; they count as said then."""
         now_s = time.monotonic()
         if words == self._said and now_s < self._silent_until_s:
             return False

@@ -9,7 +9,10 @@ ONE_WISH_S = 0.2
 
 
 def ends_with_terminal() -> bool:
-    """Whether SIGHUP is to end this process; whoever starts one by `nohup` does not want that."""
+    """Returns whether SIGHUP is to end this process.
+
+    Whoever starts one by `nohup` does not want that.
+    """
     return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """The file holds this text and is its owner's alone; nobody ever reads half of it.
+    """Writes the text so that no reader ever sees half of it; only the owner may read the file.
 
     Raises:
         OSError: it cannot be written; it is as it was, and nothing else lies beside it.

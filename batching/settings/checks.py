@@ -39,7 +39,7 @@ _WORDS = frozenset({*SERVER_TYPES, "defaultVersion", "marName"})
 
 
 def check_settings(settings: Settings) -> None:
-    """The settings fit together.
+    """Checks that the settings fit together.
 
     Raises:
         SettingsError: they do not.
@@ -64,6 +64,8 @@ def _check_words(settings: Settings) -> None:
         raise SettingsError(
             f"service_envelope={settings.service_envelope!r} is none of: {', '.join(ENVELOPES[1:])}"
         )
+    if settings.acceleration not in ("on", "off"):
+        raise SettingsError(f"acceleration={settings.acceleration!r} is none of: on, off")
     if settings.service_envelope and settings.open_inference_rows:
         raise SettingsError("open_inference_rows is for handlers without a service_envelope")
     if settings.log_level.upper() not in logging.getLevelNamesMapping():
@@ -105,7 +107,7 @@ def _check_redis(settings: Settings) -> None:
 
 
 def doubts(settings: Settings) -> list[str]:
-    """What can be used, but is probably not what was meant."""
+    """Returns what can be used, but is probably not what was meant."""
     return [
         *_doubts_of_addresses(settings),
         *_doubts_of_cors(settings),

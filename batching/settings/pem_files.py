@@ -9,7 +9,7 @@ from batching.settings.settings import SettingsError
 def load_pair(
     context: ssl.SSLContext, certificate_file: Path, private_key_file: Path | None
 ) -> None:
-    """The context proves itself with this certificate; without a key file, its file has the key.
+    """Loads the certificate and its key; without a key file, the certificate's file has the key.
 
     Raises:
         SettingsError: that is no certificate with its key. The context may have half of it.
@@ -23,7 +23,7 @@ def load_pair(
 
 
 def load_authorities(context: ssl.SSLContext, file: Path) -> None:
-    """The context trusts the certificates in this file.
+    """Lets the context trust the certificates in this file.
 
     Raises:
         SettingsError: there are none.

@@ -45,7 +45,7 @@ class RedisUrl:
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """The parts of this URL.
+        """Returns the parts of this URL.
 
         Raises:
             RedisUrlError: it is malformed.
@@ -79,22 +79,22 @@ class RedisUrl:
 
     @property
     def is_tls(self) -> bool:
-        """Whether connections are encrypted and the server is verified."""
+        """Returns whether connections are encrypted and the server is verified."""
         return self.scheme.startswith("rediss")
 
     @property
     def service(self) -> str:
-        """What the sentinels call the server; '' where there are none."""
+        """Returns what the sentinels call the server; '' where there are none."""
         return (self.path + "/").split("/")[1] if self.kind == SENTINEL else ""
 
     @property
     def db(self) -> int:
-        """The number of the database."""
+        """Returns the number of the database."""
         number = self._db_text()
         return int(number) if number else 0
 
     def without_secrets(self) -> str:
-        """The URL as it may be shown and logged."""
+        """Returns the URL as it may be shown and logged."""
         if self.scheme == "unix":
             return f"unix://{self.path}"
         hosts = ",".join(

@@ -9,7 +9,7 @@ MAX_EXPANDED_CHARS = 1024**2
 
 
 def load_yaml(text: str | bytes) -> Any:
-    """What the one document of the text describes, in plain Python values.
+    """Returns what the one document of the text describes, in plain Python values.
 
     Raises:
         ValueError: no YAML, tags that make objects, or aliases that repeat too much; in one line.
@@ -41,7 +41,7 @@ class _BoundedLoader(yaml.SafeLoader):
         self._chars_by_anchor: dict[str | None, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """The next value, counted."""
+        """Returns the next value, counted."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         before = self._chars
         self._count(self._own_chars(event))

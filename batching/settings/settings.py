@@ -98,6 +98,9 @@ class Settings:
         doc="take JSON on /v2/models/NAME/infer apart for handlers, as binary tensors always are",
     )
     max_image_pixels: int = _setting(25_000_000, doc="larger images are refused; 0: no limit")
+    acceleration: str = _setting(
+        "on", doc="off: the built-in image handlers run models as they came, without what is faster"
+    )
     limit_max_image_pixels: bool = _setting(True, doc="false: images of any size are decoded")
     blacklist_env_vars: str = _setting(
         "", doc="regular expression of environment variables that workers do not get"
@@ -170,7 +173,7 @@ class Settings:
 
     @classmethod
     def fields_by_key(cls) -> dict[str, "dataclasses.Field[Any]"]:
-        """The fields, by the keys that config.properties has for them."""
+        """Returns the fields, by the keys that config.properties has for them."""
         return {spec.metadata["key"] or name: spec for name, spec in cls.fields().items()}
 
     def to_environment(self) -> dict[str, str]:
@@ -212,13 +215,13 @@ class Settings:
         return addresses | ({"metrics": self.metrics_address} if self.enable_metrics_api else {})
 
     def keys_path(self) -> Path | None:
-        """Where the keys are; None when no tokens are asked for."""
+        """Returns where the keys are; None when no tokens are asked for."""
         if self.disable_token_authorization or not (self.token_auth or self.key_file):
             return None
         return self.key_file or Path(DEFAULT_KEY_FILE)
 
     def model_defaults(self) -> ModelDefaults:
-        """The part of the settings that registrations fall back to."""
+        """Returns the part of the settings that registrations fall back to."""
         return ModelDefaults(
             default_workers_per_model=self.default_workers_per_model,
             default_response_timeout_s=self.default_response_timeout_s,

@@ -53,7 +53,7 @@ def newest_snapshot(
     *,
     report: Callable[[str], None] = log.warning,
 ) -> Path | None:
-    """The youngest whole snapshot in the folder, by its name; None when there is none.
+    """Returns the youngest whole snapshot in the folder, by its name; None when there is none.
 
     A host that lost its power, or a disk, may leave one that is empty or cut short: the one before
     it is nearer to what was registered than nothing at all.
@@ -86,7 +86,7 @@ def newest_snapshot(
 def write_snapshot(
     folder: Path, kind: str, properties: Mapping[str, str], models: Mapping[str, ModelEntry]
 ) -> Path:
-    """The new snapshot; it appears whole, and the oldest beyond MAX_FILES are gone.
+    """Returns the new snapshot; it appears whole, and the oldest beyond MAX_FILES are gone.
 
     But for the newest one of another server in this folder, which may change far less often.
 
@@ -126,7 +126,7 @@ def saved_models(models: Mapping[str, ModelEntry]) -> dict[str, dict[str, dict[s
 
 
 def read_snapshot(path: Path) -> list[SavedVersion]:
-    """The versions that the snapshot holds; [] when it holds none.
+    """Returns the versions that the snapshot holds; [] when it holds none.
 
     Raises:
         SettingsError: the file cannot be read, or is no snapshot.
@@ -214,7 +214,7 @@ def _remove_oldest(folder: Path) -> None:
 
 
 def _server_of(path: Path) -> bytes:
-    """The line with the address by which servers in one folder are told apart."""
+    """Returns the line with the address by which servers in one folder are told apart."""
     with contextlib.suppress(OSError), path.open("rb") as stream:
         if match := _ADDRESS.search(stream.read(_HEAD_BYTES)):
             return match[0]
@@ -222,7 +222,10 @@ def _server_of(path: Path) -> bytes:
 
 
 def _archive_name(url: str) -> str:
-    """The name in the model store; what was downloaded lies there under its last segment."""
+    """Returns the name in the model store.
+
+    What was downloaded lies there under its last segment.
+    """
     parts = urlsplit(url)
     return unquote(parts.path.rpartition("/")[2]) if parts.scheme else url
 

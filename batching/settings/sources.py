@@ -71,7 +71,7 @@ class UnusableNow(SettingsError):
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """The file's keys and values, as they are written.
+    """Returns the file's keys and values, as they are written.
 
     Raises:
         SettingsError: there is no such file, or it is something else.
@@ -83,7 +83,7 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 def _decoded(content: bytes) -> str:
-    """The text, in UTF-8 or as Java reads such files: a comment may be in any encoding."""
+    """Returns the text, in UTF-8 or as Java reads such files: a comment may be in any encoding."""
     if b"\0" in content:
         raise ValueError("it is no text")
     try:
@@ -95,7 +95,7 @@ def _decoded(content: bytes) -> str:
 def file_values(
     properties: Mapping[str, str], by_key: Mapping[str, Field], environment: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The field values in a file's properties, and the keys without effect, sorted.
+    """Returns the field values in a file's properties, and the keys without effect, sorted.
 
     Raises:
         SettingsError: a value of the wrong type or that no variable of a child can hold, or a
@@ -120,7 +120,10 @@ def file_values(
 def switches_read_as_false(
     properties: Mapping[str, str], by_key: Mapping[str, Field]
 ) -> dict[str, str]:
-    """What a file says of switches that is neither true nor false; to TorchServe that is false."""
+    """Returns what a file says of switches that is neither true nor false.
+
+    To TorchServe that is false.
+    """
     return {
         key: text
         for key, text in properties.items()
@@ -159,7 +162,7 @@ def _torchserve_variables(
 
 
 def parse(name: str, spec: Field, text: str) -> Any:
-    """The text as a value of this field.
+    """Returns the text as a value of this field.
 
     Raises:
         SettingsError: it is none; the error names `name`, where the text was found.
@@ -204,7 +207,7 @@ def _is_true(text: str) -> bool:
 
 
 def _substitute(text: str, environment: Mapping[str, str]) -> str:
-    """The text with each `$$NAME$$` replaced by the variable NAME.
+    """Returns the text with each `$$NAME$$` replaced by the variable NAME.
 
     Source: TorchServe 0.12 ConfigManager.resolveEnvVarVals.
     """

@@ -60,7 +60,7 @@ IGNORED: Mapping[str, str] = {
 
 
 def why_without_effect(key: str) -> str:
-    """What the owner of a configuration file is told of a key that is not `UNDERSTOOD`."""
+    """Returns what the owner of a configuration file is told of a key that is not `UNDERSTOOD`."""
     if key in IGNORED:
         return f"{key} has no effect here: {IGNORED[key]}"
     alike = difflib.get_close_matches(key, UNDERSTOOD, n=1, cutoff=0.8)

@@ -40,11 +40,11 @@ class BackgroundTasks:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any of them is under way."""
+        """Returns whether any of them is under way."""
         return bool(self._tasks)
 
     def start(self, body: Coroutine[None, None, None]) -> None:
-        """The coroutine runs as a task."""
+        """Runs the coroutine as a task."""
         task = asyncio.get_running_loop().create_task(body)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -58,7 +58,7 @@ def store_url(settings: Settings) -> str:
 
 
 def connect(url: str, *, socket_timeout_s: float | None = None) -> Client:
-    """A blocking client that never retries by itself."""
+    """Returns a blocking client that never retries by itself."""
     if _is_spread(url):
         return deployments.connect(
             RedisUrl.parse(url), socket_timeout_s or deployments.COMMAND_TIMEOUT_S
@@ -69,7 +69,7 @@ def connect(url: str, *, socket_timeout_s: float | None = None) -> Client:
 
 
 def connect_async(url: str) -> AsyncClient:
-    """An asyncio client that never retries by itself."""
+    """Returns an asyncio client that never retries by itself."""
     if _is_spread(url):
         return deployments.connect_async(RedisUrl.parse(url))
     options = _options(url, COMMAND_TIMEOUT_S)
@@ -82,7 +82,10 @@ def connect_async(url: str) -> AsyncClient:
 
 
 def at(client: Client, tag: str) -> Client:
-    """The client for keys with this hash tag: in a cluster one of its own, else the same one."""
+    """Returns the client for keys with this hash tag.
+
+    In a cluster one of its own, else the same one.
+    """
     deployment = _deployment(client)
     return client if deployment is None else deployment.client(tag)
 
@@ -99,7 +102,10 @@ async def close_unused(client: AsyncClient, tags: Iterable[str]) -> None:
 
 
 def for_rq(client: Client) -> Client:
-    """The client for RQ, whose keys in a cluster are kept in one slot; else the same one."""
+    """Returns the client for RQ, whose keys in a cluster are kept in one slot.
+
+    Else the same one.
+    """
     deployment = _deployment(client)
     return client if deployment is None else deployment.client(HOME, is_for_rq=True)
 
@@ -111,7 +117,7 @@ def is_cluster(client: Client) -> bool:
 
 
 def idle_s(client: Client) -> float:
-    """How long a worker of this client waits for work, before it looks by itself.
+    """Returns how long a worker of this client waits for work, before it looks by itself.
 
     Shorter where another server may take over: the wait would go on at the old one.
     """
@@ -119,7 +125,7 @@ def idle_s(client: Client) -> float:
 
 
 def _deployment(client: Client) -> deployments.Deployment | None:
-    """The servers that have to be found; None for a single one that its URL names."""
+    """Returns the servers that have to be found; None for a single one that its URL names."""
     return getattr(client.connection_pool, "deployment", None)
 
 

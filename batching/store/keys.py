@@ -40,7 +40,7 @@ class VersionKeys:
 
     @classmethod
     def of(cls, key: VersionKey, wire_version: int = WIRE_VERSION) -> "VersionKeys":
-        """The keys of this version.
+        """Returns the keys of this version.
 
         Releases that cannot read each other's requests never meet in one queue: an ingress finds no
         worker of its own release, and answers so at once (docs/adr/0016-releases.md).
@@ -178,7 +178,7 @@ class VersionKeys:
         return f"{self.tag}:handler_metrics"
 
     def permanent(self) -> frozenset[str]:
-        """The keys of this version that may stay without a TTL while it is registered.
+        """Returns the keys of this version that may stay without a TTL while it is registered.
 
         From its unregistration on they have one of 24 h.
         """

@@ -48,7 +48,7 @@ class HandlerMeasurements:
 
 
 def read_metrics(client: Client, key: VersionKey) -> dict[Series, float]:
-    """All series of the version and their values; raises redis' own errors."""
+    """Returns all series of the version and their values; raises redis' own errors."""
     found: dict[Series, float] = {}
     names = VersionKeys.of(key)
     for field, value in at(client, names.tag).hgetall(names.metrics).items():

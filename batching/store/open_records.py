@@ -28,13 +28,13 @@ class OpenRecord(NamedTuple):
 
 
 def rest_of_record(ingress_id: str, ttl_ms: int, age_us: int | None, wire: bytes) -> bytes:
-    """What the ingress knows of a record; `submit.lua` puts the rest in front."""
+    """Returns what the ingress knows of a record; `submit.lua` puts the rest in front."""
     age = "-" if age_us is None else age_us
     return f"{age} {ttl_ms} {ingress_id}\n".encode() + wire
 
 
 def read_record(record: bytes) -> OpenRecord:
-    """The record, which `claim.lua` has found well-formed."""
+    """Returns the record, which `claim.lua` has found well-formed."""
     line, _, wire = record.partition(b"\n")
     attempts, _, _, queued_us, age_us, _, ingress_id = line.split(b" ")
     age = int(age_us) if age_us.isdigit() else 0

@@ -63,7 +63,7 @@ class OutageLog:
         )
 
     def was_within(self, seconds: float) -> bool:
-        """Whether any call has failed of late; not those that this user may not make."""
+        """Returns whether any call has failed of late; not those that this user may not make."""
         return self._clock() - self._failed_at_s < seconds
 
     def over(self, verb: str, *, is_for_all: bool = False) -> None:

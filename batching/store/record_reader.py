@@ -28,7 +28,7 @@ class RecordReader(Generic[T]):
     def read(
         self, records: Mapping[bytes, bytes], former: Mapping[str, T] | None = None
     ) -> dict[str, T]:
-        """The records by name; one that cannot be read is as in `former`, or left out."""
+        """Returns the records by name; one that cannot be read is as in `former`, or left out."""
         found: dict[str, T] = {}
         for name, text in records.items():
             try:

@@ -42,14 +42,17 @@ class LargeReply(Exception):
 
 
 def named_request(entry: bytes) -> str:
-    """The id at the start of what a doorbell brought; empty, or nobody's, if it is garbage."""
+    """Returns the id at the start of what a doorbell brought.
+
+    Empty, or nobody's, if it is garbage.
+    """
     # What follows an id is none of its characters: msgpack begins with a byte beyond ASCII.
     found = _ID.match(entry)
     return found[0].decode() if found else ""
 
 
 def decode_reply(request_id: str, value: bytes) -> Reply:
-    """The reply in a reply key's value.
+    """Returns the reply in a reply key's value.
 
     Raises:
         LargeReply: it is in a key of its own.
@@ -67,7 +70,7 @@ def decode_reply(request_id: str, value: bytes) -> Reply:
 
 
 def error_reply(error: errors.ServeError) -> Reply:
-    """The reply that tells a client about this error."""
+    """Returns the reply that tells a client about this error."""
     return Reply(
         status=error.status,
         body=error.message.encode(),
@@ -77,11 +80,11 @@ def error_reply(error: errors.ServeError) -> Reply:
 
 
 def is_queue_answer(reason: str) -> bool:
-    """Whether the queue itself answers so, and not a worker."""
+    """Returns whether the queue itself answers so, and not a worker."""
     return reason in _QUEUE_ANSWERS
 
 
 def queue_error(reason: str) -> errors.ServeError:
-    """What the queue answers for this reason."""
+    """Returns what the queue answers for this reason."""
     kind, text = _QUEUE_ANSWERS.get(reason, _OTHER_ANSWER)
     return kind(text)

@@ -32,7 +32,7 @@ _GREETING_BYTES = 1024
 
 
 def check_server(settings: Settings) -> None:
-    """The Redis that the settings name will do; what is doubtful about it has been logged.
+    """Checks the Redis that the settings name, and logs what is doubtful about it.
 
     A server that does not answer yet is not refused: containers start in any order.
 
@@ -64,7 +64,9 @@ def _check_tls_files(settings: Settings) -> None:
 
 
 def _greeting(url: RedisUrl) -> str:
-    """What a server says that ends each connection at once, and why; empty where none says so.
+    """Returns what a server says that ends each connection at once, and why.
+
+    Empty where none says so.
 
     In protected mode, for one. redis-py fails to speak before it has read that.
     """
@@ -80,7 +82,7 @@ def _greeting(url: RedisUrl) -> str:
 
 
 def check_client(client: Client) -> None:
-    """The server is recent enough; if it may evict keys, that has been logged.
+    """Checks that the server is recent enough; logs a warning if it may evict keys.
 
     Raises:
         SettingsError: it is too old.

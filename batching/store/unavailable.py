@@ -35,7 +35,7 @@ def store_unavailable(cause: BaseException | None = None) -> errors.ServeError:
 
 @contextlib.contextmanager
 def telling_unavailable() -> Iterator[None]:
-    """What Redis refuses, or does not answer, is told as StoreUnavailable."""
+    """Yields what Redis refuses, or does not answer, is told as StoreUnavailable."""
     try:
         yield
     except RedisError as error:  # not AWAY: what is done meanwhile may fail by an OSError

@@ -26,7 +26,7 @@ class RequestHeaders(dict[str, Any]):
         return super().__contains__(key) or str(key).lower() in self._by_lower_name
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The header, or the default without it."""
+        """Returns the header, or the default without it."""
         try:
             return self[key]
         except KeyError:
@@ -50,30 +50,30 @@ class RequestProcessor:
         return self.get_request_properties().get(key)
 
     def get_request_properties(self) -> RequestHeaders:
-        """All request headers; they are found by their names in any case."""
+        """Returns all request headers; they are found by their names in any case."""
         if self._any_case is None:
             self._any_case = RequestHeaders(self._request_header)
         return self._any_case
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
-        """The answer has this status."""
+        """Sets the answer's status."""
         self._status_code = code
         self._reason_phrase = reason_phrase
 
     def get_response_status_code(self) -> int:
-        """The answer's status, 200 unless set."""
+        """Returns the answer's status, 200 unless set."""
         return self._status_code
 
     def get_response_status_phrase(self) -> str | None:
-        """The answer's reason phrase, None unless set."""
+        """Returns the answer's reason phrase, None unless set."""
         return self._reason_phrase
 
     def add_response_property(self, key: str, value: str) -> None:
-        """The answer has this header."""
+        """Adds a header to the answer."""
         self._response_header[key] = value
 
     def get_response_headers(self) -> dict[str, str]:
-        """The answer's headers as set so far."""
+        """Returns the answer's headers as set so far."""
         return self._response_header
 
     def get_response_header(self, key: str) -> str | None:
@@ -136,39 +136,39 @@ class Context:
         self.request_processor = processors
 
     def get_request_id(self, idx: int = 0) -> str | None:
-        """The id of one request of the batch."""
+        """Returns the id of one request of the batch."""
         return self.request_ids.get(idx)
 
     def get_request_header(self, idx: int, key: str) -> Any:
-        """A header of one request, whatever the case of its name; None without it."""
+        """Returns a header of one request, whatever the case of its name; None without it."""
         return self.request_processor[idx].get_request_property(key)
 
     def get_all_request_header(self, idx: int) -> RequestHeaders:
-        """All headers of one request; they are found by their names in any case."""
+        """Returns all headers of one request; they are found by their names in any case."""
         return self.request_processor[idx].get_request_properties()
 
     def get_sequence_id(self, idx: int) -> Any:
-        """The sequence that one request belongs to; None without one."""
+        """Returns the sequence that one request belongs to; None without one."""
         return self.get_request_header(idx, self.header_key_sequence_id)
 
     def set_response_content_type(self, idx: int, value: str) -> None:
-        """The answer to one request has this content type."""
+        """Sets the content type of the answer to one request."""
         self.set_response_header(idx, CONTENT_TYPE, value)
 
     def get_response_content_type(self, idx: int) -> str | None:
-        """The content type set for one answer, None without it."""
+        """Returns the content type set for one answer, None without it."""
         return self.get_response_headers(idx).get(CONTENT_TYPE)
 
     def set_response_header(self, idx: int, key: str, value: str) -> None:
-        """The answer to one request has this header."""
+        """Sets a header of the answer to one request."""
         self.request_processor[idx].add_response_property(key, value)
 
     def get_response_headers(self, idx: int) -> dict[str, str]:
-        """The headers set for one answer."""
+        """Returns the headers set for one answer."""
         return self.request_processor[idx].get_response_headers()
 
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
-        """The answer to one request has this status; its body is sent as returned."""
+        """Sets the status of the answer to one request; its body is sent as returned."""
         self.request_processor[idx].report_status(code, reason_phrase=phrase)
 
     def get_response_status(self, idx: int) -> tuple[int, str | None]:

@@ -70,7 +70,7 @@ class Recipe:
         return json.dumps(manifest, indent=2)
 
     def files(self) -> dict[str, Path]:
-        """Where each file lies in the archive, and where it comes from.
+        """Returns where each file lies in the archive, and where it comes from.
 
         Raises:
             click.ClickException: a file is missing, or two would lie in the same place.

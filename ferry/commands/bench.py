@@ -214,7 +214,7 @@ def bench_batching(  # noqa: PLR0917 - click passes all of them by name
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """What keeps the report from being written is said in a sentence."""
+    """Yields what keeps the report from being written is said in a sentence."""
     try:
         yield
     except ImportError as error:

@@ -141,7 +141,7 @@ def set_default(model: str, version: str, management_url: str, as_json: bool) ->
 
 
 def all_models(api: Api) -> list[dict[str, str]]:
-    """Every registered model, over as many pages as it takes, sorted by name."""
+    """Returns every registered model, over as many pages as it takes, sorted by name."""
     found: list[dict[str, str]] = []
     start: str | None = "0"
     while start is not None:
@@ -152,7 +152,7 @@ def all_models(api: Api) -> list[dict[str, str]]:
 
 
 def all_versions(api: Api) -> list[dict[str, Any]]:
-    """Every version of every registered model, described."""
+    """Returns every version of every registered model, described."""
     found: list[dict[str, Any]] = []
     for model in all_models(api):
         try:
@@ -175,7 +175,7 @@ def hosts_of_nodes(workers: Iterable[dict[str, Any]]) -> dict[str, str]:
 
 
 def worker_states(record: dict[str, Any]) -> dict[str, int]:
-    """How many workers of a described version are in each state."""
+    """Returns how many workers of a described version are in each state."""
     return dict(Counter(map(_state, record.get("workers", ()))))
 
 
@@ -184,7 +184,7 @@ def _state(worker: dict[str, Any]) -> str:
 
 
 def _watched(api: Api, url: str, query: dict[str, Any], *, is_quiet: bool) -> Any:
-    """The answer to a registration; shows people how far it has come meanwhile."""
+    """Returns the answer to a registration; shows people how far it has come meanwhile."""
     console = err()
     if is_quiet or not console.is_terminal:
         return api.call("POST", "models", **query)
@@ -208,7 +208,7 @@ def _watched(api: Api, url: str, query: dict[str, Any], *, is_quiet: bool) -> An
 
 
 def registration_stage(api: Api, url: str) -> dict[str, Any]:
-    """How far the registration has come, as fields of a progress bar."""
+    """Returns how far the registration has come, as fields of a progress bar."""
     if (record := _registered(api, url)) is not None:
         ready, wanted = worker_states(record).get("READY", 0), record["minWorkers"]
         text = f"Loading workers of {escape(record['modelName'])}"

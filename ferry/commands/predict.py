@@ -32,12 +32,12 @@ class Prediction:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the model answered rather than the server refused."""
+        """Returns whether the model answered rather than the server refused."""
         return self.status is not None and self.status < httpx.codes.BAD_REQUEST
 
     @property
     def classes(self) -> dict[str, float] | None:
-        """The answer as label -> probability, if it can be that."""
+        """Returns the answer as label -> probability, if it can be that."""
         answer = self.answer
         if not isinstance(answer, dict) or not answer:
             return None
@@ -102,7 +102,10 @@ def _read(name: str) -> bytes:
 
 
 def _content_type(name: str) -> str:
-    """The types that a handler gets decoded; anything else goes as bare bytes, like `curl -T`."""
+    """Returns the types that a handler gets decoded.
+
+    Anything else goes as bare bytes, like `curl -T`.
+    """
     kind = mimetypes.guess_type(name)[0] or ""
     return kind if kind == "application/json" or kind.startswith("text/") else ""
 

@@ -58,7 +58,7 @@ class _GreedyModels(click.Command):
 
 
 def spread(arguments: Sequence[str], flag: str) -> list[str]:
-    """The arguments with `flag` repeated before each of its values."""
+    """Returns the arguments with `flag` repeated before each of its values."""
     found: list[str] = []
     is_open = False
     for number, argument in enumerate(arguments):
@@ -131,7 +131,7 @@ def torchserve(action: str | None, *, foreground: bool, ncs: bool, **given: Any)
 def find_config(
     ts_config: Path | None, environment: Mapping[str, str], *, is_reading_snapshots: bool
 ) -> Path | None:
-    """The configuration file that counts; None when there is none.
+    """Returns the configuration file that counts; None when there is none.
 
     Raises:
         ClickException: the one that was named is not there.
@@ -161,7 +161,7 @@ def _may_be_taken_over(properties: Mapping[str, str]) -> bool:
 
 
 def chosen_settings(given: Mapping[str, Any], *, ncs: bool) -> Settings:
-    """What the flags, the file and the environment come to.
+    """Returns what the flags, the file and the environment come to.
 
     Raises:
         ClickException: something in them cannot work.

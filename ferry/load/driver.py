@@ -68,7 +68,7 @@ OnProgress = Callable[[float, Outcome], None]
 
 
 def drive(load: Load, on_progress: OnProgress | None = None) -> Outcome:
-    """What came of this load. Blocks for `warmup_s` plus `duration_s`, and a little more.
+    """Returns what came of this load. Blocks for `warmup_s` plus `duration_s`, and a little more.
 
     Args:
         load: what to send.
@@ -132,7 +132,7 @@ class _Driver:
             await asyncio.wait(asking)
 
     def _arrivals(self) -> Iterator[float]:
-        """When requests leave: at random, as if from many independent clients."""
+        """Yields when requests leave: at random, as if from many independent clients."""
         source = random.Random(_SEED)  # noqa: S311 - the same arrivals in each run
         due_s = self._start_s
         end_s = self._start_s + self._load.warmup_s + self._load.duration_s

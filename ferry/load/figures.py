@@ -36,7 +36,7 @@ class Failure:
 
     @property
     def kind(self) -> str:
-        """The status in words."""
+        """Returns the status in words."""
         return str(self.status) if self.status else "no answer"
 
 
@@ -58,7 +58,7 @@ class Figures:
 
 
 def figures(outcome: Outcome, mean_batch: float | None = None) -> Figures:
-    """The figures of an outcome; percentiles are 0 when nothing succeeded."""
+    """Returns the figures of an outcome; percentiles are 0 when nothing succeeded."""
     latencies = sorted(outcome.latencies_s)
     total = sum(outcome.statuses.values())
     p50, p95, p99 = (1000 * percentile(latencies, share) for share in (0.5, 0.95, 0.99))
@@ -78,12 +78,12 @@ def figures(outcome: Outcome, mean_batch: float | None = None) -> Figures:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the ordered values does not exceed."""
+    """Returns the smallest value that at least this share of the ordered values does not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
 def batch_count(metrics_url: str, model_name: str) -> BatchCount | None:
-    """What /metrics says of this model's batches; None when it says nothing of the kind."""
+    """Returns what /metrics says of this model's batches; None when it says nothing of the kind."""
     try:
         # Past any proxy, as the load itself.
         answer = httpx.get(metrics_url, timeout=_METRICS_TIMEOUT_S, trust_env=False)

@@ -66,7 +66,7 @@ def write_report(
 
 
 def as_record(facts: dict[str, str], points: Sequence[Point]) -> str:
-    """The sweep as JSON."""
+    """Returns the sweep as JSON."""
     records = [{**_record(point), **asdict(point.figures)} for point in points]
     return json.dumps({"facts": facts, "points": records}, indent=2)
 
@@ -105,7 +105,7 @@ def draw(points: Sequence[Point]) -> "Figure":
 
 
 def page(title: str, facts: dict[str, str], points: Sequence[Point], drawing: str) -> str:
-    """The whole page; `drawing` is an SVG document."""
+    """Returns the whole page; `drawing` is an SVG document."""
     said = "".join(f"<dt>{html.escape(k)}<dd>{html.escape(v)}" for k, v in facts.items())
     heads = "".join(f"<th>{head}" for head in HEADS)
     rows = "".join("<tr>" + "".join(f"<td>{cell}" for cell in row) for row in table(points))

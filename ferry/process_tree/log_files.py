@@ -54,7 +54,7 @@ class LogFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What has been written is in the files. The children must have ended."""
+        """Flushes the files. The children must have ended."""
         os.close(self.stdout_fd)
         os.close(self.stderr_fd)
         self._thread.join(_CLOSE_TIMEOUT_S)
@@ -106,7 +106,7 @@ class _File(RotatingFileHandler):
         self._has_failed = self._is_said = False
 
     def make(self) -> None:
-        """The file is there, if that can be, before anybody writes: others watch for it."""
+        """Makes the file, if possible, before the first line: others watch for it."""
         path = Path(self.baseFilename)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ class _File(RotatingFileHandler):
             self._is_said = True
 
     def write(self, line: str) -> None:
-        """The line is in the file, if that can be."""
+        """Writes the line into the file, if possible."""
         self._has_failed = False
         self.emit(logging.makeLogRecord({"msg": line}))
         self._is_said = self._has_failed

@@ -15,12 +15,12 @@ _MARKS = ("torchserve", "org.pytorch.serve.ModelServer")
 
 
 def pid_file() -> Path:
-    """Where it is; one per temporary folder."""
+    """Returns where it is; one per temporary folder."""
     return Path(tempfile.gettempdir()) / ".model_server.pid"
 
 
 def running_server() -> psutil.Process | None:
-    """The server that the pid file names, if it still runs; a stale file is gone."""
+    """Returns the server that the pid file names, if it still runs; a stale file is gone."""
     try:
         process = psutil.Process(int(pid_file().read_text(encoding="ascii")))
         # The number may belong to something else by now, or somebody else wrote it there.
@@ -36,7 +36,7 @@ def running_server() -> psutil.Process | None:
 
 
 def write_pid() -> None:
-    """The file names this process.
+    """Writes this process's id into the file.
 
     Raises:
         OSError: it cannot be written, or is a link that somebody has laid there.
@@ -47,7 +47,7 @@ def write_pid() -> None:
 
 
 def remove_pid(pid: int) -> None:
-    """The file does not name this process any more; that of a server since then stays."""
+    """Removes the file, unless it names a server that was started since."""
     with contextlib.suppress(OSError, ValueError):
         if int(pid_file().read_text(encoding="ascii")) == pid:
             pid_file().unlink()

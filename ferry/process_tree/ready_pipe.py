@@ -19,11 +19,14 @@ class ReadyPipe:
         self.failures: list[dict[str, Any]] = []
 
     def writer(self) -> tuple[int, ...]:
-        """The descriptor for the child, once; later children have nobody waiting for them."""
+        """Returns the descriptor for the child, once.
+
+        Later children have nobody waiting for them.
+        """
         return (self._write_fd,) if self._write_fd >= 0 else ()
 
     def hand_over(self) -> None:
-        """The child is the only writer now."""
+        """Leaves the child as the only writer."""
         if self._write_fd >= 0:
             os.close(self._write_fd)
             self._write_fd = -1
@@ -36,7 +39,7 @@ class ReadyPipe:
             self.read_fd = -1
 
     def poll(self) -> bool:
-        """Whether the child has said `ready`; reads what is there, never blocks."""
+        """Returns whether the child has said `ready`; reads what is there, never blocks."""
         try:
             chunk = os.read(self.read_fd, 65536)
         except BlockingIOError:

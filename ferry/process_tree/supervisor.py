@@ -51,18 +51,18 @@ class Part:
     restart_at_s: float | None = None
 
     def start(self) -> None:
-        """The process runs."""
+        """Starts the process."""
         self.process = self.launch()
         self.started_s = time.monotonic()
         self.restart_at_s = None
 
     @property
     def is_running(self) -> bool:
-        """Whether the process was started and has not ended."""
+        """Returns whether the process was started and has not ended."""
         return self.process is not None and not has_exited(self.process)
 
     def bury(self) -> int:
-        """The dead process is reaped with all it left in its group; its exit code."""
+        """Reaps the dead process and kills its group; returns its exit code."""
         if self.process is None:
             return 0
         process, self.process = self.process, None
@@ -99,7 +99,7 @@ class Supervisor:
         self._cleanup.close()
 
     def start(self, *names: str) -> None:
-        """The parts of these names have been launched, in the supervisor's order."""
+        """Launches the parts of these names, in the supervisor's order."""
         for part in self._parts:
             if part.name in names:
                 part.start()
@@ -194,13 +194,13 @@ class Supervisor:
 
     @property
     def stop_reason(self) -> str:
-        """The name of the signal that asks to stop."""
+        """Returns the name of the signal that asks to stop."""
         return signal.Signals(self._signals[0]).name if self._signals else ""
 
 
 @contextlib.contextmanager
 def _signals_wake() -> Iterator[socket.socket]:
-    """A socket that can be read as soon as this process gets a signal."""
+    """Yields a socket that can be read as soon as this process gets a signal."""
     reader, writer = socket.socketpair()
     with reader, writer:
         reader.setblocking(False)

@@ -107,7 +107,10 @@ def _absolute(settings: Settings) -> Settings:
 
 
 def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool) -> Settings:
-    """The settings with folder and file of snapshots; by default only for an embedded Redis."""
+    """Returns the settings with folder and file of snapshots.
+
+    By default only for an embedded Redis.
+    """
     folder: Path | None = settings.snapshot_dir
     if not settings.config_snapshots:
         folder = None

@@ -35,11 +35,11 @@ class Authorizer:
 
     @property
     def is_closed(self) -> bool:
-        """Whether tokens are asked for."""
+        """Returns whether tokens are asked for."""
         return self._keys is not None
 
     def admit(self, method: str, path: str, authorization: str) -> None:
-        """The request may pass.
+        """Checks that the request may pass.
 
         Args:
             method: HTTP method.
@@ -56,7 +56,7 @@ class Authorizer:
             raise InvalidKey(_REFUSED.format("Authorization"))
 
     def _scope(self, method: str, path: str) -> KeyScope | None:
-        """The key that opens this; None where none is needed."""
+        """Returns the key that opens this; None where none is needed."""
         is_document = (method, path) == ("OPTIONS", "/") or path == "/api-description"
         if is_document or self._is_public(path):
             return None
@@ -85,12 +85,12 @@ def require_api_key(keys: KeyFile, authorization: str) -> None:
 
 
 def refused_renewal() -> InvalidKey:
-    """The error of the token route, in TorchServe's words."""
+    """Returns the error of the token route, in TorchServe's words."""
     return InvalidKey(_REFUSED.format("Authentication"))
 
 
 def bearer_token(authorization: str) -> str:
-    """The token of an Authorization header; empty, which no key is, when it has none."""
+    """Returns the token of an Authorization header; empty, which no key is, when it has none."""
     scheme, _, token = authorization.partition(" ")
     return token.strip() if scheme == _SCHEME else ""
 

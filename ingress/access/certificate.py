@@ -70,7 +70,7 @@ class Certificate:
                 self._renew()
 
     def _warn(self) -> None:
-        """The log has said, once, that clients will refuse the certificate soon, or do."""
+        """Logs, once, that clients refuse the certificate, or will soon."""
         if self._validity is None:
             return
         begins_at, expires_at = self._validity

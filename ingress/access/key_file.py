@@ -55,7 +55,7 @@ class _Secret:
     expires_at: datetime.datetime | None
 
     def matches(self, token: str) -> bool:
-        """Whether this is the key, in a time that does not depend on where they differ."""
+        """Returns whether this is the key, in a time that does not depend on where they differ."""
         is_same = hmac.compare_digest(self.digest, _digest(token))
         return is_same and not self.has_expired()
 
@@ -74,7 +74,7 @@ class KeyFile:
         self._look_at_s = 0.0
 
     def open(self) -> None:
-        """The file is there, made if need be, no key in it has expired, and it is remembered.
+        """Reads the file, after making it if need be and replacing expired keys.
 
         Raises:
             SettingsError: it can be neither read nor made, or is no key file.
@@ -98,7 +98,7 @@ class KeyFile:
             log.warning("key_file=%s can be read by others: chmod 600 is meant", self._path)
 
     def accepts(self, scope: KeyScope, token: str) -> bool:
-        """Whether the token is this scope's key now."""
+        """Returns whether the token is this scope's key now."""
         if time.monotonic() >= self._look_at_s:
             self._look()
         if self._matches(scope, token):
@@ -107,7 +107,7 @@ class KeyFile:
         return self._look() and self._matches(scope, token)
 
     def renew(self, scope: KeyScope) -> None:
-        """The file holds a new key for this scope; the old one opens nothing here any more.
+        """Writes a new key for this scope into the file; the old key stops working here.
 
         Raises:
             OSError, ValueError: the file cannot be read or written; nothing has changed then.
@@ -124,7 +124,10 @@ class KeyFile:
         return secret is not None and secret.has_expired()
 
     def _look(self) -> bool:
-        """Whether the file was read again; while it cannot be, the keys known so far stay."""
+        """Returns whether the file was read again.
+
+        While it cannot be, the keys known so far stay.
+        """
         self._look_at_s = time.monotonic() + LOOK_AGAIN_S
         try:
             if self._identity() == self._seen:
@@ -178,7 +181,7 @@ class KeyFile:
 
 
 def _secrets_of(document: Mapping[str, Any]) -> dict[KeyScope, _Secret]:
-    """The digests of the sections that are there; a missing one opens nothing."""
+    """Returns the digests of the sections that are there; a missing one opens nothing."""
     return {scope: _secret(scope, document[scope]) for scope in KeyScope if scope in document}
 
 

@@ -26,12 +26,12 @@ NO_GUESSING: Header = ("x-content-type-options", "nosniff")
 
 
 def added_headers(settings: Settings) -> list[Header]:
-    """What every answer gets beside its own headers."""
+    """Returns what every answer gets beside its own headers."""
     return [NO_GUESSING, *cors_headers(settings)]
 
 
 def cors_headers(settings: Settings) -> list[Header]:
-    """The three headers, if all three are configured, as in TorchServe."""
+    """Returns the three headers, if all three are configured, as in TorchServe."""
     headers = [
         ("access-control-allow-origin", settings.cors_allowed_origin),
         ("access-control-allow-methods", settings.cors_allowed_methods),
@@ -59,7 +59,7 @@ class AccessMiddleware:
         self._answers_preflights = answers_preflights
 
     async def __call__(self, exchange: Exchange) -> None:
-        """The request is answered, and counted."""
+        """Answers the request and counts it."""
         exchange.added_headers = self._added_headers
         started_s = time.perf_counter()
         try:
@@ -82,14 +82,16 @@ class AccessMiddleware:
                 access_log.info("%s %d %d", _request_line(exchange), status, milliseconds)
 
     def on_refused(self, client: str, status: int) -> None:
-        """The connection has answered by itself what was no request for the application."""
+        """Counts an answer that the connection gave without the application."""
         self._count(status)
         if self._is_logging:
             access_log.info('/%s "-" %d 0', client, status)
 
 
 def _is_keyless(exchange: Exchange) -> bool:
-    """Whether it is what a browser asks before a request of a page: it never has a key with it.
+    """Returns whether it is what a browser asks before a request of a page.
+
+    It never has a key with it.
 
     Source: Fetch, "CORS-preflight fetch".
     """

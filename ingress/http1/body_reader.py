@@ -28,7 +28,7 @@ class UnsupportedEncoding(ServeError):
 
 
 def refuse_encoded(content_encoding: str) -> None:
-    """The body is sent as it is.
+    """Checks that the body is not compressed.
 
     Raises:
         UnsupportedEncoding: it is compressed.
@@ -38,7 +38,7 @@ def refuse_encoded(content_encoding: str) -> None:
 
 
 async def read_body(exchange: Exchange, headers: Mapping[str, str], limit_bytes: int) -> bytes:
-    """The whole body; nothing is kept of one that is over the limit.
+    """Returns the whole body; nothing is kept of one that is over the limit.
 
     Raises:
         UnsupportedEncoding: the body is compressed.
@@ -115,7 +115,7 @@ class _Pieces:
         self.is_too_large = is_too_large
 
     def add(self, chunk: bytes) -> bool:
-        """Whether to read on."""
+        """Returns whether to read on."""
         self._count += 1
         self._size_bytes += len(chunk)
         self.is_too_large = self.is_too_large or self._size_bytes > self._limit_bytes
@@ -126,7 +126,7 @@ class _Pieces:
         return self._count <= MAX_CHUNKS and self._size_bytes <= _DISCARD_BYTES + self._limit_bytes
 
     def whole(self) -> bytes:
-        """The body.
+        """Returns the body.
 
         Raises:
             PayloadTooLarge, BadRequest: it is not one that can be served.
@@ -141,7 +141,7 @@ class _Pieces:
 async def _read_pieces(
     exchange: Exchange, limit_bytes: int, *, is_too_large: bool = False
 ) -> bytes:
-    """A body whose length is not known, or known to be too large.
+    """Returns a body whose length is not known, or known to be too large.
 
     One that is over the limit is read on for a while without being kept. A socket that is closed
     while the client still sends answers with a reset, and the client may never see why it was

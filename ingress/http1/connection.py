@@ -67,11 +67,11 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def scheme(self) -> str:
-        """How the client came: http or https."""
+        """Returns how the client came: http or https."""
         return self._host.scheme
 
     def close_if_idle(self) -> None:
-        """The connection closes, unless a request is on its way."""
+        """Closes the connection, unless a request is on its way."""
         if self._asked or self._parser is None or self._parser.is_in_head:
             return
         is_sent = _is_sent(self._transport)
@@ -94,7 +94,7 @@ class HttpConnection(asyncio.Protocol):
         self._timer = self._loop.call_later(self._host.silence_timeout_s, self._on_silence)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Feeds the parser; pauses reading while an answer is pending."""
         if self._asked and self._asked[-1].is_received:
             self._held.append(data)
             self.take_no_more()
@@ -105,7 +105,7 @@ class HttpConnection(asyncio.Protocol):
                 self.take_no_more()
 
     def eof_received(self) -> bool:
-        """The client sends no more. It may still read why its body was not enough."""
+        """Returns the client sends no more. It may still read why its body was not enough."""
         self._is_last = True
         for exchange in self._asked:
             exchange.break_off()
@@ -113,7 +113,7 @@ class HttpConnection(asyncio.Protocol):
         return bool(self._asked) and bool(self._transport.can_write_eof())
 
     def connection_lost(self, error: Exception | None) -> None:
-        """There is no connection any more."""
+        """Ends the requests that are still running for this client."""
         del error
         self._set_timer(None)
         self._is_behind = False
@@ -125,11 +125,11 @@ class HttpConnection(asyncio.Protocol):
         self._host.forget(self)
 
     def pause_writing(self) -> None:
-        """The client is behind with reading."""
+        """Notes that the client is behind with reading."""
         self._drained = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Goes on after the client has caught up."""
         drained, self._drained = self._drained, None
         if drained is not None:
             drained.set_result(None)
@@ -182,7 +182,7 @@ class HttpConnection(asyncio.Protocol):
         self._timer = timer
 
     def _close(self, *, is_all_read: bool) -> None:
-        """The connection ends when what was written has been sent."""
+        """Closes the connection after the written bytes have been sent."""
         if is_all_read or self._transport.is_closing():
             self._transport.close()
             return
@@ -198,25 +198,25 @@ class HttpConnection(asyncio.Protocol):
     # --- the requests' side
 
     def take_more(self) -> None:
-        """What the client sends is read again."""
+        """Resumes reading from the client."""
         if self._is_paused and not self._transport.is_closing():
             self._is_paused = False
             self._transport.resume_reading()
 
     def take_no_more(self) -> None:
-        """What the client sends waits at its own end."""
+        """Pauses reading from the client."""
         if not self._is_paused and not self._transport.is_closing():
             self._is_paused = True
             self._transport.pause_reading()
 
     def say_continue(self) -> None:
-        """The client knows that its body is wanted."""
+        """Tells the client to send its body."""
         self._transport.write(CONTINUE)
 
     def answer(
         self, exchange: Exchange, status: int, headers: Sequence[Header], body: bytes
     ) -> None:
-        """The answer is sent, if there is anybody to take it.
+        """Sends the answer, if the client is still there.
 
         It is written once everything has run that is ready by now, so that the answers of a batch
         leave together: a client that is woken by one takes the core, and the others wait.
@@ -233,7 +233,7 @@ class HttpConnection(asyncio.Protocol):
         self._loop.call_soon(self._send, exchange, head, body, keeps_alive)
 
     def stream(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> ChunkWriter:
-        """The answer's head is sent."""
+        """Sends the answer's head."""
         keeps_alive = self._keeps_alive(exchange, status)
         if self._is_answering(exchange):
             added = exchange.added_headers
@@ -259,7 +259,7 @@ class HttpConnection(asyncio.Protocol):
                 raise ConnectionEnded
 
     def end_stream(self, exchange: Exchange, *, keeps_alive: bool) -> None:
-        """The client knows that it has the whole answer."""
+        """Tells the client that it has the whole answer."""
         if self._is_answering(exchange):
             self._transport.write(b"0\r\n\r\n")
             self._end(exchange, keeps_alive=keeps_alive)
@@ -296,7 +296,7 @@ class HttpConnection(asyncio.Protocol):
                 self._give_up(exchange)
 
     def _give_up(self, exchange: Exchange) -> None:
-        """The application has not answered, or not to the end."""
+        """Ends a request that the application has not answered to the end."""
         if exchange.status == 0:
             exchange.respond(HTTPStatus.INTERNAL_SERVER_ERROR, [], b"")
         else:
@@ -332,7 +332,7 @@ class HttpConnection(asyncio.Protocol):
         self._go_on()
 
     def _go_on(self) -> None:
-        """The next request is begun, once the client has taken in the answers before it."""
+        """Begins the next request once the client has read the answers before it."""
         if self._asked and self._drained is not None:
             self._is_behind = True
         elif self._asked:
@@ -345,7 +345,10 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _is_sent(transport: Any) -> bool:
-    """Whether all that was written is on its way; over TLS, the transport itself cannot say."""
+    """Returns whether all that was written is on its way.
+
+    Over TLS, the transport itself cannot say.
+    """
     peer = transport.get_extra_info("socket")
     if peer is None:
         return True  # it is closed

@@ -109,23 +109,23 @@ class Exchange:
 
     @property
     def client(self) -> str:
-        """The client's address and port."""
+        """Returns the client's address and port."""
         return self._connection.client
 
     @property
     def server(self) -> str:
-        """The address and port that the client has reached."""
+        """Returns the address and port that the client has reached."""
         return self._connection.server
 
     @property
     def scheme(self) -> str:
-        """How the client came: http or https."""
+        """Returns how the client came: http or https."""
         return self._connection.scheme
 
     # --- the application's side
 
     async def read(self) -> bytes:
-        """The whole body, however large: whoever asks has looked at its announced length.
+        """Returns the whole body, however large: whoever asks has looked at its announced length.
 
         Raises:
             ConnectionEnded: before the body did.
@@ -136,12 +136,12 @@ class Exchange:
         return self.received()
 
     def received(self) -> bytes:
-        """The whole body, which has come."""
+        """Returns the whole body, which has come."""
         chunks, self._chunks = self._chunks, []
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes; the client is held up while nobody takes them.
+        """Yields the body as it arrives; holds the client up while no piece is taken.
 
         Raises:
             ConnectionEnded: before the body did.
@@ -164,12 +164,12 @@ class Exchange:
         await asyncio.shield(self._left)
 
     def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
-        """The answer is sent, with what the server adds to each. Status: from 200 to 999."""
+        """Sends the answer, with the server's own headers. Status: from 200 to 999."""
         self._connection.answer(self, status, headers, body)
         self.status = status
 
     def respond_in_pieces(self, status: int, headers: Sequence[Header]) -> "ChunkWriter":
-        """The answer's head is sent. Only for HTTP/1.1."""
+        """Sends the answer's head. Only for HTTP/1.1."""
         stream = self._connection.stream(self, status, headers)
         self.status = status
         return stream
@@ -187,7 +187,7 @@ class Exchange:
         self._wake()
 
     def receive(self) -> None:
-        """The body has come whole."""
+        """Notes that the body is whole."""
         self.is_received = True
         self._wake()
 

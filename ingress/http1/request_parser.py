@@ -149,7 +149,7 @@ class RequestParser:
         return True
 
     def _read_body_only(self) -> None:
-        """What follows a wish for another protocol is read as far as it is this request's body.
+        """Reads the bytes after an upgrade request only as far as they are its body.
 
         httptools leaves all of it to the other protocol, but Java's own client has that wish in
         each POST over http://.

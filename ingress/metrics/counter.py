@@ -32,7 +32,7 @@ class Counter(Collector):
         self._counts: dict[tuple[str, ...], Count] = {}
 
     def labels(self, *values: str) -> Count:
-        """The count with these label values; look it up once."""
+        """Returns the count with these label values; look it up once."""
         found = self._counts.get(values)
         if found is None:
             found = self._counts[values] = Count()
@@ -45,7 +45,7 @@ class Counter(Collector):
                 del self._counts[values]
 
     def collect(self) -> Iterator[Metric]:
-        """The family as it is now."""
+        """Yields the family with its current values."""
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         for values, count in list(self._counts.items()):
             family.add_metric(values, count.value)

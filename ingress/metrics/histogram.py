@@ -28,7 +28,10 @@ class Child:
         self._sum += value
 
     def read(self) -> tuple[list[int], float]:
-        """How many values lie in each bucket or below it, the last one all; and their sum."""
+        """Returns how many values lie in each bucket or below it, the last one all.
+
+        And their sum.
+        """
         return list(accumulate(self._counts)), self._sum
 
 
@@ -46,7 +49,7 @@ class Histogram(Collector):
         self._children: dict[tuple[str, ...], Child] = {}
 
     def labels(self, *values: str) -> Child:
-        """The child with these label values; look it up once."""
+        """Returns the child with these label values; look it up once."""
         found = self._children.get(values)
         if found is None:
             found = self._children[values] = Child(self._bounds)
@@ -57,7 +60,7 @@ class Histogram(Collector):
         self._children.pop(values, None)
 
     def collect(self) -> Iterator[Metric]:
-        """The family as it is now."""
+        """Yields the family with its current values."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         for values, child in list(self._children.items()):
             counts, total = child.read()

@@ -44,7 +44,7 @@ class VersionMetrics:
         self._totals = metrics.torchserve.totals(key.model_name, asked_version or "default")
 
     def count_arrival(self) -> None:
-        """The request is counted before it is queued, refused ones too."""
+        """Counts a request before it is queued, refused ones too."""
         self._totals.count_arrival()
 
     def count_answer(
@@ -56,7 +56,7 @@ class VersionMetrics:
         reason: str = "",
         full_size: int = 1,
     ) -> None:
-        """The request was answered.
+        """Counts an answered request.
 
         Args:
             status: of the answer.
@@ -140,7 +140,7 @@ class Metrics:
         self.open_requests.set_function(count_open)
 
     def version(self, key: VersionKey, asked_version: str | None) -> VersionMetrics:
-        """The children for this version; `asked_version` is what the URL said, or None."""
+        """Returns the children for this version; `asked_version` is what the URL said, or None."""
         found = self._versions.get((key, asked_version))
         if found is None:
             found = self._versions[key, asked_version] = VersionMetrics(self, key, asked_version)
@@ -151,7 +151,7 @@ class Metrics:
         return frozenset(key for key, _ in self._versions)
 
     def forget(self, key: VersionKey) -> None:
-        """The version has no series any more; should it be asked again, they begin anew."""
+        """Removes the version's series; later requests begin new ones."""
         for counter in (self.requests, self.errors, self.batches):
             counter.remove(key)
         for histogram in (

@@ -13,7 +13,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def write_text(families: Iterable[Metric], names: Collection[str] = ()) -> bytes:
-    """The families, or only those called one of `names`."""
+    """Returns the families, or only those called one of `names`."""
     lines: list[str] = []
     for family in families:
         samples = family.samples

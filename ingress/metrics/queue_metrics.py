@@ -39,7 +39,7 @@ class QueueCollector(Collector):
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
-        """All families, or `ferry_redis_up 0` alone."""
+        """Yields all families, or `ferry_redis_up 0` alone."""
         try:
             families = [*_store_families(self._registry.store()), *self._version_families()]
         except StoreUnavailable:
@@ -117,7 +117,7 @@ class _VersionFamilies:
         self._wanted.add_metric(key, spec.min_worker * nodes)
 
     def families(self) -> list[Metric]:
-        """All of them."""
+        """Returns all of them."""
         return [
             self._depth,
             self._open,

@@ -31,7 +31,7 @@ class StaleSeries:
             await self.look()
 
     async def look(self) -> None:
-        """What is not registered, and was not at the look before, has no series any more."""
+        """Removes the series of versions that were unregistered at this look and the one before."""
         try:
             specs = await in_daemon_thread(self._registry.specs)
         except StoreUnavailable:

@@ -69,7 +69,7 @@ class TorchServeMetrics(Collector):
         self._times_ms: tuple[float, ...] = ()
 
     def totals(self, model_name: str, version_label: str) -> VersionTotals:
-        """The sums of one model version."""
+        """Returns the sums of one model version."""
         found = self._totals.get((model_name, version_label))
         if found is None:
             labels = {"model_name": model_name, "model_version": version_label}
@@ -88,7 +88,7 @@ class TorchServeMetrics(Collector):
             self.log(name, 1, HOST_LEVEL)
 
     def note_times(self, seconds: float, timing: BatchTiming) -> None:
-        """The last request waited and was handled so long."""
+        """Notes how long the last request waited and was handled."""
         queue_ms = timing.queue_us / 1000
         # What is neither queue nor handler: the way in and out.
         rest_ms = seconds * 1000 - queue_ms - timing.handler_us / 1000
@@ -98,13 +98,13 @@ class TorchServeMetrics(Collector):
                 self.log(name, value, HOST_LEVEL)
 
     def log(self, name: str, value: float, dimensions: Mapping[str, str]) -> None:
-        """The update is a line in the log, unless /metrics shows it."""
+        """Logs the update, unless /metrics shows it."""
         if name in self._unlogged:
             return
         metric_log.info(metric_line(name, value, dimensions, self.hostname))
 
     def collect(self) -> Iterator[Metric]:
-        """The families of this ingress."""
+        """Yields the families of this ingress."""
         host = {**HOST_LEVEL, "Hostname": self.hostname}
         for name, value in self._answers.items():
             yield _family(name, [(host, value)])

@@ -84,7 +84,7 @@ class Registrar:
         )
 
     def create(self, parameters: Mapping[str, Any], *, at_startup: bool = False) -> ModelSpec:
-        """The version is registered; nodes begin to start its workers.
+        """Registers the version; nodes begin to start its workers.
 
         Raises:
             ServeError: nothing is registered then.
@@ -152,7 +152,7 @@ class Registrar:
         return 200, f"Workers scaled to {min_worker} for model: {model_name}{version}"
 
     def set_default(self, model_name: str, model_version: str) -> str:
-        """The status text of `PUT /models/M/V/set-default`.
+        """Returns the status text of `PUT /models/M/V/set-default`.
 
         Raises:
             ModelNotFound, VersionNotFound: unknown.
@@ -163,7 +163,7 @@ class Registrar:
         return f'Default version successfully updated for model "{model_name}" to "{model_version}"'
 
     def unregister(self, model_name: str, model_version: str | None) -> str:
-        """The status text of `DELETE /models/M[/V]`, when the workers are gone.
+        """Returns the status text of `DELETE /models/M[/V]`, when the workers are gone.
 
         Those of a model whose record cannot be read are waited for by nobody.
 
@@ -183,7 +183,7 @@ class Registrar:
         return f'Model "{model_name}" unregistered'
 
     def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
-        """The version that a management path names.
+        """Returns the version that a management path names.
 
         Raises:
             ModelNotFound, VersionNotFound: unknown, or no name that a model could have.

@@ -43,7 +43,7 @@ class SnapshotWriter:
         self._is_writing = threading.Lock()
 
     def start(self, *, is_whole: bool = True) -> None:
-        """The registry as it is now is saved, and so will be each change of it. Blocks.
+        """Saves the registry now and after each change of it. Blocks.
 
         Unless the last snapshot could not be restored as a whole: then it stays the newest one
         until somebody changes what is registered. What is missing may be there at the next start.
@@ -53,7 +53,7 @@ class SnapshotWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """The registry as it is now is saved, for the last time. Blocks. Needs no `start`."""
+        """Saves the registry for the last time. Blocks. Needs no `start`."""
         self._is_over.set()
         if self._saved is not None:
             self._save(SHUTDOWN)

@@ -52,7 +52,7 @@ class StartupLoader:
         self._failures: list[Failure] = []
 
     def load(self) -> list[Failure]:
-        """Each startup model is registered; `{"model", "error"}` for each that is not.
+        """Registers each startup model; returns `{"model", "error"}` for each that failed.
 
         What a snapshot holds comes first, so that `load_models` can only add to it. Workers load
         in the background: a registered model is not a ready one.
@@ -120,7 +120,7 @@ class StartupLoader:
     def _register(
         self, model: str, parameters: Mapping[str, Any], complete: Callable[[ModelSpec], None]
     ) -> bool:
-        """Whether the model is registered, now or before."""
+        """Returns whether the model is registered, now or before."""
         try:
             spec = self._persist(model, lambda: self._registrar.create(parameters, at_startup=True))
             self._persist(model, lambda: complete(spec))
@@ -137,7 +137,9 @@ class StartupLoader:
         return True
 
     def _persist(self, model: str, attempt: Callable[[], T]) -> T:
-        """What the attempt returns; it is tried again as long as what it misses may come by itself.
+        """Returns what the attempt returns.
+
+        It is tried again as long as what it misses may come by itself.
 
         Without an end: a server that gave up would be ready with nothing to serve, while its nodes
         wait for a disk or for another machine.

@@ -79,7 +79,7 @@ class WorkerWait:
         version_text: str,
         install_patience_s: float,
     ) -> Progress:
-        """How many workers are ready when all are, or when `startup_timeout` has passed.
+        """Returns how many workers are ready when all are, or when `startup_timeout` has passed.
 
         That time counts from when the archive is unpacked, as it does on the nodes. Where one
         node's workers fail to start and another's are ready, that is PARTIAL.
@@ -104,7 +104,7 @@ class WorkerWait:
         )
 
     def for_node(self, timeout_s: float) -> bool:
-        """Whether a node runs, or has come within `timeout_s`."""
+        """Returns whether a node runs, or has come within `timeout_s`."""
         return self._until(lambda: bool(self._registry.nodes()), timeout_s, _LOOK_FOR_NODE_S)
 
     def until_listed(self, key: VersionKey) -> None:
@@ -160,7 +160,7 @@ class WorkerWait:
                 wait(min(left_s, _SLICE_S))
 
     def _outlast(self, attempt: Callable[[], T], patience: "_Patience") -> T:
-        """What the attempt returns; repeated while Redis is away, as long as time is left.
+        """Returns what the attempt returns; repeated while Redis is away, as long as time is left.
 
         The caller has changed the registry already: an error would make its client repeat that.
         """
@@ -220,7 +220,7 @@ class _Patience:
 
 
 def _is_preparing(workers: Sequence[WorkerStatus]) -> bool:
-    """Whether a node still unpacks the archive, so that no process has been started."""
+    """Returns whether a node still unpacks the archive, so that no process has been started."""
     return any(worker.state is WorkerState.STARTING and not worker.pid for worker in workers)
 
 

@@ -24,7 +24,7 @@ class FailedRequests:
         self._failed = 0  # in this period
 
     def note(self, request_id: str, key: VersionKey | None, status: int, reason: str) -> None:
-        """The log names this prediction if its status is one of a failure.
+        """Logs this prediction if its status is a failure.
 
         Args:
             request_id: as the client has it.
@@ -45,7 +45,7 @@ class FailedRequests:
         )
 
     def note_other(self, request_id: str, asked: tuple[str, str], status: int, reason: str) -> None:
-        """The log names this request, which is no prediction, if its status is one of a failure.
+        """Logs this request, which is not a prediction, if its status is a failure.
 
         Args:
             request_id: as the client has it.

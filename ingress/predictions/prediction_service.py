@@ -56,7 +56,7 @@ class PredictionService:
         client_left: ClientGone | None = None,
         query: str = "",
     ) -> Answer | StreamedAnswer:
-        """The one answer to this prediction; errors are answers too.
+        """Returns the one answer to this prediction; errors are answers too.
 
         Args:
             target: what the path names.
@@ -106,7 +106,7 @@ class PredictionService:
         return with_error_key(answer) if is_tensors and is_error else answer
 
     async def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
-        """The version that these words from a path mean.
+        """Returns the version that these words from a path mean.
 
         Raises:
             ModelNotFound, VersionNotFound: unknown, or no name that a model could have.
@@ -116,7 +116,7 @@ class PredictionService:
         return await self._catalog.resolve(model_name, model_version)
 
     async def _told(self, error: ServeError, target: Target, spec: ModelSpec | None) -> ServeError:
-        """What the client is told of this error, met with that version."""
+        """Returns what the client is told of this error, met with that version."""
         if spec is not None and isinstance(error, VersionNotFound):
             error = await self._why_refused(spec)
         if isinstance(error, NoWorker):
@@ -134,7 +134,7 @@ class PredictionService:
         return NoWorker("", retry_after_s=1.0)
 
     async def _named(self, target: Target, request: Request, query: str) -> Target:
-        """The target with its model's name, from wherever TorchServe takes it.
+        """Returns the target with its model's name, from wherever TorchServe takes it.
 
         Raises:
             BadRequest: nobody says which.
@@ -153,7 +153,7 @@ class PredictionService:
         return target._replace(model_name=name)
 
     async def describe(self, spec: ModelSpec) -> Reply:
-        """What a worker's handler says of itself.
+        """Returns what a worker's handler says of itself.
 
         Source: TorchServe 0.12 describe job, a batch row without parts, with the header `describe`.
 
@@ -168,7 +168,7 @@ class PredictionService:
         return reply
 
     def forget(self, model_name: str) -> None:
-        """The next prediction of this model asks the registry, without waiting for its channel."""
+        """Makes the next prediction of this model ask the registry."""
         self._catalog.forget(model_name)
 
 
@@ -195,7 +195,7 @@ class _Measure:
         self._full_size = 1
 
     def begin(self, spec: ModelSpec, asked_version: str | None) -> None:
-        """The version is known."""
+        """Counts the request for this version."""
         self._key = spec.key
         self._children = self._metrics.version(spec.key, asked_version)
         self._full_size = spec.batch_size

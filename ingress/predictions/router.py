@@ -40,7 +40,7 @@ class InferenceRouter:
         self._authorizer = authorizer
 
     async def __call__(self, exchange: Exchange) -> None:
-        """The request is answered."""
+        """Answers the request."""
         target = parse_prediction_path(exchange.path)
         if target is not None and exchange.method != "OPTIONS":
             await self._predict(target, exchange)

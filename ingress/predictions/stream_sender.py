@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 async def send_answer(answer: StreamedAnswer, exchange: Exchange, limit_bytes: int) -> None:
-    """The answer is sent in pieces, or in one to a client that could not tell its end.
+    """Sends the answer in pieces, or as one to a client that could not tell its end.
 
     HTTP/1.0 knows no chunks; the answer to HEAD, and one with 204 or 304, has no body at all.
 
@@ -31,7 +31,7 @@ async def send_answer(answer: StreamedAnswer, exchange: Exchange, limit_bytes: i
 
 
 async def _pump(answer: StreamedAnswer, stream: ChunkWriter) -> None:
-    """The client has the whole answer, or its connection ends without the end of it."""
+    """Sends the whole answer, or breaks the connection off before its end."""
     try:
         async for piece in answer:
             await stream.send(piece)

@@ -29,7 +29,7 @@ class StreamedAnswer:
         return self
 
     async def __anext__(self) -> bytes:
-        """The next piece, never empty.
+        """Returns the next piece, never empty.
 
         Raises:
             ServeError: the rest will not come.

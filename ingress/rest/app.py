@@ -27,7 +27,7 @@ _BLUEPRINTS: dict[Role, Callable[[Services], Any]] = {
 
 
 def create_app(services: Services, roles: Collection[Role]) -> Flask:
-    """The application that serves these roles on one address."""
+    """Returns the application that serves these roles on one address."""
     app = Flask(__name__, static_folder=None)
     app.response_class = PlainResponse
     app.config["MAX_CONTENT_LENGTH"] = services.settings.max_request_size_bytes

@@ -22,14 +22,14 @@ class PlainResponse(Response):
 
 
 def to_response(answer: Answer) -> Response:
-    """The answer, byte for byte."""
+    """Returns the answer, byte for byte."""
     return PlainResponse(answer.body, status=answer.status, headers=answer.headers)
 
 
 def stream_response(
     answer: StreamedAnswer, on_loop: Callable[[Coroutine[Any, Any, bytes | None]], bytes | None]
 ) -> Response:
-    """The answer in pieces; an exception breaks it off, and the connection is closed.
+    """Returns the answer in pieces; an exception breaks it off, and the connection is closed.
 
     Args:
         answer: closed when the response is.
@@ -49,7 +49,7 @@ def stream_response(
 
 
 def json_response(document: Any, status: int = 200) -> Response:
-    """A JSON document under a fresh request id."""
+    """Returns a JSON document under a fresh request id."""
     return to_response(json_answer(document, fresh_request_id(), status))
 
 
@@ -59,7 +59,7 @@ def status_response(text: str, status: int = 200) -> Response:
 
 
 def lower_case_headers(request: Request) -> dict[str, str]:
-    """The request's headers as the front sees them; WSGI has joined duplicates."""
+    """Returns the request's headers as the front sees them; WSGI has joined duplicates."""
     headers = {}
     for name, value in request.headers.items():
         with contextlib.suppress(UnicodeDecodeError):

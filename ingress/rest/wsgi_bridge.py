@@ -36,7 +36,7 @@ class WsgiBridge:
         self._authorizer = authorizer
 
     async def __call__(self, exchange: Exchange) -> None:
-        """The request is answered."""
+        """Answers the request."""
         headers = dict(exchange.headers)
         try:
             # The application asks again; here it keeps strangers from having a body read.
@@ -52,7 +52,7 @@ class WsgiBridge:
 
 
 def make_environ(exchange: Exchange, body: bytes) -> dict[str, Any]:
-    """The PEP 3333 environ of this request; texts are bytes disguised as Latin-1."""
+    """Returns the PEP 3333 environ of this request; texts are bytes disguised as Latin-1."""
     server_host, _, server_port = exchange.server.rpartition(":")
     client_host, _, client_port = exchange.client.rpartition(":")
     environ: dict[str, Any] = {
@@ -80,7 +80,7 @@ def make_environ(exchange: Exchange, body: bytes) -> dict[str, Any]:
 
 
 def run_wsgi(app: WSGIApplication, environ: dict[str, Any]) -> Answer:
-    """The application's whole answer, header names in lower case."""
+    """Returns the application's whole answer, header names in lower case."""
     status_line = ""
     headers: list[tuple[str, str]] = []
     written: list[bytes] = []

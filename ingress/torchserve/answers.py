@@ -58,24 +58,27 @@ _LOWEST_STATUS, _HIGHEST_STATUS = 200, 599
 
 
 def json_bytes(document: Any) -> bytes:
-    """The document as TorchServe prints it: two-space JSON, UTF-8 unescaped, one newline."""
+    """Returns the document as TorchServe prints it.
+
+    Two-space JSON, UTF-8 unescaped, one newline.
+    """
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     return text.encode("utf-8", "replace")
 
 
 def json_answer(document: Any, request_id: str, status: int = 200) -> Answer:
-    """An answer with a JSON document."""
+    """Returns an answer with a JSON document."""
     headers = [("x-request-id", request_id), JSON_CONTENT_TYPE, *NO_CACHE_HEADERS]
     return Answer(status, headers, json_bytes(document))
 
 
 def status_answer(text: str, request_id: str, status: int = 200) -> Answer:
-    """An answer of the form `{"status": text}`."""
+    """Returns an answer of the form `{"status": text}`."""
     return json_answer({"status": text}, request_id, status)
 
 
 def error_answer(error: ServeError, request_id: str) -> Answer:
-    """The answer that this error is; 413 is bare, as in TorchServe."""
+    """Returns the answer that this error is; 413 is bare, as in TorchServe."""
     if isinstance(error, PayloadTooLarge):
         return Answer(error.status, [], b"")
     answer = _failure(error.status, error.type, error.message, error.reason, request_id)
@@ -86,7 +89,7 @@ def error_answer(error: ServeError, request_id: str) -> Answer:
 
 
 def reply_answer(reply: Reply, request_id: str) -> Answer:
-    """What the worker replied, with a handler's headers cleaned.
+    """Returns what the worker replied, with a handler's headers cleaned.
 
     A prediction gets no content type unless the handler set one.
     """
@@ -114,7 +117,7 @@ def stream_head(first: ReplyChunk, request_id: str) -> tuple[int, list[tuple[str
 
 
 def with_error_key(answer: Answer) -> Answer:
-    """An error for clients of the Open Inference Protocol, who look for `error`."""
+    """Returns an error for clients of the Open Inference Protocol, who look for `error`."""
     if not answer.body:
         return answer
     document = json.loads(answer.body)
@@ -122,7 +125,7 @@ def with_error_key(answer: Answer) -> Answer:
 
 
 def clean_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """A handler's headers that may be sent: well-formed names, one line of ASCII each."""
+    """Returns a handler's headers that may be sent: well-formed names, one line of ASCII each."""
     return [
         (str(name), _clean_value(str(value)))
         for name, value in headers.items()
@@ -131,12 +134,12 @@ def clean_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def not_found() -> NotFound:
-    """The error for a path that leads nowhere."""
+    """Returns the error for a path that leads nowhere."""
     return NotFound("Requested resource is not found, please refer to API document.")
 
 
 def wrong_method() -> MethodNotAllowed:
-    """The error for a path that is known, by a method that it is not for."""
+    """Returns the error for a path that is known, by a method that it is not for."""
     return MethodNotAllowed("Requested method is not allowed, please refer to API document.")
 
 

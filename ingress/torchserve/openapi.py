@@ -68,13 +68,16 @@ _OPERATIONS: Mapping[Role, Sequence[_Operation]] = {
 
 
 def api_document(roles: Collection[Role]) -> dict[str, Any]:
-    """The document of a listener with these roles."""
+    """Returns the document of a listener with these roles."""
     operations = [op for role in Role if role in roles for op in _OPERATIONS[role]]
     return _document("TorchServe APIs", VERSION, operations)
 
 
 def model_prediction_document(model_name: str) -> dict[str, Any]:
-    """The document of one model on the inference port; `/prediction` is TorchServe's spelling."""
+    """Returns the document of one model on the inference port.
+
+    `/prediction` is TorchServe's spelling.
+    """
     operations: list[_Operation] = [
         ("post", f"/prediction/{model_name}", "predict", ()),
         ("post", f"/v1/models/{model_name}:predict", "kserveV1Predict", ()),
@@ -84,7 +87,7 @@ def model_prediction_document(model_name: str) -> dict[str, Any]:
 
 
 def model_management_document(model_name: str) -> dict[str, Any]:
-    """The document of one model on the management port."""
+    """Returns the document of one model on the management port."""
     # TorchServe leaves the places for the names in these paths open.
     operations = [op for op in _OPERATIONS[Role.MANAGEMENT] if _NAME in op[1]]
     return _document(f"RESTful Management API for: {model_name}", VERSION, operations)
@@ -132,7 +135,7 @@ def _of_handler(path: str) -> dict[str, Any]:
 
 
 def _codes(path: str, query: Sequence[str]) -> tuple[str, ...]:
-    """The status codes whose answers are no errors."""
+    """Returns the status codes whose answers are no errors."""
     if "synchronous" in query:
         return "200", "202", "206"
     return {"/ping": ("200", "500"), "/readyz": ("200", "503")}.get(path, ("200",))

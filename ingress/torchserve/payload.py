@@ -33,7 +33,7 @@ _URLENCODED = "application/x-www-form-urlencoded"
 
 
 def read_request(target: Target, headers: dict[str, str], body: bytes, query: str = "") -> Request:
-    """The request that these headers and this body are; `headers` becomes part of it.
+    """Returns the request that these headers and this body are; `headers` becomes part of it.
 
     Args:
         target: what the path asked for; overwrites the headers `explain` and `url_path`.
@@ -55,7 +55,7 @@ def read_request(target: Target, headers: dict[str, str], body: bytes, query: st
 
 
 def speaks_of_binary(headers: Mapping[str, str], body: bytes) -> bool:
-    """Whether a request to the Open Inference Protocol uses the binary extension.
+    """Returns whether a request to the Open Inference Protocol uses the binary extension.
 
     Triton's clients do, if only to say that they want JSON. Others send JSON that TorchServe gives
     to the handler as it is.
@@ -64,7 +64,7 @@ def speaks_of_binary(headers: Mapping[str, str], body: bytes) -> bool:
 
 
 def read_tensors(target: Target, headers: dict[str, str], body: bytes) -> Request:
-    """The Open Inference Protocol's request that these headers and this body are.
+    """Returns the Open Inference Protocol's request that these headers and this body are.
 
     Raises:
         BadRequest: the header that says where the tensors begin cannot be true.
@@ -78,13 +78,13 @@ def read_tensors(target: Target, headers: dict[str, str], body: bytes) -> Reques
 
 
 def first_in_query(query: str, name: str) -> str:
-    """The first value that the query string has for this name; empty without one."""
+    """Returns the first value that the query string has for this name; empty without one."""
     values = (part.content for part in _urlencoded_parts(query.encode()) if part.name == name)
     return next(values, b"").decode("utf-8", "replace")
 
 
 def read_parts(content_type: str, body: bytes) -> list[Part]:
-    """The parts of a body; anything that is not a form is one part called `body`.
+    """Returns the parts of a body; anything that is not a form is one part called `body`.
 
     Raises:
         BadRequest: a form that cannot be parsed or has too many parts.
@@ -98,12 +98,12 @@ def read_parts(content_type: str, body: bytes) -> list[Part]:
 
 
 def is_form(content_type: str) -> bool:
-    """Whether `read_parts` takes a body of this type apart, which may take long."""
+    """Returns whether `read_parts` takes a body of this type apart, which may take long."""
     return _mime(content_type) in (_MULTIPART, _URLENCODED)
 
 
 def read_timeout_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the client is ready to wait, or None when it does not say.
+    """Returns seconds that the client is ready to wait, or None when it does not say.
 
     Raises:
         BadRequest: a number that nobody can wait.

@@ -35,7 +35,7 @@ _KSERVE_V2_VERBS = {"infer": _PREDICT, "explain": _EXPLAIN}
 
 
 def parse_prediction_path(path: str) -> Target | None:
-    """The target of a percent-decoded path, or None when it is not a prediction's."""
+    """Returns the target of a percent-decoded path, or None when it is not a prediction's."""
     # Few paths are asked for again and again; long ones, which may be anybody's, are not kept.
     return _known_target(path) if len(path) <= _MAX_KEPT_CHARS else _target(path)
 
@@ -81,7 +81,7 @@ def _kserve_v2_target(words: list[str]) -> Target | None:
 
 
 def _query_target(words: list[str]) -> Target | None:
-    """The paths of SageMaker and of TorchServe's predecessor."""
+    """Returns the paths of SageMaker and of TorchServe's predecessor."""
     match words:
         case ["invocations"]:
             return Target("", None, None, None, takes_query=True)

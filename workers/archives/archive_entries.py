@@ -76,7 +76,9 @@ class _Raw:
 
 @contextmanager
 def read_entries(path: Path) -> Iterator[Iterator[Entry]]:
-    """The entries of an archive in their order; each must be read before the next is asked for.
+    """Returns the entries of an archive in their order.
+
+    Each must be read before the next is asked for.
 
     Raises (here or while the entries are walked or read):
         InvalidModel: not an archive, damaged, or over a limit.
@@ -98,7 +100,7 @@ def read_entries(path: Path) -> Iterator[Iterator[Entry]]:
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
-    """The zip, whose directory is in memory from then on.
+    """Returns the zip, whose directory is in memory from then on.
 
     Raises:
         InvalidModel: that would take too much of it.
@@ -110,7 +112,7 @@ def open_zip(path: Path) -> zipfile.ZipFile:
 
 
 def read_chunks(entry: Entry) -> Iterator[bytes]:
-    """The content of an entry, at most CHUNK_BYTES at a time.
+    """Yields the content of an entry, at most CHUNK_BYTES at a time.
 
     Raises:
         InvalidModel: there is more of it than the archive's own header says.
@@ -187,7 +189,7 @@ class _Paths:
                 break  # those around it were noted with it
 
     def _note(self, path: PurePosixPath, *, is_folder: bool) -> bool:
-        """Whether the path is new."""
+        """Returns whether the path is new."""
         text = str(path)
         folded = unicodedata.normalize("NFC", text).casefold()
         known = self._seen.get(folded)

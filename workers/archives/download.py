@@ -41,7 +41,7 @@ OnProgress = Callable[[int, int | None], None]
 
 
 def resolve_host(host: str, port: int) -> list[str]:
-    """All addresses of a host.
+    """Returns all addresses of a host.
 
     Raises:
         OSError: the name does not resolve.
@@ -51,7 +51,10 @@ def resolve_host(host: str, port: int) -> list[str]:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is global unicast; what an IPv6 address carries inside counts too."""
+    """Returns whether an address is global unicast.
+
+    What an IPv6 address carries inside counts too.
+    """
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.sixtofour or ip.teredo:
@@ -78,7 +81,7 @@ def _refusal(url: str) -> str:
 
 
 def _failed(url: str, error: Exception) -> DownloadFailed:
-    """What a client is told; the log has the cause."""
+    """Returns what a client is told; the log has the cause."""
     log.error("not downloaded url=%s: %s: %s", url, type(error).__name__, error)
     return DownloadFailed(f"Failed to download archive from: {url}")
 
@@ -107,7 +110,7 @@ class Downloader:
         on_progress: OnProgress | None = None,
         is_unused: Callable[[], bool] | None = None,
     ) -> Path:
-        """The verified archive is in the model store; a failed download changes nothing there.
+        """Downloads and verifies the archive; a failure changes nothing in the model store.
 
         Args:
             url: where it is.

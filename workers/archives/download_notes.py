@@ -28,7 +28,7 @@ def was_downloaded(url: str, model_store: Path | None) -> bool:
 
 
 def may_share_a_file(url: str, other: str) -> bool:
-    """Whether two `url` parameters may mean one file of the model store: by its name.
+    """Returns whether two `url` parameters may mean one file of the model store: by its name.
 
     The store's own names count, too: what was downloaded can be registered by its name.
     """
@@ -36,7 +36,7 @@ def may_share_a_file(url: str, other: str) -> bool:
 
 
 def remove_download(url: str, model_store: Path) -> bool:
-    """Whether the archive that was downloaded from this URL was there; it is gone now.
+    """Returns whether the archive that was downloaded from this URL was there; it is gone now.
 
     A file that nobody downloaded is never removed, whatever its name.
     """
@@ -65,7 +65,7 @@ def remove_unused_downloads(
 
 
 def store_path(url: str, model_store: Path) -> Path:
-    """Where the archive at `url` belongs in the model store.
+    """Returns where the archive at `url` belongs in the model store.
 
     Raises:
         DownloadFailed: the URL does not end in a file name.
@@ -79,11 +79,14 @@ def store_path(url: str, model_store: Path) -> Path:
 
 
 def note_of(target: Path) -> Path:
-    """Where it is written down that this archive was downloaded, and from where."""
+    """Returns where it is written down that this archive was downloaded, and from where."""
     return target.with_name(f".{target.name}.url")
 
 
 def _file_name(url: str) -> str:
-    """The last segment of the URL's path; empty if that is no name that a file may have here."""
+    """Returns the last segment of the URL's path.
+
+    Empty if that is no name that a file may have here.
+    """
     name = unquote(urlsplit(url).path.rpartition("/")[2])
     return name if _FILE_NAME.fullmatch(name) else ""

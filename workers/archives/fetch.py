@@ -35,7 +35,9 @@ def locate_archive(
     on_progress: OnProgress | None = None,
     downloader: Downloader | None = None,
 ) -> Path:
-    """The archive file or model folder, inside of the model store; downloaded if it is remote.
+    """Returns the archive file or model folder, inside of the model store.
+
+    Downloaded if it is remote.
 
     A folder that the operator names as a startup model may be anywhere.
 
@@ -77,7 +79,10 @@ def locate_archive(
 
 
 def name_of_download(url: str) -> str:
-    """The file name that this URL's archive gets in the store; empty if none is downloaded."""
+    """Returns the file name that this URL's archive gets in the store.
+
+    Empty if none is downloaded.
+    """
     match = _SCHEME.match(url)
     if match is None or match[1].lower() == "file":
         return ""
@@ -128,7 +133,7 @@ def _in_store(name: str, model_store: Path) -> Path:
 
 
 def _find(name: str, model_store: Path) -> Path | None:
-    """The place in the store; None also for a link in the store that leads out of it."""
+    """Returns the place in the store; None also for a link in the store that leads out of it."""
     try:
         store = model_store.resolve()
         place = (store / name).resolve()
@@ -146,12 +151,12 @@ def _file_of_the_name(path: str, model_store: Path) -> Path | None:
 
 
 def _is_archive(place: Path) -> bool:
-    """Whether it may be one; who opened a named pipe instead would wait for ever."""
+    """Returns whether it may be one; who opened a named pipe instead would wait for ever."""
     return place.is_file() or place.is_dir()
 
 
 def _why_not_found(name: str, model_store: Path) -> str:
-    """What to add to "not found": a link, neither file nor folder, or `.mar` is left out.
+    """Returns what to add to "not found": a link, neither file nor folder, or `.mar` is left out.
 
     Behind a link it says so whether or not anything is there: what is outside of the store is
     nobody's business.

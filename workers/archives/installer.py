@@ -81,7 +81,7 @@ class Installer:
         self._failures: dict[str, _Failure] = {}
 
     async def python_for(self, spec: ModelSpec, model_dir: Path) -> Path:
-        """The interpreter that the model's workers run in, with its requirements installed.
+        """Returns the interpreter that the model's workers run in, with its requirements installed.
 
         Blocks until they are, at most the installer's time limit. Belongs to the main thread.
 
@@ -116,7 +116,7 @@ class Installer:
             ) from error
 
     def mark_used(self, spec: ModelSpec, model_dir: Path) -> None:
-        """The model's environment, if it has one, is not removed for a while."""
+        """Marks the model's environment, if it has one, as used just now."""
         file_name = requirements_file(spec)
         if not file_name or not self._is_allowed:
             return
@@ -179,13 +179,16 @@ class Installer:
 
 
 def _no_room(reason: str) -> OSError | None:
-    """The error that pip met, if it is that the disk has no room."""
+    """Returns the error that pip met, if it is that the disk has no room."""
     found = (number for words, number in _NO_ROOM.items() if words in reason)
     return next((OSError(number, os.strerror(number)) for number in found), None)
 
 
 def _weight(line: str) -> int:
-    """How likely a line of pip's says why it failed. Source: pip 23.2 `DiagnosticPipError`."""
+    """Returns how likely a line of pip's says why it failed.
+
+    Source: pip 23.2 `DiagnosticPipError`.
+    """
     # The latter stands above a traceback, whose last line says more.
     if line.startswith("ERROR:") and line != "ERROR: Exception:":
         return 3
@@ -198,7 +201,7 @@ def _weight(line: str) -> int:
 async def _output(
     argv: list[str], environment: Mapping[str, str], cwd: Path
 ) -> AsyncIterator[tuple["subprocess.Popen[bytes]", AsyncIterator[str]]]:
-    """A running child and its lines; it is dead afterwards, and so are its own children."""
+    """Yields a running child and its lines; it is dead afterwards, and so are its own children."""
     reader_fd, writer_fd = os.pipe()
     try:
         child = spawn(argv, environment, stdout=writer_fd, stderr=writer_fd, cwd=cwd)

@@ -18,7 +18,7 @@ BUILT_IN_PACKAGE = "ts.torch_handler"
 
 
 def parse_manifest(text: bytes) -> dict[str, Any]:
-    """A manifest that names a model; version and runtime may be left out.
+    """Returns a manifest that names a model; version and runtime may be left out.
 
     Source: TorchServe 0.12 ModelArchive.validate; the texts are its own.
 
@@ -44,7 +44,7 @@ def parse_manifest(text: bytes) -> dict[str, Any]:
 
 
 def config_file_of(manifest: Mapping[str, Any] | None) -> str:
-    """The name of model-config.yaml in the archive; empty when it has none."""
+    """Returns the name of model-config.yaml in the archive; empty when it has none."""
     model = (manifest or {}).get("model") or {}
     return as_text(model.get("configFile")) or ""
 

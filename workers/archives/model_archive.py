@@ -33,7 +33,7 @@ class ArchiveChanged(InvalidModel):
 
 
 def inspect_archive(path: Path, url: str) -> ArchiveInfo:
-    """What the archive says of itself, after every entry was checked against the limits.
+    """Returns what the archive says of itself, after every entry was checked against the limits.
 
     Args:
         path: a .mar, a tar or tar.gz, or a folder.
@@ -68,7 +68,7 @@ def inspect_archive(path: Path, url: str) -> ArchiveInfo:
 
 
 def find_unpacked(sha256: str, work_dir: Path) -> Path | None:
-    """The folder that `unpack_archive` made for this archive earlier, if it is there.
+    """Returns the folder that `unpack_archive` made for this archive earlier, if it is there.
 
     Raises:
         InvalidModel: no SHA-256.
@@ -80,7 +80,7 @@ def find_unpacked(sha256: str, work_dir: Path) -> Path | None:
 
 
 def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
-    """The folder `work_dir/<sha256>` holds the model's files; a second call finds it there.
+    """Returns the folder `work_dir/<sha256>` holds the model's files; a second call finds it there.
 
     A folder is not copied but linked to, as TorchServe does: weights may be large. Several
     processes may race; the first rename wins and the others throw theirs away.
@@ -114,7 +114,9 @@ def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
 
 
 def not_saved(name: str, place: Path, error: Exception) -> InternalError:
-    """What a client is told of an archive that could not be read or written; the log has the cause.
+    """Returns what a client is told of an archive that could not be read or written.
+
+    The log has the cause.
 
     Args:
         name: how the answer names the archive.
@@ -222,7 +224,10 @@ def _rename_unless_there(source: Path, target: Path) -> None:
 
 
 def _wrapper(files: list[PurePosixPath]) -> PurePosixPath:
-    """The single folder around all files, as in a tgz of torch-model-archiver; else the root."""
+    """Returns the single folder around all files, as in a tgz of torch-model-archiver.
+
+    Else the root.
+    """
     tops = {path.parts[0] for path in files}
     is_wrapped = len(tops) == 1 and all(len(path.parts) > 1 for path in files)
     if not is_wrapped or MANIFEST_PATH.parts[0] in tops:

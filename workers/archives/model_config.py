@@ -8,7 +8,7 @@ from batching.settings.safe_yaml import load_yaml
 
 
 def parse_config(text: bytes | None, config_file: str) -> dict[str, Any]:
-    """The config as Python values; {} when the file is empty.
+    """Returns the config as Python values; {} when the file is empty.
 
     Raises:
         InvalidModel: no file, or not a YAML mapping.
@@ -27,7 +27,7 @@ def parse_config(text: bytes | None, config_file: str) -> dict[str, Any]:
 
 
 def as_json(config: dict[str, Any], config_file: str) -> dict[str, Any]:
-    """The config as it travels; a worker reads the file again and sees dates and the like.
+    """Returns the config as it travels; a worker reads the file again and sees dates and the like.
 
     Raises:
         InvalidModel: JSON has no word for it, as for a key that is a date.

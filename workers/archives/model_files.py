@@ -77,7 +77,7 @@ class ModelFiles:
         return Prepared(model_dir, await self._installer.python_for(spec, model_dir))
 
     def sweep(self, specs: Collection[ModelSpec]) -> None:
-        """What these models need is kept; what nobody needs has gone, if it is old.
+        """Keeps the files of these models and deletes old files that no model needs.
 
         That is what killed processes left half done in either folder, and what was made for models
         that no node has had for `unused_files_kept`. Nodes may share a work folder: each marks what
@@ -121,7 +121,7 @@ class ModelFiles:
         )
 
     async def _unpack_alone(self, spec: ModelSpec) -> Path:
-        """The model's folder, which is made once for all workers of this node that need it.
+        """Returns the model's folder, which is made once for all workers of this node that need it.
 
         Other archives do not wait: one may take many minutes. Downloads do that have the same file
         name in the store, or one would replace the file that another is unpacking.
@@ -166,13 +166,13 @@ class ModelFiles:
             raise archive.not_saved(spec.model_url, self._work_dir, error) from error
 
     def _find_unpacked(self, spec: ModelSpec) -> Path | None:
-        """The model's folder, if it is there, and stays there for a while."""
+        """Returns the model's folder, if it is there, and stays there for a while."""
         unpacked = archive.find_unpacked(spec.archive_sha256, self._work_dir)
         return unpacked if unpacked is not None and mark_used(unpacked) else None
 
 
 def _is_meant(url: str, others: Collection[str]) -> bool:
-    """Whether one of these may mean the file that was downloaded from the URL."""
+    """Returns whether one of these may mean the file that was downloaded from the URL."""
     return any(may_share_a_file(url, other) for other in others)
 
 

@@ -27,7 +27,7 @@ _LOCAL_FILE = re.compile(r"(^|@\s*|\s)(\.{0,2}/|file:)|\.(whl|zip|tar\.gz)\b")
 
 
 def read_requirements(model_dir: Path, file_name: str) -> str:
-    """What the file requires, written anew from what was understood of it: for pip to have.
+    """Returns what the file requires, written anew from what was understood of it: for pip to have.
 
     Not the file itself: what pip reads otherwise than we do would be an option unseen.
 
@@ -65,7 +65,10 @@ def _check_coding(text: str) -> None:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """The lines that are not empty, without comments; a backslash continues all but comments."""
+    """Returns the lines that are not empty, without comments.
+
+    A backslash continues all but comments.
+    """
     begun = ""
     for line in (*text.splitlines(), ""):
         is_comment = line.lstrip().startswith("#")
@@ -79,7 +82,7 @@ def _logical_lines(text: str) -> Iterator[str]:
 
 
 def _split(line: str) -> tuple[str, list[str]]:
-    """The requirement, which may be none, and the words of the options behind it.
+    """Returns the requirement, which may be none, and the words of the options behind it.
 
     Raises:
         ValueError: quotes that never end, or a backslash that would continue another line.
@@ -92,7 +95,7 @@ def _split(line: str) -> tuple[str, list[str]]:
 
 
 def _options_of(words: list[str]) -> Iterator[str]:
-    """The options without their values. Whatever begins like one is one."""
+    """Yields the options without their values. Whatever begins like one is one."""
     names = (word.partition("=")[0] for word in words if word.startswith("-"))
     yield from (name if name.startswith("--") else name[:2] for name in names)
 
@@ -110,7 +113,7 @@ def _quoted(word: str) -> str:
 
 
 def environment_name(text: str, archive_sha256: str) -> str:
-    """The name of the environment for these requirements, under this Python.
+    """Returns the name of the environment for these requirements, under this Python.
 
     Models with the same requirements share one, unless they name files of their archives.
     """

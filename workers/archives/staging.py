@@ -29,7 +29,7 @@ _CONTENT_HASH = re.compile(r"[0-9a-f]{64}")
 
 @contextlib.contextmanager
 def folder_to_unpack_in(work_dir: Path) -> Iterator[Path]:
-    """A new staging folder, which is gone afterwards.
+    """Yields a new staging folder, which is gone afterwards.
 
     Not a `TemporaryDirectory`: the interpreter removes those at exit, and a thread that the stop of
     its node has abandoned would take what is left of its folder for a whole model. So that folder
@@ -43,7 +43,7 @@ def folder_to_unpack_in(work_dir: Path) -> Iterator[Path]:
 
 
 def mark_used(place: Path) -> bool:
-    """The folder is young again, for all who share it; false if it is gone."""
+    """Marks the folder as used just now; returns false if it is gone."""
     try:
         os.utime(place, follow_symlinks=False)
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def mark_used(place: Path) -> bool:
 
 
 def unmarked_s(place: Path) -> float:
-    """Seconds since it was marked.
+    """Returns seconds since it was marked.
 
     Raises:
         OSError: it is gone.
@@ -63,7 +63,7 @@ def unmarked_s(place: Path) -> float:
 
 
 def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> None:
-    """What is named by a hash in `folder`, and was marked by nobody for so long, is gone.
+    """Deletes the hash-named entries of `folder` that were not marked as used for so long.
 
     Each is moved into a staging folder of `work_dir` first. A worker that needs one at this very
     moment fails to start; its next try makes it anew.
@@ -83,7 +83,7 @@ def remove_unused(folder: Path, work_dir: Path, *, older_than_s: float) -> None:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """The staging folders that nobody has written to for ABANDONED_AFTER_S are gone."""
+    """Deletes the staging folders that were not written to for ABANDONED_AFTER_S."""
     for prefix in (DOWNLOAD_PREFIX, UNPACK_PREFIX):
         for place in folder.glob(f"{prefix}*"):
             if place.is_dir() and not place.is_symlink() and _age_s(place) > ABANDONED_AFTER_S:

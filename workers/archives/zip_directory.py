@@ -13,7 +13,9 @@ _TAIL_BYTES = _END64_BYTES + _LOCATOR_BYTES + _END_BYTES + 65_535  # the last is
 
 
 def zip_directory_bytes(path: Path) -> int:
-    """The size of the directory that `zipfile` will read; 0 for what is no zip, as it will say.
+    """Returns the size of the directory that `zipfile` will read.
+
+    0 for what is no zip, as it will say.
 
     Raises:
         InvalidModel: the zip's records contradict each other, so that readers disagree.
@@ -36,7 +38,7 @@ def zip_directory_bytes(path: Path) -> int:
 
 
 def _find_end(tail: bytes) -> int:
-    """Where the plain record begins, looked for as `zipfile` does.
+    """Returns where the plain record begins, looked for as `zipfile` does.
 
     Without a comment it is the last thing in the file; a search from the end would take a field
     of it that reads the same for its beginning.

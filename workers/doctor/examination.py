@@ -45,12 +45,12 @@ class Report:
 
     @property
     def will_run(self) -> bool:
-        """Whether nothing was found that keeps the model from running."""
+        """Returns whether nothing was found that keeps the model from running."""
         return all(finding.verdict is not Verdict.PROBLEM for finding in self.findings)
 
 
 def examine(path: Path, *, is_installing: bool = False) -> Report:
-    """The archive's prospects; it is unpacked into a temporary folder and not executed.
+    """Returns the archive's prospects; it is unpacked into a temporary folder and not executed.
 
     Args:
         path: a .mar, a tar or tar.gz, or a folder.
@@ -94,7 +94,7 @@ class _Examination:
         self._ts_names = TsNames.read()
 
     def run(self) -> Iterator[Finding]:
-        """All findings."""
+        """Yields all findings."""
         yield from self._examine_layout()
         yield from self._examine_manifest()
         required, findings = self._read_requirements()
@@ -133,7 +133,7 @@ class _Examination:
             yield note("envelope", "the manifest's envelope has no effect: service_envelope counts")
 
     def _read_requirements(self) -> tuple[frozenset[str], list[Finding]]:
-        """The names in requirements.txt, in lower case, and what is to be said of it."""
+        """Returns the names in requirements.txt, in lower case, and what is to be said of it."""
         name = str(self._model.get("requirementsFile") or "")
         if not name or name not in self._files:
             return frozenset(), []
@@ -191,7 +191,7 @@ class _Examination:
             yield ok("handler", f"{handler} and its imports")
 
     def _find_module(self, module_name: str) -> str | None:
-        """The file of the archive that Python imports under this name."""
+        """Returns the file of the archive that Python imports under this name."""
         folder = PurePosixPath(self._info.handler.partition(":")[0]).parent
         for place in (folder / f"{module_name}.py", PurePosixPath(f"{module_name}.py")):
             if place.as_posix() in self._files:
@@ -232,13 +232,13 @@ class _Examination:
         )
 
     def _loads_elsewhere(self) -> bool:
-        """Whether another file of the archive, a base class say, has what loads a model."""
+        """Returns whether another file of the archive, a base class say, has what loads a model."""
         sources = (file for name, file in self._files.items() if name.endswith(".py"))
         return any(_OWN_LOADING.search(file.read_text(errors="replace")) for file in sources)
 
 
 def _leaves_loading_to_us(text: str, function_name: str) -> bool:
-    """Whether a handler imports a built-in one and replaces none of what loads the model.
+    """Returns whether a handler imports a built-in one and replaces none of what loads the model.
 
     A function that is the entry point need not call `initialize`.
     """
@@ -247,5 +247,5 @@ def _leaves_loading_to_us(text: str, function_name: str) -> bool:
 
 
 def _calls_plain_torch_load(text: str) -> bool:
-    """Whether a handler reads checkpoints as torch does unless it is told otherwise."""
+    """Returns whether a handler reads checkpoints as torch does unless it is told otherwise."""
     return "torch.load(" in text and _UNPICKLING.search(text) is None

@@ -22,7 +22,7 @@ class Finding:
 
 
 def ok(part: str, text: str) -> Finding:
-    """All is well with it."""
+    """Returns the text that says all is well."""
     return Finding(part, Verdict.OK, text)
 
 

@@ -23,7 +23,7 @@ class Source:
     tree: ast.Module
 
     def functions(self) -> set[str]:
-        """The functions that the module has, its own and imported names alike."""
+        """Returns the functions that the module has, its own and imported names alike."""
         names = {node.name for node in self.tree.body if isinstance(node, ast.FunctionDef)}
         for node in self.tree.body:
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -33,12 +33,12 @@ class Source:
         return names
 
     def classes(self) -> list[ast.ClassDef]:
-        """The classes that the module itself defines."""
+        """Returns the classes that the module itself defines."""
         return [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
 
 
 def parse_source(name: str, path: Path) -> Source | Finding:
-    """The file, or what keeps Python from reading it."""
+    """Returns the file, or what keeps Python from reading it."""
     try:
         return Source(name, ast.parse(path.read_bytes(), name))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -48,7 +48,7 @@ def parse_source(name: str, path: Path) -> Source | Finding:
 
 
 def examine_entry(source: Source, function_name: str) -> Iterator[Finding]:
-    """What is missing for the module to be a handler."""
+    """Yields what is missing for the module to be a handler."""
     if function_name in source.functions():
         yield from _examine_call(source, source.tree, function_name, "data, context")
         return
@@ -79,7 +79,7 @@ def examine_entry(source: Source, function_name: str) -> Iterator[Finding]:
 def _examine_call(
     source: Source, owner: ast.Module | ast.ClassDef, name: str, arguments: str
 ) -> Iterator[Finding]:
-    """Whether the function that it itself defines can be called as a worker calls it."""
+    """Yields whether the function that it itself defines can be called as a worker calls it."""
     count = arguments.count(",") + 1 + isinstance(owner, ast.ClassDef)
     for node in owner.body:
         if isinstance(node, ast.FunctionDef) and node.name == name and not _takes(node, count):
@@ -88,7 +88,7 @@ def _examine_call(
 
 
 def _takes(function: ast.FunctionDef, count: int) -> bool:
-    """Whether it can be called with so many arguments; a decorator may change that."""
+    """Returns whether it can be called with so many arguments; a decorator may change that."""
     taken = function.args
     most = len(taken.posonlyargs) + len(taken.args)
     fits = most - len(taken.defaults) <= count and (taken.vararg is not None or count <= most)
@@ -134,7 +134,7 @@ def examine_imports(
 def _not_installed(
     module: str, required: frozenset[str], *, is_installing: bool
 ) -> tuple[str, bool]:
-    """What is to be said of a missing module, and whether it may be there on a node."""
+    """Returns what is to be said of a missing module, and whether it may be there on a node."""
     if not required:
         return "install it on the nodes or add a requirements.txt", False
     is_named = module.lower().replace("_", "-") in required
@@ -161,7 +161,10 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, list[str], int, bool]]:
 
 
 def _is_installed(module: str) -> bool:
-    """Whether an import would find it; a top-level name is looked up without importing it."""
+    """Returns whether an import would find it.
+
+    A top-level name is looked up without importing it.
+    """
     if module in sys.builtin_module_names or module in sys.stdlib_module_names:
         return True
     try:
@@ -171,5 +174,5 @@ def _is_installed(module: str) -> bool:
 
 
 def top_level_modules(names: Iterable[str]) -> frozenset[str]:
-    """The top-level modules that files of an archive with these names are."""
+    """Returns the top-level modules that files of an archive with these names are."""
     return frozenset(name.split("/")[0].removesuffix(".py") for name in names)

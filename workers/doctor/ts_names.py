@@ -18,7 +18,7 @@ class TsNames:
 
     @classmethod
     def read(cls) -> Self:
-        """The names in this installation."""
+        """Returns the names in this installation."""
         root = Path(ts.__file__).parent
         trees = {_module_name(path, root): _parse(path) for path in sorted(root.rglob("*.py"))}
         return cls({name: frozenset(_names(tree)) for name, tree in trees.items()})

@@ -22,7 +22,7 @@ _FOREIGN_CLASS = re.compile(r"Unsupported (?:global|class)\W+(?:GLOBAL )?([\w.]+
 def examine_weights(
     path: Path, *, has_model_file: bool, is_loaded_by_us: bool, is_unpickling: bool = False
 ) -> Iterator[Finding]:
-    """Whether the handler can load this file.
+    """Yields whether the handler can load this file.
 
     Args:
         path: the serialized file.

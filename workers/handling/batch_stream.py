@@ -57,7 +57,7 @@ class BatchStream:
         self._items = items
 
     def forget(self) -> None:
-        """The batch has been replied to."""
+        """Forgets the batch."""
         self._items = ()
         self.counts.clear()
         self.broken.clear()

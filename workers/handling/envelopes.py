@@ -27,7 +27,7 @@ class Envelope(Protocol):
     """Takes requests apart for a handler's entry point, and puts its answers together."""
 
     def open(self, row: Any) -> list[Any] | None:
-        """The instances of one request; None where it has none."""
+        """Returns the instances of one request; None where it has none."""
 
     def close(
         self, outputs: list[Any], instances: Any, row: Any, context: Context, index: int
@@ -36,7 +36,7 @@ class Envelope(Protocol):
 
 
 def in_envelope(name: str, entry: Entry) -> Entry:
-    """The entry point in the envelope of this name; as it is where the name is empty."""
+    """Returns the entry point in the envelope of this name; as it is where the name is empty."""
     if name == BODY:
         return lambda rows, context: entry([_content(row) for row in rows], context)
     envelope = ENVELOPES.get(name)

@@ -31,7 +31,7 @@ class FailureLog:
         self._written: dict[_Place, _Written] = {}
 
     def write(self, words: str, error: Exception) -> None:
-        """The log has these words, and the traceback unless it had the same one lately."""
+        """Logs these words, and the traceback unless the same one was logged lately."""
         kind, file_name, line = place = _innermost(error)
         now_s = self._clock()
         last = self._written.get(place)
@@ -48,7 +48,7 @@ class FailureLog:
 
 
 def short_ids(items: Sequence[Claimed]) -> str:
-    """The ids of the first few of these requests."""
+    """Returns the ids of the first few of these requests."""
     ids = [item.request_id for item in items[:MAX_IDS]]
     return ",".join([*ids, "..."] if len(items) > MAX_IDS else ids)
 

@@ -51,7 +51,7 @@ class LoadedModel:
 
 
 def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Settings) -> LoadedModel:
-    """The handler is imported and initialised; this process belongs to the model from now on.
+    """Imports and initialises the handler; this process belongs to the model from then on.
 
     The current directory is the model's folder, which is importable too. The metrics that the
     metrics_config file declares are there for the handler.
@@ -94,7 +94,7 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
 
 
 def _measured(entry: Entry, context: Context) -> Entry:
-    """The entry point; the time of every batch is the metric PredictionTime.
+    """Returns the entry point; the time of every batch is the metric PredictionTime.
 
     Source: TorchServe 0.12 ts/service.py, Service.predict.
     """

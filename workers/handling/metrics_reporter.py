@@ -67,7 +67,7 @@ class MetricsReporter:
         self._thread.start()
 
     def follow(self, run: Callable[[T], R]) -> Callable[[T], R]:
-        """The same call, what is measured in it being recorded within a second of its end.
+        """Returns the same call, what is measured in it being recorded within a second of its end.
 
         An idle worker, which measures nothing, is not woken each second to find that out.
         """
@@ -81,13 +81,13 @@ class MetricsReporter:
         return followed
 
     def stop(self) -> None:
-        """What was measured so far is recorded, if Redis answers."""
+        """Records the measurements so far, if Redis answers."""
         self._should_stop.set()
         self._may_have_news.set()
         self._thread.join(2 * REPORT_S)
 
     def report(self) -> None:
-        """What has been measured since the last call is recorded, or kept for the next one."""
+        """Records the measurements since the last call, or keeps them for the next one."""
         for measurement in self._take():
             series, value = measurement.series, measurement.value
             if self._is_logging and series.part in ("", SUM):
@@ -125,7 +125,7 @@ class MetricsReporter:
                     yield from _measurements(series, change)
 
     def _series(self, metric: CachingMetric, labels: Labels) -> Series | None:
-        """How the metric is shown; None when it is not."""
+        """Returns how the metric is shown; None when it is not."""
         declared = self._declared.get(metric.metric_name)
         kind, unit = MetricKind(metric.metric_type.value), metric.unit
         if declared is not None:

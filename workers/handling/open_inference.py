@@ -35,7 +35,7 @@ class Inference:
 
     @classmethod
     def read(cls, content: bytes, json_bytes: int) -> "Inference":
-        """The request in a body whose first `json_bytes` bytes are JSON.
+        """Returns the request in a body whose first `json_bytes` bytes are JSON.
 
         Raises:
             BadRequest: it is none.
@@ -52,7 +52,7 @@ class Inference:
         return cls(document, dict(tensors))
 
     def row(self) -> dict[str, Any]:
-        """What a handler gets: a value per input under its name.
+        """Returns what a handler gets: a value per input under its name.
 
         A single input is under `body`, too. One element of BYTES is that element, as a file's
         content would be.
@@ -63,7 +63,7 @@ class Inference:
         return row
 
     def with_data(self) -> dict[str, Any]:
-        """The request as JSON alone would have it, for handlers in an envelope."""
+        """Returns the request as JSON alone would have it, for handlers in an envelope."""
         inputs = [
             {
                 "name": name,
@@ -100,7 +100,7 @@ class Inference:
         return head + binary, headers
 
     def _named(self, output: Any) -> dict[str, Tensor]:
-        """The outputs; of those that have names, only the ones that were asked for."""
+        """Returns the outputs; of those that have names, only the ones that were asked for."""
         asked = [wish["name"] for wish in _wishes(self.document)]
         if isinstance(output, dict) and output:
             tensors = {str(name): tensor_of(value) for name, value in output.items()}

@@ -37,13 +37,15 @@ def decode_row(request: Request, *, is_decoding: bool) -> dict[str, Any]:
 
 
 def request_headers(request: Request) -> dict[str, Any]:
-    """The request's headers, and each part's own under the part's name."""
+    """Returns the request's headers, and each part's own under the part's name."""
     parts = {part.name: {"content-type": part.content_type} for part in request.parts}
     return {**request.headers, **parts}
 
 
 def encode_output(output: Any) -> bytes:
-    """The body of an answer: bytes as they are, text as UTF-8, tensors saved, the rest as JSON.
+    """Returns the body of an answer.
+
+    Bytes as they are, text as UTF-8, tensors saved, the rest as JSON.
 
     Raises:
         PredictionFailed: nothing of these.
@@ -61,7 +63,7 @@ def encode_output(output: Any) -> bytes:
 
 
 def header_texts(headers: Mapping[str, Any]) -> dict[str, str]:
-    """A handler's headers as text.
+    """Returns a handler's headers as text.
 
     Raises:
         ValueError: text that would begin another header line.
@@ -83,7 +85,7 @@ def line_text(value: Any) -> str:
 
 @lru_cache(maxsize=256)
 def _kind(content_type: str) -> tuple[str, str]:
-    """The type and its parameters."""
+    """Returns the type and its parameters."""
     kind, _, parameters = content_type.partition(";")
     return kind.strip().lower(), parameters
 

@@ -102,7 +102,9 @@ class Runner:
         return [by_id.get(item.request_id) or self._run_together([item])[0] for item in items]
 
     def _run_items(self, items: Sequence[Claimed]) -> list[Reply] | None:
-        """The replies; None when several items failed together, so that nobody knows whose fault.
+        """Returns the replies.
+
+        None when several items failed together, so that nobody knows whose fault.
 
         The exception is gone by the time the items run again, and with it the tensors that its
         traceback holds.
@@ -136,7 +138,7 @@ class Runner:
         return None
 
     def _as_ends(self, items: Sequence[Claimed], replies: Sequence[Reply]) -> list[Reply]:
-        """The replies as the ends of answers that have been sent in pieces."""
+        """Returns the replies as the ends of answers that have been sent in pieces."""
         ends = []
         for item, reply in zip(items, replies, strict=True):
             is_broken = item.request_id in self._stream.broken
@@ -255,7 +257,7 @@ def _shape(outputs: Any) -> str:
 
 
 def _error_reply(error: ServeError | PredictionException) -> Reply:
-    """The answer that an error is; only texts meant for the client are in it."""
+    """Returns the answer that an error is; only texts meant for the client are in it."""
     if isinstance(error, ServeError):
         return error_reply(error)
     return Reply(

@@ -63,7 +63,7 @@ class Tensor:
     values: Sequence[Any]
 
     def nested(self) -> Any:
-        """The values as nested lists; of shape [] the one value itself."""
+        """Returns the values as nested lists; of shape [] the one value itself."""
         values = list(self.values)
         for length in reversed(self.shape[1:]):
             values = (
@@ -72,7 +72,7 @@ class Tensor:
         return values if self.shape else values[0]
 
     def binary(self) -> bytes:
-        """The values as the binary extension has them."""
+        """Returns the values as the binary extension has them."""
         if self.datatype == BYTES:
             elements = [_as_bytes(value) for value in self.values]
             return b"".join(_LENGTH.pack(len(element)) + element for element in elements)
@@ -82,12 +82,12 @@ class Tensor:
         return struct.pack(f"<{len(self.values)}{_CODES[self.datatype]}", *self.values)
 
     def json_values(self) -> list[Any]:
-        """The values as JSON has them: bytes as text."""
+        """Returns the values as JSON has them: bytes as text."""
         return [_as_text(value) if isinstance(value, bytes) else value for value in self.values]
 
 
 def read_tensor(datatype: Any, shape: Any, data: Any) -> Tensor:
-    """The tensor that a request's JSON describes.
+    """Returns the tensor that a request's JSON describes.
 
     Args:
         datatype: one of `DATATYPES`.
@@ -133,7 +133,10 @@ def tensor_of(value: Any) -> Tensor | None:
 
 
 def items_of(value: Any) -> list[Any]:
-    """The items of nested lists as one flat list; [value] if that is no list, or a ragged one."""
+    """Returns the items of nested lists as one flat list.
+
+    [value] if that is no list, or a ragged one.
+    """
     level = [value]
     for _ in range(_MAX_DIMENSIONS):
         lengths = {len(item) if isinstance(item, (list, tuple)) else None for item in level}
@@ -204,7 +207,7 @@ def _elements(data: bytes) -> list[bytes]:
 
 
 def cut_off() -> BadRequest:
-    """The error of a request in which a tensor claims more bytes than came."""
+    """Returns the error of a request in which a tensor claims more bytes than came."""
     return BadRequest("The binary data of a tensor is cut off.")
 
 

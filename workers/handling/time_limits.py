@@ -15,7 +15,7 @@ END_S = 3.0
 def timed(
     entry: Callable[..., Any], send: Callable[..., Any], timeout_s: float
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The entry point, ended by the kernel together with its process after `timeout_s`.
+    """Returns the entry point, ended by the kernel together with its process after `timeout_s`.
 
     And the call by which it sends: meanwhile the timer stands, and starts from zero afterwards.
     Costs two system calls per batch. The node sees how the process died and releases its requests.
@@ -47,7 +47,7 @@ def timed(
 
 
 def end_in_time() -> None:
-    """The interpreter has so long to end; then the kernel ends the process.
+    """Has the kernel end the process if the interpreter does not end in time.
 
     It waits for every thread that is no daemon, and a handler's may run for ever. Meanwhile nobody
     could take over what this worker holds: its requests, its place, its device.

@@ -243,7 +243,9 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
 
 
 def _heeding(stop: Callable[[int, FrameType | None], None], run: Callable[[], T]) -> T:
-    """What `run` returns; SIGTERM stops this worker afterwards, whatever a handler made of it.
+    """Returns what `run` returns.
+
+    SIGTERM stops this worker afterwards, whatever a handler made of it.
 
     Libraries take the signal over at their first call. Nothing else would end this process.
     """
@@ -270,7 +272,10 @@ def _keep_from_forks() -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether loading failed for want of memory. Source: TorchServe 0.12 model_service_worker."""
+    """Returns whether loading failed for want of memory.
+
+    Source: TorchServe 0.12 model_service_worker.
+    """
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and "CUDA" in str(error) and "memory" in str(error)
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 
 def allowed_environment(environment: Mapping[str, str], pattern: str) -> dict[str, str]:
-    """The variables whose names do not match the pattern as a whole; all when it is empty.
+    """Returns the variables whose names do not match the pattern as a whole; all when it is empty.
 
     Source: TorchServe 0.12 `EnvironmentUtils`, blacklist_env_vars.
     """

@@ -27,7 +27,7 @@ def _cores_by_affinity() -> int:
 
 
 def _quotas(cgroups: Path, membership: Path) -> Iterator[int]:
-    """The CPU quotas, in cores, of this process's cgroups and of all groups around them.
+    """Yields the CPU quotas, in cores, of this process's cgroups and of all groups around them.
 
     The limit that counts may be that of an outer group: of a pod, or a slice of systemd.
     """

@@ -23,7 +23,7 @@ class Device:
 
 
 def list_gpus(limit: int) -> list[int]:
-    """The indexes of usable GPUs, at most `limit` of them (-1: all); [] without any.
+    """Returns the indexes of usable GPUs, at most `limit` of them (-1: all); [] without any.
 
     CUDA counts only the devices in CUDA_VISIBLE_DEVICES, beginning at 0; so does this.
     """
@@ -35,7 +35,7 @@ def list_gpus(limit: int) -> list[int]:
 
 
 def ask_nvidia_smi(*arguments: str) -> list[str] | None:
-    """The lines that nvidia-smi prints; None where it is not installed.
+    """Returns the lines that nvidia-smi prints; None where it is not installed.
 
     Raises:
         OSError, SubprocessError: the driver does not answer.
@@ -57,7 +57,9 @@ def _count_gpus() -> int:
 
 
 def _count_visible(visible: str, count: int) -> int:
-    """How many of `count` GPUs CUDA takes; it stops at the first entry that it does not know.
+    """Returns how many of `count` GPUs CUDA takes.
+
+    It stops at the first entry that it does not know.
 
     Numbers beyond the last GPU are such, and -1 by convention. Of parts of GPUs (MIG) a process
     gets one.

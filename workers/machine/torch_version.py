@@ -8,7 +8,9 @@ MIN_VERSION = (2, 6)
 
 
 def require_safe_torch() -> str | None:
-    """The version of the torch that is installed; None without one: handlers may do without.
+    """Returns the version of the torch that is installed.
+
+    None without one: handlers may do without.
 
     Raises:
         ImportError: it is too old.

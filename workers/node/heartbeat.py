@@ -92,7 +92,7 @@ class Heartbeat:
             self._on_forgotten()
 
     def doubt(self) -> None:
-        """The next beat tells everything again: this may be another Redis, with an older state."""
+        """Makes the next beat repeat everything: this may be another Redis, with an older state."""
         self._is_in_doubt = True
 
     def is_steady(self, key: VersionKey | None) -> bool:

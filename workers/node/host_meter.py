@@ -75,7 +75,10 @@ class HostMeter:
 
 
 def measure() -> tuple[HostSample, ...]:
-    """What the host and its GPUs are used for now. Blocks for a tenth of a second, GPUs aside."""
+    """Returns what the host and its GPUs are used for now.
+
+    Blocks for a tenth of a second, GPUs aside.
+    """
     memory, disk = psutil.virtual_memory(), psutil.disk_usage("/")
     host = {
         "CPUUtilization": psutil.cpu_percent(_CPU_WINDOW_S),
@@ -101,7 +104,7 @@ def _gpu_samples() -> Iterator[HostSample]:
 
 
 def gpu_samples(line: str) -> Iterator[HostSample]:
-    """The samples of one GPU, from a line `index, MiB used, MiB in all, percent busy`.
+    """Yields the samples of one GPU, from a line `index, MiB used, MiB in all, percent busy`.
 
     A value that a card does not tell (`[N/A]`) is left out, and so is a line of another kind:
     nvidia-smi also says "No devices were found" there.

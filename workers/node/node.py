@@ -181,7 +181,7 @@ class Node:
         self._must_look.set()
 
     def _is_ready(self) -> bool:
-        """Whether every worker that can be counted on serves."""
+        """Returns whether every worker that can be counted on serves."""
         if self._signals.stop.is_set() or not self._has_reconciled.is_set():
             return False
         records = self._records()
@@ -194,7 +194,7 @@ class Node:
         return specs_of(self._wanted.values())
 
     def _versions(self) -> list[VersionKey]:
-        """The versions that may have workers somewhere."""
+        """Returns the versions that may have workers somewhere."""
         wanted = [spec.key for spec in self._specs()]
         return list(dict.fromkeys([*wanted, *self._unregistered_versions.ended]))
 
@@ -250,7 +250,7 @@ class Node:
         await self._verbs.close_unused([*self._versions(), *at_work])
 
     async def _follow_registry(self) -> tuple[list[ModelSpec], dict[VersionKey, ModelSpec]]:
-        """What was registered when this node last looked, and what is now."""
+        """Returns what was registered when this node last looked, and what is now."""
         loop = asyncio.get_running_loop()
 
         def beat() -> None:

@@ -16,7 +16,9 @@ class RegistryMemory:
         self._unreadable: list[str] = []
 
     def look(self, on_emptied: Callable[[], object] = lambda: None) -> Mapping[str, ModelEntry]:
-        """What is registered now; what an emptied Redis forgot has been registered again. Blocks.
+        """Returns what is registered now.
+
+        What an emptied Redis forgot has been registered again. Blocks.
 
         Each node does this, and at once: doing it twice is harmless. That Redis was emptied shows
         in another epoch, too: a node that knows of no model may have been the first to come back,

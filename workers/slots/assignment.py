@@ -23,7 +23,7 @@ class Assignment:
     status_fd: int
 
     def to_environment(self) -> dict[str, str]:
-        """The variable that `from_environment` reads."""
+        """Returns the variable that `from_environment` reads."""
         record = {
             "spec": self.spec.to_record(),
             "worker_id": self.worker_id,
@@ -36,7 +36,7 @@ class Assignment:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """The assignment of this process.
+        """Returns the assignment of this process.
 
         Raises:
             KeyError: the process was not started by a node.

@@ -36,7 +36,7 @@ class ExitStatus:
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether the system killed it, which it does for memory."""
+        """Returns whether the system killed it, which it does for memory."""
         return self.code == -signal.SIGKILL and not self.ended_for
 
     def __str__(self) -> str:

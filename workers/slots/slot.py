@@ -69,13 +69,13 @@ class Slot:
         self._should_stop = asyncio.Event()
 
     def stop(self) -> None:
-        """The process is asked to finish its batch and end; `run` returns after that."""
+        """Asks the process to finish its batch and end; `run` returns after that."""
         self._should_stop.set()
         if self._process is not None:
             self._process.terminate()
 
     def kill(self) -> None:
-        """The process ends now; what it held is released."""
+        """Kills the process and releases its requests."""
         self._should_stop.set()
         if self._process is not None:
             self._process.kill()
@@ -164,7 +164,7 @@ class Slot:
         )
 
     async def _prepared(self) -> Prepared | None:
-        """What a process needs; None once the slot is to stop, which waits for no download.
+        """Returns what a process needs; None once the slot is to stop, which waits for no download.
 
         What has been begun goes on without it, for whoever needs it next.
         """
@@ -178,7 +178,7 @@ class Slot:
         return None
 
     async def _watch(self, worker_id: str, prepared: Prepared) -> ExitStatus:
-        """How a worker process ended that was started and watched.
+        """Returns how a worker process ended that was started and watched.
 
         Raises:
             OSError: the system would not have it started or watched; it is gone.
@@ -204,7 +204,7 @@ class Slot:
             deadline.cancel()
 
     def _on_heard(self, report: Report) -> None:
-        """What is decided by it does not wait until everybody sees it: Redis may be away."""
+        """Acts on the report before publishing it: Redis may be away."""
         if report.state is WorkerState.READY:
             self._ready_at = time.monotonic()
         elif report.state is WorkerState.FAILED:
@@ -317,7 +317,7 @@ class Slot:
 
 
 def _with_cause(error: ServeError) -> str:
-    """The error's text, and what the system had to say: that the disk is full, say."""
+    """Returns the error's text, and what the system had to say: that the disk is full, say."""
     cause = error.__cause__
     words = (isinstance(cause, OSError) and cause.strerror) or ""
     return f"{error.message} ({words})" if words not in error.message else error.message

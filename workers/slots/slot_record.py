@@ -34,17 +34,20 @@ class SlotRecord:
 
     @property
     def worker_id(self) -> str | None:
-        """The current process' name."""
+        """Returns the current process' name."""
         return self.status.worker_id if self.status else None
 
     @property
     def state(self) -> WorkerState:
-        """Where the slot is in its life."""
+        """Returns where the slot is in its life."""
         return self.status.state if self.status else WorkerState.STARTING
 
     @property
     def is_expected(self) -> bool:
-        """Whether it serves now or can be counted on to serve soon, so that requests may queue."""
+        """Returns whether it serves now or can be counted on to serve soon.
+
+        So requests may queue.
+        """
         if self.state is WorkerState.READY:
             return True
         is_coming = self.state in (WorkerState.STARTING, WorkerState.LOADING)
@@ -63,7 +66,7 @@ class SlotRecord:
             await self.retry(self._verbs.forget, self.key, previous_id)
 
     async def set_state(self, state: WorkerState, **changes: Any) -> None:
-        """The worker has this state, and everybody sees it."""
+        """Sets the worker's state and publishes it."""
         assert self.status is not None
         self.status = replace(self.status, state=state, **changes)
         await self.retry(self._verbs.report, self.key, self.status)
@@ -72,7 +75,7 @@ class SlotRecord:
                 await self.retry(self._verbs.hide, self.key, worker_id)
 
     async def expect(self, successor_id: str) -> None:
-        """The next worker of the slot is listed as alive, beside the current one, before it begins.
+        """Lists the slot's next worker as alive, beside the current one, before it begins.
 
         A state that nobody can count on hides both.
         """
@@ -80,7 +83,7 @@ class SlotRecord:
         await self.beat(successor_id)
 
     async def beat(self, worker_id: str) -> None:
-        """The worker is listed as alive, unless nobody can count on this slot."""
+        """Lists the worker as alive, unless the slot has been given up."""
         if self.is_expected:
             await self.retry(self._verbs.beat, {self.key: [worker_id]})
 
@@ -104,7 +107,7 @@ class SlotRecord:
             await self.retry(self._verbs.forget, self.key, worker_id)
 
     async def retry(self, verb: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-        """The verb's result, once Redis answers; only for those that may be repeated."""
+        """Returns the verb's result, once Redis answers; only for those that may be repeated."""
         name = getattr(verb, "__name__", str(verb))
         while True:
             try:
@@ -117,6 +120,6 @@ class SlotRecord:
                 return result
 
     def _worker_ids(self) -> list[str]:
-        """The current process' name, and its successor's."""
+        """Returns the current process' name, and its successor's."""
         ids = (self.worker_id, self.successor_id)
         return [worker_id for worker_id in ids if worker_id is not None]

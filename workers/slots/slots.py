@@ -35,7 +35,7 @@ class Slots:
         self._is_draining = False
 
     def all(self) -> list[Slot]:
-        """The slots that have not ended."""
+        """Returns the slots that have not ended."""
         return list(self._slots.values())
 
     def follow(self, specs: Mapping[VersionKey, ModelSpec]) -> None:

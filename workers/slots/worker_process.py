@@ -55,7 +55,7 @@ class WorkerProcess:
         *,
         has_one_output: bool = False,
     ) -> Self:
-        """The process runs.
+        """Returns the process runs.
 
         Args:
             python: the interpreter.
@@ -106,11 +106,11 @@ class WorkerProcess:
         return pending is not None and bool(int(pending[1], 16) >> signal.SIGALRM - 1 & 1)
 
     def terminate(self) -> None:
-        """The process is asked to finish its batch and end."""
+        """Asks the process to finish its batch and end."""
         self._send(signal.SIGTERM)
 
     def kill(self, why: str = "") -> None:
-        """The process is killed; `why` is then the cause of its exit status."""
+        """Kills the process; `why` becomes the cause of its exit status."""
         if not has_exited(self._child):
             self._ended_for = why
             self._send(signal.SIGKILL)
@@ -118,7 +118,7 @@ class WorkerProcess:
     async def watch(
         self, on_heard: Callable[[Report], None], on_report: Callable[[Report], Awaitable[None]]
     ) -> ExitStatus:
-        """How it ended, once it has and all it reported was handled.
+        """Returns how it ended, once it has and all it reported was handled.
 
         Args:
             on_heard: called with each report as soon as it comes.

@@ -83,16 +83,18 @@ class Deployment:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether the keys are on several servers."""
+        """Returns whether the keys are on several servers."""
         return self._url.kind == CLUSTER
 
     @property
     def is_tls(self) -> bool:
-        """Whether connections are encrypted."""
+        """Returns whether connections are encrypted."""
         return self._url.is_tls
 
     def client(self, tag: str, *, is_for_rq: bool = False) -> Any:
-        """The client for the keys with this hash tag; the same one as long as it is asked for.
+        """Returns the client for the keys with this hash tag.
+
+        The same one as long as it is asked for.
 
         When one is made, those that nobody has asked for within `kept_s` are let go.
         """
@@ -131,12 +133,15 @@ class Deployment:
             return [self._clients.pop(name) for name in unused]
 
     def others(self, pool: Any) -> list[Any]:
-        """The pools of other hash tags, if this is the first one: closing that one closes all."""
+        """Returns the pools of other hash tags, if this is the first one.
+
+        Closing that one closes all.
+        """
         pools = [client.connection_pool for client in list(self._clients.values())]
         return pools[1:] if pools and pools[0] is pool else []
 
     def connection_options(self, parse_url: Callable[[str], Any]) -> dict[str, Any]:
-        """What redis-py makes of the URL's options, database, user and password."""
+        """Returns what redis-py makes of the URL's options, database, user and password."""
         own = {n: v for n, v in self._url.options.items() if not n.startswith("sentinel_")}
         scheme = "rediss" if self._url.is_tls else "redis"
         options: dict[str, Any] = parse_url(f"{scheme}://found/{self._url.db}?{urlencode(own)}")
@@ -192,7 +197,7 @@ class AsyncFoundPool(redis.asyncio.ConnectionPool):
 
     @property
     def is_at_work(self) -> bool:
-        """Whether somebody has one of the connections."""
+        """Returns whether somebody has one of the connections."""
         return bool(self._in_use_connections)
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
@@ -203,7 +208,7 @@ class AsyncFoundPool(redis.asyncio.ConnectionPool):
 
 
 def connect(url: RedisUrl, socket_timeout_s: float) -> Any:
-    """A blocking client of the registry's keys; only what was refused is sent again.
+    """Returns a blocking client of the registry's keys; only what was refused is sent again.
 
     It keeps none of other hash tags that nobody has asked for of late: versions come and go.
     """
@@ -212,7 +217,7 @@ def connect(url: RedisUrl, socket_timeout_s: float) -> Any:
 
 
 def connect_async(url: RedisUrl) -> Any:
-    """An asyncio client of the registry's keys; only what was refused is sent again."""
+    """Returns an asyncio client of the registry's keys; only what was refused is sent again."""
     return Deployment(url, _make_async_client, socket_timeout=COMMAND_TIMEOUT_S).client(HOME)
 
 

@@ -86,7 +86,7 @@ class Finder(ABC):
         self._async_options = async_options
 
     def find(self) -> Address:
-        """Where the server is.
+        """Returns where the server is.
 
         Raises:
             ConnectionError: redis' own; nobody knows.
@@ -105,7 +105,7 @@ class Finder(ABC):
         raise self._unknown()
 
     def doubt(self) -> None:
-        """The server has not answered in time."""
+        """Notes that the server has not answered in time."""
         self.doubted_at = time.monotonic()
 
     def look_again(self) -> None:
@@ -128,7 +128,7 @@ class Finder(ABC):
 
     @abstractmethod
     def read(self, place: Address, answer: Any) -> tuple[Address, list[Address]]:
-        """The server's address, and whom else one may ask.
+        """Returns the server's address, and whom else one may ask.
 
         Raises:
             ConnectionError: redis' own; it is not in the answer.
@@ -181,7 +181,10 @@ class MasterFinder(Finder):
         self._service = service
 
     def read(self, place: Address, answer: Any) -> tuple[Address, list[Address]]:
-        """The address of the service's master; nobody else, as sentinels name only themselves."""
+        """Returns the address of the service's master.
+
+        Nobody else, as sentinels name only themselves.
+        """
         state = answer.get(self._service)
         if not state or not state["is_master"] or state["is_sdown"] or state["is_odown"]:
             raise redis.ConnectionError(f"no master of {self._service!r} at the sentinel {place}")
@@ -200,7 +203,7 @@ class SlotFinder(Finder):
         self._slot = key_slot(tag.encode())
 
     def read(self, place: Address, answer: Any) -> tuple[Address, list[Address]]:
-        """The address of the slot's master, and all nodes."""
+        """Returns the address of the slot's master, and all nodes."""
         ranges = parse_cluster_slots(answer, current_host=place[0])
         others = [node for found in ranges.values() for node in _nodes(found)]
         for (first, last), found in ranges.items():

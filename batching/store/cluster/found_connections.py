@@ -36,7 +36,7 @@ class FoundConnection(redis.Connection):
         super().connect()  # type: ignore[no-untyped-call]
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        """The command is sent, and not to where the server was before."""
+        """Sends the command to where the server is now."""
         if self._is_elsewhere():
             self.disconnect()  # type: ignore[no-untyped-call]
             # Not just connected anew: a WATCH would be lost.
@@ -44,7 +44,7 @@ class FoundConnection(redis.Connection):
         super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
-        """The answer; without one in time, no connection from before is trusted."""
+        """Returns the answer; without one in time, no connection from before is trusted."""
         try:
             return super().read_response(*arguments, **options)
         except redis.TimeoutError:
@@ -62,7 +62,7 @@ class FoundConnection(redis.Connection):
         return opened is not None
 
     def on_connect_check_health(self, check_health: bool = True) -> None:
-        """The server has greeted."""
+        """Checks the server after its greeting."""
         connected: Any = self._sock
         connected.settimeout(CONNECT_TIMEOUT_S)
         super().on_connect_check_health(check_health=check_health)
@@ -83,7 +83,7 @@ class RqConnection(FoundConnection):
     """For RQ in a cluster: sees to it that its keys are in one slot."""
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
-        """The answer with RQ's names."""
+        """Returns the answer with RQ's names."""
         return received(super().read_response(*arguments, **options))
 
     def _construct_command_packer(self, packer: Any) -> Any:
@@ -111,7 +111,7 @@ class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
         await super().connect()  # type: ignore[no-untyped-call]
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        """The command is sent, and not to where the server was before."""
+        """Sends the command to where the server is now."""
         if self._is_elsewhere():
             await self.disconnect()
             raise NotHere("the server is elsewhere now")
@@ -121,7 +121,7 @@ class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
         return (self.host, self.port) != self._finder.address and bool(self.is_connected)
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
-        """The server has greeted."""
+        """Checks the server after its greeting."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await super().on_connect_check_health(check_health=check_health)

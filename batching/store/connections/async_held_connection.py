@@ -31,7 +31,7 @@ class AsyncHeldConnection:
         self._timeout_s: float | None = None
 
     async def call(self, *commands: Command) -> list[Any]:
-        """The answers to these commands, sent in one write and carried out in this order.
+        """Returns the answers to these commands, sent in one write and carried out in this order.
 
         Raises:
             RedisError, OSError: some of the commands may have been carried out.
@@ -52,7 +52,7 @@ class AsyncHeldConnection:
     async def run(
         self, verb: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]
     ) -> Any:
-        """What the script `<verb>.lua` answers."""
+        """Returns what the script `<verb>.lua` answers."""
         command: Command = ("EVALSHA", scripts.sha(verb), len(keys), *keys, *arguments)
         try:
             [answer] = await self.call(command)
@@ -62,7 +62,7 @@ class AsyncHeldConnection:
         return answer
 
     async def close(self) -> None:
-        """The connection is closed and given back; no call may be under way."""
+        """Closes the connection and gives it back; no call may be under way."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.socket_timeout = self._timeout_s

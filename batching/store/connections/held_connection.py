@@ -25,7 +25,7 @@ class HeldConnection:
         self._connection: Any = None
 
     def run(self, verb: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> Any:
-        """What the script `<verb>.lua` answers.
+        """Returns what the script `<verb>.lua` answers.
 
         Raises:
             RedisError, OSError: it may have been carried out.
@@ -49,7 +49,7 @@ class HeldConnection:
         return connection.retry.call_with_retry(exchange, lambda _: connection.disconnect())
 
     def _ready(self) -> Any:
-        """The connection, after what the pool does with one that it gives away."""
+        """Returns the connection, after what the pool does with one that it gives away."""
         connection = self._connection
         if connection is None:
             connection = self._connection = self._pool.get_connection()

@@ -40,11 +40,11 @@ class Broker:
 
     @property
     def waiting(self) -> int:
-        """How many clients wait for a reply."""
+        """Returns how many clients wait for a reply."""
         return sum(channel.waiting for channel in self._channels.values())
 
     def resubmitted(self) -> dict[VersionKey, int]:
-        """How many requests Redis had lost and got again; from any thread."""
+        """Returns how many requests Redis had lost and got again; from any thread."""
         # In this order: a channel that is closed meanwhile is in one of the two.
         open_lanes = list(self._channels.items())
         return {**self._resubmitted, **{key: channel.resubmitted for key, channel in open_lanes}}
@@ -67,7 +67,7 @@ class Broker:
         timeout_s: float | None = None,
         client_left: ClientGone | None = None,
     ) -> Reply | ReplyStream:
-        """The one reply to this request, as `Request.encode` wrote it.
+        """Returns the one reply to this request, as `Request.encode` wrote it.
 
         An error reply has `error_type` set.
 

@@ -46,11 +46,11 @@ class Canceller:
 
     @property
     def is_busy(self) -> bool:
-        """Whether clients are being watched or requests cancelled."""
+        """Returns whether clients are being watched or requests cancelled."""
         return self._tasks.is_busy
 
     def watch(self, waiter: PendingRequest, client_left: ClientGone | None) -> None:
-        """The request is given up at its deadline, or once `client_left` finishes.
+        """Gives up the request at its deadline, or once `client_left` finishes.
 
         Most are answered before they need a timer of their own: those that come within a tenth of
         a second share one.
@@ -75,7 +75,7 @@ class Canceller:
             self.cancel(waiter, error)
 
     def cancel(self, waiter: PendingRequest, error: Exception) -> None:
-        """The request is cancelled and its waiter fails, within CANCEL_PATIENCE_S in any case."""
+        """Cancels the request and fails it, within CANCEL_PATIENCE_S in any case."""
         fail = partial(waiter.fail, error)
         self._leaving.append(_Cancellation(waiter.request_id, waiter.deadline, fail))
         self._loop.call_later(CANCEL_PATIENCE_S, fail)
@@ -142,7 +142,7 @@ class Canceller:
             self._is_cancelling = False
 
     async def _try_to_cancel(self, request_ids: Sequence[str]) -> bool:
-        """Whether Redis was heard."""
+        """Returns whether Redis was heard."""
         try:
             codes = zip(request_ids, await self._verbs.cancel(request_ids), strict=True)
             replied = [request_id for request_id, code in codes if code is CancelCode.REPLIED]

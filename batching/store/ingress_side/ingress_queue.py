@@ -83,12 +83,12 @@ class IngressQueue:
         self._audit_keys = ordered_keys("audit", keys)
 
     async def close(self) -> None:
-        """The connections of its own are closed; nothing may be under way."""
+        """Closes its own connections; no call may be under way."""
         await self._listener.close()
         await self._submitter.close()
 
     async def submit(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
-        """Each request waits in the queue, or is refused with a code."""
+        """Submits each request, or refuses it with a code."""
         large = [item for item in submissions if len(item.wire) > INLINE_LIMIT_BYTES]
         if not large:
             return await self._submit_script(submissions)
@@ -149,7 +149,9 @@ class IngressQueue:
             await self._client.unlink(*names)
 
     async def receive(self, delivered: Sequence[str]) -> dict[str, bytes | None]:
-        """The values of the reply keys that have come; those of `delivered` are deleted first.
+        """Returns the values of the reply keys that have come.
+
+        Those of `delivered` are deleted first.
 
         Blocks up to `BLOCK_S`; empty when nothing came. One caller at a time.
         """
@@ -169,12 +171,12 @@ class IngressQueue:
         return found
 
     async def fetch(self, request_ids: Sequence[str]) -> dict[str, bytes | None]:
-        """The values of these reply keys; reading them again is safe."""
+        """Returns the values of these reply keys; reading them again is safe."""
         values = await self._client.mget(self._reply_keys(request_ids))
         return dict(zip(request_ids, values, strict=True))
 
     async def fetch_large(self, attempts: Mapping[str, str]) -> dict[str, bytes | None]:
-        """The values of large replies' own keys, by request; reading them again is safe.
+        """Returns the values of large replies' own keys, by request; reading them again is safe.
 
         Args:
             attempts: by request, which attempt's reply it is.

@@ -33,11 +33,11 @@ class LargeReplyFetcher:
 
     @property
     def is_busy(self) -> bool:
-        """Whether replies are on their way."""
+        """Returns whether replies are on their way."""
         return self._task is not None and not self._task.done()
 
     def add(self, request_id: str, attempt: str) -> None:
-        """The reply of this attempt will be delivered, and then deleted."""
+        """Fetches and delivers the reply of this attempt later, then deletes it."""
         self._due.setdefault(request_id, attempt)
         if not self.is_busy:
             self._task = asyncio.get_running_loop().create_task(self._fetch())

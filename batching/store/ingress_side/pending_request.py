@@ -62,16 +62,16 @@ class PendingRequest:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether nobody waits for the reply any more, although none came."""
+        """Returns whether nobody waits for the reply any more, although none came."""
         return self.reply.cancelled() or (self.reply.done() and self.reply.exception() is not None)
 
     def resolve(self, reply: Reply | Pieces) -> None:
-        """The waiter gets this reply, unless it has an outcome already."""
+        """Resolves the request with this reply, unless it has an outcome already."""
         if not self.reply.done():
             self.reply.set_result(reply)
 
     def fail(self, error: Exception) -> None:
-        """The waiter gets this error, unless it has an outcome already."""
+        """Fails the request with this error, unless it has an outcome already."""
         if not self.reply.done():
             self.reply.set_exception(error)
 

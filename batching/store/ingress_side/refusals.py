@@ -8,7 +8,9 @@ from batching.store.unavailable import memory_full
 
 
 def refusal(code: SubmitCode, key: VersionKey, retry_after_s: float) -> errors.ServeError:
-    """The error that a client gets for this code; `retry_after_s` is when a full queue has emptied.
+    """Returns the error that a client gets for this code.
+
+    `retry_after_s` is when a full queue has emptied.
 
     Each reason has a text of its own; TorchServe calls all of them "no worker".
     """

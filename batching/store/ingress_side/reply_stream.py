@@ -48,7 +48,7 @@ class ReplyStream:
         self._more.set()
 
     async def first(self) -> ReplyChunk:
-        """The first piece, which has the answer's status and headers; it stays to be read.
+        """Returns the first piece, which has the answer's status and headers; it stays to be read.
 
         Raises:
             ServeError: there is none.
@@ -61,7 +61,7 @@ class ReplyStream:
         return self
 
     async def __anext__(self) -> bytes:
-        """The next piece.
+        """Returns the next piece.
 
         Raises:
             ServeError: the rest of the answer will not come.
@@ -82,7 +82,7 @@ class ReplyStream:
                 await self._verbs.discard_chunks(self._rest.request_id)
 
     async def _fill(self) -> bool:
-        """Whether there is a piece to take; waits for it."""
+        """Returns whether there is a piece to take; waits for it."""
         while not self._pieces and not self._is_over:
             self._more.clear()
             # Looked at before the list is: whoever has replied has sent all pieces before.
@@ -96,7 +96,7 @@ class ReplyStream:
         return bool(self._pieces)
 
     async def _read(self) -> bool:
-        """Whether anything was in the list."""
+        """Returns whether anything was in the list."""
         wires = await self._fetch()
         self._taken = len(wires)
         for wire in wires:

@@ -34,7 +34,7 @@ def take_some(pending: list[PendingRequest]) -> list[PendingRequest]:
 async def submit_waiters(
     verbs: IngressQueue, waiters: Sequence[PendingRequest], moved_at: float
 ) -> list[SubmitCode]:
-    """What became of each waiter's request.
+    """Returns what became of each waiter's request.
 
     Args:
         verbs: of the version.
@@ -89,6 +89,6 @@ def _size_bytes(waiters: Sequence[PendingRequest]) -> int:
 
 
 def _patience_s(waiters: Sequence[PendingRequest], moved_at: float, now: float) -> float:
-    """Seconds for this submit; whoever waited behind one that failed has less left."""
+    """Returns seconds for this submit; whoever waited behind one that failed has less left."""
     oldest_age_s = max(now - max(waiter.entered_at, moved_at) for waiter in waiters)
     return max(2 * RETRY_S, SUBMIT_PATIENCE_S - oldest_age_s)

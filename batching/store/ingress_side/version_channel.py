@@ -71,19 +71,19 @@ class VersionChannel:
 
     @property
     def waiting(self) -> int:
-        """How many clients wait."""
+        """Returns how many clients wait."""
         return len(self._waiting)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits and nothing is under way."""
+        """Returns whether nobody waits and nothing is under way."""
         is_busy = any(task is not None and not task.done() for task in self._loops.values())
         others = (self._background, self._large_replies, self._canceller)
         return not (self._waiting or is_busy or any(other.is_busy for other in others))
 
     @property
     def unused_s(self) -> float:
-        """Seconds since the last client left."""
+        """Returns seconds since the last client left."""
         return self._loop.time() - self._used_at
 
     async def ask(
@@ -113,7 +113,7 @@ class VersionChannel:
                 self._canceller.cancel(waiter, ClientLeft())
 
     async def close(self) -> None:
-        """The loops have ended; whoever still waits is refused."""
+        """Ends the loops and refuses the requests that still wait."""
         for waiter in list(self._waiting.values()):
             waiter.fail(errors.Draining("The server is shutting down.", retry_after_s=1.0))
         await end_tasks(filter(None, self._loops.values()))
@@ -265,7 +265,7 @@ class VersionChannel:
             self._background.start(look())
 
     def _open_stream(self, waiter: PendingRequest) -> PendingRequest:
-        """The client has a stream; the waiter for what is still to come."""
+        """Gives the client a stream; returns the pending request for the rest of the answer."""
         current = self._waiting.get(waiter.request_id, waiter)
         if waiter.reply.done():
             return current
@@ -279,7 +279,7 @@ class VersionChannel:
         return rest
 
     def _leave(self, rest: PendingRequest) -> None:
-        """The reader of a stream is done with it, or has gone."""
+        """Gives up the rest of a stream whose reader is done or has gone."""
         self._canceller.unwatch(rest)
         rest.leave()
         self._waiting.pop(rest.request_id, None)
@@ -324,7 +324,10 @@ class VersionChannel:
             )
 
     def _resubmit(self, waiter: PendingRequest) -> bool:
-        """Whether it has entered again, under a new id: an answer to the old one reaches nobody."""
+        """Returns whether it has entered again, under a new id.
+
+        An answer to the old one reaches nobody.
+        """
         is_late = waiter.deadline - self._loop.time() < RESUBMIT_SHARE * waiter.timeout_s
         # The client has the first pieces of a stream: another run would send them again.
         if is_late or waiter.stream is not None:

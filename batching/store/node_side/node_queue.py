@@ -58,7 +58,7 @@ class NodeQueue:
         await self._report(keys=[keys.NODE_INFO], args=[node.node_id, node.to_json()])
 
     async def leave(self, node_id: str) -> None:
-        """The node is forgotten."""
+        """Forgets the node."""
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.zrem(keys.NODES, node_id)
             pipe.hdel(keys.NODE_INFO, node_id)
@@ -84,7 +84,9 @@ class NodeQueue:
                 raise outcome
 
     def groups(self, versions: Iterable[VersionKey]) -> list[list[VersionKey]]:
-        """The versions in groups, each for one call; the first group's may also be about the nodes.
+        """Returns the versions in groups, each for one call.
+
+        The first group's may also be about the nodes.
 
         In a cluster a call has the keys of one slot: those of one version, or of the nodes. On a
         single server, a call for each version would wake Redis and the node needlessly often.
@@ -102,7 +104,7 @@ class NodeQueue:
         *,
         quiet_s: float | None = None,
     ) -> Heard:
-        """The node and these workers count as alive, and their leases are renewed.
+        """Returns the node and these workers count as alive, and their leases are renewed.
 
         Where requests wait for them although a wake-up was lost, one of them is woken.
 
@@ -168,7 +170,7 @@ class NodeQueue:
         )
 
     async def forget(self, key: VersionKey, worker_id: str) -> None:
-        """The worker is gone from the lists; it owned nothing any more."""
+        """Takes a worker that owns nothing any more off the lists."""
         version_keys = VersionKeys.of(key)
         async with self._at(version_keys).pipeline(transaction=False) as pipe:
             pipe.zrem(version_keys.worker_beats, worker_id)
@@ -177,14 +179,14 @@ class NodeQueue:
             await pipe.execute()
 
     async def listed_workers(self, key: VersionKey, node_id: str) -> list[str]:
-        """The workers of this node that everybody sees."""
+        """Returns the workers of this node that everybody sees."""
         version_keys = VersionKeys.of(key)
         names = await self._at(version_keys).hkeys(version_keys.workers)
         worker_ids = [name.decode(errors="replace") for name in names]
         return [one for one in worker_ids if one.rpartition("-")[0] == node_id]
 
     async def hide(self, key: VersionKey, worker_id: str) -> None:
-        """The worker does not count as one that can serve; its status stays to be seen."""
+        """Stops counting the worker as one that can serve; its status stays visible."""
         version_keys = VersionKeys.of(key)
         await self._at(version_keys).zrem(version_keys.worker_beats, worker_id)
 

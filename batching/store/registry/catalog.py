@@ -50,7 +50,7 @@ class Catalog:
         self._listener = asyncio.create_task(listening, name="catalog")
 
     async def close(self) -> None:
-        """The listener's connection is closed."""
+        """Closes the listener's connection."""
         if self._listener:
             await end_tasks([self._listener])
 
@@ -63,7 +63,7 @@ class Catalog:
         return entry.versions.get(version)
 
     async def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
-        """The version that a request for this name (and version) means.
+        """Returns the version that a request for this name (and version) means.
 
         A model that was seen before is still known while Redis is away; whether a request for it
         can be served is then for `submit` to say.
@@ -85,7 +85,7 @@ class Catalog:
         return pick_version(entry, model_name, model_version)
 
     async def startup_models(self) -> list[str]:
-        """The names of the models that were loaded when a server started.
+        """Returns the names of the models that were loaded when a server started.
 
         Raises:
             StoreUnavailable: Redis cannot be asked.
@@ -103,7 +103,7 @@ class Catalog:
         return names
 
     def forget(self, model_name: str) -> None:
-        """The next request for this model asks the registry."""
+        """Makes the next request for this model ask the registry."""
         self._changes_seen += 1
         self._entries.pop(model_name, None)
 
@@ -147,7 +147,7 @@ class Catalog:
             await asyncio.sleep(ASK_AGAIN_S)
 
     def _ask(self, model_name: str) -> tuple[ModelEntry | None, str]:
-        """The entry, and the epoch. Runs in a thread, and changes nothing here."""
+        """Returns the entry, and the epoch. Runs in a thread, and changes nothing here."""
         # In this order: what was not there before Redis was restored must not pass for unknown.
         return self._registry.get(model_name), self._registry.epoch()
 

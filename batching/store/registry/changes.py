@@ -41,7 +41,7 @@ async def changed_models(client: AsyncClient) -> AsyncGenerator[str | None, None
 
 
 async def _next_message(channel: AsyncClient, *, may_refuse: bool) -> dict[str, Any] | None:
-    """What comes within SILENCE_S; a PING's answer has the type `pong`."""
+    """Returns what comes within SILENCE_S; a PING's answer has the type `pong`."""
     try:
         return await channel.get_message(timeout=SILENCE_S)  # type: ignore[no-any-return]
     except REFUSED:

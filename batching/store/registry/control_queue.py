@@ -49,7 +49,7 @@ class ControlQueue:
     def inspect_archive(
         self, url: str, *, timeout_s: float, may_be_downloaded: bool = False
     ) -> ArchiveInfo:
-        """A node has fetched the archive and verified it. Blocks up to `timeout_s`.
+        """Has a node fetch and verify the archive. Blocks up to `timeout_s`.
 
         Args:
             url: as registered.
@@ -100,7 +100,7 @@ class ControlQueue:
         return unwrap(result.return_value)
 
     def _result(self, job: Job, timeout_s: float) -> Result | None:
-        """What became of the job; None after `timeout_s`.
+        """Returns what became of the job; None after `timeout_s`.
 
         Raises:
             _JobLost: nobody is at it, or Redis has been away for as long as that takes to see.
@@ -127,7 +127,7 @@ class ControlQueue:
         return None
 
     def _pulse(self, job: Job) -> bytes | str:
-        """What changes each second while somebody is at the job, or that it waits.
+        """Returns what changes each second while somebody is at the job, or that it waits.
 
         It is only compared with itself: clocks of two machines differ. A job that has left the
         queue counts as begun, though RQ says so a moment later.
@@ -143,12 +143,12 @@ def _archive_of(record: dict[str, Any]) -> ArchiveInfo:
 
 
 def wrap_error(error: errors.ServeError) -> dict[str, Any]:
-    """A JSON object that `unwrap` turns into the same error on the other side."""
+    """Returns a JSON object that `unwrap` turns into the same error on the other side."""
     return {"error": type(error).__name__, "message": error.message}
 
 
 def unwrap(outcome: Any) -> Any:
-    """The value of a job's outcome, `{"value": ...}` or `{"error": ..., "message": ...}`.
+    """Returns the value of a job's outcome, `{"value": ...}` or `{"error": ..., "message": ...}`.
 
     Raises:
         ServeError: the error that the job met; an unknown class name becomes InternalError.

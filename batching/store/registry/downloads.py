@@ -29,7 +29,7 @@ class Downloads:
         self._records = RecordReader("download", _progress)
 
     def note(self, download: Download) -> None:
-        """The download has come so far. Decoration: what Redis refuses is not noted."""
+        """Notes how far the download has come, unless Redis refuses: it is decoration."""
         progress = f"{download.done_bytes}/{download.total_bytes}"
         with contextlib.suppress(*AWAY), self._client.pipeline(transaction=False) as pipe:
             pipe.hset(keys.DOWNLOADS, download.url, progress)
@@ -37,12 +37,12 @@ class Downloads:
             pipe.execute()
 
     def forget(self, url: str) -> None:
-        """The download has ended, one way or the other."""
+        """Forgets the download."""
         with contextlib.suppress(*AWAY):
             self._client.hdel(keys.DOWNLOADS, url)
 
     def all(self) -> list[Download]:
-        """The downloads under way, sorted by URL.
+        """Returns the downloads under way, sorted by URL.
 
         Raises:
             StoreUnavailable: Redis does not answer.

@@ -18,7 +18,7 @@ class QueueConfigs:
         self._client = client
 
     def write(self, spec: ModelSpec) -> None:
-        """The version has the configuration of this registration."""
+        """Writes the configuration of this registration."""
         names = VersionKeys.of(spec.key)
         client = at(self._client, names.tag)
         with telling_unavailable(), client.pipeline(transaction=False) as pipe:
@@ -27,7 +27,7 @@ class QueueConfigs:
             pipe.execute()
 
     def complete(self, spec: ModelSpec) -> None:
-        """The version has a configuration: that of this registration where there was none."""
+        """Writes the configuration of this registration if the version has none."""
         names = VersionKeys.of(spec.key)
         client = at(self._client, names.tag)
         with telling_unavailable():
@@ -42,7 +42,7 @@ class QueueConfigs:
                     pipe.execute()
 
     def delete(self, key: VersionKey) -> None:
-        """The version has none, so that nothing can be submitted to it; what is left has a TTL."""
+        """Deletes the configuration, which refuses submits; the other keys get a TTL."""
         names = VersionKeys.of(key)
         client = at(self._client, names.tag)
         with telling_unavailable():

@@ -42,7 +42,7 @@ class Registry:
         self._counters = RecordReader("counter", int)
 
     def get(self, model_name: str) -> ModelEntry | None:
-        """The model's entry, or None.
+        """Returns the model's entry, or None.
 
         Raises:
             RecordUnreadable: there is one that nobody can read.
@@ -52,17 +52,20 @@ class Registry:
         return _entry(model_name, text)
 
     def snapshot(self, former: Mapping[str, ModelEntry] | None = None) -> dict[str, ModelEntry]:
-        """The whole registry; models whose record cannot be read are as in a former one, if any."""
+        """Returns the whole registry.
+
+        Models whose record cannot be read are as in a former one, if any.
+        """
         with telling_unavailable():
             records = self._client.hgetall(keys.MODELS)
         return self._entries.read(records, former)
 
     def specs(self) -> list[ModelSpec]:
-        """All versions of all models."""
+        """Returns all versions of all models."""
         return specs_of(self.snapshot().values())
 
     def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
-        """The version that a request for this name (and version) means.
+        """Returns the version that a request for this name (and version) means.
 
         Raises:
             ModelNotFound: no such model.
@@ -71,7 +74,7 @@ class Registry:
         return pick_version(self.get(model_name), model_name, model_version)
 
     def create(self, spec: ModelSpec) -> None:
-        """The version is registered; the first version of a model is its default.
+        """Registers the version; the first version of a model is its default.
 
         Raises:
             Conflict: this version of this model is registered already.
@@ -113,7 +116,7 @@ class Registry:
         return epoch.decode() if epoch else ""
 
     def mark(self) -> str:
-        """The epoch, which begins now if there is none.
+        """Returns the epoch, which begins now if there is none.
 
         From now on an emptied Redis can be told from an empty registry.
         """
@@ -124,11 +127,11 @@ class Registry:
         return self.epoch()
 
     def is_lost(self) -> bool:
-        """Whether Redis was emptied, and nobody has marked it since."""
+        """Returns whether Redis was emptied, and nobody has marked it since."""
         return not self.epoch()
 
     def scale(self, key: VersionKey, min_worker: int, max_worker: int) -> ModelSpec:
-        """Each node is asked to run `min_worker` workers of this version.
+        """Asks each node to run `min_worker` workers of this version.
 
         Raises:
             ModelNotFound: no such model.
@@ -163,7 +166,7 @@ class Registry:
         self._change(model_name, change)
 
     def remove(self, key: VersionKey, *, only: ModelSpec | None = None) -> None:
-        """The version is gone from the registry; nodes stop its workers, submits are refused.
+        """Removes the version: nodes stop its workers, submits are refused.
 
         Args:
             key: of the version.
@@ -215,7 +218,7 @@ class Registry:
             self._configs.write(again)
 
     def workers(self, key: VersionKey, alive: Set[str] | None = None) -> list[WorkerStatus]:
-        """The workers of live nodes, by node and slot.
+        """Returns the workers of live nodes, by node and slot.
 
         Whoever asks for many versions passes what `alive_nodes` said, and each costs one round trip
         less.
@@ -232,7 +235,7 @@ class Registry:
         )
 
     def nodes(self) -> list[NodeStatus]:
-        """The nodes whose last beat is young enough."""
+        """Returns the nodes whose last beat is young enough."""
         with telling_unavailable():
             records = self._client.hgetall(keys.NODE_INFO)
         alive = self.alive_nodes()
@@ -240,7 +243,7 @@ class Registry:
         return [node for node_id, node in sorted(nodes.items()) if node_id in alive]
 
     def alive_nodes(self) -> set[str]:
-        """The ids of the nodes whose last beat is young enough."""
+        """Returns the ids of the nodes whose last beat is young enough."""
         with telling_unavailable():
             [members] = self._living(keys=[keys.NODES], args=[self._dead_after_ms, "alive"])
         return set(ids_of(members))
@@ -291,7 +294,7 @@ class Registry:
             self._client.publish(keys.CHANGES, model_name)
 
     def store(self) -> StoreStatus:
-        """How Redis is; of a cluster, the node that answers."""
+        """Returns how Redis is; of a cluster, the node that answers."""
         started_s = time.perf_counter()
         with telling_unavailable():
             self._client.ping()
@@ -319,7 +322,7 @@ class Registry:
     def _change(
         self, model_name: str, change: Callable[[ModelEntry | None], ModelEntry | None]
     ) -> ModelEntry | None:
-        """The entry as it is now."""
+        """Changes the entry in a transaction."""
 
         def transaction(pipe: Client) -> ModelEntry | None:
             text = pipe.hget(keys.MODELS, model_name)

@@ -12,7 +12,7 @@ class StartupMarks:
         self._client = client
 
     def has(self, entry: str) -> bool:
-        """Whether this entry of `load_models`, or snapshot, was registered before.
+        """Returns whether this entry of `load_models`, or snapshot, was registered before.
 
         Raises:
             StoreUnavailable: Redis does not answer.

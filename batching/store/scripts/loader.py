@@ -20,7 +20,7 @@ _KEY_NAME = re.compile(r"(\d+) ([a-z]+(?: [a-z]+)*)(?: \(([^)]*)\))?")
 
 
 def source(verb: str) -> str:
-    """The text of `<verb>.lua`."""
+    """Returns the text of `<verb>.lua`."""
     return _SOURCES[verb]
 
 
@@ -67,7 +67,7 @@ def ordered_keys(verb: str, version_keys: object, optional: bool = False, **own:
 
 @cache
 def sha(verb: str) -> str:
-    """The name by which Redis knows the script."""
+    """Returns the name by which Redis knows the script."""
     return hashlib.sha1(source(verb).encode(), usedforsecurity=False).hexdigest()
 
 

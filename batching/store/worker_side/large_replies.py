@@ -46,7 +46,7 @@ class LargeReplyWriter:
 def _in_writes(
     replies: Iterable[tuple[Owned, bytes]],
 ) -> Iterator[list[tuple[Owned, bytes]]]:
-    """The same in groups, none of which is larger than WRITE_BYTES but by its last reply."""
+    """Yields the same in groups, none of which is larger than WRITE_BYTES but by its last reply."""
     group: list[tuple[Owned, bytes]] = []
     size_bytes = 0
     for reply in replies:

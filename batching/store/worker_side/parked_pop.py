@@ -25,7 +25,7 @@ class ParkedPop:
         self.is_interrupted = False
 
     def interrupt(self) -> None:
-        """The wait ends now, and each later one at once; safe in a signal handler."""
+        """Ends the wait now, and each later one at once; safe in a signal handler."""
         self.is_interrupted = True
         hang_up(self._connection)
 

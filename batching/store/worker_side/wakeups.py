@@ -42,7 +42,7 @@ class Wakeups:
             self._pool.release(connection)
 
     def interrupt(self) -> None:
-        """The wait ends now, and each later one at once; safe in a signal handler.
+        """Ends the wait now, and each later one at once; safe in a signal handler.
 
         A wait that was cut short is true, so that a token that came just then is passed on.
         """

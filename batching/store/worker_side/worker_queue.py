@@ -138,7 +138,7 @@ class WorkerQueue:
                 return recovered
 
     def reply(self, items: Sequence[Owned], replies: Sequence[Reply]) -> list[ReplyCode]:
-        """Each item has its reply, once, and is owned no more."""
+        """Publishes each item's reply, once, and ends its lease."""
         values = [
             item.request_id.encode() + reply.encode()
             for item, reply in zip(items, replies, strict=True)
@@ -153,7 +153,7 @@ class WorkerQueue:
     def send(
         self, items: Sequence[Owned], chunks: Sequence[ReplyChunk], patience_s: float
     ) -> list[ChunkCode]:
-        """A piece of each answer waits for its ingress, unless too many do already.
+        """Pushes a piece of each answer for its ingress, unless too many wait already.
 
         Args:
             items: as claimed.
@@ -231,7 +231,7 @@ class WorkerQueue:
         return Batch(items) if items else Nothing.EMPTY
 
     def _with_bodies(self, ids: Sequence[str], wires: Sequence[bytes]) -> list[bytes]:
-        """The requests' bytes, those of large ones read from their own keys in one MGET."""
+        """Returns the requests' bytes, those of large ones read from their own keys in one MGET."""
         large = [request_id for request_id, wire in zip(ids, wires, strict=True) if not wire]
         if not large:
             return list(wires)

@@ -41,7 +41,7 @@ class TextIteratorStreamerBatch:
             row.put(tokens.reshape(-1))
 
     def end(self) -> None:
-        """The iteration ends after what was put so far."""
+        """Ends the iteration after the pieces put so far."""
         for row in self._rows:
             row.end()
 

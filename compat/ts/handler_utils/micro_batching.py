@@ -55,7 +55,7 @@ class MicroBatching:
         return getattr(self._local, "index", None)
 
     def shutdown(self) -> None:
-        """The threads are gone."""
+        """Ends the threads."""
         for pool in self._pools.values():
             pool.shutdown()
 
@@ -119,6 +119,9 @@ class MicroBatching:
 
 
 def _core_count() -> int | None:
-    """How many cores torch uses for a call from this thread; None where nobody has loaded it."""
+    """Returns how many cores torch uses for a call from this thread.
+
+    None where nobody has loaded it.
+    """
     torch = sys.modules.get("torch")
     return torch.get_num_threads() if torch else None

@@ -16,7 +16,7 @@ _BLANK = re.compile(r"<br />|[;:]")
 
 
 def ngrams_iterator(token_list: Sequence[str], ngrams: int) -> Iterator[str]:
-    """The tokens, then each run of 2, 3, … `ngrams` of them, joined by spaces."""
+    """Yields the tokens, then each run of 2, 3, … `ngrams` of them, joined by spaces."""
     for size in range(1, ngrams + 1):
         for start in range(len(token_list) - size + 1):
             yield " ".join(token_list[start : start + size])

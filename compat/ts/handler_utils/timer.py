@@ -32,7 +32,7 @@ def _is_profiled(handler: Any) -> bool:
 
 
 def _wait_for_gpu() -> None:
-    """What the GPU was told to do is done; otherwise its time would be the next step's."""
+    """Waits for the GPU, whose time would otherwise count as the next step's."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def import_class(class_name: str, module_prefix: str | None = None) -> Any:
-    """The class called `package.module.Class`, or `Class` in module `module_prefix`.
+    """Returns the class called `package.module.Class`, or `Class` in module `module_prefix`.
 
     A function that makes a model is as good.
 

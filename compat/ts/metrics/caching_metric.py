@@ -54,14 +54,14 @@ class CachingMetric:
         self._lock = threading.Lock()
 
     def redefine(self, unit: str, dimension_names: Sequence[str] | None) -> None:
-        """What a handler says of its metric counts, whatever the metrics_config file has."""
+        """Redefines the metric as the handler says, whatever the metrics_config file has."""
         self.unit = full_name(unit)
         self.dimension_names = list(dimension_names or ())
 
     def add_or_update(
         self, value: float, dimension_values: Sequence[str] | None = (), request_id: str = ""
     ) -> None:
-        """The value counts for these dimension values, given in the order of the names.
+        """Records the value under these dimension values, given in the order of the names.
 
         What cannot count is logged and dropped: a prediction does not fail for it.
         """
@@ -79,11 +79,11 @@ class CachingMetric:
     def update(
         self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()
     ) -> None:
-        """The same with dimensions as objects, which may be other ones than last time."""
+        """Records the value under dimensions as objects, which may differ from the last ones."""
         self._count(value, ((dimension.name, dimension.value) for dimension in dimensions))
 
     def take(self) -> dict[Labels, Change]:
-        """What was measured since the last call."""
+        """Returns what was measured since the last call."""
         with self._lock:
             changes, self._changes = self._changes, {}
         return changes

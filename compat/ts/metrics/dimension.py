@@ -12,5 +12,5 @@ class Dimension:
         return f"{self.name}:{self.value}"
 
     def to_dict(self) -> dict[str, str]:
-        """The dimension as TorchServe writes it in JSON."""
+        """Returns the dimension as TorchServe writes it in JSON."""
         return {"Name": self.name, "Value": self.value}

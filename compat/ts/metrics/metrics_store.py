@@ -64,7 +64,7 @@ class MetricsStore:
     def get_metric(
         self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER
     ) -> CachingMetric:
-        """The metric of this name and type.
+        """Returns the metric of this name and type.
 
         Raises:
             MetricsCacheKeyError: there is none.

@@ -22,5 +22,5 @@ class Units:
 
 
 def full_name(unit: str | None) -> str:
-    """The unit in full; one that is not known stays as it is."""
+    """Returns the unit in full; one that is not known stays as it is."""
     return NAMES.get(unit, str(unit))

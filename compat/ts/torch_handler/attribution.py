@@ -7,7 +7,7 @@ from ts.utils.util import PredictionException
 
 
 def captum_attributions() -> ModuleType:
-    """The module `captum.attr`.
+    """Returns the module `captum.attr`.
 
     Raises:
         PredictionException: status 501, the package captum is not installed.

@@ -51,7 +51,7 @@ class BaseHandler:
         self.model_yaml_config: dict[str, Any] = {}
 
     def initialize(self, context: Any) -> None:
-        """The model is on its device, in evaluation mode.
+        """Loads the model onto its device, in evaluation mode.
 
         Raises:
             RuntimeError: no weights that this handler can load.
@@ -75,7 +75,7 @@ class BaseHandler:
         self.initialized = True
 
     def get_device(self) -> Any:
-        """The device that `initialize` has chosen."""
+        """Returns the device that `initialize` has chosen."""
         return self.device
 
     def _load_model(self, model_dir: str, model_file: str) -> Any:
@@ -106,7 +106,7 @@ class BaseHandler:
         return load_pt2(model_so_path, self.device)
 
     def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: Any) -> Any:
-        """The one class of the model file, with the state dict in the weights file if any.
+        """Returns the one class of the model file, with the state dict in the weights file if any.
 
         Weights are data: a checkpoint that wants to run code when it is loaded is refused.
         """
@@ -159,7 +159,7 @@ class BaseHandler:
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the model says of the batch; no gradients are kept.
+        """Returns what the model says of the batch; no gradients are kept.
 
         TorchServe leaves calling an onnxruntime session to the handler; this calls it.
         """
@@ -232,7 +232,7 @@ class BaseHandler:
         raise NotImplementedError(f"{type(self).__name__} does not explain its predictions")
 
     def describe_handle(self) -> Any:
-        """What `GET /models/M?customized=true` shows; handlers override it."""
+        """Returns what `GET /models/M?customized=true` shows; handlers override it."""
         return None
 
     def _is_explain(self) -> bool:
@@ -246,7 +246,7 @@ class BaseHandler:
 
 
 def _pick_device(gpu_id: Any) -> torch.device:
-    """The GPU of this worker if there is one, else the CPU."""
+    """Returns the GPU of this worker if there is one, else the CPU."""
     if gpu_id is None:
         return torch.device("cpu")
     if torch.cuda.is_available():

@@ -51,7 +51,7 @@ class DataParallel:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rows")
 
     def __call__(self, batch: torch.Tensor) -> Any:
-        """The model's answer; without gradients, where there is more than one part.
+        """Returns the model's answer; without gradients, where there is more than one part.
 
         Raises:
             TypeError: an answer that has no rows.

@@ -30,7 +30,7 @@ class ImageClassifier(VisionHandler):
         self.topk = topk
 
     def get_max_result_classes(self) -> int:
-        """How many classes an answer names."""
+        """Returns how many classes an answer names."""
         return self.topk
 
     @timed

@@ -42,7 +42,7 @@ _UNREADABLE = (
 def open_image(
     value: Any, short_side: int | None = None, *, keep_grey: bool = False
 ) -> Image.Image:
-    """The first frame as RGB: from bytes, or from text in base64.
+    """Returns the first frame as RGB: from bytes, or from text in base64.
 
     TorchServe does not convert, so that CMYK or transparent images fail there, and grey ones where
     three channels are wanted; with `keep_grey` those stay grey: 8 bits, whatever they had, and

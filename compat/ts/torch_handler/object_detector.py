@@ -27,14 +27,17 @@ class ObjectDetector(VisionHandler):
         return torch.stack(images) if is_uniform else images
 
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the model says: of torchvision's, one {"boxes", "labels", "scores"} per image."""
+        """Returns what the model says.
+
+        Of torchvision's, one {"boxes", "labels", "scores"} per image.
+        """
         if not isinstance(data, list):
             return super().inference(data, *args, **kwargs)
         with torch.inference_mode():
             return self.model([image.to(self.device) for image in data], *args, **kwargs)
 
     def postprocess(self, data: Any) -> list[Any]:
-        """The detections of each image that are at least as likely as `threshold`."""
+        """Returns the detections of each image that are at least as likely as `threshold`."""
         # A scripted detector answers (losses, detections). Not in `inference`: handlers extend this
         # class for models whose answers are tuples of another kind, and read them here.
         rows = data[1] if isinstance(data, tuple) else data

@@ -14,7 +14,7 @@ def has_too_many_pixels(error: Exception) -> bool:
 
 
 def too_many_pixels() -> PredictionException:
-    """The answer to such an image, status 400."""
+    """Returns the answer to such an image, status 400."""
     limit = sys.modules["PIL.Image"].MAX_IMAGE_PIXELS
     return PredictionException(
         f"Input is not a readable image: it has more than {limit} pixels (max_image_pixels).", 400

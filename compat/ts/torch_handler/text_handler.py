@@ -36,7 +36,7 @@ class TextHandler(BaseHandler):
         self.tokenizer = get_tokenizer(BASIC_ENGLISH)
 
     def initialize(self, context: Any) -> None:
-        """The model and its vocabulary are loaded.
+        """Loads the model and its vocabulary.
 
         Raises:
             FileNotFoundError: no source_vocab.pt in the model's folder.
@@ -55,12 +55,12 @@ class TextHandler(BaseHandler):
             ) from error
 
     def get_source_vocab_path(self, context: Any) -> str:
-        """Where the vocabulary is: `sourceVocab` of the manifest, else source_vocab.pt."""
+        """Returns where the vocabulary is: `sourceVocab` of the manifest, else source_vocab.pt."""
         name = context.manifest["model"].get("sourceVocab", "source_vocab.pt")
         return str(Path(context.system_properties["model_dir"]) / name)
 
     def get_token_number(self, token: str) -> int:
-        """The token's number; unknown tokens share that of `<unk>`, 0 without it."""
+        """Returns the token's number; unknown tokens share that of `<unk>`, 0 without it."""
         unknown = self.source_vocab.get(UNKNOWN_TOKEN, 0)
         return int(self.source_vocab.get(token, unknown))
 

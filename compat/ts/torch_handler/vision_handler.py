@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from ts.handler_utils.timer import timed
+from ts.torch_handler import acceleration
 from ts.torch_handler.acceleration.gpu_jpegs import JpegDecoder, on_tensors, read_decoder
 from ts.torch_handler.acceleration.grey_images import keeps_grey
 from ts.torch_handler.acceleration.pixel_steps import PixelSteps, divide_steps
@@ -39,6 +40,7 @@ class VisionHandler(BaseHandler):
 
     # Nothing is set in a constructor: handlers exist that do not call it.
     _gpu_jpegs: JpegDecoder | None = None
+    _is_accelerated = True
 
     @functools.cached_property
     def _decoders(self) -> ThreadPoolExecutor:
@@ -46,15 +48,18 @@ class VisionHandler(BaseHandler):
         return ThreadPoolExecutor(decoder_count(), thread_name_prefix="decode")
 
     def initialize(self, context: Any) -> None:
-        """The model is on its device, and made ready for inference where that is known to be safe.
+        """Loads the model onto its device and prepares it where that is known to be safe.
 
         By default only for the built-in handlers as they are: one of your own may look into the
         model. `prepare: true` in model-config.yaml says that it does not; `false` leaves every
         model as it came. `dtype: bfloat16` or `float16` computes in half precision; with
-        `jpeg_decoder: gpu` the GPU reads JPEGs.
+        `jpeg_decoder: gpu` the GPU reads JPEGs. `acceleration: off` turns all of that off.
         """
         super().initialize(context)
         config = self.model_yaml_config
+        self._is_accelerated = acceleration.is_on(config)
+        if not self._is_accelerated:
+            return
         if read_decoder(config.get("jpeg_decoder", "cpu")) == "gpu":
             self._gpu_jpegs = self._jpeg_decoder()
         is_built_in = type(self).__module__.startswith("ts.")
@@ -120,12 +125,12 @@ class VisionHandler(BaseHandler):
 
     @property
     def _steps(self) -> PixelSteps | None:
-        """What a GPU does to all images at once, if there is one and such steps.
+        """Returns what a GPU does to all images at once, if there is one and such steps.
 
         Asked for anew each time: a handler may set `image_processing` whenever it likes. On a
         processor each image is one thread's work.
         """
-        if not self._is_on_gpu:
+        if not self._is_on_gpu or not self._is_accelerated:
             return None
         return divide_steps(self.image_processing)
 
@@ -137,14 +142,14 @@ class VisionHandler(BaseHandler):
         return steps.together(batch) if steps else batch  # type: ignore[no-any-return]
 
     def _finished(self, images: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Each image on the device, after its last step."""
+        """Returns each image on the device, after its last step."""
         steps, found = self._steps, [image.to(self.device) for image in images]
         if steps is None:
             return found
         return [steps.together(one) if one.dtype == torch.uint8 else one for one in found]
 
     def _on_device(self, images: list[torch.Tensor]) -> torch.Tensor:
-        if not self._is_on_gpu:
+        if not self._is_on_gpu or not self._is_accelerated:
             return torch.stack(images).to(self.device)
         if any(image.is_cuda for image in images):
             return torch.stack([image.to(self.device) for image in images])
@@ -164,8 +169,8 @@ class VisionHandler(BaseHandler):
         return [next(others) if image is None else image for image in images]
 
     def _decoded(self, values: list[Any]) -> list[torch.Tensor]:
-        if len(values) == 1:
-            return [self._image(values[0])]
+        if len(values) == 1 or not self._is_accelerated:
+            return [self._image(value) for value in values]
         return list(self._decoders.map(self._image_alone, values))
 
     def _image_alone(self, value: Any) -> torch.Tensor:
@@ -213,7 +218,9 @@ class VisionHandler(BaseHandler):
 
 
 def decoder_count() -> int:
-    """How many threads read images: a worker's share of the cores, which may feed a whole GPU.
+    """Returns how many threads read images.
+
+    A worker's share of the cores, which may feed a whole GPU.
 
     Or a few more, as workers seldom read at the same moment, and none of these threads spins.
     """

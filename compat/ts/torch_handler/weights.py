@@ -29,7 +29,7 @@ _STARTED_S = time.time()  # noqa: TID251
 
 
 def load_state(model: Any, path: str, model_dir: str, device: torch.device | str | None) -> None:
-    """The model has the weights of a state dict; on the CPU, workers of one host share the memory.
+    """Loads a state dict into the model; on the CPU, workers of one host share the memory.
 
     Handlers may call this before they have a device: weights then go to where they were saved, and
     are not mapped. A checkpoint that wants to run code when it is loaded is refused.
@@ -42,7 +42,7 @@ def load_state(model: Any, path: str, model_dir: str, device: torch.device | str
 
 
 def _may_be_mapped(path: str, model_dir: str, device: torch.device) -> bool:
-    """Whether the weights may stay in the file, because nobody will write to it.
+    """Returns whether the weights may stay in the file, because nobody will write to it.
 
     Whoever did would change the answers or, by shortening it, kill the process; deleting it is
     harmless. An unpacked archive is written once; a folder in the model store is linked to and
@@ -59,7 +59,7 @@ def _may_be_mapped(path: str, model_dir: str, device: torch.device) -> bool:
 
 
 def _is_plain_zip(file: Path) -> bool:
-    """Whether its tensors can be mapped: torch.save's zip format, not compressed."""
+    """Returns whether its tensors can be mapped: torch.save's zip format, not compressed."""
     if not zipfile.is_zipfile(file):
         return False
     with zipfile.ZipFile(file) as bundle:
@@ -87,7 +87,7 @@ def _is_same(weight: torch.Tensor, mapped: Any) -> bool:
 
 
 def give_back_memory() -> None:
-    """What was used and freed since is the system's again, where the C library is glibc.
+    """Gives freed memory back to the system, where the C library is glibc.
 
     It would keep the small pieces, which of a network's weights come to as much as the network. Of
     a GPU torch would keep what warming up has used, and other workers' models want it.
@@ -99,7 +99,7 @@ def give_back_memory() -> None:
 
 
 def load_torchscript(path: str, device: torch.device) -> Any:
-    """The scripted or traced module on this device, its TensorRT engines too.
+    """Returns the scripted or traced module on this device, its TensorRT engines too.
 
     Raises:
         ImportError: it has such engines, and torch_tensorrt is not installed.
@@ -118,7 +118,7 @@ def load_torchscript(path: str, device: torch.device) -> Any:
 
 
 def load_onnx(path: str, device: torch.device) -> Any:
-    """An onnxruntime session on this worker's share of the cores, or on its GPU.
+    """Returns an onnxruntime session on this worker's share of the cores, or on its GPU.
 
     Raises:
         RuntimeError: onnxruntime is not installed.
@@ -137,7 +137,7 @@ def load_onnx(path: str, device: torch.device) -> Any:
 
 
 def run_onnx(session: Any, data: Any) -> Any:
-    """What an onnxruntime session says of the batch.
+    """Returns what an onnxruntime session says of the batch.
 
     Args:
         session: as from `load_onnx`.
@@ -156,7 +156,7 @@ def run_onnx(session: Any, data: Any) -> Any:
 
 
 def load_pt2(path: str, device: torch.device) -> Any:
-    """A callable from a .pt2 file: torch.export's graph, or AOTInductor's compiled package.
+    """Returns a callable from a .pt2 file: torch.export's graph, or AOTInductor's compiled package.
 
     Raises:
         RuntimeError: neither, or one that wants to unpickle more than weights.
@@ -177,7 +177,7 @@ def load_pt2(path: str, device: torch.device) -> Any:
 
 
 def load_aot_library(path: str, device: torch.device) -> Any:
-    """A callable from the .so file that `torch._export.aot_compile` wrote."""
+    """Returns a callable from the .so file that `torch._export.aot_compile` wrote."""
     if device.type == "cuda":
         # The loader knows no device number.
         torch.cuda.set_device(device)

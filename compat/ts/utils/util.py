@@ -52,7 +52,7 @@ class PT2Backend(StrEnum):
 
 
 def check_valid_pt2_backend(backend: str) -> bool:
-    """Whether torch.compile knows a backend of this name; logged when not."""
+    """Returns whether torch.compile knows a backend of this name; logged when not."""
     is_known = backend in set(PT2Backend)
     if not is_known:
         logger.warning("%s is not a supported torch.compile backend", backend)
@@ -60,7 +60,7 @@ def check_valid_pt2_backend(backend: str) -> bool:
 
 
 def get_yaml_config(yaml_file_path: str | Path) -> Any:
-    """What a YAML file holds.
+    """Returns what a YAML file holds.
 
     Raises:
         OSError: it cannot be read.
@@ -70,7 +70,7 @@ def get_yaml_config(yaml_file_path: str | Path) -> Any:
 
 
 def list_classes_from_module(module: ModuleType, parent_class: type | None = None) -> list[type]:
-    """The classes that a module defines itself, in the order of their names."""
+    """Returns the classes that a module defines itself, in the order of their names."""
     return [
         member
         for _, member in inspect.getmembers(module, inspect.isclass)

@@ -1,1 +1,17 @@
-"""Makes TorchServe's image handlers faster at equal answers."""
+"""Makes the built-in image handlers faster at equal answers; one switch turns all of it off."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+# The setting `acceleration`, as worker processes are told.
+VARIABLE = "FERRY_ACCELERATION"
+_OFF = (False, "off")  # YAML reads a plain `off` as false
+
+
+def is_on(config: Mapping[str, Any]) -> bool:
+    """Returns whether a model is accelerated, by its model-config.yaml and the server's setting.
+
+    Either can turn it off; neither turns on what the other has turned off.
+    """
+    return config.get("acceleration", "on") not in _OFF and os.environ.get(VARIABLE) != "off"

@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
 
 def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there is a oneDNN for this device that computes in `dtype`."""
+    """Returns whether there is a oneDNN for this device that computes in `dtype`."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     name = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
@@ -58,7 +58,7 @@ def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
 def fuse_convolutions(
     model: torch.jit.ScriptModule, example: torch.Tensor, calls: Sequence[Call]
 ) -> Any | None:
-    """The model with each convolution, and the sum and relu behind it, as one operation.
+    """Returns the model with each convolution, and the sum and relu behind it, as one operation.
 
     Weights are in oneDNN's layout where all `calls` want the same one.
 
@@ -117,7 +117,7 @@ class _Layouts:
         self._has_one: dict[str, bool] = {}
 
     def packed(self, convolution: Node, size: list[int]) -> torch.Tensor | None:
-        """The weight in the layout that every call wants; None if there is no such one.
+        """Returns the weight in the layout that every call wants; None if there is no such one.
 
         Bringing it from one such layout to another is far slower than from the plain one.
         """
@@ -206,7 +206,7 @@ def _is_plain(convolution: Node, sizes: Sizes) -> bool:
 
 
 def _summand(addition: Node, convolution: Node, sizes: Sizes) -> Value | None:
-    """What is added to the convolution, if that is a tensor of its size."""
+    """Returns what is added to the convolution, if that is a tensor of its size."""
     first, second, factor = addition.inputs()
     result = convolution.output().debugName()
     other = second if first.debugName() == result else first
@@ -254,12 +254,12 @@ def _insert_packed(graph: Graph, packed: torch.Tensor) -> Value:
 
 
 def _of_kind(graph: Graph, kind: str) -> list[Node]:
-    """The nodes of this kind outside of branches and loops."""
+    """Returns the nodes of this kind outside of branches and loops."""
     return [node for node in graph.nodes() if node.kind() == kind]
 
 
 def _writes(block: Any) -> bool:
-    """Whether any operation in it or in its branches and loops changes a tensor."""
+    """Returns whether any operation in it or in its branches and loops changes a tensor."""
     return any(
         "!" in node.schema() or any(_writes(inner) for inner in node.blocks())
         for node in block.nodes()
@@ -267,7 +267,7 @@ def _writes(block: Any) -> bool:
 
 
 def _sizes(graph: Graph, example: torch.Tensor) -> Sizes:
-    """How large the tensors are for an input as the example, as far as torch can tell."""
+    """Returns how large the tensors are for an input as the example, as far as torch can tell."""
     (source,) = graph.inputs()
     source.setType(_C.TensorType.create_from_tensor(example))
     _run_pass("propagate_shapes_on_graph", graph)

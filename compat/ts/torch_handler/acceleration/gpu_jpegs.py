@@ -21,7 +21,7 @@ DECODERS = ("cpu", "gpu")
 
 
 def read_decoder(name: object) -> str:
-    """Who decodes, as `jpeg_decoder` in model-config.yaml says.
+    """Returns who decodes, as `jpeg_decoder` in model-config.yaml says.
 
     Raises:
         ValueError: there is no such one.
@@ -32,7 +32,10 @@ def read_decoder(name: object) -> str:
 
 
 def on_tensors(processing: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The same steps for uint8 [3, height, width] as for a Pillow image; None if one cannot."""
+    """Returns the same steps for uint8 [3, height, width] as for a Pillow image.
+
+    None if one cannot.
+    """
     if not isinstance(processing, transforms.Compose):
         return None
     steps = [
@@ -76,7 +79,7 @@ class JpegDecoder:
         return images
 
     def decode_all(self, contents: Sequence[bytes | bytearray]) -> list[torch.Tensor]:
-        """The images of JPEGs.
+        """Returns the images of JPEGs.
 
         Raises:
             RuntimeError: one of them cannot be decoded, or none can be here.

@@ -29,7 +29,10 @@ def _is_built_in(handler: Any) -> bool:
 
 
 def _means(processing: Any) -> Iterator[int]:
-    """How many means each Normalize among the steps has. One is for any number of channels."""
+    """Returns how many means each Normalize among the steps has.
+
+    One is for any number of channels.
+    """
     steps = getattr(processing, "transforms", None)
     if steps is None and isinstance(processing, torch.nn.Sequential):
         steps = processing
@@ -40,7 +43,10 @@ def _means(processing: Any) -> Iterator[int]:
 
 
 def _inputs(model: Any) -> Iterator[int]:
-    """How many channels the first convolution takes; nothing where there is none to be seen."""
+    """Returns how many channels the first convolution takes.
+
+    Nothing where there is none to be seen.
+    """
     if not isinstance(model, torch.nn.Module):
         return
     for weight in model.parameters():

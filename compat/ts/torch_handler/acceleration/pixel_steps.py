@@ -38,7 +38,9 @@ class PixelSteps:
 
 
 def divide_steps(processing: Any) -> PixelSteps | None:
-    """The two halves; None without a ToTensor, or where a later step treats pixels differently.
+    """Returns the two halves.
+
+    None without a ToTensor, or where a later step treats pixels differently.
 
     Until the end the pixels are bytes, a quarter of what there is to copy to a GPU.
     """

@@ -10,7 +10,7 @@ ROUNDS = 20
 
 
 def read_dtype(name: object) -> torch.dtype:
-    """The precision that `dtype` in model-config.yaml asks for.
+    """Returns the precision that `dtype` in model-config.yaml asks for.
 
     Raises:
         ValueError: there is no such one.

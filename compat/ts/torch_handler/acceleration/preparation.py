@@ -59,7 +59,7 @@ def prepare(
     dtype: torch.dtype,
     batch_size: int,
 ) -> Model | None:
-    """The model made ready, or None where it gains nothing or resists.
+    """Returns the model made ready, or None where it gains nothing or resists.
 
     Args:
         model: the model as it came.
@@ -111,7 +111,7 @@ def _warn_if_slower(dtype: torch.dtype) -> None:
 
 
 def warm_up_sizes(batch_size: int, device: torch.device) -> list[int]:
-    """How many rows the batches have that a model is warmed up with.
+    """Returns how many rows the batches have that a model is warmed up with.
 
     On a GPU also each power of two: cuDNN picks another kernel for another size, and the first call
     of a kernel loads it. The full batch comes first: TorchScript compiles the first sizes for
@@ -156,7 +156,7 @@ def _frozen(model: Any, dtype: torch.dtype) -> Any:
 
 
 def _fused(model: Any, example: torch.Tensor, batch_size: int) -> Any:
-    """The frozen model with fused convolutions; as it is where it has none, or resists.
+    """Returns the frozen model with fused convolutions; as it is where it has none, or resists.
 
     Args:
         model: in its precision and layout, as the example is.
@@ -182,12 +182,12 @@ def _fused(model: Any, example: torch.Tensor, batch_size: int) -> Any:
 
 
 def computed(model: Model, dtype: torch.dtype, batch: torch.Tensor) -> Any:
-    """The model's answer, in float32, to a batch that is first brought to its precision."""
+    """Returns the model's answer, in float32, to a batch that is first brought to its precision."""
     return _as_float32(model(batch.to(dtype, memory_format=torch.channels_last)))
 
 
 def divided(model: Model, example: torch.Tensor, batch_size: int, tolerance: float) -> Model:
-    """The model, run over parts of a batch in parallel.
+    """Returns the model, run over parts of a batch in parallel.
 
     As it is where that is slower, or where a row's answer depends on the rows beside it.
 

@@ -38,7 +38,7 @@ def short_side_after(processing: Any) -> int | None:
 
 
 def is_too_thin(size: tuple[int, int], short_side: int | None) -> bool:
-    """Whether an image of this size has more pixels than are allowed once it is scaled.
+    """Returns whether an image of this size has more pixels than are allowed once it is scaled.
 
     Args:
         size: width and height, in pixels.

@@ -23,6 +23,7 @@ METRICS = ROOT / "tests" / "conformance" / "recordings" / "main" / "metrics.json
 VERDICTS = {"same", "better", "left out"}
 # Settings that TorchServe does not have.
 OWN_KEYS = {
+    "acceleration",
     "access_log",
     "allow_open_management",
     "config_snapshots",
