@@ -15,9 +15,9 @@ def openings():
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    if text := ast.get_docstring(node):
-                        yield f"{path.relative_to(ROOT)}:{node.lineno}", text.split()[0]
+                is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                if is_function and (text := ast.get_docstring(node)):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", text.split()[0]
 
 
 def test_few_docstrings_open_without_a_verb():
