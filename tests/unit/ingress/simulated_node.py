@@ -91,7 +91,10 @@ class SimulatedNode:
         verbs = NodeQueue(client, int(DEAD_AFTER_S * 1000))
         while not self._stop.is_set():
             await join(
-                verbs, NodeStatus("node-a", "host", 1, "2026-01-01", wire_version=WIRE_VERSION)
+                verbs,
+                NodeStatus(
+                    "node-a", "host", 1, "2026-01-01T00:00:00.000Z", wire_version=WIRE_VERSION
+                ),
             )
             self._joined.set()
             specs = registry.specs()
