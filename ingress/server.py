@@ -15,7 +15,6 @@ from functools import partial
 import uvloop
 
 from batching.errors import StoreUnavailable
-from batching.metrics.declared import read_metrics_config
 from batching.process.daemon_thread import in_daemon_thread
 from batching.process.entry_point import exit_code_for
 from batching.process.logs import configure_logging
@@ -23,14 +22,6 @@ from batching.process.readiness import Launch, launch, notify_ready
 from batching.process.stop_signals import StopEvents
 from batching.settings.settings import Settings, SettingsError
 from batching.store.background_tasks import keep_going
-from batching.store.clients import connect, store_url
-from batching.store.ingress_side.broker import Broker
-from batching.store.measurements import read_metrics
-from batching.store.outage_log import OutageLog
-from batching.store.registry.catalog import Catalog
-from batching.store.registry.control_queue import ControlQueue
-from batching.store.registry.downloads import Downloads
-from batching.store.registry.registry import Registry
 from batching.store.registry.startup_marks import StartupMarks
 from batching.store.server_check import check_server
 from ingress.access.authorizer import Authorizer
@@ -38,17 +29,13 @@ from ingress.access.certificate import Certificate
 from ingress.access.key_file import KeyFile
 from ingress.access.middleware import AccessMiddleware, added_headers, cors_headers
 from ingress.file_watcher import watch_open_files
-from ingress.health import Health, Lifecycle
 from ingress.http1.exchange import Application
 from ingress.listeners import Address, Listener, certificate_of, listener_table
-from ingress.metrics.handler_metrics import HandlerMetrics
-from ingress.metrics.ingress_metrics import Metrics
 from ingress.metrics.stale_series import StaleSeries
-from ingress.metrics.torchserve_metrics import LEGACY
 from ingress.models.registrar import Registrar
 from ingress.models.snapshot_writer import SnapshotWriter
 from ingress.models.startup_models import StartupLoader
-from ingress.predictions.prediction_service import PredictionService
+from ingress.parts import IngressParts, open_keys
 from ingress.predictions.router import InferenceRouter
 from ingress.rest.app import create_app
 from ingress.rest.wsgi_bridge import WsgiBridge
@@ -59,9 +46,6 @@ log = logging.getLogger(__name__)
 
 # Per listener: registrations that wait for workers must not keep a probe from its thread.
 _BRIDGE_THREADS = 32
-
-# Orchestrators give a probe one second.
-_PROBE_TIMEOUT_S = 0.5
 
 # A Redis that has gone must not keep the last snapshot waiting.
 _SNAPSHOT_S = 1.0
@@ -87,7 +71,7 @@ def run(settings: Settings) -> int:
         check_server(settings)
         if certificate is not None:
             certificate.open()
-        return uvloop.run(_Ingress(settings, _open_keys(settings), certificate).serve(table))
+        return uvloop.run(_Ingress(settings, open_keys(settings), certificate).serve(table))
     except SettingsError as error:
         log.error("cannot start: %s", error)
         return exit_code_for(error)
@@ -102,46 +86,22 @@ class _Ingress:
         self._settings = settings
         self._keys = keys
         self._certificate = certificate
-        self._lifecycle = Lifecycle()
-        self._metrics = Metrics(
-            is_logging=settings.is_logging_metrics,
-            unlogged=LEGACY if settings.metrics_mode == "legacy" else (),
-        )
-        url = store_url(settings)
-        client = connect(url)
-        self._registry = Registry(client, dead_after_s=settings.dead_after_s)
-        self._control = ControlQueue(client)
-        self._downloads = Downloads(client)
-        self._marks = StartupMarks(client)
+        self._parts = parts = IngressParts(settings, keys)
+        self._marks = StartupMarks(parts.client)
         self._launch = launch()
-        self._outage = outage = OutageLog(log, settings.redis_url)
-        self._catalog = Catalog(self._registry, url, outage)
-        self._broker = Broker(url, outage, dead_after_s=settings.dead_after_s)
-        probe_client = connect(url, socket_timeout_s=_PROBE_TIMEOUT_S)
-        self._probe_registry = Registry(probe_client, dead_after_s=settings.dead_after_s)
-        self._metrics.watch(
-            self._probe_registry, lambda: self._broker.waiting, self._broker.resubmitted
-        )
-        self._metrics.registry.register(
-            HandlerMetrics(
-                self._probe_registry,
-                lambda key: read_metrics(probe_client, key),
-                read_metrics_config(settings.metrics_config),
-            )
-        )
         self._snapshots: SnapshotWriter | None = None
         if settings.snapshot_dir is not None:
-            self._snapshots = SnapshotWriter(self._registry, settings, settings.snapshot_dir)
+            self._snapshots = SnapshotWriter(parts.registry, settings, settings.snapshot_dir)
         self._signals = StopEvents()
 
     async def serve(self, table: dict[Address, frozenset[Role]]) -> int:
         """Returns the exit code after a drain."""
         loop = asyncio.get_running_loop()
         self._signals.listen()
-        services = self._services(loop)
+        services = self._parts.services(loop)
         # Before the ports open.
-        self._lifecycle.is_loading = await asyncio.to_thread(self._has_to_load)
-        await self._catalog.start()
+        self._parts.lifecycle.is_loading = await asyncio.to_thread(self._has_to_load)
+        await self._parts.start()
         tls = None if self._certificate is None else self._certificate.context
         edges = {
             address: self._edge(self._application(services, roles))
@@ -163,41 +123,20 @@ class _Ingress:
         finally:
             for task in tasks:
                 task.cancel()
-            await self._broker.close()
-            await self._catalog.close()
+            await self._parts.close()
 
     def _background(self, services: Services) -> Iterator[Coroutine[None, None, None]]:
         yield self._load_models(services)
-        sweeper = StaleSeries(self._probe_registry, self._metrics)
+        sweeper = StaleSeries(self._parts.probe_registry, self._parts.metrics)
         yield keep_going(sweeper.run, "of the series sweeper")
         yield keep_going(watch_open_files, "of the ingress")
         if self._certificate is not None:
             yield keep_going(self._certificate.follow, "of the certificate")
 
-    def _services(self, loop: asyncio.AbstractEventLoop) -> Services:
-        return Services(
-            settings=self._settings,
-            registry=self._registry,
-            health=Health(self._probe_registry, self._lifecycle),
-            control=self._control,
-            downloads=self._downloads,
-            predictor=PredictionService(
-                self._catalog,
-                self._broker,
-                self._metrics,
-                is_open_inference=self._settings.open_inference_rows,
-            ),
-            metrics=self._metrics,
-            lifecycle=self._lifecycle,
-            loop=loop,
-            keys=self._keys,
-            outage=self._outage,
-        )
-
     def _edge(self, app: Application) -> AccessMiddleware:
         return AccessMiddleware(
             app,
-            self._metrics.torchserve.count_answer,
+            self._parts.metrics.torchserve.count_answer,
             added_headers=added_headers(self._settings),
             is_logging=self._settings.access_log,
             # The document that is the answer else needs a key, where tokens are on.
@@ -231,7 +170,7 @@ class _Ingress:
         if not self._is_told_to_load():
             return False
         with contextlib.suppress(StoreUnavailable):
-            return not self._probe_registry.snapshot()
+            return not self._parts.probe_registry.snapshot()
         return True
 
     def _is_told_to_load(self) -> bool:
@@ -252,7 +191,7 @@ class _Ingress:
                 ).load
                 failures = await in_daemon_thread(load)
         finally:
-            self._lifecycle.is_loading = False
+            self._parts.lifecycle.is_loading = False
         if self._snapshots is not None:
             # One that is started again cannot know whether the snapshot was restored as a whole.
             is_known = self._launch is not Launch.AGAIN
@@ -261,8 +200,8 @@ class _Ingress:
         notify_ready(failures)
 
     async def _drain(self, listeners: list[Listener]) -> int:
-        log.info("draining open=%d", self._broker.waiting)
-        self._lifecycle.is_draining = True
+        log.info("draining open=%d", self._parts.broker.waiting)
+        self._parts.lifecycle.is_draining = True
         forced = asyncio.create_task(self._signals.hurry.wait())
         # Load balancers look elsewhere once readiness is false, but not at once.
         await asyncio.wait({forced}, timeout=self._settings.drain_delay_s)
@@ -276,12 +215,12 @@ class _Ingress:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not closed.done():
-                if waiting := self._broker.waiting:
+                if waiting := self._parts.broker.waiting:
                     log.warning("refusing open=%d", waiting)
                 else:
                     # Nothing of theirs is at work: they send or read too slowly, or not at all.
                     log.warning("cutting off clients=%d", sum(one.clients for one in listeners))
-                await self._broker.close()
+                await self._parts.broker.close()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(closed), _REFUSAL_S)
         finally:
@@ -292,15 +231,6 @@ class _Ingress:
                 await asyncio.wait_for(in_daemon_thread(self._snapshots.close), _SNAPSHOT_S)
         log.info("stopped")
         return _EXIT_FORCED if self._signals.hurry.is_set() else 0
-
-
-def _open_keys(settings: Settings) -> KeyFile | None:
-    path = settings.keys_path()
-    if path is None:
-        return None
-    keys = KeyFile(path.absolute(), lifetime_min=settings.token_expiration_min)
-    keys.open()
-    return keys
 
 
 def _calm_collector() -> None:

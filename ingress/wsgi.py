@@ -1,0 +1,83 @@
+"""The ingress for any WSGI server: `gunicorn ingress.wsgi:app`, `flask --app ingress.wsgi run`.
+
+Settings come from `FERRY_...` variables and `REDIS_URL`; the server decides where it listens. One
+address serves predictions and, unless `enable_metrics_api` is off, metrics. It serves management
+only where that is safe: with tokens, or with `FERRY_ALLOW_OPEN_MANAGEMENT=true`. `ferry up` and
+`ferry ingress` have a faster front, on which a waiting prediction costs no thread.
+"""
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Iterable
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+from flask import Flask
+
+from batching.process.logs import configure_logging
+from batching.settings.loading import load_settings
+from batching.settings.settings import Settings, SettingsError
+from batching.store.server_check import check_server
+from ingress.access.key_file import KeyFile
+from ingress.parts import IngressParts, open_keys
+from ingress.rest.app import create_app as create_rest_app
+from ingress.role import Role
+
+_CLOSE_S = 2.0
+
+
+def create_app() -> Flask:
+    """Builds the Flask application in this process; not to be called before a fork.
+
+    Raises:
+        SettingsError: a setting is wrong, or no Redis is named.
+    """
+    settings, _ = load_settings()
+    if not settings.redis_url:
+        raise SettingsError("no Redis is named: set FERRY_REDIS_URL or REDIS_URL")
+    configure_logging(settings.log_level)
+    check_server(settings)
+    keys = open_keys(settings)
+    parts = IngressParts(settings, keys)
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="predictions", daemon=True).start()
+    asyncio.run_coroutine_threadsafe(parts.start(), loop).result()
+
+    def close() -> None:
+        closing = asyncio.run_coroutine_threadsafe(parts.close(), loop)
+        closing.exception(_CLOSE_S)
+        loop.call_soon_threadsafe(loop.stop)
+
+    atexit.register(close)
+    return create_rest_app(parts.services(loop), _roles(settings, keys))
+
+
+def _roles(settings: Settings, keys: KeyFile | None) -> frozenset[Role]:
+    roles = {Role.INFERENCE}
+    if settings.enable_metrics_api:
+        roles.add(Role.METRICS)
+    if keys is not None or settings.allow_open_management:
+        roles.add(Role.MANAGEMENT)
+    return frozenset(roles)
+
+
+class _AppPerProcess:
+    """Builds the application with the first request of each process.
+
+    A server may import this module before it forks, and no thread or connection survives a fork.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._app: Flask | None = None
+        self._pid = 0
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        with self._lock:
+            if self._app is None or self._pid != os.getpid():
+                self._app, self._pid = create_app(), os.getpid()
+        return self._app(environ, start_response)
+
+
+app = _AppPerProcess()

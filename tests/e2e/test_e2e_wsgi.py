@@ -1,0 +1,122 @@
+"""Another WSGI server answers predictions as TorchServe did: `gunicorn ingress.wsgi:app`."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.conformance.archives import fill_store
+from tests.conformance.case_list import load_scenes, properties_of
+from tests.conformance.compare import differences
+from tests.conformance.driving import drive
+from tests.conformance.test_conformance import RECORDED, target_of
+from tests.e2e.ferry_process import FerryProcess, FerryServer
+from tests.ports import free_ports
+from tests.support import came_true
+from tests.topology.whole_suite import own_redis
+
+BIN = Path(sys.executable).parent
+# What handlers are given, what becomes of their answers, and of their failures.
+PREDICTIONS = ("rows", "answers", "failures")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def variables_of(scene: str) -> dict[str, str]:
+    lines = [line for line in properties_of(scene).splitlines() if "=" in line]
+    pairs = [line.split("=", 1) for line in lines if not line.startswith("#")]
+    return {f"FERRY_{key.upper()}": value for key, value in pairs if key != "load_models"}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[FerryServer, str]]:
+    """`ferry up`, which registers models and runs them, and the Redis that it uses."""
+    config = tmp_path / "config.properties"
+    config.write_text(properties_of("main"))
+    (tmp_path / "store").mkdir()
+    fill_store(tmp_path / "store", tmp_path / "scratch")
+    with own_redis() as url:
+        running = FerryServer(tmp_path, "--config", str(config), "--redis-url", url)
+        running.wait_started()
+        try:
+            yield running, url
+        finally:
+            running.process.kill()
+
+
+def launch(folder: Path, port: int, url: str, program: str) -> FerryProcess:
+    words = {
+        "gunicorn": ["--bind", f"127.0.0.1:{port}", "--threads", "8", "--preload"],
+        "flask": ["--app", "ingress.wsgi", "run", "--port", str(port)],
+    }[program]
+    arguments = [*words, "ingress.wsgi:app"] if program == "gunicorn" else words
+    environment = {**variables_of("main"), "FERRY_REDIS_URL": url}
+    process = FerryProcess(folder, arguments, program=BIN / program, environment=environment)
+    answers = lambda: is_up(f"http://127.0.0.1:{port}/livez")  # noqa: E731
+    if not came_true(lambda: process.has_ended() or answers(), 30):
+        process.kill()
+    assert not process.has_ended(), process.log()
+    return process
+
+
+def is_ours(difference: str) -> bool:
+    """Returns whether the application made the difference; connections are the WSGI server's."""
+    return "is_closed:" not in difference and "header connection:" not in difference
+
+
+def is_up(url: str) -> bool:
+    try:
+        return requests.get(url, timeout=5).status_code == 200
+    except requests.RequestException:
+        return False
+
+
+def test_gunicorn_answers_the_predictions_of_the_corpus(
+    server: tuple[FerryServer, str], tmp_path: Path
+) -> None:
+    # Given
+    running, url = server
+    port = free_ports(1)
+    process = launch(tmp_path, port, url, "gunicorn")
+    target = target_of(running, tmp_path)
+    cases = [case for case in load_scenes()["main"] if case.raw is None]
+    asked = [case for case in cases if case.group in PREDICTIONS]
+    last = cases.index(asked[-1])
+    try:
+        # When
+        others = replace(target, ports={**target.ports, "inference": port})
+        seen = drive(cases[: last + 1], others)
+        stopped = process.stop()
+    finally:
+        process.kill()
+    # Then
+    found = {
+        case.id: differences(RECORDED[case.id]["answers"], seen[case.id], case.differs)
+        for case in asked
+    }
+    wrong = {name: left for name, lines in found.items() if (left := list(filter(is_ours, lines)))}
+    assert wrong == {}
+    assert len(asked) > 50
+    assert stopped.exit_code == 0
+
+
+def test_flask_runs_it_and_management_stays_closed(
+    server: tuple[FerryServer, str], tmp_path: Path
+) -> None:
+    # Given
+    _, url = server
+    port = free_ports(1)
+    # When
+    process = launch(tmp_path, port, url, "flask")
+    try:
+        answers = [
+            requests.get(f"http://127.0.0.1:{port}{path}", timeout=10).status_code
+            for path in ("/ping", "/readyz", "/metrics", "/models")
+        ]
+    finally:
+        process.kill()
+    # Then
+    assert answers[2:] == [200, 404]
