@@ -378,6 +378,7 @@ def test_bench_says_that_it_does_not_know_how_large_batches_were(target, tmp_pat
     assert complaint in CliRunner().invoke(main, url).stderr
 
 
+@pytest.mark.usefixtures("hears_interrupt")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_figures_so_far_are_printed_when_a_sweep_is_interrupted(target, tmp_path, number):
     # Given
