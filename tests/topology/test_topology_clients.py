@@ -15,8 +15,8 @@ from batching.settings.settings import Settings
 from batching.store.clients import at, close_unused, connect, connect_async, for_rq, store_url
 from batching.store.cluster import deployments
 from batching.store.ingress_side import ingress_queue as verbs_module
-from batching.store.ingress_side import version_channel as lane_module
 from batching.store.ingress_side.broker import Broker
+from batching.store.ingress_side.version_channel import Patience
 from batching.store.node_side import node_queue as node_verbs
 from batching.store.registry import changes
 from batching.store.registry.changes import changed_models
@@ -114,11 +114,10 @@ def test_clients_of_hash_tags_that_nobody_needs_are_closed(cluster: Cluster) -> 
 def test_ingress_keeps_no_client_of_versions_that_were_unregistered(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane_module, "AUDIT_S", 0.01)
     monkeypatch.setattr(verbs_module, "BLOCK_S", 0.01)
 
     async def run(registry: Registry) -> int:
-        broker = Broker(cluster.url, make_outage())
+        broker = Broker(cluster.url, make_outage(), patience=Patience(audit_s=0.01))
         # When versions come and go
         for number in range(10):
             spec = make_spec(model_version=str(number))

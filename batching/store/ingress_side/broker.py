@@ -12,7 +12,7 @@ from batching.store.clients import at, close_unused, connect_async
 from batching.store.ingress_side.ingress_queue import IngressQueue
 from batching.store.ingress_side.pending_request import ClientGone
 from batching.store.ingress_side.reply_stream import ReplyStream
-from batching.store.ingress_side.version_channel import VersionChannel
+from batching.store.ingress_side.version_channel import USUAL_PATIENCE, Patience, VersionChannel
 from batching.store.keys import VersionKeys
 from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
@@ -28,8 +28,16 @@ class Broker:
     for a minute are closed, and those of versions that have been unregistered.
     """
 
-    def __init__(self, redis_url: str, outage: OutageLog, *, dead_after_s: float = 3.0) -> None:
+    def __init__(
+        self,
+        redis_url: str,
+        outage: OutageLog,
+        *,
+        dead_after_s: float = 3.0,
+        patience: Patience = USUAL_PATIENCE,
+    ) -> None:
         self._outage = outage
+        self._patience = patience
         self._dead_after_ms = int(dead_after_s * 1000)
         self._ingress_id = uuid.uuid4().hex
         self._client = connect_async(redis_url)
@@ -110,7 +118,7 @@ class Broker:
 
     def _open_lane(self, key: VersionKey) -> VersionChannel:
         verbs = IngressQueue(self._client, key, self._ingress_id, self._dead_after_ms)
-        channel = self._channels[key] = VersionChannel(key, verbs, self._outage)
+        channel = self._channels[key] = VersionChannel(key, verbs, self._outage, self._patience)
         channel.resubmitted = self._resubmitted.get(key, 0)
         if self._closing is None or self._closing.done():
             self._closing = asyncio.create_task(self._close_unused())

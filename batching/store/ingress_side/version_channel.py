@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import cast
 
 from batching import errors
@@ -35,12 +36,27 @@ from batching.store.unavailable import queue_lost
 
 log = logging.getLogger(__name__)
 
-BACK_S = 3.0
-VERSION_PATIENCE_S = 1.5  # after Redis was emptied, a node restores the registry within a beat
-BEAT_PATIENCE_S = 1.0  # a worker that lives has beaten by then
-AUDIT_S = 0.5  # what Redis lost is noticed within twice this
-RESUBMIT_SHARE = 0.25  # of the deadline must be left
 MOST_IN_LOG = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Holds the time limits of a channel.
+
+    `back_s`: Redis counts as just back for this long. `version_s`: a refused submit is repeated for
+    this long, as a node restores an emptied registry within a beat. `beat_s`: a worker that lives
+    has beaten by then. `audit_s`: losses are noticed within twice this. `resubmit_share`: of the
+    deadline must be left for a lost request to be submitted again.
+    """
+
+    back_s: float = 3.0
+    version_s: float = 1.5
+    beat_s: float = 1.0
+    audit_s: float = 0.5
+    resubmit_share: float = 0.25
+
+
+USUAL_PATIENCE = Patience()
 
 _Body = Callable[[], Coroutine[None, None, None]]
 
@@ -48,9 +64,16 @@ _Body = Callable[[], Coroutine[None, None, None]]
 class VersionChannel:
     """Submits for one version and waits for the replies."""
 
-    def __init__(self, key: VersionKey, verbs: IngressQueue, outage: OutageLog) -> None:
+    def __init__(
+        self,
+        key: VersionKey,
+        verbs: IngressQueue,
+        outage: OutageLog,
+        patience: Patience = USUAL_PATIENCE,
+    ) -> None:
         self.resubmitted = 0
         self._key = key
+        self._patience = patience
         self._verbs = verbs
         self._outage = outage
         self._loop = asyncio.get_running_loop()
@@ -59,9 +82,9 @@ class VersionChannel:
         self._loops: dict[_Body, asyncio.Task[None] | None]
         self._loops = dict.fromkeys((self._flush, self._read, self._audit))
         self._drain_rate = DrainRate()
-        self._was_away_at = -BACK_S
+        self._was_away_at = -self._patience.back_s
         self._moved_at = 0.0
-        self._queued_at = -BACK_S
+        self._queued_at = -self._patience.back_s
         self._used_at = self._loop.time()
         self._background = BackgroundTasks()
         self._canceller = Canceller(verbs, self._deliver)
@@ -186,17 +209,19 @@ class VersionChannel:
         beaten yet. Or its clock has stepped, which makes all beats look old.
         """
         if code is SubmitCode.NO_VERSION:
-            return VERSION_PATIENCE_S
+            return self._patience.version_s
         if code not in (SubmitCode.NO_WORKER, SubmitCode.NO_BEAT, SubmitCode.NO_TICKET):
             return 0.0
         now_s = self._loop.time()
         # A model that had to be looked up has no channel, and others have noticed.
-        is_back = now_s - self._was_away_at < BACK_S or self._outage.was_within(BACK_S)
+        is_back = now_s - self._was_away_at < self._patience.back_s or self._outage.was_within(
+            self._patience.back_s
+        )
         if waiter.is_resubmitted or is_back:
-            return VERSION_PATIENCE_S
+            return self._patience.version_s
         # All are silent at once, though by our own clock one of them lived a moment ago.
-        has_stepped = code is SubmitCode.NO_BEAT and now_s - self._queued_at < BACK_S
-        return BEAT_PATIENCE_S if has_stepped else 0.0
+        has_stepped = code is SubmitCode.NO_BEAT and now_s - self._queued_at < self._patience.back_s
+        return self._patience.beat_s if has_stepped else 0.0
 
     def _again(self, waiter: PendingRequest) -> None:
         if not waiter.reply.done():
@@ -290,7 +315,7 @@ class VersionChannel:
     async def _audit(self) -> None:
         while self._waiting:
             asked = {t.request_id: t for t in self._waiting.values() if t.is_queued}
-            await asyncio.sleep(AUDIT_S)
+            await asyncio.sleep(self._patience.audit_s)
             due = [
                 request_id
                 for request_id, waiter in asked.items()
@@ -328,7 +353,9 @@ class VersionChannel:
 
         An answer to the old one reaches nobody.
         """
-        is_late = waiter.deadline - self._loop.time() < RESUBMIT_SHARE * waiter.timeout_s
+        is_late = (
+            waiter.deadline - self._loop.time() < self._patience.resubmit_share * waiter.timeout_s
+        )
         # The client has the first pieces of a stream: another run would send them again.
         if is_late or waiter.stream is not None:
             waiter.fail(queue_lost())

@@ -1,4 +1,4 @@
-"""Lanes for tests, and clients of Redis whose calls a test steps into."""
+"""Channels for tests, and clients of Redis whose calls a test steps into."""
 
 import asyncio
 import contextlib
@@ -7,16 +7,16 @@ import pytest
 import redis.asyncio
 
 from batching.store.ingress_side.ingress_queue import IngressQueue
-from batching.store.ingress_side.version_channel import VersionChannel
+from batching.store.ingress_side.version_channel import USUAL_PATIENCE, VersionChannel
 from batching.store.keys import VersionKeys
 from tests.support import DEAD_AFTER_MS, KEY, make_outage
 
 
 @contextlib.asynccontextmanager
-async def open_lane(client, ingress_id="ingress-a"):
+async def open_channel(client, ingress_id="ingress-a", *, patience=USUAL_PATIENCE):
     """A channel over this client, both of which are closed afterwards."""
     channel = VersionChannel(
-        KEY, IngressQueue(client, KEY, ingress_id, DEAD_AFTER_MS), make_outage()
+        KEY, IngressQueue(client, KEY, ingress_id, DEAD_AFTER_MS), make_outage(), patience
     )
     try:
         yield channel

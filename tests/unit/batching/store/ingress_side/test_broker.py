@@ -9,23 +9,24 @@ import redis
 from batching import errors
 from batching.store.ingress_side import broker as broker_module
 from batching.store.ingress_side import ingress_queue as verbs_module
-from batching.store.ingress_side import version_channel as lane_module
 from batching.store.ingress_side.broker import Broker
+from batching.store.ingress_side.version_channel import Patience
 from batching.store.keys import VersionKeys
 from batching.store.registry.registry import Registry
 from tests.support import KEY, eventually_async, make_outage, make_spec, wire_of
 
+SHORT = Patience(version_s=0.1, audit_s=0.01)
+
 
 @pytest.fixture
-def registry(real_backend, monkeypatch):
-    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 0.1)
+def registry(real_backend):
     registry = Registry(real_backend.client)
     registry.mark()
     return registry
 
 
 async def ask(backend, spec):
-    broker = Broker(backend.url, make_outage())
+    broker = Broker(backend.url, make_outage(), patience=SHORT)
     try:
         return await broker.predict(spec, wire_of("x"), request_id="a")
     finally:
@@ -58,7 +59,6 @@ def test_version_is_worth_another_try_when_redis_was_emptied(real_backend, regis
 def test_workers_have_time_to_beat_after_an_outage_that_others_have_noticed(
     real_backend, registry, monkeypatch
 ):
-    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 10.0)
     # Given a model that nobody could look up while Redis was away
     spec = make_spec()
     registry.create(spec)
@@ -67,7 +67,7 @@ def test_workers_have_time_to_beat_after_an_outage_that_others_have_noticed(
     names = VersionKeys.of(spec.key)
 
     async def run():
-        broker = Broker(real_backend.url, outage)
+        broker = Broker(real_backend.url, outage, patience=Patience(version_s=10.0))
         # When
         asking = asyncio.create_task(broker.predict(spec, wire_of("x"), request_id="a"))
         await eventually_async(
@@ -88,8 +88,6 @@ def test_workers_have_time_to_beat_after_an_outage_that_others_have_noticed(
 def test_no_worker_is_told_of_at_once_where_a_user_may_not_listen(
     real_backend, registry, monkeypatch
 ):
-    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 60.0)
-    monkeypatch.setattr(lane_module, "BACK_S", 60.0)
     # Given a model without workers, and what fails all the time while Redis is there
     spec = make_spec()
     registry.create(spec)
@@ -97,7 +95,7 @@ def test_no_worker_is_told_of_at_once_where_a_user_may_not_listen(
     outage.note("listen", redis.exceptions.NoPermissionError("No permissions: channel"))
 
     async def run():
-        broker = Broker(real_backend.url, outage)
+        broker = Broker(real_backend.url, outage, patience=Patience(version_s=60.0, back_s=60.0))
         # When / Then
         with pytest.raises(errors.NoWorker):
             await asyncio.wait_for(broker.predict(spec, wire_of("x"), request_id="a"), 5)
@@ -111,7 +109,7 @@ def test_no_worker_is_told_of_at_once_where_a_user_may_not_listen(
 
 @contextlib.asynccontextmanager
 async def open_broker(backend):
-    broker = Broker(backend.url, make_outage())
+    broker = Broker(backend.url, make_outage(), patience=SHORT)
     try:
         yield broker
     finally:
@@ -121,7 +119,6 @@ async def open_broker(backend):
 @pytest.fixture
 def soon_idle(monkeypatch):
     """A channel's loops end soon after its last client has left."""
-    monkeypatch.setattr(lane_module, "AUDIT_S", 0.01)
     monkeypatch.setattr(verbs_module, "BLOCK_S", 0.01)
 
 

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from batching import errors
 from batching.protocol import ReplyChunk
 from batching.store.ingress_side import reply_stream as stream_module
-from batching.store.ingress_side import version_channel as lane_module
 from batching.store.ingress_side.reply_stream import ReplyStream
+from batching.store.ingress_side.version_channel import Patience
 from batching.store.node_side.node_queue import ReclaimMode
 from tests.support import KEY, eventually_async, items_of, make_reply, wire_of
 from tests.timing import assert_within
-from tests.unit.batching.store.ingress_side.channels import DeafRedis, open_lane, special
+from tests.unit.batching.store.ingress_side.channels import DeafRedis, open_channel, special
 
 TIMEOUT_S = 10.0
 PATIENCE_S = 5.0
@@ -55,7 +55,7 @@ async def rest_of(stream):
 
 def test_stream_brings_each_piece_as_it_comes(harness):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             talk = await Conversation.begin(harness, channel)
             talk.send("one")
@@ -85,7 +85,7 @@ def test_stream_brings_each_piece_as_it_comes(harness):
 
 def test_stream_is_whole_when_its_end_came_before_it_was_read(harness):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             talk = await Conversation.begin(harness, channel)
             texts = [str(number) for number in range(50)]
@@ -110,7 +110,7 @@ ENDS = {"error": LOST, "crash": ("worker_crashed", "Worker died"), "gap": LOST, 
 @pytest.mark.parametrize("end", ENDS)
 def test_stream_that_has_no_end_raises(harness, end):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             talk = await Conversation.begin(harness, channel)
             talk.send("one")
@@ -143,7 +143,7 @@ def test_stream_that_has_no_end_raises(harness, end):
 def test_stream_survives_lost_answers_of_redis(real_harness):
     async def run():
         client = special(DeafRedis, real_harness.backend.url)
-        async with open_lane(client) as channel:
+        async with open_channel(client) as channel:
             # Given
             talk = await Conversation.begin(real_harness, channel)
             talk.send("one")
@@ -164,11 +164,12 @@ def test_stream_survives_lost_answers_of_redis(real_harness):
     asyncio.run(run())
 
 
-def test_stream_goes_on_when_its_bell_was_lost(harness, monkeypatch):
-    monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
+def test_stream_goes_on_when_its_bell_was_lost(harness):
 
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(
+            harness.backend.connect_async(), patience=Patience(audit_s=0.05)
+        ) as channel:
             # Given: somebody else takes the wakeups
             talk = await Conversation.begin(harness, channel)
             done = harness.keys.done_prefix + "ingress-a"
@@ -197,7 +198,7 @@ def send_unheard(talk, done):
 
 def test_stream_that_is_closed_cancels_its_request(harness):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             talk = await Conversation.begin(harness, channel)
             talk.send("one")
@@ -218,7 +219,7 @@ def test_stream_that_is_closed_cancels_its_request(harness):
 
 def test_stream_that_is_closed_before_its_end_leaves_nothing(harness):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given: the worker is done, the client is not
             talk = await Conversation.begin(harness, channel)
             talk.send("one", "two")
@@ -236,11 +237,12 @@ def test_stream_that_is_closed_before_its_end_leaves_nothing(harness):
     assert harness.unaccounted() == 0
 
 
-def test_stream_that_redis_lost_is_not_submitted_again(harness, monkeypatch):
-    monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
+def test_stream_that_redis_lost_is_not_submitted_again(harness):
 
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(
+            harness.backend.connect_async(), patience=Patience(audit_s=0.05)
+        ) as channel:
             # Given
             talk = await Conversation.begin(harness, channel)
             talk.send("one")
@@ -262,7 +264,7 @@ def test_stream_that_redis_lost_is_not_submitted_again(harness, monkeypatch):
 
 def test_stream_has_its_time_again_with_each_piece(harness):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             talk = await Conversation.begin(harness, channel, timeout_s=1.0)
             talk.send("one")
@@ -288,7 +290,7 @@ def test_stream_has_its_time_again_with_each_piece(harness):
 
 def test_stream_outlasts_a_client_that_takes_its_pieces_slowly(harness):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given pieces that are read at once
             talk = await Conversation.begin(harness, channel, timeout_s=1.0)
             talk.send(*"12345")
@@ -312,7 +314,7 @@ def test_stream_outlasts_a_client_that_takes_its_pieces_slowly(harness):
 
 def test_stream_ends_with_its_lane(harness):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             talk = await Conversation.begin(harness, channel)
             talk.send("one")
@@ -334,7 +336,7 @@ def test_stream_gives_up_when_redis_stays_away(real_harness, monkeypatch):
     monkeypatch.setattr(stream_module, "READ_PATIENCE_S", 0.1)
 
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(real_harness.backend.connect_async()) as channel:
             # Given
             talk = await Conversation.begin(real_harness, channel)
             talk.send("one")

@@ -17,8 +17,8 @@ from batching.store.ingress_side import canceller as canceller_module
 from batching.store.ingress_side import ingress_queue as verbs_module
 from batching.store.ingress_side import large_replies as fetcher_module
 from batching.store.ingress_side import submitting as submitting_module
-from batching.store.ingress_side import version_channel as lane_module
 from batching.store.ingress_side.pending_request import ClientLeft, PendingRequest
+from batching.store.ingress_side.version_channel import Patience
 from batching.store.scripts import loader as scripts
 from tests.support import (
     QueueHarness,
@@ -36,7 +36,7 @@ from tests.unit.batching.store.ingress_side.channels import (
     FarRedis,
     HaltingRedis,
     NeverSubmitting,
-    open_lane,
+    open_channel,
     special,
 )
 
@@ -72,7 +72,7 @@ async def accepted(harness, count):
 
 def test_lane_returns_each_reply_to_its_own_waiter(harness):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             names = [f"r{number}" for number in range(40)]
             asked = [ask(channel, name) for name in names]
@@ -95,8 +95,8 @@ def test_lane_returns_each_reply_to_its_own_waiter(harness):
 def test_lane_of_each_ingress_gets_its_own_replies(harness):
     async def run():
         async with (
-            open_lane(harness.backend.connect_async(), "ingress-a") as first,
-            open_lane(harness.backend.connect_async(), "ingress-b") as second,
+            open_channel(harness.backend.connect_async(), "ingress-a") as first,
+            open_channel(harness.backend.connect_async(), "ingress-b") as second,
         ):
             # Given
             asked = [ask(first, "a1"), ask(second, "b1"), ask(first, "a2")]
@@ -113,10 +113,11 @@ def test_lane_of_each_ingress_gets_its_own_replies(harness):
 
 def test_lane_tells_when_it_is_idle_and_for_how_long_nobody_has_used_it(harness, monkeypatch):
     monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
-    monkeypatch.setattr(lane_module, "AUDIT_S", SHORT_BLOCK_S)
 
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(
+            harness.backend.connect_async(), patience=Patience(audit_s=SHORT_BLOCK_S)
+        ) as channel:
             # Given one that was made long ago
             assert channel.is_idle
             channel._used_at -= 100
@@ -138,7 +139,7 @@ def test_lane_tells_when_it_is_idle_and_for_how_long_nobody_has_used_it(harness,
 
 def test_lane_fetches_a_large_reply_and_leaves_nothing_of_it(real_harness):
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(real_harness.backend.connect_async()) as channel:
             # Given
             asked = ask(channel, "a")
             await queued(real_harness, 1)
@@ -157,7 +158,7 @@ def test_lane_fetches_a_large_reply_and_leaves_nothing_of_it(real_harness):
 
 def test_lane_returns_each_of_many_large_replies_to_its_own_waiter(harness):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given: more than are fetched at once
             names = [f"r{number}" for number in range(2 * fetcher_module.AT_ONCE + 3)]
             asked = [ask(channel, name) for name in names]
@@ -177,11 +178,10 @@ def test_lane_returns_each_of_many_large_replies_to_its_own_waiter(harness):
 def test_lane_fetches_a_large_reply_again_when_the_connection_broke_under_it(
     real_harness, monkeypatch
 ):
-    monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
 
     async def run():
         client = special(DeafRedis, real_harness.backend.url)
-        async with open_lane(client) as channel:
+        async with open_channel(client, patience=Patience(audit_s=0.05)) as channel:
             # Given
             asked = ask(channel, "a")
             await queued(real_harness, 1)
@@ -200,7 +200,7 @@ def test_lane_deletes_delivered_replies(real_harness, monkeypatch):
     monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
 
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(real_harness.backend.connect_async()) as channel:
             # Given
             asked = ask(channel, "a")
             await queued(real_harness, 1)
@@ -217,7 +217,7 @@ def test_lane_deletes_delivered_replies(real_harness, monkeypatch):
 
 def test_lane_passes_the_queues_own_answer_on(harness):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             asked = ask(channel, "a")
             await queued(harness, 1)
@@ -241,10 +241,11 @@ def test_lane_passes_the_queues_own_answer_on(harness):
 def test_lane_answers_500_for_a_reply_that_cannot_be_read_and_nobody_else_is_hit(
     real_harness, monkeypatch, garbage
 ):
-    monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
 
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(
+            real_harness.backend.connect_async(), patience=Patience(audit_s=0.05)
+        ) as channel:
             # Given
             is_waited_for = garbage.startswith(b"a@")  # a large reply that is not there
             timeout_s = 1.0 if is_waited_for else TIMEOUT_S
@@ -278,11 +279,10 @@ def test_lane_reads_for_a_client_that_comes_while_the_last_replies_are_discarded
     real_harness, monkeypatch
 ):
     monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
-    monkeypatch.setattr(lane_module, "AUDIT_S", 60.0)
 
     async def run():
         client = special(HaltingRedis, real_harness.backend.url)
-        async with open_lane(client) as channel:
+        async with open_channel(client, patience=Patience(audit_s=60.0)) as channel:
             # Given
             client.halt("UNLINK")
             worker = real_harness.worker()
@@ -318,7 +318,7 @@ def test_lane_keeps_nothing_of_a_request_that_was_answered(real_harness, monkeyp
         ]
 
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(real_harness.backend.connect_async()) as channel:
             # Given
             asked = ask(channel, name, timeout_s=timeout_s)
             await queued(real_harness, 1)
@@ -339,7 +339,7 @@ def test_lane_keeps_nothing_of_a_request_that_was_answered(real_harness, monkeyp
 @pytest.mark.parametrize("timeout_s", [0.05, 0.3])
 def test_lane_gives_up_at_the_deadline_and_takes_the_request_back(harness, timeout_s):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             started = time.monotonic()
             asked = ask(channel, "a", timeout_s=timeout_s)
@@ -363,7 +363,7 @@ def test_lane_gives_up_at_the_deadline_and_takes_the_request_back(harness, timeo
 
 def test_lane_gives_up_at_the_deadline_when_redis_hangs(real_harness):
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(real_harness.backend.connect_async()) as channel:
             # Given
             started = time.monotonic()
             asked = ask(channel, "a", timeout_s=0.3)
@@ -388,7 +388,7 @@ def test_lane_gives_up_at_the_deadline_when_redis_hangs(real_harness):
 def test_lane_takes_a_request_back_by_a_connection_that_was_made_too_late(real_harness):
     async def run():
         client = special(HaltingRedis, real_harness.backend.url)
-        async with open_lane(client) as channel:
+        async with open_channel(client) as channel:
             # Given
             client.halt(scripts.sha("cancel"))
             asked = [ask(channel, "a", timeout_s=0.5), ask(channel, "b", timeout_s=0.6)]
@@ -413,7 +413,7 @@ def test_lane_takes_a_request_back_by_a_connection_that_was_made_too_late(real_h
 
 def test_lane_cancels_a_request_when_its_client_left(harness):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             left = asyncio.Event()
             asked = ask(channel, "a", client_left=left.wait)
@@ -448,7 +448,7 @@ def test_lane_stops_watching_a_client_that_got_its_reply(harness, monkeypatch):
             finally:
                 ended.set()
 
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             asked = ask(channel, "a", client_left=client_left)
             await queued(harness, 1)
@@ -466,7 +466,7 @@ def test_lane_stops_watching_a_client_that_got_its_reply(harness, monkeypatch):
 
 def test_lane_cancels_a_request_when_its_task_was_cancelled(harness):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             asked = ask(channel, "a")
             await queued(harness, 1)
@@ -490,7 +490,7 @@ def test_lane_withdraws_a_request_whose_client_left_while_it_was_submitted(
 
     async def run():
         client = special(HaltingRedis, real_harness.backend.url)
-        async with open_lane(client) as channel:
+        async with open_channel(client) as channel:
             # Given
             left = asyncio.Event()
             client.halt("EVALSHA")
@@ -519,7 +519,7 @@ def test_lane_takes_back_who_left_while_redis_was_away(fake_desk, monkeypatch):
     harness, server = fake_desk
 
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             left = asyncio.Event()
             asked = [ask(channel, name, client_left=left.wait) for name in "ab"]
@@ -544,7 +544,7 @@ def test_lane_says_nothing_more_of_a_request_whose_deadline_has_passed(fake_desk
     harness, server = fake_desk
 
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             asked = ask(channel, "a", timeout_s=0.5)
             await accepted(harness, 1)
@@ -562,7 +562,7 @@ def test_lane_says_nothing_more_of_a_request_whose_deadline_has_passed(fake_desk
 
 def test_lane_refuses_who_still_waits_when_it_is_closed(harness):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             asked = ask(channel, "a")
             await queued(harness, 1)
@@ -602,13 +602,14 @@ def test_lane_refuses_who_still_waits_when_it_is_closed(harness):
     ],
     ids=["full", "no worker", "no version"],
 )
-def test_lane_refuses_with_the_reason(harness, monkeypatch, break_it, error, text):
-    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 0.2)
+def test_lane_refuses_with_the_reason(harness, break_it, error, text):
 
     async def run():
         # Given
         break_it(harness)
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(
+            harness.backend.connect_async(), patience=Patience(version_s=0.2)
+        ) as channel:
             # When
             with pytest.raises(error) as caught:
                 await ask(channel, "a")
@@ -620,13 +621,14 @@ def test_lane_refuses_with_the_reason(harness, monkeypatch, break_it, error, tex
     asyncio.run(run())
 
 
-def test_lane_refuses_at_once_where_no_worker_is_expected(harness, monkeypatch):
-    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 60)
+def test_lane_refuses_at_once_where_no_worker_is_expected(harness):
 
     async def run():
         # Given
         harness.silence_worker()
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(
+            harness.backend.connect_async(), patience=Patience(version_s=60)
+        ) as channel:
             # When / Then: only who was submitted again waits for a worker
             with pytest.raises(errors.NoWorker):
                 await asyncio.wait_for(ask(channel, "a"), 5)
@@ -634,12 +636,12 @@ def test_lane_refuses_at_once_where_no_worker_is_expected(harness, monkeypatch):
     asyncio.run(run())
 
 
-def test_lane_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahead(real_harness, monkeypatch):
-    monkeypatch.setattr(lane_module, "BEAT_PATIENCE_S", 60)
-    monkeypatch.setattr(lane_module, "BACK_S", 60)
+def test_lane_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahead(real_harness):
 
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(
+            real_harness.backend.connect_async(), patience=Patience(beat_s=60, back_s=60)
+        ) as channel:
             # Given a worker that served a moment ago
             served = ask(channel, "a")
             await queued(real_harness, 1)
@@ -662,7 +664,7 @@ def test_lane_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahead(real_ha
 def test_lane_refuses_when_memory_is_full(real_harness, full_memory):
     async def run():
         full_memory()
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(real_harness.backend.connect_async()) as channel:
             with pytest.raises(errors.QueueMemoryFull) as caught:
                 await ask(channel, "a")
             assert caught.value.retry_after_s == 1.0
@@ -674,7 +676,7 @@ def test_lane_keeps_nothing_of_a_request_that_it_refused_while_redis_is_away(fak
     harness, server = fake_desk
 
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             server.connected = False
 
@@ -708,7 +710,7 @@ def test_lane_waits_for_the_workers_next_beat_when_redis_was_away(fake_desk):
     harness, server = fake_desk
 
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given: Redis was away for longer than a worker may be silent
             server.connected = False
             with pytest.raises(errors.StoreUnavailable):
@@ -730,7 +732,7 @@ def test_lane_learns_from_who_waits_that_redis_was_away(fake_desk):
     harness, server = fake_desk
 
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given: nobody came while Redis was away, but somebody waited
             first = ask(channel, "a")
             await queued(harness, 1)
@@ -763,7 +765,7 @@ def fake_desk():
 def test_lane_says_within_a_second_that_redis_is_down(tmp_path):
     async def run():
         client = connect_async(f"unix://{tmp_path}/nobody.sock")
-        async with open_lane(client) as channel:
+        async with open_channel(client) as channel:
             # Given: the second client comes while the first one's submit is being repeated
             started = time.monotonic()
             waits = []
@@ -790,11 +792,12 @@ def test_lane_says_within_a_second_that_redis_is_down(tmp_path):
 # --- losses
 
 
-def test_lane_submits_again_what_redis_lost(real_harness, monkeypatch):
-    monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
+def test_lane_submits_again_what_redis_lost(real_harness):
 
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(
+            real_harness.backend.connect_async(), patience=Patience(audit_s=0.05)
+        ) as channel:
             # Given
             asked = [ask(channel, "a"), ask(channel, "b")]
             await queued(real_harness, 2)
@@ -812,16 +815,16 @@ def test_lane_submits_again_what_redis_lost(real_harness, monkeypatch):
     asyncio.run(run())
 
 
-def test_lane_waits_for_the_registry_when_it_submits_again(real_harness, monkeypatch):
-    monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
-    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 5.0)
+def test_lane_waits_for_the_registry_when_it_submits_again(real_harness):
 
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(
+            real_harness.backend.connect_async(), patience=Patience(audit_s=0.05, version_s=5.0)
+        ) as channel:
             # Given: a request older than the patience with an unknown version
             asked = ask(channel, "a")
             await queued(real_harness, 1)
-            channel._waiting["a"].entered_at -= 2 * lane_module.VERSION_PATIENCE_S
+            channel._waiting["a"].entered_at -= 2 * Patience().version_s
 
             # When: nodes bring the registry back, then their workers
             real_harness.client.flushall()
@@ -844,10 +847,11 @@ def test_lane_waits_for_the_registry_when_it_submits_again(real_harness, monkeyp
 def test_lane_waits_for_workers_when_redis_was_emptied_and_no_connection_lost(
     real_harness, monkeypatch
 ):
-    monkeypatch.setattr(lane_module, "VERSION_PATIENCE_S", 5.0)
 
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(
+            real_harness.backend.connect_async(), patience=Patience(version_s=5.0)
+        ) as channel:
             # Given a request that comes before the registry has been restored
             real_harness.client.flushall()
             early = ask(channel, "a")
@@ -867,12 +871,13 @@ def test_lane_waits_for_workers_when_redis_was_emptied_and_no_connection_lost(
     asyncio.run(run())
 
 
-def test_lane_refuses_a_lost_request_when_too_little_time_is_left(real_harness, monkeypatch):
-    monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
-    monkeypatch.setattr(lane_module, "RESUBMIT_SHARE", 1.0)
+def test_lane_refuses_a_lost_request_when_too_little_time_is_left(real_harness):
 
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(
+            real_harness.backend.connect_async(),
+            patience=Patience(audit_s=0.05, resubmit_share=1.0),
+        ) as channel:
             # Given
             asked = ask(channel, "a")
             await queued(real_harness, 1)
@@ -899,11 +904,12 @@ def reply_unheard(harness):
 
 
 def test_lane_returns_at_the_deadline_a_reply_whose_doorbell_was_lost(real_harness, monkeypatch):
-    monkeypatch.setattr(lane_module, "AUDIT_S", 60)
     monkeypatch.setattr(canceller_module, "CANCEL_PATIENCE_S", 5.0)  # a busy machine takes 60 ms
 
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(
+            real_harness.backend.connect_async(), patience=Patience(audit_s=60)
+        ) as channel:
             # Given
             asked = ask(channel, "a", timeout_s=1.0)
             await queued(real_harness, 1)
@@ -919,7 +925,7 @@ def test_lane_returns_at_the_deadline_a_reply_whose_doorbell_was_lost(real_harne
 
 def test_lane_finds_a_reply_whose_doorbell_was_lost(real_harness):
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(real_harness.backend.connect_async()) as channel:
             # Given
             asked = ask(channel, "a")
             await queued(real_harness, 1)
@@ -937,7 +943,7 @@ def test_lane_finds_a_reply_whose_doorbell_was_lost(real_harness):
 
 def test_lane_goes_on_reading_when_its_connections_were_killed(real_harness):
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(real_harness.backend.connect_async()) as channel:
             # Given
             asked = ask(channel, "a")
             await queued(real_harness, 1)
@@ -966,7 +972,7 @@ def failing_once(channel, verb):
 
 def test_lane_tells_at_once_who_was_in_a_submit_that_failed_as_nobody_foresaw(harness, caplog):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             failing_once(channel, "submit")
             # When
@@ -986,7 +992,7 @@ def test_lane_tells_at_once_who_was_in_a_submit_that_failed_as_nobody_foresaw(ha
 
 def test_lane_tells_who_waits_for_a_version_that_nobody_knows_any_more(harness):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             asked = [ask(channel, name) for name in ("a", "b")]
             await queued(harness, 2)
@@ -1008,7 +1014,7 @@ def test_lane_tells_who_waits_for_a_version_that_nobody_knows_any_more(harness):
 @pytest.mark.parametrize("verb", ["receive", "audit"])
 def test_lane_goes_on_after_a_failure_that_nobody_foresaw(harness, caplog, verb):
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             # Given
             failing_once(channel, verb)
             asked = ask(channel, "a")
@@ -1028,7 +1034,7 @@ def test_lane_goes_on_after_a_failure_that_nobody_foresaw(harness, caplog, verb)
 def test_lane_submits_again_when_the_answer_to_a_submit_was_lost(real_harness):
     async def run():
         client = special(DeafRedis, real_harness.backend.url)
-        async with open_lane(client) as channel:
+        async with open_channel(client) as channel:
             # Given
             client.lost = ("EVALSHA",)
 
@@ -1052,7 +1058,7 @@ def test_lane_does_not_submit_again_what_was_answered_meanwhile(real_harness, mo
 
     async def run():
         client = special(DeafRedis, real_harness.backend.url)
-        async with open_lane(client) as channel:
+        async with open_channel(client) as channel:
             # Given
             client.lost = ("EVALSHA",)
             asked = ask(channel, "a")
@@ -1075,7 +1081,7 @@ def test_lane_takes_back_what_it_gave_up_to_submit(real_harness, is_carried_out)
     async def run():
         client = special(NeverSubmitting, real_harness.backend.url)
         client.is_carried_out = is_carried_out
-        async with open_lane(client) as channel:
+        async with open_channel(client) as channel:
             # When
             wire = wire_of("a", size=LARGE)
             with pytest.raises(errors.StoreUnavailable):
@@ -1095,7 +1101,7 @@ def test_lane_waits_for_large_bodies_while_they_move(real_harness, monkeypatch):
     async def run():
         client = special(FarRedis, real_harness.backend.url)
         client.body_s = 0.3
-        async with open_lane(client) as channel:
+        async with open_channel(client) as channel:
             # When: together they take longer than Redis may take to answer
             names = ["a", "b", "c", "d", "small"]
             wires = [wire_of(name, size=LARGE) for name in names[:4]] + [wire_of("small")]
@@ -1121,7 +1127,7 @@ def test_lane_gives_a_large_body_time_for_its_way(
     async def run():
         client = special(FarRedis, real_harness.backend.url)
         client.body_s = 1.2
-        async with open_lane(client) as channel:
+        async with open_channel(client) as channel:
             asked = asyncio.create_task(channel.ask("a", wire_of("a", size=LARGE), TIMEOUT_S, None))
             if is_served:
                 await queued(real_harness, 1)
@@ -1136,7 +1142,7 @@ def test_lane_gives_a_large_body_time_for_its_way(
 
 def test_lane_never_mixes_replies_up_when_clients_come_and_go(real_harness):
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(real_harness.backend.connect_async()) as channel:
             # Given: a third of the clients give up at once, a third soon
             names = [uuid.uuid4().hex for _ in range(90)]
             asked = {

@@ -8,8 +8,8 @@ import pytest
 from batching import errors
 from batching.batcher import Nothing
 from batching.protocol import INLINE_LIMIT_BYTES
-from batching.store.ingress_side import version_channel as lane_module
 from batching.store.ingress_side.ingress_queue import Submission, SubmitCode
+from batching.store.ingress_side.version_channel import Patience
 from batching.store.node_side.node_queue import ReclaimMode
 from tests.support import (
     DEAD_AFTER_MS,
@@ -21,7 +21,7 @@ from tests.support import (
     wire_of,
 )
 from tests.timing import assert_within
-from tests.unit.batching.store.ingress_side.channels import open_lane
+from tests.unit.batching.store.ingress_side.channels import open_channel
 
 QUEUED, NO_TICKET = SubmitCode.QUEUED, SubmitCode.NO_TICKET
 
@@ -258,11 +258,12 @@ def test_request_that_redis_lost_needs_no_ticket(harness, team):
     assert harness.submit("new") == [NO_TICKET]
 
 
-def test_lane_submits_again_what_redis_lost_while_every_worker_is_busy(real_harness, monkeypatch):
-    monkeypatch.setattr(lane_module, "AUDIT_S", 0.05)
+def test_lane_submits_again_what_redis_lost_while_every_worker_is_busy(real_harness):
 
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(
+            real_harness.backend.connect_async(), patience=Patience(audit_s=0.05)
+        ) as channel:
             # Given
             worker = Team(real_harness).idle("worker-a")
             asked = asyncio.create_task(channel.ask("a", wire_of("a"), 10.0, None))
@@ -289,7 +290,7 @@ def test_lane_says_that_no_worker_is_free_and_when_to_come_again(harness, team):
     team.loading("worker-a")
 
     async def run():
-        async with open_lane(harness.backend.connect_async()) as channel:
+        async with open_channel(harness.backend.connect_async()) as channel:
             with pytest.raises(errors.NoTicket) as caught:
                 await channel.ask("a", wire_of("a"), 10.0, None)
             assert caught.value.message.startswith('No worker of model "digits" is free')
@@ -302,7 +303,7 @@ def test_lane_refuses_without_a_ticket_at_once_although_memory_was_full(real_har
     team = Team(real_harness)
 
     async def run():
-        async with open_lane(real_harness.backend.connect_async()) as channel:
+        async with open_channel(real_harness.backend.connect_async()) as channel:
             # Given a worker that is free while a request finds no room, and is not when the next
             # one comes
             team.idle("worker-a")
@@ -316,7 +317,7 @@ def test_lane_refuses_without_a_ticket_at_once_although_memory_was_full(real_har
             with pytest.raises(errors.NoTicket):
                 await channel.ask("b", wire_of("b"), 10.0, None)
             # Then
-            assert_within(time.monotonic() - asked_at, lane_module.VERSION_PATIENCE_S / 2)
+            assert_within(time.monotonic() - asked_at, Patience().version_s / 2)
 
     asyncio.run(run())
 
