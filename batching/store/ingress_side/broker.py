@@ -54,8 +54,8 @@ class Broker:
     def resubmitted(self) -> dict[VersionKey, int]:
         """Returns how many requests Redis had lost and got again; from any thread."""
         # In this order: a channel that is closed meanwhile is in one of the two.
-        open_lanes = list(self._channels.items())
-        return {**self._resubmitted, **{key: channel.resubmitted for key, channel in open_lanes}}
+        open_channels = list(self._channels.items())
+        return {**self._resubmitted, **{key: channel.resubmitted for key, channel in open_channels}}
 
     async def close(self) -> None:
         """All channels and connections are closed; whoever still waits is refused."""
@@ -96,7 +96,7 @@ class Broker:
             raise errors.Draining("The server is shutting down.", retry_after_s=1.0)
         if timeout_s is None:
             timeout_s = default_timeout_s(spec)
-        channel = self._channels.get(spec.key) or self._open_lane(spec.key)
+        channel = self._channels.get(spec.key) or self._open_channel(spec.key)
         try:
             reply = await channel.ask(request_id, wire, timeout_s, client_left)
         except errors.StoreUnavailable as error:
@@ -116,7 +116,7 @@ class Broker:
         except AWAY as error:
             raise store_unavailable(error) from error
 
-    def _open_lane(self, key: VersionKey) -> VersionChannel:
+    def _open_channel(self, key: VersionKey) -> VersionChannel:
         verbs = IngressQueue(self._client, key, self._ingress_id, self._dead_after_ms)
         channel = self._channels[key] = VersionChannel(key, verbs, self._outage, self._patience)
         channel.resubmitted = self._resubmitted.get(key, 0)
