@@ -9,7 +9,6 @@ import requests
 
 from batching.store import keys
 from batching.store.clients import connect
-from batching.store.ingress_side import version_channel as channel
 from batching.store.keys import VersionKeys
 from tests.support import eventually
 from tests.timing import assert_within
@@ -66,10 +65,9 @@ def test_prediction_without_workers_is_refused_in_torchserves_words(ingress):
 
 @pytest.mark.parametrize("is_registered", [True, False])
 def test_prediction_without_a_queue_is_refused_by_what_is_registered(
-    ingress, redis_url, monkeypatch, is_registered
+    ingress, redis_url, is_registered
 ):
     # Given a version that this ingress knows, and whose queue nobody has prepared
-    monkeypatch.setattr(channel, "VERSION_PATIENCE_S", 0.1)
     spec = ingress.register("idle", min_worker=0, max_worker=0)
     assert ingress.predict("/predictions/idle").status_code == 503
     client = connect(redis_url)

@@ -3,7 +3,7 @@ from redis.exceptions import OutOfMemoryError
 
 from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.ingress_side.ingress_queue import Submission, SubmitCode
-from tests.support import body_of, items_of, make_reply, wire_of
+from tests.support import body_of, eventually, items_of, make_reply, wire_of
 
 LARGE = 4 * INLINE_LIMIT_BYTES
 
@@ -337,9 +337,10 @@ def test_submit_queues_the_requests_whose_bodies_fit_into_memory(real_harness):
 
 
 def test_submit_leaves_no_body_behind_when_only_one_would_fit(real_harness):
-    # Given: room for the first body and not for the second
+    # Given: room for the first body and not for the second, once earlier bodies are freed
     client = real_harness.client
-    client.config_set("maxmemory", client.info("memory")["used_memory"] + 3_000_000)
+    eventually(lambda: client.info("memory")["lazyfree_pending_objects"] == 0)
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 2_500_000)
     bodies = [Submission(name, 60_000, wire_of(name, size=2_000_000)) for name in ("a", "b", "c")]
 
     # When
