@@ -17,15 +17,6 @@ def test_beat_brings_a_silent_worker_back_to_life(harness):
     assert harness.node().dead_workers([KEY]) == []
 
 
-def test_beat_speaks_for_all_its_workers_at_once(harness):
-    # When
-    harness.node().beat({KEY: ["worker-b", "worker-c"]})
-
-    # Then
-    members = harness.client.zrange(harness.keys.worker_beats, 0, -1)
-    assert set(members) == {b"worker-a", b"worker-b", b"worker-c"}
-
-
 def test_beat_speaks_for_many_versions(harness):
     # Given
     node = harness.node()
@@ -58,16 +49,6 @@ def test_dead_are_told_by_version(harness):
 
     # Then
     assert dead == [(KEY, "worker-a"), (OTHER, "worker-b")]
-
-
-def test_beat_uses_redis_time(harness):
-    # When
-    harness.node().beat({KEY: ["worker-b"]})
-
-    # Then
-    seconds, microseconds = harness.client.time()
-    now_ms = seconds * 1000 + microseconds // 1000
-    assert now_ms - 1000 <= harness.client.zscore(harness.keys.worker_beats, "worker-b") <= now_ms
 
 
 def test_beat_keeps_the_leases_alive(harness):
@@ -132,14 +113,6 @@ def test_beat_rings_a_bell_that_was_lost(harness):
     # Then
     assert harness.client.llen(harness.keys.wakeups) == 1
     assert harness.client.pttl(harness.keys.wakeups) > 0
-
-
-def test_beat_rings_for_nothing_when_nothing_waits(harness):
-    # When
-    harness.node().beat({KEY: ["worker-a"]})
-
-    # Then
-    assert not harness.client.exists(harness.keys.wakeups)
 
 
 def test_beat_forgets_ingresses_that_have_gone(harness):

@@ -1,10 +1,7 @@
-import pytest
-
-from batching.batcher import Nothing
 from batching.store.ingress_side.ingress_queue import CancelCode, Submission
 from batching.store.node_side.node_queue import ReclaimMode
 from batching.store.worker_side.worker_queue import ReplyCode
-from tests.support import KEY, ids_of, items_of, make_reply, wire_of
+from tests.support import KEY, items_of, make_reply, wire_of
 
 
 def test_cancel_takes_a_waiting_request_out_of_the_queue(harness):
@@ -20,20 +17,6 @@ def test_cancel_takes_a_waiting_request_out_of_the_queue(harness):
     assert harness.open_ids() == {"a", "c"}
     assert harness.request("b") == {}
     assert harness.counters() == {"accepted": 3, "cancelled": 1}
-
-
-def test_cancel_ends_the_ownership_of_a_claimed_request(harness):
-    # Given
-    harness.submit("a", "b")
-    harness.worker().claim(2, 0.0)
-
-    # When
-    codes = harness.ingress().cancel(["a"])
-
-    # Then
-    assert codes == [CancelCode.CANCELLED]
-    assert harness.leased() == ["b"]
-    assert harness.unaccounted() == 0
 
 
 def test_cancel_finds_a_running_request_whoever_owns_it(harness):
@@ -62,64 +45,6 @@ def test_cancel_finds_a_running_request_whoever_owns_it(harness):
     assert harness.unaccounted() == 0
 
 
-def test_cancelled_request_is_not_reclaimed_when_its_worker_dies(harness):
-    # Given
-    harness.submit("a")
-    harness.worker().claim(1, 0.0)
-    harness.ingress().cancel(["a"])
-
-    # When
-    count = harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-
-    # Then
-    assert count == 0
-    assert harness.worker("worker-b").claim(1, 0.0) is Nothing.EMPTY
-
-
-def test_cancel_takes_a_crash_suspect_out_of_its_line(harness):
-    # Given
-    harness.submit("a", "b")
-    harness.worker().claim(2, 0.0)
-    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-
-    # When
-    codes = harness.ingress().cancel(["a"])
-
-    # Then
-    assert codes == [CancelCode.CANCELLED]
-    assert harness.suspects() == ["b"]
-    assert harness.unaccounted() == 0
-
-
-def test_cancel_comes_too_late_when_the_reply_is_there(harness):
-    # Given
-    worker = harness.worker()
-    harness.submit("a")
-    worker.reply(items_of(worker.claim(1, 0.0)), [make_reply("A")])
-
-    # When
-    codes = harness.ingress().cancel(["a"])
-
-    # Then
-    assert codes == [CancelCode.REPLIED]
-    assert harness.reply_value("a") is not None
-    assert "cancelled" not in harness.counters()
-
-
-@pytest.mark.parametrize("request_id", ["never-seen", "cancelled-before"])
-def test_cancel_knows_nothing_of_a_request_that_is_not_there(harness, request_id):
-    # Given
-    harness.submit("cancelled-before")
-    harness.ingress().cancel(["cancelled-before"])
-
-    # When
-    codes = harness.ingress().cancel([request_id])
-
-    # Then
-    assert codes == [CancelCode.UNKNOWN]
-    assert harness.counters()["cancelled"] == 1
-
-
 def test_cancel_answers_for_each_request(harness):
     # Given
     worker = harness.worker()
@@ -144,19 +69,6 @@ def test_cancel_drops_the_requests_large_body(harness):
     assert not harness.has_body("a")
 
 
-def test_cancel_makes_room_in_a_full_queue(harness):
-    # Given
-    harness.client.hset(harness.keys.config, "max_queue", 2)
-    harness.submit("a", "b")
-
-    # When
-    harness.ingress().cancel(["a"])
-    harness.submit("c")
-
-    # Then
-    assert harness.queued() == ["b", "c"]
-
-
 def test_cancel_goes_on_when_memory_is_full(real_harness, full_memory):
     # Given
     real_harness.submit("a", "b")
@@ -169,12 +81,3 @@ def test_cancel_goes_on_when_memory_is_full(real_harness, full_memory):
     # Then
     assert codes == [CancelCode.CANCELLED, CancelCode.CANCELLED]
     assert real_harness.unaccounted() == 0
-
-
-def test_cancelled_request_is_never_claimed(harness):
-    # Given
-    harness.submit("a", "b")
-    harness.ingress().cancel(["a"])
-
-    # When / Then
-    assert ids_of(harness.worker().claim(2, 0.0)) == ["b"]

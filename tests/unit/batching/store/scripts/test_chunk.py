@@ -201,19 +201,6 @@ def test_request_lives_as_long_as_pieces_come(harness):
     assert harness.client.pttl(harness.keys.open) > 61_000
 
 
-def test_chunk_leaves_alone_that_others_live_longer(harness):
-    # Given
-    worker = harness.worker()
-    items = claim(harness, worker, "a")
-    harness.submit("b", ttl_ms=600_000)
-
-    # When
-    send(worker, items, 0)
-
-    # Then
-    assert harness.client.pttl(harness.keys.open) > 659_000
-
-
 def test_first_chunk_counts_in_the_record_and_drops_the_requests_bytes(harness):
     # Given
     worker = harness.worker()

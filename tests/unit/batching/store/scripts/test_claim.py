@@ -32,32 +32,6 @@ def test_claim_takes_the_oldest_first_and_no_more_than_asked(harness):
     assert harness.queued() == ["c"]
 
 
-def test_claim_makes_the_worker_owner_of_the_first_attempt(harness):
-    # Given
-    harness.submit("a", "b")
-
-    # When
-    claimed = harness.worker().claim(2, 0.0)
-
-    # Then
-    assert attempts_of(claimed) == [("a", 1), ("b", 1)]
-    assert harness.owned() == [("a", 1), ("b", 1)]
-    assert harness.queued() == []
-    assert harness.open_ids() == {"a", "b"}
-
-
-def test_claim_says_how_long_a_request_has_waited(harness):
-    # Given
-    harness.submit("a")
-    harness.age_request("a", 1500)
-
-    # When
-    claimed = harness.worker().claim(1, 0.0)
-
-    # Then
-    assert 1_500_000 <= claimed.items[0].queue_us < 2_500_000
-
-
 # --- when a partial batch leaves
 
 
@@ -88,14 +62,6 @@ def test_claim_takes_a_partial_batch_when_its_oldest_is_old_enough(harness):
     assert ids_of(claimed) == ["a", "b"]
 
 
-def test_claim_takes_a_partial_batch_when_there_is_no_patience(harness):
-    # Given
-    harness.submit("a")
-
-    # When / Then
-    assert ids_of(harness.worker().claim(3, 0.0)) == ["a"]
-
-
 def test_claim_takes_what_was_queued_in_the_future_for_new(harness):
     # Given: Redis' clock has stepped back by an hour
     harness.submit("a")
@@ -120,19 +86,6 @@ def test_claim_sends_other_workers_away_while_one_collects(harness):
 
     # Then
     assert claimed is Nothing.BUSY
-
-
-def test_claim_lets_the_collector_look_again(harness):
-    # Given
-    worker = harness.worker()
-    harness.submit("a")
-    worker.claim(3, LONG_S)
-
-    # When
-    claimed = worker.claim(3, LONG_S)
-
-    # Then
-    assert isinstance(claimed, Partial)
 
 
 def test_claim_lets_a_full_batch_leave_at_once_although_another_collects(harness):
@@ -164,17 +117,6 @@ def test_claim_ends_the_collectors_turn_when_it_got_its_batch(harness):
     assert isinstance(claimed, Partial)
 
 
-def test_claim_ends_a_dead_collectors_turn_soon_after_its_window(harness):
-    # Given
-    harness.submit("a")
-
-    # When
-    harness.worker().claim(2, 2.0)
-
-    # Then
-    assert 0 < harness.client.pttl(harness.keys.gather) <= 2500
-
-
 # --- who is woken
 
 
@@ -190,17 +132,6 @@ def test_claim_wakes_the_next_worker_when_work_remains(harness):
     assert harness.bells() == 1
 
 
-def test_claim_wakes_nobody_when_it_took_everything(harness):
-    # Given
-    harness.submit("a", "b")
-
-    # When
-    harness.worker().claim(2, 0.0)
-
-    # Then
-    assert harness.bells() == 0
-
-
 def test_claim_rings_only_one_token_however_often_work_remains(harness):
     # Given
     harness.submit("a", "b", "c", "d")
@@ -211,18 +142,6 @@ def test_claim_rings_only_one_token_however_often_work_remains(harness):
 
     # Then
     assert harness.bells() == 1
-
-
-def test_claim_leaves_the_bell_alone_while_collecting(harness):
-    # Given
-    harness.submit("a")
-    harness.client.delete(harness.keys.wakeups)
-
-    # When
-    harness.worker().claim(2, LONG_S)
-
-    # Then
-    assert harness.bells() == 0
 
 
 # --- what is not run
@@ -276,35 +195,6 @@ def test_claim_drops_the_large_body_of_what_it_does_not_run(harness):
     assert harness.has_body("b")
 
 
-def test_claim_finds_no_request_that_was_replied_to_late(harness):
-    # Given: a dead worker's reply came after its request was queued again
-    slow = harness.worker("worker-slow")
-    harness.submit("a")
-    items = items_of(slow.claim(1, 0.0))
-    harness.node().reclaim(KEY, "worker-slow", ReclaimMode.CRASHED)
-    assert harness.suspects() == ["a"]
-    slow.reply(items, [make_reply("A")])
-
-    # When
-    claimed = harness.worker("worker-b").claim(1, 0.0)
-
-    # Then
-    assert claimed is Nothing.EMPTY
-    assert harness.suspects() == []
-    assert harness.unaccounted() == 0
-
-
-def test_claim_forgets_a_crash_suspect_that_outlived_its_time_to_live(harness):
-    # Given
-    suspect(harness, "gone", "s2")
-    harness.lose_request("gone")
-
-    # When / Then
-    assert ids_of(harness.worker().claim(4, LONG_S)) == ["s2"]
-    assert harness.counters()["orphaned"] == 1
-    assert harness.unaccounted() == 0
-
-
 def test_claim_forgets_requests_that_outlived_their_time_to_live(harness):
     # Given
     harness.submit("gone", "also-gone", "b")
@@ -318,19 +208,6 @@ def test_claim_forgets_requests_that_outlived_their_time_to_live(harness):
     assert isinstance(claimed, Partial)
     assert claimed.waiting == 1
     assert harness.open_ids() == {"b"}
-    assert harness.counters()["orphaned"] == 2
-    assert harness.unaccounted() == 0
-
-
-def test_claim_finds_nothing_when_all_that_waits_has_outlived_its_time_to_live(harness):
-    # Given
-    harness.submit("gone", "also-gone")
-    harness.lose_request("gone")
-    harness.lose_request("also-gone")
-
-    # When / Then
-    assert harness.worker().claim(4, LONG_S) is Nothing.EMPTY
-    assert harness.queued() == []
     assert harness.counters()["orphaned"] == 2
     assert harness.unaccounted() == 0
 
@@ -406,16 +283,6 @@ def test_claim_hands_a_crash_suspect_out_as_nobody_elses(harness):
     assert claimed.items[0].request.encode() == wire_of("s1")
     assert harness.request("s1") == waiting | {"owner": "-"}
     assert harness.owned() == [("s1", 2)]
-
-
-def test_claim_hands_out_a_crash_suspect_when_memory_is_full(real_harness, full_memory):
-    # Given
-    suspect(real_harness, "s1")
-    full_memory()
-
-    # When / Then
-    assert attempts_of(real_harness.worker().claim(1, LONG_S)) == [("s1", 2)]
-    assert real_harness.request("s1")["owner"] == "-"
 
 
 # --- limits

@@ -1,7 +1,6 @@
 """Versions with job tickets: a request is accepted for an idle worker, and refused otherwise."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -14,7 +13,6 @@ from batching.store.node_side.node_queue import ReclaimMode
 from tests.support import (
     DEAD_AFTER_MS,
     KEY,
-    eventually_async,
     ids_of,
     items_of,
     make_reply,
@@ -116,18 +114,6 @@ def test_submit_refuses_while_a_worker_works_for_a_client_that_left(harness, tea
     assert harness.submit("b") == [QUEUED]
 
 
-def test_submit_accepts_again_when_a_waiting_client_left(harness, team):
-    # Given
-    team.idle("worker-a")
-    harness.submit("a")
-
-    # When
-    harness.ingress().cancel(["a"])
-
-    # Then
-    assert harness.submit("b") == [QUEUED]
-
-
 def test_submit_refuses_while_the_only_worker_loads(harness, team):
     # Given
     team.loading("worker-a")
@@ -155,64 +141,7 @@ def test_submit_does_not_count_an_idle_worker_that_fell_silent(harness, team):
     assert harness.submit("a", "b") == [QUEUED, NO_TICKET]
 
 
-@pytest.mark.parametrize("mode", [ReclaimMode.CRASHED, ReclaimMode.RELEASED])
-def test_submit_does_not_count_an_idle_worker_that_ended(harness, team, mode):
-    # Given
-    team.idle("worker-a")
-    team.idle("worker-b")
-
-    # When
-    harness.node().reclaim(KEY, "worker-b", mode)
-
-    # Then
-    assert harness.submit("a", "b") == [QUEUED, NO_TICKET]
-
-
-def test_claim_that_finds_nothing_renews_the_ticket(harness, team):
-    # Given
-    worker = team.idle("worker-a")
-    harness.client.delete(harness.keys.idle)
-    assert harness.submit("a") == [NO_TICKET]
-
-    # When
-    assert worker.claim(1, 0.0) is Nothing.EMPTY
-
-    # Then
-    assert harness.submit("a") == [QUEUED]
-
-
-def test_submit_still_keeps_to_the_capacity(harness, team):
-    # Given
-    harness.client.hset(harness.keys.config, "max_queue", 1)
-    team.idle("worker-a")
-    team.idle("worker-b")
-
-    # When / Then
-    assert harness.submit("a", "b") == [QUEUED, SubmitCode.FULL]
-
-
-def test_refused_request_leaves_no_body_behind(harness, team):
-    # Given
-    team.loading("worker-a")
-    wire = wire_of("a", size=4 * INLINE_LIMIT_BYTES)
-
-    # When
-    assert harness.ingress().submit([Submission("a", 60_000, wire)]) == [NO_TICKET]
-
-    # Then
-    assert not harness.has_body("a")
-    assert harness.request("a") == {}
-
-
 # --- what was accepted once
-
-
-def test_submit_again_needs_no_second_ticket(harness, team):
-    # Given
-    team.busy()
-
-    # When / Then
-    assert harness.submit("a") == [SubmitCode.KNOWN]
 
 
 def test_request_of_a_dead_worker_goes_before_new_ones(harness, team):
@@ -227,20 +156,6 @@ def test_request_of_a_dead_worker_goes_before_new_ones(harness, team):
     assert harness.suspects() == ["a"]
     assert harness.submit("b") == [NO_TICKET]
     assert ids_of(survivor.claim(1, 0.0)) == ["a"]
-
-
-def test_request_that_was_answered_late_takes_no_ticket(harness, team):
-    # Given
-    slow, items = team.busy()
-    team.idle("worker-b")
-    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-    assert harness.submit("b") == [NO_TICKET]
-
-    # When
-    slow.reply(items, [make_reply("late")])
-
-    # Then
-    assert harness.submit("b") == [QUEUED]
 
 
 def test_request_that_redis_lost_needs_no_ticket(harness, team):

@@ -1,6 +1,5 @@
 import pytest
 
-from batching.batcher import Nothing
 from batching.store.ingress_side.ingress_queue import Submission
 from batching.store.node_side.node_queue import ReclaimMode
 from batching.store.worker_side.worker_queue import ReplyCode
@@ -8,7 +7,6 @@ from tests.support import (
     DEAD_AFTER_MS,
     KEY,
     attempts_of,
-    ids_of,
     items_of,
     make_reply,
     wire_of,
@@ -63,30 +61,6 @@ def test_reclaim_forgets_the_dead_worker(harness):
     assert not harness.client.hexists(harness.keys.workers, "worker-a")
 
 
-def test_reclaim_of_a_crashed_worker_does_not_wait_for_silence(harness):
-    # Given
-    leased(harness, "a")
-
-    # When
-    count = harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-
-    # Then
-    assert count == 1
-    assert harness.suspects() == ["a"]
-
-
-def test_reclaim_records_the_attempt_and_who_may_still_answer(harness):
-    # Given
-    leased(harness, "a")
-    before = harness.request("a")
-
-    # When
-    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-
-    # Then
-    assert harness.request("a") == before | {"attempts": "1", "owner": "worker-a"}
-
-
 @pytest.mark.parametrize("mode", [ReclaimMode.RELEASED, ReclaimMode.RECOVERED], ids=str)
 def test_reclaim_leaves_a_crash_suspect_that_is_given_back_to_nobody(harness, mode):
     # Given
@@ -102,19 +76,6 @@ def test_reclaim_leaves_a_crash_suspect_that_is_given_back_to_nobody(harness, mo
     assert (record["attempts"], record["owner"]) == ("1", "-")
     assert harness.worker("worker-x").reply(items, [make_reply("late")]) == [ReplyCode.STALE]
     assert harness.suspects() == ["s1"]
-
-
-def test_reclaim_keeps_the_order_and_lines_up_behind_earlier_suspects(harness):
-    # Given
-    leased(harness, "a", "b", worker_id="worker-x")
-    leased(harness, "c", "d", worker_id="worker-y")
-
-    # When
-    for worker_id in ("worker-x", "worker-y"):
-        harness.node().reclaim(KEY, worker_id, ReclaimMode.CRASHED)
-
-    # Then
-    assert harness.suspects() == ["a", "b", "c", "d"]
 
 
 def test_reclaim_wakes_a_worker(harness):
@@ -175,18 +136,6 @@ def test_reclaim_answers_an_expired_request_instead_of_queueing_it(harness, mode
     assert harness.unaccounted() == 0
 
 
-def test_reclaim_drops_the_body_of_a_request_that_it_answers(harness):
-    # Given
-    harness.ingress().submit([Submission("a", 60_000, wire_of("a", size=100_000))])
-    harness.worker().claim(1, 0.0)
-
-    # When
-    harness.node(max_attempts=1).reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-
-    # Then
-    assert not harness.has_body("a")
-
-
 def test_reclaim_keeps_the_body_of_a_request_that_is_tried_again(harness):
     # Given
     wire = wire_of("a", size=100_000)
@@ -214,31 +163,6 @@ def test_reclaim_puts_released_requests_at_the_head_in_their_old_order(harness):
     assert harness.counters()["released"] == 3
 
 
-def test_reclaim_takes_no_attempt_of_a_released_request(harness):
-    # Given
-    leased(harness, "a", "b")
-
-    # When
-    harness.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
-
-    # Then: still the first attempt, and still in one batch
-    assert attempts_of(harness.worker("worker-b").claim(8, 0.0)) == [("a", 1), ("b", 1)]
-
-
-def test_reclaim_keeps_a_released_crash_suspect_alone_and_first(harness):
-    # Given
-    leased(harness, "s1", "s2", worker_id="worker-x")
-    harness.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
-    assert attempts_of(harness.worker("worker-y").claim(8, 0.0)) == [("s1", 2)]
-
-    # When
-    harness.node().reclaim(KEY, "worker-y", ReclaimMode.RELEASED)
-
-    # Then
-    assert harness.suspects() == ["s1", "s2"]
-    assert attempts_of(harness.worker("worker-z").claim(8, 0.0)) == [("s1", 2)]
-
-
 def test_reclaim_touches_nothing_that_another_worker_owns_by_now(harness):
     # Given: the zombie's lease still names a request that was claimed again
     leased(harness, "a", worker_id="worker-z")
@@ -257,18 +181,6 @@ def test_reclaim_touches_nothing_that_another_worker_owns_by_now(harness):
     assert harness.unaccounted() == 0
 
 
-def test_reclaimed_request_is_never_run_when_its_late_reply_came_first(harness):
-    # Given
-    items = leased(harness, "a")
-    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-
-    # When
-    harness.worker("worker-a").reply(items, [make_reply("late")])
-
-    # Then
-    assert harness.worker("worker-b").claim(1, 0.0) is Nothing.EMPTY
-
-
 @pytest.mark.parametrize("mode", [ReclaimMode.CRASHED, ReclaimMode.RELEASED])
 def test_reclaim_goes_on_until_a_large_lease_is_empty(harness, mode):
     # Given
@@ -284,45 +196,6 @@ def test_reclaim_goes_on_until_a_large_lease_is_empty(harness, mode):
     assert harness.queued() + harness.suspects() == names
     assert harness.leased() == []
     assert harness.client.zscore(harness.keys.worker_beats, "worker-a") is None
-
-
-@pytest.mark.parametrize("mode", [ReclaimMode.DEAD, ReclaimMode.CRASHED])
-def test_reclaim_twice_changes_nothing(harness, mode):
-    # Given
-    leased(harness, "a")
-    harness.silence_worker()
-    harness.node().reclaim(KEY, "worker-a", mode)
-
-    # When
-    count = harness.node().reclaim(KEY, "worker-a", mode)
-
-    # Then
-    assert count == 0
-    assert harness.suspects() == ["a"]
-
-
-def test_poison_fails_alone_and_its_batch_mates_are_answered(harness):
-    # Given: whoever takes the poison dies
-    harness.submit("a", "poison", "b")
-    answered = []
-    for turn in range(6):
-        worker_id = f"worker-{turn}"
-        claimed = harness.worker(worker_id).claim(8, 0.0)
-        if claimed is Nothing.EMPTY:
-            break
-
-        # When
-        if "poison" in ids_of(claimed):
-            harness.node().reclaim(KEY, worker_id, ReclaimMode.CRASHED)
-        else:
-            replies = [make_reply("x")] * len(claimed)
-            harness.worker(worker_id).reply(items_of(claimed), replies)
-            answered += ids_of(claimed)
-
-    # Then
-    assert answered == ["a", "b"]
-    assert harness.reply_value("poison") == b"poison!worker_crashed"
-    assert harness.unaccounted() == 0
 
 
 def test_reclaim_goes_on_when_memory_is_full(real_harness, full_memory):
@@ -353,16 +226,3 @@ def test_reclaim_of_a_collector_wakes_another_worker_for_its_partial_batch(harne
     assert harness.bells() == 1
     assert harness.worker("worker-b").claim(8, 60.0).waiting == 1
     assert harness.client.hget(harness.keys.gather, "worker") == b"worker-b"
-
-
-def test_reclaim_leaves_the_window_of_another_worker_open(harness):
-    # Given
-    leased(harness, "a", worker_id="worker-x")
-    harness.submit("b")
-    harness.worker("worker-y").claim(8, 60.0)
-
-    # When
-    harness.node().reclaim(KEY, "worker-x", ReclaimMode.RELEASED)
-
-    # Then
-    assert harness.client.hget(harness.keys.gather, "worker") == b"worker-y"

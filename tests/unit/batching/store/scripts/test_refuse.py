@@ -2,7 +2,7 @@ import pytest
 
 from batching.store.node_side.node_queue import ReclaimMode
 from batching.store.replies import decode_reply
-from tests.support import KEY, ids_of
+from tests.support import KEY
 
 
 def test_refuse_answers_everything_that_waits_when_no_worker_lives(harness):
@@ -90,20 +90,6 @@ def test_refusal_is_an_answer_for_the_client(harness, reason, status, kind):
     # Then
     reply = decode_reply("a", harness.reply_value("a"))
     assert (reply.status, reply.error_type) == (status, kind)
-
-
-def test_refused_request_is_not_claimed_by_a_worker_that_comes_after_all(harness):
-    # Given
-    harness.submit("a")
-    harness.silence_worker()
-    harness.node().refuse_waiting(KEY, "no_worker")
-
-    # When
-    harness.open()
-    harness.submit("b")
-
-    # Then
-    assert ids_of(harness.worker().claim(8, 0.0)) == ["b"]
 
 
 def test_refuse_goes_on_when_memory_is_full(real_harness, full_memory):

@@ -73,68 +73,6 @@ def test_reply_comes_with_the_doorbell_in_one_round_trip(real_harness):
     assert calls_of(real_harness, "mget", "get") == calls_before
 
 
-def test_reply_of_a_doorbell_that_only_names_it_is_read_from_its_key(harness):
-    # Given
-    [item] = claim(harness, harness.worker(), "a")
-    harness.worker().reply([item], [make_reply("A")])
-    harness.client.delete(harness.keys.done_prefix + "ingress-a")
-    harness.client.rpush(harness.keys.done_prefix + "ingress-a", "a")
-
-    # When
-    values = harness.ingress().receive([])
-
-    # Then
-    assert decode_reply("a", values["a"]) == make_reply("A")
-
-
-def test_reply_again_changes_nothing_when_its_acknowledgement_was_lost(harness):
-    # Given
-    worker = harness.worker()
-    items = claim(harness, worker, "a")
-    worker.reply(items, [make_reply("first")])
-
-    # When
-    codes = worker.reply(items, [make_reply("second")])
-
-    # Then
-    assert codes == [ReplyCode.STORED_BEFORE]
-    assert decode_reply("a", harness.reply_value("a")) == make_reply("first")
-    assert harness.done() == ["a"]
-    assert harness.counters()["replied"] == 1
-
-
-def test_reply_is_unwanted_when_the_request_was_cancelled(harness):
-    # Given
-    worker = harness.worker()
-    items = claim(harness, worker, "a")
-    harness.ingress().cancel(["a"])
-
-    # When
-    codes = worker.reply(items, [make_reply("A")])
-
-    # Then
-    assert codes == [ReplyCode.UNWANTED]
-    assert harness.reply_value("a") is None
-    assert harness.done() == []
-
-
-def test_reply_of_an_earlier_attempt_is_stale_when_the_same_worker_has_the_next(harness):
-    # Given
-    worker = harness.worker()
-    first = claim(harness, worker, "a")
-    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-    second = items_of(worker.claim(1, 0.0))
-
-    # When
-    codes = worker.reply(first, [make_reply("old")])
-
-    # Then
-    assert [item.attempt for item in second] == [2]
-    assert codes == [ReplyCode.STALE]
-    assert harness.reply_value("a") is None
-    assert harness.counters()["stale"] == 1
-
-
 def test_reply_of_another_worker_is_stale_and_the_owner_still_answers(harness):
     # Given
     zombie, owner = harness.worker("worker-z"), harness.worker("worker-b")
@@ -168,22 +106,6 @@ def test_reply_is_stale_when_its_request_was_given_back(harness, mode):
     other = harness.worker("worker-b")
     assert other.reply(items_of(other.claim(1, 0.0)), [make_reply("B")]) == [ReplyCode.STORED]
     assert harness.unaccounted() == 0
-
-
-def test_reply_of_some_leaves_the_others_in_the_lease(harness):
-    # Given
-    worker = harness.worker()
-    items = claim(harness, worker, "a", "b", "c", "d")
-
-    # When
-    codes = worker.reply([items[2], items[0]], [make_reply("C"), make_reply("A")])
-
-    # Then
-    assert codes == [ReplyCode.STORED] * 2
-    assert decode_reply("c", harness.reply_value("c")) == make_reply("C")
-    assert decode_reply("a", harness.reply_value("a")) == make_reply("A")
-    assert harness.leased() == ["b", "d"]
-    assert harness.open_ids() == {"b", "d"}
 
 
 def test_reply_of_a_batch_counts_for_those_that_are_still_owned(harness):
@@ -228,46 +150,6 @@ def test_reply_of_more_than_lua_can_pass_at_once_ends_them_all(real_harness):
     assert real_harness.leased() == []
     assert real_harness.open_ids() == set()
     assert real_harness.unaccounted() == 0
-
-
-def test_reply_to_the_last_open_request_leaves_no_key_of_theirs(harness):
-    # Given
-    worker = harness.worker()
-    items = claim(harness, worker, "a", "b")
-
-    # When
-    worker.reply(items, [make_reply("x")] * 2)
-
-    # Then
-    assert not harness.client.exists(harness.keys.open, harness.keys.lease_prefix + "worker-a")
-
-
-def test_reply_is_stale_when_only_the_worker_differs(harness):
-    # Given
-    items = claim(harness, harness.worker("worker-a"), "a")
-
-    # When
-    codes = harness.worker("worker-b").reply(items, [make_reply("forged")])
-
-    # Then
-    assert codes == [ReplyCode.STALE]
-    assert harness.leased("worker-a") == ["a"]
-
-
-def test_reply_after_reclaim_is_accepted_when_nobody_has_claimed_again(harness):
-    # Given
-    slow = harness.worker("worker-slow")
-    items = claim(harness, slow, "a")
-    harness.node().reclaim(KEY, "worker-slow", ReclaimMode.CRASHED)
-
-    # When
-    codes = slow.reply(items, [make_reply("late")])
-
-    # Then
-    assert codes == [ReplyCode.STORED]
-    assert decode_reply("a", harness.reply_value("a")) == make_reply("late")
-    assert harness.open_ids() == set()
-    assert harness.suspects() == []
 
 
 def test_reply_too_large_for_a_script_gets_a_key_of_its_own(harness):
@@ -384,22 +266,6 @@ def test_reply_goes_on_when_memory_is_full(real_harness, full_memory):
     # Then
     assert codes == [ReplyCode.STORED, ReplyCode.STORED]
     assert real_harness.done() == ["a", "b"]
-
-
-def test_late_reply_goes_on_when_memory_is_full(real_harness, full_memory):
-    # Given
-    slow = real_harness.worker("worker-slow")
-    items = claim(real_harness, slow, "a")
-    real_harness.node().reclaim(KEY, "worker-slow", ReclaimMode.CRASHED)
-    full_memory()
-
-    # When
-    codes = slow.reply(items, [make_reply("late")])
-
-    # Then
-    assert codes == [ReplyCode.STORED]
-    assert real_harness.suspects() == []
-    assert real_harness.unaccounted() == 0
 
 
 def test_reply_too_large_for_a_script_is_stored_when_memory_is_full(real_harness, full_memory):

@@ -37,19 +37,6 @@ def test_submit_queues_in_the_order_of_arrival(harness):
     assert harness.counters() == {"accepted": 3}
 
 
-def test_submit_again_queues_nothing_twice_when_its_answer_was_lost(harness):
-    # Given
-    harness.submit("a", "b")
-
-    # When
-    codes = harness.submit("a", "b", "c")
-
-    # Then
-    assert codes == [SubmitCode.KNOWN, SubmitCode.KNOWN, SubmitCode.QUEUED]
-    assert harness.queued() == ["a", "b", "c"]
-    assert harness.counters() == {"accepted": 3}
-
-
 def test_submit_again_queues_nothing_when_the_request_was_replied_to(harness):
     # Given
     worker = harness.worker()
@@ -76,19 +63,6 @@ def test_submit_keeps_exactly_to_the_capacity(harness):
     assert codes == [SubmitCode.QUEUED, SubmitCode.FULL, SubmitCode.FULL]
     assert harness.queued() == ["a", "b", "c"]
     assert harness.unaccounted() == 0
-
-
-def test_submit_finds_room_again_when_a_request_was_claimed(harness):
-    # Given
-    harness.client.hset(harness.keys.config, "max_queue", 1)
-    harness.submit("a")
-    harness.worker().claim(1, 0.0)
-
-    # When
-    codes = harness.submit("b")
-
-    # Then
-    assert codes == [SubmitCode.QUEUED]
 
 
 def test_submit_refuses_when_the_version_is_not_registered(harness):
@@ -121,18 +95,6 @@ def test_submit_tells_workers_that_have_left_from_silent_ones(harness):
 
     # When / Then
     assert harness.submit("a") == [SubmitCode.NO_WORKER]
-
-
-def test_submit_still_knows_a_queued_request_when_the_workers_have_gone(harness):
-    # Given
-    harness.submit("a")
-    harness.silence_worker()
-
-    # When
-    codes = harness.submit("a", "b")
-
-    # Then
-    assert codes == [SubmitCode.KNOWN, SubmitCode.NO_BEAT]
 
 
 @pytest.mark.parametrize(
@@ -188,19 +150,6 @@ def test_submit_leaves_no_body_behind_when_the_request_is_refused(harness, refus
     assert not harness.has_body("b")
 
 
-def test_submit_keeps_the_bodies_of_the_accepted_when_others_are_refused(harness):
-    # Given
-    harness.client.hset(harness.keys.config, "max_queue", 1)
-
-    # When
-    codes = harness.ingress().submit([large("a"), large("b")])
-
-    # Then
-    assert codes == [SubmitCode.QUEUED, SubmitCode.FULL]
-    assert harness.has_body("a")
-    assert not harness.has_body("b")
-
-
 def test_submit_keeps_request_and_body_for_a_minute_after_the_deadline(harness):
     # When
     harness.ingress().submit([Submission("a", 10_000, wire_of("a", size=LARGE))])
@@ -230,39 +179,6 @@ def test_submit_keeps_all_open_requests_as_long_as_the_longest_lived(
 
     # Then
     assert expected_ms - 500 < harness.client.pttl(harness.keys.open) <= expected_ms
-
-
-def test_submit_of_several_counts_the_longest_time_to_live(harness):
-    # When
-    lives = [("a", 1000), ("b", 500_000), ("c", 2000)]
-    harness.ingress().submit([Submission(name, ttl_ms, wire_of(name)) for name, ttl_ms in lives])
-
-    # Then
-    assert harness.client.pttl(harness.keys.open) > 559_000
-
-
-def test_refused_submit_keeps_nothing_alive(harness):
-    # Given
-    harness.client.hset(harness.keys.config, "max_queue", 1)
-    harness.submit("before")
-    harness.client.pexpire(harness.keys.open, 1000)
-
-    # When
-    assert harness.submit("a") == [SubmitCode.FULL]
-
-    # Then
-    assert harness.client.pttl(harness.keys.open) <= 1000
-
-
-def test_submit_counts_the_deadline_from_redis_time(harness):
-    # When
-    harness.submit("a", ttl_ms=10_000)
-
-    # Then
-    record = harness.request("a")
-    seconds, microseconds = harness.client.time()
-    assert 0 <= seconds * 1_000_000 + microseconds - int(record["queued_us"]) < 1_000_000
-    assert record["ttl_ms"] == "10000"
 
 
 def test_submit_rings_once_when_the_queue_stops_being_empty(harness):

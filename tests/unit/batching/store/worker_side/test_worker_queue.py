@@ -90,17 +90,6 @@ def test_parked_pop_resumes_the_pop_that_it_left_parked(parked, real_backend):
     assert not is_blocked(real_backend)
 
 
-def test_parked_pop_takes_one_element_per_wait(parked, real_backend):
-    # Given
-    real_backend.client.rpush(TOKENS, "1", "2")
-    real_backend.client.expire(TOKENS, 60)
-
-    # When / Then
-    assert parked.wait(1.0)
-    assert parked.wait(1.0)
-    assert not parked.wait(0.01)
-
-
 def test_parked_pop_goes_on_beyond_the_servers_own_timeout(parked, real_backend, monkeypatch):
     monkeypatch.setattr(parked_pop, "BLOCK_S", SHORT_BLOCK_S)
 
@@ -116,16 +105,6 @@ def test_parked_pop_goes_on_beyond_the_servers_own_timeout(parked, real_backend,
 
         # Then
         assert waiting.result(5.0)
-
-
-def test_parked_pop_does_not_wait_when_there_is_no_time(parked, real_backend):
-    # Given
-    real_backend.client.rpush(TOKENS, "1")
-    real_backend.client.expire(TOKENS, 60)
-
-    # When / Then
-    assert not parked.wait(0.0)
-    assert real_backend.client.llen(TOKENS) == 1
 
 
 def test_parked_pop_is_not_lost_with_a_connection_that_was_closed_while_idle(
@@ -157,34 +136,6 @@ def test_parked_pop_works_again_after_its_connection_was_killed(parked, real_bac
 
 
 # --- wakeups and more tokens
-
-
-def test_wait_bell_hears_a_submit(real_harness):
-    # Given
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(real_harness.worker().wait_bell, 5.0)
-        eventually(lambda: is_blocked(real_harness.backend))
-
-        # When
-        real_harness.submit("a")
-
-        # Then
-        assert waiting.result(5.0)
-
-
-def test_wait_bell_wakes_one_worker_of_two(real_harness):
-    with ThreadPoolExecutor(2) as pool:
-        # Given
-        workers = [real_harness.worker(f"worker-{n}") for n in range(2)]
-        waiting = [pool.submit(worker.wait_bell, 10 * SHORT_BLOCK_S) for worker in workers]
-        client = real_harness.client
-        eventually(lambda: client.info("clients")["blocked_clients"] == 2)
-
-        # When
-        real_harness.submit("a", "b")
-
-        # Then: the other one looks by itself after a while
-        assert sorted(future.result(5.0) for future in waiting) == [False, True]
 
 
 def test_wait_bell_ends_at_once_when_it_is_interrupted(real_harness):
@@ -288,14 +239,6 @@ def test_collecting_worker_ends_at_once_when_it_is_stopped(real_harness):
     assert real_harness.queued() == ["a"]
 
 
-def test_ring_wakes_another_worker(real_harness):
-    # When
-    real_harness.worker("worker-a").ring()
-
-    # Then
-    assert real_harness.worker("worker-b").wait_bell(5.0)
-
-
 def test_wait_more_is_for_the_collector_alone(real_harness):
     # Given
     collector, other = real_harness.worker("worker-a"), real_harness.worker("worker-b")
@@ -335,19 +278,6 @@ def test_recover_puts_what_was_claimed_unknowingly_back_in_its_old_place(harness
     assert harness.unaccounted() == 0
 
 
-def test_recover_wakes_another_worker(harness):
-    # Given
-    harness.submit("a")
-    worker = harness.worker()
-    worker.claim(1, 0.0)
-
-    # When
-    worker.recover()
-
-    # Then
-    assert harness.bells() == 1
-
-
 def test_recover_finds_nothing_when_nothing_was_claimed(harness):
     # Given
     harness.submit("a")
@@ -379,15 +309,6 @@ def test_claim_answers_an_unreadable_request_and_keeps_its_neighbours(harness, w
     assert (reply.status, reply.reason) == (500, "unreadable_request")
     assert harness.leased() == ["a", "b"]
     assert harness.unaccounted() == 0
-
-
-def test_claim_finds_nothing_when_no_request_of_the_batch_can_be_read(harness):
-    # Given
-    harness.ingress().submit([Submission("bad", 60_000, b"garbage")])
-
-    # When / Then
-    assert harness.worker().claim(1, 0.0) is Nothing.EMPTY
-    assert harness.leased() == []
 
 
 def test_claim_answers_a_request_whose_large_body_is_gone(harness, caplog):
