@@ -52,22 +52,6 @@ def test_registration_takes_everything_from_the_archive_when_nothing_is_asked():
     assert (spec.batch_policy, spec.latency_slo_ms) == ("fixed", 0)
 
 
-def test_registration_takes_the_least_that_somebody_could_serve():
-    # Given
-    parameters = {"batch_size": "1", "max_batch_delay": "0", "queue_timeout": "1"}
-    timeouts = {"response_timeout": "1", "startup_timeout": "1"}
-    # When
-    spec = register({**parameters, **timeouts}, config={"jobQueueSize": 1})
-    # Then
-    assert (spec.batch_size, spec.max_batch_delay_ms, spec.job_queue_size) == (1, 0, 1)
-    assert (spec.response_timeout_s, spec.startup_timeout_s, spec.queue_timeout_s) == (1, 1, 1)
-
-
-def test_registration_takes_the_most_workers_that_a_node_runs():
-    # Given / When / Then
-    assert register({"initial_workers": "1024"}).min_worker == 1024
-
-
 def test_policy_prefers_parameter_to_config():
     # Given
     config = {"batchPolicy": "adaptive", "latencySloMs": 40}
@@ -131,11 +115,8 @@ def test_timeouts_prefer_config_to_parameter_to_default():
     ("config", "expected"),
     [
         ({"minWorkers": 2, "maxWorkers": 4}, (2, 4)),
-        ({"minWorkers": 2, "maxWorkers": 2}, (2, 2)),
-        ({"minWorkers": 1, "maxWorkers": 2}, (1, 2)),
         ({"minWorkers": 4, "maxWorkers": 2}, (3, 3)),
         ({"maxWorkers": 2}, (3, 3)),
-        ({"minWorkers": 0, "maxWorkers": 2}, (3, 3)),
         ({"minWorkers": "2", "maxWorkers": 4}, (3, 3)),
         ({}, (3, 3)),
     ],
@@ -145,11 +126,6 @@ def test_workers_come_from_config_only_when_it_makes_sense(config, expected):
     spec = register({"initial_workers": "3"}, config=config)
     # Then
     assert (spec.min_worker, spec.max_worker) == expected
-
-
-def test_workers_are_none_when_a_negative_number_is_asked():
-    # Given / When / Then
-    assert register({"initial_workers": "-1"}).min_worker == 0
 
 
 def test_version_is_one_dot_zero_when_the_archive_has_none():
@@ -169,17 +145,14 @@ def test_version_may_name_its_build():
     [
         {"runtime": "LSP"},
         {"batch_size": "0"},
-        {"batch_size": "-3"},
         {"max_batch_delay": "-1"},
         {"response_timeout": "0"},
-        {"startup_timeout": "-1"},
         {"queue_timeout": "-1"},
         {"model_name": "../../etc/passwd"},
         {"model_name": "{m:other}"},
         {"model_name": "a\n"},
         {"model_name": "m" * 129},
         {"model_name": "ⅿodel"},
-        {"model_name": "a+b"},
         {"initial_workers": "2000000000"},
     ],
 )
@@ -196,8 +169,6 @@ def test_registration_is_refused_when_nobody_could_serve_it(parameters):
         {"batch_size": 0},
         {"max_batch_delay": "-1"},
         {"queue_timeout": "-1"},
-        {"batch_policy": "brave"},
-        {"batch_policy": "fixed", "latency_slo_ms": "5"},
         {"model_name": "two words"},
     ],
 )
@@ -220,12 +191,6 @@ def test_parameters_are_refused_when_no_archive_can_be_registered_with_them(para
 def test_parameters_are_taken_when_what_an_archive_says_may_count_instead(parameters):
     # Given / When / Then
     check_parameters(parameters)
-
-
-def test_registration_is_refused_when_the_archives_queue_has_no_room():
-    # Given / When / Then
-    with pytest.raises(BadRequest, match="jobQueueSize"):
-        register(config={"jobQueueSize": 0})
 
 
 INTEGERS = [
@@ -253,12 +218,6 @@ def test_registration_is_refused_when_a_number_of_the_archive_is_no_java_int(nam
         register({}, ModelDefaults(model_settings={"m": {"1.0": {name: number}}}))
 
 
-def test_registration_takes_every_java_int_of_the_archive():
-    # Given / When / Then
-    for number in (2**31 - 1, -(2**31)):
-        assert register(config={"clientTimeoutInMills": number}).client_timeout_ms == number
-
-
 def test_registration_is_refused_when_the_archive_names_an_impossible_device():
     # Given / When / Then
     with pytest.raises(BadRequest, match=r"^deviceIds must be"):
@@ -282,13 +241,6 @@ def test_registration_is_refused_when_neither_parameter_nor_archive_names_the_mo
         register(model_name="")
 
 
-@pytest.mark.parametrize("runtime", ["LSP", "ruby"])
-def test_registration_names_the_runtime_when_it_is_unknown(runtime):
-    # Given / When / Then
-    with pytest.raises(BadRequest, match=f"^Invalid RuntimeType value: {runtime}$"):
-        register(runtime=runtime)
-
-
 def test_config_values_of_the_wrong_type_count_as_missing():
     # Given
     config = {"batchSize": "8", "maxBatchDelay": True, "deviceIds": [0, "1"], "deviceType": 5}
@@ -303,20 +255,13 @@ def test_config_values_of_the_wrong_type_count_as_missing():
     ("text", "expected"),
     [
         ("8", 8),
-        ("+8", 8),
         ("-8", -8),
         (8, 8),
-        ("08", 8),
         ("2147483647", 2147483647),
-        ("-2147483648", -2147483648),
         ("2147483648", 1),
-        ("99999999999", 1),
         ("9" * 5000, 1),
         ("8.0", 1),
-        ("1_000", 1),
-        (" 8", 1),
         ("", 1),
-        ("many", 1),
         ("٨", 1),
         (True, 1),
         (None, 1),
@@ -340,11 +285,6 @@ def test_int_parameter_never_raises(text):
 def test_bool_parameter_is_true_for_the_word_true_only(text, expected):
     # Given / When / Then
     assert bool_parameter({"b": text}, "b", default=not expected) is expected
-
-
-def test_bool_parameter_is_the_default_when_missing():
-    # Given / When / Then
-    assert bool_parameter({}, "b", default=True) is True
 
 
 def test_models_of_the_configuration_stand_between_archive_and_default():

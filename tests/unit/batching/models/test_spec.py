@@ -50,13 +50,3 @@ def test_spec_becomes_json_when_its_config_holds_a_date():
     received = in_registry(spec)
     # Then
     assert received.config == {"released": "2024-05-17"}
-
-
-def test_scaled_changes_nothing_but_the_workers():
-    # Given
-    spec = make_spec(batch_size=8)
-    # When
-    scaled = spec.scaled(2, 3)
-    # Then
-    assert (scaled.min_worker, scaled.max_worker) == (2, 3)
-    assert scaled.scaled(spec.min_worker, spec.max_worker) == spec

@@ -20,17 +20,6 @@ def test_write_atomically_replaces_the_file_and_keeps_it_its_owners(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_write_atomically_leaves_nothing_behind_when_the_file_cannot_be_replaced(tmp_path):
-    # Given
-    path = tmp_path / "keys.json"
-    path.mkdir()
-    # When
-    with pytest.raises(IsADirectoryError):
-        write_atomically(path, "new")
-    # Then
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_write_atomically_leaves_nothing_behind_when_the_text_cannot_be_written(tmp_path):
     # Given a text that fails as it is written, as each does on a full disk
     path = tmp_path / "keys.json"

@@ -200,23 +200,6 @@ def test_old_snapshots_go_when_there_are_too_many(tmp_path, monkeypatch):
     assert sorted(tmp_path.iterdir()) == [tmp_path / "20200101000000001-startup.cfg", path]
 
 
-def test_busy_server_leaves_the_last_snapshot_of_a_quiet_one_in_its_folder(tmp_path, monkeypatch):
-    # Given
-    monkeypatch.setattr(snapshots, "MAX_FILES", 2)
-    busy, quiet = "http://127.0.0.1:8081", "http://127.0.0.1:9081"
-    outdated, last = (
-        write_named(tmp_path, f"2020010100000000{number}-startup.cfg", address=quiet)
-        for number in range(2)
-    )
-    # When
-    for _ in range(4):
-        write_snapshot(tmp_path, CHANGE, {"management_address": busy}, registry_of(SPEC))
-    # Then
-    assert newest_snapshot(tmp_path, of(quiet)) == last
-    assert not outdated.exists()
-    assert len(list(tmp_path.iterdir())) == 3
-
-
 @pytest.mark.parametrize(
     "text", ["[", "[1]", '{"models": {"m": 1}}', '{"models": {"m": {"1": {}}}}']
 )

@@ -137,25 +137,11 @@ def test_settings_that_are_probably_not_meant_so_are_named(tmp_path, text, expec
     assert doubts(load(tmp_path, text)) == expected
 
 
-def test_models_are_settings_by_model_and_version(tmp_path):
-    settings = load(tmp_path, 'models={\\\n "m": {"1.0": {"batchSize": 8}}}\n')
-    assert settings.model_defaults().model_settings == {"m": {"1.0": {"batchSize": 8}}}
-
-
 def test_numbers_of_models_may_stand_in_quotes_as_in_torchserve(tmp_path):
     text = 'models={"m": {"1.0": {"batchSize": "8", "marName": "8.mar", "defaultVersion": true}}}'
     settings = load(tmp_path, text)
     found = {"batchSize": 8, "marName": "8.mar", "defaultVersion": True}
     assert settings.model_defaults().model_settings == {"m": {"1.0": found}}
-
-
-def test_images_have_no_limit_when_torchserves_key_lifts_it(tmp_path):
-    assert load(tmp_path, "limit_max_image_pixels=false\n").max_image_pixels == 0
-    assert load(tmp_path, "limit_max_image_pixels=true\n").max_image_pixels == 25_000_000
-
-
-def test_metrics_mode_is_taken_in_any_case(tmp_path):
-    assert load(tmp_path, "metrics_mode=PROMETHEUS\n").metrics_mode == "prometheus"
 
 
 def test_defaults_of_a_command_give_way_to_everything_else(tmp_path):

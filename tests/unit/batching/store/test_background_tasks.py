@@ -35,30 +35,6 @@ def test_end_tasks_ends_a_task_that_swallows_its_first_cancellation():
     asyncio.run(run())
 
 
-def test_end_tasks_has_nothing_to_do_without_tasks():
-    asyncio.run(end_tasks([]))
-
-
-def test_background_tasks_are_busy_until_the_last_has_ended():
-    async def run():
-        # Given
-        tasks, first, last = BackgroundTasks(), asyncio.Event(), asyncio.Event()
-        assert not tasks.is_busy
-        for event in (first, last):
-            tasks.start(event.wait())
-
-        # When
-        first.set()
-        await asyncio.sleep(0)
-
-        # Then
-        assert tasks.is_busy
-        last.set()
-        await eventually_async(lambda: not tasks.is_busy)
-
-    asyncio.run(run())
-
-
 def test_background_tasks_have_ended_when_they_are_closed():
     async def run():
         # Given
@@ -105,15 +81,3 @@ def test_task_that_fails_at_each_try_says_so_once(monkeypatch, caplog, error, ha
     # Then
     assert caplog.messages == [f"task failed name=fail of a test: {error}"]
     assert ("Traceback" in caplog.text) == has_traceback
-
-
-def test_task_that_fails_otherwise_says_so_again(monkeypatch, caplog):
-    monkeypatch.setattr(tasks_module, "RECOVERY_S", 0.001)
-    failures = [KeyError("one"), KeyError("two")]
-
-    async def fail_twice():
-        if failures:
-            raise failures.pop(0)
-
-    asyncio.run(keep_going(fail_twice, "of a test"))
-    assert [message.rpartition(": ")[2] for message in caplog.messages] == ["'one'", "'two'"]

@@ -82,27 +82,3 @@ def test_lease_of_an_answered_request_goes_away_when_its_worker_is_dead(queue):
     assert harness.open_ids() == set()
     assert harness.leased() == harness.leased("worker-b") == []
     assert harness.unaccounted() == 0
-
-
-def test_reply_that_nobody_waits_for_any_more_is_not_kept(queue):
-    # Given an ingress that has its answer already
-    harness, claimed, older = queue
-    harness.worker().reply(claimed, [make_reply("A")])
-    harness.ingress().receive([])
-    older.restore()
-    # When it is answered again
-    harness.worker().reply(claimed, [make_reply("again")])
-    # Then: it has a time to live, like the wakeups that names it
-    assert harness.client.pttl(harness.keys.reply_prefix + "a") > 0
-    assert harness.client.pttl(harness.keys.done_prefix + "ingress-a") > 0
-
-
-def test_cancelled_request_that_is_back_is_run_at_most_once_more(queue):
-    # Given
-    harness, claimed, older = queue
-    harness.ingress().cancel(["a"])
-    older.restore()
-    # When / Then
-    harness.worker().reply(claimed, [make_reply("late")])
-    assert harness.open_ids() == set()
-    assert harness.unaccounted() == 0

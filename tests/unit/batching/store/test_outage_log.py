@@ -2,34 +2,20 @@
 
 import asyncio
 import logging
-import threading
 
 import pytest
 import redis
 
 from batching import errors
-from batching.batcher import Batcher
-from batching.policy import FixedPolicy
-from batching.store.clients import connect
 from batching.store.ingress_side.broker import Broker
 from batching.store.outage_log import AGAIN_S, REMIND_S, OutageLog
-from batching.store.registry import catalog as catalog_module
-from batching.store.registry.catalog import Catalog
-from batching.store.registry.registry import Registry
 from batching.store.unavailable import store_unavailable
-from batching.store.worker_side.worker_queue import WorkerQueue
 from tests.support import (
-    KEY,
     SimulatedClock,
-    eventually,
-    eventually_async,
     make_outage,
     make_spec,
     wire_of,
 )
-from workers.control_jobs import make_worker
-from workers.handling import worker as worker_module
-from workers.handling.worker import Worker
 
 URL = "redis://user:secret@far:6379/2"
 REFUSED = redis.ConnectionError("Error 111 connecting to far:6379.")
@@ -138,63 +124,6 @@ def test_outage_is_told_of_in_words_that_fit(outage, caplog, error, words):
     # Then
     assert caplog.messages[0].startswith(words)
     assert caplog.messages[0].endswith(f": {error!s}" if str(error) else ": OSError")
-
-
-def test_worker_says_once_that_redis_is_away(tmp_path, caplog, monkeypatch):
-    # Given
-    monkeypatch.setattr(worker_module, "RETRY_S", 0.001)
-    verbs = WorkerQueue(connect(f"unix://{tmp_path}/nobody.sock"), KEY, "w-1", 3000)
-    asked = []
-    outage = OutageLog(
-        logging.getLogger("here"), clock=lambda: asked.append(1) or len(asked) / 1000
-    )
-    worker = Worker(Batcher(verbs, FixedPolicy(1, 0.0)), verbs, lambda _: [], outage=outage)
-    serving = threading.Thread(target=worker.serve)
-    # When
-    serving.start()
-    eventually(lambda: len(asked) > 10)
-    worker.stop()
-    serving.join()
-    # Then
-    assert len(caplog.messages) == 1
-    assert "verb=claim" in caplog.messages[0]
-
-
-def test_control_worker_says_once_that_redis_is_away_and_that_it_is_back(
-    real_backend, tmp_path, caplog
-):
-    # Given
-    worker = make_worker(real_backend.client, make_outage())
-    worker.connection = connect(f"unix://{tmp_path}/nobody.sock")
-    # When
-    for _ in range(3):
-        with pytest.raises(redis.ConnectionError):
-            worker.heartbeat()
-        worker.log.error("Worker %s: could not connect to Redis instance: %s", "w", "why")
-    worker.connection = real_backend.client
-    worker.heartbeat()
-    # Then
-    away, back = caplog.messages
-    assert "Redis does not answer" in away
-    assert "Redis answers again" in back
-
-
-def test_ingress_says_that_redis_is_away(tmp_path, caplog, monkeypatch):
-    # Given
-    monkeypatch.setattr(catalog_module, "RECONNECT_S", 0.001)
-    url = f"unix://{tmp_path}/nobody.sock"
-
-    async def run():
-        catalog = Catalog(Registry(connect(url)), url, make_outage(url))
-        # When
-        await catalog.start()
-        await eventually_async(lambda: caplog.messages)
-        await catalog.close()
-
-    asyncio.run(run())
-    # Then
-    assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith(f"Redis does not answer redis={url} verb=listen")
 
 
 def test_ingress_says_that_redis_refuses_its_password(real_backend, caplog):

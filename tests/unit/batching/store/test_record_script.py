@@ -34,17 +34,6 @@ def test_counter_adds_up_and_gauge_is_set(client, verbs):
     assert read_metrics(client, KEY) == {calls: 2.5, took: 3.0}
 
 
-def test_same_name_with_other_labels_is_another_series(client, verbs):
-    # Given
-    one, other = series("calls", Level="a"), series("calls", Level='b"\n{')
-
-    # When
-    verbs.record([Measurement(one, 1), Measurement(other, 2)])
-
-    # Then
-    assert read_metrics(client, KEY) == {one: 1, other: 2}
-
-
 def test_series_beyond_the_limit_are_dropped_and_known_ones_go_on(client, verbs):
     # Given
     many = [Measurement(series("calls", user=str(number)), 1) for number in range(MAX_FIELDS)]

@@ -9,36 +9,21 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from batching import errors
-from batching.batcher import Batcher
-from batching.models.statuses import NodeStatus
-from batching.policy import FixedPolicy
 from batching.store import keys
-from batching.store import outage_log as outage_module
-from batching.store.background_tasks import end_tasks
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_side.broker import Broker
-from batching.store.keys import VersionKeys
-from batching.store.node_side.node_queue import NodeQueue
 from batching.store.registry import changes as changes_module
-from batching.store.registry.catalog import Catalog
 from batching.store.registry.changes import changed_models
-from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.registry import Registry
-from batching.store.worker_side.worker_queue import WorkerQueue
 from tests.chaos.tcp_redis import TcpRedis
 from tests.support import (
-    KEY,
     eventually,
     eventually_async,
-    items_of,
     make_outage,
-    make_reply,
     make_spec,
     wire_of,
 )
 from workers import control_jobs
-from workers.handling.worker import Worker
-from workers.node.heartbeat import Heartbeat
 
 
 @pytest.fixture(scope="module")
@@ -128,144 +113,6 @@ def test_refused_ping_is_no_silence(server, url, monkeypatch):
             await listening.aclose()
 
     asyncio.run(run())
-
-
-def test_look_up_without_a_place_for_its_connection_is_told_of(server, url, caplog):
-    async def run():
-        client = connect(url)
-        catalog = Catalog(Registry(client), url, make_outage(url))
-        await catalog.start()
-        await eventually_async(lambda: server.client.pubsub_numsub(keys.CHANGES)[0][1] == 1)
-        # Its first look at what is registered is over, and leaves no connection behind
-        await eventually_async(lambda: catalog._is_listening)
-        client.connection_pool.disconnect()
-        # When
-        refused = pytest.raises(errors.StoreUnavailable, match="refuses")
-        with set_to(server, "maxclients", 1), refused:
-            await catalog.resolve("digits", None)
-        # Then it says when that is over, too
-        with pytest.raises(errors.ModelNotFound):
-            await catalog.resolve("digits", None)
-        await catalog.close()
-        client.close()
-
-    asyncio.run(run())
-    refused, again = caplog.messages
-    assert refused.startswith(f"Redis refuses redis={url} verb=look up")
-    assert refused.endswith("max number of clients reached")
-    assert again.startswith("Redis answers again")
-
-
-def test_receiving_that_is_refused_is_told_of(server, url, registry, caplog):
-    # Given a user who may do all but wait for answers
-    rules = ("on", ">secret", "~*", "&*", "+@all", "-blmpop")
-    server.client.execute_command("ACL", "SETUSER", "somebody", "reset", *rules)
-    registry.create(make_spec())
-    names = VersionKeys.of(KEY)
-    seconds, _ = server.client.time()
-    worker_client = connect(url)
-    worker = WorkerQueue(worker_client, KEY, "worker-a", 3000)
-
-    async def run():
-        broker = Broker(url.replace("//", "//somebody:secret@"), make_outage(url))
-        server.client.zadd(names.worker_beats, {"worker-a": 1000 * seconds})
-        asking = asyncio.create_task(broker.predict(make_spec(), wire_of("x"), request_id="a"))
-        await eventually_async(lambda: server.client.llen(names.queue))
-        # When
-        worker.reply(items_of(worker.claim(1, 0.1)), [make_reply("done")])
-        # Then it is answered, later than it should be
-        assert (await asyncio.wait_for(asking, 10)).body == b"done"
-        await broker.close()
-
-    asyncio.run(run())
-    worker_client.close()
-    assert "Redis refuses this user or password" in caplog.text
-    assert "verb=receive" in caplog.text
-    assert "blmpop" in caplog.text
-
-
-@contextlib.asynccontextmanager
-async def listening_ingress(url):
-    with contextlib.closing(connect(url)) as client:
-        catalog = Catalog(Registry(client), url, make_outage(url))
-        await catalog.start()
-        try:
-            yield
-        finally:
-            await catalog.close()
-
-
-@contextlib.asynccontextmanager
-async def beating_node(url):
-    async with connect_async(url) as client:
-        node = NodeStatus("node-a", "host", 42, "2026-01-01T00:00:00.000Z")
-        outage = make_outage(url)
-        heart = Heartbeat(NodeQueue(client, 3000), node, list, list, lambda: None, outage=outage)
-        beating = asyncio.create_task(heart.run())
-        try:
-            yield
-        finally:
-            await end_tasks([beating])
-
-
-@contextlib.asynccontextmanager
-async def claiming_worker(url):
-    with contextlib.closing(connect(url)) as client:
-        verbs = WorkerQueue(client, KEY, "worker-a", 3000)
-        worker = Worker(
-            Batcher(verbs, FixedPolicy(1, 0.0)), verbs, lambda _: [], outage=make_outage(url)
-        )
-        serving = threading.Thread(target=worker.serve)
-        serving.start()
-        try:
-            yield
-        finally:
-            worker.stop()
-            await asyncio.to_thread(serving.join)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        (listening_ingress, "resetchannels", "allchannels"),
-        (beating_node, "-evalsha", "+evalsha"),
-        (claiming_worker, "-evalsha", "+evalsha"),
-    ],
-    ids=lambda case: case[0].__name__,
-)
-def test_user_who_may_do_again_what_was_forbidden_is_told_of_at_once(
-    server, url, case, monkeypatch, caplog
-):
-    # Given that the success of other calls would say so only much later
-    monkeypatch.setattr(outage_module, "AGAIN_S", 60.0)
-    part, forbidden, allowed = case
-
-    def set_rules(*rules):
-        server.client.execute_command("ACL", "SETUSER", "somebody", *rules)
-
-    set_rules("reset", "on", ">secret", "~*", "&*", "+@all", forbidden)
-
-    async def run():
-        async with part(url.replace("//", "//somebody:secret@")):
-            await eventually_async(lambda: "Redis refuses this user" in caplog.text)
-            # When
-            set_rules(allowed)
-            # Then
-            await eventually_async(lambda: "Redis answers again" in caplog.text)
-
-    asyncio.run(run())
-
-
-def test_registration_whose_user_may_not_hear_of_its_job_is_told_so(server, url):
-    # Given
-    rules = ("on", ">secret", "~*", "&*", "+@all", "-xread")
-    server.client.execute_command("ACL", "SETUSER", "somebody", "reset", *rules)
-    client = connect(url.replace("//", "//somebody:secret@"))
-    # When / Then
-    with pytest.raises(errors.StoreUnavailable, match="refuses") as refused:
-        ControlQueue(client).inspect_archive("some.mar", timeout_s=15.0)
-    assert "'xread'" in str(refused.value.__cause__)
-    client.close()
 
 
 @contextlib.contextmanager

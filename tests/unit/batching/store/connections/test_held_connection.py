@@ -2,7 +2,6 @@ import subprocess
 import sys
 
 import pytest
-import redis
 
 from batching.store.clients import connect
 from batching.store.connections.held_connection import HeldConnection
@@ -40,20 +39,6 @@ def test_script_connection_is_made_again_when_the_server_closed_it_meanwhile(lin
 
     # When / Then: nothing was under way, so nobody need hear of it
     assert beat(line, "a") == 0
-
-
-def test_script_connection_goes_on_after_an_error(line, real_backend):
-    # Given
-    beat(line, "a")
-    own = real_backend.client.info("stats")["total_connections_received"]
-
-    # When
-    with pytest.raises(redis.ResponseError):
-        line.run("beat", [BEATS], [60_000, 60_000, 0, 1])
-
-    # Then
-    assert beat(line, "a") == 0
-    assert real_backend.client.info("stats")["total_connections_received"] == own
 
 
 def test_scripts_are_there_when_no_file_can_be_opened_any_more():

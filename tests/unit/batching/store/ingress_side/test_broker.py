@@ -177,25 +177,6 @@ def test_broker_closes_a_lane_that_nobody_has_used_for_long(
 
 
 @pytest.mark.usefixtures("soon_idle")
-def test_broker_keeps_nothing_of_versions_that_were_unregistered(real_backend, registry):
-    async def run():
-        async with open_broker(real_backend) as broker:
-            for number in range(5):
-                # When
-                spec = make_spec(model_version=str(number))
-                await asyncio.to_thread(registry.create, spec)
-                await use(broker, spec)
-                await asyncio.to_thread(registry.remove, spec.key)
-                await eventually_async(lambda s=spec: broker._channels[s.key].is_idle)
-                await eventually_async(broker._closing.done)
-
-            # Then
-            assert list(broker.resubmitted()) == [spec.key]
-
-    asyncio.run(run())
-
-
-@pytest.mark.usefixtures("soon_idle")
 def test_broker_counts_resubmissions_of_lanes_that_were_closed(real_harness, monkeypatch):
     monkeypatch.setattr(broker_module, "UNUSED_S", 0.0)
     spec, other = make_spec(), make_spec(model_version="2.0")

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import pytest
 import redis
 
 from batching.store.ingress_side.large_replies import AT_ONCE, LargeReplyFetcher
@@ -84,19 +83,6 @@ def test_a_few_are_fetched_at_a_time():
     asyncio.run(run())
 
 
-def test_the_others_are_fetched_although_some_could_not_be_deleted():
-    async def run():
-        # Given
-        scene = Scene(is_deleting=False)
-        # When
-        scene.add(*IDS)
-        await scene.fetch_all()
-        # Then
-        assert list(scene.delivered) == IDS
-
-    asyncio.run(run())
-
-
 def test_what_does_not_come_together_comes_alone():
     async def run():
         # Given
@@ -138,21 +124,5 @@ def test_reply_that_nobody_waits_for_is_deleted_and_not_fetched():
         await scene.fetch_all()
         # Then
         assert (scene.store.fetched, scene.store.discarded) == ([], ["r0"])
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("is_fetching", [True, False])
-def test_closed_fetcher_has_nothing_under_way(is_fetching):
-    async def run():
-        # Given
-        scene = Scene()
-        if is_fetching:
-            scene.add("r0")
-            await eventually_async(lambda: scene.store.fetched)
-        # When
-        await scene.fetcher.close()
-        # Then
-        assert not scene.fetcher.is_busy
 
     asyncio.run(run())

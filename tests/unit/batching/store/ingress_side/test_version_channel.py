@@ -4,18 +4,15 @@ import asyncio
 import gc
 import time
 import uuid
-import weakref
 
 import fakeredis
 import pytest
 
 from batching import errors
-from batching.batcher import Nothing
 from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.clients import connect_async
 from batching.store.ingress_side import canceller as canceller_module
 from batching.store.ingress_side import ingress_queue as verbs_module
-from batching.store.ingress_side import large_replies as fetcher_module
 from batching.store.ingress_side import submitting as submitting_module
 from batching.store.ingress_side.pending_request import ClientLeft, PendingRequest
 from batching.store.ingress_side.version_channel import Patience

@@ -1,7 +1,5 @@
 from dataclasses import replace
 
-import pytest
-
 from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
 from batching.store import keys
 from tests.support import KEY, make_spec
@@ -43,14 +41,6 @@ def test_node_joins_when_memory_is_full(real_harness, full_memory):
 
     # Then
     assert real_harness.registry().nodes() == [NODE]
-
-
-def test_described_node_is_seen_while_it_beats(harness):
-    # When
-    harness.join(NODE)
-
-    # Then
-    assert harness.registry().nodes() == [NODE]
 
 
 def test_leave_makes_the_node_unknown(harness):
@@ -155,12 +145,3 @@ def test_version_is_staffed_until_the_nodes_of_its_hidden_workers_are_gone(harne
     assert (before, harness.node().is_staffed(KEY)) == (True, False)
     harness.node().bury(KEY)
     assert not harness.client.exists(harness.keys.workers)
-
-
-@pytest.mark.parametrize("verb", ["forget", "hide"])
-def test_forgetting_an_unknown_worker_is_harmless(harness, verb):
-    # When
-    getattr(harness.node(), verb)(KEY, "never-seen")
-
-    # Then
-    assert harness.submit("a")[0].name == "QUEUED"

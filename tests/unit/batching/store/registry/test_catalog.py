@@ -9,8 +9,6 @@ import pytest
 import redis
 
 from batching import errors
-from batching.models.spec import VersionKey
-from batching.store.clients import connect
 from batching.store.registry import catalog as catalog_module
 from batching.store.registry.catalog import Catalog
 from batching.store.registry.registry import Registry
@@ -136,33 +134,6 @@ def test_catalog_refuses_soon_when_redis_is_not_heard(real_backend, registry):
     asyncio.run(run())
 
 
-def test_catalog_goes_on_after_a_failure_that_nobody_foresaw(real_backend, registry, caplog):
-    registry.create(V1)
-
-    async def run():
-        async with open_catalog(real_backend) as (catalog, client):
-            # Given
-            await cached(catalog, client)
-
-            # When
-            def fail_once(_):
-                del catalog.forget
-                raise RuntimeError("unforeseen")
-
-            catalog.forget = fail_once
-            registry.create(V2)
-            await eventually_async(lambda: "unforeseen" in caplog.text)
-
-            # Then what was announced meanwhile is known, and what is announced from now on is heard
-            await eventually_async(lambda: catalog.known("digits", "2.0") == V2)
-            registry.set_default("digits", "2.0")
-            await forgotten(catalog, client, "digits")
-            assert await catalog.resolve("digits", None) == V2
-
-    asyncio.run(run())
-    assert "task failed name=_listen of the catalog" in caplog.text
-
-
 def test_catalog_answers_from_memory_until_the_model_changes(real_backend, registry):
     registry.create(V1)
 
@@ -184,41 +155,6 @@ def test_catalog_answers_from_memory_until_the_model_changes(real_backend, regis
                     break
                 await asyncio.sleep(0.001)
             assert await resolves_to_the_new_default()
-
-    asyncio.run(run())
-
-
-def test_catalog_does_not_remember_unknown_names(real_backend, registry):
-    async def run():
-        async with open_catalog(real_backend) as (catalog, _):
-            # Given
-            with pytest.raises(errors.ModelNotFound):
-                await catalog.resolve("digits", None)
-
-            # When
-            registry.create(V1)
-
-            # Then
-            assert await catalog.resolve("digits", None) == V1
-
-    asyncio.run(run())
-
-
-def test_catalog_asks_again_for_a_model_that_it_was_told_to_forget(real_backend, registry):
-    registry.create(V1)
-
-    async def run():
-        async with open_catalog(real_backend) as (catalog, client):
-            # Given
-            await cached(catalog, client)
-            before = client.looked_up
-
-            # When
-            catalog.forget("digits")
-            await catalog.resolve("digits", None)
-
-            # Then
-            assert client.looked_up == before + 1
 
     asyncio.run(run())
 
@@ -380,30 +316,6 @@ async def answered(client):
     await eventually_async(lambda: client.looked_up > before + 1)
 
 
-@pytest.mark.usefixtures("restored_late")
-def test_request_waits_for_the_registry_when_a_new_node_marked_redis_first(real_backend, registry):
-    registry.mark()
-    registry.create(V1)
-
-    async def run():
-        async with (
-            open_catalog(real_backend) as (catalog, client),
-            emptied(real_backend, registry, catalog) as (asked, known),
-        ):
-            # Given: a node that knows no model
-            registry.mark()
-            await answered(client)
-            assert not asked.done()
-
-            # When one comes that does
-            registry.restore(known)
-
-            # Then
-            assert await asked == V1
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize("is_marked", [True, False])
 def test_request_waits_only_so_long_for_the_registry(
     real_backend, registry, monkeypatch, is_marked
@@ -422,63 +334,5 @@ def test_request_waits_only_so_long_for_the_registry(
                 # Then the model has gone, or nobody can say yet
                 with pytest.raises(errors.ModelNotFound if is_marked else errors.QueueLost):
                     await asked
-
-    asyncio.run(run())
-
-
-def test_catalog_forgets_what_nobody_restored(real_backend, registry, monkeypatch):
-    monkeypatch.setattr(catalog_module, "RESTORED_WITHIN_S", 0.0)
-    registry.mark()
-    registry.create(V1)
-
-    async def run():
-        async with open_catalog(real_backend) as (catalog, client):
-            # Given: Redis was emptied, and no connection broken
-            await cached(catalog, client)
-            real_backend.client.flushall()
-            registry.mark()
-
-            # When a request for another model learns of it
-            with pytest.raises(errors.ModelNotFound):
-                await catalog.resolve("other", None)
-
-            # Then
-            with pytest.raises(errors.ModelNotFound):
-                await catalog.resolve("digits", None)
-
-    asyncio.run(run())
-
-
-def test_catalog_says_that_redis_does_not_answer_for_an_unknown_name(tmp_path):
-    async def run():
-        url = f"unix://{tmp_path}/nobody.sock"
-        catalog = Catalog(Registry(connect(url)), url, make_outage())
-        await catalog.start()
-        with pytest.raises(errors.StoreUnavailable):
-            await catalog.resolve("digits", None)
-        await catalog.close()
-
-    asyncio.run(run())
-
-
-def test_removed_model_is_unknown_to_the_catalog(real_backend, registry):
-    registry.create(V1)
-
-    async def run():
-        async with open_catalog(real_backend) as (catalog, client):
-            # Given
-            await cached(catalog, client)
-
-            # When
-            registry.remove(VersionKey("digits", "1.0"))
-
-            # Then
-            for _ in range(1000):
-                try:
-                    await catalog.resolve("digits", None)
-                except errors.ModelNotFound:
-                    return
-                await asyncio.sleep(0.001)
-            raise AssertionError("still known")
 
     asyncio.run(run())

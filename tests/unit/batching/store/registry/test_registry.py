@@ -15,7 +15,7 @@ from batching.store.keys import VersionKeys
 from batching.store.reclaiming import ReclaimMode
 from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.registry import Registry
-from tests.support import KEY, eventually, items_of, make_reply, make_spec
+from tests.support import KEY, items_of, make_reply, make_spec
 
 V1 = make_spec(model_version="1.0", job_queue_size=10, config={"handler": {"top": 3}})
 V2 = make_spec(model_version="2.0", device_ids=(0, 2))
@@ -32,11 +32,6 @@ def registry(store_backend):
 def max_queue(backend, spec):
     value = backend.client.hget(VersionKeys.of(spec.key).config, "max_queue")
     return value and int(value)
-
-
-def test_registry_knows_nothing_at_first(registry):
-    assert registry.get("digits") is None
-    assert registry.snapshot() == {}
 
 
 def test_registry_returns_what_was_created(registry, store_backend):
@@ -125,16 +120,6 @@ def test_create_loses_no_version_when_several_are_created_at_the_same_time(store
     assert sorted(entry.versions) == ["0.0", "1.0", "2.0", "3.0"]
 
 
-@pytest.mark.parametrize(("version", "expected"), [(None, V1), ("1.0", V1), ("2.0", V2)])
-def test_resolve_finds_the_version_that_is_meant(registry, version, expected):
-    # Given
-    registry.create(V1)
-    registry.create(V2)
-
-    # When / Then
-    assert registry.resolve("digits", version) == expected
-
-
 UNKNOWN_MODEL = (errors.ModelNotFound, "Model not found: nobody")
 UNKNOWN_VERSION = (errors.VersionNotFound, "Model version: 9 does not exist for model: digits")
 
@@ -218,18 +203,6 @@ def test_remove_forgets_a_version_and_its_configuration(registry, store_backend)
     assert max_queue(store_backend, V1) == 10
 
 
-def test_remove_forgets_the_model_with_its_last_version(registry):
-    # Given
-    registry.create(V1)
-
-    # When
-    registry.remove(V1.key)
-
-    # Then
-    assert registry.get("digits") is None
-    assert sorted(registry.snapshot()) == []
-
-
 def eternal_keys(harness):
     names = harness.client.scan_iter(f"{harness.keys.tag}:*")
     return {name.decode() for name in names if harness.client.pttl(name) == -1}
@@ -263,34 +236,6 @@ def test_what_is_left_of_a_version_stays_only_while_it_is_registered(harness, ho
     assert harness.counters() == {"accepted": 2}
 
 
-def test_create_after_remove_takes_the_new_configuration(registry, store_backend):
-    # Given
-    registry.create(V1)
-    registry.remove(V1.key)
-
-    # When
-    registry.create(make_spec(model_version="1.0", job_queue_size=99))
-
-    # Then
-    assert max_queue(store_backend, V1) == 99
-
-
-def test_what_is_there_is_enough_when_memory_is_full(real_backend):
-    # Given
-    registry = Registry(real_backend.client)
-    registry.create(V1)
-    epoch = registry.mark()
-    real_backend.client.config_set("maxmemory", 1_000_000)
-    try:
-        # When / Then: a node that starts learns what is registered
-        assert registry.mark() == epoch
-        registry.repair([registry.get("digits")])
-        with pytest.raises(errors.StoreUnavailable):
-            registry.create(V2)
-    finally:
-        real_backend.client.config_set("maxmemory", 0)
-
-
 class InterruptedRedis(fakeredis.FakeRedis):
     """A client before whose next DEL somebody else gets a turn."""
 
@@ -317,29 +262,6 @@ def test_remove_leaves_a_version_usable_that_was_registered_again_meanwhile():
     # Then
     assert Registry(client).resolve("digits", None) == again
     assert client.hget(VersionKeys.of(V1.key).config, "max_queue") == b"77"
-
-
-def test_configuration_of_a_queue_says_whether_it_has_job_tickets(registry, store_backend):
-    # Given
-    ticketed = make_spec(model_version="1.0", use_job_ticket=True)
-    names = VersionKeys.of(ticketed.key)
-
-    def job_ticket():
-        return store_backend.client.hget(names.config, "job_ticket")
-
-    # When / Then
-    registry.create(ticketed)
-    assert job_ticket() == b"1"
-    with pytest.raises(errors.Conflict):
-        registry.create(V1)
-    assert job_ticket() == b"1"
-    known = registry.snapshot()
-    store_backend.client.flushall()
-    registry.restore(known.values())
-    assert job_ticket() == b"1"
-    registry.remove(ticketed.key)
-    registry.create(V1)
-    assert job_ticket() == b"0"
 
 
 def test_remove_leaves_another_registration_of_that_name(registry):
@@ -430,18 +352,6 @@ def test_repair_gives_registered_versions_their_configuration_and_no_others(
     assert not store_backend.client.exists(VersionKeys.of(V2.key).config)
 
 
-def test_scale_gives_a_version_its_configuration_again(registry, store_backend):
-    # Given: a server that has lost what belongs to it, while it had no worker
-    registry.create(V1)
-    store_backend.client.delete(VersionKeys.of(V1.key).config)
-
-    # When
-    registry.scale(V1.key, 1, 1)
-
-    # Then
-    assert max_queue(store_backend, V1) == V1.job_queue_size
-
-
 def test_restore_leaves_what_redis_knows_as_it_is(registry, store_backend):
     # Given: another node was faster, and an operator went on from there
     registry.create(V1)
@@ -505,23 +415,6 @@ def test_workers_are_those_of_live_nodes_by_node_and_slot(harness):
     assert registry.workers(VersionKey("digits", "9")) == []
 
 
-def test_workers_are_those_of_nodes_that_the_caller_knows_to_be_alive(harness):
-    # Given
-    for worker_id, node_id in (("w1", "node-a"), ("w2", "node-b")):
-        harness.join(NodeStatus(node_id, "host", 1, "now"))
-        harness.node().report(KEY, status_of(worker_id, node_id, 0))
-    registry = harness.registry()
-
-    # When
-    alive = registry.alive_nodes()
-
-    # Then
-    assert alive == {"node-a", "node-b"}
-    assert len(registry.workers(KEY, alive)) == 2
-    assert [status.worker_id for status in registry.workers(KEY, {"node-b"})] == ["w2"]
-    assert registry.workers(KEY, set()) == []
-
-
 def test_queue_counts_what_waits_and_what_has_become_of_the_rest(harness):
     # Given
     worker = harness.worker()
@@ -537,19 +430,6 @@ def test_queue_counts_what_waits_and_what_has_become_of_the_rest(harness):
     assert queue.counters == {"accepted": 3, "replied": 1}
 
 
-def test_queue_sees_open_requests_while_nothing_waits(harness):
-    # Given everything that was submitted at a worker
-    harness.submit("a", "b")
-    harness.worker().claim(2, 0.0)
-
-    # When
-    queue = harness.registry().queue(V1)
-
-    # Then
-    assert harness.client.llen(harness.keys.queue) == 0
-    assert (queue.waiting, queue.open_requests, queue.oldest_age_s) == (0, 2, 0.0)
-
-
 def test_queue_knows_the_age_of_the_oldest_request_that_waits(harness):
     # Given one that waits for its second attempt, and a younger one
     harness.submit("older")
@@ -561,15 +441,6 @@ def test_queue_knows_the_age_of_the_oldest_request_that_waits(harness):
 
     # When / Then
     assert 20.0 <= harness.registry().queue(V1).oldest_age_s < 25.0
-
-
-def test_queue_of_a_request_that_has_outlived_its_life_has_no_age(harness):
-    # Given
-    harness.submit("a")
-    harness.lose_request("a")
-
-    # When / Then
-    assert harness.registry().queue(V1).oldest_age_s == 0.0
 
 
 def test_store_tells_its_memory_and_its_limit(redis_server):
@@ -623,14 +494,6 @@ def test_changes_of_a_workers_state_are_heard(harness):
         assert wait(2.0)
 
 
-def test_changes_wait_as_long_as_they_were_told(registry):
-    with registry.changes() as wait, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(wait, 5.0)
-        eventually(waiting.running)
-        registry.announce("digits")
-        assert waiting.result(5.0)
-
-
 # --- Redis is away
 
 
@@ -638,14 +501,9 @@ def test_changes_wait_as_long_as_they_were_told(registry):
     "call",
     [
         lambda registry: registry.get("digits"),
-        lambda registry: registry.snapshot(),
-        lambda registry: registry.specs(),
         lambda registry: registry.create(V1),
         lambda registry: registry.scale(V1.key, 1, 1),
-        lambda registry: registry.queue(V1),
         lambda registry: registry.workers(V1.key),
-        lambda registry: registry.nodes(),
-        lambda registry: registry.alive_nodes(),
         lambda registry: registry.changes().__enter__(),
     ],
 )

@@ -132,18 +132,6 @@ def test_claim_wakes_the_next_worker_when_work_remains(harness):
     assert harness.bells() == 1
 
 
-def test_claim_rings_only_one_token_however_often_work_remains(harness):
-    # Given
-    harness.submit("a", "b", "c", "d")
-
-    # When
-    for name in ("worker-a", "worker-b", "worker-c"):
-        harness.worker(name).claim(1, 0.0)
-
-    # Then
-    assert harness.bells() == 1
-
-
 # --- what is not run
 
 
