@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from batching.errors import RequestTimeout, ServeError, StoreUnavailable, WorkerDied
-from batching.store.clients import connect
+from batching.errors import RequestTimeout, ServeError, WorkerDied
 from batching.store.registry import control_queue
 from batching.store.registry.control_queue import ControlQueue
-from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.support import eventually
 
 pytestmark = pytest.mark.slow  # processes that import RQ
@@ -118,13 +116,6 @@ def test_worker_that_was_refused_by_a_full_redis_works_when_it_has_room(
     assert Inspection(real_backend.connect()).result().model_name == str(refused_worker.pid)
 
 
-def test_worker_that_is_refused_by_a_full_redis_ends_when_it_is_told_to(refused_worker):
-    # When
-    refused_worker.terminate()
-    # Then
-    assert refused_worker.wait(5) == -signal.SIGTERM
-
-
 def test_job_that_takes_long_is_not_given_to_another_node(real_backend, start_worker):
     # Given
     busy = start_worker(LOST_AFTER_S * 2)
@@ -184,17 +175,6 @@ def test_job_that_redis_has_lost_is_done_all_the_same(real_backend, start_worker
     assert inspection.result().model_name == str(worker.pid)
 
 
-def test_job_goes_on_when_connections_break(real_backend, start_worker):
-    # Given
-    busy = start_worker(LOST_AFTER_S)
-    inspection = Inspection(real_backend.connect())
-    has_job(busy)
-    # When
-    real_backend.client.client_kill_filter(_type="normal", skipme=True)
-    # Then
-    assert inspection.result().model_name == str(busy.pid)
-
-
 def test_job_that_was_broken_off_is_begun_again(real_backend, start_worker):
     # Given: a connection that breaks when the job has ended, say
     worker = start_worker(-1)
@@ -203,16 +183,6 @@ def test_job_that_was_broken_off_is_begun_again(real_backend, start_worker):
     # Then
     assert [has_job(worker), has_job(worker)] == [False, True]
     assert inspection.result().model_name == str(worker.pid)
-
-
-def test_job_is_given_up_when_redis_does_not_come_back():
-    with EmbeddedRedis(find_server()) as server:
-        # Given a job that waits
-        client = connect(server.url)
-        inspection = Inspection(client)
-        eventually(lambda: client.dbsize() > 0)
-    # When Redis has gone / Then
-    assert isinstance(inspection.result(), StoreUnavailable)
 
 
 def test_job_that_nobody_takes_is_given_up(real_backend):

@@ -17,7 +17,6 @@ from tests.unit.workers.archives.web import (
     web_with_archive,
 )
 from workers.archives.download import Downloader, is_public
-from workers.archives.download_notes import remove_download
 from workers.archives.fetch import locate_archive
 
 
@@ -242,27 +241,6 @@ def test_failed_download_leaves_nothing_but_a_reason_in_the_log(answer, store, c
     assert len(web.requests) <= 4
 
 
-def test_download_that_has_come_into_the_store_needs_no_more_room_there(store):
-    # Given a disk that takes the archive, and not a byte more
-    (store / ".echo.mar.url").symlink_to("/dev/full")
-
-    # When
-    locate_archive(URL, store, downloader=web_with_archive().downloader())
-
-    # Then it is known for a download, and goes as one
-    assert remove_download(URL, store)
-
-
-def test_host_that_does_not_resolve_is_a_failed_download(store):
-    # Given
-    def resolve(host, port):
-        raise OSError("no such host")
-
-    # When / Then
-    with pytest.raises(DownloadFailed):
-        locate_archive(URL, store, downloader=Downloader(ALLOWED, resolve))
-
-
 def test_oversized_download_is_stopped(store, monkeypatch):
     # Given
     monkeypatch.setattr("workers.archives.download.MAX_UNPACKED_BYTES", 10)
@@ -327,17 +305,6 @@ def test_download_that_a_version_needs_stays(store):
     assert not web.requests
 
 
-def test_download_that_a_version_needs_meanwhile_stays(store):
-    # Given somebody who registers it while it is downloaded anew
-    web, _ = served_anew(store)
-    answers = [True, False]
-
-    # When / Then
-    with pytest.raises(InternalError, match="already exists"):
-        locate_archive(URL, store, is_unused=lambda: answers.pop(0), downloader=web.downloader())
-    assert (store / "echo.mar").read_bytes() == archive_bytes()
-
-
 def test_file_that_comes_into_the_store_during_a_download_stays(store):
     # Given an operator who copies an archive of that name there
     web = web_with_archive()
@@ -365,34 +332,6 @@ def test_download_that_another_node_has_brought_meanwhile_is_in_nobodys_way(stor
 
     # Then
     assert path.read_bytes() == archive_bytes()
-
-
-def test_download_that_a_node_removes_meanwhile_is_in_nobodys_way(store):
-    # Given a node that learns late of what was unregistered
-    web, newer = served_anew(store)
-
-    # When
-    path = locate_archive(
-        URL,
-        store,
-        is_unused=lambda: True,
-        downloader=web.downloader(),
-        on_progress=lambda *_: remove_download(URL, store),
-    )
-
-    # Then
-    assert path.read_bytes() == newer
-
-
-def test_download_that_nobody_needs_stays_when_the_newer_one_fails(store):
-    # Given
-    served_anew(store)
-    web = Web({"models.example/store/echo.mar": httpx.Response(404)})
-
-    # When / Then
-    with pytest.raises(DownloadFailed):
-        locate_archive(URL, store, is_unused=lambda: True, downloader=web.downloader())
-    assert (store / "echo.mar").read_bytes() == archive_bytes()
 
 
 @pytest.mark.parametrize("note", [None, "https://models.example/other/echo.mar"])

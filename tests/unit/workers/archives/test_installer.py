@@ -2,13 +2,11 @@
 
 import asyncio
 import errno
-import importlib.metadata
 import logging
 import socket
 import subprocess
 import sys
 import time
-import venv
 from pathlib import Path
 
 import psutil
@@ -133,17 +131,6 @@ def test_failing_installation_is_told_and_not_tried_again_at_once(tmp_path, mode
 
 
 @pytest.mark.slow
-def test_package_that_cannot_be_fetched_is_told_by_what_failed(tmp_path, model_dir):
-    # Given a program under pip that fails, of which pip ends by saying that it is not at fault
-    (model_dir / "requirements.txt").write_text(f"git+file://{tmp_path}/nowhere.git")
-
-    # When / Then: newer pips say what they wanted it for
-    words = r"for model digits: (Failed to build '\S+' when )?git clone .*[^.]\. The node's log has"
-    with pytest.raises(DependenciesFailed, match=words):
-        install(tmp_path, model_dir)
-
-
-@pytest.mark.slow
 def test_installation_ends_when_its_time_is_up(tmp_path, model_dir, monkeypatch):
     # Given an index that never answers
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -160,29 +147,6 @@ def test_installation_ends_when_its_time_is_up(tmp_path, model_dir, monkeypatch)
     # Then
     assert_within(time.monotonic() - started, 30)
     assert not [child for child in psutil.Process().children() if "pip" in child.cmdline()]
-
-
-def test_environment_that_cannot_be_made_is_told(tmp_path, model_dir):
-    # Given: where its folder should be is a file
-    (model_dir / "requirements.txt").write_text("anything\n")
-    (tmp_path / "work").write_text("")
-
-    # When / Then
-    text = "Virtual environment creation failed for model digits: Not a directory"
-    with pytest.raises(DependenciesFailed, match=text):
-        install(tmp_path / "work", model_dir)
-
-
-@pytest.mark.slow
-def test_requirements_of_a_model_with_a_module_of_a_common_name_are_installed(tmp_path, model_dir):
-    # Given a module of the model's that is called as one of Python's, which pip needs
-    (model_dir / "tokenize.py").write_text("def tokenize(text):\n    return text.split()\n")
-
-    # When
-    python = install(tmp_path, model_dir)
-
-    # Then
-    subprocess.run([python, "-c", f"import {PACKAGE}"], capture_output=True, check=True)
 
 
 @pytest.mark.slow
@@ -205,36 +169,6 @@ def test_disk_that_pip_finds_full_is_the_cause_of_its_failure(
         assert isinstance(caught.value.__cause__, OSError)
         assert caught.value.__cause__.errno == errno.ENOSPC
     assert runs_of_pip(caplog) == 1
-
-
-def test_failure_that_pip_did_not_foresee_is_told_by_its_last_line(
-    tmp_path, model_dir, monkeypatch
-):
-    # Given a pip that fails as it does then
-    said = ["ERROR: Exception:", "Traceback (most recent call last):", "OSError: the index is away"]
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in said) + "exit 2\n")
-    python.chmod(0o755)
-    monkeypatch.setattr("workers.archives.installer._python_in", lambda _place: python)
-    # When / Then
-    with pytest.raises(DependenciesFailed, match="for model digits: OSError: the index is away"):
-        install(tmp_path, model_dir)
-
-
-def test_python_without_pip_is_told(tmp_path, model_dir, monkeypatch):
-    # Given an environment that was made without, and a system that packs ensurepip by itself
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda **_: [])
-
-    def no_ensurepip(_builder, _context, *_arguments, **_options):
-        raise subprocess.CalledProcessError(1, "python", b"...\nNo module named ensurepip\n")
-
-    monkeypatch.setattr(venv.EnvBuilder, "_call_new_python", no_ensurepip)
-
-    # When / Then
-    text = "the node's Python has no pip, and none can be had from ensurepip: No module named"
-    with pytest.raises(DependenciesFailed, match=text) as caught:
-        install(tmp_path, model_dir)
-    assert caught.value.__cause__ is None
 
 
 def test_requirements_are_left_alone_unless_the_server_says_so(tmp_path, model_dir, caplog):

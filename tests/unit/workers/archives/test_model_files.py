@@ -2,13 +2,12 @@
 
 import asyncio
 import hashlib
-import pwd
 import threading
 
 import pytest
 
 from batching.errors import InvalidModel, ModelNotFound
-from batching.settings.settings import Settings, SettingsError
+from batching.settings.settings import Settings
 from tests.support import eventually_async, make_spec
 from tests.unit.workers.archives.archives import write_zip
 from tests.unit.workers.archives.web import (
@@ -148,14 +147,6 @@ def test_downloads_to_one_file_name_come_one_after_the_other(files, monkeypatch)
     assert all(len(set(group)) == len(group) for group in names)
 
 
-def test_node_keeps_nothing_of_archives_that_are_unpacked(files, quick):
-    # When
-    asyncio.run(files.prepare(quick))
-
-    # Then: it may see many in its life
-    assert not files._unpacking
-
-
 @pytest.fixture
 def stale(store, monkeypatch):
     """The network; in the store lies what its URL had led to at an earlier registration."""
@@ -193,26 +184,3 @@ def test_archive_that_its_url_does_not_lead_to_any_more_is_downloaded_once(files
     # Then
     assert len(stale.requests) == 1
     assert sorted(path.name for path in store.iterdir()) == [".echo.mar.url", "echo.mar"]
-
-
-def test_archive_is_not_downloaded_anew_where_it_was_registered_by_its_name(files, store, stale):
-    # When
-    spec = make_spec(model_url="echo.mar", archive_sha256=hashlib.sha256(NEWER).hexdigest())
-    with pytest.raises(InvalidModel, match="has changed since it was registered"):
-        asyncio.run(files.prepare(spec))
-
-    # Then
-    assert not stale.requests
-
-
-def test_user_without_a_home_folder_has_to_say_where_archives_are_unpacked(monkeypatch):
-    # Given a user of whom the system knows nothing, as containers may have
-    def nobody(_uid):
-        raise KeyError
-
-    monkeypatch.setattr(pwd, "getpwuid", nobody)
-    for name in ("HOME", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    # When / Then
-    with pytest.raises(SettingsError, match=r"no home folder, .*: set work_dir"):
-        ModelFiles(Settings())

@@ -29,15 +29,6 @@ def test_download_is_removed_again_and_nothing_else_ever(store):
     assert not list(store.glob(".*"))
 
 
-def test_download_can_be_registered_again_after_it_was_removed(store):
-    # Given
-    locate_archive(URL, store, downloader=web_with_archive().downloader())
-    remove_download(URL, store)
-
-    # When / Then
-    assert locate_archive(URL, store, downloader=web_with_archive().downloader()).exists()
-
-
 def test_node_forgets_downloads_and_keeps_the_operators_files(store):
     # Given
     locate_archive(URL, store, downloader=web_with_archive().downloader())

@@ -7,10 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
-from batching.settings.loading import load_settings
-from batching.settings.settings import Settings, SettingsError
+from batching.settings.settings import Settings
 from tests.support import make_spec
 from tests.unit.workers.archives.archives import write_zip
 from workers.archives.model_files import ModelFiles
@@ -99,26 +96,6 @@ def test_removal_takes_old_quarantine_and_nothing_else(tmp_path):
     assert all(place.exists() for place in [*kept, outside])
 
 
-def test_node_sweeps_both_of_its_folders(tmp_path):
-    # Given
-    old = ABANDONED_AFTER_S + 60
-    places = [
-        make(tmp_path / "work", ".unpack-a", old),
-        make(tmp_path / "store", ".download-b", old),
-    ]
-    # When
-    files_of(tmp_path).sweep([])
-    # Then
-    assert not any(place.exists() for place in places)
-
-
-def test_node_without_its_folders_has_nothing_to_sweep(tmp_path):
-    # When
-    ModelFiles(Settings(work_dir=tmp_path / "none", model_store=None)).sweep([make_spec()])
-    # Then it has made none either
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_nothing_is_removed_from_under_an_unpacking_that_a_stop_abandons(tmp_path):
     # Given
     path, work_dir = write_zip(tmp_path / "echo.mar"), tmp_path / "work"
@@ -188,12 +165,3 @@ def test_environment_goes_when_no_registered_model_needs_it(tmp_path):
     files_of(tmp_path, install_py_dep_per_model=True).sweep([spec])
     # Then
     assert [place.exists() for place in (needed, unused, young)] == [True, False, True]
-
-
-def test_marking_says_that_a_folder_is_gone(tmp_path):
-    assert not mark_used(tmp_path / "none")
-
-
-def test_short_time_to_keep_unused_files_is_refused():
-    with pytest.raises(SettingsError, match="unused_files_kept must be from 60"):
-        load_settings(environment={"FERRY_UNUSED_FILES_KEPT_S": "59"})

@@ -4,18 +4,15 @@ import importlib.metadata
 import io
 import json
 import sys
-import zipfile
 
 import pytest
 import torch
 from click.testing import CliRunner
 
 from ferry.commands.doctor import doctor
-from tests.unit.models import MODEL_SOURCE, Pooled, Touch, manifest, saved, scripted
-from tests.unit.workers.archives.archives import write_folder, write_tar, write_zip
-from workers.archives import archive_entries
+from tests.unit.models import MODEL_SOURCE, Pooled, Touch, manifest, saved
+from tests.unit.workers.archives.archives import write_zip
 from workers.doctor.examination import examine
-from workers.doctor.ts_names import TsNames
 
 CLASS = """
 from ts.torch_handler.base_handler import BaseHandler
@@ -84,22 +81,6 @@ def test_torch_is_named_and_an_old_one_is_a_problem(tmp_path, monkeypatch):
     assert problems(refused) == [
         f"torch {version} loads malicious checkpoints: 2.6 or later is needed"
     ]
-
-
-@pytest.mark.parametrize("write", [write_tar, write_folder], ids=["tar", "folder"])
-def test_other_formats_are_examined_too(write, tmp_path):
-    # When
-    report = examine(
-        write(
-            tmp_path / "model.tar.gz",
-            {"own.py": "def handle(data, context): pass"},
-            manifest(handler="own.py"),
-        )
-    )
-
-    # Then
-    assert report.will_run
-    assert (report.model_name, report.model_version) == ("m", "1.0")
 
 
 def test_file_that_is_no_archive_is_the_only_finding(tmp_path):
@@ -177,21 +158,6 @@ def test_nothing_of_the_archive_is_executed(tmp_path, monkeypatch):
     assert "w.pth holds more than weights (" in notes(found)[0]
 
 
-def test_imports_that_may_fail_are_notes(tmp_path):
-    # Given
-    source = (
-        "try:\n    import no_such_package\nexcept ImportError:\n    pass\n"
-        "def handle(data, context):\n    import ts.torch_handler.vllm_handler\n"
-    )
-
-    # When
-    found = diagnose(tmp_path, {"own.py": source}, handler="own.py")
-
-    # Then
-    assert problems(found) == []
-    assert len(notes(found)) == 2
-
-
 def test_archive_brings_its_own_modules(tmp_path):
     # Given
     files = {
@@ -202,16 +168,6 @@ def test_archive_brings_its_own_modules(tmp_path):
 
     # When / Then
     assert problems(diagnose(tmp_path, files, handler="own.py")) == []
-
-
-def test_function_named_in_the_manifest_is_looked_for(tmp_path):
-    # Given
-    files = {"own.py": "def answer(data, context): pass"}
-
-    # When / Then
-    assert problems(diagnose(tmp_path, files, handler="own.py:answer")) == []
-    (text,) = problems(diagnose(tmp_path, files, handler="own.py:other"))
-    assert "needs a function other(data, context)" in text
 
 
 @pytest.mark.parametrize(
@@ -228,60 +184,6 @@ def test_handler_that_is_not_there_is_a_problem(handler, expected, tmp_path):
 
     # Then
     assert any(expected in text for text in texts)
-
-
-def test_built_in_handler_without_labels_is_a_note(tmp_path):
-    # Given
-    files = {"w.pt": scripted(Pooled(2))}
-
-    # When
-    found = diagnose(tmp_path, files, handler="image_classifier", serializedFile="w.pt")
-
-    # Then
-    assert problems(found) == []
-    assert ("weights", "ok", "w.pt is TorchScript") in found
-    assert "without index_to_name.json labels are numbers" in notes(found)[0]
-
-
-def test_state_dict_without_its_class_is_a_problem(tmp_path):
-    # Given
-    files = {"w.pt": saved(Pooled(2).state_dict())}
-
-    # When
-    (text,) = problems(diagnose(tmp_path, files, handler="image_classifier", serializedFile="w.pt"))
-
-    # Then
-    assert text.startswith("w.pt is not TorchScript; for a state dict, archive the model's class")
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("w.bin", "weights end in .pt"), ("gone.pt", "serializedFile gone.pt is not in the archive")],
-)
-def test_weights_that_nobody_loads_are_a_problem(name, expected, tmp_path):
-    # When
-    texts = problems(
-        diagnose(tmp_path, {"w.bin": b""}, handler="base_handler", serializedFile=name)
-    )
-
-    # Then
-    assert any(expected in text for text in texts)
-
-
-def test_weights_of_a_handler_that_loads_them_itself_are_its_own_business(tmp_path):
-    # Given
-    source = "class A:\n  def initialize(self, c): pass\n  def handle(self, d, c): pass"
-    files = {"own.py": source, "w.bin": b"", "extra.pkl": b""}
-
-    # When
-    found = diagnose(tmp_path, files, handler="own.py", serializedFile="w.bin")
-
-    # Then
-    assert problems(found) == []
-    assert notes(found) == [
-        "w.bin is the handler's own business",
-        "extra.pkl is a pickle: a handler that loads it runs what is in it",
-    ]
 
 
 UNCALLABLE = {
@@ -307,65 +209,7 @@ def test_handler_that_a_worker_cannot_call_is_a_problem(source, expected, tmp_pa
     assert problems(diagnose(tmp_path, {"own.py": source}, handler="own.py")) == [expected]
 
 
-CALLABLE = {
-    "defaults": "def handle(data, context, top_k=5, *, device=None): pass",
-    "any": "def handle(*arguments, **options): pass",
-    "decorated": "import functools\n@functools.partial\ndef handle(everything): pass",
-    "static": (
-        "class Own:\n def initialize(self, context, /): pass\n"
-        " @staticmethod\n def handle(data, context): pass"
-    ),
-}
-
-
-@pytest.mark.parametrize("source", CALLABLE.values(), ids=CALLABLE)
-def test_handler_that_a_worker_can_call_is_none(source, tmp_path):
-    # When / Then
-    assert problems(diagnose(tmp_path, {"own.py": source}, handler="own.py")) == []
-
-
-@pytest.mark.parametrize("handler", ["own.py", "image_segmenter"])
-def test_handler_that_loads_a_model_needs_one(handler, tmp_path):
-    # Given
-    files = {"own.py": f"{CLASS}    pass\n", "net.py": MODEL_SOURCE.format(classes=2)}
-
-    # When
-    found = diagnose(tmp_path, files, handler=handler)
-
-    # Then
-    name = handler.removesuffix(".py")
-    assert problems(found) == [
-        f"{name} loads a model, and neither weights nor a model file is named"
-    ]
-    assert problems(diagnose(tmp_path, files, handler=handler, modelFile="net.py")) == []
-
-
-def test_model_may_be_loaded_by_a_base_class_of_the_archive(tmp_path):
-    # Given
-    own = "import ts.torch_handler.base_handler\nfrom base import Base\nclass Own(Base): pass"
-    base = "class Base:\n def initialize(self, context): pass\n def handle(self, *rows): pass"
-
-    # When / Then
-    files = {"own.py": own, "base.py": base}
-    assert problems(diagnose(tmp_path, files, handler="own.py")) == []
-
-
-FUNCTION = (
-    f"{CLASS}service = Own()\ndef handle(data, context): return service.initialize(context)\n"
-)
 LOADING = f"{CLASS}    def _load_torchscript_model(self, path): return "
-
-
-def test_weights_of_an_entry_point_that_is_a_function_are_its_own_business(tmp_path):
-    # Given a class that extends the base handler, which nobody but the function calls
-    files = {"own.py": FUNCTION, "w.bin": b""}
-
-    # When
-    found = diagnose(tmp_path, files, handler="own.py", serializedFile="w.bin")
-
-    # Then
-    assert problems(found) == []
-    assert notes(found) == ["w.bin is the handler's own business"]
 
 
 @pytest.mark.parametrize(
@@ -392,51 +236,6 @@ def test_checkpoint_of_more_than_weights_is_refused_only_where_it_is_read_so(
     assert found_verdict == verdict
     assert text.startswith("w.pt holds more than weights (tests.unit.models.Pooled)")
     assert expected in text
-
-
-@pytest.mark.parametrize(
-    ("source", "verdict", "expected"),
-    [
-        (CLASS, "problem", "w.pt is no checkpoint that torch.load can read"),
-        (f"{LOADING}library.read(path)", "note", "w.pt is the handler's own business"),
-    ],
-)
-def test_weights_that_torch_did_not_write_are_no_checkpoint(source, verdict, expected, tmp_path):
-    # Given
-    files = {"own.py": source, "net.py": MODEL_SOURCE.format(classes=2), "w.pt": b"version 1"}
-
-    # When
-    found = diagnose(tmp_path, files, handler="own.py", modelFile="net.py", serializedFile="w.pt")
-
-    # Then
-    assert ("weights", verdict, expected) in found
-
-
-def test_weights_whose_directory_is_too_large_to_be_read_are_a_problem(tmp_path, monkeypatch):
-    # Given a zip of many entries
-    with zipfile.ZipFile(buffer := io.BytesIO(), "w") as bundle:
-        for number in range(100):
-            bundle.writestr(f"w/code/{number}", b"")
-    monkeypatch.setattr(archive_entries, "MAX_ZIP_DIRECTORY_BYTES", 2000)
-
-    # When
-    files = {"w.pt": buffer.getvalue()}
-    found = diagnose(tmp_path, files, handler="image_classifier", serializedFile="w.pt")
-
-    # Then
-    assert problems(found) == ["w.pt has more than 10000 entries."]
-
-
-def test_weights_that_end_like_a_zip_and_are_none_are_no_torchscript(tmp_path):
-    # Given
-    whole = scripted(Pooled(2))
-    files = {"w.pt": whole.replace(b"PK\x01\x02", b"PK\x01\x03")}
-
-    # When
-    (text,) = problems(diagnose(tmp_path, files, handler="image_classifier", serializedFile="w.pt"))
-
-    # Then
-    assert text.startswith("w.pt is not TorchScript")
 
 
 def test_requirements_are_read_and_not_installed(tmp_path):
@@ -507,81 +306,6 @@ def test_config_key_that_does_not_count_is_told(text, verdict, expected, tmp_pat
     (told,) = [one for one in found if one[0] == "model-config"]
     assert told[1] == verdict
     assert expected in told[2]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "asyncCommunication: false",
-        "parallelType: ''",
-        "pt2: inductor",
-        "useJobTicket: true",
-        "{batchPolicy: adaptive, latencySloMs: 200}",
-    ],
-)
-def test_config_key_that_asks_for_nothing_special_is_fine(text, tmp_path):
-    # Given
-    files = {"own.py": "def handle(data, context): pass", "c.yaml": text}
-
-    # When
-    found = diagnose(tmp_path, files, handler="own.py", configFile="c.yaml")
-
-    # Then
-    assert {verdict for part, verdict, _ in found} == {"ok"}
-
-
-def test_archive_that_does_not_name_its_config_right_cannot_be_read(tmp_path):
-    # When
-    (finding,) = diagnose(tmp_path, {}, handler="own.py", configFile="gone.yaml")
-
-    # Then
-    assert finding[0] == "archive"
-    assert "gone.yaml" in finding[2]
-
-
-def test_reason_for_which_an_archive_cannot_be_read_is_told_once(tmp_path):
-    # When
-    files = {"c.yaml": "a: 1\n\tb: 1"}
-    (finding,) = diagnose(tmp_path, files, handler="own.py", configFile="c.yaml")
-
-    # Then
-    assert finding[2].count("line 2") == 1
-
-
-def test_every_name_that_handlers_import_is_found():
-    # Given
-    names = TsNames.read()
-
-    # When / Then
-    for module, name in [
-        ("ts.torch_handler.base_handler", "BaseHandler"),
-        ("ts.metrics.metric_type_enum", "MetricTypes"),
-        ("ts.service", "PredictionException"),
-        ("ts", "__version__"),
-        ("ts.torch_handler", "image_classifier"),
-        ("ts.handler_utils.micro_batching", "STEPS"),
-    ]:
-        assert names.why_missing(module, name) == ""
-    assert names.why_missing("ts.torch_handler", "dali_handler") != ""
-
-
-def test_command_prints_a_table_and_fails_when_the_model_will_not_run(tmp_path):
-    # Given
-    bad = write_zip(tmp_path / "bad.mar", {}, manifest(handler="nowhere"))
-    good = write_zip(
-        tmp_path / "good.mar", {"own.py": "def handle(d, c): pass"}, manifest(handler="own.py")
-    )
-
-    # When
-    refused = CliRunner().invoke(doctor, [str(bad)])
-    welcome = CliRunner().invoke(doctor, [str(good)])
-
-    # Then
-    assert refused.exit_code == 1
-    assert "nowhere is neither a file of the archive nor built in" in refused.output
-    assert "bad.mar will not run as it is." in refused.output
-    assert welcome.exit_code == 0
-    assert "good.mar will run." in welcome.output
 
 
 def test_command_prints_json_for_machines(tmp_path):

@@ -79,35 +79,6 @@ def test_pieces_go_out_before_the_reply():
     assert (second.body, second.chunks) == (b"", 2)
 
 
-def test_pieces_of_one_request_are_not_counted_for_another():
-    # Given an explanation, which is made alone, in pieces
-    def answer(rows, context):
-        if context.get_request_header(0, "explain"):
-            context.send_pieces(["piece"], context.request_ids)
-        return ["end"] * len(rows)
-
-    asked = batch(body(), body(explain="True"))
-
-    # When
-    plain, explained = runner(Handler(answer), send=Queue().send).run(asked)
-
-    # Then
-    assert (plain.chunks, explained.chunks) == (0, 1)
-
-
-def test_next_batch_begins_with_no_pieces():
-    # Given
-    queue = Queue()
-    both = runner(Handler(sending("x")), send=queue.send)
-    both.run(batch(body()))
-
-    # When
-    (reply,) = both.run(batch(body()))
-
-    # Then
-    assert reply.chunks == 1
-
-
 def test_large_piece_is_split():
     # Given
     queue = Queue()
@@ -120,17 +91,6 @@ def test_large_piece_is_split():
     assert [len(chunk.body) for chunk in queue.pieces["id-0"]] == [CHUNK_LIMIT_BYTES] * 2 + [1]
     assert [chunk.index for chunk in queue.pieces["id-0"]] == [0, 1, 2]
     assert reply.chunks == 3
-
-
-def test_empty_piece_is_sent_only_as_the_first():
-    # Given
-    queue = Queue()
-
-    # When
-    runner(Handler(sending("", "", "x", "")), send=queue.send).run(batch(body()))
-
-    # Then
-    assert [chunk.body for chunk in queue.pieces["id-0"]] == [b"", b"x"]
 
 
 def test_slow_client_holds_its_handler_up():
@@ -175,18 +135,6 @@ def test_handler_is_stopped_when_no_client_is_left():
     assert len(handler.batches) == 1
 
 
-def test_handler_goes_on_for_the_client_that_is_left():
-    # Given
-    queue = Queue({"id-0": ChunkCode.UNWANTED})
-
-    # When
-    _, left = runner(Handler(sending("a", "b")), send=queue.send).run(batch(body(), body()))
-
-    # Then
-    assert (left.body, left.chunks) == (b"end", 2)
-    assert [len(chunks) for chunks in queue.pieces.values()] == [2]
-
-
 def test_piece_is_sent_again_when_redis_was_away():
     # Given
     queue = Queue(RedisError("gone"), {"id-0": ChunkCode.STORED_BEFORE})
@@ -196,20 +144,6 @@ def test_piece_is_sent_again_when_redis_was_away():
 
     # Then
     assert (reply.body, reply.chunks) == (b"end", 1)
-
-
-def test_log_says_once_that_redis_is_away_while_a_piece_waits_for_it(caplog):
-    # Given
-    queue = Queue(*[RedisError("gone")] * 10)
-
-    # When
-    (reply,) = runner(Handler(sending("a", "b")), send=queue.send).run(batch(body()))
-
-    # Then
-    assert (reply.body, reply.chunks) == (b"end", 2)
-    away, back = caplog.messages
-    assert away.startswith("Redis does not answer")
-    assert back.startswith("Redis answers again")
 
 
 def test_batch_that_has_sent_pieces_is_not_run_again():
@@ -230,14 +164,6 @@ def test_batch_that_has_sent_pieces_is_not_run_again():
         assert reply.chunks == 1
 
 
-def test_last_piece_that_cannot_be_written_breaks_its_answer():
-    # When
-    (reply,) = runner(Handler(sending("a", last=object())), send=Queue().send).run(batch(body()))
-
-    # Then
-    assert (reply.error_type, reply.chunks) == ("InternalServerException", 1)
-
-
 @pytest.mark.parametrize("pieces", ["text", [], ["one"], {0: "one", "1": "two"}, None])
 def test_pieces_of_the_wrong_shape_are_the_handlers_error(pieces):
     # Given
@@ -256,21 +182,6 @@ def test_pieces_of_the_wrong_shape_are_the_handlers_error(pieces):
     # Then
     assert caught
     assert [reply.status for reply in replies] == [200, 200]
-
-
-def test_piece_after_the_answer_is_refused():
-    # Given
-    kept = []
-
-    def answer(rows, context):
-        kept.append(context)
-        return ["x"]
-
-    runner(Handler(answer), send=Queue().send).run(batch(body()))
-
-    # When / Then
-    with pytest.raises(RuntimeError, match="has been answered"):
-        kept[0].send_pieces(["late"], kept[0].request_ids)
 
 
 def test_piece_of_an_answered_batch_reaches_no_client_of_the_next(monkeypatch):
@@ -310,28 +221,6 @@ def test_piece_of_an_answered_batch_reaches_no_client_of_the_next(monkeypatch):
     assert set(asked) == {"first"}
 
 
-def test_abandoned_stream_stays_abandoned_when_the_handler_does_not_listen():
-    # Given
-    raised = []
-
-    def answer(rows, context):
-        for _ in range(3):
-            try:
-                context.send_pieces(["x"], context.request_ids)
-            except StreamAbandoned as error:
-                raised.append(error)
-        return ["end"]
-
-    queue = Queue({}, {"id-0": ChunkCode.UNWANTED})
-
-    # When
-    (reply,) = runner(Handler(answer), send=queue.send).run(batch(body()))
-
-    # Then
-    assert len(raised) == 2
-    assert reply.error_type
-
-
 def test_pieces_go_to_the_requests_that_are_named():
     # Given
     queue = Queue()
@@ -351,20 +240,6 @@ def test_pieces_go_to_the_requests_that_are_named():
         "id-0": [ReplyChunk(0, b"a")],
     }
     assert [reply.chunks for reply in replies] == [1, 0, 1]
-
-
-def test_piece_for_a_request_of_another_batch_is_the_handlers_error():
-    # Given
-    def answer(rows, context):
-        with pytest.raises(ValueError, match="only requests of this batch"):
-            context.send_pieces(["x"], {0: "id-of-yesterday"})
-        return ["end"]
-
-    # When
-    (reply,) = runner(Handler(answer), send=Queue().send).run(batch(body()))
-
-    # Then
-    assert (reply.body, reply.chunks) == (b"end", 0)
 
 
 def test_parts_of_a_batch_stream_in_threads_of_their_own():

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from batching.protocol import Part, Request
 from tests.unit.workers.handling.batches import Handler, batch, body, error_of, runner
 from workers.handling.envelopes import in_envelope
 
@@ -36,14 +35,6 @@ def doubled(instances, _context):
 
 def documents(replies):
     return [json.loads(reply.body) for reply in replies]
-
-
-def test_no_envelope_changes_nothing():
-    # Given
-    entry = object()
-
-    # When / Then
-    assert in_envelope("", entry) is entry
 
 
 def test_body_envelope_gives_values_instead_of_rows():
@@ -124,17 +115,6 @@ def test_json_envelope_decodes_base64_wherever_it_stands():
     assert replies[0].body == b'{"predictions": [1, 1]}'
 
 
-def test_json_envelope_takes_instances_from_a_form():
-    # Given
-    request = Request({}, [Part("instances", "application/json", b"[1, 2]")])
-
-    # When
-    calls, _ = ask("json", lambda instances, _: ["x" for _ in instances], request)
-
-    # Then
-    assert calls == [[1, 2]]
-
-
 def test_kserve_envelope_names_explanations():
     # When
     _, replies = ask(
@@ -146,15 +126,6 @@ def test_kserve_envelope_names_explanations():
 
     # Then
     assert documents(replies) == [{"explanations": [2]}, {"predictions": [4]}]
-
-
-def test_kserve_envelope_calls_with_none_when_there_are_no_instances():
-    # When
-    calls, (reply,) = ask("kserve", lambda instances, _: instances, posted({"x": 1}))
-
-    # Then
-    assert calls == [None]
-    assert error_of(reply) == (503, "InternalServerException", "Invalid model predict output")
 
 
 def tensor(name, data, datatype="FP32", shape=None):
@@ -214,31 +185,6 @@ def test_kservev2_envelope_has_as_many_values_as_the_handlers_lists(output, data
     ]
 
 
-def test_kservev2_envelope_makes_all_numbers_of_an_input_floats_where_one_is():
-    # When
-    given = posted({"inputs": [tensor("a", [1, 2.5]), tensor("b", [1, 2])]})
-    [[mixed, whole]], _ = ask("kservev2", lambda inputs, _: [[1]] * len(inputs), given)
-
-    # Then
-    assert [type(value) for value in mixed["data"]] == [float, float]
-    assert [type(value) for value in whole["data"]] == [int, int]
-
-
-def test_kservev2_envelope_tells_the_archives_model_and_names_outputs_beyond_the_inputs():
-    # Given
-    def answer(_inputs, context):
-        context.manifest = {"model": {"modelName": "net", "modelVersion": "3.0"}}
-        return [[1], [2]]
-
-    # When
-    _, replies = ask("kservev2", answer, posted({"inputs": [tensor("x", [1])]}))
-
-    # Then
-    [document] = documents(replies)
-    assert (document["model_name"], document["model_version"]) == ("net", "3.0")
-    assert [output["name"] for output in document["outputs"]] == ["x", "output-1"]
-
-
 def test_b18_kservev2_envelope_has_one_limit_of_rows_for_all_inputs():
     # Given two inputs of 620 000 lists each, out of 20 kB; the limit is a million
     thin = {"name": "a", "datatype": "UINT8", "shape": [20_000] + [1] * 31, "data": [0] * 20_000}
@@ -271,20 +217,3 @@ def test_kservev2_envelope_keeps_the_ids_of_a_batch_apart():
     assert len(calls) == 1
     found = [(doc["id"], [o["name"] for o in doc["outputs"]]) for doc in documents(replies)]
     assert found == [("mine", ["x", "y"]), ("id-1", ["z"])]
-
-
-@pytest.mark.parametrize(
-    ("output", "text"),
-    [
-        (None, "Invalid model predict output"),
-        ([], "number of batch response mismatched"),
-        ("text", "Invalid model predict output"),
-    ],
-)
-@pytest.mark.parametrize("name", ["json", "kserve"])
-def test_envelope_leaves_what_is_no_list_of_outputs(name, output, text):
-    # When
-    _, (reply,) = ask(name, lambda *_: output, posted({"instances": [1]}))
-
-    # Then
-    assert error_of(reply) == (503, "InternalServerException", text)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from ts.metrics.metric_type_enum import MetricTypes
 
 from batching.errors import InvalidModel
 from batching.settings.settings import Settings
@@ -41,17 +40,6 @@ def test_handler_string_names_module_and_function(handler, load_handler):
     assert model.entry([1], model.context) == "right"
 
 
-def test_handler_in_a_folder_of_its_own_is_importable(load_handler):
-    # Given
-    files = {"code/deep_handler.py": "import deep_helper\n" + FUNCTION, "code/deep_helper.py": ""}
-
-    # When
-    model = load_handler(files, handler="code/deep_handler.py")
-
-    # Then
-    assert model.entry([1], model.context) == [1]
-
-
 def test_handler_outside_of_the_model_is_importable(load_handler, tmp_path):
     # Given a handler for many models, as default_service_handler names it
     folder = tmp_path / "shared"
@@ -74,21 +62,6 @@ def test_only_class_is_initialised_and_its_handle_is_the_entry(load_handler):
     assert model.entry([1, 2], model.context) == ["served", "served"]
 
 
-def test_entry_is_what_initialize_put_in_place_of_handle(load_handler):
-    # Given
-    source = """
-class Service:
-    def initialize(self, context): self.handle = lambda data, context: "replaced"
-    def handle(self, data, context): return "original"
-"""
-
-    # When
-    model = load_handler({"cls_swap.py": source}, handler="cls_swap")
-
-    # Then
-    assert model.entry([1], model.context) == "replaced"
-
-
 NO_ENTRY = {
     "two classes": "class A: pass\nclass B: pass",
     "no class": "from collections import OrderedDict",
@@ -100,12 +73,6 @@ def test_module_without_one_class_or_function_is_refused(source, load_handler):
     # When / Then
     with pytest.raises(ValueError, match="exactly one class"):
         load_handler({"cls_bad.py": source}, handler="cls_bad")
-
-
-def test_class_without_initialize_is_refused(load_handler):
-    # When / Then
-    with pytest.raises(AttributeError, match="initialize"):
-        load_handler({"cls_bare.py": "class A:\n  handle = None"}, handler="cls_bare")
 
 
 def test_built_in_name_falls_back_to_ts_torch_handler(load_handler):
@@ -129,12 +96,6 @@ def test_unknown_handler_is_named_in_the_error(load_handler):
     # When / Then
     with pytest.raises(ImportError, match="'nowhere' is neither a module of the archive"):
         load_handler({"x": ""}, handler="nowhere.py:handle")
-
-
-def test_missing_package_of_a_handler_is_not_hidden(load_handler):
-    # When / Then
-    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
-        load_handler({"lacking.py": "import no_such_package"}, handler="lacking")
 
 
 def test_current_directory_and_import_path_are_the_models_folder(load_handler):
@@ -182,16 +143,6 @@ def test_context_tells_the_handler_about_its_model(load_handler):
     }
 
 
-def test_context_has_no_gpu_and_no_manifest_when_there_is_none(load_handler):
-    # When
-    context = load_handler({"ctx_bare.py": FUNCTION}, handler="ctx_bare").context
-
-    # Then
-    assert context.manifest is None
-    assert context.model_yaml_config == {}
-    assert context.system_properties["gpu_id"] is None
-
-
 def test_missing_model_config_is_a_load_error(load_handler):
     # Given
     manifest = {"model": {"modelName": "m", "configFile": "gone.yaml"}}
@@ -213,12 +164,6 @@ def test_pixel_limit_is_set_before_the_handler_loads(limit, expected, load_handl
     # Then
     assert sys.modules["px"].seen == expected
     assert context.system_properties["limit_max_image_pixels"] is (limit > 0)
-
-
-def test_device_is_written_as_torch_writes_it():
-    # When / Then
-    assert str(Device("cpu")) == "cpu"
-    assert str(Device("cuda", 3)) == "cuda:3"
 
 
 @pytest.fixture
@@ -355,22 +300,6 @@ def test_gpus_are_none_without_a_driver(tmp_path, monkeypatch):
 
     # When / Then
     assert list_gpus(-1) == []
-
-
-def test_what_is_measured_while_the_model_loads_has_the_models_labels(load_handler):
-    # Given
-    source = """
-class Measuring:
-    def initialize(self, context): context.metrics.add_time("HandlerTime", 3, None, "ms")
-    def handle(self, data, context): return data
-"""
-
-    # When
-    model = load_handler({"measuring.py": source}, handler="measuring", model_name="m")
-
-    # Then
-    metric = model.context.metrics.get_metric("HandlerTime", MetricTypes.GAUGE)
-    assert list(metric.take()) == [(("ModelName", "m"), ("Level", "Model"))]
 
 
 ASYNCHRONOUS = {

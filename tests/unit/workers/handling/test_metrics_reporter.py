@@ -13,8 +13,7 @@ from batching.settings.settings import SettingsError
 from batching.store.redis_errors import RedisError
 from ingress.metrics.handler_metrics import HandlerMetrics
 from ingress.metrics.metrics_text import write_text
-from tests.support import eventually, make_spec
-from workers.handling import metrics_reporter as reporter_module
+from tests.support import make_spec
 from workers.handling.metrics_reporter import MetricsReporter, declare
 
 HOST = socket.gethostname()
@@ -166,26 +165,6 @@ def test_metric_that_is_not_declared_is_dropped_and_told_of_once(make, harness, 
     ]
 
 
-def test_declared_metric_has_the_labels_of_the_file_in_their_order(make, harness, caplog):
-    # Given
-    declared = (DeclaredMetric("Calls", MetricKind.COUNTER, "calls", ("Model", "User")),)
-    store, reporter = make(declared, is_showing_all=False)
-
-    # When
-    store.get_metric("Calls").add_or_update(1, ["m", "me"])
-    store.add_counter("Calls", 2)  # ModelName and Level: two labels as well
-    store.add_counter("Calls", 4, None, [Dimension("User", "me")])  # and these two
-    store.add_time("Calls", 8)
-    reporter.report()
-
-    # Then
-    assert {series.labels: value for series, value in harness.values.items()} == {
-        (("Model", "m"), ("User", "me"), ("Hostname", HOST)): 1,
-        (("Model", "m"), ("User", "Model"), ("Hostname", HOST)): 2,
-    }
-    assert "metrics_config has it as a counter of Model, User" in caplog.text
-
-
 def test_measurements_wait_while_redis_is_away(make, harness):
     # Given
     store, reporter = make()
@@ -207,19 +186,6 @@ def test_measurements_wait_while_redis_is_away(make, harness):
     }
 
 
-def test_name_that_no_scraper_takes_is_dropped(make, harness):
-    # Given
-    store, reporter = make()
-
-    # When
-    store.add_counter("my calls", 1)
-    store.add_counter("Calls", 1, None, [Dimension("a-b", "c")])
-    reporter.report()
-
-    # Then
-    assert harness.values == {}
-
-
 def test_reporter_records_what_is_left_when_it_stops(make, harness):
     # Given
     store, reporter = make()
@@ -231,23 +197,6 @@ def test_reporter_records_what_is_left_when_it_stops(make, harness):
 
     # Then
     assert list(harness.values.values()) == [1]
-
-
-def test_reporter_looks_after_a_batch(make, harness, monkeypatch):
-    # Given a reporter that has found nothing and waits
-    monkeypatch.setattr(reporter_module, "REPORT_S", 0.01)
-    store, reporter = make()
-    reporter.start()
-    run = reporter.follow(lambda batch: store.add_counter(batch, 1))
-    try:
-        for number in range(3):
-            # When
-            run(f"Calls{number}")
-
-            # Then it is recorded long before the next look
-            eventually(lambda number=number: len(harness.values) == number + 1)
-    finally:
-        reporter.stop()
 
 
 CONFIG = """

@@ -45,29 +45,6 @@ def test_single_input_is_the_body_and_has_its_name():
     }
 
 
-def test_answer_tells_the_version_of_its_archive():
-    # Given
-    def answer(rows, context):
-        context.manifest = {"model": {"modelVersion": "3.0"}}
-        return echo(rows, context)
-
-    # When
-    _, reply = ask(answer, {"inputs": [described("x", [1])]})
-
-    # Then
-    assert json.loads(reply.body)["model_version"] == "3.0"
-
-
-def test_several_inputs_have_their_names_only():
-    # When
-    rows, _ = ask(
-        lambda rows, _: ["x"], {"inputs": [described("a", [1]), described("b", ["t"], "BYTES")]}
-    )
-
-    # Then
-    assert rows == [{"a": [1], "b": "t"}]
-
-
 def test_binary_inputs_follow_the_json_in_their_order():
     # Given
     inputs = [
@@ -101,17 +78,6 @@ def test_outputs_are_binary_where_they_are_wished_so():
     ]
     assert reply.body[length:] == (1).to_bytes(8, "little") + (2).to_bytes(8, "little")
     assert reply.headers["content-type"] == "application/octet-stream"
-
-
-def test_handler_may_answer_in_the_protocol_itself():
-    # Given
-    own = {"model_name": "mine", "outputs": [{"name": "y", "data": [1]}]}
-
-    # When
-    _, reply = ask(lambda rows, _: [own], {"inputs": [described("x", [1])]})
-
-    # Then
-    assert json.loads(reply.body) == own
 
 
 @pytest.mark.parametrize(
@@ -179,14 +145,6 @@ def test_other_rows_of_the_batch_stay_as_they_are():
     assert handler.batches[0] == [{"x": [1], "body": [1]}, {"body": bytearray(b"plain")}]
     assert json.loads(tensors.body)["outputs"][0]["data"] == [1]
     assert (plain.body, plain.headers) == (b"plain", {})
-
-
-def test_output_that_is_no_json_fails_its_row():
-    # When
-    _, reply = ask(lambda rows, _: [object()], {"inputs": [described("x", [1])]})
-
-    # Then
-    assert error_of(reply)[0] == 503
 
 
 def test_client_cannot_name_the_type_of_the_server():

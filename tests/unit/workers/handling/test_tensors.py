@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from batching.errors import BadRequest
-from workers.handling.tensors import Tensor, items_of, read_tensor, tensor_of, text_tensor
+from workers.handling.tensors import Tensor, read_tensor, tensor_of, text_tensor
 
 NUMPY = {
     "BOOL": np.bool_,
@@ -140,12 +140,6 @@ def test_tensor_that_does_not_fit_is_refused(datatype, shape, data):
 )
 def test_output_is_a_tensor_where_it_can_be(output, expected):
     assert tensor_of(output) == expected
-
-
-def test_items_of_a_list_within_itself_are_the_list():
-    endless = []
-    endless.append(endless)
-    assert items_of(endless) == [endless]
 
 
 def test_other_outputs_are_text():

@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from workers.machine import cores
 from workers.machine.cores import usable_cores
 
 MANY = 64
@@ -88,13 +87,3 @@ def test_cores_are_those_that_this_process_may_run_on(host, tmp_path, monkeypatc
 
     # When / Then: with no control groups either
     assert usable_cores(tmp_path / "none", tmp_path / "none") == 3
-
-
-@pytest.mark.parametrize(("count", "expected"), [(6, 6), (None, 1)])
-def test_cores_are_all_there_are_where_there_is_no_affinity(count, expected, tmp_path, monkeypatch):
-    # Given
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(cores.os, "cpu_count", lambda: count)
-
-    # When / Then
-    assert usable_cores(tmp_path / "none", tmp_path / "none") == expected

@@ -1,7 +1,6 @@
 """Whose silence means something: nobody's, right after nobody could be heard."""
 
 import asyncio
-import logging
 from dataclasses import replace
 
 import fakeredis
@@ -15,7 +14,6 @@ from batching.store import keys
 from batching.store.background_tasks import end_tasks
 from batching.store.keys import VersionKeys
 from batching.store.node_side.node_queue import NodeQueue
-from batching.store.outage_log import OutageLog
 from batching.store.registry.registry import Registry
 from tests.support import KEY, eventually_async, join, make_outage, make_spec
 from workers.node import heartbeat as heartbeat_module
@@ -143,19 +141,6 @@ def test_silent_worker_is_looked_for_when_it_would_be_dead(parts):
     asyncio.run(run())
 
 
-def test_nobody_is_looked_for_while_everybody_beats(parts):
-    async def run():
-        # Given
-        await parts.verbs.beat({KEY: ["node-b-1"]})
-        # When
-        await parts.heart.beat()
-        # Then
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(parts.heart.overdue(), DEAD_AFTER_S / 2)
-
-    asyncio.run(run())
-
-
 def test_silent_node_is_forgotten_and_told_of(parts, caplog):
     async def run():
         # Given
@@ -193,28 +178,6 @@ def test_worker_that_its_server_forgot_is_reported_again(parts):
         assert parts.forgotten == before + 1
 
     asyncio.run(run())
-
-
-def test_heart_says_once_that_redis_is_away_and_that_it_is_back(parts, caplog):
-    # Given
-    asked = []
-    log = logging.getLogger("here")
-    parts.heart._outage = OutageLog(log, clock=lambda: asked.append(1) or len(asked) / 1000)
-
-    async def run():
-        # When several beats have failed and one has not
-        parts.server.connected = False
-        beating = asyncio.create_task(parts.heart.run())
-        await eventually_async(lambda: len(asked) > 3)
-        parts.server.connected = True
-        await eventually_async(lambda: len(caplog.messages) > 1)
-        await end_tasks([beating])
-
-    asyncio.run(run())
-    # Then
-    away, back = caplog.messages
-    assert away.startswith("Redis does not answer redis=unknown verb=beat")
-    assert back.startswith("Redis answers again")
 
 
 @pytest.mark.parametrize("is_noticed", [True, False], ids=["beat failed", "in doubt"])

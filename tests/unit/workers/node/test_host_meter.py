@@ -1,21 +1,16 @@
 """What a node measures of its host, and what a worker's environment leaves out."""
 
-import asyncio
-import logging
 import site
 from pathlib import Path
 
 import pytest
 
-from batching.metrics.lines import GAUGES, metric_line
+from batching.metrics.lines import GAUGES
 from batching.models.spec import ModelSpec
-from batching.models.statuses import HostSample, NodeStatus
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings
-from batching.store.outage_log import OutageLog
-from tests.support import eventually_async
 from workers.machine.devices import Device
-from workers.node.host_meter import HostMeter, gpu_samples, measure
+from workers.node.host_meter import gpu_samples, measure
 from workers.slots.assignment import Assignment
 from workers.slots.worker_environment import allowed_environment, worker_environment
 
@@ -60,42 +55,6 @@ def test_gpu_is_measured_as_far_as_it_tells(line, expected):
 @pytest.mark.parametrize("line", ["No devices were found", "", "0, 1, 2", "0, 1, 2, 3, 4"])
 def test_gpu_is_not_measured_by_a_line_of_another_kind(line):
     assert list(gpu_samples(line)) == []
-
-
-def test_node_lives_on_when_its_host_cannot_be_measured(monkeypatch, caplog):
-    # Given
-    tries = []
-
-    def fail():
-        tries.append(None)
-        raise ValueError("odd")
-
-    monkeypatch.setattr("workers.node.host_meter.measure", fail)
-    monkeypatch.setattr("workers.node.host_meter.FIRST_S", 0)
-    outage = OutageLog(logging.getLogger("test"))
-    node = NodeStatus("n", "h", 1, "now")
-    meter = HostMeter(None, node, list, interval_s=0, is_logging=False, outage=outage)
-
-    async def run():
-        # When
-        measuring = asyncio.create_task(meter.run())
-        # Then
-        await eventually_async(lambda: len(tries) > 1)
-        measuring.cancel()
-
-    asyncio.run(run())
-    assert "odd" in caplog.text
-
-
-def test_samples_survive_the_way_through_the_registry():
-    node = NodeStatus("n", "host", 1, "now", (HostSample("GPUUtilization", 5.0, "0"),))
-    assert NodeStatus.from_json(node.to_json()) == node
-
-
-def test_metric_line_has_torchserves_form():
-    line = metric_line("CPUUtilization", 5, {"Level": "Host"}, "box")
-    assert line.startswith("CPUUtilization.Percent:5.0|#Level:Host|#hostname:box,timestamp:")
-    assert line.rpartition(":")[2].isdigit()
 
 
 def test_worker_does_not_get_variables_that_are_named():

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import threading
 
 import psutil
 import pytest
@@ -55,26 +54,6 @@ def test_node_lives_on_when_one_of_its_roles_fails(real_backend, registry, setti
     asyncio.run(run())
 
 
-def test_node_follows_the_registry_although_one_record_cannot_be_read(
-    real_backend, registry, settings, caplog
-):
-    async def run():
-        # Given
-        real_backend.client.hset(keys.MODELS, "garbage", b"hello")
-        living = asyncio.create_task(Node(settings, []).run())
-        await eventually_async(registry.alive_nodes, 10)
-        # When
-        registry.create(make_spec(min_worker=1))
-        # Then
-        await eventually_async(lambda: registry.workers(make_spec().key), 10)
-        assert "unreadable record model=garbage" in caplog.text
-        assert "task failed" not in caplog.text
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(living, 10)
-
-    asyncio.run(run())
-
-
 def test_node_tells_a_redis_that_came_back_with_an_older_state_what_is_so(
     real_backend, registry, settings
 ):
@@ -119,30 +98,6 @@ def test_node_is_known_again_before_what_it_serves_is(
         await asyncio.wait_for(living, 10)
 
     asyncio.run(run())
-
-
-def test_node_scales_down_although_its_workers_leave_no_room_for_a_thread(
-    real_backend, registry, settings
-):
-    async def run():
-        # Given
-        living = asyncio.create_task(Node(settings, []).run())
-        await eventually_async(registry.alive_nodes, 10)
-        registry.create(make_spec(min_worker=1))
-        await eventually_async(lambda: registry.workers(make_spec().key), 10)
-        threading.stack_size(2**46)  # more than any system has
-        # When
-        registry.scale(make_spec().key, 0, 0)
-        # Then
-        await eventually_async(lambda: not registry.workers(make_spec().key), 10)
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(living, 10)
-
-    before = threading.stack_size()
-    try:
-        asyncio.run(run())
-    finally:
-        threading.stack_size(before)
 
 
 def test_node_leaves_nothing_open(registry, settings):

@@ -65,33 +65,3 @@ def test_probe_files_of_a_killed_node_do_not_speak_for_the_next_one(tmp_path):
         assert not (tmp_path / "ready").exists()
 
     watched(tmp_path, lambda: False, steps)
-
-
-def test_probe_files_that_cannot_be_written_do_not_end_the_node(tmp_path, caplog):
-    # Given a folder where a file should be
-    ready = tmp_path / "ready"
-    ready.mkdir()
-    tries = 0
-
-    def is_ready():
-        nonlocal tries
-        tries += 1
-        return False
-
-    async def tried():
-        before = tries
-        await eventually_async(lambda: tries > before + 2)
-
-    async def steps():
-        # When / Then: it goes on, and says so once
-        await tried()
-        assert caplog.text.count("probe_dir=") == 1
-        # When that is mended, and comes again
-        ready.rmdir()
-        await tried()
-        ready.mkdir()
-        await tried()
-        # Then
-        assert caplog.text.count("probe_dir=") == 2
-
-    watched(tmp_path, is_ready, steps)

@@ -97,29 +97,6 @@ def test_redis_emptied_while_it_is_looked_at_is_told_too(client, registry, keepe
     assert registry.specs() == [SPEC]
 
 
-def test_redis_emptied_again_while_it_is_told_is_told_again(client, registry, keeper):
-    # Given
-    client.flushall()
-    client.forgets_before = "SET"
-    # When
-    found = keeper.look()
-    # Then
-    assert found == registry.snapshot()
-    assert registry.specs() == [SPEC]
-
-
-def test_what_was_registered_since_redis_was_emptied_stays(client, registry, keeper):
-    # Given
-    other = make_spec(model_version="9.0")
-    client.flushall()
-    RegistryMemory(registry).look()
-    registry.create(other)
-    # When
-    keeper.look()
-    # Then
-    assert sorted(registry.specs(), key=str) == sorted([SPEC, other], key=str)
-
-
 def test_what_is_unregistered_stays_so(registry, keeper):
     # Given
     registry.remove(KEY)
@@ -143,11 +120,3 @@ def test_model_whose_record_cannot_be_read_any_more_stays_until_it_has_gone(
     assert keeper.look() == {}
     # And nothing can be submitted to it
     assert client.keys(VersionKeys.of(KEY).config) == []
-
-
-def test_model_whose_record_can_be_read_again_is_not_removed(registry, keeper):
-    # When
-    registry.remove_unreadable(SPEC.model_name)
-    # Then
-    assert registry.specs() == [SPEC]
-    assert keeper.look() == registry.snapshot()

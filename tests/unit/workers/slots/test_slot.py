@@ -14,7 +14,7 @@ import psutil
 import pytest
 import redis
 
-from batching.errors import DependenciesFailed, InternalError
+from batching.errors import DependenciesFailed
 from batching.models.statuses import NodeStatus, WorkerState
 from batching.settings.settings import Settings
 from batching.store.ingress_side.ingress_queue import IngressQueue, Submission, SubmitCode
@@ -160,21 +160,6 @@ def test_log_says_when_a_worker_is_given_up(tmp_path, caplog):
     assert line.startswith("given up model=digits version=1.0")
 
 
-def test_worker_whose_archive_finds_no_room_says_what_the_system_says():
-    # Given
-    parts = Parts(Path("/nowhere/python"))
-
-    async def no_room(_spec):
-        parts.starts += 1
-        raise InternalError("Failed to save model: m.mar") from OSError(errno.ENOSPC, "No space")
-
-    parts.slot._context = replace(parts.slot._context, prepare=no_room)
-    # When
-    worker = asyncio.run(parts.fail_often())
-    # Then
-    assert worker.error == "Failed to save model: m.mar (No space)"
-
-
 def test_worker_that_cannot_be_prepared_for_an_unknown_reason_is_tried_again_later(caplog):
     # Given
     parts = Parts(Path("/nowhere/python"))
@@ -247,40 +232,6 @@ def test_worker_that_has_loaded_in_time_lives_although_redis_is_away(tmp_path):
     asyncio.run(run())
 
 
-def test_worker_that_fails_to_load_while_redis_is_away_says_why(tmp_path):
-    # Given a worker that fails at its first start only
-    report = '{"state": "FAILED", "error": "no weights"}'
-    failed = tmp_path / "failed"
-    text = f"""
-        if [ -e {failed} ]; then exec sleep 60; fi
-        echo '{report}' > /dev/fd/{REPORTS}
-        touch {failed}
-        exit 3
-    """
-
-    async def prepare(_spec):
-        # When Redis goes before it is said that there is a process
-        parts.server.connected = failed.exists()
-        return Prepared(Path(), script(tmp_path, text))
-
-    parts = Parts(None, prepare=prepare)
-
-    async def run():
-        await join(parts.verbs, NODE)
-        living = asyncio.create_task(parts.slot.run())
-        await eventually_async(lambda: parts.slot.record.successor_id, 10)
-        parts.server.connected = True
-        # Then, of the one that died, too, as long as it is in the registry
-        errors = await eventually_async(
-            lambda: {one.error for one in parts.registry.workers(KEY) if one.error}
-        )
-        assert errors == {"no weights"}
-        parts.slot.stop()
-        await living
-
-    asyncio.run(run())
-
-
 def test_worker_that_the_system_kills_at_its_start_lacks_memory(tmp_path):
     # Given
     parts = Parts(script(tmp_path, "kill -KILL $$"))
@@ -289,17 +240,6 @@ def test_worker_that_the_system_kills_at_its_start_lacks_memory(tmp_path):
     # Then
     assert worker.error == "killed, perhaps for memory"
     assert worker.is_out_of_memory
-
-
-def test_worker_whose_files_cannot_be_had_is_not_counted_on(tmp_path):
-    # Given
-    async def prepare(_spec):
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    # When
-    worker = asyncio.run(Parts(Path(), prepare=prepare).fail_often())
-    # Then
-    assert (worker.failures, worker.error) == (TRIED_AT_ONCE, os.strerror(errno.ESTALE))
 
 
 def test_stop_does_not_wait_for_files_that_others_will_need():
@@ -365,23 +305,6 @@ END"""
     worker = asyncio.run(parts.fail_often())
     # Then
     assert worker.error == "no weights"
-
-
-def test_each_failed_start_is_told_by_its_own_cause(tmp_path):
-    # Given a first start that lacks memory, as it reports, and others that crash
-    report = '{"state": "FAILED", "error": "MemoryError: much", "is_out_of_memory": true}'
-    text = f"""
-        if [ -e {tmp_path}/again ]; then kill -SEGV $$; fi
-        touch {tmp_path}/again
-        echo '{report}' > /dev/fd/{REPORTS}
-        exit 3
-    """
-    parts = Parts(script(tmp_path, text))
-    # When
-    worker = asyncio.run(parts.fail_often())
-    # Then
-    assert worker.error == "crashed in native code: SIGSEGV"
-    assert not worker.is_out_of_memory
 
 
 @pytest.mark.parametrize("is_in_files", [True, False])
