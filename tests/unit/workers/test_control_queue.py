@@ -89,33 +89,6 @@ def test_job_of_a_node_that_has_gone_is_done_by_another_one(real_backend, start_
     assert has_job(idle)
 
 
-@pytest.fixture
-def refused_worker(real_backend, start_worker):
-    """A control worker that starts, and tries again, while Redis is full."""
-    client = real_backend.client
-    client.config_resetstat()
-    client.config_set("maxmemory", 1_000_000)
-    worker = start_worker(0)
-    try:
-        eventually(lambda: rejected(client) >= 2, 20)
-        yield worker
-    finally:
-        client.config_set("maxmemory", 0)
-
-
-def rejected(client):
-    return client.info("commandstats").get("cmdstat_hset", {}).get("rejected_calls", 0)
-
-
-def test_worker_that_was_refused_by_a_full_redis_works_when_it_has_room(
-    real_backend, refused_worker
-):
-    # When
-    real_backend.client.config_set("maxmemory", 0)
-    # Then the same process does
-    assert Inspection(real_backend.connect()).result().model_name == str(refused_worker.pid)
-
-
 def test_job_that_takes_long_is_not_given_to_another_node(real_backend, start_worker):
     # Given
     busy = start_worker(LOST_AFTER_S * 2)

@@ -52,22 +52,6 @@ def test_b09_name_with_a_nul_is_refused(tmp_path):
         inspect_archive(path, "x.tgz")
 
 
-@pytest.mark.parametrize("write", [write_zip, write_tar])
-def test_name_as_long_and_as_deep_as_may_be_is_unpacked(write, tmp_path):
-    # Given
-    long_name = "/".join(["y" * 200] * 6)[: archive_entries.MAX_NAME_CHARS]
-    deep_name = "a/" * (archive_entries.MAX_PARTS - 1) + "f"
-    path = tmp_path / ("good.mar" if write is write_zip else "good.tgz")
-    write(path, {long_name: b"long", deep_name: b"deep"})
-
-    # When
-    folder = unpack_archive(path, hash_archive(path), tmp_path / "w")
-
-    # Then
-    assert (folder / long_name).read_bytes() == b"long"
-    assert (folder / deep_name).read_bytes() == b"deep"
-
-
 def write_duplicate(path):
     with zipfile.ZipFile(path, "w") as bundle:
         bundle.writestr("a.py", b"1")

@@ -58,26 +58,6 @@ def test_b10_download_connects_to_the_address_that_was_checked(store):
     assert request.extensions["sni_hostname"] == "models.example"
 
 
-def test_download_tries_the_next_address_when_one_is_dead(store):
-    # Given
-    web = web_with_archive()
-    web.addresses["models.example"] = ["2606:2800:220:1::1", PUBLIC]
-    live = web.answers["models.example/store/echo.mar"]
-
-    def handle(request):
-        web.requests.append(request)
-        if request.url.host != PUBLIC:
-            raise httpx.ConnectError("unreachable")
-        return live
-
-    # When
-    downloader = Downloader(ALLOWED, web.resolve, httpx.MockTransport(handle))
-    locate_archive(URL, store, downloader=downloader)
-
-    # Then
-    assert [request.url.host for request in web.requests] == ["2606:2800:220:1::1", PUBLIC]
-
-
 FORBIDDEN = [
     "http://models.example/echo.mar",
     "ftp://models.example/echo.mar",

@@ -216,7 +216,6 @@ def test_archive_does_not_say_where_packages_come_from(line, option, tmp_path, m
 
 REWRITTEN = {
     "numpy  # the only one\n\n# nothing\n": "numpy",
-    "# coding: utf-8\nnumpy": "numpy",
     "numpy \\\n  >=1 ; python_version > '3'": "numpy   >=1 ; python_version > '3'",
     "numpy==1 \\\n --hash=sha256:12 \\\n --hash sha256:34": (
         "numpy==1 --hash=sha256:12 --hash sha256:34"

@@ -12,7 +12,7 @@ from tests.support import make_spec
 from tests.unit.workers.archives.archives import write_zip
 from workers.archives.model_files import ModelFiles
 from workers.archives.requirements import environment_name
-from workers.archives.staging import ABANDONED_AFTER_S, mark_used, remove_abandoned
+from workers.archives.staging import ABANDONED_AFTER_S, remove_abandoned
 
 KEPT_S = 86_400.0
 # Ends while a thread of its own is unpacking.
@@ -134,22 +134,6 @@ def test_unpacked_archive_goes_when_nobody_has_needed_it_for_long(tmp_path):
     assert {path.name for path in (tmp_path / "work").iterdir()} == {"a" * 64, "b" * 64, "my-notes"}
     files_of(tmp_path).sweep([])
     assert (tmp_path / "work" / ("b" * 64)).exists()
-
-
-def test_folder_that_was_registered_stays_when_its_link_goes(tmp_path):
-    # Given a folder of the model store, which is not copied
-    mine = make(tmp_path / "store", "model", KEPT_S + 60)
-    (tmp_path / "work").mkdir()
-    link = tmp_path / "work" / ("a" * 64)
-    link.symlink_to(mine, target_is_directory=True)
-    # When it is needed, and later no more
-    assert mark_used(link)
-    assert age_s(mine) > KEPT_S
-    os.utime(link, (time.time() - KEPT_S - 60,) * 2, follow_symlinks=False)  # noqa: TID251
-    files_of(tmp_path).sweep([])
-    # Then
-    assert not link.is_symlink()
-    assert (mine / "half.mar").exists()
 
 
 def test_environment_goes_when_no_registered_model_needs_it(tmp_path):

@@ -84,14 +84,6 @@ def test_built_in_name_falls_back_to_ts_torch_handler(load_handler):
         load_handler({"x": ""}, handler="image_classifier", manifest=manifest)
 
 
-def test_file_of_the_archive_wins_over_a_built_in_of_the_same_name(load_handler):
-    # When
-    model = load_handler({"object_detector.py": FUNCTION}, handler="object_detector")
-
-    # Then
-    assert model.entry([1], model.context) == [1]
-
-
 def test_unknown_handler_is_named_in_the_error(load_handler):
     # When / Then
     with pytest.raises(ImportError, match="'nowhere' is neither a module of the archive"):
@@ -291,15 +283,6 @@ def test_gpus_are_those_that_cuda_would_count(visible, limit, expected, tmp_path
 
     # When / Then
     assert list_gpus(limit) == expected
-
-
-def test_gpus_are_none_without_a_driver(tmp_path, monkeypatch):
-    # Given
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("workers.machine.devices._GPU_FOLDER", tmp_path / "gpus")
-
-    # When / Then
-    assert list_gpus(-1) == []
 
 
 ASYNCHRONOUS = {

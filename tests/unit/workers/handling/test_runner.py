@@ -207,20 +207,6 @@ def test_broken_device_is_answered_when_the_request_was_alone():
     assert broken.is_device_broken
 
 
-def test_memory_of_a_failed_batch_is_given_back_before_its_items_run(monkeypatch):
-    # Given
-    handler, given_back = Handler(fails_on_bad), []
-    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    monkeypatch.setattr("torch.cuda.empty_cache", lambda: given_back.append(len(handler.batches)))
-
-    # When
-    runner(handler).run(batch(body(b"a"), body(b"bad")))
-
-    # Then
-    assert given_back == [1]
-
-
 @pytest.mark.parametrize("text", ["CUDA error: out of memory", "CUDA out of memory.", "x"])
 def test_device_is_not_broken_by_other_failures(text):
     # Given

@@ -12,7 +12,6 @@ import fakeredis
 import fakeredis.aioredis
 import psutil
 import pytest
-import redis
 
 from batching.errors import DependenciesFailed
 from batching.models.statuses import NodeStatus, WorkerState
@@ -264,27 +263,6 @@ def test_stop_does_not_wait_for_files_that_others_will_need():
         downloaded.set()
         await eventually_async(lambda: made == ["begun", "done"])
         assert parts.beats() == 0
-
-    asyncio.run(run())
-
-
-def test_measuring_does_not_wait_for_a_redis_that_is_away(tmp_path):
-    # Given a worker that serves
-    report = '{"state": "READY"}'
-    python = script(tmp_path, f"echo '{report}' > /dev/fd/{REPORTS}\nexec sleep 60")
-    parts = Parts(python)
-
-    async def run():
-        living = asyncio.create_task(parts.slot.run())
-        await eventually_async(lambda: parts.slot.record.state is WorkerState.READY)
-        # When
-        parts.server.connected = False
-        # Then: once Redis is back, the worker may have died and been forgotten
-        with pytest.raises(redis.ConnectionError):
-            await asyncio.wait_for(parts.slot.measure(), 5)
-        parts.server.connected = True
-        parts.slot.stop()
-        await living
 
     asyncio.run(run())
 
