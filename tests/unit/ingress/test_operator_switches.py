@@ -6,7 +6,6 @@ import pytest
 
 from batching.models.spec import VersionKey
 from batching.protocol import BatchTiming
-from batching.store.registry.downloads import Download
 from ingress.rest.app import create_app
 from ingress.role import Role
 
@@ -29,11 +28,6 @@ def busy(ingress):
     return ingress
 
 
-def families(answer):
-    lines = answer.get_data(as_text=True).splitlines()
-    return [line.split()[2] for line in lines if line.startswith("# TYPE")]
-
-
 def test_metrics_have_torchserves_names_labels_and_form(busy):
     # When
     text = client(busy, Role.METRICS).get("/metrics").get_data(as_text=True)
@@ -46,20 +40,6 @@ def test_metrics_have_torchserves_names_labels_and_form(busy):
     assert f'WorkerThreadTime{{Level="Host",Hostname="{host}",}} 8.0\n' in text
     assert "# HELP QueueTime Torchserve prometheus gauge metric with unit: Milliseconds\n" in text
     assert 'ts_queue_latency_microseconds{model_name="m",model_version="default",' in text
-
-
-def test_metrics_are_three_in_the_legacy_mode(busy):
-    answer = client(busy, Role.METRICS, metrics_mode="legacy").get("/metrics")
-    assert families(answer) == [
-        "ts_inference_requests_total",
-        "ts_inference_latency_microseconds",
-        "ts_queue_latency_microseconds",
-    ]
-
-
-def test_metrics_are_empty_in_the_log_mode(busy):
-    answer = client(busy, Role.METRICS, metrics_mode="log").get("/metrics")
-    assert (answer.status_code, answer.get_data()) == (200, b"")
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/models"), ("DELETE", "/models/echo")])
@@ -97,17 +77,6 @@ def test_web_page_changes_models_only_when_its_origin_is_named(ingress, allowed,
     answer = manager.delete("/models/echo", headers={"Origin": "https://page.example"})
     # Then
     assert answer.status_code == status
-
-
-def test_downloads_under_way_are_listed(ingress):
-    # Given
-    ingress.services.downloads.note(Download("https://models.example/m.mar", 1, 2))
-    # When
-    answer = client(ingress, Role.MANAGEMENT).get("/downloads")
-    # Then
-    assert answer.get_json() == [
-        {"url": "https://models.example/m.mar", "done_bytes": 1, "total_bytes": 2}
-    ]
 
 
 def test_nodes_that_run_are_listed_workers_or_not(ingress, request):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -113,17 +112,6 @@ def test_server_says_that_it_is_ready_and_stops_at_sigterm(start):
     assert "Traceback" not in log
 
 
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process: Linux")
-def test_server_says_that_no_file_can_be_opened_any_more(start):
-    # Given
-    server = start()
-    assert server.ready_lines() == ["ready"]
-    # When it may have no more than the three that it was born with
-    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (3, 1024))
-    # Then
-    assert any("no file can be opened limit=3" in line for line in server.process.stderr)
-
-
 @needs_openssl
 def test_server_shows_a_renewed_certificate_without_a_restart(start, tmp_path):
     # Given
@@ -188,66 +176,12 @@ def test_server_is_not_ready_before_its_startup_models_are_registered(start):
     assert reason == {"status": "Loading models"}
 
 
-def test_server_is_ready_when_it_has_tried_to_load_its_startup_models(start):
-    # Given: a snapshot that is not there
-    server = start(snapshot_file="/nowhere/snapshot.cfg")
-    # When
-    assert server.ready_lines()[-1] == "ready"
-    # Then
-    assert probes(server) == [200] * 4
-
-
 def test_server_that_comes_back_is_as_ready_as_what_redis_remembers(start, echo_model):
     # Given
     server = start(load_models="a.mar")
     eventually(lambda: accepts(server.ports["inference"]), 10)
     # When, Then
     assert probes(server) == [200] * 4
-
-
-def test_server_that_is_started_again_loads_nothing(start):
-    # Given: a startup model, no node to load it, and nobody who waits for this server
-    server = start(load_models="a.mar", ready_fd="")
-    eventually(lambda: accepts(server.ports["inference"]), 10)
-    # When, Then
-    assert probes(server) == [200] * 4
-
-
-def test_server_stops_while_it_waits_for_a_node(start):
-    # Given: a startup model, and no node to load it
-    server = start(load_models="a.mar")
-    for role in server.ports:
-        eventually(lambda role=role: accepts(server.ports[role]), 10)
-    # When
-    server.process.send_signal(signal.SIGTERM)
-    # Then
-    assert server.end()[0] == 0
-
-
-def test_server_answers_what_it_accepted_before_it_stops(start, node, echo_model):
-    # Given: a request that waits for its worker
-    registry, spec = echo_model
-    server = start()
-    server.ready_lines()
-    node.pause()
-    answers = []
-
-    def predict():
-        answers.append(
-            requests.post(server.url("inference", "/predictions/echo"), b"x", timeout=20)
-        )
-
-    client = threading.Thread(target=predict)
-    client.start()
-    eventually(lambda: registry.queue(spec).open_requests == 1, 10)
-    # When
-    server.process.send_signal(signal.SIGTERM)
-    eventually(lambda: not accepts(server.ports["inference"]), 10)
-    node.resume()
-    client.join(20)
-    # Then
-    assert answers[0].content == b"body:|x"
-    assert server.end()[0] == 0
 
 
 def test_server_refuses_what_is_still_open_when_the_drain_ends(start, node, echo_model):
@@ -276,26 +210,6 @@ def test_server_refuses_what_is_still_open_when_the_drain_ends(start, node, echo
     assert status == 0
     assert "refusing open=1\n" in log
     assert "cutting off" not in log
-
-
-def test_server_says_whose_requests_it_does_not_wait_for(start, echo_model):
-    # Given a client that has sent half of its request
-    server = start(drain_timeout_s="0.6")
-    server.ready_lines()
-    head = b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9"
-    with socket.create_connection(("127.0.0.1", server.ports["inference"]), timeout=20) as client:
-        client.sendall(head + b"\r\nExpect: 100-continue\r\n\r\n")
-        assert client.recv(100).startswith(b"HTTP/1.1 100 ")
-        # When
-        server.process.send_signal(signal.SIGTERM)
-        status, log = server.end()
-        answer = client.makefile("rb").read()
-    # Then
-    assert status == 0
-    assert answer.startswith(b"HTTP/1.1 503 ")
-    assert b"x-ferry-reason: draining\r\n" in answer
-    assert "cutting off clients=1\n" in log
-    assert "refusing open=" not in log
 
 
 def test_second_signal_ends_the_server_at_once(start, node, echo_model):
@@ -342,18 +256,6 @@ def test_server_serves_everything_on_one_address_and_on_a_unix_socket(start, tmp
         assert client.recv(12) == b"HTTP/1.1 200"
 
 
-def test_server_refuses_an_address_in_use(start):
-    # Given
-    first = start()
-    first.ready_lines()
-    # When
-    second = start(inference_address=first.url("inference"))
-    # Then: who starts it again may succeed, unlike with a setting that is wrong
-    code, log = second.end()
-    assert code == 1
-    assert f"cannot listen on {first.url('inference')}" in log
-
-
 def test_server_refuses_to_open_management_to_the_network(start):
     code, log = start(management_address="http://0.0.0.0:8081").end()
     assert code == 2
@@ -396,15 +298,6 @@ def test_server_with_tokens_makes_its_key_file_and_may_be_reached_by_others(star
     server.process.send_signal(signal.SIGTERM)
     _, log = server.end()
     assert all(key not in log for key in keys.values())
-
-
-def test_server_refuses_a_key_file_that_is_none(start, tmp_path):
-    # Given
-    (tmp_path / "keys.json").write_text("[]")
-    # When / Then
-    code, log = start(key_file=str(tmp_path / "keys.json")).end()
-    assert code == 2
-    assert "cannot start: key_file=" in log
 
 
 def accepts(port):

@@ -136,9 +136,3 @@ def test_what_was_no_request_is_counted_and_logged_without_its_words(caplog):
     assert counted == [400, 431]
     [record] = caplog.records
     assert record.getMessage() == '/10.0.0.1:5000 "-" 431 0'
-
-
-def test_access_log_is_silent_unless_asked_for(caplog):
-    with caplog.at_level(logging.INFO, "ACCESS_LOG"):
-        ask(echo)
-    assert caplog.records == []

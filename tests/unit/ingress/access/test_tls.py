@@ -12,7 +12,6 @@ import pytest
 import uvloop
 
 from batching.settings.settings import SettingsError
-from batching.store.background_tasks import end_tasks
 from ingress.access import certificate
 from ingress.access.certificate import Certificate
 from ingress.listeners import Address, Listener
@@ -209,14 +208,10 @@ def end_of(pair):
         (400, -1, "has expired"),
         (400, 13, "will expire"),
         (400, 15, ""),
-        (40_000, 13, "will expire"),
-        (40_000, 15, ""),
-        (6, 5, ""),
         (6, 1.1, ""),
         (6, 0.9, "will expire"),
         (6, -1, "has expired"),
         (0, -1, "has expired"),
-        (0, 1, ""),
     ],
 )
 def test_log_says_once_that_a_certificate_has_expired_or_will_soon(
@@ -235,25 +230,3 @@ def test_log_says_once_that_a_certificate_has_expired_or_will_soon(
     # Then
     at = f"at={end:%Y-%m-%dT%H:%M:%SZ} certificate_file={file}"
     assert caplog.messages == ([f"certificate {words} {at}"] if words else [])
-
-
-def test_log_says_that_nobody_renews_a_certificate_although_it_is_about_time(
-    tmp_path, monkeypatch, caplog
-):
-    # Given one that had time enough when the server started
-    monkeypatch.setattr(certificate, "LOOK_S", 0.01)
-    written = write_certificate(tmp_path)
-    now = [datetime.now(UTC)]
-    pair = Certificate(written.certificate_file, written.private_key_file, clock=lambda: now[0])
-    pair.open()
-    assert caplog.messages == []
-
-    async def serve():
-        following = asyncio.create_task(pair.follow())
-        # When
-        now[0] = end_of(written) - timedelta(hours=1)
-        # Then
-        await eventually_async(lambda: "certificate will expire" in caplog.text)
-        await end_tasks([following])
-
-    asyncio.run(serve())

@@ -2,10 +2,7 @@
 
 import asyncio
 import contextlib
-import select
 import socket
-import struct
-import threading
 
 import pytest
 import uvloop
@@ -257,18 +254,6 @@ def test_bodies_of_requests_that_wait_are_not_read_ahead(serve):
     assert serve(client) < 20_000_000
 
 
-def test_pipelined_body_is_read_when_its_turn_comes(serve):
-    def client(url, app):
-        with connect_to(url) as connection:
-            connection.sendall(get(b"/waits") + b"POST /a HTTP/1.1\r\nContent-Length: 6\r\n\r\nabc")
-            eventually(lambda: app.seen)
-            connection.sendall(b"def" + get(b"/b", CLOSE))
-            app.open()
-            return read_to_end(connection)
-
-    assert bodies(serve(client)) == [b"GET /waits? ", b"POST /a? abcdef", b"GET /b? "]
-
-
 @pytest.mark.parametrize(
     ("lines", "count"), [(b"", 1), (CLOSE, 1), (b"Connection: Keep-Alive\r\n", 2)]
 )
@@ -289,18 +274,6 @@ def test_client_that_waits_to_continue_is_told_to(serve, expectation):
             return read_to_end(connection)
 
     assert bodies(serve(client)) == [b"POST /? abc"]
-
-
-def test_client_that_does_not_know_how_to_wait_is_not_told(serve):
-    def client(url, app):
-        with connect_to(url) as connection:
-            lines = b"Expect: 100-continue\r\nContent-Length: 3\r\n"
-            connection.sendall(get(b"/", lines, version=b"1.0", method=b"POST"))
-            eventually(lambda: app.seen)
-            connection.sendall(b"abc")
-            return read_to_end(connection)
-
-    assert statuses(serve(client)) == [200]
 
 
 def test_client_whose_body_is_not_wanted_gets_its_answer_all_the_same(serve):
@@ -356,17 +329,6 @@ def test_body_behind_a_wish_for_another_protocol_is_read(serve, line, body, cut)
 
     # Then
     assert bodies(serve(client)) == [b"POST /? abcdef"]
-
-
-def test_second_wish_behind_the_first_one_is_passed_over(serve):
-    wish = b"CONNECT a:1 HTTP/1.1\r\n\r\n"
-    assert len(statuses(serve(sent(wish + wish)))) == 1
-
-
-def test_broken_body_behind_a_wish_for_another_protocol_is_refused(serve):
-    lines = b"Connection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n"
-    answer = serve(sent(get(b"/", lines, method=b"POST"), b"zz\r\n"))
-    assert statuses(answer) == [500]  # the application here does not tell broken bodies apart
 
 
 @pytest.mark.parametrize("behind", [b"\xc3\xa9", b"}\r\n\r\n"])
@@ -465,26 +427,6 @@ def test_drain_closes_idle_connections_and_answers_the_others(serve):
     assert b"connection: close" in answer
 
 
-def test_answers_that_are_ready_together_leave_together(serve):
-    def client(url, app):
-        heard = []
-        with connect_to(url) as first, connect_to(url) as second:
-            # Given
-            for connection in (first, second):
-                connection.sendall(get(b"/waits/watched", CLOSE))
-            eventually(lambda: len(app.seen) == 2)
-            # When
-            app.before = lambda: heard.append(select.select([first, second], [], [], 0)[0])
-            app.open()
-            answers = [read_to_end(connection) for connection in (first, second)]
-        return heard, answers
-
-    heard, answers = serve(client)
-    # Then: neither was written while the other one was in the making
-    assert heard == [[], []]
-    assert [statuses(answer) for answer in answers] == [[200], [200]]
-
-
 @pytest.mark.parametrize("event", ["the client sends no more", "the server drains"])
 def test_answer_that_is_about_to_leave_is_sent_whatever_comes(serve, event):
     def client(url, app):
@@ -500,36 +442,6 @@ def test_answer_that_is_about_to_leave_is_sent_whatever_comes(serve, event):
             return read_to_end(connection)
 
     assert bodies(serve(client)) == [b"GET /waits/watched? "]
-
-
-def test_client_that_was_gone_before_it_was_heard_has_no_address(serve):
-    def client(url, app):
-        # Given
-        has_gone = threading.Event()
-        app.run(lambda: has_gone.wait(10))
-        with connect_to(url) as connection:
-            connection.sendall(get(b"/gone"))
-            linger_no_time = struct.pack("ii", 1, 0)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger_no_time)
-        # When
-        has_gone.set()
-        # Then it is nobody's fault: the access log and Flask ask for it
-        assert eventually(lambda: app.places) == ("", url.removeprefix("http://"))
-
-    serve(client)
-
-
-def test_client_that_leaves_is_noticed(serve):
-    def client(url, app):
-        with connect_to(url) as connection:
-            connection.sendall(get(b"/waits"))
-            eventually(lambda: app.seen)
-        return app.seen[0]
-
-    async def left(exchange):
-        await asyncio.wait_for(exchange.client_left(), 5)
-
-    asyncio.run(left(serve(client)))
 
 
 def test_second_server_on_a_unix_socket_is_refused(tmp_path):

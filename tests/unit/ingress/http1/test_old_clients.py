@@ -63,14 +63,6 @@ def test_curl_posts_data(echo, photo):
     assert name == b"no equals sign:|"
 
 
-def test_curl_gets_and_puts_and_deletes(echo):
-    assert curl(echo) == b"body:|"
-    assert curl(echo, "-X", "DELETE") == b"body:|"
-    assert curl(echo, "-X", "PUT", "-H", "Content-Type: text/plain", "-d", "x") == (
-        b"body:text/plain|x"
-    )
-
-
 @pytest.mark.parametrize("expect", ["Expect: 100-continue", "Expect:"])
 def test_curl_may_ask_before_it_sends_much(echo, tmp_path, expect):
     # Given
@@ -107,14 +99,6 @@ def test_curl_keeps_its_connection_until_an_error(echo):
     told = curl(echo, *silent, "-w", "%{http_code} %{num_connects}\\n", "-d", "a=1", *asked)
     # Then
     assert told.decode().splitlines() == ["200 1", "200 0", "404 0", "200 1"]
-
-
-def test_curl_of_old_speaks_http_1_0(echo, photo):
-    # When
-    answer = curl(echo, "-0", "-i", "-T", photo)
-    # Then: without chunks, and the connection ends
-    assert answer.endswith(b"\r\n\r\nbody:|" + photo.read_bytes())
-    assert b"transfer-encoding" not in answer.lower()
 
 
 def test_requests_send_as_they_always_did(echo, photo):

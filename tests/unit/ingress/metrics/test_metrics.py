@@ -28,18 +28,6 @@ def test_text_has_torchserves_trailing_comma_and_floats():
     assert 'ferry_requests_total{model="m",version="1.0",code="200",} 1.0' in lines(metrics)
 
 
-def test_text_keeps_only_the_asked_families():
-    metrics = Metrics()
-    names = [line.split()[2] for line in lines(metrics, "ferry_open_requests") if "HELP" in line]
-    assert names == ["ferry_open_requests"]
-
-
-def test_text_escapes_labels():
-    metrics = Metrics()
-    metrics.requests.labels('a"\\\n', "1", "200").inc()
-    assert any(r'model="a\"\\\n",' in line for line in lines(metrics))
-
-
 def test_b19_text_is_written_whatever_a_label_holds():
     # Given half of a character, which has no UTF-8
     metrics = Metrics()

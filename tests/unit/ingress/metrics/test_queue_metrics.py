@@ -60,19 +60,6 @@ def test_metrics_tell_waiting_from_open(staffed):
     assert events == {event: 0 for event in EVENTS} | {"accepted": 6, "replied": 1}
 
 
-def test_metrics_tell_every_counter_of_the_scripts(staffed):
-    # Given one request for each thing that may become of one
-    client, node = staffed.client, staffed.node()
-    client.hset(staffed.keys.counters, mapping=dict.fromkeys(EVENTS, 3))
-
-    # When
-    found = samples(Registry(client))
-
-    # Then
-    assert [s.value for s in found if s.name == "ferry_queue_events_total"] == [3] * len(EVENTS)
-    assert node is not None
-
-
 def test_metrics_tell_ready_workers_from_wanted_ones(staffed):
     # When
     found = samples(Registry(staffed.client))

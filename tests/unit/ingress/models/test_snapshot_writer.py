@@ -99,27 +99,6 @@ def test_snapshot_that_was_not_restored_as_a_whole_stays_until_something_changes
     assert not kinds(folder)
 
 
-def test_change_is_saved_after_a_start_that_was_not_whole(registry, writer, folder):
-    # Given
-    writer.start(is_whole=False)
-    # When
-    registry.create(make_spec(model_name="a"))
-    # Then
-    eventually(lambda: kinds(folder) == {"snapshot": 1})
-    writer.close()
-    assert kinds(folder) == {"snapshot": 1, "shutdown": 1}
-
-
-def test_close_ends_the_thread_at_once(registry, writer, folder):
-    # Given
-    writer.start()
-    eventually(writer._thread.is_alive)
-    # When
-    writer.close()
-    # Then
-    assert not writer._thread.is_alive()
-
-
 def test_folder_that_cannot_be_written_does_not_stop_the_server(registry, tmp_path, caplog):
     # Given
     (tmp_path / "file").touch()
@@ -133,21 +112,6 @@ def test_folder_that_cannot_be_written_does_not_stop_the_server(registry, tmp_pa
     )
     writer.close()
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
-
-
-def test_folder_that_cannot_be_written_is_told_of_once_and_not_with_each_news(
-    registry, tmp_path, caplog
-):
-    # Given
-    (tmp_path / "file").touch()
-    writer = SnapshotWriter(registry, Settings(), tmp_path / "file" / "config")
-    writer.start()
-    # When the states of workers are announced
-    for _ in range(3):
-        writer._save(snapshot_writer.CHANGE)
-    # Then
-    writer.close()
-    assert caplog.text.count("snapshot not saved") == 1
 
 
 def test_what_the_disk_did_not_take_is_saved_when_it_does(registry, writer, folder, monkeypatch):

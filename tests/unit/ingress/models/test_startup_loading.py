@@ -40,16 +40,6 @@ def test_startup_leaves_out_what_names_no_handler(ingress):
 
 
 @pytest.mark.usefixtures("node")
-def test_startup_keeps_what_is_registered_already(ingress):
-    # Given
-    ingress.archives.add("echo.mar", "echo")
-    ingress.register("echo", batch_size=7)
-    # When / Then
-    assert load(ingress, load_models="echo.mar") == []
-    assert ingress.registry.resolve("echo", None).batch_size == 7
-
-
-@pytest.mark.usefixtures("node")
 @pytest.mark.parametrize(("is_awaited", "found"), [(False, ["new"]), (True, ["echo", "new"])])
 def test_unregistered_model_comes_back_only_when_somebody_starts_a_server(
     ingress, is_awaited, found
@@ -64,25 +54,6 @@ def test_unregistered_model_comes_back_only_when_somebody_starts_a_server(
     # Then
     assert failures == []
     assert sorted(ingress.registry.snapshot()) == found
-
-
-@pytest.mark.usefixtures("node")
-def test_model_that_was_not_there_is_looked_for_at_the_next_start(ingress):
-    # Given
-    assert load(ingress, load_models="late.mar") != []
-    ingress.archives.add("late.mar", "late")
-    # When / Then
-    assert load(ingress, load_models="late.mar") == []
-    assert sorted(ingress.registry.snapshot()) == ["late"]
-
-
-def test_startup_needs_no_node_for_what_was_loaded_before(ingress, node):
-    # Given
-    ingress.archives.add("echo.mar", "echo")
-    load(ingress, load_models="echo.mar")
-    node.close()
-    # When / Then
-    assert load(ingress, load_models="echo.mar") == []
 
 
 @pytest.mark.usefixtures("node")

@@ -42,20 +42,6 @@ def test_snapshot_registers_what_was_registered(ingress, tmp_path):
     assert ingress.registry.resolve("echo", None).model_version == "2.0"
 
 
-def test_snapshot_comes_before_load_models(ingress, tmp_path):
-    # Given
-    ingress.archives.add("echo.mar", "echo")
-    ingress.archives.add("other.mar", "other")
-    ingress.register("echo", batch_size=8)
-    path = saved(ingress, tmp_path)
-    # When
-    failures = load(ingress, snapshot_file=path, load_models="echo.mar,other.mar")
-    # Then
-    assert failures == []
-    assert ingress.registry.resolve("echo", None).batch_size == 8
-    assert sorted(ingress.registry.snapshot()) == ["echo", "other"]
-
-
 def test_archive_that_has_gone_is_named_and_the_rest_restored(ingress, tmp_path):
     # Given
     for name in ("kept", "lost"):
@@ -67,13 +53,6 @@ def test_archive_that_has_gone_is_named_and_the_rest_restored(ingress, tmp_path)
     # Then
     assert failures == [{"model": "lost 1.0", "error": "Model not found at: lost.mar"}]
     assert sorted(ingress.registry.snapshot()) == ["kept"]
-
-
-def test_snapshot_that_cannot_be_read_is_named(ingress, tmp_path):
-    # Given / When
-    [failure] = load(ingress, snapshot_file=tmp_path / "missing.cfg")
-    # Then
-    assert failure["snapshot"] == str(tmp_path / "missing.cfg")
 
 
 def test_models_of_the_configuration_choose_the_default_version(ingress):

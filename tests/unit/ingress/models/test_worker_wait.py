@@ -4,7 +4,6 @@ import pytest
 
 from batching.errors import Draining, InternalError
 from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
-from batching.store import keys
 from ingress.models.worker_wait import Progress, WorkerWait, _is_preparing, _progress
 from tests.support import KEY, make_spec
 
@@ -92,16 +91,6 @@ def test_workers_of_other_nodes_are_waited_for_when_those_of_one_have_failed(nod
     # And when the other one has failed, too
     nodes.have("b", STARTING, **FAILED)
     # Then
-    with pytest.raises(InternalError, match="Failed to start workers"):
-        nodes.wait()
-
-
-def test_dead_node_is_none_that_may_yet_have_workers(nodes):
-    # Given
-    nodes.have("a", STARTING, **FAILED)
-    nodes.have("b", READY)
-    nodes.harness.client.zadd(keys.NODES, {"b": 1})
-    # When / Then
     with pytest.raises(InternalError, match="Failed to start workers"):
         nodes.wait()
 

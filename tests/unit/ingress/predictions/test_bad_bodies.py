@@ -16,14 +16,11 @@ JSON = {"Content-Type": "application/json"}
 
 BAD_JSON = {
     "deep": b"[" * 10_000 + b"]" * 10_000,
-    "open": b'{"url": "x"',
     "empty": b"",
     "not utf-8": b'{"url": "\xff"}',
     "list": b"[]",
-    "number": b"1e999",
     "word": b"NaN",
     "long number": b"9" * 50_000,
-    "single quotes": b"{'url': 'x'}",
     "trailing": b'{"url": "x"} {}',
 }
 ODD_JSON = {
@@ -33,16 +30,11 @@ ODD_JSON = {
     "infinite": b'{"url": "good.mar", "batch_size": 1e999}',
     "twice": b'{"url": "good.mar", "url": "bad.mar"}',
     "lone surrogate": b'{"url": "\\ud800"}',
-    "lone surrogate name": b'{"url": "good.mar", "model_name": "\\ud800"}',
     "nul": b'{"url": "good\\u0000.mar"}',
     "long text": b'{"url": "' + b"x" * 90_000 + b'"}',
     "object": b'{"url": {"a": 1}}',
-    "list": b'{"url": ["good.mar"]}',
-    "number": b'{"url": 5}',
-    "false": b'{"url": false}',
     "long name": b'{"url": "good.mar", "model_name": "' + b"n" * 80_000 + b'"}',
     "name with braces": b'{"url": "good.mar", "model_name": "{m:other}"}',
-    "name with dots": b'{"url": "good.mar", "model_name": "../../x"}',
     "handler with dots": b'{"url": "bad.mar", "handler": "../../x.py:run"}',
     "runtime": b'{"url": "good.mar", "runtime": "ruby"}',
 }
@@ -145,16 +137,11 @@ NAMES = [
     "%2e%2e%2f%2e%2e%2fx",
     "..%5c..%5cx",
     "a%00b",
-    "%7Bm%3Aother%7D",
     "%7Bm:echo:1.0%7D:q",
     "*",
-    "e?ho",
     "a" * 300,
     "ech%D0%BE",
-    "%EF%BC%85",
-    "echo%20",
     "echo%0d%0aX:y",
-    "-echo",
     ".echo",
     "%25%32%65",
 ]

@@ -29,13 +29,6 @@ def test_query_is_part_of_the_row_before_the_body(echo, path):
     assert answer.headers["x-seen"] == "None None"
 
 
-def test_headers_of_the_client_reach_the_handler_on_legacy_paths(echo):
-    # When
-    answer = echo.predict("/echo/predict", headers={"explain": "True", "url_path": "a/b"})
-    # Then: as TorchServe, which sets neither there
-    assert answer.headers["x-seen"] == "True a/b"
-
-
 @pytest.mark.parametrize(
     ("query", "headers", "body"),
     [
@@ -48,15 +41,6 @@ def test_headers_of_the_client_reach_the_handler_on_legacy_paths(echo):
 )
 def test_invocation_finds_its_model(echo, query, headers, body):
     assert echo.predict("/invocations" + query, data=body, headers=headers).status_code == 200
-
-
-def test_invocation_without_a_model_is_refused(echo):
-    # When
-    answer = echo.predict("/invocations", data=b"x")
-    # Then
-    assert answer.status_code == 400
-    assert answer.json()["type"] == "BadRequestException"
-    assert answer.json()["message"] == "Parameter model_name is required."
 
 
 def test_invocation_means_the_only_model_that_was_loaded_at_start(echo):
@@ -117,14 +101,6 @@ def test_tensors_that_begin_nowhere_are_refused(echo, text):
     assert answer.status_code == 400
     assert answer.json()["error"] == answer.json()["message"]
     assert answer.json()["type"] == "BadRequestException"
-
-
-def test_status_that_a_handler_sets_leaves_its_tensors_alone(echo):
-    # When
-    headers = {"Inference-Header-Content-Length": "2", "x-status": "507"}
-    answer = echo.predict("/v2/models/echo/infer", data=b"{}", headers=headers)
-    # Then
-    assert (answer.status_code, answer.text[:5]) == (507, "body:")
 
 
 def test_client_cannot_pass_its_body_off_as_tensors(echo):

@@ -10,7 +10,6 @@ import requests
 from batching.store import keys
 from batching.store.clients import connect
 from batching.store.keys import VersionKeys
-from tests.support import eventually
 from tests.timing import assert_within
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
@@ -83,26 +82,6 @@ def test_prediction_without_a_queue_is_refused_by_what_is_registered(
     assert answer.headers["x-ferry-reason"] == reason
 
 
-def test_failed_prediction_is_in_the_log_by_the_id_that_its_client_has(ingress, caplog):
-    # Given
-    ingress.register("idle", min_worker=0, max_worker=0)
-    # When
-    request_id = ingress.predict("/predictions/idle").headers["x-request-id"]
-    # Then
-    named = [message for message in caplog.messages if message.startswith("failed request=")]
-    assert named == [
-        f"failed request={request_id} status=503 reason=no_worker model=idle version=1.0"
-    ]
-
-
-def test_error_closes_the_connection(ingress):
-    # When: raw() returns only when the server has closed
-    answer = raw(ingress, b"GET /predictions/nobody HTTP/1.1\r\nHost: x\r\n\r\n")
-    # Then
-    assert answer.startswith(b"HTTP/1.1 404 ")
-    assert b"\r\nconnection: close\r\n" in answer
-
-
 def test_prediction_is_late_when_its_deadline_passes(echo, node):
     # Given
     node.pause()
@@ -111,54 +90,6 @@ def test_prediction_is_late_when_its_deadline_passes(echo, node):
     # Then
     assert answer.status_code == 504
     assert answer.headers["x-ferry-reason"] == "deadline_exceeded"
-
-
-def test_client_that_leaves_is_cancelled(echo, node):
-    # Given
-    node.pause()
-    spec = echo.registry.resolve("echo", None)
-    port = int(echo.inference_url.rpartition(":")[2])
-    client = socket.create_connection(("127.0.0.1", port), timeout=10)
-    client.sendall(b"GET /predictions/echo HTTP/1.1\r\nHost: x\r\n\r\n")
-    eventually(lambda: echo.registry.queue(spec).open_requests == 1)
-    # When
-    client.close()
-    # Then
-    eventually(lambda: echo.registry.queue(spec).open_requests == 0)
-
-
-def test_large_body_is_refused_without_being_read(ingress):
-    # Given: a length over the limit, and not one byte of the body
-    head = b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n"
-    # When
-    answer = raw(ingress, head)
-    # Then
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 413 ")
-    assert b"content-length: 0" in head
-    assert b"x-request-id" not in head
-    assert body == b""
-
-
-def test_large_chunked_body_is_refused_while_it_is_read(ingress):
-    # Given: a body without an end
-    head = b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    chunk = b"8000\r\n" + b"x" * 0x8000 + b"\r\n"
-    # When
-    answer = raw(ingress, head + chunk * 4)
-    # Then
-    assert answer.startswith(b"HTTP/1.1 413 ")
-
-
-def test_chunked_body_is_read_whole(echo):
-    answer = echo.predict("/predictions/echo", data=iter([b"tab", b"by"]))
-    assert answer.content == b"body:|tabby"
-
-
-def test_body_in_absurdly_many_chunks_is_refused(echo):
-    head = b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    answer = raw(echo, head + b"1\r\nx\r\n" * 20_000)
-    assert answer.startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.parametrize(
@@ -182,29 +113,6 @@ def test_broken_head_is_refused(ingress, lines):
         return
     # Then
     assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431")
-
-
-def test_length_beside_chunks_does_not_smuggle_a_second_request(echo):
-    # Given: by its length the body holds a request; by its chunks it ends before it
-    data = (
-        b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 60\r\n"
-        b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\n"
-        b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
-    )
-    # When / Then
-    assert raw(echo, data).count(b"HTTP/1.1 ") == 1
-
-
-def test_error_says_nothing_of_this_machine(ingress):
-    # Given
-    paths = ["/predictions/..%2f..%2fetc", "/predictions/x", "/nowhere", "/v1/models/x:predict"]
-    for path in paths:
-        # When
-        answer = ingress.predict(path, data=b"\xff")
-        # Then
-        text = answer.text + str(answer.headers)
-        for secret in ("Traceback", ".py", "/work", "redis", "httptools", socket.gethostname()):
-            assert secret not in text
 
 
 def test_b07_invalid_names_make_no_keys(ingress, redis_server):

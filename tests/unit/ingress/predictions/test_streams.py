@@ -98,15 +98,6 @@ def test_client_that_reads_nothing_is_given_up(echo, flood, monkeypatch):
     eventually(lambda: echo.registry.queue(spec).open_requests == 0)
 
 
-def test_client_that_leaves_ends_the_work(echo, flood):
-    # Given
-    with connected(echo) as client:
-        client.sendall(REQUEST + b"\r\nx")
-        assert client.recv(100)
-    # When / Then
-    eventually(lambda: ChunkCode.UNWANTED in flood.codes, 20.0)
-
-
 @contextlib.contextmanager
 def listening(echo, address, tls=None):
     """The inference port of this ingress on another address, too."""
@@ -171,16 +162,6 @@ def test_http_1_0_gets_the_answer_in_one_piece(echo):
         assert head.startswith(b"http/1.1 " + status)
         assert b"content-length: %d" % len(body) in head
         assert words in body
-
-
-def test_head_gets_nothing_of_a_stream(echo):
-    with listening(echo, Address("127.0.0.1", port := free_ports(1))):
-        # When
-        client = socket.create_connection(("127.0.0.1", port))
-        head, body = ask(client, b"x-pieces: one,two", method=b"HEAD")
-    # Then
-    assert head.startswith(b"http/1.1 200")
-    assert body == b""
 
 
 def test_unix_socket_gets_its_stream(echo, tmp_path):

@@ -2,39 +2,20 @@ import json
 
 import pytest
 
-from batching.errors import ModelNotFound, PayloadTooLarge, QueueFull
+from batching.errors import PayloadTooLarge, QueueFull
 from batching.protocol import Reply
 from ingress.torchserve.answers import (
     clean_headers,
     error_answer,
     json_bytes,
     reply_answer,
-    status_answer,
 )
 
 RID = "00000000-0000-4000-8000-000000000000"
 
 
-def test_status_is_two_space_json_with_one_newline():
-    answer = status_answer('Model "m" <unregistered> é', RID)
-    assert answer.body == '{\n  "status": "Model \\"m\\" <unregistered> é"\n}\n'.encode()
-
-
 def test_json_survives_a_lone_surrogate():
     assert json.loads(json_bytes({"a": "x\udcff"})) == {"a": "x?"}
-
-
-def test_error_has_three_keys_in_order():
-    # When
-    answer = error_answer(ModelNotFound("Model not found: m"), RID)
-    # Then
-    assert list(json.loads(answer.body).items()) == [
-        ("code", 404),
-        ("type", "ModelNotFoundException"),
-        ("message", "Model not found: m"),
-    ]
-    assert dict(answer.headers)["x-ferry-reason"] == "model_not_found"
-    assert dict(answer.headers)["content-type"] == "application/json"
 
 
 def test_error_for_a_large_body_is_bare():
@@ -56,22 +37,6 @@ def test_prediction_has_torchserves_headers_and_no_content_type():
         ("Expires", "Thu, 01 Jan 1970 00:00:00 UTC"),
     ]
     assert (answer.status, answer.body) == (200, b"tabby")
-
-
-def test_prediction_keeps_the_handlers_status_and_body():
-    answer = reply_answer(Reply(507, b"{}", {"Content-Type": "application/json"}), RID)
-    assert (answer.status, answer.body) == (507, b"{}")
-    assert ("Content-Type", "application/json") in answer.headers
-
-
-def test_failed_prediction_is_an_error_in_json():
-    reply = Reply(503, b"Prediction failed", {}, "", "InternalServerException", "prediction_failed")
-    answer = reply_answer(reply, RID)
-    assert json.loads(answer.body) == {
-        "code": 503,
-        "type": "InternalServerException",
-        "message": "Prediction failed",
-    }
 
 
 @pytest.mark.parametrize("status", [-1, 0, 99, 100, 101, 199, 600, 1000])

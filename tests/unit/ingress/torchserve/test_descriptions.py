@@ -13,12 +13,6 @@ def page(names=NAMES, **parameters):
     return [model["modelName"] for model in document["models"]], document.get("nextPageToken")
 
 
-def test_list_gives_a_hundred_at_a_time():
-    assert page() == (NAMES[:100], "100")
-    assert page(next_page_token="100") == (NAMES[100:200], "200")
-    assert page(next_page_token="200") == (NAMES[200:], None)
-
-
 def test_list_has_a_token_when_the_page_ends_at_the_last_name():
     assert page(NAMES[:2], limit="2") == (NAMES[:2], "2")
     assert page(NAMES[:2], limit="2", next_page_token="2") == ([], None)
@@ -27,10 +21,6 @@ def test_list_has_a_token_when_the_page_ends_at_the_last_name():
 @pytest.mark.parametrize("limit", ["-1", "101", "many"])
 def test_list_takes_a_wrong_limit_for_a_hundred(limit):
     assert page(limit=limit) == (NAMES[:100], "100")
-
-
-def test_list_puts_the_token_first():
-    assert list(list_page(NAMES, URLS, {})) == ["nextPageToken", "models"]
 
 
 def described(*arguments, is_default=False):
@@ -90,16 +80,6 @@ def test_describe_has_torchserves_keys_in_order():
         }
     ]
     assert document["jobQueueStatus"] == {"remainingCapacity": 97, "pendingRequests": 3}
-
-
-@pytest.mark.parametrize("has_tickets", [True, False])
-def test_job_tickets_are_described(has_tickets):
-    # Given
-    spec = ModelSpec("m", "1.0", "m.mar", "h.py", use_job_ticket=has_tickets)
-
-    # When / Then
-    document = described(spec, [], QueueStatus(0, 100, 0, 0.0, {}))
-    assert document["useJobTicket"] is has_tickets
 
 
 def test_worker_that_does_not_start_says_why():

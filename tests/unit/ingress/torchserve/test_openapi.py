@@ -33,12 +33,6 @@ def test_operations_of_a_document_have_their_own_ids(document):
     assert len({op["operationId"] for op in operations}) == len(operations)
 
 
-def test_model_documents_carry_torchserves_titles():
-    assert model_prediction_document("m")["info"]["title"] == "RESTful API for: m"
-    assert model_management_document("m")["info"]["title"] == "RESTful Management API for: m"
-    assert "/prediction/m" in model_prediction_document("m")["paths"]
-
-
 def test_generated_clients_can_send_a_body_and_read_the_answer():
     # Given
     paths = api_document([Role.INFERENCE])["paths"]
