@@ -312,7 +312,7 @@ def test_stream_outlasts_a_client_that_takes_its_pieces_slowly(harness):
     assert harness.unaccounted() == 0
 
 
-def test_stream_ends_with_its_lane(harness):
+def test_stream_ends_with_its_channel(harness):
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
             # Given

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import time
 import uuid
+import weakref
 
 import fakeredis
 import pytest
@@ -67,7 +68,7 @@ async def accepted(harness, count):
 # --- replies
 
 
-def test_lane_returns_each_reply_to_its_own_waiter(harness):
+def test_channel_returns_each_reply_to_its_own_waiter(harness):
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
             # Given
@@ -89,7 +90,7 @@ def test_lane_returns_each_reply_to_its_own_waiter(harness):
     assert harness.unaccounted() == 0
 
 
-def test_lane_of_each_ingress_gets_its_own_replies(harness):
+def test_channel_of_each_ingress_gets_its_own_replies(harness):
     async def run():
         async with (
             open_channel(harness.backend.connect_async(), "ingress-a") as first,
@@ -108,7 +109,7 @@ def test_lane_of_each_ingress_gets_its_own_replies(harness):
     asyncio.run(run())
 
 
-def test_lane_tells_when_it_is_idle_and_for_how_long_nobody_has_used_it(harness, monkeypatch):
+def test_channel_tells_when_it_is_idle_and_for_how_long_nobody_has_used_it(harness, monkeypatch):
     monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
 
     async def run():
@@ -134,7 +135,7 @@ def test_lane_tells_when_it_is_idle_and_for_how_long_nobody_has_used_it(harness,
     asyncio.run(run())
 
 
-def test_lane_fetches_a_large_reply_and_leaves_nothing_of_it(real_harness):
+def test_channel_fetches_a_large_reply_and_leaves_nothing_of_it(real_harness):
     async def run():
         async with open_channel(real_harness.backend.connect_async()) as channel:
             # Given
@@ -153,26 +154,7 @@ def test_lane_fetches_a_large_reply_and_leaves_nothing_of_it(real_harness):
     asyncio.run(run())
 
 
-def test_lane_returns_each_of_many_large_replies_to_its_own_waiter(harness):
-    async def run():
-        async with open_channel(harness.backend.connect_async()) as channel:
-            # Given: more than are fetched at once
-            names = [f"r{number}" for number in range(2 * fetcher_module.AT_ONCE + 3)]
-            asked = [ask(channel, name) for name in names]
-            await queued(harness, len(names))
-
-            # When
-            answer(harness.worker(), limit=len(names), size=LARGE)
-
-            # Then
-            for name, reply in zip(names, await asyncio.gather(*asked), strict=True):
-                assert reply.body.decode().startswith(name.upper())
-
-    asyncio.run(run())
-    assert harness.unaccounted() == 0
-
-
-def test_lane_fetches_a_large_reply_again_when_the_connection_broke_under_it(
+def test_channel_fetches_a_large_reply_again_when_the_connection_broke_under_it(
     real_harness, monkeypatch
 ):
 
@@ -193,7 +175,7 @@ def test_lane_fetches_a_large_reply_again_when_the_connection_broke_under_it(
     asyncio.run(run())
 
 
-def test_lane_deletes_delivered_replies(real_harness, monkeypatch):
+def test_channel_deletes_delivered_replies(real_harness, monkeypatch):
     monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
 
     async def run():
@@ -212,7 +194,7 @@ def test_lane_deletes_delivered_replies(real_harness, monkeypatch):
     asyncio.run(run())
 
 
-def test_lane_passes_the_queues_own_answer_on(harness):
+def test_channel_passes_the_queues_own_answer_on(harness):
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
             # Given
@@ -235,7 +217,7 @@ def test_lane_passes_the_queues_own_answer_on(harness):
     [b"", b"garbage", b"a", b"a\xc1", b"a\x80\x04\x95K.", b"b@1", b"a@\xff\xfe", b"a!nonsense"],
     ids=repr,
 )
-def test_lane_answers_500_for_a_reply_that_cannot_be_read_and_nobody_else_is_hit(
+def test_channel_answers_500_for_a_reply_that_cannot_be_read_and_nobody_else_is_hit(
     real_harness, monkeypatch, garbage
 ):
 
@@ -272,7 +254,7 @@ def test_lane_answers_500_for_a_reply_that_cannot_be_read_and_nobody_else_is_hit
     asyncio.run(run())
 
 
-def test_lane_reads_for_a_client_that_comes_while_the_last_replies_are_discarded(
+def test_channel_reads_for_a_client_that_comes_while_the_last_replies_are_discarded(
     real_harness, monkeypatch
 ):
     monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
@@ -302,7 +284,7 @@ def test_lane_reads_for_a_client_that_comes_while_the_last_replies_are_discarded
 
 
 @pytest.mark.parametrize("timeout_s", [10.0, 100.0])
-def test_lane_keeps_nothing_of_a_request_that_was_answered(real_harness, monkeypatch, timeout_s):
+def test_channel_keeps_nothing_of_a_request_that_was_answered(real_harness, monkeypatch, timeout_s):
     # It would be let go of sooner or later
     monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 60.0)
     name = str(uuid.uuid4())
@@ -334,7 +316,7 @@ def test_lane_keeps_nothing_of_a_request_that_was_answered(real_harness, monkeyp
 
 
 @pytest.mark.parametrize("timeout_s", [0.05, 0.3])
-def test_lane_gives_up_at_the_deadline_and_takes_the_request_back(harness, timeout_s):
+def test_channel_gives_up_at_the_deadline_and_takes_the_request_back(harness, timeout_s):
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
             # Given
@@ -358,7 +340,7 @@ def test_lane_gives_up_at_the_deadline_and_takes_the_request_back(harness, timeo
     assert harness.unaccounted() == 0
 
 
-def test_lane_gives_up_at_the_deadline_when_redis_hangs(real_harness):
+def test_channel_gives_up_at_the_deadline_when_redis_hangs(real_harness):
     async def run():
         async with open_channel(real_harness.backend.connect_async()) as channel:
             # Given
@@ -382,7 +364,7 @@ def test_lane_gives_up_at_the_deadline_when_redis_hangs(real_harness):
     asyncio.run(run())
 
 
-def test_lane_takes_a_request_back_by_a_connection_that_was_made_too_late(real_harness):
+def test_channel_takes_a_request_back_by_a_connection_that_was_made_too_late(real_harness):
     async def run():
         client = special(HaltingRedis, real_harness.backend.url)
         async with open_channel(client) as channel:
@@ -408,7 +390,7 @@ def test_lane_takes_a_request_back_by_a_connection_that_was_made_too_late(real_h
     asyncio.run(run())
 
 
-def test_lane_cancels_a_request_when_its_client_left(harness):
+def test_channel_cancels_a_request_when_its_client_left(harness):
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
             # Given
@@ -432,7 +414,7 @@ def test_lane_cancels_a_request_when_its_client_left(harness):
     assert harness.counters()["cancelled"] == 1
 
 
-def test_lane_stops_watching_a_client_that_got_its_reply(harness, monkeypatch):
+def test_channel_stops_watching_a_client_that_got_its_reply(harness, monkeypatch):
     monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
 
     async def run():
@@ -461,7 +443,7 @@ def test_lane_stops_watching_a_client_that_got_its_reply(harness, monkeypatch):
     asyncio.run(run())
 
 
-def test_lane_cancels_a_request_when_its_task_was_cancelled(harness):
+def test_channel_cancels_a_request_when_its_task_was_cancelled(harness):
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
             # Given
@@ -479,7 +461,7 @@ def test_lane_cancels_a_request_when_its_task_was_cancelled(harness):
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["client left", "task cancelled"])
-def test_lane_withdraws_a_request_whose_client_left_while_it_was_submitted(
+def test_channel_withdraws_a_request_whose_client_left_while_it_was_submitted(
     real_harness, monkeypatch, is_cancelled
 ):
     monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
@@ -511,9 +493,9 @@ def test_lane_withdraws_a_request_whose_client_left_while_it_was_submitted(
     asyncio.run(run())
 
 
-def test_lane_takes_back_who_left_while_redis_was_away(fake_desk, monkeypatch):
+def test_channel_takes_back_who_left_while_redis_was_away(fake_harness, monkeypatch):
     monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
-    harness, server = fake_desk
+    harness, server = fake_harness
 
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
@@ -536,9 +518,11 @@ def test_lane_takes_back_who_left_while_redis_was_away(fake_desk, monkeypatch):
     asyncio.run(run())
 
 
-def test_lane_says_nothing_more_of_a_request_whose_deadline_has_passed(fake_desk, monkeypatch):
+def test_channel_says_nothing_more_of_a_request_whose_deadline_has_passed(
+    fake_harness, monkeypatch
+):
     monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
-    harness, server = fake_desk
+    harness, server = fake_harness
 
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
@@ -557,7 +541,7 @@ def test_lane_says_nothing_more_of_a_request_whose_deadline_has_passed(fake_desk
     asyncio.run(run())
 
 
-def test_lane_refuses_who_still_waits_when_it_is_closed(harness):
+def test_channel_refuses_who_still_waits_when_it_is_closed(harness):
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
             # Given
@@ -599,7 +583,7 @@ def test_lane_refuses_who_still_waits_when_it_is_closed(harness):
     ],
     ids=["full", "no worker", "no version"],
 )
-def test_lane_refuses_with_the_reason(harness, break_it, error, text):
+def test_channel_refuses_with_the_reason(harness, break_it, error, text):
 
     async def run():
         # Given
@@ -618,7 +602,7 @@ def test_lane_refuses_with_the_reason(harness, break_it, error, text):
     asyncio.run(run())
 
 
-def test_lane_refuses_at_once_where_no_worker_is_expected(harness):
+def test_channel_refuses_at_once_where_no_worker_is_expected(harness):
 
     async def run():
         # Given
@@ -633,7 +617,7 @@ def test_lane_refuses_at_once_where_no_worker_is_expected(harness):
     asyncio.run(run())
 
 
-def test_lane_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahead(real_harness):
+def test_channel_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahead(real_harness):
 
     async def run():
         async with open_channel(
@@ -658,7 +642,7 @@ def test_lane_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahead(real_ha
     asyncio.run(run())
 
 
-def test_lane_refuses_when_memory_is_full(real_harness, full_memory):
+def test_channel_refuses_when_memory_is_full(real_harness, full_memory):
     async def run():
         full_memory()
         async with open_channel(real_harness.backend.connect_async()) as channel:
@@ -669,8 +653,8 @@ def test_lane_refuses_when_memory_is_full(real_harness, full_memory):
     asyncio.run(run())
 
 
-def test_lane_keeps_nothing_of_a_request_that_it_refused_while_redis_is_away(fake_desk):
-    harness, server = fake_desk
+def test_channel_keeps_nothing_of_a_request_that_it_refused_while_redis_is_away(fake_harness):
+    harness, server = fake_harness
 
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
@@ -703,8 +687,8 @@ async def ask_behind_an_old_beat(harness, server, channel):
     return asked
 
 
-def test_lane_waits_for_the_workers_next_beat_when_redis_was_away(fake_desk):
-    harness, server = fake_desk
+def test_channel_waits_for_the_workers_next_beat_when_redis_was_away(fake_harness):
+    harness, server = fake_harness
 
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
@@ -725,8 +709,8 @@ def test_lane_waits_for_the_workers_next_beat_when_redis_was_away(fake_desk):
     asyncio.run(run())
 
 
-def test_lane_learns_from_who_waits_that_redis_was_away(fake_desk):
-    harness, server = fake_desk
+def test_channel_learns_from_who_waits_that_redis_was_away(fake_harness):
+    harness, server = fake_harness
 
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
@@ -749,7 +733,7 @@ def test_lane_learns_from_who_waits_that_redis_was_away(fake_desk):
 
 
 @pytest.fixture
-def fake_desk():
+def fake_harness():
     """A harness on a Redis that can be cut off, and that Redis."""
     server = fakeredis.FakeServer()
     harness = QueueHarness(fake_backend(server))
@@ -759,7 +743,7 @@ def fake_desk():
     harness.close()
 
 
-def test_lane_says_within_a_second_that_redis_is_down(tmp_path):
+def test_channel_says_within_a_second_that_redis_is_down(tmp_path):
     async def run():
         client = connect_async(f"unix://{tmp_path}/nobody.sock")
         async with open_channel(client) as channel:
@@ -789,7 +773,7 @@ def test_lane_says_within_a_second_that_redis_is_down(tmp_path):
 # --- losses
 
 
-def test_lane_submits_again_what_redis_lost(real_harness):
+def test_channel_submits_again_what_redis_lost(real_harness):
 
     async def run():
         async with open_channel(
@@ -812,7 +796,7 @@ def test_lane_submits_again_what_redis_lost(real_harness):
     asyncio.run(run())
 
 
-def test_lane_waits_for_the_registry_when_it_submits_again(real_harness):
+def test_channel_waits_for_the_registry_when_it_submits_again(real_harness):
 
     async def run():
         async with open_channel(
@@ -841,7 +825,7 @@ def test_lane_waits_for_the_registry_when_it_submits_again(real_harness):
     asyncio.run(run())
 
 
-def test_lane_waits_for_workers_when_redis_was_emptied_and_no_connection_lost(
+def test_channel_waits_for_workers_when_redis_was_emptied_and_no_connection_lost(
     real_harness, monkeypatch
 ):
 
@@ -868,7 +852,7 @@ def test_lane_waits_for_workers_when_redis_was_emptied_and_no_connection_lost(
     asyncio.run(run())
 
 
-def test_lane_refuses_a_lost_request_when_too_little_time_is_left(real_harness):
+def test_channel_refuses_a_lost_request_when_too_little_time_is_left(real_harness):
 
     async def run():
         async with open_channel(
@@ -900,7 +884,7 @@ def reply_unheard(harness):
         pipe.execute()
 
 
-def test_lane_returns_at_the_deadline_a_reply_whose_doorbell_was_lost(real_harness, monkeypatch):
+def test_channel_returns_at_the_deadline_a_reply_whose_doorbell_was_lost(real_harness, monkeypatch):
     monkeypatch.setattr(canceller_module, "CANCEL_PATIENCE_S", 5.0)  # a busy machine takes 60 ms
 
     async def run():
@@ -920,7 +904,7 @@ def test_lane_returns_at_the_deadline_a_reply_whose_doorbell_was_lost(real_harne
     asyncio.run(run())
 
 
-def test_lane_finds_a_reply_whose_doorbell_was_lost(real_harness):
+def test_channel_finds_a_reply_whose_doorbell_was_lost(real_harness):
     async def run():
         async with open_channel(real_harness.backend.connect_async()) as channel:
             # Given
@@ -938,7 +922,7 @@ def test_lane_finds_a_reply_whose_doorbell_was_lost(real_harness):
     asyncio.run(run())
 
 
-def test_lane_goes_on_reading_when_its_connections_were_killed(real_harness):
+def test_channel_goes_on_reading_when_its_connections_were_killed(real_harness):
     async def run():
         async with open_channel(real_harness.backend.connect_async()) as channel:
             # Given
@@ -967,7 +951,7 @@ def failing_once(channel, verb):
     setattr(verbs, verb, fail)
 
 
-def test_lane_tells_at_once_who_was_in_a_submit_that_failed_as_nobody_foresaw(harness, caplog):
+def test_channel_tells_at_once_who_was_in_a_submit_that_failed_as_nobody_foresaw(harness, caplog):
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
             # Given
@@ -987,7 +971,7 @@ def test_lane_tells_at_once_who_was_in_a_submit_that_failed_as_nobody_foresaw(ha
     assert "unforeseen" in caplog.text
 
 
-def test_lane_tells_who_waits_for_a_version_that_nobody_knows_any_more(harness):
+def test_channel_tells_who_waits_for_a_version_that_nobody_knows_any_more(harness):
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
             # Given
@@ -1009,7 +993,7 @@ def test_lane_tells_who_waits_for_a_version_that_nobody_knows_any_more(harness):
 
 
 @pytest.mark.parametrize("verb", ["receive", "audit"])
-def test_lane_goes_on_after_a_failure_that_nobody_foresaw(harness, caplog, verb):
+def test_channel_goes_on_after_a_failure_that_nobody_foresaw(harness, caplog, verb):
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
             # Given
@@ -1028,7 +1012,7 @@ def test_lane_goes_on_after_a_failure_that_nobody_foresaw(harness, caplog, verb)
     asyncio.run(run())
 
 
-def test_lane_submits_again_when_the_answer_to_a_submit_was_lost(real_harness):
+def test_channel_submits_again_when_the_answer_to_a_submit_was_lost(real_harness):
     async def run():
         client = special(DeafRedis, real_harness.backend.url)
         async with open_channel(client) as channel:
@@ -1050,7 +1034,7 @@ def test_lane_submits_again_when_the_answer_to_a_submit_was_lost(real_harness):
     asyncio.run(run())
 
 
-def test_lane_does_not_submit_again_what_was_answered_meanwhile(real_harness, monkeypatch):
+def test_channel_does_not_submit_again_what_was_answered_meanwhile(real_harness, monkeypatch):
     monkeypatch.setattr(submitting_module, "RETRY_S", 0.4)
 
     async def run():
@@ -1074,7 +1058,7 @@ def test_lane_does_not_submit_again_what_was_answered_meanwhile(real_harness, mo
 
 
 @pytest.mark.parametrize("is_carried_out", [True, False])
-def test_lane_takes_back_what_it_gave_up_to_submit(real_harness, is_carried_out):
+def test_channel_takes_back_what_it_gave_up_to_submit(real_harness, is_carried_out):
     async def run():
         client = special(NeverSubmitting, real_harness.backend.url)
         client.is_carried_out = is_carried_out
@@ -1092,7 +1076,7 @@ def test_lane_takes_back_what_it_gave_up_to_submit(real_harness, is_carried_out)
     asyncio.run(run())
 
 
-def test_lane_waits_for_large_bodies_while_they_move(real_harness, monkeypatch):
+def test_channel_waits_for_large_bodies_while_they_move(real_harness, monkeypatch):
     monkeypatch.setattr(submitting_module, "SUBMIT_AT_ONCE_BYTES", LARGE)
 
     async def run():
@@ -1116,7 +1100,7 @@ def test_lane_waits_for_large_bodies_while_they_move(real_harness, monkeypatch):
 
 
 @pytest.mark.parametrize(("bytes_per_s", "is_served"), [(LARGE, True), (100 * LARGE, False)])
-def test_lane_gives_a_large_body_time_for_its_way(
+def test_channel_gives_a_large_body_time_for_its_way(
     real_harness, monkeypatch, bytes_per_s, is_served
 ):
     monkeypatch.setattr(submitting_module, "BYTES_PER_S", bytes_per_s)
@@ -1133,36 +1117,5 @@ def test_lane_gives_a_large_body_time_for_its_way(
             else:
                 with pytest.raises(errors.StoreUnavailable):
                     await asked
-
-    asyncio.run(run())
-
-
-def test_lane_never_mixes_replies_up_when_clients_come_and_go(real_harness):
-    async def run():
-        async with open_channel(real_harness.backend.connect_async()) as channel:
-            # Given: a third of the clients give up at once, a third soon
-            names = [uuid.uuid4().hex for _ in range(90)]
-            asked = {
-                name: ask(channel, name, timeout_s=(TIMEOUT_S, 0.02, 0.1)[number % 3])
-                for number, name in enumerate(names)
-            }
-            worker = real_harness.worker()
-
-            # When
-            while any(not asked[name].done() for name in names[::3]):
-                claimed = worker.claim(3, 0.0)
-                if claimed is not Nothing.EMPTY:
-                    replies = [make_reply(body_of(item.request).upper()) for item in claimed.items]
-                    worker.reply(items_of(claimed), replies)
-                await asyncio.sleep(0)
-            outcomes = await asyncio.gather(*asked.values(), return_exceptions=True)
-
-            # Then
-            assert channel.waiting == 0
-            for name, outcome in zip(names, outcomes, strict=True):
-                if isinstance(outcome, errors.DeadlineExceeded):
-                    continue  # told so by the channel
-                if outcome.reason != "deadline_exceeded":  # nor by the queue
-                    assert outcome.body.decode() == name.upper()
 
     asyncio.run(run())

@@ -1,18 +1,19 @@
 """Versions with job tickets: a request is accepted for an idle worker, and refused otherwise."""
 
 import asyncio
+import time
 
 import pytest
 
 from batching import errors
 from batching.batcher import Nothing
-from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.ingress_side.ingress_queue import Submission, SubmitCode
 from batching.store.ingress_side.version_channel import Patience
 from batching.store.node_side.node_queue import ReclaimMode
 from tests.support import (
     DEAD_AFTER_MS,
     KEY,
+    eventually_async,
     ids_of,
     items_of,
     make_reply,
@@ -173,7 +174,7 @@ def test_request_that_redis_lost_needs_no_ticket(harness, team):
     assert harness.submit("new") == [NO_TICKET]
 
 
-def test_lane_submits_again_what_redis_lost_while_every_worker_is_busy(real_harness):
+def test_channel_submits_again_what_redis_lost_while_every_worker_is_busy(real_harness):
 
     async def run():
         async with open_channel(
@@ -201,7 +202,7 @@ def test_lane_submits_again_what_redis_lost_while_every_worker_is_busy(real_harn
     asyncio.run(run())
 
 
-def test_lane_says_that_no_worker_is_free_and_when_to_come_again(harness, team):
+def test_channel_says_that_no_worker_is_free_and_when_to_come_again(harness, team):
     team.loading("worker-a")
 
     async def run():
@@ -214,7 +215,9 @@ def test_lane_says_that_no_worker_is_free_and_when_to_come_again(harness, team):
     asyncio.run(run())
 
 
-def test_lane_refuses_without_a_ticket_at_once_although_memory_was_full(real_harness, full_memory):
+def test_channel_refuses_without_a_ticket_at_once_although_memory_was_full(
+    real_harness, full_memory
+):
     team = Team(real_harness)
 
     async def run():
