@@ -518,9 +518,7 @@ def test_channel_takes_back_who_left_while_redis_was_away(fake_harness, monkeypa
     asyncio.run(run())
 
 
-def test_channel_says_no_more_of_a_request_whose_deadline_has_passed(
-    fake_harness, monkeypatch
-):
+def test_channel_says_no_more_of_a_request_whose_deadline_has_passed(fake_harness, monkeypatch):
     monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
     harness, server = fake_harness
 

@@ -215,9 +215,7 @@ def test_channel_says_that_no_worker_is_free_and_when_to_come_again(harness, tea
     asyncio.run(run())
 
 
-def test_channel_refuses_without_a_ticket_at_once_when_memory_was_full(
-    real_harness, full_memory
-):
+def test_channel_refuses_without_a_ticket_at_once_when_memory_was_full(real_harness, full_memory):
     team = Team(real_harness)
 
     async def run():
