@@ -97,11 +97,13 @@ class Downloader:
         allowed_urls: str,
         resolve: Callable[[str, int], list[str]] = resolve_host,
         transport: httpx.BaseTransport | None = None,
+        max_bytes: int = MAX_UNPACKED_BYTES,
     ) -> None:
         patterns = [pattern.strip() for pattern in allowed_urls.split(",")]
         self._allowed = [re.compile(pattern, re.IGNORECASE) for pattern in patterns if pattern]
         self._resolve = resolve
         self._transport = transport
+        self._max_bytes = max_bytes
 
     def fetch(
         self,
@@ -151,7 +153,7 @@ class Downloader:
             with self._open(url) as response, file.open("xb") as stream:
                 total_bytes = int(response.headers.get("content-length", 0)) or None
                 for chunk in response.iter_raw():
-                    if stream.tell() + len(chunk) > MAX_UNPACKED_BYTES:
+                    if stream.tell() + len(chunk) > self._max_bytes:
                         raise httpx.TransportError("too large")
                     if time.monotonic() > give_up_at:
                         raise httpx.TransportError("too slow")

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from workers.archives.archive_entries import open_zip
 from workers.doctor.findings import Finding, note, ok, problem
 
 PART = "weights"
@@ -63,7 +62,7 @@ def examine_other_files(names: Iterable[str]) -> Iterator[Finding]:
 
 def _is_torchscript(path: Path) -> bool:
     try:
-        with open_zip(path) as bundle:
+        with zipfile.ZipFile(path) as bundle:
             return any(_TORCHSCRIPT_FOLDER in entry for entry in bundle.namelist())
     except zipfile.BadZipFile:
         return False

@@ -1,11 +1,9 @@
-"""Archives that nobody should unpack: refused, and nothing left behind."""
+"""Bad archives are refused, and nothing is left behind."""
 
 import gzip
 import os
 import resource
-import struct
 import tarfile
-import tracemalloc
 import zipfile
 
 import pytest
@@ -18,12 +16,8 @@ from tests.unit.workers.archives.archives import (
     write_tar,
     write_zip,
 )
-from workers.archives import archive_entries
-from workers.archives.model_archive import (
-    hash_archive,
-    inspect_archive,
-    unpack_archive,
-)
+from workers.archives.archive_entries import MAX_ENTRIES, read_entries
+from workers.archives.model_archive import hash_archive, inspect_archive, unpack_archive
 
 ESCAPES = ["../evil", "a/../../evil", "/tmp/evil", "C:evil", "..\\evil", "../work-evil/x"]
 
@@ -45,7 +39,9 @@ def test_b09_entry_that_escapes_is_refused_and_leaves_nothing(name, write, tmp_p
 
 def test_b09_name_with_a_nul_is_refused(tmp_path):
     # Given
-    path = write_pax_tar(tmp_path / "x.tgz", "\u00e9\0.py")
+    path = tmp_path / "x.tgz"
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as bundle:
+        bundle.addfile(tarfile.TarInfo("\u00e9\0.py"))
 
     # When / Then
     with pytest.raises(InternalError, match="Failed to save model"):
@@ -77,93 +73,17 @@ def write_lying_zip(path):
     return path
 
 
-def write_pax_bomb(path):
-    """A tar.gz whose extended header is 64 MiB of zeros, read in one piece by tarfile."""
-    with tarfile.open(path, "w:gz") as bundle:
-        entry = tarfile.TarInfo("header")
-        entry.type = tarfile.XHDTYPE
-        entry.size = 64 * 1024**2
-        bundle.fileobj.write(entry.tobuf(tarfile.USTAR_FORMAT))
-        for _ in range(64):
-            bundle.fileobj.write(bytes(1024**2))
-    return path
-
-
-def write_long_name_tar(path):
-    """A plain tar, with a hole, whose name has 64 MiB, read in one piece by tarfile."""
-    entry = tarfile.TarInfo("././@LongLink")
-    entry.type = tarfile.GNUTYPE_LONGNAME
-    entry.size = 64 * 1024**2
-    with path.open("wb") as stream:
-        stream.write(entry.tobuf(tarfile.GNU_FORMAT))
-        stream.truncate(512 + entry.size + 1024)
-    return path
-
-
-def write_global_tar(path, count, size_bytes=60_000):
-    """A tar of empty files, each behind a header that is to hold for all that follow it."""
-    with path.open("wb") as stream:
-        for number in range(count):
-            header = tarfile.TarInfo("header")
-            header.type = tarfile.XGLTYPE
-            header.size = size_bytes
-            record = b"%d %d=" % (size_bytes, number)
-            content = record.ljust(size_bytes - 1, b"x") + b"\n"
-            stream.write(header.tobuf(tarfile.USTAR_FORMAT))
-            stream.write(content + bytes(-size_bytes % tarfile.BLOCKSIZE))
-            stream.write(tarfile.TarInfo(f"{number}").tobuf(tarfile.USTAR_FORMAT))
-        stream.write(bytes(2 * tarfile.BLOCKSIZE))
-    return path
-
-
-def write_chained_tar(path, *before):
-    """A tar whose last entry has many headers of a size that one may have."""
-    header = tarfile.TarInfo("header")
-    header.type = tarfile.XHDTYPE
-    header.size = 1024
-    content = b"1023 a=".ljust(1022, b"x") + b"\n\0"
-    end = tarfile.TarInfo("f").tobuf(tarfile.USTAR_FORMAT) + bytes(2 * tarfile.BLOCKSIZE)
-    first = b"".join(tarfile.TarInfo(name).tobuf(tarfile.USTAR_FORMAT) for name in before)
-    path.write_bytes(first + (header.tobuf(tarfile.USTAR_FORMAT) + content) * 100 + end)
-    return path
-
-
-def test_b09_headers_of_a_tar_are_not_kept(tmp_path):
-    # Given: 12 MB of them
-    path = write_global_tar(tmp_path / "x.tar", 200)
-
-    # When
-    tracemalloc.start()
-    info = inspect_archive(path, "x.tar")
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-
-    # Then
-    assert info.model_name == "x"
-    assert peak_bytes < 4 * 1024**2
-
-
-def write_backward_tar(path):
-    """A plain tar whose extended header has -512 bytes: to read so many is to read all."""
-    path.write_bytes(_negative("header", tarfile.XHDTYPE, -512) + bytes(1024))
-    return path
-
-
 def write_negative_tar(path):
-    with gzip.open(path, "wb") as stream:
-        stream.write(_negative("folder/", tarfile.DIRTYPE, -(2**60)) + bytes(1024))
-    return path
-
-
-def _negative(name, kind, size_bytes):
-    """A header with a size in base 256, as GNU tar writes what octal digits cannot say."""
-    entry = tarfile.TarInfo(name)
-    entry.type = kind
+    """A tar.gz whose size is in base 256, as GNU tar writes what octal digits cannot say."""
+    entry = tarfile.TarInfo("folder/")
+    entry.type = tarfile.DIRTYPE
     header = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
-    header[124:136] = tarfile.itn(size_bytes, 12, tarfile.GNU_FORMAT)
+    header[124:136] = tarfile.itn(-(2**60), 12, tarfile.GNU_FORMAT)
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
-    return bytes(header)
+    with gzip.open(path, "wb") as stream:
+        stream.write(header + bytes(1024))
+    return path
 
 
 def write_digits_tar(path):
@@ -184,16 +104,7 @@ def write_sparse_tar(path):
     return path
 
 
-def write_pax_tar(path, name):
-    """A tar.gz of a few kB, whatever the length of this name."""
-    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as bundle:
-        bundle.addfile(tarfile.TarInfo(name))
-    return path
-
-
-LONG_NAME = "a/" * 5000 + "f"
-DEEP_NAME = "a/" * archive_entries.MAX_PARTS + "f"
-many = {f"{number}.txt": b"" for number in range(archive_entries.MAX_ENTRIES + 1)}
+many = {f"{number}.txt": b"" for number in range(MAX_ENTRIES + 1)}
 BAD_ARCHIVES = {
     "zip link": (lambda f: write_linked_zip(f / "x.mar", "/etc/passwd"), "a link"),
     "tar link": (lambda f: write_special_tar(f / "x.tgz", tarfile.SYMTYPE), "a link"),
@@ -203,20 +114,8 @@ BAD_ARCHIVES = {
     "tar sparse": (lambda f: write_sparse_tar(f / "x.tgz"), "a link|damaged"),
     "many in zip": (lambda f: write_zip(f / "x.mar", many), "more than 10000 entries"),
     "many in tar": (lambda f: write_tar(f / "x.tgz", many), "more than 10000 entries"),
-    "zip ratio": (lambda f: write_zip(f / "x.mar", {"a": bytes(3_000_000)}), "100 times"),
-    "tar ratio": (lambda f: write_tar(f / "x.tgz", {"a": bytes(9_000_000)}), "100 times"),
-    "pax bomb": (lambda f: write_pax_bomb(f / "x.tgz"), "oversized|100 times"),
     "zip bzip2": (lambda f: write_packed_zip(f / "x.mar", zipfile.ZIP_BZIP2), "than deflate"),
     "zip lzma": (lambda f: write_packed_zip(f / "x.mar", zipfile.ZIP_LZMA), "than deflate"),
-    "long name": (lambda f: write_long_name_tar(f / "x.tar"), "oversized"),
-    "long name in zip": (lambda f: write_zip(f / "x.mar", {LONG_NAME: b""}), "1024 characters"),
-    "long name in tar": (lambda f: write_pax_tar(f / "x.tgz", LONG_NAME), "1024 characters"),
-    "deep name in zip": (lambda f: write_zip(f / "x.mar", {DEEP_NAME: b""}), "64 parts"),
-    "deep name in tar": (lambda f: write_pax_tar(f / "x.tgz", DEEP_NAME), "64 parts"),
-    "large global": (lambda f: write_global_tar(f / "x.tar", 1, 70_000), "oversized"),
-    "chain of headers": (lambda f: write_chained_tar(f / "x.tar"), "oversized"),
-    "chain behind a file": (lambda f: write_chained_tar(f / "x.tar", "first"), "oversized"),
-    "backwards": (lambda f: write_backward_tar(f / "x.tar"), "oversized|damaged"),
     "negative": (lambda f: write_negative_tar(f / "x.tgz"), "negative size"),
     "digits": (lambda f: write_digits_tar(f / "x.tar"), "damaged"),
     "twice": (lambda f: write_duplicate(f / "x.mar"), "there twice"),
@@ -243,77 +142,16 @@ def test_b09_bad_archive_is_refused_and_leaves_nothing(write, text, tmp_path):
     assert everything_in(tmp_path) == ["work", path.name]
 
 
-def with_misleading_offset(content):
-    """The record's last field but one reads like the record's beginning."""
-    return content[:-6] + b"PK\5\6" + content[-2:]
-
-
-def with_record_64_but_no_locator(content):
-    return content[:-22] + b"PK\6\6".ljust(76, b"\0") + content[-22:]
-
-
-ENDS = [bytes, with_misleading_offset, with_record_64_but_no_locator]
-
-
-@pytest.mark.parametrize("changed", ENDS)
-def test_b09_zip_with_a_huge_directory_is_refused_before_it_is_read(changed, tmp_path, monkeypatch):
+def test_b09_archive_over_the_total_size_is_refused(tmp_path):
     # Given
-    path = write_zip(tmp_path / "x.mar")
-    path.write_bytes(changed(path.read_bytes()))
-    monkeypatch.setattr(archive_entries, "MAX_ZIP_DIRECTORY_BYTES", 10)
-    monkeypatch.setattr(zipfile.ZipFile, "_RealGetContents", None)  # would fail if called
-
-    # When / Then
-    with pytest.raises(InvalidModel, match="more than 10000 entries"):
-        inspect_archive(path, "x.mar")
-
-
-def write_zip64(path):
-    """A zip with a zip64 record and its locator, as of archives of 2 GiB and more."""
-    content = write_zip(path).read_bytes()
-    count, size, offset = struct.unpack("<HII", content[-12:-2])
-    end64 = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, offset)
-    locator = struct.pack("<4sIQI", b"PK\6\7", 0, len(content) - 22, 1)
-    path.write_bytes(content[:-22] + end64 + locator + content[-22:])
-    return path
-
-
-def test_zip64_is_read_unless_its_locator_points_elsewhere(tmp_path):
-    # Given
-    path = write_zip64(tmp_path / "x.mar")
-    assert inspect_archive(path, "x.mar").model_name == "echo"
-    content = path.read_bytes()
-    path.write_bytes(content[:-34] + bytes(8) + content[-26:])
-
-    # When / Then
-    with pytest.raises(InvalidModel, match="elsewhere than it says"):
-        inspect_archive(path, "x.mar")
-
-
-def test_b09_archive_over_the_total_size_is_refused(tmp_path, monkeypatch):
-    # Given
-    monkeypatch.setattr(archive_entries, "MAX_UNPACKED_BYTES", 1000)
     path = write_zip(tmp_path / "x.mar", {"a": b"a" * 600, "b": b"b" * 600})
 
     # When / Then
-    with pytest.raises(InvalidModel, match="unpacks to more than"):
-        inspect_archive(path, "x.mar")
-
-
-@pytest.mark.parametrize("write", [write_zip, write_tar])
-def test_b09_names_are_refused_for_their_sum_and_folders_count_once(write, tmp_path, monkeypatch):
-    # Given: `.`, `folder`, what is in it, `MAR-INF` and the manifest
-    path = tmp_path / ("x.mar" if write is write_zip else "x.tgz")
-    write(path, {f"folder/{number}": b"" for number in range(9)}, {"model": {"modelName": "x"}})
-    monkeypatch.setattr(archive_entries, "MAX_NAMES_CHARS", 1 + 6 + 9 * 8 + 7 + 21)
-    assert inspect_archive(path, "x").model_name == "x"
-
-    # When
-    monkeypatch.setattr(archive_entries, "MAX_NAMES_CHARS", archive_entries.MAX_NAMES_CHARS - 1)
-
-    # Then
-    with pytest.raises(InvalidModel, match="names come to"):
-        inspect_archive(path, "x")
+    with (
+        pytest.raises(InvalidModel, match="unpacks to more than"),
+        read_entries(path, max_unpacked_bytes=1000) as entries,
+    ):
+        list(entries)
 
 
 def test_b09_truncated_archive_is_refused(tmp_path):

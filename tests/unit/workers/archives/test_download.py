@@ -221,13 +221,10 @@ def test_failed_download_leaves_nothing_but_a_reason_in_the_log(answer, store, c
     assert len(web.requests) <= 4
 
 
-def test_oversized_download_is_stopped(store, monkeypatch):
-    # Given
-    monkeypatch.setattr("workers.archives.download.MAX_UNPACKED_BYTES", 10)
-
+def test_oversized_download_is_stopped(store):
     # When / Then
     with pytest.raises(DownloadFailed):
-        locate_archive(URL, store, downloader=web_with_archive().downloader())
+        locate_archive(URL, store, downloader=web_with_archive().downloader(max_bytes=10))
     assert not (store / "echo.mar").exists()
 
 

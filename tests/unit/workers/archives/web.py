@@ -40,8 +40,9 @@ class Web:
             raise answer
         return answer
 
-    def downloader(self, allowed_urls=ALLOWED):
-        return Downloader(allowed_urls, self.resolve, httpx.MockTransport(self.handle))
+    def downloader(self, allowed_urls=ALLOWED, **limits):
+        transport = httpx.MockTransport(self.handle)
+        return Downloader(allowed_urls, self.resolve, transport, **limits)
 
 
 def served(content):
