@@ -18,6 +18,7 @@ from ingress.health import Health, Lifecycle
 from ingress.metrics.handler_metrics import HandlerMetrics
 from ingress.metrics.ingress_metrics import Metrics
 from ingress.metrics.torchserve_metrics import LEGACY
+from ingress.predictions.http_predictions import HttpPredictions
 from ingress.predictions.prediction_service import PredictionService
 from ingress.services import Services
 
@@ -59,17 +60,16 @@ class IngressParts:
 
     def services(self, loop: asyncio.AbstractEventLoop) -> Services:
         """Returns what the HTTP layer works with; predictions run on this loop."""
+        predictor = PredictionService(self._catalog, self.broker, self.metrics)
         return Services(
             settings=self._settings,
             registry=self.registry,
             health=Health(self.probe_registry, self.lifecycle),
             control=ControlQueue(self.client),
             downloads=Downloads(self.client),
-            predictor=PredictionService(
-                self._catalog,
-                self.broker,
-                self.metrics,
-                is_open_inference=self._settings.open_inference_rows,
+            predictor=predictor,
+            http_predictions=HttpPredictions(
+                predictor, is_open_inference=self._settings.open_inference_rows
             ),
             metrics=self.metrics,
             lifecycle=self.lifecycle,

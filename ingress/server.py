@@ -155,7 +155,7 @@ class _Ingress:
         if Role.INFERENCE not in roles:
             return bridge
         return InferenceRouter(
-            services.predictor,
+            services.http_predictions,
             bridge,
             max_request_size_bytes=limit,
             max_response_size_bytes=self._settings.max_response_size_bytes,

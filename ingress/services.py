@@ -13,6 +13,7 @@ from batching.store.registry.registry import Registry
 from ingress.access.key_file import KeyFile
 from ingress.health import Health, Lifecycle
 from ingress.metrics.ingress_metrics import Metrics
+from ingress.predictions.http_predictions import HttpPredictions
 from ingress.predictions.prediction_service import PredictionService
 
 T = TypeVar("T")
@@ -31,6 +32,7 @@ class Services:
     control: ControlQueue
     downloads: Downloads
     predictor: PredictionService
+    http_predictions: HttpPredictions
     metrics: Metrics
     lifecycle: Lifecycle
     loop: asyncio.AbstractEventLoop

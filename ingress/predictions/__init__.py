@@ -1,1 +1,1 @@
-"""Answers predictions: the way from a path and a body to an answer."""
+"""Answers predictions: the service that every door shares, and its doors for HTTP."""

@@ -1,75 +1,49 @@
-"""Writes which requests were answered with 5xx, so that whoever has an id finds out why.
+"""Logs which requests were answered with 5xx, so that a request id leads to the reason.
 
-The access log has TorchServe's form, in which there is no place for it.
+The access log has TorchServe's form, which has no place for a reason.
 """
 
 import asyncio
 import logging
-from urllib.parse import quote
-
-from batching.models.spec import VersionKey
+from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
 
 LOWEST_STATUS = 500
-# A server that refuses thousands a second says so with a few.
+# A server that refuses thousands of requests a second logs a few of them.
 MAX_LINES = 5
 PERIOD_S = 1.0
 
 
 class FailedRequests:
-    """A few lines a second, and a count of what was left out. Lives on one event loop."""
+    """Logs a few lines a second, and a count of what was left out. Lives on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, period_s: float = PERIOD_S) -> None:
+        self._period_s = period_s
         self._failed = 0  # in this period
 
-    def note(self, request_id: str, key: VersionKey | None, status: int, reason: str) -> None:
-        """Logs this prediction if its status is a failure.
+    def note(self, request_id: str, status: int, reason: str, asked: Mapping[str, str]) -> None:
+        """Logs this failure.
 
         Args:
             request_id: as the client has it.
-            key: of the version, if there is such a one.
-            status: of the answer.
+            status: of the answer, from `LOWEST_STATUS` on.
             reason: the word for what went wrong; empty where a handler has chosen the status.
+            asked: what was asked for, in words without blanks or line breaks.
         """
-        if status < LOWEST_STATUS or not self._has_line():
+        if self._failed == 0:
+            asyncio.get_running_loop().call_later(self._period_s, self._end_period)
+        self._failed += 1
+        if self._failed > MAX_LINES:
             return
-        name, version = key or ("unknown", "unknown")
+        words = " ".join(f"{name}={word}" for name, word in asked.items())
         log.warning(
-            "failed request=%s status=%d reason=%s model=%s version=%s",
+            "failed request=%s status=%d reason=%s %s",
             request_id,
             status,
             reason or "handler",
-            name,
-            version,
+            words,
         )
-
-    def note_other(self, request_id: str, asked: tuple[str, str], status: int, reason: str) -> None:
-        """Logs this request, which is not a prediction, if its status is a failure.
-
-        Args:
-            request_id: as the client has it.
-            asked: method and path.
-            status: of the answer.
-            reason: the word for what went wrong.
-        """
-        if status < LOWEST_STATUS or not self._has_line():
-            return
-        method, path = asked
-        log.warning(
-            "failed request=%s status=%d reason=%s method=%s path=%s",
-            request_id,
-            status,
-            reason,
-            method,
-            quote(path),
-        )
-
-    def _has_line(self) -> bool:
-        if self._failed == 0:
-            asyncio.get_running_loop().call_later(PERIOD_S, self._end_period)
-        self._failed += 1
-        return self._failed <= MAX_LINES
 
     def _end_period(self) -> None:
         left_out, self._failed = self._failed - MAX_LINES, 0

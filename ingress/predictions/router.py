@@ -1,9 +1,10 @@
-"""The inference port's front: predictions on the event loop, everything else to Flask.
+"""Answers predictions on the event loop, and passes everything else on to Flask.
 
 A thread per waiting request is what costs (docs/adr/0006): here a waiting prediction is one future.
 """
 
 import logging
+from collections.abc import Awaitable
 
 from batching.errors import InternalError, ServeError
 from batching.request_ids import fresh_request_id
@@ -12,9 +13,12 @@ from ingress.access.authorizer import Authorizer
 from ingress.health import LIVE_PATH, LIVE_TEXT
 from ingress.http1.body_reader import read_body
 from ingress.http1.exchange import Answer, Application, Exchange
-from ingress.predictions.prediction_service import PredictionService
-from ingress.predictions.stream_sender import send_answer
-from ingress.predictions.streamed_answer import CLIENT_CLOSED_REQUEST, StreamedAnswer
+from ingress.predictions.http_predictions import HttpPredictions
+from ingress.predictions.streamed_answer import (
+    CLIENT_CLOSED_REQUEST,
+    StreamedAnswer,
+    send_answer,
+)
 from ingress.torchserve.answers import error_answer, status_answer
 from ingress.torchserve.prediction_paths import Target, parse_prediction_path
 
@@ -26,29 +30,27 @@ class InferenceRouter:
 
     def __init__(
         self,
-        predictor: PredictionService,
+        predictions: HttpPredictions,
         others: Application,
         *,
         max_request_size_bytes: int,
         max_response_size_bytes: int,
         authorizer: Authorizer,
     ) -> None:
-        self._predictor = predictor
+        self._predictions = predictions
         self._others = others
         self._max_request_size_bytes = max_request_size_bytes
         self._max_response_size_bytes = max_response_size_bytes
         self._authorizer = authorizer
 
-    async def __call__(self, exchange: Exchange) -> None:
+    def __call__(self, exchange: Exchange) -> Awaitable[None]:
         """Answers the request."""
         target = parse_prediction_path(exchange.path)
         if target is not None and exchange.method != "OPTIONS":
-            await self._predict(target, exchange)
-        elif exchange.path == LIVE_PATH:
-            # Not through Flask: its threads may all wait for Redis.
-            exchange.respond(*status_answer(LIVE_TEXT, fresh_request_id()))
-        else:
-            await self._others(exchange)
+            return self._predict(target, exchange)
+        if exchange.path == LIVE_PATH:
+            return _say_live(exchange)
+        return self._others(exchange)
 
     async def _predict(self, target: Target, exchange: Exchange) -> None:
         headers = dict(exchange.headers)
@@ -58,7 +60,7 @@ class InferenceRouter:
                 # Neither Redis nor a handler needs to know the key.
                 headers.pop("authorization", None)
             query = exchange.query if target.takes_query else ""
-            answer = await self._predictor.answer(
+            answer = await self._predictions.answer(
                 target,
                 headers,
                 # No name here keeps it while its client waits.
@@ -78,3 +80,8 @@ class InferenceRouter:
             log.exception("prediction failed model=%r request=%s", target.model_name, request_id)
             answer = error_answer(InternalError("Internal server error."), request_id)
         exchange.respond(*answer)
+
+
+async def _say_live(exchange: Exchange) -> None:
+    # Not through Flask: its threads may all wait for Redis.
+    exchange.respond(*status_answer(LIVE_TEXT, fresh_request_id()))

@@ -1,13 +1,18 @@
-"""An answer that is sent in pieces while its handler runs, on its way to either door."""
+"""An answer that is sent in pieces while its handler runs."""
 
+import logging
 from collections.abc import Callable
 from typing import Self
 
-from batching.errors import ServeError
+from batching.errors import InternalError, ServeError
 from batching.protocol import BatchTiming
 from batching.store.ingress_side.reply_stream import ReplyStream
+from ingress.http1.exchange import ConnectionEnded, Exchange
+from ingress.http1.head import WITHOUT_BODY
 
-# As nginx logs it; nobody receives it.
+log = logging.getLogger(__name__)
+
+# As nginx logs it; no client receives it.
 CLIENT_CLOSED_REQUEST = 499
 
 CountAnswer = Callable[[int, BatchTiming | None, str], None]
@@ -46,7 +51,49 @@ class StreamedAnswer:
         return piece
 
     async def close(self) -> None:
-        """It is counted, and what was not read will not be run on."""
+        """Counts the answer; a handler that is still running is told to stop."""
         status, reason = self._outcome
         self._count(status, self._stream.timing, reason)
         await self._stream.close()
+
+
+async def send_answer(answer: StreamedAnswer, exchange: Exchange, limit_bytes: int) -> None:
+    """Sends the answer in pieces, or as one to a client that could not tell its end.
+
+    HTTP/1.0 knows no chunks; the answer to HEAD, and one with 204 or 304, has no body at all.
+
+    Raises:
+        ServeError: nothing was sent.
+    """
+    try:
+        has_body = exchange.method != "HEAD" and answer.status not in WITHOUT_BODY
+        if exchange.http_version == "1.1" and has_body:
+            await _send_pieces(answer, exchange)
+        else:
+            body = await _gathered(answer, limit_bytes)
+            exchange.respond(answer.status, answer.headers, body)
+    finally:
+        await answer.close()
+
+
+async def _send_pieces(answer: StreamedAnswer, exchange: Exchange) -> None:
+    """Sends the pieces no faster than the client reads, or breaks the connection off."""
+    stream = exchange.respond_in_pieces(answer.status, answer.headers)
+    try:
+        async for piece in answer:
+            await stream.send(piece)
+        stream.end()
+    except ServeError as error:
+        log.warning("stream broken off: %s", error.message)
+    except ConnectionEnded:
+        pass  # the client has left, or does not read
+
+
+async def _gathered(answer: StreamedAnswer, limit_bytes: int) -> bytes:
+    pieces, size_bytes = [], 0
+    async for piece in answer:
+        pieces.append(piece)
+        size_bytes += len(piece)
+        if size_bytes > limit_bytes:
+            raise InternalError("The answer is too large for this connection.")
+    return b"".join(pieces)

@@ -1,6 +1,7 @@
 """Every exception that leaves a Flask route becomes one answer."""
 
 import logging
+from urllib.parse import quote
 
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
@@ -14,7 +15,7 @@ from batching.errors import (
     StoreUnavailable,
 )
 from batching.request_ids import fresh_request_id
-from ingress.predictions.failed_requests import FailedRequests
+from ingress.predictions.failed_requests import LOWEST_STATUS, FailedRequests
 from ingress.rest.responses import to_response
 from ingress.role import Role
 from ingress.services import Services
@@ -47,11 +48,11 @@ def install_error_handlers(app: Flask, services: Services) -> None:
     def note(response: Response) -> Response:
         # Predictions are noted where they are answered, and what probes are told is no failure.
         reason = response.headers.get("x-ferry-reason")
-        if reason and request.blueprint != Role.INFERENCE:
-            asked, request_id = (request.method, request.path), response.headers["x-request-id"]
-            services.loop.call_soon_threadsafe(
-                failed.note_other, request_id, asked, response.status_code, reason
-            )
+        status, is_prediction = response.status_code, request.blueprint == Role.INFERENCE
+        if reason and status >= LOWEST_STATUS and not is_prediction:
+            asked = {"method": request.method, "path": quote(request.path)}
+            request_id = response.headers["x-request-id"]
+            services.loop.call_soon_threadsafe(failed.note, request_id, status, reason, asked)
         return response
 
     app.register_error_handler(ServeError, _answer)

@@ -75,7 +75,8 @@ class _InferenceView:
             headers.pop("authorization", None)
         query = request.query_string.decode("utf-8", "replace") if target.takes_query else ""
         services = self._services
-        answer = services.on_loop(services.predictor.answer(target, headers, body, None, query))
+        answering = services.http_predictions.answer(target, headers, body, None, query)
+        answer = services.on_loop(answering)
         if isinstance(answer, StreamedAnswer):
             return stream_response(answer, services.on_loop)
         return to_response(answer)

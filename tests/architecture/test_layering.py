@@ -221,6 +221,11 @@ def test_an_import_that_keeps_the_rules_is_not_named(tmp_path, place, source):
     ("module", "unwanted"),
     [
         ("ingress.server", {"torch", "workers", "ferry"}),
+        # Doors know the service; the service knows no transport.
+        (
+            "ingress.predictions.prediction_service",
+            {"flask", "httptools", "ingress.http1", "ingress.torchserve"},
+        ),
         ("workers.node.node", {"torch", "flask", "httptools", "ingress", "ferry"}),
         ("ferry.main", {"torch", "flask", "redis", "ingress", "workers"}),
     ],

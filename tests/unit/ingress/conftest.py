@@ -20,6 +20,7 @@ from ingress.access.authorizer import Authorizer
 from ingress.health import Health, Lifecycle
 from ingress.listeners import Address, Listener
 from ingress.metrics.ingress_metrics import Metrics
+from ingress.predictions.http_predictions import HttpPredictions
 from ingress.predictions.prediction_service import PredictionService
 from ingress.predictions.router import InferenceRouter
 from ingress.rest.app import create_app
@@ -140,13 +141,15 @@ def ingress(redis_url, keys):
     catalog = Catalog(registry, redis_url, outage)
     call(catalog.start())
     broker = Broker(redis_url, outage, dead_after_s=DEAD_AFTER_S)
+    predictor = PredictionService(catalog, broker, metrics)
     services = Services(
         settings=settings,
         registry=registry,
         health=Health(probe_registry, lifecycle),
         control=archives,
         downloads=Downloads(client),
-        predictor=PredictionService(catalog, broker, metrics),
+        predictor=predictor,
+        http_predictions=HttpPredictions(predictor, is_open_inference=False),
         metrics=metrics,
         lifecycle=lifecycle,
         loop=loop,
@@ -183,7 +186,7 @@ async def _listen(services, apps):
         for role, app in apps.items()
     }
     front = InferenceRouter(
-        services.predictor,
+        services.http_predictions,
         bridges[Role.INFERENCE],
         max_request_size_bytes=limit,
         max_response_size_bytes=services.settings.max_response_size_bytes,

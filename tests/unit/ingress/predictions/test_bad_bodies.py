@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from batching.store.keys import PERMANENT
-from ingress.predictions import prediction_service as predictor
-from ingress.torchserve.payload import read_request
+from ingress.predictions.http_predictions import HttpPredictions
+from ingress.torchserve.prediction_paths import parse_prediction_path
 from tests.support import eventually, processor_time
 from tests.unit.ingress.leaks import SECRET, assert_tells_nothing
 
@@ -111,25 +111,28 @@ def test_b06_hostile_form_is_a_bad_request_soon(manager, boundary):
         "Multipart/Form-Data; boundary=B",
     ],
 )
-def test_b06_large_form_is_parsed_outside_of_the_loop(manager, monkeypatch, content_type):
+def test_b06_large_form_is_parsed_outside_of_the_loop(manager, content_type):
     # Given
     manager.register("echo")
-    threads = []
+    readers = []
 
-    def parse(*arguments):
-        threads.append(threading.get_ident())
-        return read_request(*arguments)
+    class Headers(dict):
+        def get(self, name, default=None):
+            readers.append((name, threading.get_ident()))
+            return super().get(name, default)
 
-    monkeypatch.setattr(predictor, "read_request", parse)
-    monkeypatch.setattr(predictor, "_LARGE_FORM_BYTES", 1000)
+    headers = Headers({"content-type": content_type})
+    services, target = manager.services, parse_prediction_path("/predictions/echo")
+    predictions = HttpPredictions(
+        services.predictor, is_open_inference=False, large_form_bytes=1000
+    )
     body = b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n' + b"%41" * 1000
     # When
-    headers = {"Content-Type": content_type}
-    answer = manager.predict("/predictions/echo", data=body + b"\r\n--B--", headers=headers)
-    # Then
-    assert answer.status_code == 200
-    assert len(threads) == 1
-    assert manager.services.loop._thread_id not in threads
+    answer = services.on_loop(predictions.answer(target, headers, body + b"\r\n--B--"))
+    # Then: the parser is the last one to ask for the type
+    assert answer.status == 200
+    assert readers[-1][0] == "content-type"
+    assert readers[-1][1] != services.loop._thread_id
 
 
 NAMES = [
@@ -186,7 +189,7 @@ def test_b14_unforeseen_failure_tells_nothing_but_an_id_that_is_in_the_log(
 
     # Of this ingress: the node of the test has a registry of its own.
     monkeypatch.setattr(manager.registry, "snapshot", fail)
-    monkeypatch.setattr(type(manager.services.predictor), "answer", fail)
+    monkeypatch.setattr(manager.services.http_predictions, "answer", fail)
     # When
     for answer in (manager.manage("GET", "/models"), manager.predict("/predictions/x")):
         # Then

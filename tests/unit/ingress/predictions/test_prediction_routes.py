@@ -8,7 +8,7 @@ import pytest
 import requests
 
 from batching.protocol import OPEN_INFERENCE_TYPE
-from ingress.predictions.prediction_service import PredictionService
+from ingress.predictions.http_predictions import HttpPredictions
 from ingress.torchserve.prediction_paths import parse_prediction_path
 from tests.support import eventually
 
@@ -82,12 +82,9 @@ def test_wish_for_binary_answers_makes_json_an_inference_request(echo):
 )
 def test_any_json_is_an_inference_request_where_that_is_set(echo, path, kind):
     # Given
-    known = echo.services.predictor
-    predictor = PredictionService(
-        known._catalog, known._broker, echo.services.metrics, is_open_inference=True
-    )
+    predictions = HttpPredictions(echo.services.predictor, is_open_inference=True)
     # When
-    answer = echo.services.on_loop(predictor.answer(parse_prediction_path(path), {}, b"{}"))
+    answer = echo.services.on_loop(predictions.answer(parse_prediction_path(path), {}, b"{}"))
     # Then
     assert answer.body == f"body:{kind}|{{}}".encode()
 

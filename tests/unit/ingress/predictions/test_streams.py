@@ -110,7 +110,7 @@ def listening(echo, address, tls=None):
         authorizer=authorizer,
     )
     front = InferenceRouter(
-        services.predictor,
+        services.http_predictions,
         bridge,
         max_request_size_bytes=limit,
         max_response_size_bytes=20,
