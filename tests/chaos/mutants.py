@@ -104,9 +104,9 @@ MUTANTS = (
     ),
     Mutant(
         "a handler that hangs is ended",
-        "workers/handling/time_limits.py",
-        "signal.setitimer(signal.ITIMER_REAL, timeout_s)\n        try:\n            return entry",
-        "signal.setitimer(signal.ITIMER_REAL, 0)\n        try:\n            return entry",
+        "workers/handling/handler_call.py",
+        "signal.ITIMER_REAL, self._timeout_s)\n        try:\n            return self._enveloped",
+        "signal.ITIMER_REAL, 0)\n        try:\n            return self._enveloped",
         f"{CHAOS}workers.py::test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served",
     ),
     Mutant(

@@ -37,7 +37,6 @@ from tests.support import (
     make_reply,
     wire_of,
 )
-from workers.handling import worker as worker_module
 from workers.handling.worker import Worker
 from workers.node import heartbeat
 from workers.node.heartbeat import Heartbeat
@@ -418,12 +417,9 @@ def test_f21_claim_that_arrives_late_is_given_back_by_a_worker_that_waits(line: 
     assert harness.unaccounted() == 0
 
 
-def test_f16_worker_whose_replies_were_never_taken_gives_the_requests_back(
-    line: Line, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_f16_worker_whose_replies_were_never_taken_gives_the_requests_back(line: Line) -> None:
     # Given a worker whose line goes down under its batch for longer than it keeps replies
     known = line.proxy.connections
-    monkeypatch.setattr(worker_module, "REPLY_PATIENCE_S", 0.1)
     runs: list[list[str]] = []
 
     def run(batch: Batch) -> list[Any]:
@@ -432,9 +428,8 @@ def test_f16_worker_whose_replies_were_never_taken_gives_the_requests_back(
             line.proxy.go_down()
         return [make_reply("x")] * len(batch)
 
-    worker = Worker(
-        Batcher(line.worker, FixedPolicy(8, 0.0)), line.worker, run, outage=make_outage()
-    )
+    batcher = Batcher(line.worker, FixedPolicy(8, 0.0))
+    worker = Worker(batcher, line.worker, run, reply_patience_s=0.1, outage=make_outage())
     line.harness.submit("a", "b")
     thread = threading.Thread(target=worker.serve)
     thread.start()

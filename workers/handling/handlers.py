@@ -8,7 +8,6 @@ import importlib
 import inspect
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from typing import Any
 
 from ts import __version__ as ts_version
 from ts.context import Context
-from ts.metrics.dimension import Dimension
-from ts.metrics.metric_type_enum import MetricTypes
 from ts.utils.util import list_classes_from_module
 
 from batching.metrics.declared import read_metrics_config
@@ -90,25 +87,7 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
     else:
         entry = _initialise_class(module, context)
         _require_plain(entry)
-    return LoadedModel(_measured(entry, context), context)
-
-
-def _measured(entry: Entry, context: Context) -> Entry:
-    """Returns the entry point; the time of every batch is the metric PredictionTime.
-
-    Source: TorchServe 0.12 ts/service.py, Service.predict.
-    """
-    labels = (Dimension("ModelName", context.model_name), Dimension("Level", "Model"))
-    names = [label.name for label in labels]
-    metric = context.metrics.add_metric_to_cache("PredictionTime", "ms", names, MetricTypes.GAUGE)
-
-    def run(rows: list[dict[str, Any]] | None, context: Context) -> Any:
-        started_s = time.perf_counter()
-        output = entry(rows, context)
-        metric.update(round((time.perf_counter() - started_s) * 1000, 2), "", labels)
-        return output
-
-    return run
+    return LoadedModel(entry, context)
 
 
 def _enter_folder(model_dir: Path, handler: str) -> None:

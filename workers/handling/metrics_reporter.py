@@ -6,9 +6,8 @@ Nothing of it happens while a batch runs but a few additions where the handler m
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from ts.metrics.caching_metric import BUCKETS, CachingMetric, Change, Labels
 from ts.metrics.metric_type_enum import MetricTypes
@@ -21,9 +20,6 @@ from batching.store.measurements import HandlerMeasurements
 from batching.store.redis_errors import AWAY
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 REPORT_S = 1.0
 # Handlers may measure in threads of their own, too, and while a batch runs.
@@ -66,19 +62,12 @@ class MetricsReporter:
         """Measurements are recorded from now on."""
         self._thread.start()
 
-    def follow(self, run: Callable[[T], R]) -> Callable[[T], R]:
-        """Returns the same call, what is measured in it being recorded within a second of its end.
+    def wake(self) -> None:
+        """Has what was measured until now recorded within a second.
 
         An idle worker, which measures nothing, is not woken each second to find that out.
         """
-
-        def followed(argument: T) -> R:
-            try:
-                return run(argument)
-            finally:
-                self._may_have_news.set()
-
-        return followed
+        self._may_have_news.set()
 
     def stop(self) -> None:
         """Records the measurements so far, if Redis answers."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from batching.batcher import Batcher
 from batching.errors import InternalError
@@ -35,20 +35,20 @@ from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.replies import error_reply
 from batching.store.worker_side.worker_queue import WorkerQueue
-from workers.handling.envelopes import in_envelope
+from workers.handling.handler_call import HandlerCall
 from workers.handling.handlers import LoadedModel, load_model
 from workers.handling.metrics_reporter import MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
-from workers.handling.time_limits import end_in_time, timed
 from workers.slots.assignment import Assignment
 from workers.slots.exit_status import EXIT_DEVICE_BROKEN, EXIT_DRAINED, EXIT_LOAD_FAILED
 
 log = logging.getLogger("workers.handling.worker")
-T = TypeVar("T")
 
 MAX_ERROR_CHARS = 4000
 NOT_TAKEN = InternalError("The request store does not take the model's answer.")
 RETRY_S = 0.1
+# For what a handler has the interpreter do at its end, and for giving a device's memory back.
+END_S = 3.0
 REPLY_PATIENCE_S = 30.0
 # For so long after an error, a claim that was given up may still be carried out: a network that was
 # cut, or a proxy in it, hands over late what it held.
@@ -69,6 +69,8 @@ class Worker:
         is_broken: Callable[[], bool] = lambda: False,
         *,
         idle_s: float = BLOCK_S,
+        look_s: float = LOOK_S,
+        reply_patience_s: float = REPLY_PATIENCE_S,
         outage: OutageLog,
     ) -> None:
         self._batcher = batcher
@@ -76,6 +78,8 @@ class Worker:
         self._run = run
         self._is_broken = is_broken
         self._idle_s = idle_s
+        self._look_s = look_s
+        self._reply_patience_s = reply_patience_s
         self._outage = outage
         self._should_stop = False
         self._unsure_until = 0.0
@@ -116,7 +120,7 @@ class Worker:
 
     def _reply(self, items: Sequence[Owned], replies: Sequence[Reply]) -> None:
         """Stores the replies; a repeated reply is recognised, so sending again is safe."""
-        end = time.monotonic() + REPLY_PATIENCE_S
+        end = time.monotonic() + self._reply_patience_s
         while True:
             try:
                 self._verbs.reply(items, replies)
@@ -125,7 +129,8 @@ class Worker:
                 self._unsure_until = time.monotonic() + UNSURE_S
                 self._outage.note("reply", error)
                 if time.monotonic() > end:
-                    log.error("reply failed for %.0f s, giving up: %s", REPLY_PATIENCE_S, error)
+                    limit_s = self._reply_patience_s
+                    log.error("reply failed for %.0f s, giving up: %s", limit_s, error)
                     self._reply_singly(items, replies)
                     return
                 time.sleep(RETRY_S)
@@ -154,7 +159,7 @@ class Worker:
         if is_unsure or now_s >= self._look_at:
             self._verbs.recover()
             self._outage.over("recover", is_for_all=True)
-            self._look_at = now_s + (LOOK_AGAIN_S if is_unsure else LOOK_S)
+            self._look_at = now_s + (LOOK_AGAIN_S if is_unsure else self._look_s)
         end = self._look_at
         idle_s = BLOCK_S if is_unsure else self._idle_s
         return self._batcher.gather(lambda: self._should_stop or time.monotonic() > end, idle_s)
@@ -202,12 +207,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     spec = assignment.spec
     client = connect(store_url(settings))
     verbs = WorkerQueue(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
-    policy = policy_of(spec)
-    entry = in_envelope(settings.service_envelope, model.entry)
-    timeout_s = spec.response_timeout_s
-    entry, send = timed(entry, partial(verbs.send, patience_s=timeout_s), timeout_s)
     outage = OutageLog(log, settings.redis_url)
-    runner = Runner(replace(model, entry=entry), settings, send, outage)
     reporter = MetricsReporter(
         model.context.metrics,
         HandlerMeasurements(client, spec.key),
@@ -215,11 +215,19 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         is_showing_all=settings.model_metrics_auto_detect,
         is_logging=settings.is_logging_metrics,
     )
-    run = reporter.follow(runner.run)
+    timeout_s = spec.response_timeout_s
+    call = HandlerCall(
+        model,
+        settings.service_envelope,
+        timeout_s,
+        partial(verbs.send, patience_s=timeout_s),
+        on_measured=reporter.wake,
+    )
+    runner = Runner(replace(model, entry=call), settings, call.send, outage)
     worker = Worker(
-        Batcher(verbs, policy),
+        Batcher(verbs, policy_of(spec)),
         verbs,
-        lambda batch: _heeding(worker.stop, partial(run, batch)),
+        runner.run,
         lambda: runner.is_device_broken,
         # A ticket is only good while it is young.
         idle_s=BLOCK_S if spec.use_job_ticket else idle_s(client),
@@ -242,19 +250,6 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     return EXIT_DRAINED
 
 
-def _heeding(stop: Callable[[int, FrameType | None], None], run: Callable[[], T]) -> T:
-    """Returns what `run` returns.
-
-    SIGTERM stops this worker afterwards, whatever a handler made of it.
-
-    Libraries take the signal over at their first call. Nothing else would end this process.
-    """
-    try:
-        return run()
-    finally:
-        signal.signal(signal.SIGTERM, stop)
-
-
 def _keep_from_forks() -> None:
     """In processes that a handler forks, SIGTERM has its default action and not `Worker.stop`.
 
@@ -269,6 +264,15 @@ def _keep_from_forks() -> None:
     block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGTERM})
     unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGTERM})
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=begin)
+
+
+def _end_in_time() -> None:
+    """Has the kernel end the process if the interpreter does not end in time.
+
+    The interpreter waits for every thread that is no daemon, and a handler's may run for ever.
+    Meanwhile no other worker could have this one's requests, place and device.
+    """
+    signal.setitimer(signal.ITIMER_REAL, END_S)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -294,4 +298,4 @@ if __name__ == "__main__":
     finally:
         # Nothing that is frozen is let go of, and libraries then tell of leaks.
         gc.unfreeze()
-        end_in_time()
+        _end_in_time()

@@ -8,7 +8,6 @@ from batching.batcher import Batcher
 from batching.policy import FixedPolicy
 from batching.store.reclaiming import ReclaimMode
 from tests.support import KEY, eventually, items_of, make_outage, make_reply
-from workers.handling import worker as worker_module
 from workers.handling.worker import Worker
 
 
@@ -35,8 +34,7 @@ def queue(real_harness):
     return real_harness, claimed, OlderState(real_harness.client)
 
 
-def test_lease_of_an_answered_request_goes_away_when_its_worker_lives(queue, monkeypatch):
-    monkeypatch.setattr(worker_module, "LOOK_S", 0.1)
+def test_lease_of_an_answered_request_goes_away_when_its_worker_lives(queue):
     # Given: it was answered and the answer received, which the successor has not heard of
     harness, claimed, older = queue
     worker, ingress = harness.worker(), harness.ingress()
@@ -54,7 +52,9 @@ def test_lease_of_an_answered_request_goes_away_when_its_worker_lives(queue, mon
         return [make_reply("again")] * len(batch.items)
 
     harness.submit("b")
-    loop = Worker(Batcher(worker, FixedPolicy(1, 0.0)), worker, run, outage=make_outage())
+    loop = Worker(
+        Batcher(worker, FixedPolicy(1, 0.0)), worker, run, look_s=0.1, outage=make_outage()
+    )
     serving = threading.Thread(target=loop.serve)
     serving.start()
     try:

@@ -23,7 +23,6 @@ from tests.support import (
     wire_of,
 )
 from tests.timing import assert_within
-from workers.handling import worker as worker_module
 from workers.handling.worker import Worker
 
 SHORT_BLOCK_S = 0.05
@@ -157,8 +156,7 @@ def test_wait_bell_ends_at_once_when_it_is_interrupted(real_harness):
     assert real_harness.worker("worker-b").wait_bell(5.0)
 
 
-def test_answer_that_redis_does_not_take_fails_alone(real_harness, monkeypatch):
-    monkeypatch.setattr(worker_module, "REPLY_PATIENCE_S", 0.1)
+def test_answer_that_redis_does_not_take_fails_alone(real_harness):
     # Given a batch with an answer that is too large for this Redis
     texts = {"a": "x" * 3_000_000, "b": "fits"}
     real_harness.client.config_set("proto-max-bulk-len", 1024 * 1024)
@@ -170,7 +168,8 @@ def test_answer_that_redis_does_not_take_fails_alone(real_harness, monkeypatch):
         return [make_reply(texts[item.request_id]) for item in batch.items]
 
     verbs = real_harness.worker()
-    worker = Worker(Batcher(verbs, FixedPolicy(8, 0.0)), verbs, run, outage=make_outage())
+    batcher = Batcher(verbs, FixedPolicy(8, 0.0))
+    worker = Worker(batcher, verbs, run, reply_patience_s=0.1, outage=make_outage())
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(worker.serve)
 

@@ -1,5 +1,6 @@
-"""The timer that ends a worker whose handler takes too long: it runs while that is at work only."""
+"""What happens around a call of the handler: its timer runs only while the handler is at work."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,21 +9,24 @@ ROOT = Path(__file__).parents[4]
 # In a process of its own: tests have that timer for themselves.
 LATE_SENDER = """
 import signal, threading
-from workers.handling.time_limits import timed
+from ts.context import Context
+from workers.handling.handler_call import HandlerCall
+from workers.handling.handlers import LoadedModel
 
 is_sending, has_returned = threading.Event(), threading.Event()
 
-def send():
+def send(items, chunks):
     is_sending.set()
     assert has_returned.wait(5)
 
-def handle():
+def handle(rows, context):
     thread.start()
     assert is_sending.wait(5)
 
-handle, send = timed(handle, send, 60.0)
-thread = threading.Thread(target=send)
-handle()
+model = LoadedModel(handle, Context("echo", "/", None, 8, None, "0.12.0"))
+call = HandlerCall(model, "", 60.0, send, lambda: None)
+thread = threading.Thread(target=call.send, args=((), ()))
+call([], model.context)
 has_returned.set()
 thread.join()
 print(signal.getitimer(signal.ITIMER_REAL)[0])
@@ -32,7 +36,8 @@ print(signal.getitimer(signal.ITIMER_REAL)[0])
 def test_timer_does_not_run_on_when_a_thread_sends_after_its_handler():
     # When
     command = [sys.executable, "-c", LATE_SENDER]
-    printed = subprocess.check_output(command, cwd=ROOT)
+    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'compat'}"}
+    printed = subprocess.check_output(command, cwd=ROOT, env=os.environ | path)
 
     # Then: an idle worker would die of it
     assert printed == b"0.0\n"
