@@ -6,12 +6,18 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
+from batching.models.parameters import parameter, parameters_of
+
 # What keys, paths and labels can hold without being quoted.
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 # A plus stands before what a version says of its build: 1.0+cpu.
 VERSION_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
 DEFAULT_VERSION = "1.0"  # of an archive that names none
 BATCH_POLICIES = ("fixed", "adaptive")
+
+_TIMEOUT_REFUSAL = "response_timeout and startup_timeout must be 1 second or more."
+_QUEUE_REFUSAL = "jobQueueSize and queue_timeout must be 1 or more."
+LATENCY_SLO_REFUSAL = "latency_slo_ms is a number of milliseconds, with batch_policy=adaptive."
 
 
 def known_fields(of: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,21 +66,104 @@ class ModelSpec:
     handler: str
     runtime: str = "python"
     archive_sha256: str = ""
-    batch_size: int = 1
-    max_batch_delay_ms: int = 100
-    batch_policy: str = "fixed"
-    latency_slo_ms: int = 0
-    response_timeout_s: int = 120
-    startup_timeout_s: float = 120
-    queue_timeout_s: float = 120.0
-    client_timeout_ms: int = 0
-    max_retry_timeout_s: int = 300
-    job_queue_size: int = 100
-    use_job_ticket: bool = False
-    min_worker: int = 0
-    max_worker: int = 0
-    device_type: str = ""
-    device_ids: tuple[int, ...] = ()
+    min_worker: int = parameter(
+        0,
+        rest="initial_workers",
+        word="minWorkers",
+        is_archives=True,
+        doc="Workers on each node.",
+    )
+    max_worker: int = parameter(
+        0, word="maxWorkers", doc="At least `minWorkers`, which counts only together with this."
+    )
+    batch_size: int = parameter(
+        1, rest="batch_size", word="batchSize", lowest=1, doc="The most requests in one batch."
+    )
+    max_batch_delay_ms: int = parameter(
+        100,
+        rest="max_batch_delay",
+        word="maxBatchDelay",
+        unit="milliseconds",
+        lowest=0,
+        doc="How long a batch may wait to fill, from its oldest request on.",
+    )
+    response_timeout_s: int = parameter(
+        120,
+        rest="response_timeout",
+        word="responseTimeout",
+        unit="seconds",
+        lowest=1,
+        refusal=_TIMEOUT_REFUSAL,
+        is_archives=True,
+        doc="How long a batch may run.",
+    )
+    startup_timeout_s: float = parameter(
+        120,
+        rest="startup_timeout",
+        word="startupTimeout",
+        unit="seconds",
+        lowest=1,
+        refusal=_TIMEOUT_REFUSAL,
+        is_archives=True,
+        doc="How long a worker may load.",
+    )
+    max_retry_timeout_s: int = parameter(
+        300,
+        word="maxRetryTimeoutInSec",
+        unit="seconds",
+        doc="How long a worker that dies is started again and again.",
+    )
+    client_timeout_ms: int = parameter(
+        0,
+        word="clientTimeoutInMills",
+        unit="milliseconds",
+        doc="How long a request may take in all; 0: as long as waiting and running may.",
+    )
+    device_type: str = parameter("", word="deviceType", doc="`cpu` or `gpu`: where workers run.")
+    batch_policy: str = parameter(
+        "fixed",
+        rest="batch_policy",
+        word="batchPolicy",
+        choices=BATCH_POLICIES,
+        shown_with="batch_policy",
+        doc="`fixed`: a batch always waits for more; `adaptive`: only while that pays.",
+    )
+    latency_slo_ms: int = parameter(
+        0,
+        rest="latency_slo_ms",
+        word="latencySloMs",
+        unit="milliseconds",
+        lowest=0,
+        refusal=LATENCY_SLO_REFUSAL,
+        shown_with="batch_policy",
+        doc="The 99th percentile that `adaptive` aims at; 0: none.",
+    )
+    device_ids: tuple[int, ...] = parameter(
+        (), word="deviceIds", shown_with="device_ids", doc="The GPUs that workers run on."
+    )
+    use_job_ticket: bool = parameter(
+        False, word="useJobTicket", doc="Accept a request only for an idle worker."
+    )
+    job_queue_size: int = parameter(
+        100,
+        word="jobQueueSize",
+        lowest=1,
+        refusal=_QUEUE_REFUSAL,
+        is_described=False,
+        doc="The most requests that may wait.",
+    )
+    queue_timeout_s: float = parameter(
+        120.0,
+        rest="queue_timeout",
+        word="queueTimeout",
+        unit="seconds",
+        lowest=0,
+        refusal=_QUEUE_REFUSAL,
+        is_in_files=False,
+        is_described=False,
+        is_unset_by_zero=True,
+        doc="How long a request may wait, on top of `response_timeout`.",
+    )
     is_loaded_at_startup: bool = False
     manifest: Mapping[str, Any] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -115,3 +204,6 @@ class ModelSpec:
         """Returns what the registry keeps, and a worker process is told."""
         record = asdict(self)
         return {**record.pop("others"), **record}
+
+
+PARAMETERS = parameters_of(ModelSpec)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from batching.models.config_types import SERVER_TYPES, ignored_values
-from batching.models.registration import MAX_INTEGER
+from batching.models.parameters import MAX_INTEGER
 from batching.settings.per_model import ModelSettings, model_settings
 from batching.settings.redis_url import RedisUrl, RedisUrlError
 from batching.settings.settings import Settings

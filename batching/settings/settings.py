@@ -223,11 +223,13 @@ class Settings:
     def model_defaults(self) -> ModelDefaults:
         """Returns the part of the settings that registrations fall back to."""
         return ModelDefaults(
-            default_workers_per_model=self.default_workers_per_model,
-            default_response_timeout_s=self.default_response_timeout_s,
-            default_startup_timeout_s=self.default_startup_timeout_s,
-            job_queue_size=self.job_queue_size,
-            queue_timeout_s=self.queue_timeout_s,
+            parameters={
+                "min_worker": self.default_workers_per_model,
+                "response_timeout_s": self.default_response_timeout_s,
+                "startup_timeout_s": self.default_startup_timeout_s,
+                "job_queue_size": self.job_queue_size,
+                "queue_timeout_s": self.queue_timeout_s,
+            },
             handler=self.default_service_handler,
             model_settings=model_settings(self.model_settings),
         )

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import javaproperties
 
 from batching.models.entry import ModelEntry
-from batching.models.spec import ModelSpec
+from batching.models.spec import PARAMETERS, ModelSpec
 from batching.settings.atomic_file import write_atomically
 from batching.settings.sources import SNAPSHOT, SettingsError, read_properties
 
@@ -147,38 +147,22 @@ def _versions_in(path: Path, properties: Mapping[str, str]) -> list[SavedVersion
 
 
 def _saved(spec: ModelSpec, *, is_default: bool) -> dict[str, Any]:
+    values = {one.word: getattr(spec, one.name) for one in PARAMETERS if one.rest}
     return {
         "defaultVersion": is_default,
         "marName": _archive_name(spec.model_url),
-        "minWorkers": spec.min_worker,
+        **{word: int(one) if isinstance(one, float) else one for word, one in values.items()},
         "maxWorkers": spec.max_worker,
-        "batchSize": spec.batch_size,
-        "maxBatchDelay": spec.max_batch_delay_ms,
-        "batchPolicy": spec.batch_policy,
-        "latencySloMs": spec.latency_slo_ms,
-        "responseTimeout": spec.response_timeout_s,
-        "startupTimeout": spec.startup_timeout_s,
-        "queueTimeout": int(spec.queue_timeout_s),
         "runtimeType": spec.runtime,
-        # Beyond TorchServe: a handler that the registration chose is not in the archive, and what
-        # was downloaded shall be known to have been.
+        # Beyond TorchServe: a handler that the registration chose is not in the archive, and an
+        # archive that was downloaded is downloaded again.
         "handler": spec.handler,
         "modelUrl": spec.model_url,
     }
 
 
 def _restored(name: str, version: str, record: Mapping[str, Any]) -> SavedVersion:
-    words = {
-        "batch_size": "batchSize",
-        "max_batch_delay": "maxBatchDelay",
-        "batch_policy": "batchPolicy",
-        "latency_slo_ms": "latencySloMs",
-        "response_timeout": "responseTimeout",
-        "startup_timeout": "startupTimeout",
-        "queue_timeout": "queueTimeout",
-        "handler": "handler",
-        "initial_workers": "minWorkers",
-    }
+    words = {"handler": "handler", **{one.rest: one.word for one in PARAMETERS if one.rest}}
     parameters = {key: record[word] for key, word in words.items() if word in record}
     url = str(record.get("modelUrl") or record["marName"])
     min_worker = int(record.get("minWorkers", 0))

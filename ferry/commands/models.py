@@ -4,8 +4,8 @@ import concurrent.futures
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import click
 import httpx
@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from batching.models.spec import BATCH_POLICIES
+from batching.models.spec import PARAMETERS
 from ferry.api import Api, ApiError
 from ferry.console import err, out, spinner
 from ferry.options import json_option, management_option, version_option
@@ -22,9 +22,23 @@ POLL_S = 0.3
 # GET /models answers at most this many names at a time.
 PAGE_SIZE = 100
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 wait_option = click.option(
     "--wait/--no-wait", default=True, help="Wait until the workers have loaded."
 )
+
+
+def parameter_options(command: Command) -> Command:
+    """Adds an option for each model parameter that a registration may have."""
+    for one in reversed([one for one in PARAMETERS if one.rest]):
+        name = f"--{one.rest.replace('_', '-')}"
+        kind = click.Choice(one.choices) if one.choices else one.kind
+        unit = one.unit.upper() or None
+        command = click.option(name, type=kind, metavar=unit, help=one.doc.replace("`", ""))(
+            command
+        )
+    return command
 
 
 @click.group()
@@ -36,17 +50,7 @@ def models() -> None:
 @click.argument("url")
 @click.option("--model-name", help="Name to register it under. Default: the archive's.")
 @click.option("--handler", help="Handler to run instead of the archive's.")
-@click.option("--batch-size", type=int, help="Most requests in one batch. Default: 1.")
-@click.option("--max-batch-delay", type=int, help="Milliseconds a batch may wait to fill.")
-@click.option(
-    "--batch-policy",
-    type=click.Choice(BATCH_POLICIES),
-    help="Whether a batch always waits for more, or only while that pays. Default: fixed.",
-)
-@click.option("--latency-slo-ms", type=int, help="The p99 that an adaptive policy aims at.")
-@click.option("--initial-workers", type=int, help="Workers per node. Default: none.")
-@click.option("--response-timeout", type=int, help="Seconds a batch may run.")
-@click.option("--startup-timeout", type=int, help="Seconds a worker may load.")
+@parameter_options
 @wait_option
 @management_option
 @json_option

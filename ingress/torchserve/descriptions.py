@@ -6,11 +6,18 @@ Source: TorchServe 0.12 `DescribeModelResponse`, `ListModelsResponse`.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from batching.models.parameters import Parameter
 from batching.models.registration import int_parameter
-from batching.models.spec import ModelSpec
+from batching.models.spec import PARAMETERS, ModelSpec
 from batching.models.statuses import NodeStatus, QueueStatus, WorkerState, WorkerStatus
 
 MAX_PAGE = 100
+
+# Key of describe -> the keys before it of what is left out here.
+_LEFT_OUT_BEFORE: Mapping[str, Mapping[str, Any]] = {
+    "deviceType": {"parallelType": "", "parallelLevel": 0},
+    "useJobTicket": {"continuousBatching": False},
+}
 
 
 def describe_version(
@@ -35,26 +42,13 @@ def describe_version(
         "modelVersion": spec.model_version,
         "modelUrl": spec.model_url,
         "runtime": spec.runtime,
-        "minWorkers": spec.min_worker,
-        "maxWorkers": spec.max_worker,
-        "batchSize": spec.batch_size,
-        "maxBatchDelay": spec.max_batch_delay_ms,
-        "responseTimeout": spec.response_timeout_s,
-        "startupTimeout": spec.startup_timeout_s,
-        "maxRetryTimeoutInSec": spec.max_retry_timeout_s,
-        "clientTimeoutInMills": spec.client_timeout_ms,
-        "parallelType": "",
-        "parallelLevel": 0,
-        "deviceType": spec.device_type or _device_type(workers),
     }
-    if spec.batch_policy != "fixed":
-        # Beyond TorchServe, and said only where it was asked for.
-        document |= {"batchPolicy": spec.batch_policy, "latencySloMs": spec.latency_slo_ms}
-    if spec.device_ids:
-        document["deviceIds"] = list(spec.device_ids)
+    for one in PARAMETERS:
+        if one.is_described and _is_shown(spec, one):
+            document |= _LEFT_OUT_BEFORE.get(one.word, {})
+            document[one.word] = getattr(spec, one.name)
+    document["deviceType"] = spec.device_type or _device_type(workers)
     document |= {
-        "continuousBatching": False,
-        "useJobTicket": spec.use_job_ticket,
         "useVenv": spec.config.get("useVenv") is True,
         "stateful": False,
         "sequenceMaxIdleMSec": 0,
@@ -124,6 +118,11 @@ def _describe_worker(worker: WorkerStatus, host: str) -> dict[str, Any]:
     if worker.error:
         document["error"] = worker.error
     return document
+
+
+def _is_shown(spec: ModelSpec, one: Parameter) -> bool:
+    name = one.shown_with
+    return not name or getattr(spec, name) != getattr(ModelSpec, name)
 
 
 def _device_type(workers: Sequence[WorkerStatus]) -> str:

@@ -4,6 +4,7 @@ import importlib.metadata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from batching.models.spec import PARAMETERS
 from ingress.role import Role
 
 VERSION = importlib.metadata.version("torchferry")
@@ -37,13 +38,7 @@ _OPERATIONS: Mapping[Role, Sequence[_Operation]] = {
                 "model_name",
                 "handler",
                 "runtime",
-                "batch_size",
-                "max_batch_delay",
-                "batch_policy",
-                "latency_slo_ms",
-                "response_timeout",
-                "startup_timeout",
-                "initial_workers",
+                *(one.rest for one in PARAMETERS if one.rest),
                 "synchronous",
             ),
         ),
@@ -156,24 +151,18 @@ _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer"}
 _FLAG = {"type": "boolean"}
 _OBJECT = {"type": "object"}
+_KINDS: Mapping[type, dict[str, Any]] = {
+    bool: _FLAG,
+    int: _NUMBER,
+    str: _TEXT,
+    list: {"type": "array", "items": _NUMBER},
+}
 
 _PARAMETER_SCHEMAS = {
     "customized": _FLAG,
     "synchronous": _FLAG,
-    **dict.fromkeys(
-        (
-            "limit",
-            "batch_size",
-            "max_batch_delay",
-            "latency_slo_ms",
-            "response_timeout",
-            "startup_timeout",
-            "initial_workers",
-            "min_worker",
-            "max_worker",
-        ),
-        _NUMBER,
-    ),
+    **dict.fromkeys(("limit", "min_worker", "max_worker"), _NUMBER),
+    **{one.rest: _KINDS[one.kind] for one in PARAMETERS if one.rest},
 }
 
 # What handlers take and give is theirs, but generators make nothing of a body of any type.
@@ -198,12 +187,7 @@ _DESCRIPTION = _list_of(
         modelVersion=_TEXT,
         modelUrl=_TEXT,
         runtime=_TEXT,
-        minWorkers=_NUMBER,
-        maxWorkers=_NUMBER,
-        batchSize=_NUMBER,
-        maxBatchDelay=_NUMBER,
-        responseTimeout=_NUMBER,
-        startupTimeout=_NUMBER,
+        **{one.word: _KINDS[one.kind] for one in PARAMETERS if one.is_described},
         loadedAtStartup=_FLAG,
         workers=_list_of(
             _object(id=_TEXT, startTime=_TEXT, status=_TEXT, memoryUsage=_NUMBER, pid=_NUMBER)

@@ -102,7 +102,7 @@ def test_batching_prefers_parameter_to_config_to_default():
 def test_timeouts_prefer_config_to_parameter_to_default():
     # Given
     parameters = {"response_timeout": "7", "startup_timeout": "8"}
-    defaults = ModelDefaults(default_response_timeout_s=5, default_startup_timeout_s=6)
+    defaults = ModelDefaults({"response_timeout_s": 5, "startup_timeout_s": 6})
     # When
     from_config = register(parameters, defaults, config={"responseTimeout": 1})
     from_defaults = register({}, defaults)

@@ -1,0 +1,84 @@
+"""What a model parameter is called, and which values it takes: one place for each.
+
+`ModelSpec` declares its parameters with `parameter(...)`. Registration, config.properties,
+snapshots, describe, OpenAPI, `ferry models register` and docs/configuration.md go by that.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from batching.errors import BadRequest
+
+# Java's int, as in TorchServe: 68 years of seconds. Python reads any number of digits, and then no
+# clock or system call takes them.
+MIN_INTEGER, MAX_INTEGER = -(2**31), 2**31 - 1
+
+_KINDS: dict[Any, type] = {int: int, float: int, bool: bool, str: str}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Describes one field of a spec that operators may set.
+
+    Attributes:
+        name: the field.
+        kind: what requests and files hold: int, bool, str, or list (of integers).
+        default: where neither a request nor a file says anything.
+        word: TorchServe's name in files, snapshots and describe.
+        doc: one sentence for people.
+        rest: the parameter of `POST /models`; "" where only the archive can say it. Snapshots keep
+            what a request can say: the archive brings the rest back.
+        unit: of the value, in the plural.
+        lowest: the lowest number allowed.
+        choices: the texts allowed; empty: any.
+        refusal: the error for another value, instead of one made of name and range.
+        is_in_files: whether model-config.yaml, and `models` of config.properties, may have it.
+        is_archives: whether model-config.yaml wins over the request, not the request over it.
+        is_described: whether describe shows it.
+        shown_with: the field that must differ from its default for describe to show this one.
+        is_unset_by_zero: whether a request's 0 means the default.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    word: str
+    doc: str
+    rest: str = ""
+    unit: str = ""
+    lowest: int = MIN_INTEGER
+    choices: tuple[str, ...] = ()
+    refusal: str = ""
+    is_in_files: bool = True
+    is_archives: bool = False
+    is_described: bool = True
+    shown_with: str = ""
+    is_unset_by_zero: bool = False
+
+    def check(self, value: Any) -> None:
+        """Checks that a version can have this value.
+
+        Raises:
+            BadRequest: the value is out of range, or not one of the choices.
+        """
+        if self.choices and value not in self.choices:
+            raise BadRequest(f"{self.rest} must be one of {', '.join(self.choices)}.")
+        if self.kind is int and value < self.lowest:
+            bound = f"{self.lowest} or more {self.unit}".strip()
+            text = f"{self.rest or self.word} must be {bound}, not {value}."
+            raise BadRequest(self.refusal or text)
+
+
+def parameter(default: Any, **facts: Any) -> Any:
+    """Declares a field that is a parameter; `facts` are the attributes of `Parameter`."""
+    return field(default=default, metadata=facts)
+
+
+def parameters_of(spec_type: type[Any]) -> tuple[Parameter, ...]:
+    """Returns the parameters that this data class declares, in their order."""
+    return tuple(
+        Parameter(one.name, _KINDS.get(one.type, list), one.default, **one.metadata)
+        for one in dataclasses.fields(spec_type)
+        if one.metadata
+    )
