@@ -14,7 +14,9 @@ ONCE_MORE_S = 0.05
 RECOVERY_S = 0.5
 
 
-async def keep_going(body: Callable[[], Coroutine[None, None, None]], whose: str) -> None:
+async def keep_going(
+    body: Callable[[], Coroutine[None, None, None]], whose: str, *, recovery_s: float = RECOVERY_S
+) -> None:
     """Runs this to its end; what it did not foresee is logged, and it begins anew.
 
     For tasks that nobody awaits: one that an exception has ended would be missed in silence. An
@@ -29,7 +31,7 @@ async def keep_going(body: Callable[[], Coroutine[None, None, None]], whose: str
                 is_accident = not isinstance(error, ServeError)
                 text = "task failed name=%s %s: %s"
                 log.error(text, body.__name__, whose, error, exc_info=is_accident)
-            await asyncio.sleep(RECOVERY_S)
+            await asyncio.sleep(recovery_s)
 
 
 class BackgroundTasks:

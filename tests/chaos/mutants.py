@@ -119,7 +119,7 @@ MUTANTS = (
     Mutant(
         "what Redis lost is submitted again",
         "batching/store/ingress_side/version_channel.py",
-        "                lost.append((request_id, waiter))\n",
+        "                lost.append((request_id, request))\n",
         "                pass\n",
         f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
     ),
@@ -257,7 +257,7 @@ MUTANTS = (
     Mutant(
         "a client that left is noticed",
         "batching/store/ingress_side/canceller.py",
-        "self._tasks.start(self._follow(waiter, client_left))",
+        "self._tasks.start(self._follow(request, client_left))",
         "pass",
         f"{CHAOS}clients.py::test_f26_work_of_clients_that_left_the_queue_is_not_done",
     ),

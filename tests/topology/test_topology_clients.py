@@ -11,14 +11,13 @@ import pytest
 import redis
 
 from batching import errors
+from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings
 from batching.store.clients import at, close_unused, connect, connect_async, for_rq, store_url
 from batching.store.cluster import deployments
-from batching.store.ingress_side import ingress_queue as verbs_module
 from batching.store.ingress_side.broker import Broker
-from batching.store.ingress_side.version_channel import Patience
-from batching.store.node_side import node_queue as node_verbs
-from batching.store.registry import changes
+from batching.store.ingress_side.patience import Patience
+from batching.store.node_side.node_queue import NodeQueue
 from batching.store.registry.changes import changed_models
 from batching.store.registry.control_queue import INSPECT_ARCHIVE, QUEUE_NAME, ControlQueue
 from batching.store.registry.registry import Registry
@@ -111,13 +110,9 @@ def test_clients_of_hash_tags_that_nobody_needs_are_closed(cluster: Cluster) -> 
     asyncio.run(asyncio.wait_for(run(), 10))
 
 
-def test_ingress_keeps_no_client_of_versions_that_were_unregistered(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verbs_module, "BLOCK_S", 0.01)
-
+def test_ingress_keeps_no_client_of_versions_that_were_unregistered(cluster: Cluster) -> None:
     async def run(registry: Registry) -> int:
-        broker = Broker(cluster.url, make_outage(), patience=Patience(audit_s=0.01))
+        broker = Broker(cluster.url, make_outage(), patience=Patience(audit_s=0.01, block_s=0.01))
         # When versions come and go
         for number in range(10):
             spec = make_spec(model_version=str(number))
@@ -139,11 +134,9 @@ def connections(cluster: Cluster) -> int:
     return sum(len(node.client.client_list()) for node in cluster.masters)
 
 
-def test_blocking_clients_of_versions_that_nobody_asks_for_are_let_go(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deployments, "UNUSED_S", 0.0)
-    with contextlib.closing(connect(cluster.url)) as client:
+def test_blocking_clients_of_versions_that_nobody_asks_for_are_let_go(cluster: Cluster) -> None:
+    url = RedisUrl.parse(cluster.url)
+    with contextlib.closing(deployments.connect(url, 3.0, kept_s=0.0)) as client:
         # Given one that is at work, in another thread perhaps
         registry = Registry(client)
         held = at(client, "{held}")
@@ -236,12 +229,10 @@ def pings(node: Node) -> int:
     return int(stats.get("cmdstat_ping", {"calls": 0})["calls"])
 
 
-def test_frozen_server_does_not_keep_who_listens_for_changes(monkeypatch) -> None:
-    monkeypatch.setattr(changes, "SILENCE_S", 0.1)
-
+def test_frozen_server_does_not_keep_who_listens_for_changes() -> None:
     async def run(node: Node) -> None:
         client = connect_async(f"redis://{node.address}")
-        async with client, contextlib.aclosing(changed_models(client)) as names:
+        async with client, contextlib.aclosing(changed_models(client, silence_s=0.1)) as names:
             # Given: it answers when it is asked in a silence, and announces a change
             assert await anext(names) is None
             waiting = asyncio.ensure_future(anext(names))
@@ -312,12 +303,10 @@ def test_transaction_begins_anew_when_the_server_is_elsewhere_now(cluster: Clust
         assert seen == [None, b"theirs"]
 
 
-def test_channel_that_was_broken_meanwhile_is_given_up(cluster: Cluster, monkeypatch) -> None:
-    monkeypatch.setattr(changes, "SILENCE_S", 0.05)
-
+def test_channel_that_was_broken_meanwhile_is_given_up(cluster: Cluster) -> None:
     async def run() -> None:
         client = connect_async(cluster.url)
-        async with client, contextlib.aclosing(changed_models(client)) as names:
+        async with client, contextlib.aclosing(changed_models(client, silence_s=0.1)) as names:
             # Given
             assert await anext(names) is None
             # When it connects anew, and may have missed something
@@ -329,12 +318,12 @@ def test_channel_that_was_broken_meanwhile_is_given_up(cluster: Cluster, monkeyp
     asyncio.run(asyncio.wait_for(run(), 10))
 
 
-def test_one_dead_master_does_not_keep_the_calls_of_others(cluster: Cluster, monkeypatch) -> None:
+def test_one_dead_master_does_not_keep_the_calls_of_others(cluster: Cluster) -> None:
     from_nobody: list[str] = []
 
     async def run() -> None:
         async with connect_async(cluster.url) as client:
-            verbs = node_verbs.NodeQueue(client, 3000)
+            queue = NodeQueue(client, 3000, call_s=0.2)
 
             async def hang() -> None:
                 await asyncio.sleep(60)
@@ -343,9 +332,8 @@ def test_one_dead_master_does_not_keep_the_calls_of_others(cluster: Cluster, mon
                 from_nobody.append("called")
 
             with pytest.raises(TimeoutError):
-                await verbs.together([hang, note])
+                await queue.together([hang, note])
 
-    monkeypatch.setattr(node_verbs, "CALL_S", 0.2)
     asyncio.run(asyncio.wait_for(run(), 10))
     assert from_nobody == ["called"]
 

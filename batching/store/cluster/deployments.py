@@ -207,12 +207,13 @@ class AsyncFoundPool(redis.asyncio.ConnectionPool):
             await pool.disconnect(inuse_connections)
 
 
-def connect(url: RedisUrl, socket_timeout_s: float) -> Any:
+def connect(url: RedisUrl, socket_timeout_s: float, *, kept_s: float = UNUSED_S) -> Any:
     """Returns a blocking client of the registry's keys; only what was refused is sent again.
 
-    It keeps none of other hash tags that nobody has asked for of late: versions come and go.
+    Clients of other hash tags are let go when they were not asked for within `kept_s`: versions
+    come and go.
     """
-    deployment = Deployment(url, _make_client, kept_s=UNUSED_S, socket_timeout=socket_timeout_s)
+    deployment = Deployment(url, _make_client, kept_s=kept_s, socket_timeout=socket_timeout_s)
     return deployment.client(HOME)
 
 

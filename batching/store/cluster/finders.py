@@ -41,15 +41,16 @@ class SeedNodes:
     Unless that was only a moment ago: then the answer did not help, and another one is asked.
     """
 
-    def __init__(self, seeds: Iterable[Address]) -> None:
+    def __init__(self, seeds: Iterable[Address], doubt_s: float = DOUBT_S) -> None:
+        self._doubt_s = doubt_s
         self._seeds = list(dict.fromkeys(seeds))
         self._order = list(self._seeds)
-        self._asked_at = -DOUBT_S
+        self._asked_at = -doubt_s
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[Address]:
         with self._lock:
-            if time.monotonic() - self._asked_at < DOUBT_S:
+            if time.monotonic() - self._asked_at < self._doubt_s:
                 self._order.append(self._order.pop(0))
             self._asked_at = time.monotonic()
             count = len(self._order)

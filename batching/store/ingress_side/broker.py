@@ -10,22 +10,21 @@ from batching.store import keys
 from batching.store.background_tasks import end_tasks
 from batching.store.clients import at, close_unused, connect_async
 from batching.store.ingress_side.ingress_queue import IngressQueue
+from batching.store.ingress_side.patience import USUAL_PATIENCE, Patience
 from batching.store.ingress_side.pending_request import ClientGone
 from batching.store.ingress_side.reply_stream import ReplyStream
-from batching.store.ingress_side.version_channel import USUAL_PATIENCE, Patience, VersionChannel
+from batching.store.ingress_side.version_channel import VersionChannel
 from batching.store.keys import VersionKeys
 from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.unavailable import queue_lost, store_unavailable
 
-UNUSED_S = 60.0
-
 
 class Broker:
     """Owns a channel per model version that has traffic. Lives on one event loop.
 
-    A channel has two connections of its own. Whenever one is opened, those that nobody has used
-    for a minute are closed, and those of versions that have been unregistered.
+    A channel has two connections of its own. Whenever one is opened, those that were not used for
+    a minute are closed, and those of versions that have been unregistered.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Broker:
         return {**self._resubmitted, **{key: channel.resubmitted for key, channel in open_channels}}
 
     async def close(self) -> None:
-        """All channels and connections are closed; whoever still waits is refused."""
+        """Closes all channels and connections; refuses the requests that still wait."""
         self._is_draining = True
         if self._closing is not None:
             await end_tasks([self._closing])
@@ -75,12 +74,11 @@ class Broker:
         timeout_s: float | None = None,
         client_left: ClientGone | None = None,
     ) -> Reply | ReplyStream:
-        """Returns the one reply to this request, as `Request.encode` wrote it.
+        """Submits a request, as `Request.encode` wrote it, and returns its one reply.
 
-        An error reply has `error_type` set.
-
-        A handler that sends pieces while it runs is answered with a stream of them, which must be
-        read to its end or closed. Each piece gives the next one the whole time again.
+        An error reply has `error_type` set. The answer of a handler that sends pieces while it runs
+        is a stream of them, which must be read to its end or closed. Each piece gives the next one
+        the whole time again.
 
         The deadline is `timeout_s` if given, else the model's clientTimeoutInMills, else the time a
         request may wait plus the time a batch may run.
@@ -117,8 +115,11 @@ class Broker:
             raise store_unavailable(error) from error
 
     def _open_channel(self, key: VersionKey) -> VersionChannel:
-        verbs = IngressQueue(self._client, key, self._ingress_id, self._dead_after_ms)
-        channel = self._channels[key] = VersionChannel(key, verbs, self._outage, self._patience)
+        patience = self._patience
+        queue = IngressQueue(
+            self._client, key, self._ingress_id, self._dead_after_ms, block_s=patience.block_s
+        )
+        channel = self._channels[key] = VersionChannel(key, queue, self._outage, patience)
         channel.resubmitted = self._resubmitted.get(key, 0)
         if self._closing is None or self._closing.done():
             self._closing = asyncio.create_task(self._close_unused())
@@ -138,7 +139,7 @@ class Broker:
     async def _is_unused(self, key: VersionKey, channel: VersionChannel) -> bool:
         if not channel.is_idle:
             return False
-        if channel.unused_s > UNUSED_S:
+        if channel.unused_s > self._patience.unused_s:
             return True
         version_keys = VersionKeys.of(key)
         try:
@@ -148,7 +149,7 @@ class Broker:
 
 
 def default_timeout_s(spec: ModelSpec) -> float:
-    """Seconds after which a request to this version is given up when it says nothing itself."""
+    """Returns the seconds after which a request that names no time of its own is given up."""
     if spec.client_timeout_ms > 0:
         return spec.client_timeout_ms / 1000
     return spec.queue_timeout_s + spec.response_timeout_s

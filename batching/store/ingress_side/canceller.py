@@ -1,7 +1,7 @@
-"""Requests that nobody waits for any more are cancelled, those that leave together in one call.
+"""Cancels requests whose deadline has passed or whose client has left, many in one call.
 
-Nobody waits where the deadline has passed or the client has left. What Redis did not hear is said
-again until the request's deadline, as what waits is run once Redis is back.
+What Redis did not hear is said again until the request's deadline: once Redis is back, whatever
+waits in it is run.
 """
 
 import asyncio
@@ -13,13 +13,12 @@ from typing import Any
 from batching import errors
 from batching.store.background_tasks import BackgroundTasks
 from batching.store.ingress_side.ingress_queue import CancelCode, IngressQueue
+from batching.store.ingress_side.patience import Patience
 from batching.store.ingress_side.pending_request import ClientGone, ClientLeft, PendingRequest
 from batching.store.redis_errors import AWAY
 
-WATCH_AFTER_S = 0.1  # fast requests do not pay for watching their client
 CANCEL_AT_ONCE = 256
-AGAIN_S = 0.2  # no claim has what was given up 0.3 s before it, after an outage either
-CANCEL_PATIENCE_S = 0.06  # an answer is due 0.1 s after the deadline, if Redis answers or not
+AGAIN_S = 0.2  # no claim gets a request that was given up 0.3 s before, after an outage either
 
 
 @dataclass(slots=True)
@@ -30,13 +29,17 @@ class _Cancellation:
 
 
 class Canceller:
-    """Cancels requests, then fails their waiters; a reply that came first is delivered instead."""
+    """Cancels requests, then fails them; a reply that came first is delivered instead."""
 
     def __init__(
-        self, verbs: IngressQueue, deliver: Callable[[Mapping[str, bytes | None]], object]
+        self,
+        queue: IngressQueue,
+        deliver: Callable[[Mapping[str, bytes | None]], object],
+        patience: Patience,
     ) -> None:
-        self._verbs = verbs
+        self._queue = queue
         self._deliver = deliver
+        self._patience = patience
         self._fresh: dict[PendingRequest, ClientGone | None] = {}
         self._is_to_look = False
         self._leaving: list[_Cancellation] = []
@@ -49,84 +52,84 @@ class Canceller:
         """Returns whether clients are being watched or requests cancelled."""
         return self._tasks.is_busy
 
-    def watch(self, waiter: PendingRequest, client_left: ClientGone | None) -> None:
+    def watch(self, request: PendingRequest, client_left: ClientGone | None) -> None:
         """Gives up the request at its deadline, or once `client_left` finishes.
 
         Most are answered before they need a timer of their own: those that come within a tenth of
         a second share one.
         """
-        if waiter.timeout_s <= WATCH_AFTER_S:
-            self._set_timer(waiter, waiter.timeout_s, client_left)
+        if request.timeout_s <= self._patience.watch_s:
+            self._set_timer(request, request.timeout_s, client_left)
             return
         if not self._is_to_look:
             self._is_to_look = True
-            self._loop.call_later(WATCH_AFTER_S, self._look)
-        self._fresh[waiter] = client_left
+            self._loop.call_later(self._patience.watch_s, self._look)
+        self._fresh[request] = client_left
 
-    def unwatch(self, waiter: PendingRequest) -> None:
-        """It has its outcome: nothing waits for its deadline, or keeps its reply."""
-        self._fresh.pop(waiter, None)
-        if waiter.timer is not None:
-            waiter.timer.cancel()
+    def unwatch(self, request: PendingRequest) -> None:
+        """Forgets a request that has its outcome: its reply is not kept until the deadline."""
+        self._fresh.pop(request, None)
+        if request.timer is not None:
+            request.timer.cancel()
 
-    def give_up(self, waiter: PendingRequest, error: Exception) -> None:
-        """As `cancel`, unless there is an outcome already."""
-        if not waiter.reply.done():
-            self.cancel(waiter, error)
+    def give_up(self, request: PendingRequest, error: Exception) -> None:
+        """Cancels and fails the request unless it has an outcome already."""
+        if not request.reply.done():
+            self.cancel(request, error)
 
-    def cancel(self, waiter: PendingRequest, error: Exception) -> None:
-        """Cancels the request and fails it, within CANCEL_PATIENCE_S in any case."""
-        fail = partial(waiter.fail, error)
-        self._leaving.append(_Cancellation(waiter.request_id, waiter.deadline, fail))
-        self._loop.call_later(CANCEL_PATIENCE_S, fail)
+    def cancel(self, request: PendingRequest, error: Exception) -> None:
+        """Cancels the request and fails it, soon even when Redis does not answer."""
+        fail = partial(request.fail, error)
+        self._leaving.append(_Cancellation(request.request_id, request.deadline, fail))
+        self._loop.call_later(self._patience.cancel_s, fail)
         if not self._is_cancelling:
             self._is_cancelling = True
             self._tasks.start(self._cancel_all())
 
     async def close(self) -> None:
-        """Nothing is under way any more; what was not cancelled expires."""
+        """Ends all calls under way; requests that were not cancelled expire."""
         await self._tasks.close()
 
     def _look(self) -> None:
         self._is_to_look = False
         fresh, self._fresh = self._fresh, {}
-        for waiter, client_left in fresh.items():
-            if not waiter.reply.done():
-                self._on_timer(waiter, client_left)
+        for request, client_left in fresh.items():
+            if not request.reply.done():
+                self._on_timer(request, client_left)
 
     def _set_timer(
-        self, waiter: PendingRequest, after_s: float, client_left: ClientGone | None
+        self, request: PendingRequest, after_s: float, client_left: ClientGone | None
     ) -> None:
-        waiter.timer = self._loop.call_later(after_s, self._on_timer, waiter, client_left)
+        request.timer = self._loop.call_later(after_s, self._on_timer, request, client_left)
 
-    def _on_timer(self, waiter: PendingRequest, client_left: ClientGone | None) -> None:
-        left_s = waiter.deadline - self._loop.time()
+    def _on_timer(self, request: PendingRequest, client_left: ClientGone | None) -> None:
+        left_s = request.deadline - self._loop.time()
         if left_s > 0:
-            self._set_timer(waiter, left_s, None)
-            if client_left is not None and not waiter.reply.done():
-                self._tasks.start(self._follow(waiter, client_left))
+            self._set_timer(request, left_s, None)
+            if client_left is not None and not request.reply.done():
+                self._tasks.start(self._follow(request, client_left))
         else:
             text = "The request's deadline passed before its answer was there."
-            self.give_up(waiter, errors.DeadlineExceeded(text))
+            self.give_up(request, errors.DeadlineExceeded(text))
 
-    async def _follow(self, waiter: PendingRequest, client_left: ClientGone) -> None:
+    async def _follow(self, request: PendingRequest, client_left: ClientGone) -> None:
         gone = asyncio.ensure_future(client_left())
-        outcomes: set[asyncio.Future[Any]] = {gone, waiter.reply}
+        outcomes: set[asyncio.Future[Any]] = {gone, request.reply}
         try:
             await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
-        self.give_up(waiter, ClientLeft())
+        self.give_up(request, ClientLeft())
 
     async def _cancel_all(self) -> None:
-        """One call at a time for all who have left: when hundreds leave, one for each is too slow.
+        """Makes one call at a time: when hundreds of clients leave, a call for each is too slow.
 
-        It goes on when nobody waits for it any more. A call that is broken off may not have been
+        It goes on after the clients have been told. A call that is broken off may not have been
         sent yet, and takes its connection along, so that the next one would be as late.
         """
         try:
             while self._leaving:
-                await asyncio.sleep(0)  # those who leave in the same turn of the loop go along
+                await asyncio.sleep(0)  # those that leave in the same turn of the loop go along
                 leaving = self._leaving[:CANCEL_AT_ONCE]
                 del self._leaving[:CANCEL_AT_ONCE]
                 is_heard = await self._try_to_cancel([one.request_id for one in leaving])
@@ -144,10 +147,10 @@ class Canceller:
     async def _try_to_cancel(self, request_ids: Sequence[str]) -> bool:
         """Returns whether Redis was heard."""
         try:
-            codes = zip(request_ids, await self._verbs.cancel(request_ids), strict=True)
+            codes = zip(request_ids, await self._queue.cancel(request_ids), strict=True)
             replied = [request_id for request_id, code in codes if code is CancelCode.REPLIED]
             if replied:
-                self._deliver(await self._verbs.fetch(replied))
+                self._deliver(await self._queue.fetch(replied))
         except AWAY:
             return False
         return True

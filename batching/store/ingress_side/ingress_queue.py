@@ -1,4 +1,4 @@
-"""The ingress's verbs on one model version's queue: submit, receive, audit, cancel."""
+"""The ingress's calls on one version's queue: submit, receive, audit, cancel."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -64,11 +64,18 @@ class Submission(NamedTuple):
 
 
 class IngressQueue:
-    """Thin, typed calls of the scripts; raises redis' own errors."""
+    """Calls the scripts; raises redis' own errors."""
 
     def __init__(
-        self, client: AsyncClient, key: VersionKey, ingress_id: str, dead_after_ms: int
+        self,
+        client: AsyncClient,
+        key: VersionKey,
+        ingress_id: str,
+        dead_after_ms: int,
+        *,
+        block_s: float = BLOCK_S,
     ) -> None:
+        self._block_s = block_s
         self._ingress_id = ingress_id
         self._dead_after_ms = dead_after_ms
         self._keys = keys = VersionKeys.of(key)
@@ -97,7 +104,7 @@ class IngressQueue:
         try:
             codes = iter(await self._submit_script(fitting))
         except OutOfMemoryError:
-            # Nothing was queued: bodies that nobody will read must not fill the memory further.
+            # Nothing was queued: bodies that no worker will read must not fill the memory.
             await self._drop_bodies(large)
             raise
         found = [
@@ -124,7 +131,7 @@ class IngressQueue:
     async def _write_bodies(self, large: Sequence[Submission]) -> set[str]:
         """Writes the bodies that fit into Redis; returns the ids of the others.
 
-        The one that filled it up is counted among the others: the script needs some room, too.
+        The last one that did fit counts among the others: the script needs some room, too.
         """
         async with self._client.pipeline(transaction=False) as pipe:
             for item in large:
@@ -149,13 +156,11 @@ class IngressQueue:
             await self._client.unlink(*names)
 
     async def receive(self, delivered: Sequence[str]) -> dict[str, bytes | None]:
-        """Returns the values of the reply keys that have come.
+        """Deletes the reply keys of `delivered`; returns the values of those that have come since.
 
-        Those of `delivered` are deleted first.
-
-        Blocks up to `BLOCK_S`; empty when nothing came. One caller at a time.
+        Blocks up to `block_s`; empty when nothing came. One caller at a time.
         """
-        pop: Command = ("BLMPOP", BLOCK_S, 1, self._done, "LEFT", "COUNT", RECEIVE_AT_ONCE)
+        pop: Command = ("BLMPOP", self._block_s, 1, self._done, "LEFT", "COUNT", RECEIVE_AT_ONCE)
         discard: list[Command] = [("UNLINK", *self._reply_keys(delivered))] if delivered else []
         answer = (await self._listener.call(*discard, pop))[-1]
         if not answer:
@@ -185,16 +190,16 @@ class IngressQueue:
         return dict(zip(attempts, values, strict=True))
 
     async def discard_large(self, attempts: Mapping[str, str]) -> None:
-        """These large replies have reached their waiters and are deleted, reply keys and all."""
+        """Deletes these large replies and their reply keys."""
         names = self._large_replies(attempts) + self._reply_keys(list(attempts))
         await self._client.unlink(*names)
 
     async def discard(self, delivered: Sequence[str]) -> None:
-        """These replies, one at least, have reached their waiters and are deleted."""
+        """Deletes these reply keys, one at least."""
         await self._client.unlink(*self._reply_keys(delivered))
 
     async def read_chunks(self, request_id: str, taken: int) -> list[bytes]:
-        """The oldest pieces of an answer that wait, after the first `taken` have been deleted."""
+        """Deletes the first `taken` pieces of an answer; returns the oldest of the others."""
         name = self._keys.chunk_prefix + request_id
         async with self._client.pipeline(transaction=False) as pipe:
             if taken:
@@ -203,15 +208,14 @@ class IngressQueue:
             return (await pipe.execute())[-1]  # type: ignore[no-any-return]
 
     async def discard_chunks(self, request_id: str) -> None:
-        """No piece of this answer is kept."""
         await self._client.unlink(self._keys.chunk_prefix + request_id)
 
     async def cancel(self, request_ids: Sequence[str]) -> list[CancelCode]:
-        """These requests will not be run, or have been answered already."""
+        """Takes these requests out of the queue, unless they have been answered already."""
         return [CancelCode(code) for code in await self._cancel(self._cancel_keys, request_ids)]
 
     async def audit(self, request_ids: Sequence[str]) -> list[AuditCode]:
-        """This ingress is alive, and knows where these requests are."""
+        """Tells Redis that this ingress is alive; returns where these requests are."""
         arguments = [self._ingress_id, LEASE_TTL_MS, self._dead_after_ms, *request_ids]
         return [AuditCode(code) for code in await self._audit(self._audit_keys, arguments)]
 

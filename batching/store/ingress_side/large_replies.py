@@ -1,4 +1,4 @@
-"""Fetches replies that are too large for a doorbell, a few at a time."""
+"""Fetches replies that are too large for the replies list, a few at a time."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ AT_ONCE = 8  # replies of megabytes each must not come in one piece
 
 
 class LargeReplyFetcher:
-    """One of a channel. What it could not fetch is left to the channel's audit.
+    """Fetches the large replies of one channel; its audit names again what could not be fetched.
 
     Each reply is on its way once only, however often the audit names it meanwhile: copies that
     share a slow line delay each other until none arrives in time.
@@ -21,11 +21,11 @@ class LargeReplyFetcher:
 
     def __init__(
         self,
-        verbs: IngressQueue,
+        queue: IngressQueue,
         is_wanted: Callable[[str], bool],
         deliver: Callable[[Mapping[str, bytes | None]], object],
     ) -> None:
-        self._verbs = verbs
+        self._queue = queue
         self._is_wanted = is_wanted
         self._deliver = deliver
         self._due: dict[str, str] = {}
@@ -33,7 +33,6 @@ class LargeReplyFetcher:
 
     @property
     def is_busy(self) -> bool:
-        """Returns whether replies are on their way."""
         return self._task is not None and not self._task.done()
 
     def add(self, request_id: str, attempt: str) -> None:
@@ -43,7 +42,6 @@ class LargeReplyFetcher:
             self._task = asyncio.get_running_loop().create_task(self._fetch())
 
     async def close(self) -> None:
-        """Nothing is on its way any more."""
         if self._task is not None:
             await end_tasks([self._task])
 
@@ -54,7 +52,7 @@ class LargeReplyFetcher:
                 some = dict(islice(self._due.items(), at_once))
                 wanted = {one: some[one] for one in some if self._is_wanted(one)}
                 try:
-                    values = await self._verbs.fetch_large(wanted) if wanted else {}
+                    values = await self._queue.fetch_large(wanted) if wanted else {}
                 except AWAY:
                     if at_once == 1:
                         return
@@ -64,6 +62,6 @@ class LargeReplyFetcher:
                     del self._due[request_id]
                 self._deliver(values)
                 with contextlib.suppress(*AWAY):
-                    await self._verbs.discard_large(some)
+                    await self._queue.discard_large(some)
         finally:
             self._due.clear()

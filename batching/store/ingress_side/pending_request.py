@@ -1,7 +1,8 @@
-"""A waiting client's place in a channel."""
+"""A request whose client waits for its reply."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from batching.protocol import Reply
@@ -20,49 +21,32 @@ class Pieces(Protocol):
         """Tells the reader that there may be something to read."""
 
 
+@dataclass(slots=True, eq=False)
 class PendingRequest:
-    """A waiting client's place: the request and the future of its reply.
+    """A request and the future of its reply.
 
     `entered_at` and `deadline` are the event loop's time. A request that Redis lost enters anew,
-    under another id and with its old deadline. An answer that comes in pieces gets a second waiter,
-    for its rest, whose `stream` they belong to.
+    under another id and with its old deadline. An answer that comes in pieces gets a second pending
+    request, for its rest, whose `stream` they belong to.
     """
 
-    __slots__ = (
-        "deadline",
-        "entered_at",
-        "is_queued",
-        "is_resubmitted",
-        "reply",
-        "request_id",
-        "stream",
-        "timeout_s",
-        "timer",
-        "wire",
-    )
+    request_id: str
+    wire: bytes
+    timeout_s: float
+    entered_at: float
+    reply: asyncio.Future[Reply | Pieces]
+    deadline: float = field(init=False)
+    is_queued: bool = False
+    is_resubmitted: bool = False
+    stream: Pieces | None = None
+    timer: asyncio.TimerHandle | None = None
 
-    def __init__(
-        self,
-        request_id: str,
-        wire: bytes,
-        timeout_s: float,
-        entered_at: float,
-        reply: asyncio.Future[Reply | Pieces],
-    ) -> None:
-        self.request_id = request_id
-        self.wire = wire
-        self.timeout_s = timeout_s
-        self.entered_at = entered_at
-        self.deadline = entered_at + timeout_s
-        self.reply = reply
-        self.is_queued = False
-        self.is_resubmitted = False
-        self.stream: Pieces | None = None
-        self.timer: asyncio.TimerHandle | None = None
+    def __post_init__(self) -> None:
+        self.deadline = self.entered_at + self.timeout_s
 
     @property
     def is_given_up(self) -> bool:
-        """Returns whether nobody waits for the reply any more, although none came."""
+        """Returns whether the client waits no more although no reply came."""
         return self.reply.cancelled() or (self.reply.done() and self.reply.exception() is not None)
 
     def resolve(self, reply: Reply | Pieces) -> None:
@@ -76,12 +60,12 @@ class PendingRequest:
             self.reply.set_exception(error)
 
     def leave(self) -> None:
-        """Nobody waits any more: lists that still have it keep no body."""
+        """Drops the body once the client waits no more: lists may hold the request for longer."""
         if self.is_queued:  # otherwise a submit that is being repeated still needs it
             self.wire = b""
 
     def enter_anew(self, request_id: str, entered_at: float) -> None:
-        """Redis lost the request; it has not been submitted yet, under this id."""
+        """Makes the request one that was not submitted yet, under another id."""
         self.request_id = request_id
         self.entered_at = entered_at
         self.is_queued = False

@@ -14,28 +14,31 @@ from typing import Self
 from batching import errors
 from batching.protocol import BatchTiming, ProtocolError, Reply, ReplyChunk
 from batching.store.ingress_side.ingress_queue import IngressQueue
+from batching.store.ingress_side.patience import Patience
 from batching.store.ingress_side.pending_request import PendingRequest, Pieces
 from batching.store.redis_errors import AWAY
 from batching.store.replies import is_queue_answer, queue_error
 from batching.store.unavailable import store_unavailable
 
-RETRY_S = 0.05
-READ_PATIENCE_S = 5.0
-
 
 class ReplyStream:
-    """Pieces of one answer, for one reader, who reads to the end or closes it.
+    """The pieces of one answer, for one reader, which reads to the end or closes it.
 
     `timing` is the worker's, once the end was read.
     """
 
     def __init__(
-        self, rest: PendingRequest, verbs: IngressQueue, leave: Callable[[PendingRequest], object]
+        self,
+        rest: PendingRequest,
+        queue: IngressQueue,
+        leave: Callable[[PendingRequest], object],
+        patience: Patience,
     ) -> None:
         self.timing: BatchTiming | None = None
         self._rest = rest
-        self._verbs = verbs
+        self._queue = queue
         self._leave = leave
+        self._patience = patience
         self._more = asyncio.Event()
         self._pieces: deque[ReplyChunk] = deque()
         self._next_index = 0
@@ -44,7 +47,7 @@ class ReplyStream:
         rest.reply.add_done_callback(self._on_end)
 
     def poke(self) -> None:
-        """There may be something to read."""
+        """Tells the reader that there may be something to read."""
         self._more.set()
 
     async def first(self) -> ReplyChunk:
@@ -68,24 +71,24 @@ class ReplyStream:
         """
         if not await self._fill():
             raise StopAsyncIteration
-        # The time for the next piece begins. Not when they are read, which is many at once: a
-        # client that is slow to take those is not late.
+        # The time for the next piece begins now, and not when pieces are read, many at once: a
+        # client that is slow to take them is not late.
         self._rest.deadline = asyncio.get_running_loop().time() + self._rest.timeout_s
         return self._pieces.popleft().body
 
     async def close(self) -> None:
-        """Nothing of it is kept. What was not read will not be run on."""
+        """Cancels the rest of the answer and deletes the pieces that were not read."""
         self._leave(self._rest)
         if not self._is_over:
-            # Where the worker has replied already there is nothing to cancel, only this.
+            # The worker may have replied already: then there is nothing to cancel.
             with contextlib.suppress(*AWAY):
-                await self._verbs.discard_chunks(self._rest.request_id)
+                await self._queue.discard_chunks(self._rest.request_id)
 
     async def _fill(self) -> bool:
         """Returns whether there is a piece to take; waits for it."""
         while not self._pieces and not self._is_over:
             self._more.clear()
-            # Looked at before the list is: whoever has replied has sent all pieces before.
+            # Before the list is read: a worker sends all pieces before its reply.
             has_ended = self._rest.reply.done()
             if await self._read():
                 continue
@@ -112,16 +115,16 @@ class ReplyStream:
         return bool(wires)
 
     async def _fetch(self) -> list[bytes]:
-        end = asyncio.get_running_loop().time() + READ_PATIENCE_S
+        end = asyncio.get_running_loop().time() + self._patience.read_s
         while True:
             try:
-                return await self._verbs.read_chunks(self._rest.request_id, self._taken)
+                return await self._queue.read_chunks(self._rest.request_id, self._taken)
             except AWAY as error:
-                # Whether the list was cut is not known: what comes again is told by its number.
+                # The list may have been cut or not: a piece that comes again has a number.
                 self._taken = 0
                 if asyncio.get_running_loop().time() > end:
                     raise store_unavailable(error) from error
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._patience.retry_s)
 
     def _end(self) -> None:
         reply = self._rest.reply.result()
@@ -137,7 +140,7 @@ class ReplyStream:
 
     def _on_end(self, reply: asyncio.Future[Reply | Pieces]) -> None:
         if not reply.cancelled():
-            reply.exception()  # so that nobody misses it where the reader has gone
+            reply.exception()  # asyncio would complain if the reader has gone
         self._more.set()
 
 

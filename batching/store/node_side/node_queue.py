@@ -42,7 +42,15 @@ class GoneNode:
 class NodeQueue:
     """Thin, typed calls of the scripts; raises redis' own errors."""
 
-    def __init__(self, client: AsyncClient, dead_after_ms: int, max_attempts: int = 2) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        dead_after_ms: int,
+        max_attempts: int = 2,
+        *,
+        call_s: float = CALL_S,
+    ) -> None:
+        self._call_s = call_s
         self._client = client
         self._dead_after_ms = dead_after_ms
         self._max_attempts = max_attempts
@@ -78,7 +86,7 @@ class NodeQueue:
             for call in calls:
                 await call()
             return
-        bounded = [asyncio.wait_for(call(), CALL_S) for call in calls]
+        bounded = [asyncio.wait_for(call(), self._call_s) for call in calls]
         for outcome in await asyncio.gather(*bounded, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome

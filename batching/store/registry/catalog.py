@@ -30,7 +30,15 @@ class Catalog:
     registered, whoever asks for a model that it does not know waits.
     """
 
-    def __init__(self, registry: Registry, redis_url: str, outage: OutageLog) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        redis_url: str,
+        outage: OutageLog,
+        *,
+        restored_within_s: float = RESTORED_WITHIN_S,
+    ) -> None:
+        self._restored_within_s = restored_within_s
         self._registry = registry
         self._redis_url = redis_url
         self._outage = outage
@@ -124,7 +132,7 @@ class Catalog:
 
     async def _look_up_soon(self, model_name: str) -> ModelEntry | None:
         now = asyncio.get_running_loop().time
-        end = now() + RESTORED_WITHIN_S
+        end = now() + self._restored_within_s
         while True:
             try:
                 async with asyncio.timeout(LOOK_UP_PATIENCE_S):
@@ -159,7 +167,7 @@ class Catalog:
         self._is_emptied = not epoch
         if epoch:
             self._epoch = epoch
-            self._restored_at = asyncio.get_running_loop().time() + RESTORED_WITHIN_S
+            self._restored_at = asyncio.get_running_loop().time() + self._restored_within_s
             # What nobody restores would stay known for ever.
             self._changes_seen += 1
             self._entries.clear()

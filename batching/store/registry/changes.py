@@ -12,7 +12,9 @@ from batching.store.redis_errors import REFUSED
 SILENCE_S = 2.0
 
 
-async def changed_models(client: AsyncClient) -> AsyncGenerator[str | None, None]:
+async def changed_models(
+    client: AsyncClient, silence_s: float = SILENCE_S
+) -> AsyncGenerator[str | None, None]:
     """Yields None once the channel is heard, then the name of each model that has changed.
 
     A server that is silent is asked whether it lives: one that is frozen, or cut off, would
@@ -25,7 +27,7 @@ async def changed_models(client: AsyncClient) -> AsyncGenerator[str | None, None
     async with client.pubsub() as channel:
         await channel.subscribe(keys.CHANGES)
         while True:
-            message = await _next_message(channel, may_refuse=is_heard)
+            message = await _next_message(channel, silence_s, may_refuse=is_heard)
             if message is None:
                 if is_asked:
                     raise redis.TimeoutError("no answer on the channel of changes")
@@ -40,10 +42,12 @@ async def changed_models(client: AsyncClient) -> AsyncGenerator[str | None, None
             is_asked = message is None
 
 
-async def _next_message(channel: AsyncClient, *, may_refuse: bool) -> dict[str, Any] | None:
-    """Returns what comes within SILENCE_S; a PING's answer has the type `pong`."""
+async def _next_message(
+    channel: AsyncClient, timeout_s: float, *, may_refuse: bool
+) -> dict[str, Any] | None:
+    """Returns what comes within `timeout_s`; a PING's answer has the type `pong`."""
     try:
-        return await channel.get_message(timeout=SILENCE_S)  # type: ignore[no-any-return]
+        return await channel.get_message(timeout=timeout_s)  # type: ignore[no-any-return]
     except REFUSED:
         # A server that cannot write to its disk refuses PINGs. It lives, and announces.
         if may_refuse:

@@ -43,7 +43,8 @@ class _JobLost(Exception):
 class ControlQueue:
     """Enqueues control jobs and waits for what they return."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, *, lost_after_s: float = LOST_AFTER_S) -> None:
+        self._lost_after_s = lost_after_s
         self._queue = Queue(QUEUE_NAME, connection=for_rq(client), serializer=JSONSerializer)
 
     def inspect_archive(
@@ -122,7 +123,7 @@ class ControlQueue:
                 time.sleep(RETRY_S)
             if is_heard and (pulse != before or pulse == _WAITS):
                 changed_at_s = time.monotonic()
-            elif time.monotonic() - changed_at_s > LOST_AFTER_S:
+            elif time.monotonic() - changed_at_s > self._lost_after_s:
                 raise _JobLost
         return None
 

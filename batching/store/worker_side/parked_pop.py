@@ -17,7 +17,8 @@ class ParkedPop:
     it. Only for lists that nobody else reads: an element may arrive while nobody waits.
     """
 
-    def __init__(self, client: Client, name: str) -> None:
+    def __init__(self, client: Client, name: str, *, block_s: float = BLOCK_S) -> None:
+        self._block_s = block_s
         self._pool = client.connection_pool
         self._name = name
         self._connection: Any = None
@@ -66,7 +67,7 @@ class ParkedPop:
             self._connection = self._pool.get_connection()
         else:
             drop_if_lost(self._connection)
-        self._connection.send_command("BLPOP", self._name, BLOCK_S)
+        self._connection.send_command("BLPOP", self._name, self._block_s)
         self._is_parked = True
 
     def _drop(self) -> None:

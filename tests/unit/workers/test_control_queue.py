@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from batching.errors import RequestTimeout, ServeError, WorkerDied
-from batching.store.registry import control_queue
 from batching.store.registry.control_queue import ControlQueue
 from tests.support import eventually
 
@@ -27,7 +26,7 @@ class Inspection(threading.Thread):
     def __init__(self, client, timeout_s=60.0):
         super().__init__(daemon=True)
         self.outcome = None
-        self._queue = ControlQueue(client)
+        self._queue = ControlQueue(client, lost_after_s=LOST_AFTER_S)
         self._timeout_s = timeout_s
         self.start()
 
@@ -62,11 +61,6 @@ def start_worker(real_backend):
             process.kill()
         process.communicate()
     real_backend.client.flushall()
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch):
-    monkeypatch.setattr(control_queue, "LOST_AFTER_S", LOST_AFTER_S)
 
 
 def has_job(worker):

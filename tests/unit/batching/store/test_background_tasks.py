@@ -3,7 +3,6 @@ import asyncio
 import pytest
 
 from batching.errors import NoThread
-from batching.store import background_tasks as tasks_module
 from batching.store.background_tasks import BackgroundTasks, end_tasks, keep_going
 from tests.support import eventually_async
 
@@ -62,8 +61,7 @@ def test_background_tasks_have_ended_when_they_are_closed():
 @pytest.mark.parametrize(
     ("error", "has_traceback"), [(KeyError("mine"), True), (NoThread("Raise it."), False)]
 )
-def test_task_that_fails_at_each_try_says_so_once(monkeypatch, caplog, error, has_traceback):
-    monkeypatch.setattr(tasks_module, "RECOVERY_S", 0.001)
+def test_task_that_fails_at_each_try_says_so_once(caplog, error, has_traceback):
     tries = 0
 
     async def fail():
@@ -72,7 +70,7 @@ def test_task_that_fails_at_each_try_says_so_once(monkeypatch, caplog, error, ha
         raise error
 
     async def run():
-        going = asyncio.create_task(keep_going(fail, "of a test"))
+        going = asyncio.create_task(keep_going(fail, "of a test", recovery_s=0.001))
         # When
         await eventually_async(lambda: tries > 10)
         await end_tasks([going])

@@ -12,7 +12,6 @@ from batching import errors
 from batching.store import keys
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_side.broker import Broker
-from batching.store.registry import changes as changes_module
 from batching.store.registry.changes import changed_models
 from batching.store.registry.registry import Registry
 from tests.chaos.tcp_redis import TcpRedis
@@ -91,15 +90,13 @@ def test_request_is_told_that_redis_refuses_and_not_that_no_worker_is_there(
     assert "Redis refuses" in caplog.text
 
 
-def test_refused_ping_is_no_silence(server, url, monkeypatch):
-    monkeypatch.setattr(changes_module, "SILENCE_S", 0.2)
-
+def test_refused_ping_is_no_silence(server, url):
     def refused_pings():
         return server.client.info("commandstats").get("cmdstat_ping", {}).get("rejected_calls", 0)
 
     async def run():
         async with connect_async(url) as client:
-            listening = changed_models(client)
+            listening = changed_models(client, silence_s=0.2)
             assert await anext(listening) is None
             # Given
             with disk_lost(server):

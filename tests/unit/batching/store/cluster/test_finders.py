@@ -8,23 +8,15 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from batching.store.cluster import finders
 from batching.store.cluster.finders import MasterFinder, SeedNodes, SlotFinder
 from batching.store.cluster.rq_names import RenamingPacker, received
 
 A, B, C, D = [(name, 1) for name in "abcd"]
 
 
-@pytest.fixture
-def in_calm(monkeypatch):
-    """No answer is doubted."""
-    monkeypatch.setattr(finders, "DOUBT_S", 0.0)
-
-
-@pytest.mark.usefixtures("in_calm")
-def test_circle_begins_with_who_answered_last():
+def test_seed_nodes_begin_with_the_one_that_answered_last():
     # Given
-    seed_nodes = SeedNodes([A, B, C])
+    seed_nodes = SeedNodes([A, B, C], doubt_s=0.0)
     assert list(seed_nodes) == [A, B, C]
     # When
     seed_nodes.answered(B)
@@ -32,16 +24,15 @@ def test_circle_begins_with_who_answered_last():
     assert list(seed_nodes) == [B, A, C]
 
 
-@pytest.mark.usefixtures("in_calm")
-def test_circle_begins_with_the_next_one_when_nobody_waited_for_an_answer():
-    # Given: the first one is asked, and whoever asks is cancelled
-    seed_nodes = SeedNodes([A, B, C])
+def test_seed_nodes_begin_with_the_next_one_when_nobody_waited_for_an_answer():
+    # Given: the first one is asked, and the caller is cancelled
+    seed_nodes = SeedNodes([A, B, C], doubt_s=0.0)
     assert next(iter(seed_nodes)) == A
     # When / Then
     assert list(seed_nodes) == [B, C, A]
 
 
-def test_circle_asks_somebody_else_when_the_last_answer_did_not_help():
+def test_seed_nodes_begin_with_another_one_when_the_last_answer_did_not_help():
     # Given
     seed_nodes = SeedNodes([A, B, C])
     next(iter(seed_nodes))
@@ -50,10 +41,9 @@ def test_circle_asks_somebody_else_when_the_last_answer_did_not_help():
     assert next(iter(seed_nodes)) == B
 
 
-@pytest.mark.usefixtures("in_calm")
-def test_circle_knows_the_seeds_and_those_of_the_last_answer():
+def test_seed_nodes_are_the_seeds_and_those_of_the_last_answer():
     # Given
-    seed_nodes = SeedNodes([A])
+    seed_nodes = SeedNodes([A], doubt_s=0.0)
     seed_nodes.answered(A, [B, C])
     # When: one has left the cluster, another one has come
     seed_nodes.answered(B, [A, B, D])

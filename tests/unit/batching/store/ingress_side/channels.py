@@ -7,7 +7,8 @@ import pytest
 import redis.asyncio
 
 from batching.store.ingress_side.ingress_queue import IngressQueue
-from batching.store.ingress_side.version_channel import USUAL_PATIENCE, VersionChannel
+from batching.store.ingress_side.patience import USUAL_PATIENCE
+from batching.store.ingress_side.version_channel import VersionChannel
 from batching.store.keys import VersionKeys
 from tests.support import DEAD_AFTER_MS, KEY, make_outage
 
@@ -15,9 +16,8 @@ from tests.support import DEAD_AFTER_MS, KEY, make_outage
 @contextlib.asynccontextmanager
 async def open_channel(client, ingress_id="ingress-a", *, patience=USUAL_PATIENCE):
     """A channel over this client, both of which are closed afterwards."""
-    channel = VersionChannel(
-        KEY, IngressQueue(client, KEY, ingress_id, DEAD_AFTER_MS), make_outage(), patience
-    )
+    queue = IngressQueue(client, KEY, ingress_id, DEAD_AFTER_MS, block_s=patience.block_s)
+    channel = VersionChannel(KEY, queue, make_outage(), patience)
     try:
         yield channel
     finally:

@@ -2,20 +2,20 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import pytest
 import redis
 
 from batching import errors
-from batching.store.ingress_side import broker as broker_module
-from batching.store.ingress_side import ingress_queue as verbs_module
 from batching.store.ingress_side.broker import Broker
-from batching.store.ingress_side.version_channel import Patience
+from batching.store.ingress_side.patience import Patience
 from batching.store.keys import VersionKeys
 from batching.store.registry.registry import Registry
 from tests.support import KEY, eventually_async, make_outage, make_spec, wire_of
 
-SHORT = Patience(version_s=0.1, audit_s=0.01)
+# A channel's loops end soon after its last client has left.
+SHORT = Patience(version_s=0.1, audit_s=0.01, block_s=0.01)
 
 
 @pytest.fixture
@@ -56,9 +56,7 @@ def test_version_is_worth_another_try_when_redis_was_emptied(real_backend, regis
     assert caught.value.retry_after_s == 1.0
 
 
-def test_workers_have_time_to_beat_after_an_outage_that_others_have_noticed(
-    real_backend, registry, monkeypatch
-):
+def test_workers_have_time_to_beat_after_an_outage_that_others_have_noticed(real_backend, registry):
     # Given a model that nobody could look up while Redis was away
     spec = make_spec()
     registry.create(spec)
@@ -85,9 +83,7 @@ def test_workers_have_time_to_beat_after_an_outage_that_others_have_noticed(
     asyncio.run(run())
 
 
-def test_no_worker_is_told_of_at_once_where_a_user_may_not_listen(
-    real_backend, registry, monkeypatch
-):
+def test_no_worker_is_told_of_at_once_where_a_user_may_not_listen(real_backend, registry):
     # Given a model without workers, and what fails all the time while Redis is there
     spec = make_spec()
     registry.create(spec)
@@ -108,18 +104,13 @@ def test_no_worker_is_told_of_at_once_where_a_user_may_not_listen(
 
 
 @contextlib.asynccontextmanager
-async def open_broker(backend):
-    broker = Broker(backend.url, make_outage(), patience=SHORT)
+async def open_broker(backend, unused_s=60.0):
+    patience = replace(SHORT, unused_s=unused_s)
+    broker = Broker(backend.url, make_outage(), patience=patience)
     try:
         yield broker
     finally:
         await broker.close()
-
-
-@pytest.fixture
-def soon_idle(monkeypatch):
-    """A channel's loops end soon after its last client has left."""
-    monkeypatch.setattr(verbs_module, "BLOCK_S", 0.01)
 
 
 async def use(broker, spec):
@@ -127,7 +118,6 @@ async def use(broker, spec):
         await broker.predict(spec, wire_of("x"), request_id=f"of {spec.model_version}")
 
 
-@pytest.mark.usefixtures("soon_idle")
 def test_broker_closes_connections_of_versions_that_were_unregistered(real_backend, registry):
     async def run():
         async with open_broker(real_backend) as broker:
@@ -148,15 +138,12 @@ def test_broker_closes_connections_of_versions_that_were_unregistered(real_backe
     asyncio.run(run())
 
 
-@pytest.mark.usefixtures("soon_idle")
 @pytest.mark.parametrize(("unused_s", "is_closed"), [(0.0, True), (60.0, False)])
-def test_broker_closes_a_lane_that_nobody_has_used_for_long(
-    real_backend, registry, monkeypatch, unused_s, is_closed
+def test_broker_closes_a_channel_that_nobody_has_used_for_long(
+    real_backend, registry, unused_s, is_closed
 ):
-    monkeypatch.setattr(broker_module, "UNUSED_S", unused_s)
-
     async def run():
-        async with open_broker(real_backend) as broker:
+        async with open_broker(real_backend, unused_s) as broker:
             # Given
             first, second = make_spec(), make_spec(model_version="2.0")
             registry.create(first)
@@ -176,13 +163,11 @@ def test_broker_closes_a_lane_that_nobody_has_used_for_long(
     asyncio.run(run())
 
 
-@pytest.mark.usefixtures("soon_idle")
-def test_broker_counts_resubmissions_of_lanes_that_were_closed(real_harness, monkeypatch):
-    monkeypatch.setattr(broker_module, "UNUSED_S", 0.0)
+def test_broker_counts_resubmissions_of_channels_that_were_closed(real_harness):
     spec, other = make_spec(), make_spec(model_version="2.0")
 
     async def run():
-        async with open_broker(real_harness.backend) as broker:
+        async with open_broker(real_harness.backend, unused_s=0.0) as broker:
             # Given: a request that Redis has lost
             asked = asyncio.create_task(
                 broker.predict(spec, wire_of("x"), request_id="a", timeout_s=5.0)

@@ -8,9 +8,8 @@ from msgspec.structs import replace
 
 from batching import errors
 from batching.protocol import ReplyChunk
-from batching.store.ingress_side import reply_stream as stream_module
+from batching.store.ingress_side.patience import Patience
 from batching.store.ingress_side.reply_stream import ReplyStream
-from batching.store.ingress_side.version_channel import Patience
 from batching.store.node_side.node_queue import ReclaimMode
 from tests.support import KEY, eventually_async, items_of, make_reply, wire_of
 from tests.timing import assert_within
@@ -164,13 +163,12 @@ def test_stream_survives_lost_answers_of_redis(real_harness):
     asyncio.run(run())
 
 
-def test_stream_goes_on_when_its_bell_was_lost(harness):
-
+def test_stream_goes_on_when_its_entry_was_lost(harness):
     async def run():
         async with open_channel(
             harness.backend.connect_async(), patience=Patience(audit_s=0.05)
         ) as channel:
-            # Given: somebody else takes the wakeups
+            # Given a piece without an entry in the replies list
             talk = await Conversation.begin(harness, channel)
             done = harness.keys.done_prefix + "ingress-a"
             await eventually_async(lambda: send_unheard(talk, done))
@@ -238,7 +236,6 @@ def test_stream_that_is_closed_before_its_end_leaves_nothing(harness):
 
 
 def test_stream_that_redis_lost_is_not_submitted_again(harness):
-
     async def run():
         async with open_channel(
             harness.backend.connect_async(), patience=Patience(audit_s=0.05)
@@ -332,11 +329,11 @@ def test_stream_ends_with_its_channel(harness):
     asyncio.run(run())
 
 
-def test_stream_gives_up_when_redis_stays_away(real_harness, monkeypatch):
-    monkeypatch.setattr(stream_module, "READ_PATIENCE_S", 0.1)
-
+def test_stream_gives_up_when_redis_stays_away(real_harness):
     async def run():
-        async with open_channel(real_harness.backend.connect_async()) as channel:
+        async with open_channel(
+            real_harness.backend.connect_async(), patience=Patience(read_s=0.1)
+        ) as channel:
             # Given
             talk = await Conversation.begin(real_harness, channel)
             talk.send("one")

@@ -7,14 +7,9 @@ import redis
 
 from batching import errors
 from batching.store.ingress_side.pending_request import PendingRequest
-from batching.store.ingress_side.submitting import (
-    SUBMIT_AT_ONCE,
-    SUBMIT_AT_ONCE_BYTES,
-    submit_waiters,
-    take_some,
-)
+from batching.store.ingress_side.submitting import SUBMIT_AT_ONCE, submit, take_some
 
-LIMIT = SUBMIT_AT_ONCE_BYTES
+LIMIT = 1000
 
 
 @pytest.mark.parametrize(
@@ -32,7 +27,7 @@ def test_submit_brings_many_requests_or_many_bytes(sizes, turns):
         pending = [PendingRequest("a", bytes(size), 1.0, 0.0, new_reply()) for size in sizes]
 
         # When
-        taken = [len(take_some(pending)) for _ in turns]
+        taken = [len(take_some(pending, LIMIT)) for _ in turns]
 
         # Then
         assert taken == turns
@@ -55,10 +50,10 @@ def test_submit_is_given_up_although_an_error_came_at_the_same_moment():
     async def run():
         # Given
         loop = asyncio.get_running_loop()
-        waiter = PendingRequest("a", b"x", 10.0, loop.time(), loop.create_future())
+        request = PendingRequest("a", b"x", 10.0, loop.time(), loop.create_future())
         # When
         with pytest.raises(errors.StoreUnavailable) as caught:
-            await submit_waiters(FailingAtTheEnd(), [waiter], 0.0)
+            await submit(FailingAtTheEnd(), [request], 0.0)
         # Then
         assert isinstance(caught.value.__cause__, redis.ConnectionError)
         assert asyncio.current_task().cancelling() == 0

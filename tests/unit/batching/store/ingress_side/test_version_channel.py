@@ -1,4 +1,4 @@
-"""One ingress's traffic: each reply reaches its own waiter, whatever happens to Redis."""
+"""One ingress's traffic: each reply reaches its own client, whatever happens to Redis."""
 
 import asyncio
 import gc
@@ -12,11 +12,8 @@ import pytest
 from batching import errors
 from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.clients import connect_async
-from batching.store.ingress_side import canceller as canceller_module
-from batching.store.ingress_side import ingress_queue as verbs_module
-from batching.store.ingress_side import submitting as submitting_module
+from batching.store.ingress_side.patience import Patience
 from batching.store.ingress_side.pending_request import ClientLeft, PendingRequest
-from batching.store.ingress_side.version_channel import Patience
 from batching.store.scripts import loader as scripts
 from tests.support import (
     QueueHarness,
@@ -39,7 +36,6 @@ from tests.unit.batching.store.ingress_side.channels import (
 )
 
 TIMEOUT_S = 10.0
-SHORT_BLOCK_S = 0.05
 LARGE = 4 * INLINE_LIMIT_BYTES
 
 
@@ -68,7 +64,7 @@ async def accepted(harness, count):
 # --- replies
 
 
-def test_channel_returns_each_reply_to_its_own_waiter(harness):
+def test_channel_returns_each_reply_to_its_own_client(harness):
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
             # Given
@@ -109,12 +105,10 @@ def test_channel_of_each_ingress_gets_its_own_replies(harness):
     asyncio.run(run())
 
 
-def test_channel_tells_when_it_is_idle_and_for_how_long_nobody_has_used_it(harness, monkeypatch):
-    monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
-
+def test_channel_tells_when_it_is_idle_and_for_how_long_nobody_has_used_it(harness):
     async def run():
         async with open_channel(
-            harness.backend.connect_async(), patience=Patience(audit_s=SHORT_BLOCK_S)
+            harness.backend.connect_async(), patience=Patience(audit_s=0.05, block_s=0.05)
         ) as channel:
             # Given one that was made long ago
             assert channel.is_idle
@@ -155,9 +149,8 @@ def test_channel_fetches_a_large_reply_and_leaves_nothing_of_it(real_harness):
 
 
 def test_channel_fetches_a_large_reply_again_when_the_connection_broke_under_it(
-    real_harness, monkeypatch
+    real_harness,
 ):
-
     async def run():
         client = special(DeafRedis, real_harness.backend.url)
         async with open_channel(client, patience=Patience(audit_s=0.05)) as channel:
@@ -175,11 +168,11 @@ def test_channel_fetches_a_large_reply_again_when_the_connection_broke_under_it(
     asyncio.run(run())
 
 
-def test_channel_deletes_delivered_replies(real_harness, monkeypatch):
-    monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
-
+def test_channel_deletes_delivered_replies(real_harness):
     async def run():
-        async with open_channel(real_harness.backend.connect_async()) as channel:
+        async with open_channel(
+            real_harness.backend.connect_async(), patience=Patience(block_s=0.05)
+        ) as channel:
             # Given
             asked = ask(channel, "a")
             await queued(real_harness, 1)
@@ -218,9 +211,8 @@ def test_channel_passes_the_queues_own_answer_on(harness):
     ids=repr,
 )
 def test_channel_answers_500_for_a_reply_that_cannot_be_read_and_nobody_else_is_hit(
-    real_harness, monkeypatch, garbage
+    real_harness, garbage
 ):
-
     async def run():
         async with open_channel(
             real_harness.backend.connect_async(), patience=Patience(audit_s=0.05)
@@ -254,14 +246,10 @@ def test_channel_answers_500_for_a_reply_that_cannot_be_read_and_nobody_else_is_
     asyncio.run(run())
 
 
-def test_channel_reads_for_a_client_that_comes_while_the_last_replies_are_discarded(
-    real_harness, monkeypatch
-):
-    monkeypatch.setattr(verbs_module, "BLOCK_S", SHORT_BLOCK_S)
-
+def test_channel_reads_for_a_client_that_comes_while_the_last_replies_are_discarded(real_harness):
     async def run():
         client = special(HaltingRedis, real_harness.backend.url)
-        async with open_channel(client, patience=Patience(audit_s=60.0)) as channel:
+        async with open_channel(client, patience=Patience(audit_s=60.0, block_s=0.05)) as channel:
             # Given
             client.halt("UNLINK")
             worker = real_harness.worker()
@@ -284,9 +272,7 @@ def test_channel_reads_for_a_client_that_comes_while_the_last_replies_are_discar
 
 
 @pytest.mark.parametrize("timeout_s", [10.0, 100.0])
-def test_channel_keeps_nothing_of_a_request_that_was_answered(real_harness, monkeypatch, timeout_s):
-    # It would be let go of sooner or later
-    monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 60.0)
+def test_channel_keeps_nothing_of_a_request_that_was_answered(real_harness, timeout_s):
     name = str(uuid.uuid4())
 
     def kept():
@@ -297,8 +283,10 @@ def test_channel_keeps_nothing_of_a_request_that_was_answered(real_harness, monk
         ]
 
     async def run():
-        async with open_channel(real_harness.backend.connect_async()) as channel:
-            # Given
+        # Given a channel that would let go of it much later
+        async with open_channel(
+            real_harness.backend.connect_async(), patience=Patience(watch_s=60.0)
+        ) as channel:
             asked = ask(channel, name, timeout_s=timeout_s)
             await queued(real_harness, 1)
 
@@ -404,7 +392,7 @@ def test_channel_cancels_a_request_when_its_client_left(harness):
             with pytest.raises(ClientLeft):
                 await asked
 
-            # Then: who has left is told within CANCEL_PATIENCE_S, cancelled by then or not
+            # Then: the client was told within `cancel_s`, cancelled by then or not
             await queued(harness, 1)
             assert harness.queued() == ["b"]
             answer(harness.worker())
@@ -414,9 +402,7 @@ def test_channel_cancels_a_request_when_its_client_left(harness):
     assert harness.counters()["cancelled"] == 1
 
 
-def test_channel_stops_watching_a_client_that_got_its_reply(harness, monkeypatch):
-    monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
-
+def test_channel_stops_watching_a_client_that_got_its_reply(harness):
     async def run():
         watched, ended = asyncio.Event(), asyncio.Event()
 
@@ -427,7 +413,9 @@ def test_channel_stops_watching_a_client_that_got_its_reply(harness, monkeypatch
             finally:
                 ended.set()
 
-        async with open_channel(harness.backend.connect_async()) as channel:
+        async with open_channel(
+            harness.backend.connect_async(), patience=Patience(watch_s=0.0)
+        ) as channel:
             # Given
             asked = ask(channel, "a", client_left=client_left)
             await queued(harness, 1)
@@ -462,14 +450,11 @@ def test_channel_cancels_a_request_when_its_task_was_cancelled(harness):
 
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["client left", "task cancelled"])
 def test_channel_withdraws_a_request_whose_client_left_while_it_was_submitted(
-    real_harness, monkeypatch, is_cancelled
+    real_harness, is_cancelled
 ):
-    monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
-    monkeypatch.setattr(submitting_module, "SUBMIT_PATIENCE_S", 60.0)
-
     async def run():
         client = special(HaltingRedis, real_harness.backend.url)
-        async with open_channel(client) as channel:
+        async with open_channel(client, patience=Patience(watch_s=0.0, submit_s=60.0)) as channel:
             # Given
             left = asyncio.Event()
             client.halt("EVALSHA")
@@ -493,12 +478,13 @@ def test_channel_withdraws_a_request_whose_client_left_while_it_was_submitted(
     asyncio.run(run())
 
 
-def test_channel_takes_back_who_left_while_redis_was_away(fake_harness, monkeypatch):
-    monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
+def test_channel_cancels_requests_of_clients_that_left_while_redis_was_away(fake_harness):
     harness, server = fake_harness
 
     async def run():
-        async with open_channel(harness.backend.connect_async()) as channel:
+        async with open_channel(
+            harness.backend.connect_async(), patience=Patience(watch_s=0.0)
+        ) as channel:
             # Given
             left = asyncio.Event()
             asked = [ask(channel, name, client_left=left.wait) for name in "ab"]
@@ -518,12 +504,13 @@ def test_channel_takes_back_who_left_while_redis_was_away(fake_harness, monkeypa
     asyncio.run(run())
 
 
-def test_channel_says_no_more_of_a_request_whose_deadline_has_passed(fake_harness, monkeypatch):
-    monkeypatch.setattr(canceller_module, "WATCH_AFTER_S", 0.0)
+def test_channel_says_no_more_of_a_request_whose_deadline_has_passed(fake_harness):
     harness, server = fake_harness
 
     async def run():
-        async with open_channel(harness.backend.connect_async()) as channel:
+        async with open_channel(
+            harness.backend.connect_async(), patience=Patience(watch_s=0.0)
+        ) as channel:
             # Given
             asked = ask(channel, "a", timeout_s=0.5)
             await accepted(harness, 1)
@@ -582,7 +569,6 @@ def test_channel_refuses_who_still_waits_when_it_is_closed(harness):
     ids=["full", "no worker", "no version"],
 )
 def test_channel_refuses_with_the_reason(harness, break_it, error, text):
-
     async def run():
         # Given
         break_it(harness)
@@ -601,7 +587,6 @@ def test_channel_refuses_with_the_reason(harness, break_it, error, text):
 
 
 def test_channel_refuses_at_once_where_no_worker_is_expected(harness):
-
     async def run():
         # Given
         harness.silence_worker()
@@ -616,7 +601,6 @@ def test_channel_refuses_at_once_where_no_worker_is_expected(harness):
 
 
 def test_channel_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahead(real_harness):
-
     async def run():
         async with open_channel(
             real_harness.backend.connect_async(), patience=Patience(beat_s=60, back_s=60)
@@ -772,7 +756,6 @@ def test_channel_says_within_a_second_that_redis_is_down(tmp_path):
 
 
 def test_channel_submits_again_what_redis_lost(real_harness):
-
     async def run():
         async with open_channel(
             real_harness.backend.connect_async(), patience=Patience(audit_s=0.05)
@@ -787,7 +770,10 @@ def test_channel_submits_again_what_redis_lost(real_harness):
             await queued(real_harness, 2)
 
             # Then: under new ids, so that a worker with the old ones answers nobody
-            assert not {"a", "b"} & set(real_harness.queued())
+            names = real_harness.queued()
+            assert not {"a", "b"} & set(names)
+            # And with the old deadlines
+            assert int(real_harness.request(names[0])["ttl_ms"]) <= 1000 * TIMEOUT_S - 50
             answer(real_harness.worker())
             assert [reply.body for reply in await asyncio.gather(*asked)] == [b"A", b"B"]
 
@@ -795,7 +781,6 @@ def test_channel_submits_again_what_redis_lost(real_harness):
 
 
 def test_channel_waits_for_the_registry_when_it_submits_again(real_harness):
-
     async def run():
         async with open_channel(
             real_harness.backend.connect_async(), patience=Patience(audit_s=0.05, version_s=5.0)
@@ -823,10 +808,7 @@ def test_channel_waits_for_the_registry_when_it_submits_again(real_harness):
     asyncio.run(run())
 
 
-def test_channel_waits_for_workers_when_redis_was_emptied_and_no_connection_lost(
-    real_harness, monkeypatch
-):
-
+def test_channel_waits_for_workers_when_redis_was_emptied_and_no_connection_lost(real_harness):
     async def run():
         async with open_channel(
             real_harness.backend.connect_async(), patience=Patience(version_s=5.0)
@@ -851,7 +833,6 @@ def test_channel_waits_for_workers_when_redis_was_emptied_and_no_connection_lost
 
 
 def test_channel_refuses_a_lost_request_when_too_little_time_is_left(real_harness):
-
     async def run():
         async with open_channel(
             real_harness.backend.connect_async(),
@@ -872,7 +853,7 @@ def test_channel_refuses_a_lost_request_when_too_little_time_is_left(real_harnes
 
 
 def reply_unheard(harness):
-    """A worker answers `a`; the doorbell is popped as part of the reply: nobody can hear it."""
+    """A worker answers `a`, and no entry of the replies list says so."""
     [item] = items_of(harness.worker().claim(1, 0.0))
     with harness.client.pipeline(transaction=True) as pipe:
         pipe.delete(harness.keys.lease_prefix + "worker-a")
@@ -882,14 +863,12 @@ def reply_unheard(harness):
         pipe.execute()
 
 
-def test_channel_returns_at_the_deadline_a_reply_whose_doorbell_was_lost(real_harness, monkeypatch):
-    monkeypatch.setattr(canceller_module, "CANCEL_PATIENCE_S", 5.0)  # a busy machine takes 60 ms
-
+def test_channel_returns_at_the_deadline_a_reply_whose_entry_was_lost(real_harness):
     async def run():
+        # Given: a busy machine takes longer than the usual time for a cancellation
         async with open_channel(
-            real_harness.backend.connect_async(), patience=Patience(audit_s=60)
+            real_harness.backend.connect_async(), patience=Patience(audit_s=60, cancel_s=5.0)
         ) as channel:
-            # Given
             asked = ask(channel, "a", timeout_s=1.0)
             await queued(real_harness, 1)
 
@@ -902,7 +881,7 @@ def test_channel_returns_at_the_deadline_a_reply_whose_doorbell_was_lost(real_ha
     asyncio.run(run())
 
 
-def test_channel_finds_a_reply_whose_doorbell_was_lost(real_harness):
+def test_channel_finds_a_reply_whose_entry_was_lost(real_harness):
     async def run():
         async with open_channel(real_harness.backend.connect_async()) as channel:
             # Given
@@ -939,14 +918,14 @@ def test_channel_goes_on_reading_when_its_connections_were_killed(real_harness):
 
 def failing_once(channel, verb):
     """Its next call of this verb fails as nobody foresees."""
-    verbs = channel._verbs
-    call = getattr(verbs, verb)
+    queue = channel._queue
+    call = getattr(queue, verb)
 
     async def fail(*_):
-        setattr(verbs, verb, call)
+        setattr(queue, verb, call)
         raise RuntimeError("unforeseen")
 
-    setattr(verbs, verb, fail)
+    setattr(queue, verb, fail)
 
 
 def test_channel_tells_at_once_who_was_in_a_submit_that_failed_as_nobody_foresaw(harness, caplog):
@@ -1032,12 +1011,10 @@ def test_channel_submits_again_when_the_answer_to_a_submit_was_lost(real_harness
     asyncio.run(run())
 
 
-def test_channel_does_not_submit_again_what_was_answered_meanwhile(real_harness, monkeypatch):
-    monkeypatch.setattr(submitting_module, "RETRY_S", 0.4)
-
+def test_channel_does_not_submit_again_what_was_answered_meanwhile(real_harness):
     async def run():
         client = special(DeafRedis, real_harness.backend.url)
-        async with open_channel(client) as channel:
+        async with open_channel(client, patience=Patience(retry_s=0.4)) as channel:
             # Given
             client.lost = ("EVALSHA",)
             asked = ask(channel, "a")
@@ -1074,13 +1051,11 @@ def test_channel_takes_back_what_it_gave_up_to_submit(real_harness, is_carried_o
     asyncio.run(run())
 
 
-def test_channel_waits_for_large_bodies_while_they_move(real_harness, monkeypatch):
-    monkeypatch.setattr(submitting_module, "SUBMIT_AT_ONCE_BYTES", LARGE)
-
+def test_channel_waits_for_large_bodies_while_they_move(real_harness):
     async def run():
         client = special(FarRedis, real_harness.backend.url)
         client.body_s = 0.3
-        async with open_channel(client) as channel:
+        async with open_channel(client, patience=Patience(submit_bytes=LARGE)) as channel:
             # When: together they take longer than Redis may take to answer
             names = ["a", "b", "c", "d", "small"]
             wires = [wire_of(name, size=LARGE) for name in names[:4]] + [wire_of("small")]
@@ -1098,15 +1073,11 @@ def test_channel_waits_for_large_bodies_while_they_move(real_harness, monkeypatc
 
 
 @pytest.mark.parametrize(("bytes_per_s", "is_served"), [(LARGE, True), (100 * LARGE, False)])
-def test_channel_gives_a_large_body_time_for_its_way(
-    real_harness, monkeypatch, bytes_per_s, is_served
-):
-    monkeypatch.setattr(submitting_module, "BYTES_PER_S", bytes_per_s)
-
+def test_channel_gives_a_large_body_time_for_its_way(real_harness, bytes_per_s, is_served):
     async def run():
         client = special(FarRedis, real_harness.backend.url)
         client.body_s = 1.2
-        async with open_channel(client) as channel:
+        async with open_channel(client, patience=Patience(bytes_per_s=bytes_per_s)) as channel:
             asked = asyncio.create_task(channel.ask("a", wire_of("a", size=LARGE), TIMEOUT_S, None))
             if is_served:
                 await queued(real_harness, 1)

@@ -9,8 +9,7 @@ import pytest
 import redis
 
 from batching import errors
-from batching.store.registry import catalog as catalog_module
-from batching.store.registry.catalog import Catalog
+from batching.store.registry.catalog import RESTORED_WITHIN_S, Catalog
 from batching.store.registry.registry import Registry
 from tests.support import eventually_async, make_outage, make_spec
 from tests.timing import assert_within
@@ -53,9 +52,11 @@ def registry(real_backend):
 
 
 @contextlib.asynccontextmanager
-async def open_catalog(backend, kind=CountingRedis):
+async def open_catalog(backend, kind=CountingRedis, *, restored_within_s=RESTORED_WITHIN_S):
     client = kind.from_url(backend.url)
-    catalog = Catalog(Registry(client), backend.url, make_outage())
+    catalog = Catalog(
+        Registry(client), backend.url, make_outage(), restored_within_s=restored_within_s
+    )
     await catalog.start()
     await caught_up(catalog, 0)
     try:
@@ -280,21 +281,13 @@ async def emptied(backend, registry, catalog):
     yield asked, known
 
 
-@pytest.fixture
-def restored_late(monkeypatch):
-    """Nodes have more time to restore the registry than any test takes."""
-    monkeypatch.setattr(catalog_module, "RESTORED_WITHIN_S", 10.0)
-    monkeypatch.setattr(catalog_module, "ASK_AGAIN_S", 0.01)
-
-
-@pytest.mark.usefixtures("restored_late")
 @pytest.mark.parametrize("is_known", [True, False])
 def test_request_waits_for_the_registry_when_redis_was_emptied(real_backend, registry, is_known):
     registry.mark()
     registry.create(V1)
 
     async def run():
-        async with open_catalog(real_backend) as (catalog, client):
+        async with open_catalog(real_backend, restored_within_s=10.0) as (catalog, client):
             # Given
             if is_known:
                 await cached(catalog, client)
@@ -317,15 +310,12 @@ async def answered(client):
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
-def test_request_waits_only_so_long_for_the_registry(
-    real_backend, registry, monkeypatch, is_marked
-):
-    monkeypatch.setattr(catalog_module, "RESTORED_WITHIN_S", 0.2)
+def test_request_waits_only_so_long_for_the_registry(real_backend, registry, is_marked):
     registry.mark()
     registry.create(V1)
 
     async def run():
-        async with open_catalog(real_backend) as (catalog, client):
+        async with open_catalog(real_backend, restored_within_s=0.2) as (catalog, client):
             await cached(catalog, client)
             async with emptied(real_backend, registry, catalog) as (asked, _):
                 # When

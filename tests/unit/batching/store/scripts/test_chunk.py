@@ -6,8 +6,7 @@ from batching.protocol import ReplyChunk
 from batching.store.ingress_side.ingress_queue import AuditCode, CancelCode
 from batching.store.node_side.node_queue import ReclaimMode
 from batching.store.replies import decode_reply
-from batching.store.worker_side import worker_queue as verbs_module
-from batching.store.worker_side.worker_queue import ChunkCode
+from batching.store.worker_side.worker_queue import MAX_WAITING_CHUNKS, ChunkCode
 from tests.support import KEY, items_of, make_reply, wire_of
 
 PATIENCE_S = 2.0
@@ -76,27 +75,26 @@ def test_chunk_again_changes_nothing_when_its_acknowledgement_was_lost(harness):
     assert pieces(harness, "a") == ["one"]
 
 
-def test_chunk_must_wait_when_its_client_is_slow(harness, monkeypatch):
+def test_chunk_must_wait_when_its_client_is_slow(harness):
     # Given
-    monkeypatch.setattr(verbs_module, "MAX_WAITING_CHUNKS", 2)
     worker = harness.worker()
     items = claim(harness, worker, "a", "b")
-    for index in range(2):
+    for index in range(MAX_WAITING_CHUNKS):
         send(worker, items, index)
     pieces(harness, "b", taken=1)
 
     # When
-    codes = send(worker, items, 2, "third")
+    codes = send(worker, items, MAX_WAITING_CHUNKS)
 
     # Then
     assert codes == [ChunkCode.FULL, ChunkCode.STORED]
-    assert pieces(harness, "a") == ["piece"] * 2
+    assert harness.client.llen(harness.keys.chunk_prefix + "a") == MAX_WAITING_CHUNKS
 
     # When
-    pieces(harness, "a", taken=2)
+    pieces(harness, "a", taken=1)
 
     # Then
-    assert send(worker, items[:1], 2, "third") == [ChunkCode.STORED]
+    assert send(worker, items[:1], MAX_WAITING_CHUNKS) == [ChunkCode.STORED]
 
 
 def test_chunk_must_wait_when_memory_is_full(real_harness, full_memory):

@@ -8,7 +8,7 @@ import pytest
 from batching import errors
 from batching.batcher import Nothing
 from batching.store.ingress_side.ingress_queue import Submission, SubmitCode
-from batching.store.ingress_side.version_channel import Patience
+from batching.store.ingress_side.patience import Patience
 from batching.store.node_side.node_queue import ReclaimMode
 from tests.support import (
     DEAD_AFTER_MS,

@@ -4,7 +4,7 @@ from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.ingress_side.ingress_queue import Submission
 from batching.store.node_side.node_queue import ReclaimMode
 from batching.store.replies import LargeReply, decode_reply
-from batching.store.worker_side import large_replies as large_reply_writer
+from batching.store.worker_side.large_replies import WRITE_BYTES
 from batching.store.worker_side.worker_queue import ReplyCode
 from tests.support import KEY, items_of, make_reply, wire_of
 
@@ -169,14 +169,13 @@ def test_reply_too_large_for_a_script_gets_a_key_of_its_own(harness):
     assert decode_reply("a", value) == answer
 
 
-@pytest.mark.parametrize("write_bytes", [1, 3 * LARGE, 100 * LARGE])
-def test_reply_keeps_large_and_small_answers_of_a_batch_apart(harness, monkeypatch, write_bytes):
-    # Given: large answers go to Redis in writes of so many bytes
-    monkeypatch.setattr(large_reply_writer, "WRITE_BYTES", write_bytes)
+@pytest.mark.parametrize("size", [LARGE, WRITE_BYTES // 2, WRITE_BYTES])
+def test_reply_keeps_large_and_small_answers_of_a_batch_apart(harness, size):
+    # Given large answers that go to Redis in one write, in some, or in one each
     worker = harness.worker()
     names = "abcdefgh"
     items = claim(harness, worker, *names)
-    answers = {name: make_reply(name, size=LARGE if name in "acdefh" else 0) for name in names}
+    answers = {name: make_reply(name, size=size if name in "acdefh" else 0) for name in names}
 
     # When
     codes = worker.reply(items, list(answers.values()))

@@ -11,7 +11,6 @@ from batching.protocol import WIRE_VERSION
 from batching.store.clients import connect
 from batching.store.ingress_side.ingress_queue import Submission
 from batching.store.replies import decode_reply
-from batching.store.worker_side import parked_pop
 from batching.store.worker_side.parked_pop import ParkedPop
 from tests.support import (
     attempts_of,
@@ -25,16 +24,26 @@ from tests.support import (
 from tests.timing import assert_within
 from workers.handling.worker import Worker
 
-SHORT_BLOCK_S = 0.05
 TOKENS = "{ferry}:tokens"  # in a cluster, on the server of the client that is at hand
 
 
 @pytest.fixture
-def parked(real_backend):
-    """A parked pop on the list `tokens`, and the client that it works with."""
+def client(real_backend):
     client = connect(real_backend.url)
-    yield ParkedPop(client, TOKENS)
+    yield client
     client.connection_pool.disconnect()
+
+
+@pytest.fixture
+def parked(client):
+    """A parked pop on the list `tokens`."""
+    return ParkedPop(client, TOKENS)
+
+
+@pytest.fixture
+def soon_unparked(client):
+    """A pop that the server itself ends soon."""
+    return ParkedPop(client, TOKENS, block_s=0.05)
 
 
 def is_blocked(backend):
@@ -89,12 +98,10 @@ def test_parked_pop_resumes_the_pop_that_it_left_parked(parked, real_backend):
     assert not is_blocked(real_backend)
 
 
-def test_parked_pop_goes_on_beyond_the_servers_own_timeout(parked, real_backend, monkeypatch):
-    monkeypatch.setattr(parked_pop, "BLOCK_S", SHORT_BLOCK_S)
-
+def test_parked_pop_goes_on_beyond_the_servers_own_timeout(soon_unparked, real_backend):
     with ThreadPoolExecutor(1) as pool:
         # Given
-        waiting = pool.submit(parked.wait, 10.0)
+        waiting = pool.submit(soon_unparked.wait, 10.0)
         blpop = lambda: real_backend.client.info("commandstats").get("cmdstat_blpop", {})  # noqa: E731
         first = eventually(lambda: blpop().get("calls"))
 
@@ -107,17 +114,16 @@ def test_parked_pop_goes_on_beyond_the_servers_own_timeout(parked, real_backend,
 
 
 def test_parked_pop_is_not_lost_with_a_connection_that_was_closed_while_idle(
-    parked, real_backend, monkeypatch
+    soon_unparked, real_backend
 ):
-    monkeypatch.setattr(parked_pop, "BLOCK_S", SHORT_BLOCK_S)
     # Given a pop that has ended by itself, as servers with a `timeout` close no blocked connection
-    assert not parked.wait(0.01)
+    assert not soon_unparked.wait(0.01)
     eventually(lambda: not is_blocked(real_backend))
     real_backend.client.client_kill_filter(_type="normal", skipme=True)
 
-    # When / Then: nothing was under way, so nobody need hear of it
+    # When / Then: nothing was under way, so no caller need hear of it
     real_backend.client.rpush(TOKENS, "1")
-    assert parked.wait(1.0)
+    assert soon_unparked.wait(1.0)
 
 
 def test_parked_pop_works_again_after_its_connection_was_killed(parked, real_backend):
