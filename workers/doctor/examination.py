@@ -1,4 +1,4 @@
-"""Everything that can be said of an archive before it is deployed."""
+"""What can be said of an archive before it is deployed."""
 
 import re
 import tempfile
@@ -16,22 +16,18 @@ from workers.archives.requirements import read_requirements
 from workers.doctor.config_examination import examine_config
 from workers.doctor.findings import Finding, Verdict, note, ok, problem
 from workers.doctor.source_examination import (
+    Available,
     Source,
     examine_entry,
     examine_imports,
     parse_source,
-    top_level_modules,
+    why_missing,
 )
-from workers.doctor.ts_names import TsNames
 from workers.doctor.weights_examination import examine_other_files, examine_weights
 from workers.machine.torch_version import require_safe_torch
 
-LARGE_BYTES = 1024**3
 _REQUIREMENT_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
-_MIB = 1024**2
 _OWN_LOADING = re.compile(r"\bdef (?:initialize|_load_\w+)\b")
-_UNPICKLING = re.compile(r"weights_only|safe_globals", re.IGNORECASE)
-_WITH_LABELS = ("image_classifier", "object_detector", "text_classifier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,7 @@ class Report:
 
 
 def examine(path: Path, *, is_installing: bool = False) -> Report:
-    """Returns the archive's prospects; it is unpacked into a temporary folder and not executed.
+    """Unpacks the archive into a temporary folder and examines it; executes nothing of it.
 
     Args:
         path: a .mar, a tar or tar.gz, or a folder.
@@ -69,16 +65,6 @@ def examine(path: Path, *, is_installing: bool = False) -> Report:
     return Report(path.name, info.model_name, info.model_version, found)
 
 
-def _examine_torch() -> Iterator[Finding]:
-    try:
-        version = require_safe_torch()
-    except ImportError as error:
-        yield problem("torch", str(error))
-    else:
-        if version is not None:
-            yield ok("torch", f"{version} is installed here")
-
-
 class _Examination:
     """One archive in the folder that it was unpacked to."""
 
@@ -91,27 +77,20 @@ class _Examination:
         self._files = {
             file.relative_to(root).as_posix(): file for file in root.rglob("*") if file.is_file()
         }
-        self._ts_names = TsNames.read()
+        self._required: frozenset[str] = frozenset()
+        self._handler, self._function = split_handler(info.handler)
 
     def run(self) -> Iterator[Finding]:
         """Yields all findings."""
-        yield from self._examine_layout()
+        size_bytes = sum(file.stat().st_size for file in self._files.values())
+        yield ok("archive", f"{len(self._files)} files, {size_bytes / 1024**2:.1f} MiB unpacked")
         yield from self._examine_manifest()
-        required, findings = self._read_requirements()
-        yield from findings
+        yield from self._examine_requirements()
         yield from _examine_torch()
-        yield from self._examine_handler(required)
+        yield from self._examine_handler()
         yield from self._examine_weights()
         yield from examine_other_files(self._files)
         yield from examine_config(self._info.config)
-
-    def _examine_layout(self) -> Iterator[Finding]:
-        size_bytes = sum(file.stat().st_size for file in self._files.values())
-        text = f"{len(self._files)} files, {size_bytes / _MIB:.1f} MiB unpacked"
-        if size_bytes > LARGE_BYTES:
-            yield note("archive", f"{text}: each worker holds its own copy of the model")
-        else:
-            yield ok("archive", text)
 
     def _examine_manifest(self) -> Iterator[Finding]:
         if self._info.manifest is None:
@@ -132,120 +111,106 @@ class _Examination:
         if self._model.get("envelope"):
             yield note("envelope", "the manifest's envelope has no effect: service_envelope counts")
 
-    def _read_requirements(self) -> tuple[frozenset[str], list[Finding]]:
-        """Returns the names in requirements.txt, in lower case, and what is to be said of it."""
+    def _examine_requirements(self) -> Iterator[Finding]:
         name = str(self._model.get("requirementsFile") or "")
         if not name or name not in self._files:
-            return frozenset(), []
+            return
         try:
             text = read_requirements(self._folder, name)
         except DependenciesFailed as error:
-            return frozenset(), [problem("requirements", error.message)]
+            yield problem("requirements", error.message)
+            return
         names = [_REQUIREMENT_NAME.match(line.strip()) for line in text.splitlines()]
-        required = frozenset(match[0].lower().replace("_", "-") for match in names if match)
-        listed = ", ".join(sorted(required)) or "nothing"
+        self._required = frozenset(match[0].lower().replace("_", "-") for match in names if match)
+        listed = ", ".join(sorted(self._required)) or "nothing"
         if self._is_installing:
-            return required, [ok("requirements", f"{name} installs {listed}")]
-        return required, [
-            note(
-                "requirements",
-                f"{name} ({listed}) is installed only where install_py_dep_per_model=true",
-            )
-        ]
+            yield ok("requirements", f"{name} installs {listed}")
+        else:
+            where = "is installed only where install_py_dep_per_model=true"
+            yield note("requirements", f"{name} ({listed}) {where}")
 
-    def _examine_handler(self, required: frozenset[str]) -> Iterator[Finding]:
+    def _examine_handler(self) -> Iterator[Finding]:
         if not self._info.handler:
             yield problem("handler", "the manifest names none: register with handler=...")
             return
-        module_name, function_name = split_handler(self._info.handler)
         sources: dict[str, Source] = {}
-        for name, path in sorted(self._files.items()):
-            if name.endswith(".py"):
-                parsed = parse_source(name, path)
-                if isinstance(parsed, Finding):
-                    yield parsed
-                else:
-                    sources[name] = parsed
-        handler = self._find_module(module_name)
-        if handler in sources:
-            yield from self._examine_own_handler(sources, handler, function_name, required)
-        elif handler is None:
-            yield self._examine_built_in(module_name)
+        for name in self._python_files():
+            parsed = parse_source(name, self._files[name])
+            if isinstance(parsed, Finding):
+                yield parsed
+            else:
+                sources[name] = parsed
+        handler = self._own_handler()
+        if handler is None:
+            yield self._examine_built_in(self._handler)
+        elif handler in sources:
+            found = list(examine_entry(sources[handler], self._function))
+            for source in sources.values():
+                found += examine_imports(source, self._available())
+            yield from found or [ok("handler", f"{handler} and its imports")]
 
-    def _examine_own_handler(
-        self,
-        sources: dict[str, Source],
-        handler: str,
-        function_name: str,
-        required: frozenset[str],
-    ) -> Iterator[Finding]:
-        found = list(examine_entry(sources[handler], function_name))
-        base_names = (PurePosixPath(name).name for name in self._files)
-        mine = top_level_modules(self._files) | top_level_modules(base_names)
-        for source in sources.values():
-            found += examine_imports(
-                source, mine, required, self._ts_names, is_installing=self._is_installing
-            )
-        yield from found
-        if not found:
-            yield ok("handler", f"{handler} and its imports")
+    def _python_files(self) -> list[str]:
+        return sorted(name for name in self._files if name.endswith(".py"))
 
-    def _find_module(self, module_name: str) -> str | None:
-        """Returns the file of the archive that Python imports under this name."""
+    def _own_handler(self) -> str | None:
+        """Returns the file of the archive that Python imports as the handler."""
         folder = PurePosixPath(self._info.handler.partition(":")[0]).parent
-        for place in (folder / f"{module_name}.py", PurePosixPath(f"{module_name}.py")):
+        for place in (folder / f"{self._handler}.py", PurePosixPath(f"{self._handler}.py")):
             if place.as_posix() in self._files:
                 return place.as_posix()
         return None
 
+    def _available(self) -> Available:
+        paths = [PurePosixPath(name) for name in self._files]
+        own = {name.removesuffix(".py") for path in paths for name in (path.parts[0], path.name)}
+        return Available(frozenset(own), self._required, self._is_installing)
+
     def _examine_built_in(self, name: str) -> Finding:
         module = f"{BUILT_IN_PACKAGE}.{name}"
-        if reason := self._ts_names.why_missing(module):
-            if module in self._ts_names.modules or "left out" in reason:
-                return problem("handler", f"the built-in handler {name}: {reason}")
+        reason = why_missing(module)
+        if not reason:
+            return ok("handler", f"{name} (built in)")
+        if f"No module named '{module}'" in reason:
             return problem("handler", f"{name} is neither a file of the archive nor built in")
-        if "index_to_name.json" not in self._files and name in _WITH_LABELS:
-            return note(
-                "handler", f"{name} (built in); without index_to_name.json labels are numbers"
-            )
-        return ok("handler", f"{name} (built in)")
+        return problem("handler", f"the built-in handler {name}: {reason}")
 
     def _examine_weights(self) -> Iterator[Finding]:
         name = str(self._model.get("serializedFile") or "")
-        module_name, function_name = split_handler(self._info.handler)
-        handler = self._find_module(module_name)
-        text = "" if handler is None else self._files[handler].read_text(errors="replace")
-        is_loaded_by_us = handler is None or _leaves_loading_to_us(text, function_name)
-        has_model = bool(name or self._model.get("modelFile")) or self._loads_elsewhere()
+        is_loaded_by_us = self._leaves_loading_to_us()
+        has_model = bool(name or self._model.get("modelFile"))
         if is_loaded_by_us and self._info.handler and not has_model:
-            yield problem(
-                "weights",
-                f"{module_name} loads a model, and neither weights nor a model file is named",
+            text = f"{self._handler} loads a model, and neither weights nor a model file is named"
+            yield problem("weights", text)
+        if name in self._files:
+            yield examine_weights(
+                self._files[name],
+                has_model_file=bool(self._model.get("modelFile")),
+                is_loaded_by_us=is_loaded_by_us,
             )
-        if name not in self._files:
-            return
-        yield from examine_weights(
-            self._files[name],
-            has_model_file=bool(self._model.get("modelFile")),
-            is_loaded_by_us=is_loaded_by_us,
-            is_unpickling=not (is_loaded_by_us or _calls_plain_torch_load(text)),
+
+    def _leaves_loading_to_us(self) -> bool:
+        """Returns whether the handler is built in, or extends one that is and loads nothing itself.
+
+        A function that is the entry point need not call `initialize`.
+        """
+        handler = self._own_handler()
+        if handler is None:
+            return True
+        texts = {
+            name: self._files[name].read_text(errors="replace") for name in self._python_files()
+        }
+        own_entry = re.compile(rf"^def {re.escape(self._function)}\b", re.MULTILINE)
+        loads_itself = own_entry.search(texts[handler]) or any(
+            map(_OWN_LOADING.search, texts.values())
         )
-
-    def _loads_elsewhere(self) -> bool:
-        """Returns whether another file of the archive, a base class say, has what loads a model."""
-        sources = (file for name, file in self._files.items() if name.endswith(".py"))
-        return any(_OWN_LOADING.search(file.read_text(errors="replace")) for file in sources)
+        return "ts.torch_handler" in texts[handler] and not loads_itself
 
 
-def _leaves_loading_to_us(text: str, function_name: str) -> bool:
-    """Returns whether a handler imports a built-in one and replaces none of what loads the model.
-
-    A function that is the entry point need not call `initialize`.
-    """
-    own_entry = re.compile(rf"^def {re.escape(function_name)}\b", re.MULTILINE)
-    return "ts.torch_handler" in text and not (own_entry.search(text) or _OWN_LOADING.search(text))
-
-
-def _calls_plain_torch_load(text: str) -> bool:
-    """Returns whether a handler reads checkpoints as torch does unless it is told otherwise."""
-    return "torch.load(" in text and _UNPICKLING.search(text) is None
+def _examine_torch() -> Iterator[Finding]:
+    try:
+        version = require_safe_torch()
+    except ImportError as error:
+        yield problem("torch", str(error))
+    else:
+        if version is not None:
+            yield ok("torch", f"{version} is installed here")

@@ -22,15 +22,15 @@ class Finding:
 
 
 def ok(part: str, text: str) -> Finding:
-    """Returns the text that says all is well."""
+    """Returns a finding that needs no action."""
     return Finding(part, Verdict.OK, text)
 
 
 def note(part: str, text: str) -> Finding:
-    """It runs, but not as somebody may think."""
+    """Returns a finding about a model that runs, but perhaps not as its author thinks."""
     return Finding(part, Verdict.NOTE, text)
 
 
 def problem(part: str, text: str) -> Finding:
-    """It will not run."""
+    """Returns a finding that keeps the model from running."""
     return Finding(part, Verdict.PROBLEM, text)
