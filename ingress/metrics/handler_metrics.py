@@ -1,4 +1,4 @@
-"""What handlers have measured, at each scrape, under TorchServe's names.
+"""Exports what handlers have measured, under TorchServe's names.
 
 Source: TorchServe 0.12 docs/metrics.md; the texts of HELP are its own.
 """
@@ -28,14 +28,14 @@ class _Family:
     values: dict[Labels, dict[str, float]] = field(default_factory=dict)
 
     def add(self, series: Series, value: float) -> None:
-        """Two models may measure under the same labels: sums add up, of gauges one is shown."""
+        """Adds a value. Of two models with equal labels, sums add up, and one gauge is kept."""
         parts = self.values.setdefault(series.labels, {})
         is_gauge = self.kind is MetricKind.GAUGE
         parts[series.part] = value if is_gauge else parts.get(series.part, 0.0) + value
 
 
 class HandlerMetrics(Collector):
-    """What the handlers of all versions have measured; nothing while Redis is away."""
+    """Exports what the handlers of all versions have measured; nothing while Redis is away."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class HandlerMetrics(Collector):
         self._declared = declared
 
     def collect(self) -> Iterator[Metric]:
-        """One family per name; those that are declared also without a value, as in TorchServe."""
+        """Yields one family per name; as in TorchServe, a declared one needs no value."""
         families = {metric.name: _Family(metric.kind, metric.unit) for metric in self._declared}
         try:
             for spec in self._registry.specs():
@@ -62,7 +62,7 @@ class HandlerMetrics(Collector):
 def _sort_into(families: dict[str, _Family], measured: Mapping[Series, float]) -> None:
     for series, value in measured.items():
         family = families.setdefault(series.name, _Family(series.kind, series.unit))
-        # A name has one kind only, in a scrape; the one that was there first.
+        # In a scrape, a name has one kind: that of the model that came first.
         if family.kind is series.kind:
             family.add(series, value)
 

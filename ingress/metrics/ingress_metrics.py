@@ -1,21 +1,20 @@
 """What an ingress measures.
 
-Metrics live in their own registry, passed explicitly, so that two servers in one process (tests)
-do not share counters. Children of labelled metrics are looked up once per model version: a request
-then costs a few additions.
+Metrics live in their own registry, so that two servers in one process do not share counters. The
+series of a model version are looked up once: a request then costs a few additions.
 """
 
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Gauge
 
 from batching.models.spec import VersionKey
 from batching.protocol import BatchTiming
 from batching.store.registry.registry import Registry
-from ingress.metrics.counter import Count, Counter
-from ingress.metrics.histogram import Histogram
 from ingress.metrics.queue_metrics import VERSION_LABELS, QueueCollector, ResubmissionCollector
+from ingress.metrics.request_series import Count, Counter, Histogram
 from ingress.metrics.torchserve_metrics import NodeMetrics, TorchServeMetrics
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -26,9 +25,11 @@ _NO_MODEL = VersionKey("", "")
 # runs alone and counts as late.
 FULL, LATE = "full", "late"
 
+F = TypeVar("F", Counter, Histogram)
+
 
 class VersionMetrics:
-    """The metric children of one model version, as one kind of URL addresses it."""
+    """The series of one model version, as one kind of URL addresses it."""
 
     def __init__(self, metrics: "Metrics", key: VersionKey, asked_version: str | None) -> None:
         self._codes: dict[int, Count] = {}
@@ -89,20 +90,17 @@ class Metrics:
     def __init__(self, *, is_logging: bool = False, unlogged: Collection[str] = ()) -> None:
         # Collectors have no names before they are asked, as some of them ask Redis.
         self.registry = CollectorRegistry(auto_describe=False)
-        self.requests = self._tally(
-            "ferry_requests",
-            "Predictions answered, by HTTP status.",
-            (*VERSION_LABELS, "code"),
+        self._families: list[Counter | Histogram] = []
+        self.requests = self._counter(
+            "ferry_requests", "Predictions answered, by HTTP status.", "code"
         )
-        self.errors = self._tally(
+        self.errors = self._counter(
             "ferry_errors",
             "Predictions answered with an error, by the word in x-ferry-reason.",
-            (*VERSION_LABELS, "reason"),
+            "reason",
         )
-        self.batches = self._tally(
-            "ferry_batches",
-            "Batches run, by why they left: full, or late.",
-            (*VERSION_LABELS, "release"),
+        self.batches = self._counter(
+            "ferry_batches", "Batches run, by why they left: full, or late.", "release"
         )
         self.open_requests = Gauge(
             "ferry_open_requests",
@@ -110,13 +108,13 @@ class Metrics:
             registry=self.registry,
         )
         self.queue_seconds = self._histogram(
-            "ferry_queue_wait_seconds", "From submit to claim, per request.", _SECONDS
+            "ferry_queue_wait_seconds", "From submit to claim, per request."
         )
         self.request_seconds = self._histogram(
-            "ferry_request_seconds", "From a read body to an answer, per request.", _SECONDS
+            "ferry_request_seconds", "From a read body to an answer, per request."
         )
         self.handler_seconds = self._histogram(
-            "ferry_handler_seconds", "In the handler, per batch.", _SECONDS
+            "ferry_handler_seconds", "In the handler, per batch."
         )
         self.batch_size = self._histogram(
             "ferry_batch_size", "Requests in a batch, per batch.", _BATCH_SIZES
@@ -133,48 +131,42 @@ class Metrics:
         count_open: Callable[[], int],
         count_resubmitted: Callable[[], Mapping[VersionKey, int]],
     ) -> None:
-        """Queues, workers and Redis itself are read from this model registry at each scrape."""
+        """Adds what is read at each scrape: queues, workers and Redis, from this model registry."""
         self.registry.register(NodeMetrics(registry))
         self.registry.register(QueueCollector(registry))
         self.registry.register(ResubmissionCollector(count_resubmitted))
         self.open_requests.set_function(count_open)
 
     def version(self, key: VersionKey, asked_version: str | None) -> VersionMetrics:
-        """Returns the children for this version; `asked_version` is what the URL said, or None."""
+        """Returns the series of this version; `asked_version` is what the URL said, or None."""
         found = self._versions.get((key, asked_version))
         if found is None:
             found = self._versions[key, asked_version] = VersionMetrics(self, key, asked_version)
         return found
 
     def versions(self) -> frozenset[VersionKey]:
-        """Those that have series."""
+        """Returns the versions that have series."""
         return frozenset(key for key, _ in self._versions)
 
     def forget(self, key: VersionKey) -> None:
         """Removes the version's series; later requests begin new ones."""
-        for counter in (self.requests, self.errors, self.batches):
-            counter.remove(key)
-        for histogram in (
-            self.request_seconds,
-            self.queue_seconds,
-            self.handler_seconds,
-            self.batch_size,
-        ):
-            histogram.remove(*key)
+        for family in self._families:
+            family.remove(key)
         self._versions = {known: one for known, one in self._versions.items() if known[0] != key}
         self.torchserve.keep({(k.model_name, asked or "default") for k, asked in self._versions})
 
     def count_unknown(self, status: int, reason: str) -> None:
-        """A request was answered whose model is not known; no label, names are the client's."""
+        """Counts an answer for an unknown model, without labels: such names are the client's."""
         self.requests.labels(*_NO_MODEL, str(status)).inc()
         self.errors.labels(*_NO_MODEL, reason).inc()
 
-    def _tally(self, name: str, text: str, labels: Sequence[str]) -> Counter:
-        counter = Counter(name, text, labels)
-        self.registry.register(counter)
-        return counter
+    def _counter(self, name: str, text: str, label: str) -> Counter:
+        return self._added(Counter(name, text, (*VERSION_LABELS, label)))
 
-    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
-        histogram = Histogram(name, text, VERSION_LABELS, bounds)
-        self.registry.register(histogram)
-        return histogram
+    def _histogram(self, name: str, text: str, bounds: Sequence[float] = _SECONDS) -> Histogram:
+        return self._added(Histogram(name, text, VERSION_LABELS, bounds))
+
+    def _added(self, family: F) -> F:
+        self.registry.register(family)
+        self._families.append(family)
+        return family

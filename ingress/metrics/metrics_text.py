@@ -13,14 +13,14 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def write_text(families: Iterable[Metric], names: Collection[str] = ()) -> bytes:
-    """Returns the families, or only those called one of `names`."""
+    """Returns the families, or only those with one of these names."""
     lines: list[str] = []
     for family in families:
         samples = family.samples
         name = samples[0].name if family.type == "counter" and samples else family.name
         if not names or name in names:
             lines += _family_lines(name, family, samples)
-    # A label may be of a client's making and have no UTF-8; that costs a character, not the scrape.
+    # A client's label may hold half a character, which costs the character and not the scrape.
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
 
 

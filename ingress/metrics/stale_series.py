@@ -1,4 +1,4 @@
-"""Lets go of the metrics of versions that are not registered any more."""
+"""Removes the metrics of versions that are no longer registered."""
 
 import asyncio
 import logging
@@ -11,12 +11,12 @@ from ingress.metrics.ingress_metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-# Scrapes are seconds apart; and what is registered again soon goes on counting where it was.
+# Long enough for scrapes, which are seconds apart, and for a version that is registered again soon.
 LOOK_S = 300.0
 
 
 class StaleSeries:
-    """Without it, /metrics would grow for ever where each build is a version of its own."""
+    """Keeps /metrics from growing for ever where each build is a version of its own."""
 
     def __init__(self, registry: Registry, metrics: Metrics, *, interval_s: float = LOOK_S) -> None:
         self._registry = registry
@@ -35,7 +35,7 @@ class StaleSeries:
         try:
             specs = await in_daemon_thread(self._registry.specs)
         except StoreUnavailable:
-            self._missing = frozenset()  # it may come back empty, and be filled by the nodes
+            self._missing = frozenset()  # Redis may come back empty, until the nodes fill it
             return
         missing = self._metrics.versions() - {spec.key for spec in specs}
         gone, self._missing = missing & self._missing, missing - self._missing

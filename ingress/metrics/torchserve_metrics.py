@@ -42,13 +42,13 @@ class VersionTotals:
         self.queue_us = 0.0
 
     def count_arrival(self) -> None:
-        """A request came; it may still be refused."""
+        """Counts a request, which may still be refused."""
         self.requests += 1
         if self._metrics.is_logging:
             self._metrics.log("ts_inference_requests_total", 1, self._labels)
 
     def count_success(self, seconds: float, timing: BatchTiming) -> None:
-        """A request was answered with a success that took so long."""
+        """Counts a request that was answered with success after so many seconds."""
         self.latency_us += seconds * 1e6
         self.queue_us += timing.queue_us
         self._metrics.note_times(seconds, timing)
@@ -77,11 +77,11 @@ class TorchServeMetrics(Collector):
         return found
 
     def keep(self, labels: Set[tuple[str, str]]) -> None:
-        """Only the sums of these models and version labels are left."""
+        """Removes all sums but those of these models and version labels."""
         self._totals = {label: sums for label, sums in self._totals.items() if label in labels}
 
     def count_answer(self, status: int) -> None:
-        """An answer left, on whatever port; what is neither 2xx nor 4xx counts as 5xx."""
+        """Counts an answer of any port; one that is neither 2xx nor 4xx counts as 5xx."""
         name = _GROUPS.get(status // 100, "Requests5XX")
         self._answers[name] += 1
         if self.is_logging:
@@ -90,7 +90,7 @@ class TorchServeMetrics(Collector):
     def note_times(self, seconds: float, timing: BatchTiming) -> None:
         """Notes how long the last request waited and was handled."""
         queue_ms = timing.queue_us / 1000
-        # What is neither queue nor handler: the way in and out.
+        # Neither queue nor handler: the way in and out.
         rest_ms = seconds * 1000 - queue_ms - timing.handler_us / 1000
         self._times_ms = (queue_ms, max(0.0, rest_ms))
         if self.is_logging:
@@ -128,13 +128,13 @@ class TorchServeMetrics(Collector):
 
 
 class NodeMetrics(Collector):
-    """What nodes measured of their hosts and workers; asked of Redis at each scrape."""
+    """Exports what nodes have measured of their hosts and workers, as Redis has it."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
-        """One family per name; nothing while Redis is away."""
+        """Yields one family per name; nothing while Redis is away."""
         try:
             found = list(self._samples())
         except StoreUnavailable:
