@@ -1,4 +1,4 @@
-"""The ingress process: builds everything, serves until it is told to stop, drains.
+"""The ingress process: builds everything, serves until it is told to stop, and drains.
 
 The order of stopping, and why: readiness turns false (load balancers look elsewhere) → listeners
 close (no new request can be lost) → requests in flight are answered → the broker closes (clients
@@ -26,7 +26,7 @@ from batching.store.registry.startup_marks import StartupMarks
 from batching.store.server_check import check_server
 from ingress.access.authorizer import Authorizer
 from ingress.access.certificate import Certificate
-from ingress.access.key_file import KeyFile
+from ingress.access.key_file import open_keys
 from ingress.access.middleware import AccessMiddleware, added_headers, cors_headers
 from ingress.file_watcher import watch_open_files
 from ingress.http1.exchange import Application
@@ -35,12 +35,11 @@ from ingress.metrics.stale_series import StaleSeries
 from ingress.models.registrar import Registrar
 from ingress.models.snapshot_writer import SnapshotWriter
 from ingress.models.startup_models import StartupLoader
-from ingress.parts import IngressParts, open_keys
 from ingress.predictions.router import InferenceRouter
 from ingress.rest.app import create_app
 from ingress.rest.wsgi_bridge import WsgiBridge
 from ingress.role import Role
-from ingress.services import Services
+from ingress.services import Services, build_services
 
 log = logging.getLogger(__name__)
 
@@ -71,42 +70,40 @@ def run(settings: Settings) -> int:
         check_server(settings)
         if certificate is not None:
             certificate.open()
-        return uvloop.run(_Ingress(settings, open_keys(settings), certificate).serve(table))
+        return uvloop.run(_serve(settings, table, certificate))
     except SettingsError as error:
         log.error("cannot start: %s", error)
         return exit_code_for(error)
 
 
+async def _serve(
+    settings: Settings, table: dict[Address, frozenset[Role]], certificate: Certificate | None
+) -> int:
+    services = build_services(settings, open_keys(settings), asyncio.get_running_loop())
+    return await _Ingress(services, certificate).serve(table)
+
+
 class _Ingress:
     """One ingress on one event loop."""
 
-    def __init__(
-        self, settings: Settings, keys: KeyFile | None, certificate: Certificate | None
-    ) -> None:
-        self._settings = settings
-        self._keys = keys
+    def __init__(self, services: Services, certificate: Certificate | None) -> None:
+        self._services = services
+        self._settings = settings = services.settings
         self._certificate = certificate
-        self._parts = parts = IngressParts(settings, keys)
-        self._marks = StartupMarks(parts.client)
         self._launch = launch()
         self._snapshots: SnapshotWriter | None = None
         if settings.snapshot_dir is not None:
-            self._snapshots = SnapshotWriter(parts.registry, settings, settings.snapshot_dir)
+            self._snapshots = SnapshotWriter(services.registry, settings, settings.snapshot_dir)
         self._signals = StopEvents()
 
     async def serve(self, table: dict[Address, frozenset[Role]]) -> int:
         """Returns the exit code after a drain."""
-        loop = asyncio.get_running_loop()
         self._signals.listen()
-        services = self._parts.services(loop)
         # Before the ports open.
-        self._parts.lifecycle.is_loading = await asyncio.to_thread(self._has_to_load)
-        await self._parts.start()
+        self._services.lifecycle.is_loading = await asyncio.to_thread(self._has_to_load)
+        await self._services.start()
         tls = None if self._certificate is None else self._certificate.context
-        edges = {
-            address: self._edge(self._application(services, roles))
-            for address, roles in table.items()
-        }
+        edges = {address: self._edge(self._application(roles)) for address, roles in table.items()}
         listeners = [
             Listener(address, edge, edge.on_refused, tls=tls) for address, edge in edges.items()
         ]
@@ -117,18 +114,18 @@ class _Ingress:
                 roles = ",".join(sorted(table[listener.address]))
                 log.info("listening address=%s roles=%s", listener.address, roles)
             _calm_collector()
-            tasks += [asyncio.create_task(one) for one in self._background(services)]
+            tasks += [asyncio.create_task(one) for one in self._background()]
             await self._signals.stop.wait()
             return await self._drain(listeners)
         finally:
             for task in tasks:
                 task.cancel()
-            await self._parts.close()
+            await self._services.close()
 
-    def _background(self, services: Services) -> Iterator[Coroutine[None, None, None]]:
-        yield self._load_models(services)
-        sweeper = StaleSeries(self._parts.probe_registry, self._parts.metrics)
-        yield keep_going(sweeper.run, "of the series sweeper")
+    def _background(self) -> Iterator[Coroutine[None, None, None]]:
+        yield self._load_models()
+        stale = StaleSeries(self._services.probe_registry, self._services.metrics)
+        yield keep_going(stale.run, "of the series sweeper")
         yield keep_going(watch_open_files, "of the ingress")
         if self._certificate is not None:
             yield keep_going(self._certificate.follow, "of the certificate")
@@ -136,16 +133,17 @@ class _Ingress:
     def _edge(self, app: Application) -> AccessMiddleware:
         return AccessMiddleware(
             app,
-            self._parts.metrics.torchserve.count_answer,
+            self._services.metrics.torchserve.count_answer,
             added_headers=added_headers(self._settings),
             is_logging=self._settings.access_log,
             # The document that is the answer else needs a key, where tokens are on.
-            answers_preflights=self._keys is not None and bool(cors_headers(self._settings)),
+            answers_preflights=self._services.keys is not None
+            and bool(cors_headers(self._settings)),
         )
 
-    def _application(self, services: Services, roles: frozenset[Role]) -> Application:
-        limit = self._settings.max_request_size_bytes
-        authorizer = Authorizer(self._keys, roles)
+    def _application(self, roles: frozenset[Role]) -> Application:
+        services, limit = self._services, self._settings.max_request_size_bytes
+        authorizer = Authorizer(services.keys, roles)
         bridge = WsgiBridge(
             create_app(services, roles),
             max_request_size_bytes=limit,
@@ -170,7 +168,7 @@ class _Ingress:
         if not self._is_told_to_load():
             return False
         with contextlib.suppress(StoreUnavailable):
-            return not self._parts.probe_registry.snapshot()
+            return not self._services.probe_registry.snapshot()
         return True
 
     def _is_told_to_load(self) -> bool:
@@ -179,19 +177,16 @@ class _Ingress:
             return False
         return bool(self._settings.load_models or self._settings.snapshot_file)
 
-    async def _load_models(self, services: Services) -> None:
+    async def _load_models(self) -> None:
         failures: list[dict[str, str]] = []
         try:
             if self._is_told_to_load():
-                load = StartupLoader(
-                    services,
-                    Registrar(services),
-                    self._marks,
-                    is_awaited=self._launch is Launch.AWAITED,
-                ).load
-                failures = await in_daemon_thread(load)
+                services, is_awaited = self._services, self._launch is Launch.AWAITED
+                marks = StartupMarks(services.client)
+                loader = StartupLoader(services, Registrar(services), marks, is_awaited=is_awaited)
+                failures = await in_daemon_thread(loader.load)
         finally:
-            self._parts.lifecycle.is_loading = False
+            self._services.lifecycle.is_loading = False
         if self._snapshots is not None:
             # One that is started again cannot know whether the snapshot was restored as a whole.
             is_known = self._launch is not Launch.AGAIN
@@ -200,8 +195,8 @@ class _Ingress:
         notify_ready(failures)
 
     async def _drain(self, listeners: list[Listener]) -> int:
-        log.info("draining open=%d", self._parts.broker.waiting)
-        self._parts.lifecycle.is_draining = True
+        log.info("draining open=%d", self._services.broker.waiting)
+        self._services.lifecycle.is_draining = True
         forced = asyncio.create_task(self._signals.hurry.wait())
         # Load balancers look elsewhere once readiness is false, but not at once.
         await asyncio.wait({forced}, timeout=self._settings.drain_delay_s)
@@ -215,12 +210,12 @@ class _Ingress:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not closed.done():
-                if waiting := self._parts.broker.waiting:
+                if waiting := self._services.broker.waiting:
                     log.warning("refusing open=%d", waiting)
                 else:
                     # Nothing of theirs is at work: they send or read too slowly, or not at all.
                     log.warning("cutting off clients=%d", sum(one.clients for one in listeners))
-                await self._parts.broker.close()
+                await self._services.broker.close()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(closed), _REFUSAL_S)
         finally:

@@ -1,43 +1,62 @@
-"""What the HTTP layer works with, built once by the server and passed in."""
+"""The parts behind every door of an ingress: what they share, whichever server runs them."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from batching.metrics.declared import read_metrics_config
 from batching.settings.settings import Settings
+from batching.store.client_types import Client
+from batching.store.clients import connect, store_url
+from batching.store.ingress_side.broker import Broker
+from batching.store.measurements import read_metrics
 from batching.store.outage_log import OutageLog
+from batching.store.registry.catalog import Catalog
 from batching.store.registry.control_queue import ControlQueue
 from batching.store.registry.downloads import Downloads
 from batching.store.registry.registry import Registry
 from ingress.access.key_file import KeyFile
 from ingress.health import Health, Lifecycle
+from ingress.metrics.handler_metrics import HandlerMetrics
 from ingress.metrics.ingress_metrics import Metrics
+from ingress.metrics.torchserve_metrics import LEGACY
 from ingress.predictions.http_predictions import HttpPredictions
 from ingress.predictions.prediction_service import PredictionService
+
+log = logging.getLogger(__name__)
+
+# Orchestrators give a probe one second.
+_PROBE_TIMEOUT_S = 0.5
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts behind the HTTP layer.
+    """The parts of one ingress.
 
-    `loop` is the one that the predictor lives on. `keys` is None where no tokens are asked for.
+    `loop` is the one that the broker, the catalog and the predictions live on. The connections of
+    `probe_registry` give up soon. `keys` is None where no tokens are asked for.
     """
 
     settings: Settings
+    keys: KeyFile | None
+    loop: asyncio.AbstractEventLoop
+    client: Client
     registry: Registry
-    health: Health
+    probe_registry: Registry
     control: ControlQueue
     downloads: Downloads
+    outage: OutageLog
+    catalog: Catalog
+    broker: Broker
     predictor: PredictionService
     http_predictions: HttpPredictions
     metrics: Metrics
     lifecycle: Lifecycle
-    loop: asyncio.AbstractEventLoop
-    keys: KeyFile | None
-    outage: OutageLog
+    health: Health
 
     def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Returns what the coroutine returns or raises on the loop.
@@ -45,3 +64,57 @@ class Services:
         Blocks this thread, not the loop.
         """
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    async def start(self) -> None:
+        """Begins to listen for changes of the registry."""
+        await self.catalog.start()
+
+    async def close(self) -> None:
+        """Refuses the requests that still wait, and closes the connections."""
+        await self.broker.close()
+        await self.catalog.close()
+
+
+def build_services(
+    settings: Settings, keys: KeyFile | None, loop: asyncio.AbstractEventLoop
+) -> Services:
+    """Builds the parts without connecting; `start` and `close` run on this loop."""
+    url, dead_after_s = store_url(settings), settings.dead_after_s
+    client, probe_client = connect(url), connect(url, socket_timeout_s=_PROBE_TIMEOUT_S)
+    registry = Registry(client, dead_after_s=dead_after_s)
+    probe_registry = Registry(probe_client, dead_after_s=dead_after_s)
+    outage = OutageLog(log, settings.redis_url)
+    catalog = Catalog(registry, url, outage)
+    broker = Broker(url, outage, dead_after_s=dead_after_s)
+    metrics = Metrics(
+        is_logging=settings.is_logging_metrics,
+        unlogged=LEGACY if settings.metrics_mode == "legacy" else (),
+    )
+    metrics.watch(probe_registry, lambda: broker.waiting, broker.resubmitted)
+    metrics.registry.register(
+        HandlerMetrics(
+            probe_registry,
+            lambda key: read_metrics(probe_client, key),
+            read_metrics_config(settings.metrics_config),
+        )
+    )
+    predictor = PredictionService(catalog, broker, metrics)
+    lifecycle = Lifecycle()
+    return Services(
+        settings=settings,
+        keys=keys,
+        loop=loop,
+        client=client,
+        registry=registry,
+        probe_registry=probe_registry,
+        control=ControlQueue(client),
+        downloads=Downloads(client),
+        outage=outage,
+        catalog=catalog,
+        broker=broker,
+        predictor=predictor,
+        http_predictions=HttpPredictions(predictor, is_open_inference=settings.open_inference_rows),
+        metrics=metrics,
+        lifecycle=lifecycle,
+        health=Health(probe_registry, lifecycle),
+    )

@@ -3,7 +3,7 @@
 Settings come from `FERRY_...` variables and `REDIS_URL`; the server decides where it listens. One
 address serves predictions and, unless `enable_metrics_api` is off, metrics. It serves management
 only where that is safe: with tokens, or with `FERRY_ALLOW_OPEN_MANAGEMENT=true`. `ferry up` and
-`ferry ingress` have a faster front, on which a waiting prediction costs no thread.
+`ferry ingress` are faster: there, a waiting prediction costs no thread.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from batching.process.logs import configure_logging
 from batching.settings.loading import load_settings
 from batching.settings.settings import Settings, SettingsError
 from batching.store.server_check import check_server
-from ingress.access.key_file import KeyFile
-from ingress.parts import IngressParts, open_keys
+from ingress.access.key_file import KeyFile, open_keys
 from ingress.rest.app import create_app as create_rest_app
 from ingress.role import Role
+from ingress.services import build_services
 
 _CLOSE_S = 2.0
 
@@ -39,18 +39,18 @@ def create_app() -> Flask:
     configure_logging(settings.log_level)
     check_server(settings)
     keys = open_keys(settings)
-    parts = IngressParts(settings, keys)
     loop = asyncio.new_event_loop()
+    services = build_services(settings, keys, loop)
     threading.Thread(target=loop.run_forever, name="predictions", daemon=True).start()
-    asyncio.run_coroutine_threadsafe(parts.start(), loop).result()
+    services.on_loop(services.start())
 
     def close() -> None:
-        closing = asyncio.run_coroutine_threadsafe(parts.close(), loop)
+        closing = asyncio.run_coroutine_threadsafe(services.close(), loop)
         closing.exception(_CLOSE_S)
         loop.call_soon_threadsafe(loop.stop)
 
     atexit.register(close)
-    return create_rest_app(parts.services(loop), _roles(settings, keys))
+    return create_rest_app(services, _roles(settings, keys))
 
 
 def _roles(settings: Settings, keys: KeyFile | None) -> frozenset[Role]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from batching.settings.atomic_file import write_atomically
-from batching.settings.settings import SettingsError
+from batching.settings.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -178,6 +178,20 @@ class KeyFile:
             yield
         finally:
             os.close(number)
+
+
+def open_keys(settings: Settings) -> KeyFile | None:
+    """Opens the key file; None when no tokens are asked for.
+
+    Raises:
+        SettingsError: the file cannot be used.
+    """
+    path = settings.keys_path()
+    if path is None:
+        return None
+    keys = KeyFile(path.absolute(), lifetime_min=settings.token_expiration_min)
+    keys.open()
+    return keys
 
 
 def _secrets_of(document: Mapping[str, Any]) -> dict[KeyScope, _Secret]:

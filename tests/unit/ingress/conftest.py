@@ -1,5 +1,4 @@
 import asyncio
-import logging
 import threading
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
@@ -11,28 +10,17 @@ from batching.errors import ModelNotFound
 from batching.models.spec import ArchiveInfo, ModelSpec
 from batching.settings.settings import Settings
 from batching.store.clients import connect
-from batching.store.ingress_side.broker import Broker
-from batching.store.outage_log import OutageLog
-from batching.store.registry.catalog import Catalog
-from batching.store.registry.downloads import Downloads
-from batching.store.registry.registry import Registry
 from ingress.access.authorizer import Authorizer
-from ingress.health import Health, Lifecycle
 from ingress.listeners import Address, Listener
-from ingress.metrics.ingress_metrics import Metrics
-from ingress.predictions.http_predictions import HttpPredictions
-from ingress.predictions.prediction_service import PredictionService
 from ingress.predictions.router import InferenceRouter
 from ingress.rest.app import create_app
 from ingress.rest.wsgi_bridge import WsgiBridge
 from ingress.role import Role
-from ingress.services import Services
+from ingress.services import Services, build_services
 from tests.ports import free_ports
 from tests.tls import write_certificate
 from tests.unit.ingress.leaks import assert_tells_nothing
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S, SimulatedNode
-
-log = logging.getLogger(__name__)
 
 
 @pytest.fixture
@@ -131,37 +119,16 @@ def ingress(redis_url, keys):
         redis_url=redis_url,
         max_request_size_bytes=100_000,
         unregister_model_timeout_s=3,
+        dead_after_s=DEAD_AFTER_S,
     )
-    client = connect(redis_url)
-    registry = Registry(client, dead_after_s=DEAD_AFTER_S)
-    probe_client = connect(redis_url, socket_timeout_s=0.5)
-    probe_registry = Registry(probe_client, dead_after_s=DEAD_AFTER_S)
-    metrics, archives, lifecycle = Metrics(), KnownArchives(), Lifecycle()
-    outage = OutageLog(log, redis_url)
-    catalog = Catalog(registry, redis_url, outage)
-    call(catalog.start())
-    broker = Broker(redis_url, outage, dead_after_s=DEAD_AFTER_S)
-    predictor = PredictionService(catalog, broker, metrics)
-    services = Services(
-        settings=settings,
-        registry=registry,
-        health=Health(probe_registry, lifecycle),
-        control=archives,
-        downloads=Downloads(client),
-        predictor=predictor,
-        http_predictions=HttpPredictions(predictor, is_open_inference=False),
-        metrics=metrics,
-        lifecycle=lifecycle,
-        loop=loop,
-        keys=keys,
-        outage=outage,
-    )
+    archives = KnownArchives()
+    services = replace(build_services(settings, keys, loop), control=archives)
+    call(services.start())
     apps = {role: create_app(services, [role]) for role in Role}
     listeners = call(_listen(services, apps))
     yield Ingress(services, archives, *(str(item.address) for item in listeners), apps)
-    call(_close(listeners, broker, catalog))
-    client.close()
-    probe_client.close()
+    call(_close(listeners, services))
+    services.client.close()
     loop.call_soon_threadsafe(loop.stop)
     thread.join(10)
     loop.close()
@@ -201,10 +168,9 @@ async def _listen(services, apps):
     return listeners
 
 
-async def _close(listeners, broker, catalog):
+async def _close(listeners, services):
     for listener in listeners:
         listener.stop()
-    await broker.close()
+    await services.close()
     for listener in listeners:
         await listener.wait_closed()
-    await catalog.close()
