@@ -8,7 +8,6 @@ from batching.models.spec import ModelSpec
 from batching.models.statuses import WorkerState
 from batching.store.registry.registry import Registry
 
-LIVE_PATH = "/livez"
 LIVE_TEXT = "Live"
 
 

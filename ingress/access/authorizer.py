@@ -10,12 +10,11 @@ from batching.errors import BadRequest
 from ingress.access.key_file import KeyFile, KeyScope
 from ingress.role import Role
 from ingress.torchserve.prediction_paths import parse_prediction_path
-
-TOKEN_PATH = "/token"  # noqa: S105 - a path
+from ingress.torchserve.routes import LIVE_PATH, TOKEN_PATH
 
 _SCHEME = "Bearer"
 # Orchestrators have no key, and the answers say nothing worth one.
-_PROBES = frozenset({"/livez", "/readyz"})
+_PROBES = frozenset({LIVE_PATH, "/readyz"})
 _REFUSED = "Token {} failed. Token either incorrect, expired, or not provided correctly"
 
 

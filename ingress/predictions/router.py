@@ -10,7 +10,7 @@ from batching.errors import InternalError, ServeError
 from batching.request_ids import fresh_request_id
 from batching.store.ingress_side.pending_request import ClientLeft
 from ingress.access.authorizer import Authorizer
-from ingress.health import LIVE_PATH, LIVE_TEXT
+from ingress.health import LIVE_TEXT
 from ingress.http1.body_reader import read_body
 from ingress.http1.exchange import Answer, Application, Exchange
 from ingress.predictions.http_predictions import HttpPredictions
@@ -21,6 +21,7 @@ from ingress.predictions.streamed_answer import (
 )
 from ingress.torchserve.answers import error_answer, status_answer
 from ingress.torchserve.prediction_paths import Target, parse_prediction_path
+from ingress.torchserve.routes import LIVE_PATH
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,12 @@ from ingress.rest.management_api import management_blueprint
 from ingress.rest.metrics_api import metrics_blueprint
 from ingress.rest.open_inference_api import open_inference_blueprint
 from ingress.rest.responses import PlainResponse, json_response
+from ingress.rest.rules import add_routes
 from ingress.rest.token_api import token_blueprint
 from ingress.role import Role
 from ingress.services import Services
 from ingress.torchserve.openapi import api_document
+from ingress.torchserve.routes import EVERYWHERE
 
 _BLUEPRINTS: dict[Role, Callable[[Services], Any]] = {
     Role.INFERENCE: inference_blueprint,
@@ -36,7 +38,6 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
     # TorchServe splits paths at each slash and never redirects.
     app.url_map.merge_slashes = False
     app.url_map.strict_slashes = True
-    document = api_document(roles)
     authorizer = Authorizer(services.keys, roles)
 
     @app.before_request
@@ -44,11 +45,7 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
         authorizer.admit(request.method, request.path, request.headers.get("Authorization", ""))
         refuse_encoded(request.headers.get("Content-Encoding", ""))
 
-    @app.route("/", methods=["OPTIONS"])
-    @app.route("/api-description", methods=["GET"])
-    def describe_api() -> Response:
-        return json_response(document)
-
+    add_routes(app, _DescriptionView(roles), EVERYWHERE)
     for role in Role:
         if role in roles:
             app.register_blueprint(_BLUEPRINTS[role](services))
@@ -59,6 +56,16 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
     install_error_handlers(app, services)
     app.wsgi_app = _IgnoreTrailingSlashes(app.wsgi_app)  # type: ignore[method-assign]
     return app
+
+
+class _DescriptionView:
+    """One method per route; HTTP in, HTTP out."""
+
+    def __init__(self, roles: Collection[Role]) -> None:
+        self._document = api_document(roles)
+
+    def describe_api(self) -> Response:
+        return json_response(self._document)
 
 
 class _IgnoreTrailingSlashes:

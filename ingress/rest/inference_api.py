@@ -7,20 +7,30 @@ from flask import Blueprint, Response, request
 
 from batching.errors import NotFound
 from batching.models.entry import check_names, existing
-from ingress.health import LIVE_PATH, LIVE_TEXT
+from ingress.health import LIVE_TEXT
 from ingress.predictions.streamed_answer import StreamedAnswer
 from ingress.rest.responses import (
-    ANY_METHOD,
     json_response,
     lower_case_headers,
     status_response,
     stream_response,
     to_response,
 )
+from ingress.rest.rules import ANY_METHOD, add_routes
 from ingress.services import Services
 from ingress.torchserve.answers import not_found
 from ingress.torchserve.openapi import model_prediction_document
 from ingress.torchserve.prediction_paths import parse_prediction_path
+from ingress.torchserve.routes import INFERENCE
+
+# Paths that look like a prediction's and are none.
+_NO_PREDICTIONS = (
+    "/predictions/<path:_>",
+    "/explanations/<path:_>",
+    "/v1/models/<path:_>",
+    "/v2/models/<path:_>",
+    "/models/<path:_>/invoke",
+)
 
 
 class WorkflowNotFound(NotFound):
@@ -36,22 +46,9 @@ def inference_blueprint(services: Services) -> Blueprint:
     view = _InferenceView(services)
     # Before any rule: the parser that both doors share knows these paths.
     blueprint.before_app_request(view.predict)
-    rules = (
-        # What looks like one of them and is none.
-        ("/predictions/<path:_>", ANY_METHOD, view.deny),
-        ("/explanations/<path:_>", ANY_METHOD, view.deny),
-        ("/v1/models/<path:_>", ANY_METHOD, view.deny),
-        ("/v2/models/<path:_>", ANY_METHOD, view.deny),
-        ("/models/<path:_>/invoke", ANY_METHOD, view.deny),
-        ("/wfpredict/<path:workflow_name>", ANY_METHOD, view.predict_workflow),
-        ("/predictions/<model_name>", ("OPTIONS",), view.document),
-        ("/predictions/<model_name>/<path:_>", ("OPTIONS",), view.document),
-        ("/ping", (*ANY_METHOD, "OPTIONS"), view.ping),
-        (LIVE_PATH, ANY_METHOD, view.livez),
-        ("/readyz", ("GET",), view.readyz),
-    )
-    for rule, methods, handler in rules:
-        blueprint.add_url_rule(rule, f"{methods[0]} {rule}", handler, methods=methods)
+    for rule in _NO_PREDICTIONS:
+        blueprint.add_url_rule(rule, f"no {rule}", view.deny, methods=ANY_METHOD)
+    add_routes(blueprint, view, INFERENCE)
     return blueprint
 
 
@@ -84,10 +81,10 @@ class _InferenceView:
     def deny(self, _: str) -> Response:
         raise not_found()
 
-    def predict_workflow(self, workflow_name: str) -> Response:
-        raise WorkflowNotFound(f"Workflow not found: {workflow_name}")
+    def predict_workflow(self, tail: str) -> Response:
+        raise WorkflowNotFound(f"Workflow not found: {tail}")
 
-    def document(self, model_name: str, _: str = "") -> Response:
+    def document(self, model_name: str, tail: str = "") -> Response:
         check_names(model_name)
         existing(self._services.registry.get(model_name), model_name)
         return json_response(model_prediction_document(model_name))

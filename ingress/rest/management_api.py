@@ -19,12 +19,12 @@ from batching.protocol import Reply
 from batching.request_ids import fresh_request_id
 from ingress.models.registrar import Registrar
 from ingress.rest.responses import json_response, status_response, to_response
+from ingress.rest.rules import add_routes
 from ingress.services import Services
 from ingress.torchserve.answers import reply_answer, wrong_method
 from ingress.torchserve.descriptions import describe_node, describe_version, list_page
 from ingress.torchserve.openapi import model_management_document
-
-ALL_VERSIONS = "all"
+from ingress.torchserve.routes import MANAGEMENT
 
 _HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -41,27 +41,7 @@ def management_blueprint(services: Services) -> Blueprint:
     """Register, scale, describe, list, set-default, unregister."""
     blueprint = Blueprint("management", __name__)
     blueprint.before_request(partial(_refuse_web_pages, services.settings.cors_allowed_origin))
-    registrar = Registrar(services)
-    view = _ManagementView(services, registrar)
-    one, versioned = "/models/<model_name>", "/models/<model_name>/<model_version>"
-    rules = (
-        ("/models", "GET", view.list_models),
-        ("/models", "POST", view.register),
-        (one, "GET", view.describe),
-        (one, "PUT", view.scale),
-        (one, "DELETE", view.unregister),
-        (one, "OPTIONS", view.document),
-        (versioned, "GET", view.describe),
-        (versioned, "PUT", view.scale),
-        (versioned, "DELETE", view.unregister),
-        (f"{versioned}/set-default", "PUT", view.set_default),
-        ("/v1/models/<model_name>", "GET", view.kserve_ready),
-        ("/downloads", "GET", view.list_downloads),
-        ("/nodes", "GET", view.list_nodes),
-    )
-    for rule, method, handler in rules:
-        endpoint = f"{method} {rule}".replace(".", " ")
-        blueprint.add_url_rule(rule, endpoint, handler, methods=[method])
+    add_routes(blueprint, _ManagementView(services, Registrar(services)), MANAGEMENT)
     return blueprint
 
 
@@ -92,8 +72,6 @@ class _ManagementView:
     def describe(self, model_name: str, model_version: str | None = None) -> Response:
         check_names(model_name, model_version)
         entry = existing(self._registry.get(model_name), model_name)
-        if model_version == ALL_VERSIONS:
-            return json_response(self._describe(entry.versions.values(), entry))
         spec = pick_version(entry, model_name, model_version)
         [document] = self._describe([spec], entry)
         if bool_parameter(request.args, "customized", default=False):
@@ -102,6 +80,11 @@ class _ManagementView:
                 return to_response(reply_answer(reply, fresh_request_id()))
             document["customizedMetadata"] = _metadata(reply)
         return json_response([document])
+
+    def describe_all(self, model_name: str) -> Response:
+        check_names(model_name)
+        entry = existing(self._registry.get(model_name), model_name)
+        return json_response(self._describe(entry.versions.values(), entry))
 
     def list_models(self) -> Response:
         entries = self._registry.snapshot()

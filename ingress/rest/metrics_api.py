@@ -11,17 +11,27 @@ from ingress.metrics.ingress_metrics import Metrics
 from ingress.metrics.metrics_text import CONTENT_TYPE, write_text
 from ingress.metrics.torchserve_metrics import LEGACY
 from ingress.rest.responses import to_response
+from ingress.rest.rules import add_routes
 from ingress.services import Services
 from ingress.torchserve.answers import NO_CACHE_HEADERS
+from ingress.torchserve.routes import METRICS
 
 
 def metrics_blueprint(services: Services) -> Blueprint:
-    """GET /metrics, with TorchServe's `name[]` filter."""
+    """Returns the metrics port's routes."""
     blueprint = Blueprint("metrics", __name__)
+    add_routes(blueprint, _MetricsView(services), METRICS)
+    return blueprint
 
-    @blueprint.route("/metrics", methods=["GET"])
-    def metrics() -> Response:
-        families = _visible(services.settings.metrics_mode, services.metrics)
+
+class _MetricsView:
+    """One method per route; HTTP in, HTTP out."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def metrics(self) -> Response:
+        families = _visible(self._services.settings.metrics_mode, self._services.metrics)
         body = write_text(families, request.args.getlist("name[]"))
         headers = [
             ("x-request-id", fresh_request_id()),
@@ -29,8 +39,6 @@ def metrics_blueprint(services: Services) -> Blueprint:
             *NO_CACHE_HEADERS,
         ]
         return to_response(Answer(200, headers, body))
-
-    return blueprint
 
 
 def _visible(mode: str, metrics: Metrics) -> Iterable[Metric]:

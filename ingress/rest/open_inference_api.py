@@ -10,9 +10,11 @@ from batching.errors import ServeError
 from batching.models.spec import ModelSpec
 from batching.request_ids import fresh_request_id
 from ingress.rest.responses import json_response, to_response
+from ingress.rest.rules import add_routes
 from ingress.services import Services
 from ingress.torchserve.answers import error_answer, with_error_key
 from ingress.torchserve.openapi import VERSION
+from ingress.torchserve.routes import OPEN_INFERENCE
 
 _EXTENSIONS = ["kserve", "kubeflow", "binary_tensor_data"]
 _NOT_READY = 503
@@ -21,22 +23,7 @@ _NOT_READY = 503
 def open_inference_blueprint(services: Services) -> Blueprint:
     """Whatever a client asks before it infers."""
     blueprint = Blueprint("open_inference", __name__)
-    view = _OpenInferenceView(services)
-    model = "/v2/models/<model_name>"
-    version = f"{model}/versions/<model_version>"
-    rules = (
-        ("/v2", view.server),
-        ("/v2/health/live", view.live),
-        ("/v2/health/ready", view.ready),
-        (model, view.model),
-        (version, view.model),
-        (f"{model}/ready", view.model_ready),
-        (f"{version}/ready", view.model_ready),
-        ("/v1/models/<model_name>", view.model_ready),
-    )
-    for rule, handler in rules:
-        endpoint = rule.replace(".", " ")
-        blueprint.add_url_rule(rule, endpoint, handler, methods=["GET"])
+    add_routes(blueprint, _OpenInferenceView(services), OPEN_INFERENCE)
     blueprint.register_error_handler(ServeError, _answer)
     return blueprint
 

@@ -11,9 +11,6 @@ from ingress.http1.exchange import Answer
 from ingress.predictions.streamed_answer import StreamedAnswer
 from ingress.torchserve.answers import json_answer, status_answer
 
-# TorchServe does not look at the method of a prediction, a ping or a renewal of a key.
-ANY_METHOD = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
-
 
 class PlainResponse(Response):
     """A response without a content type of its own invention."""

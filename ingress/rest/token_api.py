@@ -1,4 +1,4 @@
-"""`/token` on the management port: a new key for whoever has the API key.
+"""`/token` on the management port gives a new key to a client that has the API key.
 
 Source: TorchServe 0.12 `TokenAuthorization`.
 """
@@ -9,33 +9,41 @@ from flask import Blueprint, Response, request
 
 from batching.errors import InternalError
 from batching.request_ids import fresh_request_id
-from ingress.access.authorizer import TOKEN_PATH, refused_renewal, require_api_key
+from ingress.access.authorizer import refused_renewal, require_api_key
 from ingress.access.key_file import RENEWABLE, KeyFile
 from ingress.http1.exchange import Answer
-from ingress.rest.responses import ANY_METHOD, to_response
+from ingress.rest.responses import to_response
+from ingress.rest.rules import add_routes
 from ingress.torchserve.answers import JSON_CONTENT_TYPE, NO_CACHE_HEADERS
+from ingress.torchserve.routes import TOKEN
 
 log = logging.getLogger(__name__)
 
 
 def token_blueprint(keys: KeyFile) -> Blueprint:
-    """`/token?type=inference` and `/token?type=management`."""
+    """Returns the route that renews the keys in this file."""
     blueprint = Blueprint("token", __name__)
+    add_routes(blueprint, _TokenView(keys), TOKEN)
+    return blueprint
 
-    @blueprint.route(TOKEN_PATH, methods=ANY_METHOD)
-    def renew() -> Response:
-        require_api_key(keys, request.headers.get("Authorization", ""))
+
+class _TokenView:
+    """One method per route; HTTP in, HTTP out."""
+
+    def __init__(self, keys: KeyFile) -> None:
+        self._keys = keys
+
+    def renew(self) -> Response:
+        require_api_key(self._keys, request.headers.get("Authorization", ""))
         kind = request.args.get("type", "")
         scope = next((scope for scope in RENEWABLE if scope == kind), None)
         if scope is None:
             raise refused_renewal()
         try:
-            keys.renew(scope)
+            self._keys.renew(scope)
         except (OSError, ValueError) as error:
             log.exception("renewing a key failed")
             raise InternalError("The key file cannot be written.") from error
         headers = [("x-request-id", fresh_request_id()), JSON_CONTENT_TYPE, *NO_CACHE_HEADERS]
-        # The new key is in the file only, as in TorchServe: whoever asks must be able to read that.
+        # The new key is in the file only, as in TorchServe: a client must be able to read that.
         return to_response(Answer(200, headers, b"\n"))
-
-    return blueprint

@@ -1,19 +1,18 @@
-"""Which paths are predictions, and what they ask for.
+"""Tells predictions from other paths, and what they ask for.
 
 Source: TorchServe 0.12 `InferenceRequestHandler`, `KFV1/V2InferenceRequestHandler`.
 """
 
+import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from ingress.torchserve.routes import OPEN_INFERENCE, PREDICTIONS, QUERY_PREDICTIONS, Asked, Route
+
 
 class Target(NamedTuple):
-    """What a prediction path names.
-
-    `explain` and `url_path` are None where TorchServe adds no such header. `takes_query`: the query
-    string belongs to the row, and may name the model where `model_name` is empty. `is_v2`: a path
-    of the Open Inference Protocol.
-    """
+    """What a prediction's path names and asks for; the last four are those of `Asked`."""
 
     model_name: str
     model_version: str | None
@@ -25,14 +24,6 @@ class Target(NamedTuple):
 
 _MAX_KEPT_CHARS = 256
 
-# Request headers say this to the handler; capitals as Python prints booleans.
-_PREDICT, _EXPLAIN = "False", "True"
-_NATIVE_PREFIXES = (("/predictions/", _PREDICT), ("/explanations/", _EXPLAIN))
-_KSERVE_V1_PREFIX = "/v1/models/"
-_KSERVE_V1_VERBS = {"predict": _PREDICT, "explain": _EXPLAIN}
-_KSERVE_V2_PREFIX = "/v2/models/"
-_KSERVE_V2_VERBS = {"infer": _PREDICT, "explain": _EXPLAIN}
-
 
 def parse_prediction_path(path: str) -> Target | None:
     """Returns the target of a percent-decoded path, or None when it is not a prediction's."""
@@ -41,52 +32,29 @@ def parse_prediction_path(path: str) -> Target | None:
 
 
 def _target(path: str) -> Target | None:
-    for prefix, explain in _NATIVE_PREFIXES:
-        if path.startswith(prefix):
-            return _native_target(path[len(prefix) :].rstrip("/"), explain)
-    if path.startswith(_KSERVE_V1_PREFIX):
-        name, colon, verb = path[len(_KSERVE_V1_PREFIX) :].rstrip("/").rpartition(":")
-        return _kserve_v1_target(name, _KSERVE_V1_VERBS.get(verb) if colon else None)
-    if path.startswith(_KSERVE_V2_PREFIX):
-        return _kserve_v2_target(path[len(_KSERVE_V2_PREFIX) :].rstrip("/").split("/"))
-    return _query_target(path.rstrip("/").split("/")[1:])
+    path = path.rstrip("/")
+    for pattern, asked in _PATTERNS:
+        if found := pattern.fullmatch(path):
+            return None if asked is None else _filled(asked, found.groupdict())
+    return None
+
+
+def _filled(asked: Asked, words: Mapping[str, str]) -> Target:
+    asked = asked._replace(url_path=words.get("tail", asked.url_path))
+    return Target(words.get("model_name", ""), words.get("model_version") or None, *asked)
 
 
 _known_target = lru_cache(maxsize=1024)(_target)
 
 
-def _native_target(rest: str, explain: str) -> Target | None:
-    if not rest:
-        return None
-    name, _, tail = rest.partition("/")
-    version, _, url_path = tail.partition("/")
-    return Target(name, version or None, explain, url_path)
+def _pattern(route: Route) -> re.Pattern[str]:
+    is_native = route.asked is not None and route.asked.url_path is not None
+    # TorchServe splits its own paths at each slash, and then looks for a model without a name.
+    word = "[^/]*" if is_native else "[^/]+"
+    path = route.path.replace("{tail}", "(?P<tail>.+)")
+    return re.compile(re.sub(r"{(\w+)}", rf"(?P<\1>{word})", path), re.DOTALL)
 
 
-def _kserve_v1_target(name: str, explain: str | None) -> Target | None:
-    if explain is None or not name or "/" in name:
-        return None
-    return Target(name, None, explain, None)
-
-
-def _kserve_v2_target(words: list[str]) -> Target | None:
-    # Versions are the protocol's; TorchServe has none here.
-    match words:
-        case [str(name), str(verb)] | [str(name), "versions", _, str(verb)]:
-            version = words[2] if len(words) > 2 else None  # noqa: PLR2004
-            explain = _KSERVE_V2_VERBS.get(verb)
-            if explain is not None and name and version != "":
-                return Target(name, version, explain, None, is_v2=True)
-    return None
-
-
-def _query_target(words: list[str]) -> Target | None:
-    """Returns the paths of SageMaker and of TorchServe's predecessor."""
-    match words:
-        case ["invocations"]:
-            return Target("", None, None, None, takes_query=True)
-        case ["models", str(name), "invoke"] | [str(name), "predict"] if name:
-            return Target(name, None, None, None, takes_query=True)
-        case [str(name), str(version), "predict"] if name and version:
-            return Target(name, version, None, None, takes_query=True)
-    return None
+_PATTERNS = [
+    (_pattern(route), route.asked) for route in (*PREDICTIONS, *OPEN_INFERENCE, *QUERY_PREDICTIONS)
+]

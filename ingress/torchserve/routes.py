@@ -1,0 +1,232 @@
+"""Every route of the server, in one table.
+
+The rules of the Flask applications, the paths of predictions and the OpenAPI documents are made of
+these rows, and docs/torchserve-compatibility.md is held against them. A new route is one row here,
+and one method of that name in its API's file in `ingress/rest/`.
+
+Source: TorchServe 0.12 inference, management and metrics API.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from batching.models.spec import PARAMETERS
+from ingress.role import Role
+from ingress.torchserve import schemas
+from ingress.torchserve.schemas import FLAG, KINDS, NUMBER, TEXT
+
+# TorchServe does not look at the method of a prediction, a ping or a renewal of a key.
+ANY = "any"
+
+LIVE_PATH = "/livez"
+TOKEN_PATH = "/token"  # noqa: S105 - a path
+
+
+class Asked(NamedTuple):
+    """What a prediction's path asks for, beside the model.
+
+    `explain` and `url_path` are request headers for the handler, None where TorchServe adds none.
+    `takes_query`: the query string belongs to the row, and may name the model where the path does
+    not. `is_v2`: a path of the Open Inference Protocol.
+    """
+
+    explain: str | None
+    url_path: str | None = None
+    takes_query: bool = False
+    is_v2: bool = False
+
+
+# Capitals as Python prints booleans.
+_NATIVE, _NATIVE_EXPLAIN = Asked("False", url_path=""), Asked("True", url_path="")
+_V1, _V1_EXPLAIN = Asked("False"), Asked("True")
+_V2, _V2_EXPLAIN = Asked("False", is_v2=True), Asked("True", is_v2=True)
+_QUERY = Asked(None, takes_query=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row of the table.
+
+    Attributes:
+        method: of HTTP, or ANY.
+        path: as OpenAPI writes it. `{tail}` is the rest of the path, slashes included.
+        view: the name of the method that answers.
+        operation: the id in the OpenAPI documents. They leave out a route without one.
+        query: the query's parameters and their schemas.
+        gives: an answer that is no error. A prediction gives what the handler does.
+        codes: the status codes of such answers.
+        asked: what a prediction's route asks for; None for all others.
+        note: a remark for the compatibility page.
+        better: the same, where TorchServe has no such route or a worse one.
+    """
+
+    method: str
+    path: str
+    view: str
+    operation: str = ""
+    query: Mapping[str, Any] = field(default_factory=dict)
+    gives: Mapping[str, Any] = field(default_factory=lambda: schemas.STATUS)
+    codes: tuple[str, ...] = ("200",)
+    asked: Asked | None = None
+    note: str = ""
+    better: str = ""
+
+
+_MODEL = "/models/{model_name}"
+_VERSION = "/models/{model_name}/{model_version}"
+_V1_MODEL = "/v1/models/{model_name}"
+_V2_MODEL = "/v2/models/{model_name}"
+_V2_VERSION = "/v2/models/{model_name}/versions/{model_version}"
+_NOT_THERE = "not in TorchServe"
+_ALWAYS_ON = "on without being asked for"
+_NO_VERSIONS = "TorchServe answers 501 or 404"
+
+EVERYWHERE = (
+    Route("OPTIONS", "/", "describe_api", "apiDescription", gives=schemas.DOCUMENT),
+    Route("GET", "/api-description", "describe_api", "api-description", gives=schemas.DOCUMENT),
+)
+
+# The first row that fits a path decides, here and in the next two tables.
+PREDICTIONS = (
+    Route(ANY, f"{_V1_MODEL}:predict", "predict", "kserveV1Predict", asked=_V1),
+    Route(ANY, f"{_V1_MODEL}:explain", "predict", asked=_V1_EXPLAIN),
+    Route(ANY, f"{_V2_MODEL}/infer", "predict", "kserveV2Infer", asked=_V2),
+    Route(ANY, f"{_V2_MODEL}/explain", "predict", asked=_V2_EXPLAIN),
+    Route(ANY, f"{_V2_VERSION}/infer", "predict", asked=_V2, better=_NO_VERSIONS),
+    Route(ANY, f"{_V2_VERSION}/explain", "predict", asked=_V2_EXPLAIN, better=_NO_VERSIONS),
+    Route(ANY, "/predictions/{model_name}", "predict", "predictions", asked=_NATIVE),
+    Route(
+        ANY,
+        "/predictions/{model_name}/{model_version}",
+        "predict",
+        "versionPredictions",
+        asked=_NATIVE,
+    ),
+    Route(
+        ANY,
+        "/predictions/{model_name}/{model_version}/{tail}",
+        "predict",
+        asked=_NATIVE,
+        note="`url_path` is `tail`",
+    ),
+    Route(ANY, "/explanations/{model_name}", "predict", asked=_NATIVE_EXPLAIN),
+    Route(ANY, "/explanations/{model_name}/{model_version}", "predict", asked=_NATIVE_EXPLAIN),
+    Route(
+        ANY, "/explanations/{model_name}/{model_version}/{tail}", "predict", asked=_NATIVE_EXPLAIN
+    ),
+)
+
+OPEN_INFERENCE = (
+    Route("GET", "/v2", "server", better=_ALWAYS_ON),
+    Route("GET", "/v2/health/live", "live", better=_ALWAYS_ON),
+    Route(
+        "GET",
+        "/v2/health/ready",
+        "ready",
+        better="false until every model has a ready worker, and while startup models are "
+        "registered into an empty registry",
+    ),
+    Route("GET", _V2_MODEL, "model", better=_NOT_THERE),
+    Route("GET", _V2_VERSION, "model", better=_NOT_THERE),
+    Route("GET", f"{_V2_MODEL}/ready", "model_ready", better=_NOT_THERE),
+    Route("GET", f"{_V2_VERSION}/ready", "model_ready", better=_NOT_THERE),
+    Route(
+        "GET",
+        _V1_MODEL,
+        "model_ready",
+        better="KServe asks the inference port; ready if a worker is",
+    ),
+)
+
+QUERY_PREDICTIONS = (
+    Route(ANY, "/invocations", "predict", asked=_QUERY, note="SageMaker"),
+    Route(ANY, f"{_MODEL}/invoke", "predict", asked=_QUERY, note="SageMaker"),
+    Route(ANY, "/{model_name}/predict", "predict", asked=_QUERY),
+    Route(ANY, "/{model_name}/{model_version}/predict", "predict", asked=_QUERY),
+)
+
+INFERENCE = (
+    Route("OPTIONS", "/predictions/{model_name}", "document"),
+    Route("OPTIONS", "/predictions/{model_name}/{tail}", "document"),
+    Route(
+        ANY,
+        "/ping",
+        "ping",
+        "ping",
+        codes=("200", "500"),
+        note="500 while startup models are registered into an empty registry; TorchServe's port is "
+        "closed then",
+    ),
+    Route("OPTIONS", "/ping", "ping"),
+    Route(ANY, LIVE_PATH, "livez", "live", better="the process answers"),
+    Route(
+        "GET",
+        "/readyz",
+        "readyz",
+        "ready",
+        codes=("200", "503"),
+        better="a request would be served now",
+    ),
+    Route(ANY, "/wfpredict/{tail}", "predict_workflow", note="404 `WorkflowNotFoundException`"),
+)
+
+_CUSTOMIZED = {"customized": FLAG}
+_SCALE = {"min_worker": NUMBER, "max_worker": NUMBER, "synchronous": FLAG}
+_SCALED = ("200", "202", "206")
+_REGISTER = {
+    "url": TEXT,
+    "model_name": TEXT,
+    "handler": TEXT,
+    "runtime": TEXT,
+    **{one.rest: KINDS[one.kind] for one in PARAMETERS if one.rest},
+    "synchronous": FLAG,
+}
+
+MANAGEMENT = (
+    Route(
+        "GET",
+        "/models",
+        "list_models",
+        "listModels",
+        {"limit": NUMBER, "next_page_token": TEXT},
+        schemas.MODELS,
+    ),
+    Route("POST", "/models", "register", "registerModel", _REGISTER, codes=_SCALED),
+    Route("GET", _MODEL, "describe", "describeModel", _CUSTOMIZED, schemas.DESCRIPTION),
+    Route("PUT", _MODEL, "scale", "setAutoScale", _SCALE, codes=_SCALED),
+    Route("DELETE", _MODEL, "unregister", "unregisterModel"),
+    Route("OPTIONS", _MODEL, "document"),
+    Route("GET", f"{_MODEL}/all", "describe_all"),
+    Route("GET", _VERSION, "describe", "versionDescribeModel", _CUSTOMIZED, schemas.DESCRIPTION),
+    Route("PUT", _VERSION, "scale", "versionSetAutoScale", _SCALE, codes=_SCALED),
+    Route("DELETE", _VERSION, "unregister", "versionUnregisterModel"),
+    Route("PUT", f"{_VERSION}/set-default", "set_default", "setDefault"),
+    Route("GET", _V1_MODEL, "kserve_ready", better="not ready by a worker that failed"),
+    Route(
+        "GET",
+        "/downloads",
+        "list_downloads",
+        "listDownloads",
+        gives=schemas.DOCUMENTS,
+        better="archives that are being fetched; not in TorchServe",
+    ),
+    Route(
+        "GET",
+        "/nodes",
+        "list_nodes",
+        "listNodes",
+        gives=schemas.DOCUMENTS,
+        better="those that run, with and without workers; not in TorchServe",
+    ),
+)
+
+TOKEN = (Route(ANY, TOKEN_PATH, "renew", better="keys of 256 bits; only with tokens on"),)
+
+METRICS = (Route("GET", "/metrics", "metrics", "metrics", {"name[]": TEXT}, schemas.METRICS),)
+
+ROUTES: Mapping[Role, tuple[Route, ...]] = {
+    Role.INFERENCE: (*PREDICTIONS, *OPEN_INFERENCE, *QUERY_PREDICTIONS, *INFERENCE),
+    Role.MANAGEMENT: (*MANAGEMENT, *TOKEN),
+    Role.METRICS: METRICS,
+}
