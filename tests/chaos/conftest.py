@@ -25,7 +25,7 @@ def chaos_redis() -> Iterator[EmbeddedRedis]:
 def whole_rig(
     chaos_redis: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Rig]:
-    rig = Rig(tmp_path_factory.mktemp("rig"), chaos_redis.url)
+    rig = Rig(tmp_path_factory.mktemp("rig"), chaos_redis.url, server=chaos_redis)
     yield rig
     rig.close()
 

@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -29,6 +29,7 @@ class Sent:
     answer: str = ""
     left_at: float | None = None
     fault: str = ""
+    hang_up: Callable[[], None] = lambda: None
 
     @property
     def seconds(self) -> float:
@@ -78,6 +79,12 @@ class Crowd:
         self.wait()
         return batch
 
+    def leave(self, batch: list[Sent]) -> None:
+        """Closes these clients' connections without waiting for an answer."""
+        for sent in batch:
+            sent.left_at = time.monotonic()
+            self._loop.call_soon_threadsafe(sent.hang_up)
+
     def wait(self, timeout_s: float = PATIENCE_S + 5) -> list[Sent]:
         """Every client has its answer, has left, or has given up; the log so far."""
         pending, self._pending = self._pending, []
@@ -118,24 +125,23 @@ class Crowd:
         sent: Sent,
         *,
         timeout_ms: int | None = None,
-        leave_after_s: float | None = None,
         padding: int = 0,
     ) -> Sent:
         writer: asyncio.StreamWriter | None = None
         sent.sent_at = time.monotonic()
         try:
-            async with asyncio.timeout(leave_after_s or PATIENCE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 reader, writer = await asyncio.open_connection(self.host, self.port)
+                sent.hang_up = writer.transport.abort
                 writer.write(_request(model, sent.body.encode().ljust(padding), timeout_ms))
+                if sent.left_at:  # before its connection was made
+                    sent.hang_up()
                 await _read_answer(reader, sent)
                 sent.answered_at = time.monotonic()
         except TimeoutError:
-            if leave_after_s:
-                sent.left_at = time.monotonic()
-            else:
-                sent.fault = "no answer"
+            sent.fault = "no answer"
         except (OSError, asyncio.IncompleteReadError) as error:
-            sent.fault = type(error).__name__
+            sent.fault = "" if sent.left_at else type(error).__name__
         finally:
             if writer is not None:
                 writer.transport.abort()

@@ -15,14 +15,14 @@ import requests
 
 from batching.models.spec import VersionKey
 from batching.store.keys import VersionKeys
+from ferry.process_tree.embedded_redis import EmbeddedRedis
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd
-from tests.e2e.archives import Call, Ledger, make_archive
+from tests.e2e.archives import HANDLER, Call, Ledger, make_archive
 from tests.e2e.ferry_process import FerryProcess, FerryServer
 from tests.ports import free_ports
 from tests.support import came_true, eventually
 
-HANDLER = Path(__file__).with_name("handler_under_fire.py")
 READY_S = 20.0
 FRESH_BEAT_MS = 1000
 QUIET_S = 20.0
@@ -32,8 +32,15 @@ class Rig(FerryServer):
     """An ingress and its nodes as processes of their own, on a Redis that the test owns."""
 
     def __init__(
-        self, folder: Path, redis_url: str, *, direct_url: str = "", host: str = "127.0.0.1"
+        self,
+        folder: Path,
+        redis_url: str,
+        *,
+        direct_url: str = "",
+        host: str = "127.0.0.1",
+        server: EmbeddedRedis | None = None,
     ) -> None:
+        self.server = server
         self.folder = folder
         self.store = folder / "store"
         self.store.mkdir(parents=True)
@@ -86,20 +93,26 @@ class Rig(FerryServer):
         node.kill()
 
     def restore(self) -> None:
-        """Brings back one ingress and one node, whatever a test has stopped or broken."""
+        """Brings back Redis, one ingress and one node, whatever a test has stopped or broken."""
+        if self.server is not None and not self.server.answers():
+            self.server.start()
         for part in (self.process, *self.nodes):
             part.wake()
-        if self.process.has_ended() or not self._answers():
+        if self.process.has_ended() or self._drains(self.process) or not self._answers():
             self.process.kill()
             self.start_ingress()
         for node in self.nodes[1:]:
             if not node.has_ended():
                 node.stop(signal.SIGTERM)
             self.remove_node(node)
-        if self.nodes and not self._beats():
+        if self.nodes and (self._drains(self.nodes[0]) or not self._beats()):
             self.remove_node(self.nodes[0])
         if not self.nodes:
             self.add_node()
+
+    def _drains(self, part: FerryProcess) -> bool:
+        """Returns whether the part was told to stop, and may end at any moment."""
+        return "draining" in part.log()
 
     def _beats(self) -> bool:
         """Returns whether the node runs and has beaten within the last second, or does so soon."""
@@ -152,7 +165,7 @@ class Rig(FerryServer):
         files: Mapping[str, str] | None = None,
         config: str = "",
     ) -> tuple[str, Ledger]:
-        """An archive of the handler under fire in the model store, and its ledger."""
+        """An archive of the scripted handler in the model store, and its ledger."""
         ledger = Ledger(self.store / f"{name}.ledger")
         ledger.clear()
         content = {
@@ -176,7 +189,7 @@ class Rig(FerryServer):
         workers: int = 1,
         **parameters: Any,
     ) -> Iterator["Served"]:
-        """The handler under fire, with `workers` per node that are ready."""
+        """The scripted handler, with `workers` per node that are ready."""
         archive, ledger = self.archive(name, pace_s, queue_size, files, config)
         query = {"batch_size": 1, "max_batch_delay": 5, "initial_workers": workers, **parameters}
         try:
@@ -188,7 +201,7 @@ class Rig(FerryServer):
 
 
 class Served:
-    """One model under fire, its ledger and its keys."""
+    """One served model, its ledger and its keys."""
 
     def __init__(self, rig: Rig, name: str, ledger: Ledger) -> None:
         self.rig = rig
@@ -199,9 +212,8 @@ class Served:
     def calls(self) -> list[Call]:
         return self.ledger.calls()
 
-    def let_go(self) -> None:
-        """Lets bodies that begin with `hold` end as soon as their worker has been told to stop."""
-        self.ledger.path.with_suffix(".gate").touch()
+    def let_go(self, pid: int | None = None) -> None:
+        self.ledger.let_go(pid)
 
     def bodies(self) -> list[str]:
         """Every body that was run, in order, as often as it was."""

@@ -51,7 +51,7 @@ def test_f15_f17_requests_survive_a_redis_that_lost_everything(
     name = f"f15-{loss}"
     with rig.serve(name, pace_s=0.05, batch_size=4, max_batch_delay=10) as model:
         # Given thirty requests of which some are done, some at work, and the rest wait
-        bodies = [f"in flight {number}" for number in range(30)]
+        bodies = [f"{'hold|' * (number == 8)}in flight {number}" for number in range(30)]
         sent = crowd.send(name, bodies, timeout_ms=10_000)
         model.wait_calls(3)
 
@@ -64,6 +64,7 @@ def test_f15_f17_requests_survive_a_redis_that_lost_everything(
             for_seconds(2.0)
             chaos_redis.launch()
             lost_at = time.monotonic()
+        model.let_go()
         crowd.wait()
 
         # Then all of them are answered, and so is who comes now
@@ -88,11 +89,12 @@ def test_f16_outage_is_told_and_ends_by_itself(
     with rig.serve("f16", pace_s=0.02, batch_size=4) as model:
         # Given requests in flight
         timeout_ms = int(deadline_s * 1000)
-        early = crowd.send("f16", [f"sleep 0.1|{n}" for n in range(40)], timeout_ms=timeout_ms)
-        model.wait_calls(2)
+        early = crowd.send("f16", [f"hold|{n}" for n in range(40)], timeout_ms=timeout_ms)
+        eventually(lambda: model.counters().get("accepted", 0) == len(early))
 
         # When Redis is away for longer than they may take
         os.kill(chaos_redis.pid, signal.SIGKILL)
+        model.let_go()
         for_seconds(0.5)
         late = crowd.send("f16", [f"late {n}" for n in range(20)], timeout_ms=timeout_ms)
         for_seconds(outage_s - 0.5)
@@ -142,8 +144,8 @@ def test_f19_redis_that_stands_still_makes_nobody_dead(
     name = "f19-pause" if how == "CLIENT PAUSE" else "f19-stop"
     with rig.serve(name, pace_s=0.01, batch_size=4) as model, crowd.flow(name, 30, "r"):
         # Given a load, and a request at work all the while
-        [long_one] = crowd.send(name, ["sleep 1|at work"])
-        eventually(lambda: "sleep 1|at work" in model.bodies(), 5)
+        [long_one] = crowd.send(name, ["hold|at work"])
+        eventually(lambda: "hold|at work" in model.bodies(), 5)
 
         # When Redis answers nobody for two seconds
         if how == "CLIENT PAUSE":
@@ -153,12 +155,13 @@ def test_f19_redis_that_stands_still_makes_nobody_dead(
             os.kill(chaos_redis.pid, signal.SIGSTOP)
             for_seconds(2.0)
             os.kill(chaos_redis.pid, signal.SIGCONT)
+        model.let_go()
         for_seconds(1.0)
 
     # Then all were answered, and no living worker's requests were taken away
     log = crowd.wait()
     assert long_one.status == 200
-    assert model.bodies().count("sleep 1|at work") == 1
+    assert model.bodies().count("hold|at work") == 1
     told = {status for status in checker.statuses(log) if not status.startswith("200")}
     record_promise(
         "F19", f"{how} 2 s", "all answered, 0 false reaps", f"{checker.statuses(log)}, 0 reaped"
@@ -203,10 +206,11 @@ def test_f23_full_memory_stops_admission_only(rig: Rig, crowd: Crowd, record_pro
             assert again.status == 200
 
             # When memory stays full for longer than a silent worker may live
-            [held] = crowd.send("f23", ["sleep 0.5|held"])
-            eventually(lambda: "sleep 0.5|held" in model.bodies(), 5)
+            [held] = crowd.send("f23", ["hold|held"])
+            eventually(lambda: "hold|held" in model.bodies(), 5)
             workers = model.pids()
             rig.redis.config_set("maxmemory", 1_000_000)
+            model.let_go()
             for_seconds(10.0 if is_long() else 4.0)
             [over] = crowd.ask("f23", ["over"])
 
@@ -227,12 +231,13 @@ def test_f23_node_that_starts_while_memory_is_full_serves_what_waits(
 ) -> None:
     with rig.serve("f23n") as model:
         # Given requests that wait, and memory that is full
-        sent = crowd.send("f23n", [f"sleep 0.1|{number}" for number in range(10)])
+        sent = crowd.send("f23n", [f"hold|{number}" for number in range(10)])
         eventually(lambda: model.counters().get("accepted", 0) == len(sent))
         rig.redis.config_set("maxmemory", 1_000_000)
         try:
             # When the only node is replaced
             rig.remove_node(rig.nodes[0])
+            model.let_go()
             rig.add_node()
             crowd.wait()
         finally:

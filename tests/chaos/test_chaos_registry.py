@@ -57,7 +57,7 @@ def test_request_waits_for_the_next_worker_when_its_version_is_scaled_to_none_an
 ) -> None:
     with rig.serve("witness") as witness, rig.serve("bounced") as model:
         # Given a busy worker, which the node has told to leave
-        busy = crowd.send("bounced", ["sleep 2|busy"])
+        busy = crowd.send("bounced", ["hold stop|busy"])
         model.wait_calls(1)
         for name in ("bounced", "witness"):
             rig.manage("PUT", f"models/{name}", min_worker=0)
@@ -66,6 +66,8 @@ def test_request_waits_for_the_next_worker_when_its_version_is_scaled_to_none_an
         # When it is wanted again, and requests come
         rig.manage("PUT", "models/bounced", min_worker=1)
         waiting = crowd.send("bounced", ["one", "two"])
+        eventually(lambda: model.waiting() == 2, 5)
+        model.let_go()
         crowd.wait()
 
         # Then its successor answers them
@@ -78,7 +80,7 @@ def test_unregistered_version_keeps_nobody_waiting_when_a_node_dies(rig: Rig, cr
     with rig.serve("orphan") as model:
         # Given a worker of each of two nodes at its last batch, and requests behind them
         model.wait_staffed(2)
-        busy = crowd.send("orphan", [f"sleep 2|{number}" for number in range(2)])
+        busy = crowd.send("orphan", [f"hold stop|{number}" for number in range(2)])
         calls = model.wait_calls(2)
         waiting = crowd.send("orphan", ["one", "two"])
         eventually(lambda: model.waiting() == 2, 5)
@@ -88,6 +90,7 @@ def test_unregistered_version_keeps_nobody_waiting_when_a_node_dies(rig: Rig, cr
         Registry(rig.redis).remove(VersionKey("orphan", "1.0"))
         rig.remove_node(victim)
         killed_at = time.monotonic()
+        model.let_go()
         crowd.wait()
 
         # Then all but what the other node finished is refused, as soon as the dead one is missed
@@ -104,7 +107,7 @@ def test_unregistered_version_keeps_nobody_waiting_when_the_last_node_dies(
 ) -> None:
     with rig.serve("alone") as model:
         # Given the only worker at its last batch, and a request behind it
-        busy = crowd.send("alone", ["sleep 2|busy"])
+        busy = crowd.send("alone", ["hold stop|busy"])
         model.wait_calls(1)
         waiting = crowd.send("alone", ["one"])
         eventually(lambda: model.waiting() == 1, 5)
@@ -126,7 +129,7 @@ def test_node_that_is_stopped_refuses_what_waits_for_an_unregistered_version(
 ) -> None:
     with rig.serve("last") as model:
         # Given a busy worker, a request behind it, and a version that was unregistered
-        busy = crowd.send("last", ["hold|busy"])
+        busy = crowd.send("last", ["hold stop|busy"])
         model.wait_calls(1)
         waiting = crowd.send("last", ["one"])
         eventually(lambda: model.waiting() == 1, 5)
@@ -148,7 +151,7 @@ def test_model_whose_record_cannot_be_read_is_unregistered_and_leaves_nothing(
 ) -> None:
     with rig.serve("spoilt") as model:
         # Given a busy worker, a request behind it, and a record that the node finds unreadable
-        busy = crowd.send("spoilt", ["sleep 2|busy"])
+        busy = crowd.send("spoilt", ["hold stop|busy"])
         model.wait_calls(1)
         waiting = crowd.send("spoilt", ["one"])
         eventually(lambda: model.waiting() == 1, 5)
@@ -157,6 +160,7 @@ def test_model_whose_record_cannot_be_read_is_unregistered_and_leaves_nothing(
         rig.nodes[0].wait_for_line("unreadable record model=spoilt")
 
         # When
+        model.let_go()
         answer = rig.manage("DELETE", "models/spoilt")
         crowd.wait()
 

@@ -28,6 +28,16 @@ def kill_ingress(rig: Rig) -> None:
     rig.process.kill()
 
 
+def kill_redis(rig: Rig) -> None:
+    assert rig.server is not None
+    os.kill(rig.server.pid, signal.SIGKILL)
+
+
+def freeze_redis(rig: Rig) -> None:
+    assert rig.server is not None
+    os.kill(rig.server.pid, signal.SIGSTOP)
+
+
 def leave_node_and_model(rig: Rig) -> None:
     rig.add_node()
     archive, _ = rig.archive("left_over")
@@ -35,7 +45,16 @@ def leave_node_and_model(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    "hurt", [stop_node, kill_node, freeze_node, kill_ingress, leave_node_and_model]
+    "hurt",
+    [
+        stop_node,
+        kill_node,
+        freeze_node,
+        kill_ingress,
+        kill_redis,
+        freeze_redis,
+        leave_node_and_model,
+    ],
 )
 def test_rig_is_whole_again_after_a_test_that_hurt_it(
     rig: Rig, hurt: Callable[[Rig], None]

@@ -56,11 +56,12 @@ def test_f30_nodes_can_be_replaced_under_load(rig: Rig, crowd: Crowd, record_pro
 def test_f31_ingress_answers_all_it_accepted(rig: Rig, crowd: Crowd, record_promise) -> None:
     with rig.serve("f31", batch_size=4) as model:
         # Given requests at work and in the queue
-        sent = crowd.send("f31", [f"sleep 0.1|{number}" for number in range(20)])
+        sent = crowd.send("f31", [f"hold|{number}" for number in range(20)])
         eventually(lambda: model.counters().get("accepted", 0) == 20, 5)
 
         # When the ingress is told to stop
-        stopped = rig.process.stop(signal.SIGTERM)
+        ingress = rig.process
+        stopped = ingress.stop_by(lambda: (os.kill(ingress.pid, signal.SIGTERM), model.let_go()))
         crowd.wait()
 
         # Then each has its answer, and the process ends cleanly and in time
@@ -127,10 +128,9 @@ def test_f32_second_signal_gives_back_at_once(rig: Rig, crowd: Crowd, record_pro
     with rig.serve("f32", batch_size=2, max_batch_delay=TIME_TO_FILL_MS) as model:
         model.wait_staffed(2)
         # Given a node whose worker is at a batch, and that was told to stop
-        sent = crowd.send("f32", ["sign 2|a", "sign 2|b"])
+        sent = crowd.send("f32", ["hold|a", "hold|b"])
         [call] = model.wait_calls(1)
         node = model.node_of(call.pid)
-        for_seconds(0.1)
         os.kill(node.pid, signal.SIGTERM)
         node.wait_for_line("draining")
         for_seconds(ONE_WISH_S)
@@ -139,6 +139,7 @@ def test_f32_second_signal_gives_back_at_once(rig: Rig, crowd: Crowd, record_pro
         told_at = time.monotonic()
         stopped = node.stop(signal.SIGTERM)
         rig.remove_node(node)
+        model.let_go()
 
         # Then it is gone, and the other node does its work at once
         again_s = model.wait_calls(2)[1].started_at - told_at

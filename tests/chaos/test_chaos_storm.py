@@ -112,7 +112,7 @@ class Faults:
         self._rig.redis.script_flush()
 
     def _leave(self) -> None:
-        self._crowd.send("f41", [f"left {time.monotonic()}"], leave_after_s=0.001)
+        self._crowd.leave(self._crowd.send("f41", [f"left {time.monotonic()}"]))
 
 
 def growth(

@@ -26,14 +26,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 def test_f01_killed_child_costs_its_batch_only_time(rig: Rig, crowd: Crowd, record_promise) -> None:
     with rig.serve("f01", batch_size=8, max_batch_delay=TIME_TO_FILL_MS, workers=2) as model:
-        # Given a batch of eight that a worker is at for half a second
-        sent = crowd.send("f01", ["sleep 0.5|0", *(str(number) for number in range(1, 8))])
+        # Given a batch of eight that a worker is at
+        sent = crowd.send("f01", ["hold|0", *(str(number) for number in range(1, 8))])
         [call] = model.wait_calls(1)
         assert len(call.bodies) == 8
 
         # When that worker is killed
         kill(call.pid)
         killed_at = time.monotonic()
+        model.let_go()
         crowd.wait()
 
         # Then everything runs again at once, alone and elsewhere, and is answered
@@ -58,13 +59,14 @@ def test_f02_killed_node_costs_its_batch_only_time(rig: Rig, crowd: Crowd, recor
     with rig.serve("f02", batch_size=8, max_batch_delay=TIME_TO_FILL_MS) as model:
         # Given a batch of eight on one of two nodes
         model.wait_staffed(2)
-        sent = crowd.send("f02", ["sleep 2|0", *(str(number) for number in range(1, 8))])
+        sent = crowd.send("f02", ["hold|0", *(str(number) for number in range(1, 8))])
         [call] = model.wait_calls(1)
 
         # When the node and its worker are killed
         victim = model.node_of(call.pid)
         rig.remove_node(victim)
         killed_at = time.monotonic()
+        model.let_go()
         crowd.wait()
 
         # Then the other one runs everything again
@@ -168,9 +170,10 @@ def test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served(
 def test_f07_worker_that_stands_still_is_ended_after_its_time(rig: Rig, crowd: Crowd) -> None:
     with rig.serve("f07b", response_timeout=2) as model:
         # Given a worker that is stopped in the middle of a batch
-        [sent] = crowd.send("f07b", ["sleep 1.5|stopped"])
+        [sent] = crowd.send("f07b", ["hold|stopped"])
         [call] = model.wait_calls(1)
         os.kill(call.pid, signal.SIGSTOP)
+        model.let_go()
 
         # When its time is over
         crowd.wait()
@@ -190,7 +193,7 @@ def test_f08_frozen_worker_that_wakes_up_cannot_answer_any_more(
         model.wait_staffed(2)
 
         # Given a request that a worker is at
-        [sent] = crowd.send("f08", ["sign 1.5|who am I"])
+        [sent] = crowd.send("f08", ["hold|who am I"])
         [first] = model.wait_calls(1)
         frozen = model.node_of(first.pid)
 
@@ -198,9 +201,11 @@ def test_f08_frozen_worker_that_wakes_up_cannot_answer_any_more(
         for pid in (frozen.pid, first.pid):
             os.kill(pid, signal.SIGSTOP)
         [_, second] = model.wait_calls(2)
+        model.let_go(first.pid)
         for pid in (frozen.pid, first.pid):
             os.kill(pid, signal.SIGCONT)
         eventually(lambda: model.counters().get("stale", 0) >= 1, 5)
+        model.let_go()
         crowd.wait()
 
         # Then the answer is that of the second, once
@@ -211,7 +216,7 @@ def test_f08_frozen_worker_that_wakes_up_cannot_answer_any_more(
             f"{model.counters()['replied']} reply, stale {model.counters()['stale']}",
         )
         assert second.pid != first.pid
-        assert sent.answer == f"sign 1.5|who am I by {second.pid}"
+        assert sent.answer == f"hold|who am I by {second.pid}"
         assert model.counters()["replied"] == 1
         model.check(crowd)
 
@@ -259,11 +264,12 @@ def test_f14_requests_wait_for_the_successor_of_the_last_worker(
     with rig.serve("f14", pace_s=0.01, batch_size=4) as model:
         # Given a worker that has proven itself and fifty requests
         crowd.ask("f14", ["first"])
-        sent = crowd.send("f14", [f"sleep 0.02|{number}" for number in range(50)])
-        model.wait_calls(3)
+        sent = crowd.send("f14", [f"hold|{number}" for number in range(50)])
+        eventually(lambda: model.counters()["accepted"] == 51, 5)
 
         # When the last worker dies
-        kill(model.calls()[-1].pid)
+        kill(model.wait_calls(2)[-1].pid)
+        model.let_go()
 
         # Then its successor answers everything
         crowd.wait()
@@ -281,7 +287,7 @@ def test_f14_requests_are_told_at_their_deadline_when_nobody_comes(
 ) -> None:
     with rig.serve("f14b", batch_size=1) as model:
         # Given a request at work and fifty behind it, with two seconds each
-        crowd.send("f14b", ["sleep 10|first"], timeout_ms=2000)
+        crowd.send("f14b", ["hold|first"], timeout_ms=2000)
         model.wait_calls(1)
         sent = crowd.send("f14b", [f"r{number}" for number in range(50)], timeout_ms=2000)
         eventually(lambda: model.waiting() == 50, 5)
@@ -300,7 +306,7 @@ def test_f14_requests_are_told_at_their_deadline_when_nobody_comes(
         )
         assert {one.status for one in sent} == {504}
         assert_within(late_s, DEADLINE_SLACK_S)
-        assert model.bodies() == ["sleep 10|first"]
+        assert model.bodies() == ["hold|first"]
         rig.restore()
         model.wait_staffed()
         model.check(crowd)

@@ -33,6 +33,13 @@ class Ledger:
 
     def clear(self) -> None:
         self.path.write_text("")
+        for gate in self.path.parent.glob(f"{self.path.name}.*go"):
+            gate.unlink()
+
+    def let_go(self, pid: int | None = None) -> None:
+        """Lets `hold` end in all workers, or in this one."""
+        name = f"{self.path}.go" if pid is None else f"{self.path}.{pid}.go"
+        Path(name).touch()
 
     def executions(self, body: str) -> int:
         """How many calls had this body in them."""
