@@ -42,7 +42,7 @@ INGRESSES = ("ingress-a", "ingress-b")
 MOSTLY_A = st.sampled_from(["ingress-a", "ingress-a", "ingress-a", "ingress-b"])
 MAX_QUEUE = 10
 MAX_ATTEMPTS = 2
-EXAMPLES, STEPS = (600, 40) if is_long() else (150, 40)
+EXAMPLES, STEPS = (600, 40) if is_long() else (60, 40)
 
 Held = tuple[str, str, int]  # worker, request id, attempt
 
