@@ -16,16 +16,16 @@ from tests.topology.whole_suite import IS_ON_CLUSTER, ON_ONE_SERVER
 hypothesis.settings.register_profile("ferry", deadline=None)
 hypothesis.settings.load_profile("ferry")
 
-# Whole servers, hosts whose links are cut, failovers.
-ALONE = {"compose", "e2e", "network", "topology"}
+# Servers in parts that are killed, hosts whose links are cut, failovers, containers.
+ALONE = {"compose", "network", "topology"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Marks tests that run alone, and long ones; on a cluster, skips tests of one server."""
     for item in items:
-        is_whole_server = item.path.parent.name in ALONE or "rig" in item.fixturenames
-        if is_whole_server or has_bars(item.function):
+        is_under_fire = item.path.parent.name in ALONE or "rig" in item.fixturenames
+        if is_under_fire or has_bars(item.function):
             item.add_marker(pytest.mark.alone)
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if is_long(item.path, parameters):

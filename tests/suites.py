@@ -30,6 +30,8 @@ LONG_FILES = frozenset(
         "test_bench.py",
         "test_control_queue.py",
         "test_digits_example.py",
+        "test_installer.py",
+        "test_openapi_fuzz.py",
         "test_weights.py",
     }
 )

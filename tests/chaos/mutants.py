@@ -351,6 +351,7 @@ def run_tests(tree: Path, tests: list[str]) -> int:
         "PYTHONPATH": str(tree),
         "PYTHONDONTWRITEBYTECODE": "1",
         "CHAOS_PATIENCE_S": str(PATIENCE_S),
+        "CHAOS_SHRINK": "0",
     }
     options = ["-q", "-x", "--reruns", "0", "-p", "no:cacheprovider"]
     words = [sys.executable, "-m", "pytest", *options, *tests]

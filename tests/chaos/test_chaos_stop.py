@@ -128,7 +128,7 @@ def test_f32_second_signal_gives_back_at_once(rig: Rig, crowd: Crowd, record_pro
     with rig.serve("f32", batch_size=2, max_batch_delay=TIME_TO_FILL_MS) as model:
         model.wait_staffed(2)
         # Given a node whose worker is at a batch, and that was told to stop
-        sent = crowd.send("f32", ["hold|a", "hold|b"])
+        sent = crowd.send("f32", ["sign|a", "sign|b"])
         [call] = model.wait_calls(1)
         node = model.node_of(call.pid)
         os.kill(node.pid, signal.SIGTERM)

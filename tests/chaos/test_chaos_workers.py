@@ -193,7 +193,7 @@ def test_f08_frozen_worker_that_wakes_up_cannot_answer_any_more(
         model.wait_staffed(2)
 
         # Given a request that a worker is at
-        [sent] = crowd.send("f08", ["hold|who am I"])
+        [sent] = crowd.send("f08", ["sign|who am I"])
         [first] = model.wait_calls(1)
         frozen = model.node_of(first.pid)
 
@@ -216,7 +216,7 @@ def test_f08_frozen_worker_that_wakes_up_cannot_answer_any_more(
             f"{model.counters()['replied']} reply, stale {model.counters()['stale']}",
         )
         assert second.pid != first.pid
-        assert sent.answer == f"hold|who am I by {second.pid}"
+        assert sent.answer == f"sign|who am I by {second.pid}"
         assert model.counters()["replied"] == 1
         model.check(crowd)
 

@@ -74,7 +74,7 @@ def nap(bodies, seconds):
 
 
 def hold(bodies, until=""):
-    """Ends once the test has let all workers go on, or this one; answers who it was.
+    """Ends once the test has let all workers go on, or this one.
 
     `hold stop` also waits until this worker has been told to stop: it is its last batch.
     """
@@ -83,9 +83,13 @@ def hold(bodies, until=""):
     while time.monotonic() < end:
         is_told = not until or signal.getsignal(signal.SIGTERM).__self__._should_stop
         if is_told and any(gate.exists() for gate in gates):
-            return [f"{body} by {os.getpid()}" if "|" in body else body for body in bodies]
+            return bodies
         time.sleep(0.01)
     raise TimeoutError("the test did not let this worker go on, or no one told it to stop")
+
+
+def sign(bodies):
+    return [f"{body} by {os.getpid()}" for body in hold(bodies)]
 
 
 def fail(_bodies, kind):
@@ -116,6 +120,7 @@ def hog(bodies):
 ACTIONS = {
     "sleep": nap,
     "hold": hold,
+    "sign": sign,
     "raise": fail,
     "refuse": refuse,
     "pools": use_pools,

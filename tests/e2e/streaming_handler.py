@@ -60,6 +60,11 @@ def send_forever(value, bodies, context):
         raise
 
 
+def hold(_value, _bodies, _context):
+    while not Path(f"{LEDGER}.go").exists():
+        time.sleep(0.005)
+
+
 def set_status(value, bodies, context):
     context.set_all_response_status(int(value), "")
 
@@ -75,6 +80,7 @@ STEPS = {
     "many": send_many,
     "forever": send_forever,
     "status": set_status,
+    "hold": hold,
     "sleep": lambda value, _bodies, _context: time.sleep(float(value)),
     "die": lambda _value, _bodies, _context: os._exit(9),
     "fail": fail,

@@ -14,6 +14,7 @@ from tests.e2e.archives import Ledger
 from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import FerryServer
 from tests.stalls import Stalls
+from tests.support import eventually
 from tests.timing import TooSlow, assert_within
 
 BATCH_SIZE = 8
@@ -177,12 +178,14 @@ def test_batch_keeps_arrival_order_and_is_never_larger_than_allowed(
         Clients(server.inference, 7) as clients,
     ):
         # When seven requests come one after the other while the first batch is busy
-        bodies = ["sleep 0.1|0", *(f"{number}" for number in range(1, 7))]
-        exchange = clients.ask(f"/predictions/{model}", bodies, spacing_s=0.004)
+        bodies = ["hold|0", *(f"{number}" for number in range(1, 7))]
+        sent_at = clients.send(f"/predictions/{model}", bodies, spacing_s=0.004)
+        assert_within(sent_at[2] - sent_at[0], 0.02)
+        eventually(lambda: server.describe(model)["jobQueueStatus"]["pendingRequests"] == 4)
+        ledger.let_go()
 
-    # Then they run in their order in batches of three, three and one
-    assert exchange.bodies == bodies
-    assert_within(exchange.sent_at[2] - exchange.sent_at[0], 0.02)
+        # Then they run in their order in batches of three, three and one
+        assert [answer.body.decode() for answer in clients.receive(7)] == bodies
     assert [call.bodies for call in ledger.calls()] == [bodies[:3], bodies[3:6], bodies[6:]]
 
 

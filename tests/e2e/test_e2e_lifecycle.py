@@ -28,8 +28,10 @@ def test_scaling_up_and_down_to_none_changes_who_answers(
         pids = server.worker_pids("elastic")
         assert len(pids) == 3
         with Clients(server.inference, 3) as clients:
-            exchange = clients.ask("/predictions/elastic", ["sleep 0.5|"] * 3)
-        assert exchange.statuses == [200] * 3
+            clients.send("/predictions/elastic", ["hold|"] * 3)
+            eventually(lambda: len(ledger.calls()) == 3)
+            ledger.let_go()
+            assert [answer.status for answer in clients.receive(3)] == [200] * 3
         assert {call.pid for call in ledger.calls()} == set(pids)
 
         # When it is scaled down without waiting
@@ -57,18 +59,21 @@ def test_scaling_up_and_down_to_none_changes_who_answers(
 
 
 @pytest.mark.slow
-def test_scaling_to_none_answers_what_waits(server: FerryServer, scripted: str) -> None:
+def test_scaling_to_none_answers_what_waits(
+    server: FerryServer, scripted: str, ledger: Ledger
+) -> None:
     # Given a busy worker and a queue
     with (
         server.model(scripted, "abandoned", batch_size=1, max_batch_delay=0),
         Clients(server.inference, 4) as clients,
     ):
-        clients.send("/predictions/abandoned", ["sleep 2|"] * 4)
+        clients.send("/predictions/abandoned", ["hold stop|"] * 4)
         eventually(
             lambda: server.describe("abandoned")["jobQueueStatus"]["pendingRequests"] == 3, 5
         )
 
         # When the model is scaled to none
+        ledger.let_go()
         started = time.monotonic()
         server.manage("PUT", "models/abandoned", min_worker=0, synchronous="true")
         statuses = [answer.status for answer in clients.receive(4)]
@@ -119,16 +124,17 @@ def test_versions_are_served_side_by_side_and_the_default_can_move(server: Ferry
 
 @pytest.mark.slow
 def test_unregistering_answers_what_is_queued_and_leaves_no_worker(
-    server: FerryServer, scripted: str
+    server: FerryServer, scripted: str, ledger: Ledger
 ) -> None:
     # Given a model with a busy worker and requests that wait
     server.register(scripted, model_name="leaving", batch_size=1, max_batch_delay=0)
     [pid] = server.worker_pids("leaving")
     with Clients(server.inference, 5) as clients:
-        clients.send("/predictions/leaving", ["sleep 2|"] * 5)
+        clients.send("/predictions/leaving", ["hold stop|"] * 5)
         eventually(lambda: server.describe("leaving")["jobQueueStatus"]["pendingRequests"] == 4, 5)
 
         # When it is unregistered
+        ledger.let_go()
         started = time.monotonic()
         response = server.manage("DELETE", "models/leaving")
         answers = clients.receive(5)

@@ -27,7 +27,7 @@ import math
 CASES = {
     b"nan": [math.nan],
     b"object": [object()],
-    b"seed_nodes": None,
+    b"itself": None,
     b"large": [b"x" * 200_000_000],
     b"bytes": [b"fine"],
     b"few": [],
@@ -38,7 +38,7 @@ CASES = {
     b"generator": [(x for x in ())],
     b"set": [{1}],
 }
-CASES[b"seed_nodes"] = [CASES]
+CASES[b"itself"] = [CASES]
 def handle(data, context):
     return None if data is None else CASES[bytes(data[0]["body"])]
 """
@@ -82,7 +82,7 @@ def test_b16_odd_answers_of_a_handler_are_errors_with_a_reason_and_kill_no_worke
     pids = server.worker_pids(odd)
     expected = {
         "object": 503,
-        "seed_nodes": 503,
+        "itself": 503,
         "few": 503,
         "many": 503,
         "scalar": 503,

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import requests
 
-from tests.e2e.archives import make_scripted
+from tests.e2e.archives import Ledger, make_scripted
 from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import (
     FERRY,
@@ -77,9 +77,10 @@ def test_stop_answers_what_is_running_and_leaves_no_process(
 ) -> None:
     # Given requests at work
     with Clients(own_server.inference, 2) as clients:
-        clients.send("/predictions/loaded", ["sleep 1|a", "sleep 1|b"])
-        ledger = own_server.store / "loaded-1.0.ledger"
-        eventually(lambda: len(ledger.read_text().splitlines()) == 2, 10)
+        clients.send("/predictions/loaded", ["hold stop|a", "hold stop|b"])
+        ledger = Ledger(own_server.store / "loaded-1.0.ledger")
+        eventually(lambda: len(ledger.calls()) == 2, 10)
+        ledger.let_go()
         assert len(own_server.process.family()) >= 6
 
         # When the server is told to stop, group and all, as a terminal does it
@@ -87,7 +88,7 @@ def test_stop_answers_what_is_running_and_leaves_no_process(
 
         # Then the requests have their answers
         answers = clients.receive(2)
-    assert [answer.body for answer in answers] == [b"sleep 1|a", b"sleep 1|b"]
+    assert [answer.body for answer in answers] == [b"hold stop|a", b"hold stop|b"]
 
     # And it ends with exit code 0, in time, without a process left
     print(f"stopped in {stopped.seconds:.2f} s")  # noqa: T201

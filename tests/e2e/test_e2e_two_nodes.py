@@ -70,8 +70,10 @@ def test_second_node_serves_registered_models_and_shares_their_batches(
 
             # And both nodes work when there is work for two
             ledger.clear()
-            naps = ["sleep 0.3|"] * 16
-            assert clients.ask("/predictions/shared", naps).statuses == [200] * 16
+            clients.send("/predictions/shared", ["hold|"] * 16)
+            eventually(lambda: len(ledger.calls()) == 2)
+            ledger.let_go()
+            assert {answer.status for answer in clients.receive(16)} == {200}
         pids = {worker["pid"] for worker in workers}
         assert {call.pid for call in ledger.calls()} == pids
 
@@ -99,13 +101,14 @@ def test_second_node_takes_over_when_the_first_is_killed(
             line.split()[0] for line in node.family() if "workers.handling.worker" in line
         }
         with Clients(shared_server.inference, 16) as clients:
-            bodies = [f"sleep 0.6|{item}" for item in range(16)]
+            bodies = [f"hold|{item}" for item in range(16)]
             clients.send("/predictions/survivor", bodies)
             eventually(lambda: len(ledger.calls()) == 2, JOIN_TIMEOUT_S)
             assert {str(call.pid) for call in ledger.calls()} & node_workers
 
             # When the whole second node dies without a word
             node.kill()
+            ledger.let_go()
             answers = clients.receive(16)
 
         # Then the other one answers everything, nothing was run more than twice

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 def test_killed_worker_batch_is_answered_by_others_exactly_once(
     server: FerryServer, scripted: str, ledger: Ledger, workers: int
 ) -> None:
-    bodies = ["sleep 1|item 0", *(f"item {number}" for number in range(1, BATCH_SIZE))]
+    bodies = ["hold|item 0", *(f"item {number}" for number in range(1, BATCH_SIZE))]
     with (
         server.model(
             scripted,
@@ -43,6 +43,7 @@ def test_killed_worker_batch_is_answered_by_others_exactly_once(
 
         # When that worker is killed
         os.kill(victim, signal.SIGKILL)
+        ledger.let_go()
         answers = clients.receive(BATCH_SIZE)
 
         # Then each client gets the answer to its own request, and not a byte more

@@ -46,7 +46,7 @@ def test_node_cut_off_is_replaced_and_works_again_by_itself(
     with rig.serve(name, pace_s=0.2, batch_size=4, workers=2) as model:
         # Given a load on both nodes, and a request that is run for as long as the host is away
         model.wait_staffed(4)
-        [held] = crowd.send(name, ["hold|held"], timeout_ms=30_000)
+        [held] = crowd.send(name, ["sign|held"], timeout_ms=30_000)
         [holding] = model.wait_calls(1)
         node = model.node_of(holding.pid)
         eventually(lambda: len(control_workers(node)) == 2, 10)  # the second one begins later
@@ -66,11 +66,11 @@ def test_node_cut_off_is_replaced_and_works_again_by_itself(
             eventually(lambda: calls_since(model, joined_at, own), RECOVERED_S + 5)
             back_s = calls_since(model, joined_at, own)[0] - joined_at
             assert came_true(lambda: set(model.pids()) == pids, 10), rig.describe(name)
+            eventually(lambda: model.counters().get("stale", 0) >= 1, 5)
+            model.let_go()
             for_seconds(1.0)
 
         # And what it held was run elsewhere; its own late answer was refused
-        eventually(lambda: model.counters().get("stale", 0) >= 1, 5)
-        model.let_go()
         crowd.wait()
         again_s = [c.started_at for c in model.calls() if held.body in c.bodies][1] - cut_at
         record_promise(
