@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import select
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +11,11 @@ from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.e2e.ferry_process import FerryServer
 
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
 TIMEOUT_S = 60.0
 NO_HEADERS: Mapping[str, str] = {}
 # The delay of a model whose batches are to be full, which leave at once: on a busy machine requests

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.archives import Ledger, make_scripted
-from tests.e2e.clients import TIME_TO_FILL_MS, Clients, innocent_traffic
+from tests.e2e.clients import TIME_TO_FILL_MS, Clients, innocent_traffic, needs_curl
 from tests.e2e.ferry_process import FerryServer
 from tests.e2e.refusals import assert_error
 from tests.support import eventually
@@ -82,6 +82,7 @@ def test_impossible_model_name_is_not_found(server: FerryServer, innocent: str, 
     assert "secret" not in response.text
 
 
+@needs_curl
 @pytest.mark.parametrize("framing", ["content-length", "chunked"])
 def test_body_over_max_request_size_is_refused_with_bare_413(
     server: FerryServer, innocent: str, tmp_path: Path, framing: str

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.resnet import make_network, pixels
-from tests.e2e.clients import Clients
+from tests.e2e.clients import TIME_TO_FILL_MS, Clients, needs_curl
 from tests.e2e.ferry_process import FerryServer
 from tests.e2e.metrics_text import Scrape
 from tests.e2e.photos import photos
@@ -26,6 +26,7 @@ TOLERANCES = {"prepare: false": 1e-4, "prepare: true": 1e-3}
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
+    needs_curl,
     # TorchScript, which archives hold, is deprecated; some torch versions warn of it.
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.*"),
@@ -79,7 +80,7 @@ def served(
     file_name = archive(network, request.param, folder, server.store)
     response = server.http.post(
         f"{server.management}/models?url={file_name}"
-        "&batch_size=8&max_batch_delay=50&initial_workers=1&synchronous=true",
+        f"&batch_size=8&max_batch_delay={TIME_TO_FILL_MS}&initial_workers=1&synchronous=true",
         timeout=150,
     )
     assert response.status_code == 200, response.text

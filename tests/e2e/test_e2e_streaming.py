@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from tests.e2e.archives import make_archive
-from tests.e2e.clients import Clients
+from tests.e2e.clients import Clients, needs_curl
 from tests.support import came_true, eventually
 
 pytestmark = pytest.mark.slow
@@ -191,6 +191,7 @@ def test_old_client_gets_the_answer_in_one_piece(streamer):
     assert b"content-length: 4" in head.lower()
 
 
+@needs_curl
 def test_curl_sees_a_stream_and_its_break(streamer):
     # Given
     def curl(body):

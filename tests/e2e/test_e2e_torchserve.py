@@ -20,6 +20,7 @@ import torch
 
 from batching.settings.snapshots import newest_snapshot, read_snapshot
 from tests.e2e.archives import make_archive, make_scripted
+from tests.e2e.clients import needs_curl
 from tests.e2e.ferry_process import FERRY, MARK, STOP_TIMEOUT_S, FerryServer, processes_of
 from tests.e2e.test_readme import blocks
 from tests.ports import free_ports
@@ -149,6 +150,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
             os.kill(int(line.split()[0]), 9)
 
 
+@needs_curl
 def test_torchserve_quick_start_works_as_printed(terminal):
     # Given "Getting started": a model store with densenet161
     terminal.archive("densenet161")
@@ -185,6 +187,7 @@ def test_torchserve_quick_start_works_as_printed(terminal):
     assert not (terminal.folder / "logs" / "config").exists()
 
 
+@needs_curl
 def test_torchserve_batch_inference_page_works_as_printed(terminal):
     # Given "Batch inference with TorchServe", configured by the management API
     store = terminal.folder / "model_store"

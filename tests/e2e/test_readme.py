@@ -21,6 +21,7 @@ import torch
 from torchvision.models import resnet152
 
 from tests.chaos.tcp_redis import TcpRedis
+from tests.e2e.clients import needs_curl
 from tests.e2e.ferry_process import FerryProcess
 from tests.ports import free_ports
 from tests.support import eventually
@@ -145,6 +146,7 @@ def test_readme_names_only_make_targets_that_exist():
     assert done.returncode == 0, done.stderr.decode()
 
 
+@needs_curl
 def test_readme_quick_start_works_as_pasted(reader):
     # Given every block up to the one that needs a Redis of its own
     printed = ""
@@ -166,6 +168,7 @@ def test_readme_quick_start_works_as_pasted(reader):
     reader.stop()
 
 
+@needs_curl
 def test_handler_of_your_own_works_as_pasted(reader):
     # Given
     printed = ""
