@@ -8,7 +8,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -31,6 +31,7 @@ from tests.support import (
     QueueHarness,
     attempts_of,
     eventually,
+    eventually_async,
     ids_of,
     items_of,
     make_outage,
@@ -329,10 +330,13 @@ class Beats:
             line.node._verbs, NODE, list, list, self._count, outage=make_outage()
         )
 
-    def run(self, seconds: float) -> None:
+    def run_until_introduced(self) -> None:
+        """Goes on beating for a while afterwards, as a second introduction would be a fault."""
+
         async def run() -> None:
             beating = asyncio.create_task(self._heart.run())
-            await asyncio.wait({beating}, timeout=seconds)
+            await eventually_async(lambda: self.introductions)
+            await asyncio.wait({beating}, timeout=0.2)
             await end_tasks([beating])
 
         self._line.node._runner.run(run())
@@ -351,7 +355,7 @@ def test_f21_node_whose_first_beat_was_cut_introduces_itself_again(
     line.proxy.cut_next(at, after=after)
 
     # When it goes on beating
-    beats.run(0.3)
+    beats.run_until_introduced()
 
     # Then it is known with its record, and has been told so, once for the join
     assert line.harness.client.hexists("{ferry}:node_info", NODE.node_id)
@@ -359,48 +363,53 @@ def test_f21_node_whose_first_beat_was_cut_introduces_itself_again(
     assert beats.introductions == 1
 
 
+class Served:
+    """A worker that serves over the line during the with block, and what it ran."""
+
+    def __init__(
+        self, line: Line, at_first_run: Callable[[], None] = lambda: None, **limits: float
+    ) -> None:
+        self.runs: list[list[str]] = []
+        self._at_first_run = at_first_run
+        batcher = Batcher(line.worker, FixedPolicy(8, 0.0))
+        self._worker = Worker(batcher, line.worker, self._run, outage=make_outage(), **limits)
+        self._thread = threading.Thread(target=self._worker.serve)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.stop()
+        self._thread.join(10)
+
+    def _run(self, batch: Batch) -> list[Any]:
+        self.runs.append([item.request_id for item in batch.items])
+        if len(self.runs) == 1:
+            self._at_first_run()
+        return [make_reply("x")] * len(batch)
+
+
 @pytest.mark.parametrize("at", CUTS)
 def test_f21_worker_whose_claim_was_cut_serves_it_all_the_same(line: Line, at: int) -> None:
     # Given requests, and a worker that will not hear what its first claim brought
     line.harness.submit("a", "b")
-    runs: list[list[str]] = []
-
-    def run(batch: Batch) -> list[Any]:
-        runs.append([item.request_id for item in batch.items])
-        return [make_reply("x")] * len(batch)
-
-    worker = Worker(
-        Batcher(line.worker, FixedPolicy(8, 0.0)), line.worker, run, outage=make_outage()
-    )
     line.proxy.cut_next(at, after=1)  # it looks first for what it may own
 
     # When it goes on
-    thread = threading.Thread(target=worker.serve)
-    thread.start()
-    try:
+    with Served(line) as served:
         eventually(lambda: sorted(line.harness.done()) == ["a", "b"])
-    finally:
-        worker.stop()
-        thread.join(10)
 
     # Then they were run once
-    assert runs == [["a", "b"]]
+    assert served.runs == [["a", "b"]]
     assert line.harness.unaccounted() == 0
 
 
 def test_f21_claim_that_arrives_late_is_given_back_by_a_worker_that_waits(line: Line) -> None:
     # Given a worker whose claim was lost, and that waits for work again
     harness = line.harness
-    worker = Worker(
-        Batcher(line.worker, FixedPolicy(8, 0.0)),
-        line.worker,
-        lambda batch: [make_reply("x")] * len(batch),
-        outage=make_outage(),
-    )
     line.proxy.cut_next(0, after=1)  # it looks first for what it may own
-    thread = threading.Thread(target=worker.serve)
-    thread.start()
-    try:
+    with Served(line):
         eventually(lambda: line.proxy.cuts and harness.client.info("clients")["blocked_clients"])
 
         # When that claim is carried out after all, and brings something without waking it
@@ -411,30 +420,15 @@ def test_f21_claim_that_arrives_late_is_given_back_by_a_worker_that_waits(line: 
 
         # Then the request is served all the same
         eventually(lambda: harness.done() == ["a"], 5)
-    finally:
-        worker.stop()
-        thread.join(10)
     assert harness.unaccounted() == 0
 
 
 def test_f16_worker_whose_replies_were_never_taken_gives_the_requests_back(line: Line) -> None:
     # Given a worker whose line goes down under its batch for longer than it keeps replies
     known = line.proxy.connections
-    runs: list[list[str]] = []
-
-    def run(batch: Batch) -> list[Any]:
-        runs.append([item.request_id for item in batch.items])
-        if len(runs) == 1:
-            line.proxy.go_down()
-        return [make_reply("x")] * len(batch)
-
-    batcher = Batcher(line.worker, FixedPolicy(8, 0.0))
-    worker = Worker(batcher, line.worker, run, reply_patience_s=0.1, outage=make_outage())
     line.harness.submit("a", "b")
-    thread = threading.Thread(target=worker.serve)
-    thread.start()
-    try:
-        eventually(lambda: len(runs) == 1)
+    with Served(line, line.proxy.go_down, reply_patience_s=0.1) as served:
+        eventually(lambda: served.runs)
         eventually(lambda: line.proxy.connections > known + 4)
 
         # When the line is back
@@ -442,8 +436,5 @@ def test_f16_worker_whose_replies_were_never_taken_gives_the_requests_back(line:
 
         # Then the requests run again, and are answered
         eventually(lambda: sorted(line.harness.done()) == ["a", "b"])
-    finally:
-        worker.stop()
-        thread.join(10)
-    assert runs == [["a", "b"], ["a", "b"]]
+    assert served.runs == [["a", "b"], ["a", "b"]]
     assert line.harness.unaccounted() == 0
