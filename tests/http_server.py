@@ -10,7 +10,7 @@ POLL_S = 0.01  # the default makes `shutdown` wait for half a second
 
 @contextlib.contextmanager
 def serving(server: HTTPServer) -> Iterator[str]:
-    """The server, which is bound, answers in a thread; yields its address."""
+    """Has the bound server answer in a thread; yields its address."""
     thread = threading.Thread(target=server.serve_forever, args=(POLL_S,))
     with server:
         thread.start()

@@ -8,13 +8,13 @@ import socket
 # port and its use, would take it.
 LOWEST, HIGHEST = 20_000, 32_000
 
-# One after the other, so that who asks twice before using the first gets two; from anywhere, as
-# other processes ask, too.
+# One after the other, so that two calls before the first port is used give two ports; from a random
+# start, as other processes choose ports, too.
 _last = LOWEST + secrets.randbelow(HIGHEST - LOWEST)
 
 
 def free_ports(count: int, *, beside: int = 0) -> int:
-    """The first of so many ports in a row that nobody listens on now.
+    """Returns the first of so many ports in a row that are free now.
 
     Args:
         count: how many.

@@ -10,5 +10,5 @@ PASSWORD = "only-for-this-test"
 
 
 def add_user(client: Any, name: str) -> None:
-    """The server behind this client has the user."""
+    """Gives the server behind this client the user."""
     client.execute_command("ACL", "SETUSER", name, "reset", *USERS[name], f">{PASSWORD}")

@@ -52,7 +52,7 @@ class Stalls:
         self._pipes.close()
 
     def hit(self, start_s: float, end_s: float) -> bool:
-        """Whether a core is known to have stood still in this time, of the monotonic clock."""
+        """Returns whether a core is known to have stood still in this time (monotonic clock)."""
         self._spans += self._reports()
         self._spans = [span for span in self._spans if span[1] >= start_s]
         return any(began_s <= end_s for began_s, _ in self._spans)

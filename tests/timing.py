@@ -20,7 +20,7 @@ def assert_within(measured: float, bar: float) -> None:
 
 
 def has_bars(test: Callable[..., object]) -> bool:
-    """Whether this test, or a function inside of it, measures times."""
+    """Returns whether this test, or a function inside of it, measures times."""
     codes = [inspect.unwrap(test).__code__]
     while codes:
         code = codes.pop()

@@ -16,7 +16,7 @@ needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="no openssl to make c
 
 
 def make_certificate(folder, name, subject_names, signed_by=None):
-    """A key and a certificate, signed by itself or by another one of the folder."""
+    """Makes a key and a certificate, signed by itself or by another one of the folder."""
     base = [OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     options = ["-nodes", "-days", "2", "-subj", f"/CN={name}", "-keyout", f"{name}.key"]
     options += ["-out", f"{name}.pem", "-addext", f"subjectAltName={subject_names}"]
@@ -30,7 +30,7 @@ def make_certificate(folder, name, subject_names, signed_by=None):
 
 
 def server_context(folder, name, *, wants_client=False):
-    """What a server with this certificate does; it may want one of the client, too."""
+    """Returns the context of a server with this certificate; it may want one of the client, too."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
     if wants_client:
@@ -40,7 +40,7 @@ def server_context(folder, name, *, wants_client=False):
 
 
 def make_certificates(folder):
-    """An authority, servers of its own and one that is not, and a client."""
+    """Makes an authority, servers of its own and one that is not, and a client."""
     make_certificate(folder, "authority", "DNS:authority")
     make_certificate(folder, "stranger", "DNS:localhost,IP:127.0.0.1")
     make_certificate(folder, "here", "DNS:localhost,IP:127.0.0.1", "authority")
@@ -50,13 +50,13 @@ def make_certificates(folder):
 
 
 def write_certificate(folder):
-    """A new pair in this folder for `localhost`, in place of the one that was there."""
+    """Replaces the pair of this folder for `localhost`."""
     make_certificate(folder, "certificate", "DNS:localhost")
     return Certificate(folder / "certificate.pem", folder / "certificate.key")
 
 
 def shown_certificate(port):
-    """What a server on this machine shows to who connects, in PEM."""
+    """Returns the certificate that a server on this machine shows, in PEM."""
     return ssl.get_server_certificate(("127.0.0.1", port), timeout=10)
 
 

@@ -70,5 +70,5 @@ def conservation(counters: Mapping[str, int], open_requests: int) -> list[str]:
 
 
 def statuses(log: Iterable[Sent]) -> dict[str, int]:
-    """How often each status, with its reason, was answered."""
+    """Counts the answers by status and reason."""
     return dict(Counter(f"{s.status} {s.reason}".strip() for s in log))

@@ -41,7 +41,7 @@ class Sent:
 
 
 def for_seconds(seconds: float) -> None:
-    """The load goes on for so long; nothing is waited for."""
+    """Lets the load go on for so long; never a wait for an event."""
     threading.Event().wait(seconds)
 
 
@@ -67,14 +67,14 @@ class Crowd:
         self._loop.close()
 
     def send(self, model: str, bodies: Iterable[str], **options: Any) -> list[Sent]:
-        """The requests are on their way; their `Sent` fill up as the answers come."""
+        """Sends the requests without waiting; their `Sent` fill up as the answers come."""
         batch = [Sent(body) for body in bodies]
         self.log += batch
         self._pending += [self._call(self._ask(model, sent, **options)) for sent in batch]
         return batch
 
     def ask(self, model: str, bodies: Iterable[str], **options: Any) -> list[Sent]:
-        """The requests, sent at once, with their answers."""
+        """Sends the requests at once and waits for their answers."""
         batch = self.send(model, bodies, **options)
         self.wait()
         return batch
@@ -86,14 +86,14 @@ class Crowd:
             self._loop.call_soon_threadsafe(sent.hang_up)
 
     def wait(self, timeout_s: float = PATIENCE_S + 5) -> list[Sent]:
-        """Every client has its answer, has left, or has given up; the log so far."""
+        """Waits until every client has its answer, has left or has given up; returns the log."""
         pending, self._pending = self._pending, []
         concurrent.futures.wait(pending, timeout_s)
         return self.log
 
     @contextlib.contextmanager
     def flow(self, model: str, per_second: float, prefix: str, **options: Any) -> Iterator[None]:
-        """Requests leave at this rate during the with block, and all are over after it."""
+        """Sends requests at this rate during the with block; waits for all of them at its end."""
         is_over = threading.Event()
         flowing = self._call(self._flow(model, 1 / per_second, prefix, is_over, options))
         try:

@@ -3,7 +3,7 @@
 Usage: python -m tests.chaos.mutants [WORD ...]   only mechanisms with one of these words in them
 
 Works on a copy of the tree. A mechanism whose test still passes without it is a mechanism that
-nobody would miss: then this command fails.
+no one would miss: then this command fails.
 """
 
 import os
@@ -206,11 +206,11 @@ MUTANTS = (
         f"{CHAOS}cuts.py::test_f21_node_whose_first_beat_was_cut_introduces_itself_again",
     ),
     Mutant(
-        "a wakeups that was lost is rung again",
+        "a wake-up that was lost is sent again",
         "batching/store/scripts/beat.lua",
         "if waiting > 0 and",
         "if false and",
-        f"{CHAOS}scripts.py::test_f38_lost_bell_costs_a_second_at_most",
+        f"{CHAOS}scripts.py::test_f38_lost_wakeup_costs_a_second_at_most",
     ),
     Mutant(
         "a batch window ends by the local clock",
@@ -321,7 +321,7 @@ def main() -> int:
 
 
 def copy_tree(target: Path) -> None:
-    """The working tree's packages and tests."""
+    """Copies the working tree's packages and tests."""
     for name in PACKAGES:
         source = ROOT / name
         if source.is_dir():
@@ -332,7 +332,7 @@ def copy_tree(target: Path) -> None:
 
 
 def catches(tree: Path, mutant: Mutant) -> bool:
-    """Whether the test fails without the mechanism; the tree is whole again afterwards."""
+    """Returns whether the test fails without the mechanism; leaves the tree whole."""
     path = tree / mutant.path
     whole = path.read_text(encoding="utf-8")
     if whole.count(mutant.line) != 1:
@@ -345,7 +345,7 @@ def catches(tree: Path, mutant: Mutant) -> bool:
 
 
 def run_tests(tree: Path, tests: list[str]) -> int:
-    """pytest's exit code; a run that does not end counts as failed tests."""
+    """Returns pytest's exit code; a run that does not end counts as failed tests."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(tree),

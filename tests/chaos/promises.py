@@ -28,12 +28,12 @@ KEPT = pytest.StashKey[dict[Promise, bool]]()
 
 
 def is_long() -> bool:
-    """Whether this is the long form, `make chaos`."""
+    """Returns whether this is the long form, `make chaos`."""
     return os.environ.get("CHAOS_LONG", "") == "1"
 
 
 def show(kept: dict[Promise, bool]) -> None:
-    """The table of promises: what was to be, what was measured, and the verdict."""
+    """Prints the table of promises: bar, measurement and verdict."""
     table = Table("", "promise", "bar", "measured", "verdict", title="Promises under fire")
     for promise in sorted(kept, key=lambda one: (len(one.row), one.row)):
         verdict = "[green]kept" if kept[promise] else "[bold red]BROKEN"
@@ -42,7 +42,7 @@ def show(kept: dict[Promise, bool]) -> None:
 
 
 def save(kept: dict[Promise, bool]) -> None:
-    """The same as JSON, with commit and machine, and as a table in docs/reliability.md."""
+    """Writes the same as JSON, with commit and machine, and into docs/reliability.md."""
     document = {
         **origin(),
         "form": "long" if is_long() else "short",
@@ -56,7 +56,7 @@ def save(kept: dict[Promise, bool]) -> None:
 
 
 def with_table(text: str, document: dict[str, Any]) -> str:
-    """The text with what was measured between its two marks."""
+    """Puts what was measured between the two marks of the text."""
     return with_block(text, "chaos", _markdown(document))
 
 

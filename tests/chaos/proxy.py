@@ -51,33 +51,33 @@ class ChaosProxy:
     # --- verbs
 
     def cut_next(self, at: int, *, after: int = 0) -> None:
-        """The next reply but `after` is cut before byte `at` (-1: the last one), then reset."""
+        """Cuts the next reply but `after` before byte `at` (-1: the last one), and resets."""
         self._skip = after
         self._cut_at = lambda length: max(0, length + at if at < 0 else min(at, length - 1))
 
     def heal(self) -> None:
-        """Everything is forwarded again."""
+        """Forwards everything again."""
         self._cut_at, self._skip = None, 0
         self._latency_s, self._reset_share, self._slice_bytes = 0.0, 0.0, 0
         self._is_down = False
 
     def slow(self, latency_s: float, *, reset_share: float = 0.0, slice_bytes: int = 0) -> None:
-        """Each reply is late, this share of them is lost, and it comes in slices of this size."""
+        """Delays each reply, loses this share of them, and sends them in slices of this size."""
         self._latency_s, self._reset_share = latency_s, reset_share
         self._slice_bytes = slice_bytes
 
     def go_down(self) -> None:
-        """Every connection is reset and new ones are, too."""
+        """Resets every connection, and each new one."""
         self._is_down = True
         self.drop()
 
     def retarget(self, target: Path | int) -> None:
-        """Another server is behind the proxy; connections to the former one are reset."""
+        """Leads to another server from now on; resets connections to the former one."""
         self.target = target
         self.drop()
 
     def drop(self) -> None:
-        """Every connection is reset; new ones work."""
+        """Resets every connection; new ones work."""
         self._run(self._drop())
 
     # --- the loop's side
@@ -166,7 +166,7 @@ class ChaosProxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """As when the other machine is gone: no goodbye."""
+    """Ends the connection as when the other machine is gone: no goodbye."""
     connection = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
         if connection is not None and connection.family != socket.AF_UNIX:

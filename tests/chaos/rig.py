@@ -60,7 +60,7 @@ class Rig(FerryServer):
     # --- parts
 
     def start_ingress(self) -> None:
-        """An ingress answers; any former one must be gone."""
+        """Starts the ingress and waits until it listens; its predecessor must be gone."""
         addresses = [
             ("--inference-address", self.inference),
             ("--management-address", self.management),
@@ -71,24 +71,24 @@ class Rig(FerryServer):
         self.process.wait_for_line(f"listening address={self.metrics}")
 
     def add_node(self) -> FerryProcess:
-        """One more node has joined."""
+        """Starts one more node and waits until it has joined."""
         known = self.redis.zcard("{ferry}:nodes")
         node = self.launch_node()
         assert came_true(lambda: self.redis.zcard("{ferry}:nodes") > known, READY_S), node.log()
         return node
 
     def launch_node(self) -> FerryProcess:
-        """One more node has been started and will join."""
+        """Starts one more node without waiting for it."""
         node = self.launch(["node", *self._options()])
         self.nodes.append(node)
         return node
 
     def launch(self, words: list[str]) -> FerryProcess:
-        """`ferry` with these words has been started."""
+        """Starts `ferry` with these words."""
         return FerryProcess(self.folder, words)
 
     def remove_node(self, node: FerryProcess) -> None:
-        """The node and all its processes are dead."""
+        """Kills the node and all its processes."""
         self.nodes.remove(node)
         node.kill()
 
@@ -138,12 +138,12 @@ class Rig(FerryServer):
         self.redis.close()
 
     def logs(self) -> list[tuple[str, str]]:
-        """Name and end of each part's log, as sections of a report."""
+        """Returns name and end of each part's log, as sections of a report."""
         parts = (self.process, *self.nodes)
         return [(f"log of {part.log_path.name}", part.log()) for part in parts]
 
     def processes(self) -> list[psutil.Process]:
-        """Every living process of the server, Redis apart."""
+        """Returns every living process of the server, Redis apart."""
         lines = [line for part in (self.process, *self.nodes) for line in part.family()]
         return [psutil.Process(int(line.split()[0])) for line in lines]
 
@@ -165,7 +165,7 @@ class Rig(FerryServer):
         files: Mapping[str, str] | None = None,
         config: str = "",
     ) -> tuple[str, Ledger]:
-        """An archive of the scripted handler in the model store, and its ledger."""
+        """Archives the scripted handler in the model store; returns the name and the ledger."""
         ledger = Ledger(self.store / f"{name}.ledger")
         ledger.clear()
         content = {
@@ -189,7 +189,7 @@ class Rig(FerryServer):
         workers: int = 1,
         **parameters: Any,
     ) -> Iterator["Served"]:
-        """The scripted handler, with `workers` per node that are ready."""
+        """Serves the scripted handler with `workers` ready workers per node."""
         archive, ledger = self.archive(name, pace_s, queue_size, files, config)
         query = {"batch_size": 1, "max_batch_delay": 5, "initial_workers": workers, **parameters}
         try:
@@ -216,7 +216,7 @@ class Served:
         self.ledger.let_go(pid)
 
     def bodies(self) -> list[str]:
-        """Every body that was run, in order, as often as it was."""
+        """Returns every body that was run, in order, as often as it was run."""
         return [body for call in self.calls() for body in call.bodies]
 
     def counters(self) -> dict[str, int]:
@@ -240,14 +240,14 @@ class Served:
         return self.calls()
 
     def seconds_until_served(self, crowd: Crowd, limit_s: float) -> float:
-        """How long until a request is served again."""
+        """Returns how long it takes until a request is served again."""
         start = time.monotonic()
         tries = itertools.count()
         eventually(lambda: crowd.ask(self.name, [f"back? {next(tries)}"])[0].status == 200, limit_s)
         return time.monotonic() - start
 
     def node_of(self, pid: int) -> FerryProcess:
-        """The node whose worker this is."""
+        """Returns the node whose worker this is."""
         [node] = [
             node
             for node in self.rig.nodes
@@ -256,7 +256,7 @@ class Served:
         return node
 
     def check(self, crowd: Crowd) -> None:
-        """Asserts that the verdict over log, ledger and counters is clean, once all is quiet."""
+        """Asserts, once no request is open, that log, ledger and counters agree."""
         log = crowd.wait()
         assert came_true(lambda: self.open_requests() == 0, QUIET_S), "requests stay open"
         calls = self.calls()

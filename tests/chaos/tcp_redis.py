@@ -47,16 +47,16 @@ class TcpRedis:
         self._folder.cleanup()
 
     def follow(self, primary: "TcpRedis") -> None:
-        """This server has all that the primary has, and goes on copying it."""
+        """Copies all that the primary has, and goes on copying."""
         self.client.replicaof("127.0.0.1", str(primary.port))
         eventually(lambda: self.client.info("replication")["master_link_status"] == "up", 10)
 
     def stand_alone(self) -> None:
-        """It copies no more, and takes writes."""
+        """Stops copying, and takes writes."""
         self.client.replicaof("NO", "ONE")
 
     def lose_folder(self) -> None:
-        """Nothing can be written to its disk any more."""
+        """Removes the folder that it writes to."""
         self._folder.cleanup()
 
     def _answers(self) -> bool:

@@ -181,7 +181,7 @@ def test_f33_overload_is_refused_at_once_and_costs_no_throughput(
 def raw_clients(
     port: int, count: int, start: bytes, receive_bytes: int
 ) -> Iterator[list[socket.socket]]:
-    """Connections that have sent this and hardly take anything in."""
+    """Opens connections that send this and hardly take anything in."""
     with contextlib.ExitStack() as held:
         sockets = []
         for _ in range(count):
@@ -200,7 +200,7 @@ def latencies(crowd: Crowd, model: str, count: int, prefix: str) -> list[float]:
 
 
 def open_connections(rig: Rig) -> int:
-    """How many clients are connected to the inference port."""
+    """Returns how many clients are connected to the inference port."""
     found = psutil.Process(rig.process.pid).net_connections("tcp4")
     return sum(one.laddr.port == rig.port and one.status == "ESTABLISHED" for one in found)
 

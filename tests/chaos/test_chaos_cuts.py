@@ -67,7 +67,7 @@ class Line:
         self.warm_up()
 
     def warm_up(self) -> None:
-        """The connections are made, so that the next reply is that of the next command."""
+        """Makes the connections, so that the next reply is that of the next command."""
         self.worker._scripts._call(("PING",))
         for connection in (self._verbs._listener, self._verbs._submitter):
             self._runner.run(connection.call(("PING",)))
@@ -76,7 +76,7 @@ class Line:
         self._runner.run(self._async_client.ping())
 
     def cut(self, verb: Callable[[], Any], at: int, *, after: int = 0) -> None:
-        """The verb's command is carried out by Redis; its caller does not get the reply."""
+        """Has Redis carry out the verb's command, and cuts the reply to its caller."""
         before, connections = self.proxy.cuts, self.proxy.connections
         self.proxy.cut_next(at, after=after)
         with pytest.raises((RedisError, OSError)):
@@ -114,7 +114,7 @@ def leased(harness: QueueHarness, *names: str) -> list[Owned]:
 
 
 def settle(harness: QueueHarness) -> None:
-    """Everything that waits is answered, and the books are right."""
+    """Answers all that waits; asserts that nothing is lost."""
     worker = harness.worker("last")
     while isinstance(claimed := worker.claim(8, 0.0), Batch):
         worker.reply(items_of(claimed), [make_reply("x")] * len(claimed))
@@ -242,11 +242,11 @@ def test_f21_large_reply_whose_write_was_cut_is_sent_again(line: Line, at: int) 
 
 
 @pytest.mark.parametrize("at", CUTS)
-def test_f21_doorbell_that_was_cut_is_found_by_the_audit(line: Line, at: int) -> None:
+def test_f21_replies_list_that_was_cut_is_found_by_the_audit(line: Line, at: int) -> None:
     items = leased(line.harness, "a")
     line.harness.worker().reply(items, [make_reply("x")])
 
-    # When the ids are popped, and nobody hears them
+    # When the ids are popped, and the ingress does not get them
     line.cut(lambda: line.ingress.receive([]), at)
     assert line.harness.done() == []
 
@@ -276,8 +276,8 @@ def test_f21_cancel_again_is_harmless(line: Line, at: int) -> None:
 
 
 @pytest.mark.parametrize("at", CUTS)
-def test_f21_bell_and_window_that_were_cut_only_wake(line: Line, at: int) -> None:
-    # Given a wakeups that is popped into the broken connection
+def test_f21_wakeup_and_window_that_were_cut_only_wake(line: Line, at: int) -> None:
+    # Given a wake-up that is popped into the broken connection
     line.harness.submit("a")
     line.cut(lambda: line.worker.wait_bell(BLOCK_S), at)
 

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 @contextlib.contextmanager
 def again_and_again(act: Callable[[], object], every_s: float) -> Iterator[None]:
-    """The act happens at this pace during the with block, from a thread."""
+    """Does the act at this pace during the with block, in a thread."""
     is_over = threading.Event()
 
     def run() -> None:

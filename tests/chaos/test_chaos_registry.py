@@ -173,6 +173,6 @@ def test_model_whose_record_cannot_be_read_is_unregistered_and_leaves_nothing(
 
 
 def _permanent(rig: Rig, model_name: str) -> list[bytes]:
-    """The version's keys that would stay for ever."""
+    """Returns the model's keys that would stay for ever."""
     names = rig.redis.scan_iter(f"{{model2:{model_name}:*")
     return [name for name in names if rig.redis.ttl(name) == -1]

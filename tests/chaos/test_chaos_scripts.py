@@ -1,4 +1,4 @@
-"""F9 to F12, F25, F38, F39: crash points, clocks, lost bells and cancel storms at the queue."""
+"""F9 to F12, F25, F38, F39: crash points, clocks, lost wake-ups and cancel storms at the queue."""
 
 import asyncio
 import datetime
@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
 def serve_all(harness: QueueHarness, worker_id: str) -> dict[str, int]:
-    """Another worker answers what it finds; each id with its attempt."""
+    """Has another worker answer all that waits; returns each id with its attempt."""
     worker = harness.worker(worker_id)
     found: dict[str, int] = {}
     while isinstance(claimed := worker.claim(8, 0.0), Batch):
@@ -150,8 +150,8 @@ def test_f25_clock_steps_of_parts_mean_nothing(
     assert real_harness.counters().get("expired", 0) == 0
 
 
-class BellThief(WorkerQueue):
-    """A worker whose wakeups is always stolen between the ring and the wait for it."""
+class WakeupThief(WorkerQueue):
+    """A worker whose wake-up is always stolen before it waits for it."""
 
     on_empty = staticmethod(lambda: None)
 
@@ -166,15 +166,15 @@ class BellThief(WorkerQueue):
         return super().wait_bell(timeout_s)
 
 
-def test_f38_lost_bell_costs_a_second_at_most(real_harness: QueueHarness, record_promise) -> None:
+def test_f38_lost_wakeup_costs_a_second_at_most(real_harness: QueueHarness, record_promise) -> None:
     # Given a worker about to wait, a node that has just beaten, and a request that comes just then
     client = real_harness.backend.connect()
-    worker = BellThief(client, KEY, "worker-a", DEAD_AFTER_MS)
+    worker = WakeupThief(client, KEY, "worker-a", DEAD_AFTER_MS)
     submitted = []
     worker.on_empty = lambda: submitted or submitted.extend(real_harness.submit("a"))
     batcher = Batcher(worker, FixedPolicy(8, 0.005))
 
-    # When its wakeups is lost
+    # When its wake-up is lost
     async def gather() -> tuple[Batch | None, float]:
         async with connect_async(real_harness.backend.url) as node_client:
             heart = heart_of(NodeQueue(node_client, DEAD_AFTER_MS))
@@ -189,14 +189,14 @@ def test_f38_lost_bell_costs_a_second_at_most(real_harness: QueueHarness, record
     batch, took_s = asyncio.run(gather())
 
     # Then the request is found all the same
-    record_promise("F38", "wakeups lost", "progress <= 1 s", f"{took_s:.2f} s")
+    record_promise("F38", "wake-up lost", "progress <= 1 s", f"{took_s:.2f} s")
     assert ids_of(batch) == ["a"]
     assert_within(took_s, 1.0)
     client.connection_pool.disconnect()
 
 
 def heart_of(verbs: NodeQueue) -> Heartbeat:
-    """The heart of a node with one worker, that of the tests."""
+    """Returns the heartbeat of a node with the one worker of these tests."""
     outage = make_outage()
     record = SlotRecord(verbs, outage, KEY, Backoff())
     record.status = WORKER

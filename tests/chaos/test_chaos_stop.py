@@ -80,7 +80,7 @@ def test_f31_ingress_answers_all_it_accepted(rig: Rig, crowd: Crowd, record_prom
 
 
 def ask_on(connection: http.client.HTTPConnection, name: str, found: list[int]) -> None:
-    """Request after request over one connection, until the server closes it."""
+    """Sends request after request over one connection, until the server closes it."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         for number in itertools.count():
             connection.request("POST", f"/predictions/{name}", body=f"sleep 0.02|{number}")

@@ -1,4 +1,4 @@
-"""F3 and F41: a storm of kills, and hours in minutes: the server under faults for a long time."""
+"""F3 and F41: a storm of kills, and a long time under small faults."""
 
 import random
 import time
@@ -77,7 +77,7 @@ def test_f03_kill_storm_loses_nothing(rig: Rig, crowd: Crowd, record_promise) ->
 
 
 def figures(rig: Rig) -> dict[str, tuple[int, int]]:
-    """Resident bytes and open descriptors of each long-lived process."""
+    """Returns resident bytes and open descriptors of each long-lived process."""
     found = {}
     for process in rig.processes():
         name = f"{process.pid} {process.cmdline()[-1]}"
@@ -118,7 +118,7 @@ class Faults:
 def growth(
     before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """By how much bytes and descriptors of those who lived through it have grown."""
+    """Returns by how much bytes and descriptors of the lasting processes have grown."""
     lasting = before.keys() & after.keys()
     return (
         {name: after[name][0] - before[name][0] for name in lasting},

@@ -31,7 +31,7 @@ SMALL_WORKER = {"TORCH_PACKAGES": ""}
 
 
 def engine_missing() -> str:
-    """Why there is no Docker engine with compose here; empty when there is one."""
+    """Returns why there is no Docker engine with compose here; empty when there is one."""
     if compose_command() is None:
         return "no Docker Compose: install docker-compose or the docker compose plugin"
     done = subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=30)
@@ -39,7 +39,7 @@ def engine_missing() -> str:
 
 
 def compose_command() -> list[str] | None:
-    """`docker compose` where there is the plugin, else `docker-compose`."""
+    """Returns `docker compose` where there is the plugin, else `docker-compose`."""
     if shutil.which("docker") is None:
         return None
     probe = ["docker", "compose", "version"]
@@ -73,7 +73,7 @@ class Container:
 
     @property
     def is_confined(self) -> bool:
-        """Whether it may do as little as a container of ours should be able to."""
+        """Returns whether it may do as little as a container of ours should."""
         host = self.host_config
         return (
             str(self.config["User"]).partition(":")[0] not in ("", "0", "root")
@@ -84,7 +84,7 @@ class Container:
         )
 
     def port(self, number: int) -> int:
-        """Where this port of the container is published on loopback."""
+        """Returns where this port of the container is published on loopback."""
         return int(self.published[f"{number}/tcp"][0]["HostPort"])
 
 
@@ -119,24 +119,24 @@ class Stack:
     def compose(
         self, *words: str, timeout_s: float = COMMAND_S, env: Mapping[str, str] | None = None
     ) -> str:
-        """What `docker compose` prints."""
+        """Returns what `docker compose` prints."""
         return self.run([*(compose_command() or []), *words], timeout_s, env)
 
     def scale(self, workers: int) -> None:
-        """So many workers run, and all are healthy."""
+        """Runs so many workers, and waits until all are healthy."""
         self.compose("up", "-d", "--scale", f"worker={workers}")
         self.wait_healthy()
         assert len(self.containers("worker")) == workers
 
     def restore(self) -> None:
-        """Redis, one ingress and one worker run, and nothing else; no model is registered."""
+        """Goes back to Redis, one ingress and one worker, without a model."""
         self.compose("rm", "-s", "-f", "balancer", "prometheus", "grafana", env=PROFILES)
         self.scale(1)
         for model in self.http.get(f"{self.management}/models", timeout=HTTP_S).json()["models"]:
             self.unregister(model["modelName"])
 
     def close(self) -> None:
-        """Nothing runs, and no container, network or volume is left."""
+        """Stops everything; leaves no container, network or volume."""
         self.compose("down", "--volumes", "--remove-orphans", "--timeout", "1", env=PROFILES)
 
     def logs(self) -> str:
@@ -148,7 +148,7 @@ class Stack:
         timeout_s: float = COMMAND_S,
         env: Mapping[str, str] | None = None,
     ) -> str:
-        """What the command prints, run in the repository; asserts that it succeeds."""
+        """Runs the command in the repository; asserts that it succeeds; returns what it prints."""
         done = subprocess.run(
             words,
             cwd=self.folder,
@@ -165,7 +165,7 @@ class Stack:
     # --- containers
 
     def containers(self, *services: str) -> list[Container]:
-        """The containers of these services, or all, by name."""
+        """Returns the containers of these services, or all, by name."""
         label = f"label=com.docker.compose.project={PROJECT}"
         ids = self.run(["docker", "ps", "-aq", "--filter", label]).split()
         if not ids:
@@ -185,7 +185,7 @@ class Stack:
         return sorted(chosen, key=lambda container: container.name)
 
     def wait_healthy(self) -> None:
-        """Every container that has a health check passes it."""
+        """Waits until every container that has a health check passes it."""
 
         def sick() -> list[str]:
             return [
@@ -202,7 +202,7 @@ class Stack:
     # --- models
 
     def upload(self, model_name: str, *, pause_ms: int = 0) -> str:
-        """An archive whose handler echoes after a pause per batch lies in the model store."""
+        """Puts an archive whose handler echoes after a pause per batch into the model store."""
         folder = self.folder / "model_store"
         folder.mkdir(exist_ok=True)
         files = {"handler.py": HANDLER.read_text(encoding="utf-8"), "pause_ms": str(pause_ms)}
@@ -212,7 +212,7 @@ class Stack:
         return archive
 
     def serve(self, model_name: str, *, pause_ms: int = 0, **parameters: Any) -> None:
-        """A model whose handler echoes after a pause per batch, with one worker per node."""
+        """Registers a model whose handler echoes after a pause per batch, one worker per node."""
         query = {
             "url": self.upload(model_name, pause_ms=pause_ms),
             "initial_workers": 1,
@@ -242,7 +242,7 @@ class Stack:
         )
 
     def rate(self, model_name: str, requests_count: int) -> float:
-        """Answers per second of so many requests that are all sent at once; asserts all 200."""
+        """Sends so many requests at once; asserts all 200; returns answers per second."""
         with Crowd(self.port) as crowd:
             sent = crowd.ask(model_name, [f"rate {n}" for n in range(requests_count)])
         assert {one.status for one in sent} == {200}, {(one.status, one.fault) for one in sent}
@@ -252,7 +252,7 @@ class Stack:
 
 
 def monotonic_of(timestamp: str) -> float:
-    """A time of the engine, as `StartedAt`, on the clock of `time.monotonic`."""
+    """Returns a time of the engine, as `StartedAt`, on the clock of `time.monotonic`."""
     moment = subprocess.run(
         ["date", "-d", timestamp, "+%s.%N"], capture_output=True, text=True, check=True, timeout=10
     )
@@ -260,7 +260,7 @@ def monotonic_of(timestamp: str) -> float:
 
 
 def _copy_repository(folder: Path) -> None:
-    """What a clone of this working tree would hold."""
+    """Copies what a clone of this working tree would hold."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(
         listing, cwd=ROOT, capture_output=True, check=True, text=True, timeout=30

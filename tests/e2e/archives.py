@@ -20,7 +20,7 @@ class Call:
 
 
 class Ledger:
-    """What the handler's calls were, in order, over all worker processes."""
+    """Reads what the handler's calls were, in order, over all worker processes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class Ledger:
         Path(name).touch()
 
     def executions(self, body: str) -> int:
-        """How many calls had this body in them."""
+        """Returns how many calls had this body in them."""
         return sum(call.bodies.count(body) for call in self.calls())
 
 
@@ -60,7 +60,7 @@ def make_archive(
     config: str = "",
     **model: str,
 ) -> str:
-    """`NAME-VERSION.mar` of these files, with a manifest for handler.py; returns its name."""
+    """Writes `NAME-VERSION.mar` of these files, with a manifest; returns its name."""
     file_name = f"{model_name}-{version}.mar"
     config_file = {"configFile": "model-config.yaml"} if config else {}
     text = manifest(model_name, version, "handler.py", **config_file, **model)
@@ -76,7 +76,7 @@ def make_archive(
 def make_scripted(
     store: Path, model_name: str, *, version: str = "1.0", config: str = "", **extra_files: str
 ) -> tuple[str, Ledger]:
-    """An archive around the scripted handler, and its ledger."""
+    """Writes an archive of the scripted handler; returns its name and its ledger."""
     ledger = Ledger(store / f"{model_name}-{version}.ledger")
     files = {"handler.py": HANDLER.read_text(encoding="utf-8"), "ledger": str(ledger.path)}
     files |= extra_files

@@ -73,7 +73,7 @@ class Clients:
         spacing_s: float = 0.0,
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> list[float]:
-        """The first clients' requests have left, one each; when each of them began to."""
+        """Sends one request per client, the first ones first; returns when each began to leave."""
         sent_at: list[float] = []
         for number, body in enumerate(bodies):
             if number and spacing_s:
@@ -84,7 +84,7 @@ class Clients:
         return sent_at
 
     def receive(self, count: int) -> list[Answer]:
-        """The first clients' answers."""
+        """Returns the first clients' answers."""
         answers = []
         for connection in self._connections[:count]:
             response = connection.getresponse()
@@ -100,12 +100,12 @@ class Clients:
         spacing_s: float = 0.0,
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> Exchange:
-        """One request per client, all on their way before the first answer is read."""
+        """Sends one request per client, all before the first answer is read."""
         sent_at = self.send(path, bodies, spacing_s=spacing_s, headers=headers)
         return Exchange(sent_at, self.receive(len(bodies)))
 
     def unasked(self, wait_s: float) -> int:
-        """How many connections bring another byte, or their end, within this time."""
+        """Returns how many connections bring another byte, or their end, within this time."""
         sockets = [connection.sock for connection in self._connections if connection.sock]
         return len(select.select(sockets, [], [], wait_s)[0])
 
@@ -120,7 +120,7 @@ class Traffic:
 
 @contextlib.contextmanager
 def innocent_traffic(server: FerryServer, model_name: str, clients: int = 2) -> Iterator[Traffic]:
-    """Clients ask this echo model all the while; at the end, asserts that each got its answer."""
+    """Asks this echo model all the while; at the end, asserts that each client got its answer."""
     traffic = Traffic()
     is_over = threading.Event()
     has_begun = threading.Semaphore(0)

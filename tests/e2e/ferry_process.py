@@ -1,4 +1,4 @@
-"""Runs `ferry up` and `ferry node` as a user does, and sees that nothing of them stays behind."""
+"""Runs `ferry` as a user does, and sees that nothing of it stays behind."""
 
 import contextlib
 import fcntl
@@ -35,7 +35,7 @@ def _take_terminal() -> None:
 
 
 def processes_of(mark: str) -> list[str]:
-    """Every living process that inherited this mark: its id and its command line."""
+    """Returns id and command line of every living process that inherited this mark."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -98,19 +98,18 @@ class FerryProcess:
         return self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
 
     def wait_for_line(self, text: str, timeout_s: float = START_TIMEOUT_S) -> None:
-        """The text is in the output; the process is killed if it does not come."""
+        """Waits until the text is in the output; kills the process if it does not come."""
         came_true(lambda: self.has_ended() or text in self._whole_log(), timeout_s)
         if text not in self._whole_log():
             self.kill()
             raise AssertionError(f"{text!r} did not come within {timeout_s} s:\n{self.log()}")
 
-    def stop(self, number: int = signal.SIGINT, *, whole_group: bool = False) -> Stopped:
-        """What became of the process after this signal, to it alone or to its whole group."""
-        send = os.killpg if whole_group else os.kill
-        return self.stop_by(lambda: send(self.pid, number))
+    def stop(self, number: int = signal.SIGINT) -> Stopped:
+        """Sends this signal; returns what became of the process."""
+        return self.stop_by(lambda: os.kill(self.pid, number))
 
     def stop_by(self, act: Callable[[], object]) -> Stopped:
-        """What became of the process after this; it is killed some time after the limit."""
+        """Acts, and returns what became of the process; kills it some time after the limit."""
         started = time.monotonic()
         act()
         try:
@@ -130,11 +129,11 @@ class FerryProcess:
         assert stopped.left_behind == [], f"left behind:\n{self.log()}"
 
     def family(self) -> list[str]:
-        """Every living process that descends from this one, however it was detached."""
+        """Returns every living process that descends from this one, however it was detached."""
         return processes_of(self.mark)
 
     def kill(self) -> None:
-        """The process and all that descends from it are gone."""
+        """Kills the process and all that descends from it."""
         for line in self.family():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(line.split()[0]), signal.SIGKILL)
@@ -147,7 +146,7 @@ class FerryProcess:
                 os.kill(int(line.split()[0]), signal.SIGCONT)
 
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
+        """Returns whether the process is gone."""
         return self._process.poll() is not None
 
     def _whole_log(self) -> str:
@@ -184,19 +183,19 @@ class FerryServer:
         self.process.wait_for_line("Model server started.")
 
     def predict(self, path: str, body: bytes = b"", **options: Any) -> requests.Response:
-        """The answer to `POST /predictions/{path}` over a connection of its own."""
+        """Returns the answer to `POST /predictions/{path}` over a connection of its own."""
         url = f"{self.inference}/predictions/{path}"
         with requests.Session() as session:
             session.trust_env = False
             return session.post(url, data=body, timeout=HTTP_TIMEOUT_S, **options)
 
     def manage(self, method: str, path: str, **parameters: Any) -> requests.Response:
-        """The answer of the management API."""
+        """Returns the answer of the management API."""
         url = f"{self.management}/{path}"
         return self.http.request(method, url, params=parameters, timeout=HTTP_TIMEOUT_S * 2)
 
     def register(self, archive: str, **parameters: Any) -> requests.Response:
-        """Registered, with one worker and waiting for it unless said otherwise; asserts 200."""
+        """Registers the archive and waits for one worker, unless told otherwise; asserts 200."""
         query = {"url": archive, "initial_workers": 1, "synchronous": "true", **parameters}
         response = self.manage("POST", "models", **query)
         assert response.status_code == 200, response.text
@@ -204,7 +203,7 @@ class FerryServer:
 
     @contextlib.contextmanager
     def model(self, archive: str, model_name: str, **parameters: Any) -> Iterator[str]:
-        """Registered for the length of a with block."""
+        """Registers the archive for the length of a with block."""
         self.register(archive, model_name=model_name, **parameters)
         try:
             yield model_name
@@ -213,7 +212,7 @@ class FerryServer:
 
     @contextlib.contextmanager
     def cleaned_up(self, *paths: str) -> Iterator[None]:
-        """These models are unregistered after the with block, whatever happened in it."""
+        """Unregisters these models after the with block, whatever happened in it."""
         try:
             yield
         finally:
@@ -221,13 +220,13 @@ class FerryServer:
                 self.manage("DELETE", f"models/{path}")
 
     def describe(self, model_name: str) -> dict[str, Any]:
-        """The default version's description."""
+        """Returns the default version's description."""
         response = self.manage("GET", f"models/{model_name}")
         assert response.status_code == 200, response.text
         document: dict[str, Any] = response.json()[0]
         return document
 
     def worker_pids(self, model_name: str) -> list[int]:
-        """The ready workers' process ids, as describe tells them."""
+        """Returns the ready workers' process ids, as describe tells them."""
         workers = self.describe(model_name)["workers"]
         return [worker["pid"] for worker in workers if worker["status"] == "READY"]

@@ -17,10 +17,8 @@ from tests.e2e.archives import make_archive, make_scripted
 from tests.e2e.ferry_process import FerryProcess, FerryServer
 from tests.e2e.refusals import assert_error
 from tests.ports import free_ports
+from tests.redis_users import PASSWORD, USERS, add_user
 from tests.support import eventually
-
-USERS = Path(__file__).parents[2] / "deploy/redis/users.acl"
-PASSWORD = "only-for-this-test"
 
 ODD_ANSWERS = """
 import math
@@ -165,10 +163,8 @@ def guarded_redis() -> Iterator[EmbeddedRedis]:
     """A Redis with the users of deploy/redis; the nameless one is this test's own way in."""
     with EmbeddedRedis(find_server()) as redis:
         client = connect(redis.url)
-        for line in USERS.read_text().splitlines():
-            _, name, *rules = line.split()
-            if name != "default":
-                client.execute_command("ACL", "SETUSER", name, "reset", *rules, f">{PASSWORD}")
+        for name in USERS.keys() - {"default"}:
+            add_user(client, name)
         client.close()
         yield redis
 

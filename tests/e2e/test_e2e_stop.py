@@ -77,18 +77,18 @@ def test_stop_answers_what_is_running_and_leaves_no_process(
 ) -> None:
     # Given requests at work
     with Clients(own_server.inference, 2) as clients:
-        clients.send("/predictions/loaded", ["hold stop|a", "hold stop|b"])
+        clients.send("/predictions/loaded", ["hold|a", "hold|b"])
         ledger = Ledger(own_server.store / "loaded-1.0.ledger")
         eventually(lambda: len(ledger.calls()) == 2, 10)
-        ledger.let_go()
         assert len(own_server.process.family()) >= 6
 
         # When the server is told to stop, group and all, as a terminal does it
-        stopped = own_server.process.stop(number, whole_group=True)
+        process = own_server.process
+        stopped = process.stop_by(lambda: (os.killpg(process.pid, number), ledger.let_go()))
 
         # Then the requests have their answers
         answers = clients.receive(2)
-    assert [answer.body for answer in answers] == [b"hold stop|a", b"hold stop|b"]
+    assert [answer.body for answer in answers] == [b"hold|a", b"hold|b"]
 
     # And it ends with exit code 0, in time, without a process left
     print(f"stopped in {stopped.seconds:.2f} s")  # noqa: T201

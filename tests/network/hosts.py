@@ -89,7 +89,7 @@ class Network:
 
     @contextlib.contextmanager
     def cut_off(self, host: Host, how: Cut = Cut.SILENT) -> Iterator[None]:
-        """No other host reaches this one during the with block."""
+        """Cuts this host off from all others during the with block."""
         self.cut(host, how)
         try:
             yield
@@ -97,7 +97,7 @@ class Network:
             self.join(host, how)
 
     def cut(self, host: Host, how: Cut) -> None:
-        """From now on the host is cut off."""
+        """Cuts the host off."""
         port = ["dev", host.port]
         if how is Cut.SILENT:
             ip("-n", self._switch, "link", "set", *port, "nomaster")
@@ -111,7 +111,7 @@ class Network:
             run([*tc, "limit", "0"])
 
     def join(self, host: Host, how: Cut) -> None:
-        """The host has its network back."""
+        """Gives the host its network back."""
         port = ["dev", host.port]
         if how is Cut.SILENT:
             ip("-n", self._switch, "link", "set", *port, "master", "switch")
@@ -153,7 +153,7 @@ class Network:
         return f"{self._mark}l{number}"
 
     def _introduce(self, host: Host) -> None:
-        """The host knows the others' cards for good: one that vanishes is not even missed."""
+        """Tells the host the others' cards for good: one that vanishes is not even missed."""
         for number, other in enumerate(self.hosts.values()):
             if other is not host:
                 ip("-n", host.space, "neigh", "replace", other.address, "lladdr", mac(number),
@@ -170,7 +170,7 @@ class Network:
 
 
 def why_impossible() -> str:
-    """Why this machine cannot have hosts of its own; empty when it can."""
+    """Returns why this machine cannot have hosts of its own; empty when it can."""
     missing = [name for name in ("ip", "nsenter") if shutil.which(name) is None]
     if missing:
         return f"{' and '.join(missing)} missing: on Debian, apt-get install iproute2 util-linux"
@@ -186,7 +186,7 @@ def why_impossible() -> str:
 
 
 def can_be_deaf() -> bool:
-    """Whether packets of one direction can be dropped here."""
+    """Returns whether packets of one direction can be dropped here."""
     if shutil.which("tc") is None:
         return False
     with Network(["probe"]) as network:
@@ -198,7 +198,7 @@ def can_be_deaf() -> bool:
 
 
 def mac(number: int) -> str:
-    """The address of the card of host `number`."""
+    """Returns the address of the card of host `number`."""
     return f"02:00:00:00:00:{number + 1:02x}"
 
 
@@ -207,5 +207,5 @@ def ip(*words: str) -> None:
 
 
 def run(words: list[str]) -> None:
-    """The command has succeeded."""
+    """Runs the command; raises when it fails."""
     subprocess.run(words, check=True, capture_output=True, timeout=COMMAND_TIMEOUT_S)

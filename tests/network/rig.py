@@ -47,7 +47,7 @@ class NetworkRig(Rig):
         return process
 
     def restore(self) -> None:
-        """All parts run, on the hosts where they were."""
+        """Starts what is gone again, on the hosts where it was."""
         gone = [node for node in self.nodes if not node.family()]
         for node in gone:
             self.remove_node(node)

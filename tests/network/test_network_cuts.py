@@ -242,7 +242,7 @@ def test_parts_cut_off_stop_in_time_when_they_are_told_to(
 
 
 def calls_since(model: Served, moment: float, pids: Iterable[int] = ()) -> list[float]:
-    """When the handler was called after this moment, by one of these processes if any are named."""
+    """Returns when the handler was called after this moment, by these processes or by any."""
     wanted = set(pids)
     return sorted(
         call.started_at
@@ -256,7 +256,7 @@ def control_workers(node: FerryProcess) -> list[str]:
 
 
 def ran_for_nobody(model: Served, sent: list[Sent], slack_s: float = SLACK_S) -> list[str]:
-    """Requests that were begun after their clients had been told that they had failed."""
+    """Returns requests that were begun after their clients had been told of their failure."""
     failed = {one.body: one.answered_at for one in sent if one.status != 200}
     return [
         f"{body}: {call.started_at - failed[body]:.2f} s after"
@@ -267,7 +267,7 @@ def ran_for_nobody(model: Served, sent: list[Sent], slack_s: float = SLACK_S) ->
 
 
 def probe(rig: NetworkRig) -> float:
-    """Seconds of the slowest probe; each says what an orchestrator has to know."""
+    """Asserts what each probe tells an orchestrator; returns the slowest one's seconds."""
     slowest_s = 0.0
     for path, expected in PROBES.items():
         began = time.monotonic()
@@ -278,7 +278,7 @@ def probe(rig: NetworkRig) -> float:
 
 
 def stop_together(parts: list[FerryProcess]) -> list:
-    """What became of the parts after SIGTERM to all of them at once."""
+    """Sends SIGTERM to all parts at once; returns what became of them."""
     found: dict[int, object] = {}
 
     def stop(number: int) -> None:

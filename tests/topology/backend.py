@@ -8,7 +8,7 @@ from tests.topology.servers import Cluster
 
 
 def cluster_backend(cluster: Cluster, admin: Any) -> Backend:
-    """The cluster, emptied and with its default settings."""
+    """Empties the cluster, and gives it its default settings."""
     cluster.flush()
     return Backend(
         client=admin,

@@ -57,7 +57,7 @@ class Node:
         return f"{HOST}:{self.port}"
 
     def launch(self) -> None:
-        """The process runs, and may not answer yet."""
+        """Starts the process, which may not answer yet."""
         words = [str(find_server().path), str(self._config)]
         if self._is_sentinel:
             words.append("--sentinel")
@@ -73,7 +73,7 @@ class Node:
             return False
 
     def kill(self) -> None:
-        """The process is gone, as after kill -9."""
+        """Kills the process and its children."""
         assert self._process is not None
         kill_group(self._process)
 
@@ -101,7 +101,7 @@ class Servers:
             raise
 
     def _start(self) -> None:
-        """They serve."""
+        """Starts the servers and waits until they serve."""
         raise NotImplementedError
 
     def _add(self, *arguments: Any, **options: Any) -> Node:
@@ -159,7 +159,7 @@ class SentinelGroup(Servers):
         return f"redis+sentinel://{places}/{SERVICE}"
 
     def master(self) -> Node:
-        """Who is the master, as most sentinels see it."""
+        """Returns the master, as most sentinels see it."""
         ports = [self._master_port(one) for one in self.sentinels]
         return self.node(max(set(ports), key=ports.count))
 
@@ -214,14 +214,14 @@ class Cluster(Servers):
         return f"redis+cluster://{','.join(node.address for node in self.nodes)}"
 
     def admin(self) -> redis.RedisCluster:
-        """redis-py's own cluster client, for what tests look at and change."""
+        """Returns redis-py's own cluster client, for what tests look at and change."""
         return redis.RedisCluster(host=HOST, port=self.nodes[0].port)
 
     def id_of(self, node: Node) -> str:
         return str(node.client.execute_command("CLUSTER MYID").decode())
 
     def owner(self, slot: int, witnesses: Sequence[Node] = ()) -> Node:
-        """Whom the first of these nodes, or of all, takes for the slot's master."""
+        """Returns the slot's master in the eyes of the first of these nodes that answers."""
         for node in witnesses or self.nodes:
             with contextlib.suppress(redis.RedisError):
                 for first, last, master, *_ in node.client.execute_command("CLUSTER SLOTS"):
@@ -230,7 +230,7 @@ class Cluster(Servers):
         raise AssertionError(f"nobody has slot {slot}")
 
     def is_well(self) -> bool:
-        """Whether everybody serves, and each replica has all that its master has."""
+        """Returns whether all nodes serve, and each replica has all that its master has."""
         for node in self.nodes:
             replication = node.client.info("replication")
             if replication["role"] == "slave" and replication["master_link_status"] != "up":
@@ -246,7 +246,7 @@ class Cluster(Servers):
                 node.client.flushall()
 
     def move_slot(self, slot: int, target: Node) -> None:
-        """The slot's keys are at another master; step by step, as redis-cli does it."""
+        """Moves the slot's keys to another master, step by step, as redis-cli does it."""
         source = self.owner(slot)
         target.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", self.id_of(source))
         source.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", self.id_of(target))

@@ -37,7 +37,7 @@ def slot_of(model_name: str) -> int:
 
 
 def model_on(cluster: Cluster, node: Node) -> str:
-    """A name whose keys are on this master."""
+    """Returns a name whose keys are on this master."""
     names = (f"m{number}" for number in range(1000))
     return next(name for name in names if cluster.owner(slot_of(name)) is node)
 
@@ -177,7 +177,7 @@ def test_nobody_hangs_when_a_master_of_the_cluster_fails(
 
 
 def has_taken_over(cluster: Cluster, slot: int, old: Node) -> bool:
-    """Whether another node has the slot and all of the living ones serve."""
+    """Returns whether another node has the slot and all of the living ones serve."""
     alive = [node for node in cluster.nodes if node is not old]
     try:
         return cluster.owner(slot, alive) is not old and all(map(serves, alive))

@@ -1,4 +1,4 @@
-"""The master dies, or freezes and comes back as a replica: nobody hangs, all goes on by itself."""
+"""The master dies, or freezes and comes back as a replica: no client hangs."""
 
 import time
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def wait_failed_over(group: SentinelGroup, old: Node) -> float:
-    """When there was another master that takes writes."""
+    """Waits for another master that takes writes; returns when there was one."""
 
     def takes_writes() -> bool:
         try:

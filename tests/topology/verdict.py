@@ -1,4 +1,4 @@
-"""How long it took until all was well again, and whether everybody was told the truth."""
+"""Asserts how soon all was well again, and that every client was told the truth."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,7 +17,7 @@ Note = Callable[[str], None]
 
 
 def check_recovery(log: Sequence[Sent], broken_at: float, over_at: float, note: Note) -> None:
-    """Asserts that everybody was answered, and well again soon after another server took over."""
+    """Asserts that all were answered, and served again soon after another server took over."""
     found = checker.statuses(log)
     back_s = _first_success(log, broken_at + 0.1) - over_at
     late = [one for one in log if one.sent_at > over_at + RECOVERED_S]

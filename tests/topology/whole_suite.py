@@ -27,7 +27,7 @@ ON_ONE_SERVER = (
 
 
 def is_long() -> bool:
-    """Whether this is the long form, `make topology`."""
+    """Returns whether this is the long form, `make topology`."""
     return os.environ.get("TOPOLOGY_LONG", "") == "1"
 
 
@@ -36,7 +36,7 @@ _lent: list[tuple[Cluster, Callable[[], bool]]] = []
 
 
 def lend_cluster(has_ended: Callable[[], bool]) -> str:
-    """The URL of an empty cluster that is nobody else's until its server has ended."""
+    """Returns the URL of an empty cluster that no other server gets until `has_ended`."""
     for number, (cluster, is_free) in enumerate(_lent):
         if is_free():
             cluster.flush()
@@ -50,6 +50,6 @@ def lend_cluster(has_ended: Callable[[], bool]) -> str:
 
 @contextlib.contextmanager
 def own_redis() -> Iterator[str]:
-    """The URL of a Redis for one test."""
+    """Starts a Redis for one test; yields its URL."""
     with Cluster() if IS_ON_CLUSTER else EmbeddedRedis(find_server()) as servers:
         yield servers.url
