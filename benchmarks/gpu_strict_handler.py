@@ -13,13 +13,13 @@ class StrictClassifier(ImageClassifier):
 
     def initialize(self, context: Any) -> None:
         super().initialize(context)
-        if self._is_for_gpu() and self._gpu_jpegs is None:
+        if self._is_for_gpu() and self._fast_batches.gpu_jpegs is None:
             raise RuntimeError("the GPU decodes no JPEGs here; the worker's log says why")
 
-    def _decoded(self, values: list[Any]) -> Any:
-        if values and self._is_for_gpu():
-            raise RuntimeError(f"{len(values)} images are left to Pillow")
-        return super()._decoded(values)
+    def _image(self, value: Any, processing: Any) -> Any:
+        if self._is_for_gpu():
+            raise RuntimeError("an image is left to Pillow")
+        return super()._image(value, processing)
 
     def _is_for_gpu(self) -> bool:
         return bool(self.model_yaml_config.get("jpeg_decoder") == "gpu")

@@ -29,8 +29,31 @@ class Pooled(torch.nn.Module):
         return self.weigh(images.mean(dim=(2, 3)))
 
 
+class Convolved(torch.nn.Module):
+    """Has something to fold: a convolution and the normalisation behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.see = torch.nn.Conv2d(3, 16, 3, stride=2)
+        self.normalise = torch.nn.BatchNorm2d(16)
+        self.weigh = torch.nn.Linear(16, 8)
+
+    def forward(self, images):
+        seen = torch.relu(self.normalise(self.see(images)))
+        return self.weigh(seen.mean(dim=(2, 3)))
+
+
+def trained(kind):
+    """Returns a model whose normalisation does something, always the same."""
+    torch.manual_seed(3)
+    model = kind()
+    for _ in range(3):
+        model(torch.randn(8, 3, 32, 32) * 2 + 1)
+    return model.eval()
+
+
 class Touch:
-    """Unpickled, it makes the file at this path."""
+    """Makes the file at this path when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -47,7 +70,7 @@ def saved(value):
 
 @contextlib.contextmanager
 def torchscript():
-    """Newer torches say that TorchScript is deprecated, in one way or another; 2.6 does not."""
+    """Hides that newer torches call TorchScript deprecated, in one way or another."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
@@ -62,7 +85,7 @@ def scripted(model):
 
 
 def frozen(model, example=None):
-    """TorchScript: traced with an example if there is one, else scripted."""
+    """Returns frozen TorchScript: traced with an example if there is one, else scripted."""
     model = model.eval()
     with torchscript():
         model = torch.jit.script(model) if example is None else torch.jit.trace(model, example)

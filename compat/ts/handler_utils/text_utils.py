@@ -1,4 +1,4 @@
-"""Words of a text, and runs of words. TorchServe took both from torchtext.
+"""Splits texts into words and runs of words, as torchtext did for TorchServe.
 
 Source: TorchServe 0.12 ts/handler_utils/text_utils.py, as an interface.
 """
@@ -15,6 +15,16 @@ _DROPPED = re.compile(r'"')
 _BLANK = re.compile(r"<br />|[;:]")
 
 
+class Words(list[str]):
+    """The words of a batch's rows, one after the other, as handlers find them beside the tokens.
+
+    `starts` says where the tokens of each row begin. Not in text_classifier.py: a handler has to be
+    the only class of its module.
+    """
+
+    starts: Sequence[int] = (0,)
+
+
 def ngrams_iterator(token_list: Sequence[str], ngrams: int) -> Iterator[str]:
     """Yields the tokens, then each run of 2, 3, … `ngrams` of them, joined by spaces."""
     for size in range(1, ngrams + 1):
@@ -23,7 +33,7 @@ def ngrams_iterator(token_list: Sequence[str], ngrams: int) -> Iterator[str]:
 
 
 def get_tokenizer(tokenizer: str | None, language: str = "en") -> Tokenizer:
-    """What splits a text at its white space, or for "basic_english" at its punctuation, too.
+    """Returns a function that splits a text at white space; "basic_english" also at punctuation.
 
     Raises:
         ValueError: another tokenizer or language.
@@ -36,6 +46,6 @@ def get_tokenizer(tokenizer: str | None, language: str = "en") -> Tokenizer:
 
 
 def _basic_english(line: str) -> list[str]:
-    """Words in lower case and single marks; quotation marks, colons and line breaks are dropped."""
+    """Splits into lower-case words and single marks; drops quotation marks, colons, line breaks."""
     plain = _BLANK.sub(" ", _DROPPED.sub("", line.lower()))
     return _STANDING_ALONE.sub(r" \g<0> ", plain).split()

@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ts.handler_utils.utils import config_of
+
 
 def timed(method: Callable[..., Any]) -> Callable[..., Any]:
     """Emits `ts_handler_<method>` in ms when model-config.yaml says `handler: {profile: true}`."""
 
     @functools.wraps(method)
     def measure(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_profiled(self):
+        if not (config_of(self).get("handler") or {}).get("profile", False):
             return method(self, *args, **kwargs)
         _wait_for_gpu()
         started_s = time.perf_counter()
@@ -25,14 +27,8 @@ def timed(method: Callable[..., Any]) -> Callable[..., Any]:
     return measure
 
 
-def _is_profiled(handler: Any) -> bool:
-    # A handler that does not call BaseHandler's constructor may have no context yet.
-    config = getattr(getattr(handler, "context", None), "model_yaml_config", None) or {}
-    return bool((config.get("handler") or {}).get("profile", False))
-
-
 def _wait_for_gpu() -> None:
-    """Waits for the GPU, whose time would otherwise count as the next step's."""
+    """Waits for the GPU, so that its work counts for the step that gave it."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()

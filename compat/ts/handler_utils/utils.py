@@ -1,13 +1,16 @@
-"""Imports by name, and the streaming helper."""
+"""Imports by name, a handler's configuration, and the streaming helper."""
 
 import importlib
 from typing import Any
 
 
-def import_class(class_name: str, module_prefix: str | None = None) -> Any:
-    """Returns the class called `package.module.Class`, or `Class` in module `module_prefix`.
+def config_of(handler: Any) -> dict[str, Any]:
+    """Returns what the handler's model-config.yaml says, also before the handler has a context."""
+    return getattr(getattr(handler, "context", None), "model_yaml_config", None) or {}
 
-    A function that makes a model is as good.
+
+def import_class(class_name: str, module_prefix: str | None = None) -> Any:
+    """Returns the class or function `package.module.Class`, or `Class` in module `module_prefix`.
 
     Raises:
         ImportError: no such module or class.
@@ -25,17 +28,17 @@ def import_class(class_name: str, module_prefix: str | None = None) -> Any:
 def send_intermediate_predict_response(
     ret: Any, req_id_map: dict[int, str], message: str, code: int, context: Any = None
 ) -> None:
-    """These clients have got the next piece of their answers; what the handler returns is the last.
+    """Sends clients the next piece of their answers; the handler's result is the last piece.
 
-    Blocks while a client is slow. Status and headers count that are set before the first piece.
+    Blocks while a client is slow. Status and headers must be set before the first piece.
 
     Args:
-        ret: the pieces, of the kinds that a handler may return. More than are sent do no harm.
-        req_id_map: under which number of `ret` each request finds its piece: `context.request_ids`,
-            or fewer requests, numbered as you like.
-        message: TorchServe's; the context's reason phrase counts.
-        code: TorchServe's; the context's status counts.
-        context: the one that the handler got.
+        ret: the pieces, of the kinds that a handler may return. Extra pieces do no harm.
+        req_id_map: maps an index of `ret` to the request that gets this piece: either
+            `context.request_ids`, or fewer requests, numbered as you like.
+        message: without effect; the context's reason phrase is sent.
+        code: without effect; the context's status is sent.
+        context: the context that the handler was given.
 
     Raises:
         RuntimeError: the context is not a worker's, or the handler has returned.

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,7 +25,12 @@ from ts.torch_handler.weights import (
     load_torchscript,
     run_onnx,
 )
-from ts.utils.util import check_valid_pt2_backend, list_classes_from_module, load_label_mapping
+from ts.utils.util import (
+    PredictionException,
+    check_valid_pt2_backend,
+    list_classes_from_module,
+    load_label_mapping,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -261,3 +267,15 @@ def _pick_device(gpu_id: Any) -> torch.device:
         *(gpu_id, torch.__version__),
     )
     return torch.device("cpu")
+
+
+def captum_attributions() -> ModuleType:
+    """Returns the module `captum.attr`, which explains predictions.
+
+    Raises:
+        PredictionException: status 501, the package captum is not installed.
+    """
+    try:
+        return importlib.import_module("captum.attr")
+    except ImportError as error:
+        raise PredictionException("Explanations need the package captum.", 501) from error

@@ -1,4 +1,4 @@
-"""Turns what a client sent into an image, or says politely that it is none."""
+"""Turns what a client sent into an image, or refuses it with a reason that helps the client."""
 
 import base64
 import io
@@ -9,12 +9,15 @@ from typing import Any
 
 from PIL import Image
 
-from ts.torch_handler.acceleration.resizing import is_too_thin
 from ts.torch_handler.pixel_limit import too_many_pixels
 from ts.utils.util import PredictionException
 
 # Pillow would try some forty parsers, EPS among them, which runs Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+
+# How many times as long as wide any image may be. Otherwise a limit of pixels below the model's own
+# size would refuse all images.
+_NEVER_TOO_THIN = 10
 
 # Of a JPEG. Encoders write some ten; each takes up to 50 ms at the default limit of pixels.
 MOST_SCANS = 50
@@ -22,8 +25,8 @@ MOST_SCANS = 50
 _START_OF_JPEG = b"\xff\xd8"
 _START_OF_SCAN = b"\xff\xda"
 _END_OF_JPEG = b"\xff\xd9"
-# Of a segment that has a length, as libjpeg finds it. D0 to D8 have none; what is below C0 libjpeg
-# skips, and reads no length, when it looks for a restart; FF only fills.
+# The marker of a segment that has a length, as libjpeg finds it. D0 to D8 have none; libjpeg skips
+# markers below C0 without a length when it looks for a restart; FF only fills.
 _MARKER = re.compile(rb"\xff[^\x00-\xbf\xd0-\xd8\xff]")
 
 _UNREADABLE = (
@@ -44,14 +47,13 @@ def open_image(
 ) -> Image.Image:
     """Returns the first frame as RGB: from bytes, or from text in base64.
 
-    TorchServe does not convert, so that CMYK or transparent images fail there, and grey ones where
-    three channels are wanted; with `keep_grey` those stay grey: 8 bits, whatever they had, and
-    nothing transparent.
+    TorchServe does not convert, so that CMYK or transparent images fail, and grey ones where the
+    model wants three channels.
 
     Args:
         value: what the client sent.
-        short_side: to which the shorter side will be scaled, in pixels; None if it will not be.
-        keep_grey: leave a grey image grey.
+        short_side: the length to which the shorter side will be scaled, in pixels; None: it is not.
+        keep_grey: leaves a grey image grey, with 8 bits per pixel and nothing transparent.
 
     Raises:
         PredictionException: status 400, not an image that this server reads.
@@ -59,7 +61,7 @@ def open_image(
     try:
         content = base64.b64decode(value) if isinstance(value, str) else bytes(value)
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            if is_too_thin(image.size, short_side):
+            if _is_too_thin(image.size, short_side):
                 raise _unreadable("so thin, it would have too many pixels when resized")
             if content.startswith(_START_OF_JPEG) and _has_too_many_scans(content):
                 raise _unreadable("it has too many scans")
@@ -71,13 +73,9 @@ def open_image(
 
 
 def is_plain_jpeg(value: Any, short_side: int | None = None) -> bool:
-    """Whether these bytes end as a JPEG does and begin as one in grey or RGB, of a size allowed.
+    """Returns whether these bytes are a JPEG in grey or RGB, of an allowed size, by head and end.
 
-    Only its head is read; the pixels may still turn out to be broken.
-
-    Args:
-        value: what the client sent.
-        short_side: to which the shorter side will be scaled, in pixels; None if it will not be.
+    The pixels may still turn out to be broken. The arguments are those of `open_image`.
     """
     if not isinstance(value, bytes | bytearray) or not value.endswith(_END_OF_JPEG):
         return False
@@ -85,17 +83,26 @@ def is_plain_jpeg(value: Any, short_side: int | None = None) -> bool:
         return False
     try:
         with Image.open(io.BytesIO(value), formats=("JPEG",)) as image:
-            return image.mode in ("RGB", "L") and not is_too_thin(image.size, short_side)
+            return image.mode in ("RGB", "L") and not _is_too_thin(image.size, short_side)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, *_UNREADABLE):
         return False
 
 
-def _has_too_many_scans(jpeg: bytes | bytearray) -> bool:
-    """Whether it goes over its pixels more than MOST_SCANS times, however few bytes that takes.
+def _is_too_thin(size: tuple[int, int], short_side: int | None) -> bool:
+    """Returns whether the image has more pixels than are allowed once its short side is scaled."""
+    if short_side is None or not Image.MAX_IMAGE_PIXELS:
+        return False
+    square = short_side**2
+    limit = max(Image.MAX_IMAGE_PIXELS, _NEVER_TOO_THIN * square)
+    return square * max(size) > limit * min(size)
 
-    Thumbnails, and what follows its end, are not counted.
+
+def _has_too_many_scans(jpeg: bytes | bytearray) -> bool:
+    """Returns whether a JPEG goes over its pixels more than MOST_SCANS times.
+
+    Scans of thumbnails, and those behind the end, do not count.
     """
-    # No fewer than there are, and quickly counted.
+    # Counts at least all scans, and is quick.
     if jpeg.count(_START_OF_SCAN) <= MOST_SCANS:
         return False
     scans, start = 0, 0

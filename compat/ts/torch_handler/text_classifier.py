@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from ts.handler_utils.text_utils import ngrams_iterator
+from ts.handler_utils.text_utils import Words, ngrams_iterator
 from ts.torch_handler.text_handler import TextHandler
-from ts.torch_handler.words import Words
 from ts.utils.util import PredictionException, map_class_to_label
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ts.handler_utils.text_utils import BASIC_ENGLISH, get_tokenizer
-from ts.torch_handler.attribution import captum_attributions
-from ts.torch_handler.base_handler import BaseHandler
+from ts.torch_handler.base_handler import BaseHandler, captum_attributions
 from ts.torch_handler.contractions import CONTRACTION_MAP
 from ts.utils.util import ENTITY
 

@@ -1,6 +1,6 @@
 """Loads weights: state dicts, TorchScript, ONNX, torch.export, AOTInductor.
 
-Weights are data: none of these runs a pickle that came with the archive.
+Weights are data: no loader runs a pickle that came with the archive.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch.export.passes import move_to_device_pass
 
-# What torch writes into a .pt2 file that holds compiled code rather than a graph.
+# Only a .pt2 file that holds compiled code, not a graph, has this folder.
 _COMPILED_FOLDER = "data/aotinductor/"
-# Where TorchScript's error says that it knows no such class.
+# TorchScript's error names this when it does not know a class of TensorRT.
 _TENSORRT_CLASSES = "torch.classes.tensorrt"
 _FORCE_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
@@ -31,7 +31,7 @@ _STARTED_S = time.time()  # noqa: TID251
 def load_state(model: Any, path: str, model_dir: str, device: torch.device | str | None) -> None:
     """Loads a state dict into the model; on the CPU, workers of one host share the memory.
 
-    Handlers may call this before they have a device: weights then go to where they were saved, and
+    Handlers may call this before they have a device: weights then go where they were saved, and
     are not mapped. A checkpoint that wants to run code when it is loaded is refused.
     """
     is_mapped = device is not None and _may_be_mapped(path, model_dir, torch.device(device))
@@ -42,11 +42,11 @@ def load_state(model: Any, path: str, model_dir: str, device: torch.device | str
 
 
 def _may_be_mapped(path: str, model_dir: str, device: torch.device) -> bool:
-    """Returns whether the weights may stay in the file, because nobody will write to it.
+    """Returns whether the weights may stay in the file, because it will not be written to.
 
-    Whoever did would change the answers or, by shortening it, kill the process; deleting it is
-    harmless. An unpacked archive is written once; a folder in the model store is linked to and
-    stays its owner's; and a handler may write the file anew whenever it starts.
+    A write would change the answers or, if it shortens the file, kill the process; deleting the
+    file is harmless. An unpacked archive is written once; a folder in the model store is linked to
+    and stays its owner's; and a handler may write the file anew whenever it starts.
     """
     file, folder = Path(path).resolve(), Path(model_dir)
     return (
@@ -59,7 +59,7 @@ def _may_be_mapped(path: str, model_dir: str, device: torch.device) -> bool:
 
 
 def _is_plain_zip(file: Path) -> bool:
-    """Returns whether its tensors can be mapped: torch.save's zip format, not compressed."""
+    """Returns whether the file's tensors can be mapped: torch.save's zip format, not compressed."""
     if not zipfile.is_zipfile(file):
         return False
     with zipfile.ZipFile(file) as bundle:
@@ -67,10 +67,10 @@ def _is_plain_zip(file: Path) -> bool:
 
 
 def _adopt(model: torch.nn.Module, mapped: Mapping[str, Any]) -> None:
-    """Weights of the model that equal the mapped ones use the file's memory, and not their own.
+    """Lets the model's weights that equal the mapped ones use the file's memory.
 
     Not by `load_state_dict(assign=True)`: that would change the types of weights, and leave random
-    numbers with whoever holds a weight, or a part of one, under another name.
+    numbers where the model holds a weight, or a part of it, under another name.
     """
     for name, weight in itertools.chain(model.named_parameters(), model.named_buffers()):
         if _is_same(weight.data, mapped.get(name)):
@@ -89,8 +89,8 @@ def _is_same(weight: torch.Tensor, mapped: Any) -> bool:
 def give_back_memory() -> None:
     """Gives freed memory back to the system, where the C library is glibc.
 
-    It would keep the small pieces, which of a network's weights come to as much as the network. Of
-    a GPU torch would keep what warming up has used, and other workers' models want it.
+    glibc would keep the small pieces, which add up to as much as the network. On a GPU, torch would
+    keep the memory that warming up has used, and other workers' models need it.
     """
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -99,20 +99,20 @@ def give_back_memory() -> None:
 
 
 def load_torchscript(path: str, device: torch.device) -> Any:
-    """Returns the scripted or traced module on this device, its TensorRT engines too.
+    """Returns the scripted or traced module on this device, with its TensorRT engines.
 
     Raises:
         ImportError: it has such engines, and torch_tensorrt is not installed.
     """
     with warnings.catch_warnings():
-        # Existing archives hold TorchScript, whatever new models should be exported with.
+        # Existing archives hold TorchScript, although new models should be exported otherwise.
         warnings.filterwarnings("ignore", r".*torch\.jit\.load")
         try:
             return torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             if _TENSORRT_CLASSES not in str(error):
                 raise
-            # It tells torch of them. TorchServe imports it for every model, which takes long.
+            # This makes the classes known. TorchServe imports it for every model, which takes long.
             importlib.import_module("torch_tensorrt")
             return torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
 
@@ -137,14 +137,14 @@ def load_onnx(path: str, device: torch.device) -> Any:
 
 
 def run_onnx(session: Any, data: Any) -> Any:
-    """Returns what an onnxruntime session says of the batch.
+    """Runs an onnxruntime session over the batch.
 
     Args:
         session: as from `load_onnx`.
         data: a tensor for its only input, or a dict of tensors by input name.
 
     Returns:
-        A tensor if it has one output, else a dict of tensors by output name.
+        A tensor if the model has one output, else a dict of tensors by output name.
     """
     feeds = data if isinstance(data, dict) else {session.get_inputs()[0].name: data}
     arrays = {name: torch.as_tensor(value).cpu().numpy() for name, value in feeds.items()}
@@ -159,7 +159,7 @@ def load_pt2(path: str, device: torch.device) -> Any:
     """Returns a callable from a .pt2 file: torch.export's graph, or AOTInductor's compiled package.
 
     Raises:
-        RuntimeError: neither, or one that wants to unpickle more than weights.
+        RuntimeError: the file is neither, or wants to unpickle more than weights.
     """
     if not zipfile.is_zipfile(path):
         raise RuntimeError(f"{os.path.basename(path)} is not a .pt2 file")  # noqa: PTH119
@@ -186,7 +186,7 @@ def load_aot_library(path: str, device: torch.device) -> Any:
 
 @contextlib.contextmanager
 def _weights_only() -> Iterator[None]:
-    """torch.export tries `weights_only` first and unpickles anything when that fails; not here."""
+    """Keeps torch.export from unpickling anything once `weights_only` has failed."""
     before = os.environ.get(_FORCE_WEIGHTS_ONLY)
     os.environ[_FORCE_WEIGHTS_ONLY] = "1"
     try:

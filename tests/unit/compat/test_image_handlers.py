@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import threading
 import zlib
 
 import pytest
@@ -11,14 +10,12 @@ import torch
 from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import v2
-from ts.torch_handler import vision_handler
-from ts.torch_handler.acceleration.resizing import short_side_after
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.image_segmenter import ImageSegmenter
+from ts.torch_handler.image_steps import short_side_after
 from ts.torch_handler.images import MOST_SCANS, is_plain_jpeg, open_image
 from ts.torch_handler.object_detector import ObjectDetector
 from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
-from ts.torch_handler.vision_handler import VisionHandler
 
 from batching.protocol import Part, Request
 from batching.settings.settings import Settings
@@ -46,21 +43,6 @@ def classify(load_handler):
 
     run.model = model
     return run
-
-
-def test_image_classifier_runs_without_a_server(tmp_path):
-    # Given the context that tests of handlers have
-    (tmp_path / "model.pt").write_bytes(scripted(Pooled().eval()))
-    (tmp_path / "index_to_name.json").write_text(NAMES)
-    context = MockContext(model_pt_file="model.pt", model_dir=str(tmp_path), model_file=None)
-    handler = ImageClassifier()
-
-    # When
-    handler.initialize(context)
-    answers = handler.handle([{"data": picture()}, {"body": picture()}], context)
-
-    # Then
-    assert [len(answer) for answer in answers] == [5, 5]
 
 
 @pytest.mark.parametrize(
@@ -136,17 +118,10 @@ def palette_with_alpha():
     return buffer.getvalue()
 
 
-def animation():
+def animation(image_format):
     buffer = io.BytesIO()
     frames = [Image.new("RGB", (40, 40), color) for color in ("red", "blue")]
-    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
-    return buffer.getvalue()
-
-
-def apng():
-    buffer = io.BytesIO()
-    frames = [Image.new("RGB", (40, 40), color) for color in ("red", "blue")]
-    frames[0].save(buffer, "PNG", save_all=True, append_images=frames[1:])
+    frames[0].save(buffer, image_format, save_all=True, append_images=frames[1:])
     return buffer.getvalue()
 
 
@@ -165,8 +140,8 @@ READABLE = {
     "palette with alpha": palette_with_alpha(),
     "bilevel": picture("1"),
     "webp": picture(image_format="WEBP"),
-    "animation": animation(),
-    "animated png": apng(),
+    "animation": animation("GIF"),
+    "animated png": animation("PNG"),
     "exif": photo_with_exif(60_000),
     "one pixel": picture(size=(1, 1)),
 }
@@ -257,11 +232,6 @@ def test_b18_image_that_is_too_thin_to_be_resized_fails_alone(size, classify, fe
     assert thin.body.startswith(b"Input is not a readable image: so thin,")
 
 
-def test_b18_jpeg_that_is_too_thin_is_not_resized_on_a_gpu_either(few_pixels):
-    thin, good = (picture(size=(1, y), image_format="JPEG") for y in (THINNEST + 1, THINNEST))
-    assert [is_plain_jpeg(content, 256) for content in (thin, good)] == [False, True]
-
-
 def test_limit_of_pixels_below_the_models_size_refuses_none_for_its_shape(classify, monkeypatch):
     # Given
     monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 224 * 224)
@@ -344,41 +314,6 @@ def test_b04_unreadable_image_fails_alone_in_its_batch(classify):
 
     # Then
     assert [reply.status for reply in replies] == [200, 400, 200]
-
-
-def test_images_of_a_batch_are_read_by_threads_that_compute_on_one_core_each():
-    # Given a handler that notes how many threads its arithmetic may have
-    seen = []
-
-    def processing(image):
-        seen.append((threading.current_thread().name, torch.get_num_threads()))
-        return transforms.functional.to_tensor(image)
-
-    class Noting(VisionHandler):
-        image_processing = staticmethod(processing)
-
-    handler, before = Noting(), torch.get_num_threads()
-    handler.device = torch.device("cpu")
-    # When a batch of two is read, and then one image
-    torch.set_num_threads(3)
-    try:
-        assert handler.preprocess([{"data": picture()}] * 2).shape[0] == 2
-        handler.preprocess([{"data": picture()}])
-        # Then
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-    assert [threads for name, threads in seen if name.startswith("decode")] == [1, 1]
-    assert [threads for name, threads in seen if not name.startswith("decode")] == [3]
-
-
-@pytest.mark.parametrize(
-    ("cores", "share", "count"), [(2, 1, 2), (2, 2, 2), (16, 16, 16), (16, 4, 4), (64, 64, 16)]
-)
-def test_worker_reads_images_with_its_share_of_the_cores(monkeypatch, cores, share, count):
-    monkeypatch.setattr(vision_handler.os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: share)
-    assert vision_handler.decoder_count() == count
 
 
 def test_image_may_come_as_base64_or_as_numbers(classify):
@@ -468,7 +403,7 @@ def test_grey_image_is_rgb_for_built_in_transforms_and_colour_stays():
     detector.device = torch.device("cpu")
 
     # When / Then
-    assert detector.preprocess([{"data": picture("L")}]).shape[1] == 3
+    assert detector.preprocess([{"data": picture("L")}] * 2).shape == (2, 3, 200, 300)
     assert classifier.preprocess([{"data": picture()}]).shape[1] == 3
 
 
@@ -508,15 +443,6 @@ def test_object_detector_takes_images_of_different_sizes():
     # Then
     assert [tuple(image.shape) for image in images] == [(3, 200, 300), (3, 20, 10)]
     assert output == [[{"cat": [0.0, 1.0, 2.0, 3.0], "score": pytest.approx(0.9)}]] * 2
-
-
-def test_object_detector_stacks_images_of_one_size():
-    # Given
-    handler = ObjectDetector()
-    handler.device = torch.device("cpu")
-
-    # When / Then
-    assert handler.preprocess([{"data": picture()}] * 2).shape == (2, 3, 200, 300)
 
 
 def test_detector_of_another_model_finds_its_answer_as_the_model_gave_it():

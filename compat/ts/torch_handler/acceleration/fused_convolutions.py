@@ -1,7 +1,7 @@
-"""Convolutions of frozen TorchScript as oneDNN wants them.
+"""Rewrites convolutions of frozen TorchScript as oneDNN wants them.
 
-For TorchScript torch brings every weight into oneDNN's layout anew for each batch, and each sum and
-relu behind a convolution goes through all of its output once more.
+Otherwise torch brings every weight into oneDNN's layout anew for each batch of TorchScript, and the
+sum and the relu behind a convolution each go through all of its output once more.
 
 Source: torch/_inductor/fx_passes/mkldnn_fusion.py, which does the same for `torch.compile`.
 """
@@ -18,15 +18,14 @@ Node = Any
 Value = Any
 Sizes = dict[str, list[int]]
 
-# What tracing writes for a convolution of any kind; scripting writes `aten::conv2d`.
+# Tracing writes this for a convolution of any kind; scripting writes `aten::conv2d`.
 TRACED = "aten::_convolution"
-# Of an image.
-DIMENSIONS = 2
+IMAGE_DIMENSIONS = 2
 
 FUSED = "mkldnn::_convolution_pointwise"
 FUSED_IN_PLACE = "mkldnn::_convolution_pointwise_"
 
-# What these give is new memory, never a view of what they are given.
+# These return new memory, never a view of their inputs.
 FRESH = ("aten::conv2d", "aten::relu", "aten::add", "aten::max_pool2d", FUSED, FUSED_IN_PLACE)
 
 # A batch of images.
@@ -35,13 +34,13 @@ LAYOUT = "nchw"
 # x, summand, weight, bias, four settings, "add", its factor, "relu" or None and its two arguments.
 SUM_INPUTS = 13
 
-# Bringing the weights into their layout costs larger batches too little to be worth the memory of
-# finding out whether one layout suits all of them.
+# In larger batches, bringing the weights into their layout costs too little to be worth the memory
+# that it takes to find out whether one layout suits all calls.
 MOST_ROWS_PACKED = 32
 
 
 class Call(NamedTuple):
-    """A model is called with so many rows, by a thread that may use so many."""
+    """The number of rows that a model is called with, and of threads that the call may use."""
 
     rows: int
     threads: int
@@ -60,16 +59,16 @@ def fuse_convolutions(
 ) -> Any | None:
     """Returns the model with each convolution, and the sum and relu behind it, as one operation.
 
-    Weights are in oneDNN's layout where all `calls` want the same one.
+    Weights are in oneDNN's layout where all `calls` want the same layout.
 
-    None for a model without convolutions; for one that has more inputs than one, or a state; and
-    for one that writes into tensors in a way that torch cannot take out: then what is computed when
+    Returns None for a model without convolutions, with several inputs or with a state, and for one
+    that writes into tensors in a way that torch cannot take out: then the order of its operations
     would matter.
 
     Args:
         model: frozen TorchScript; it stays as it is. Both share the weights that are left plain.
         example: an input of one row, in the precision of the model.
-        calls: all kinds of calls there will be.
+        calls: all kinds of calls that will be made.
     """
     graph = model.graph.copy()
     itself, *inputs = graph.inputs()
@@ -92,13 +91,13 @@ def fuse_convolutions(
 
 
 def _name_as_scripted(graph: Graph, convolution: Node) -> None:
-    """A traced convolution of images is an `aten::conv2d`; others stay as they are.
+    """Renames a traced convolution of images to `aten::conv2d`; others stay as they are.
 
     The switches behind `groups` are for cuDNN alone.
     """
     inputs = list(convolution.inputs())
     source, weight, bias, stride, padding, dilation, transposed, _, groups, *_ = inputs
-    if transposed.toIValue() is not False or len(stride.toIValue() or ()) != DIMENSIONS:
+    if transposed.toIValue() is not False or len(stride.toIValue() or ()) != IMAGE_DIMENSIONS:
         return
     graph.setInsertPoint(convolution)
     settings = [stride, padding, dilation, groups]
@@ -117,9 +116,9 @@ class _Layouts:
         self._has_one: dict[str, bool] = {}
 
     def packed(self, convolution: Node, size: list[int]) -> torch.Tensor | None:
-        """Returns the weight in the layout that every call wants; None if there is no such one.
+        """Returns the weight in the layout that every call wants; None if calls disagree.
 
-        Bringing it from one such layout to another is far slower than from the plain one.
+        Converting from one such layout to another is far slower than from the plain layout.
         """
         _, weight, _, *settings = (value.toIValue() for value in convolution.inputs())
         if not self._is_worth_it or not isinstance(weight, torch.Tensor):
@@ -160,7 +159,7 @@ def _operator(name: str) -> Any:
 
 
 def _fuse(graph: Graph, convolution: Node, sizes: Sizes, layouts: _Layouts) -> bool:
-    """Whether the convolution is replaced by one with the sum and the relu behind it, if any.
+    """Replaces the convolution, with a sum and a relu behind it, by one node; false: it stays.
 
     Nothing in the graph writes yet, so the new node may stand where the last of the old ones stood.
     """
@@ -198,7 +197,7 @@ def _fuse(graph: Graph, convolution: Node, sizes: Sizes, layouts: _Layouts) -> b
 
 
 def _is_plain(convolution: Node, sizes: Sizes) -> bool:
-    """Whether it is one of a batch of images whose size is known, with numbers for settings."""
+    """Returns whether it takes a batch of images of known size, with numbers for settings."""
     source, _, _, *settings = convolution.inputs()
     has_numbers = all(isinstance(value.toIValue(), list | int) for value in settings)
     names = (source.debugName(), convolution.output().debugName())
@@ -206,7 +205,7 @@ def _is_plain(convolution: Node, sizes: Sizes) -> bool:
 
 
 def _summand(addition: Node, convolution: Node, sizes: Sizes) -> Value | None:
-    """Returns what is added to the convolution, if that is a tensor of its size."""
+    """Returns the tensor that is added to the convolution's output, if it has the same size."""
     first, second, factor = addition.inputs()
     result = convolution.output().debugName()
     other = second if first.debugName() == result else first
@@ -215,7 +214,7 @@ def _summand(addition: Node, convolution: Node, sizes: Sizes) -> Value | None:
 
 
 def _only_user(graph: Graph, node: Node, kind: str) -> Node | None:
-    """The node of that kind that alone uses what this one gives, neither in a branch nor a loop."""
+    """Returns the only user of a node's output, if of that kind and outside branches and loops."""
     uses = node.output().uses()
     if len(uses) != 1 or uses[0].user.kind() != kind:
         return None
@@ -223,9 +222,9 @@ def _only_user(graph: Graph, node: Node, kind: str) -> Node | None:
 
 
 def _write_over_summand(graph: Graph, node: Node) -> None:
-    """A fused sum goes to the memory of its summand, if nobody can see it there.
+    """Lets a fused sum go to the memory of its summand, if no other operation sees that memory.
 
-    This saves oneDNN new memory, and is what makes the fused sum faster than one of its own.
+    oneDNN then needs no new memory, which makes the fused sum faster than a separate one.
     """
     if node.inputsSize() != SUM_INPUTS:
         return
@@ -254,12 +253,12 @@ def _insert_packed(graph: Graph, packed: torch.Tensor) -> Value:
 
 
 def _of_kind(graph: Graph, kind: str) -> list[Node]:
-    """Returns the nodes of this kind outside of branches and loops."""
+    """Returns the nodes of this kind outside branches and loops."""
     return [node for node in graph.nodes() if node.kind() == kind]
 
 
 def _writes(block: Any) -> bool:
-    """Returns whether any operation in it or in its branches and loops changes a tensor."""
+    """Returns whether an operation of the block, or of its branches and loops, changes a tensor."""
     return any(
         "!" in node.schema() or any(_writes(inner) for inner in node.blocks())
         for node in block.nodes()
@@ -267,14 +266,14 @@ def _writes(block: Any) -> bool:
 
 
 def _sizes(graph: Graph, example: torch.Tensor) -> Sizes:
-    """Returns how large the tensors are for an input as the example, as far as torch can tell."""
+    """Returns the sizes of the tensors for an input like the example, as far as torch can tell."""
     (source,) = graph.inputs()
     source.setType(_C.TensorType.create_from_tensor(example))
     _run_pass("propagate_shapes_on_graph", graph)
     values = [source, *(value for node in graph.nodes() for value in node.outputs())]
     tensors = [value for value in values if isinstance(value.type(), _C.TensorType)]
     sizes = {value.debugName(): value.type().sizes() for value in tensors}
-    # What holds for the example must not be taken for what always holds.
+    # The sizes of the example must not be taken for those of every input.
     _run_pass("erase_shape_information", graph)
     return {name: size for name, size in sizes.items() if size is not None}
 

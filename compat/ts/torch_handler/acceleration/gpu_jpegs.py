@@ -1,18 +1,20 @@
 """Decodes the JPEGs of a batch on a GPU, with torchvision's binding of nvJPEG.
 
-Its pixels differ a little from Pillow's, so that an archive has to ask for it.
+The pixels differ a little from Pillow's, so an archive has to ask for this decoder.
 """
 
+import io
 import logging
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from PIL import Image
 from torchvision import transforms  # type: ignore[import-untyped]
 from torchvision.io import ImageReadMode, decode_jpeg  # type: ignore[import-untyped]
 
-from ts.torch_handler.acceleration.resizing import short_side_after
+from ts.torch_handler.image_steps import short_side_after
 from ts.torch_handler.images import is_plain_jpeg
 
 logger = logging.getLogger(__name__)
@@ -21,10 +23,10 @@ DECODERS = ("cpu", "gpu")
 
 
 def read_decoder(name: object) -> str:
-    """Returns who decodes, as `jpeg_decoder` in model-config.yaml says.
+    """Returns the decoder that `jpeg_decoder` in model-config.yaml names.
 
     Raises:
-        ValueError: there is no such one.
+        ValueError: there is no such decoder.
     """
     if name not in DECODERS:
         raise ValueError(f"jpeg_decoder in model-config.yaml must be one of {', '.join(DECODERS)}.")
@@ -32,10 +34,7 @@ def read_decoder(name: object) -> str:
 
 
 def on_tensors(processing: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """Returns the same steps for uint8 [3, height, width] as for a Pillow image.
-
-    None if one cannot.
-    """
+    """Returns the same steps for uint8 [3, height, width]; None if one needs a Pillow image."""
     if not isinstance(processing, transforms.Compose):
         return None
     steps = [
@@ -44,13 +43,13 @@ def on_tensors(processing: Any) -> Callable[[torch.Tensor], torch.Tensor] | None
         else step
         for step in processing.transforms
     ]
-    # torchvision's own steps take both, as modules; anybody's function may want Pillow's methods.
+    # torchvision's own steps are modules and take both; other functions may want Pillow's methods.
     takes_tensors = all(isinstance(step, torch.nn.Module) for step in steps)
     return transforms.Compose(steps) if takes_tensors else None
 
 
 class JpegDecoder:
-    """Images as they were sent in, [3, height, width] on the device out, as `processing` gives."""
+    """Turns images as they were sent into [3, height, width] on the device, by `processing`."""
 
     def __init__(
         self, processing: Callable[[torch.Tensor], torch.Tensor], device: torch.device
@@ -60,10 +59,10 @@ class JpegDecoder:
         self._device = device
 
     def decode(self, values: Sequence[Any]) -> list[torch.Tensor | None]:
-        """One image per value; None for what is left to Pillow.
+        """Returns one image per value; None leaves a value to Pillow.
 
-        That is whatever is no complete JPEG in grey or RGB within the limit of pixels, and all of a
-        batch that the GPU refuses: it names no culprit.
+        Pillow gets all but complete JPEGs in grey or RGB within the limit of pixels. When the GPU
+        refuses an image, Pillow gets the whole batch, as the GPU does not say which image it was.
         """
         chosen = [
             index for index, value in enumerate(values) if is_plain_jpeg(value, self._short_side)
@@ -82,18 +81,39 @@ class JpegDecoder:
         """Returns the images of JPEGs.
 
         Raises:
-            RuntimeError: one of them cannot be decoded, or none can be here.
+            RuntimeError: one JPEG cannot be decoded, or this machine decodes none.
         """
         if not contents:
             return []
         # A bytearray, because torch warns of memory that it may not write to.
         encoded = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in contents]
         if self._device.type == "cuda":
-            # torchvision decodes on streams of its own, which wait for nobody: the memory that they
-            # are given may still be read by what this stream has begun.
+            # torchvision decodes on streams of its own, which do not wait for this one, whose work
+            # may still read the memory that they are given.
             torch.cuda.current_stream(self._device).synchronize()
         with warnings.catch_warnings():
-            # Since torchvision 0.29, whose successor is a package of its own.
+            # Deprecated since torchvision 0.29, in favour of a package of its own.
             warnings.simplefilter("ignore", DeprecationWarning)
             decoded = decode_jpeg(encoded, mode=ImageReadMode.RGB, device=self._device)
         return [self._processing(image) for image in decoded]
+
+
+def tried_decoder(
+    processing: Callable[[torch.Tensor], torch.Tensor] | None, device: torch.device
+) -> JpegDecoder | None:
+    """Returns a decoder that has decoded one image; None, with a reason in the log, if it cannot.
+
+    The first image takes long: nvJPEG is loaded for it.
+    """
+    if device.type != "cuda" or processing is None:
+        why = "there is none" if processing else "image_processing may want Pillow's images"
+        logger.warning("images are not decoded by the GPU: %s", why)
+        return None
+    decoder = JpegDecoder(processing, device)
+    Image.new("RGB", (256, 256), (128, 128, 128)).save(grey := io.BytesIO(), "JPEG")
+    try:
+        decoder.decode_all([grey.getvalue()])
+    except Exception as error:  # no nvJPEG, or whatever a step raises
+        logger.warning("images are not decoded by the GPU: %r", error)
+        return None
+    return decoder

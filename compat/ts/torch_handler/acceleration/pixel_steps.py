@@ -1,4 +1,4 @@
-"""Divides the steps of an `image_processing`: what each image needs, and what a batch can have.
+"""Divides an `image_processing` into steps for each image and steps for a whole batch.
 
 A step over a batch is one kernel on a GPU, and torchvision's Normalize waits for the GPU once.
 """
@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageMode
 from torchvision import transforms  # type: ignore[import-untyped]
 
-# These do the same to each pixel, wherever it is. Not their subclasses, which may not.
+# These do the same to each pixel, wherever it is. Their subclasses may not.
 _ALIKE = (transforms.ConvertImageDtype, transforms.Normalize)
 
 _AS_BYTES = transforms.PILToTensor()
@@ -21,8 +21,8 @@ class PixelSteps:
     """An `image_processing` in two halves: `each`, for one image, then `together`, for a batch.
 
     `before` has the steps before ToTensor, which take a Pillow image and may give anything that
-    ToTensor takes; `rest` has ToTensor and what follows, for one such thing. `together` does the
-    same as `rest`, to uint8 [channels, height, width], one image or a batch.
+    ToTensor takes; `rest` has ToTensor and the steps behind it. `together` does the same as `rest`
+    to uint8 [channels, height, width], one image or a batch.
     """
 
     before: Any
@@ -30,7 +30,7 @@ class PixelSteps:
     together: Any
 
     def each(self, image: Image.Image) -> torch.Tensor:
-        """uint8 for `together`, or the end of all steps where the pixels are no bytes any more."""
+        """Returns uint8 for `together`; after all steps where the pixels are not bytes any more."""
         given = self.before(image)
         if _has_bytes(given):
             return _AS_BYTES(given)  # type: ignore[no-any-return]
@@ -38,11 +38,9 @@ class PixelSteps:
 
 
 def divide_steps(processing: Any) -> PixelSteps | None:
-    """Returns the two halves.
+    """Returns the two halves; None without a ToTensor, or if a later step is not alike for pixels.
 
-    None without a ToTensor, or where a later step treats pixels differently.
-
-    Until the end the pixels are bytes, a quarter of what there is to copy to a GPU.
+    The first half leaves bytes, a quarter of the floats that would be copied to the GPU.
     """
     steps = list(processing.transforms) if isinstance(processing, transforms.Compose) else []
     places = [place for place, step in enumerate(steps) if type(step) is transforms.ToTensor]
@@ -59,6 +57,6 @@ def divide_steps(processing: Any) -> PixelSteps | None:
 
 
 def _has_bytes(given: Any) -> bool:
-    # ToTensor divides only bytes by 255. A step may have made an array, or numbers of another kind,
-    # and some images only: which one cannot be told before.
+    # ToTensor divides only bytes by 255. A step may turn some images, not known before, into arrays
+    # or into numbers of another kind.
     return isinstance(given, Image.Image) and ImageMode.getmode(given.mode).typestr == "|u1"

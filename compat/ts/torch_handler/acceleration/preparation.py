@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from ts.torch_handler.acceleration.data_parallel import DataParallel, Model, calls_of, part_count
 from ts.torch_handler.acceleration.fused_convolutions import can_fuse, fuse_convolutions
 from ts.torch_handler.acceleration.precision import times_of_float32
-from ts.torch_handler.data_parallel import DataParallel, Model, calls_of, part_count
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +24,13 @@ WARM_UP_CALLS = 3
 
 # Folding a normalisation into the layer before it moves the last digits.
 TOLERANCE = 1e-3
-# Of half precision, whose results are rounded once less where operations are fused.
+# For half precision: where operations are fused, results are rounded once less.
 HALF_TOLERANCE = 0.05
 
-# Parts that take as long as the whole batch while the machine is quiet take less when it is not.
+# Times of the whole batch. Parts that take as long on a quiet machine take less on a busy one.
 MOST_FOR_PARTS = 1.1
 
-# Times of float32; what is below may be noise.
+# Times of float32; less may be noise.
 MOST_FOR_HALF = 1.1
 
 
@@ -42,10 +42,10 @@ class PreparedModel:
         self._as_it_came = functools.cache(reload)
 
     def __call__(self, batch: torch.Tensor) -> Any:
-        """Float [n, channels, height, width] in; float32 out.
+        """Turns float [n, channels, height, width] into float32.
 
-        Explanations ask for gradients, which only the model as it came has; it is loaded for the
-        first of them.
+        Explanations ask for gradients, which only the model as it came has; the first explanation
+        loads that model.
         """
         if batch.requires_grad and torch.is_grad_enabled():
             return self._as_it_came()(batch)
@@ -59,15 +59,15 @@ def prepare(
     dtype: torch.dtype,
     batch_size: int,
 ) -> Model | None:
-    """Returns the model made ready, or None where it gains nothing or resists.
+    """Returns the model made ready, or None where it resists.
 
     Args:
         model: the model as it came.
-        reload: gives it once more, in evaluation mode; that one is changed.
+        reload: loads the model once more, in evaluation mode; this copy is changed.
         example: an input of one row, float32 [1, channels, height, width].
         dtype: the precision to compute in. In float32 the answers stay equal within a thousandth
             of the largest; half precision is the archive's own wish.
-        batch_size: the largest batch; this one and a single row are warmed up, and on a GPU some
+        batch_size: the largest batch; this size and a single row are warmed up, and on a GPU some
             sizes between.
     """
     started_s = time.perf_counter()
@@ -111,11 +111,11 @@ def _warn_if_slower(dtype: torch.dtype) -> None:
 
 
 def warm_up_sizes(batch_size: int, device: torch.device) -> list[int]:
-    """Returns how many rows the batches have that a model is warmed up with.
+    """Returns the sizes of the batches that warm a model up.
 
     On a GPU also each power of two: cuDNN picks another kernel for another size, and the first call
     of a kernel loads it. The full batch comes first: TorchScript compiles the first sizes for
-    themselves, later ones for any.
+    themselves, later sizes for any.
     """
     sizes = [batch_size, 1]
     if device.type == "cuda":
@@ -125,13 +125,12 @@ def warm_up_sizes(batch_size: int, device: torch.device) -> list[int]:
 
 @contextlib.contextmanager
 def _all_digits() -> Iterator[None]:
-    """Convolutions and products on a GPU are as exact as float32 is.
+    """Makes convolutions and products on a GPU as exact as float32.
 
     TF32's own error would hide what folding has changed.
     """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    # Torch refuses to tell `allow_tf32` once a handler has used the newer name; the newer one it
-    # always tells.
+    # Torch refuses to read `allow_tf32` once a handler has used the newer name.
     name, exact = "fp32_precision", "ieee"
     if not hasattr(matmul, name):  # before torch 2.9
         name, exact = "allow_tf32", False
@@ -149,7 +148,7 @@ def _frozen(model: Any, dtype: torch.dtype) -> Any:
     model = model.to(dtype).to(memory_format=torch.channels_last)
     if isinstance(model, torch.jit.ScriptModule):
         with warnings.catch_warnings():
-            # Existing archives hold TorchScript, whatever new models should be compiled with.
+            # Existing archives hold TorchScript, although new models should be compiled otherwise.
             warnings.filterwarnings("ignore", r".*torch\.jit\.freeze")
             model = torch.jit.freeze(model)
     return model
@@ -158,10 +157,7 @@ def _frozen(model: Any, dtype: torch.dtype) -> Any:
 def _fused(model: Any, example: torch.Tensor, batch_size: int) -> Any:
     """Returns the frozen model with fused convolutions; as it is where it has none, or resists.
 
-    Args:
-        model: in its precision and layout, as the example is.
-        example: an input of one row.
-        batch_size: the largest batch.
+    Model and `example`, an input of one row, have the same precision and layout.
     """
     is_script = isinstance(model, torch.jit.ScriptModule)
     if not is_script or not can_fuse(example.device, example.dtype):
@@ -182,20 +178,21 @@ def _fused(model: Any, example: torch.Tensor, batch_size: int) -> Any:
 
 
 def computed(model: Model, dtype: torch.dtype, batch: torch.Tensor) -> Any:
-    """Returns the model's answer, in float32, to a batch that is first brought to its precision."""
+    """Converts the batch to the model's precision and layout; returns its answer in float32."""
     return _as_float32(model(batch.to(dtype, memory_format=torch.channels_last)))
 
 
 def divided(model: Model, example: torch.Tensor, batch_size: int, tolerance: float) -> Model:
-    """Returns the model, run over parts of a batch in parallel.
+    """Returns the model so that parts of a batch run in parallel, and warms up the largest batch.
 
-    As it is where that is slower, or where a row's answer depends on the rows beside it.
+    Returns it as it is where parallel parts are slower, or where a row's answer depends on the rows
+    beside it.
 
     Args:
         model: without state.
         example: an input of one row.
-        batch_size: the largest batch; when this returns, it has been warmed up.
-        tolerance: how far answers may differ, in parts of the largest.
+        batch_size: the largest batch.
+        tolerance: how far answers may differ, relative to the largest.
     """
     threads = torch.get_num_threads()
     if part_count(batch_size, threads) == 1:
@@ -216,7 +213,7 @@ def divided(model: Model, example: torch.Tensor, batch_size: int, tolerance: flo
         logger.warning("batches cannot be divided", exc_info=True)
         return model
     if not is_close:
-        logger.warning("rows hang on their neighbours; batches are not divided")
+        logger.warning("rows depend on their neighbours; batches are not divided")
         return model
     return parallel if min(parts_s) <= MOST_FOR_PARTS * min(whole_s) else model
 

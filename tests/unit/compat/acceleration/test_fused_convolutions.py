@@ -1,4 +1,4 @@
-"""Convolutions are one operation with what follows them; a model that forbids it stays as it is."""
+"""A convolution, a sum and a relu become one operation; a model that forbids it stays as it is."""
 
 import pytest
 import torch
@@ -99,7 +99,7 @@ class ReluInABranch(Block):
 
 
 class Settings(torch.nn.Module):
-    """Convolutions that differ in what they are told."""
+    """Convolutions with different settings."""
 
     def __init__(self):
         super().__init__()
@@ -138,7 +138,7 @@ class OneDimension(Block):
 
 
 class Written(Block):
-    """Changes what it has been given."""
+    """Changes its input."""
 
     def forward(self, images):
         images[:, 0] = 0.0
@@ -167,13 +167,13 @@ needs_onednn = pytest.mark.skipif(
 
 
 def images(rows, size=12):
-    """Laid out as prepared models get them."""
+    """Returns images in the layout that prepared models get."""
     pixels = torch.randn(rows, CHANNELS, size, size, generator=torch.Generator().manual_seed(rows))
     return pixels.to(memory_format=torch.channels_last)
 
 
 def fused_from(model, *, size=12, largest=LARGEST):
-    """What becomes of frozen TorchScript."""
+    """Returns frozen TorchScript after fusing; None if it is left as it is."""
     calls = [Call(rows, threads) for rows in range(1, largest + 1) for threads in (2, 1)]
     with torch.inference_mode():
         return fuse_convolutions(model, images(1, size), calls)
@@ -181,7 +181,7 @@ def fused_from(model, *, size=12, largest=LARGEST):
 
 @pytest.fixture
 def fuse():
-    """The frozen model of a class, and the same fused."""
+    """Returns the frozen model of a class, and the same fused."""
 
     def run(kind, largest=LARGEST):
         torch.manual_seed(2)
@@ -221,7 +221,7 @@ def test_sum_and_relu_are_part_of_the_convolution(fuse, kind):
 
 @needs_onednn
 @pytest.mark.parametrize("kind", OVERWRITE_NOTHING)
-def test_summand_that_somebody_else_sees_is_not_overwritten(fuse, kind):
+def test_summand_that_another_operation_sees_is_not_overwritten(fuse, kind):
     assert IN_PLACE not in str(fuse(kind)[1].graph)
 
 
@@ -242,7 +242,7 @@ def test_weights_stay_plain_where_batches_are_large(fuse):
     "same", [lambda rows, threads: rows, lambda rows, threads: threads, lambda *call: call]
 )
 def test_weights_stay_plain_where_one_call_wants_another_layout(fuse, monkeypatch, same):
-    # Given: layouts that hang on the rows, on the threads or on both
+    # Given layouts that depend on the rows, on the threads or on both
     def layout(packed):
         return same(packed.rows, packed.threads)
 

@@ -5,12 +5,6 @@ import logging
 
 import pytest
 import torch
-from ts.torch_handler.acceleration.preparation import (
-    WARM_UP_CALLS,
-    computed,
-    prepare,
-    warm_up_sizes,
-)
 from ts.torch_handler.image_classifier import ImageClassifier
 
 from batching.protocol import Part, Request
@@ -20,7 +14,11 @@ from tests.unit.workers.handling.batches import batch
 from workers.handling.runner import Runner
 from workers.machine.devices import Device
 
-HAS_GPU = torch.cuda.is_available()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+
 CONTENTS = [picture(image_format="JPEG"), picture("L"), picture("L", image_format="JPEG")]
 
 
@@ -56,8 +54,6 @@ def model():
         ("jpeg_decoder: gpu", 2e-2),
     ],
 )
-@pytest.mark.gpu
-@pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine")
 def test_gpu_answers_as_the_cpu(config, tolerance, load_handler, model, caplog):
     # Given
     expected = classify(load_handler, Device("cpu"), "prepare: false", model)
@@ -72,8 +68,6 @@ def test_gpu_answers_as_the_cpu(config, tolerance, load_handler, model, caplog):
         assert answer == pytest.approx(one, abs=tolerance)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine")
 def test_gpu_copies_batches_that_the_next_one_does_not_overwrite():
     # Given
     handler = ImageClassifier()
@@ -87,42 +81,3 @@ def test_gpu_copies_batches_that_the_next_one_does_not_overwrite():
     for turn, stacked in enumerate(batches):
         assert stacked.is_cuda
         assert stacked[:, 0, 0, 0].tolist() == [turn, turn + 1, turn + 2, turn + 3]
-
-
-def test_model_is_warmed_up_with_more_sizes_on_a_gpu():
-    assert warm_up_sizes(12, torch.device("cpu")) == [12, 1]
-    assert warm_up_sizes(12, torch.device("cuda", 0)) == [12, 1, 2, 4, 8]
-    assert warm_up_sizes(1, torch.device("cuda", 0)) == [1]
-
-
-def test_prepared_model_is_compared_with_all_digits_and_runs_as_torch_is_set():
-    # Given
-    seen = []
-
-    class Watching(torch.nn.Module):
-        def forward(self, batch):
-            seen.append(torch.backends.cudnn.allow_tf32)
-            return batch
-
-    # When
-    prepared = prepare(Watching(), Watching, torch.ones(1, 3, 8, 8), torch.float32, 1)
-
-    # Then two calls are compared, and the model is warmed up
-    assert prepared is not None
-    assert seen == [False, False, *[torch.backends.cudnn.allow_tf32] * WARM_UP_CALLS]
-    assert torch.backends.cudnn.allow_tf32
-
-
-def test_batches_are_brought_into_the_layout_and_the_precision_of_the_model():
-    # Given
-    seen = []
-
-    # When
-    answer = computed(
-        lambda batch: seen.append(batch) or batch, torch.bfloat16, torch.ones(2, 3, 8, 8)
-    )
-
-    # Then
-    assert seen[0].is_contiguous(memory_format=torch.channels_last)
-    assert seen[0].dtype == torch.bfloat16
-    assert answer.dtype == torch.float32

@@ -10,12 +10,11 @@ import pytest
 import torch
 from PIL import Image
 from torchvision import transforms
-from ts.context import Context
 from ts.torch_handler.acceleration.gpu_jpegs import JpegDecoder, on_tensors
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.object_detector import ObjectDetector
 
-from tests.unit.models import NAMES, Pooled, manifest, picture, scripted
+from tests.unit.models import Pooled, picture, scripted
 
 CPU = torch.device("cpu")
 JPEG = picture(image_format="JPEG", quality=90)
@@ -84,7 +83,7 @@ def test_b18_jpeg_decoder_leaves_what_is_too_thin_to_be_resized_to_pillow(monkey
 
 
 def test_jpeg_decoder_leaves_the_batch_to_pillow_when_one_jpeg_is_broken(caplog):
-    # Given a table of codes that says there are more of them than can be
+    # Given a table that claims more codes than can exist
     table = JPEG.index(b"\xff\xc4") + 5
     broken = JPEG[:table] + b"\xff" * 16 + JPEG[table + 16 :]
 
@@ -95,22 +94,6 @@ def test_jpeg_decoder_leaves_the_batch_to_pillow_when_one_jpeg_is_broken(caplog)
     # Then
     assert images == [None, None]
     assert "images=2 are not decoded by the GPU" in caplog.text
-
-
-def test_images_of_both_decoders_keep_their_order():
-    # Given
-    handler = ImageClassifier()
-    handler.device, handler._gpu_jpegs = CPU, decoder()
-    contents = [picture(), JPEG, picture("L"), picture("L", image_format="JPEG")]
-
-    # When
-    batch = handler.preprocess([{"body": bytearray(content)} for content in contents])
-
-    # Then
-    expected = torch.stack([by_pillow(content) for content in contents])
-    assert torch.equal(batch[::2], expected[::2])
-    assert not torch.equal(batch[1::2], expected[1::2])
-    assert torch.allclose(batch, expected, atol=0.05)
 
 
 @pytest.mark.parametrize(
@@ -126,21 +109,10 @@ def test_steps_of_ones_own_are_given_pillows_images(processing, takes_tensors):
     assert (on_tensors(processing) is not None) is takes_tensors
 
 
-def initialized(folder, config):
-    (folder / "model.pt").write_bytes(scripted(Pooled().eval()))
-    (folder / "index_to_name.json").write_text(NAMES)
-    described = manifest(serializedFile="model.pt")
-    handler = ImageClassifier()
-    handler.initialize(
-        Context("m", str(folder), described, 2, None, "0.12", model_yaml_config=config)
-    )
-    return handler
-
-
-def test_jpeg_decoder_gpu_without_one_decodes_on_the_cpu_and_the_log_says_so(tmp_path, caplog):
+def test_jpeg_decoder_gpu_without_one_decodes_on_the_cpu_and_the_log_says_so(load, caplog):
     # When
     with caplog.at_level(logging.WARNING):
-        handler = initialized(tmp_path, {"jpeg_decoder": "gpu"})
+        handler = load(scripted(Pooled()), {"jpeg_decoder": "gpu"})
 
     # Then
     assert "not decoded by the GPU: there is none" in caplog.text
@@ -148,6 +120,6 @@ def test_jpeg_decoder_gpu_without_one_decodes_on_the_cpu_and_the_log_says_so(tmp
     assert torch.equal(batch[0], by_pillow(JPEG))
 
 
-def test_jpeg_decoder_names_the_decoders_there_are(tmp_path):
+def test_jpeg_decoder_names_the_decoders_there_are(load):
     with pytest.raises(ValueError, match="one of cpu, gpu"):
-        initialized(tmp_path, {"jpeg_decoder": "tpu"})
+        load(scripted(Pooled()), {"jpeg_decoder": "tpu"})

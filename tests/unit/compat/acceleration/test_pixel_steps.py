@@ -1,4 +1,4 @@
-"""Steps that a GPU does over a whole batch: the same pixels, one wait. A CPU could do the same."""
+"""A GPU runs the steps behind ToTensor over a whole batch: the same pixels, one wait."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision import transforms
 from ts.torch_handler.acceleration.gpu_jpegs import JpegDecoder, on_tensors
+from ts.torch_handler.acceleration.image_batches import ImageBatches
 from ts.torch_handler.acceleration.pixel_steps import divide_steps
 from ts.torch_handler.image_classifier import ImageClassifier
 from ts.torch_handler.object_detector import ObjectDetector
@@ -17,11 +18,18 @@ CONTENTS = [picture(size=(300 + number, 200)) for number in range(4)]
 
 
 def handler(kind, *, is_dividing):
-    """One that does as on a GPU, or as on a CPU."""
-    steps = divide_steps(kind.image_processing) if is_dividing else None
-    made = type(kind.__name__, (kind,), {"_steps": steps})()
+    """Returns a handler that divides the steps as on a GPU, or does not, as on a CPU."""
+    made = kind()
     made.device = CPU
+    if is_dividing:
+        made._fast_batches = Dividing(made, made._image)
     return made
+
+
+class Dividing(ImageBatches):
+    @property
+    def steps(self):
+        return divide_steps(self._handler.image_processing)
 
 
 def rows(*values):

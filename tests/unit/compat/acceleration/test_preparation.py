@@ -10,29 +10,21 @@ import time
 
 import pytest
 import torch
-from ts.context import Context
 from ts.torch_handler.acceleration import preparation
-from ts.torch_handler.acceleration.preparation import PreparedModel, divided, prepare
-from ts.torch_handler.data_parallel import DataParallel
+from ts.torch_handler.acceleration.data_parallel import DataParallel
+from ts.torch_handler.acceleration.preparation import (
+    WARM_UP_CALLS,
+    PreparedModel,
+    computed,
+    divided,
+    prepare,
+    warm_up_sizes,
+)
 from ts.torch_handler.image_classifier import ImageClassifier
 
-from tests.unit.models import MODEL_SOURCE, NAMES, manifest, saved, scripted
+from tests.unit.models import MODEL_SOURCE, Convolved, saved, scripted, trained
 
 ROWS, CLASSES = 4, 8
-
-
-class Convolved(torch.nn.Module):
-    """What there is to fold: a convolution and the normalisation behind it."""
-
-    def __init__(self):
-        super().__init__()
-        self.see = torch.nn.Conv2d(3, 16, 3, stride=2)
-        self.normalise = torch.nn.BatchNorm2d(16)
-        self.weigh = torch.nn.Linear(16, CLASSES)
-
-    def forward(self, images):
-        seen = torch.relu(self.normalise(self.see(images)))
-        return self.weigh(seen.mean(dim=(2, 3)))
 
 
 class Stubborn(Convolved):
@@ -50,15 +42,6 @@ class Fickle(Convolved):
         return self.weigh(torch.rand(images.shape[0], 16))
 
 
-def trained(kind):
-    """A model whose normalisation does something, always the same."""
-    torch.manual_seed(3)
-    model = kind()
-    for _ in range(3):
-        model(torch.randn(8, 3, 32, 32) * 2 + 1)
-    return model.eval()
-
-
 class Sociable(Convolved):
     """Looks at a row beside its neighbours."""
 
@@ -69,24 +52,6 @@ class Sociable(Convolved):
 
 class Own(ImageClassifier):
     """A handler that came with an archive."""
-
-
-@pytest.fixture
-def load(tmp_path, monkeypatch):
-    """The handler of an archive with these weights and this model-config.yaml."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def run(weights, config=None, *, kind=ImageClassifier, **section):
-        (tmp_path / "model.pt").write_bytes(weights)
-        (tmp_path / "index_to_name.json").write_text(NAMES)
-        described = manifest(serializedFile="model.pt", **section)
-        handler = kind()
-        handler.initialize(
-            Context("m", str(tmp_path), described, ROWS, None, "0.12", model_yaml_config=config)
-        )
-        return handler
-
-    return run
 
 
 def rows():
@@ -106,35 +71,50 @@ def test_prepared_model_answers_as_the_archives_model(load):
         assert torch.allclose(handler.inference(rows()), model(rows()), atol=1e-4)
 
 
-class Watching:
-    """A model that notes how exact products on a GPU are while it runs."""
-
-    def __init__(self):
-        self.seen = []
-
-    def __call__(self, batch):
-        self.seen.append(str(torch.backends.cuda.matmul.fp32_precision))
-        return batch.mean(dim=(2, 3))
-
-
-@pytest.mark.skipif(
-    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="a torch before 2.9"
-)
-def test_answers_are_compared_with_all_digits():
+def test_prepared_model_is_compared_with_all_digits_and_runs_as_torch_is_set():
     # Given
-    model, before = Watching(), torch.get_float32_matmul_precision()
+    seen, before = [], torch.get_float32_matmul_precision()
+
+    class Watching(torch.nn.Module):
+        def forward(self, batch):
+            matmul = torch.backends.cuda.matmul
+            has_new_name = hasattr(matmul, "fp32_precision")  # since torch 2.9
+            is_tf32 = matmul.fp32_precision != "ieee" if has_new_name else matmul.allow_tf32
+            seen.append((torch.backends.cudnn.allow_tf32, is_tf32))
+            return batch
+
     torch.set_float32_matmul_precision("high")
 
     # When
     try:
-        prepare(model, lambda: trained(Convolved), rows()[:1], torch.float32, ROWS)
-        after = torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32
+        prepared = prepare(Watching(), Watching, rows()[:1], torch.float32, 1)
+        after = torch.get_float32_matmul_precision()
     finally:
         torch.set_float32_matmul_precision(before)
 
+    # Then two calls are compared, and the model is warmed up
+    assert prepared is not None
+    assert seen == [(False, False)] * 2 + [(True, True)] * WARM_UP_CALLS
+    assert after == "high"
+
+
+def test_model_is_warmed_up_with_more_sizes_on_a_gpu():
+    assert warm_up_sizes(12, torch.device("cpu")) == [12, 1]
+    assert warm_up_sizes(12, torch.device("cuda", 0)) == [12, 1, 2, 4, 8]
+    assert warm_up_sizes(1, torch.device("cuda", 0)) == [1]
+
+
+def test_batches_are_brought_into_the_layout_and_the_precision_of_the_model():
+    # Given
+    seen = []
+
+    # When
+    answer = computed(lambda batch: seen.append(batch) or batch, torch.bfloat16, rows())
+
     # Then
-    assert model.seen == ["ieee"]
-    assert after == ("high", True)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert seen[0].dtype == torch.bfloat16
+    assert answer.dtype == torch.float32
 
 
 def test_prepared_model_computes_in_the_precision_that_the_archive_asks_for(load):
@@ -242,14 +222,6 @@ def test_handlers_of_ones_own_are_prepared_when_they_ask_for_it(load, kind, conf
     assert isinstance(handler.model, PreparedModel) is is_prepared
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_rows_of_a_batch_are_computed_as_in_one(load, two_threads):
     # Given: rows that differ, as many as are divided, and fewer
     model = trained(Convolved)
@@ -262,7 +234,7 @@ def test_rows_of_a_batch_are_computed_as_in_one(load, two_threads):
             assert torch.allclose(handler.inference(given), model(given), atol=1e-4)
 
 
-def test_model_whose_rows_hang_together_is_not_divided(load, caplog, two_threads):
+def test_model_whose_rows_depend_on_each_other_is_not_divided(load, caplog, two_threads):
     # Given
     model = trained(Sociable)
 

@@ -1,96 +1,101 @@
-"""`acceleration: off`, or the server's setting, turns all of it off; answers stay the same."""
+"""`acceleration: off`, or the server's setting, keeps every file of the folder from running."""
 
-import io
+import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
-from ts.context import Context
+from ts.torch_handler import acceleration
 from ts.torch_handler.acceleration import is_on
-from ts.torch_handler.acceleration.preparation import PreparedModel
 from ts.torch_handler.image_classifier import ImageClassifier
+from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
 
-from tests.unit.models import NAMES, manifest, scripted
+from tests.unit.models import Convolved, Pooled, picture, scripted, trained
 
-CLASSES = 8
-
-
-class Convolved(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.see = torch.nn.Conv2d(3, 16, 3, stride=2)
-        self.normalise = torch.nn.BatchNorm2d(16)
-        self.weigh = torch.nn.Linear(16, CLASSES)
-
-    def forward(self, images):
-        return self.weigh(torch.relu(self.normalise(self.see(images))).mean(dim=(2, 3)))
+FOLDER = Path(acceleration.__file__).parent
+EVERYTHING = {"prepare": True, "dtype": "float32", "jpeg_decoder": "gpu"}
+# Runs on a GPU only.
+GPU_MODULE = "pixel_steps"
+SIZES = [(300, 260), (260, 300), (500, 300), (300, 300)]
+ROWS = [{"body": picture(size=size, image_format="JPEG")} for size in SIZES]
 
 
-@pytest.fixture
-def load(tmp_path):
-    torch.manual_seed(3)
-    weights = scripted(Convolved().eval())
+@contextmanager
+def noted_functions():
+    """Notes which functions of the folder this thread calls, as `module.function`."""
+    noted = set()
 
-    def run(config=None):
-        (tmp_path / "model.pt").write_bytes(weights)
-        (tmp_path / "index_to_name.json").write_text(NAMES)
-        handler = ImageClassifier()
-        context = Context(
-            "m",
-            str(tmp_path),
-            manifest(serializedFile="model.pt"),
-            4,
-            None,
-            "0.12",
-            model_yaml_config=config,
-        )
-        handler.initialize(context)
-        return handler
+    def note(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.parent == FOLDER:
+            noted.add(f"{path.stem}.{frame.f_code.co_name}")
 
-    return run
-
-
-def photos():
-    found = []
-    for shade in (0, 80, 160, 240):
-        file = io.BytesIO()
-        Image.new("RGB", (300, 260), (shade, 255 - shade, 90)).save(file, "JPEG")
-        found.append({"body": file.getvalue()})
-    return found
+    sys.setprofile(note)
+    try:
+        yield noted
+    finally:
+        sys.setprofile(None)
 
 
 def answers_of(handler):
-    return handler.postprocess(handler.inference(handler.preprocess(photos())))
+    return handler.postprocess(handler.inference(handler.preprocess(ROWS)))
 
 
-@pytest.mark.parametrize("config", [{"acceleration": "off"}, {"acceleration": False}])
-def test_model_config_turns_acceleration_off(load, config):
+@pytest.mark.parametrize(
+    ("config", "variable"),
+    [({"acceleration": "off"}, "on"), ({"acceleration": False}, "on"), ({}, "off")],
+    ids=["model", "model, as YAML reads it", "server"],
+)
+def test_nothing_of_the_folder_runs_when_acceleration_is_off(load, config, variable, monkeypatch):
     # Given
-    fast = load()
-    expected = answers_of(fast)
+    weights = scripted(trained(Convolved))
+    expected = answers_of(load(weights))
+    monkeypatch.setenv("FERRY_ACCELERATION", variable)
+
     # When
-    plain = load(config)
-    answers = answers_of(plain)
+    with noted_functions() as noted:
+        answers = answers_of(load(weights, EVERYTHING | config))
+
     # Then
-    assert isinstance(fast.model, PreparedModel)
-    assert not isinstance(plain.model, PreparedModel)
-    assert "_decoders" not in vars(plain)
-    assert [list(answer) for answer in answers] == [list(answer) for answer in expected]
-    for one, other in zip(answers, expected, strict=True):
-        assert list(one.values()) == pytest.approx(list(other.values()), rel=1e-4)
+    assert noted == {"__init__.is_on"}
+    for answer, one in zip(answers, expected, strict=True):
+        assert list(answer) == list(one)
+        assert answer == pytest.approx(one, rel=1e-4)
 
 
-def test_setting_of_the_server_turns_acceleration_off(load, monkeypatch):
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+def test_everything_in_the_folder_runs_when_acceleration_is_on(load):
+    # When
+    with noted_functions() as noted:
+        answers_of(load(scripted(trained(Convolved)), EVERYTHING))
+
+    # Then
+    modules = {path.stem for path in FOLDER.glob("*.py")}
+    assert modules - {name.partition(".")[0] for name in noted} == {GPU_MODULE}
+
+
+@pytest.mark.parametrize(("config", "variable"), [({"acceleration": "off"}, "on"), ({}, "off")])
+def test_switch_counts_for_handlers_with_an_initialize_of_their_own(config, variable, monkeypatch):
     # Given
-    monkeypatch.setenv("FERRY_ACCELERATION", "off")
+    class Own(ImageClassifier):
+        def initialize(self, context):
+            self.device, self.model = torch.device("cpu"), Pooled()
+
+    monkeypatch.setenv("FERRY_ACCELERATION", variable)
+    context, handler = MockContext(), Own()
+    context.model_yaml_config = config
+    handler.initialize(context)
+
     # When
-    handler = load({"prepare": True, "acceleration": "on"})
+    with noted_functions() as noted:
+        assert len(handler.handle(ROWS, context)) == len(ROWS)
+
     # Then
-    assert not isinstance(handler.model, PreparedModel)
+    assert noted == {"__init__.is_on"}
 
 
 def test_acceleration_is_on_unless_it_is_turned_off(monkeypatch):
     monkeypatch.delenv("FERRY_ACCELERATION", raising=False)
     assert is_on({})
     assert is_on({"acceleration": "on"})
-    assert not is_on({"acceleration": "off"})

@@ -1,10 +1,10 @@
-"""Threads take rows of their own of a batch; the answers are those of the batch as a whole."""
+"""Each thread takes rows of its own of a batch; answers are those of the batch as a whole."""
 
 import threading
 
 import pytest
 import torch
-from ts.torch_handler.data_parallel import DataParallel, calls_of
+from ts.torch_handler.acceleration.data_parallel import DataParallel, calls_of
 
 THREADS = 2
 
@@ -41,7 +41,7 @@ def test_batch_is_divided_among_the_threads_and_put_together_in_order(rows, thre
 
 
 @pytest.mark.parametrize(("batch_size", "threads"), [(1, 1), (1, 8), (5, 2), (9, 4), (8, 64)])
-def test_all_calls_there_will_be_are_known_beforehand(batch_size, threads):
+def test_all_future_calls_are_known_beforehand(batch_size, threads):
     # Given
     model, before = Watched(), torch.get_num_threads()
     parallel = DataParallel(model, threads)

@@ -1,8 +1,8 @@
-"""A batch computed by several threads at once, each of which takes rows of its own.
+"""Computes a batch with several threads at once, each of which takes rows of its own.
 
-The threads that share one convolution wait for each other behind it, and a network has some hundred
-of them: whenever another process takes a core for a moment, all others wait as well. Threads with
-rows of their own meet once per batch.
+Threads that share one convolution wait for each other behind it, and a network has some hundred
+convolutions: when another process takes a core for a moment, all threads wait. Threads with rows of
+their own meet once per batch.
 
 Source: OpenVINO's documentation on throughput streams, as an idea.
 """
@@ -22,12 +22,12 @@ LEAST_ROWS = 2
 
 
 def part_count(rows: int, threads: int) -> int:
-    """Into how many parts a batch of so many rows is divided."""
+    """Returns into how many parts a batch of this many rows is divided."""
     return max(1, min(threads, rows // LEAST_ROWS))
 
 
 def calls_of(batch_size: int, threads: int) -> list[Call]:
-    """How a model is called for batches of up to `batch_size` rows, divided and as a whole."""
+    """Returns how a model is called for batches of up to `batch_size` rows, divided and whole."""
     calls = {Call(rows, threads) for rows in range(1, batch_size + 1)}
     for rows in range(1, batch_size + 1):
         count = part_count(rows, threads)
@@ -39,9 +39,9 @@ class DataParallel:
     """A model whose batches are computed in parts.
 
     Args:
-        model: float [n, …] in; out a tensor whose first dimension is n, or a mapping of such. It
-            has no state, and no row hangs on its neighbours.
-        threads: how many there are for all parts together.
+        model: takes float [n, …]; gives a tensor whose first dimension is n, or a mapping of such
+            tensors. It has no state, and no row depends on its neighbours.
+        threads: the number of threads that all parts share.
     """
 
     def __init__(self, model: Model, threads: int) -> None:
