@@ -1,7 +1,4 @@
-"""Control jobs, run by RQ in a process of their own under each node. Never an inference.
-
-python -m workers.control_jobs
-"""
+"""`python -m workers.control_jobs`: runs control jobs by RQ under a node. Never an inference."""
 
 import contextlib
 import logging
@@ -41,8 +38,8 @@ from workers.archives.download_notes import may_share_a_file, was_downloaded
 
 log = logging.getLogger("workers.control_jobs")
 
-# RQ blocks for a job for WORKER_TTL_S - 15 s, and waits for the answer for 10 s more at most: after
-# RQ_SOCKET_TIMEOUT_S a server that is frozen, or was replaced, is given up.
+# RQ blocks for a job for WORKER_TTL_S - 15 s, and waits for the answer for 10 s more at most. After
+# RQ_SOCKET_TIMEOUT_S it gives up a server that is frozen, or was replaced.
 WORKER_TTL_S = 20
 CLOCKS_DIFFER_S = 86_400
 PROGRESS_S = 0.3
@@ -54,10 +51,12 @@ AGAIN_S = 1.0
 class ControlJob(Job):
     """A job of ours, or one that fails.
 
-    RQ imports and calls whatever function a job's record names, `os.system` too, and its callbacks
-    likewise; its webhooks have RQ (2.12 and later) send requests to any address. Who can write to
-    Redis must not be able to run code here, nor to reach what only this machine can.
+    RQ imports and calls any function that a job's record names, `os.system` too, and its callbacks
+    likewise; its webhooks have RQ (2.12 and later) send requests to any address. A client that can
+    write to Redis must not run code here, nor reach addresses that only this machine can.
     """
+
+    beat_s = JOB_BEAT_S
 
     @property
     def func(self) -> Callable[..., Any]:
@@ -67,11 +66,9 @@ class ControlJob(Job):
         return inspect_archive
 
     def perform(self) -> Any:
-        """Returns what the function returns.
+        """Runs the job; beats meanwhile, so that the ingress notices when this process has ended.
 
-        Meanwhile the job's record says that somebody is at it.
-
-        RQ would say so with a fork only, and who waits would not learn that this process has ended.
+        RQ would beat with a fork only.
         """
         is_over = threading.Event()
         beating = threading.Thread(target=self._beat, args=(is_over,), daemon=True)
@@ -83,8 +80,7 @@ class ControlJob(Job):
             beating.join()
 
     def _beat(self, is_over: threading.Event) -> None:
-        while not is_over.wait(JOB_BEAT_S):
-            # What Redis does not hear now, it hears the next time.
+        while not is_over.wait(self.beat_s):
             with contextlib.suppress(*AWAY):
                 if self.connection.exists(self.key):
                     self.heartbeat(datetime.now(UTC), WORKER_TTL_S)
@@ -112,28 +108,29 @@ class ControlJob(Job):
 
 
 class ControlWorker(SimpleWorker):
-    """Runs jobs in this process: they are ours, few, and need no fork."""
+    """Runs jobs in this process: they are few, and need no fork."""
 
     death_penalty_class = TimerDeathPenalty
     max_connection_wait_time = 2.0
     outage: OutageLog
+    retry_s: float
 
     def dequeue_job_and_maintain_ttl(
         self, timeout: int | None, max_idle_time: int | None = None
     ) -> tuple[Job, Queue] | None:
-        """Returns the next job; RQ would leave when Redis is not heard for a while, or refuses."""
+        """Returns the next job; RQ would end when Redis is silent for a while, or refuses."""
         while True:
             try:
                 job_and_queue = super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
             except RedisError as error:
                 self.outage.note("dequeue", error)
-                time.sleep(RETRY_S)
+                time.sleep(self.retry_s)
             else:
                 self.outage.over("dequeue")
                 return job_and_queue
 
     def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
-        """Redis knows that this worker lives. After an error RQ repeats this until it succeeds."""
+        """Beats for this worker. After an error RQ repeats this until it succeeds."""
         try:
             super().heartbeat(timeout, pipeline)
         except UNHEARD as error:
@@ -143,18 +140,18 @@ class ControlWorker(SimpleWorker):
             self.outage.over("heartbeat", is_for_all=True)
 
     def get_heartbeat_ttl(self, job: Job) -> int:
-        """Seconds for which other nodes, by their own clocks, do not take the job for abandoned.
+        """Returns for how many seconds other nodes do not take the job for abandoned.
 
-        Who waits for it notices when its worker has gone; RQ goes by clocks, which differ.
+        RQ compares clocks, which differ; the ingress notices by beats when the worker has gone.
         """
         return int(super().get_heartbeat_ttl(job)) + CLOCKS_DIFFER_S
 
     def subscribe(self) -> None:
-        """Nothing listens: commands to workers through Redis are not wanted."""
+        """Does nothing: a client that can write to Redis must not command this worker."""
 
 
 class Progress:
-    """Notes now and then how far a download has come; Redis is not told of each chunk."""
+    """Notes in Redis now and then, and not for each chunk, how far a download has come."""
 
     def __init__(self, connect_downloads: Callable[[], Downloads], url: str) -> None:
         self._connect_downloads = connect_downloads
@@ -203,8 +200,7 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
 def _is_unused(url: str, settings: Settings) -> bool:
     """Returns whether no registered version needs the file that this URL has in the model store.
 
-    A registration that fails after its download leaves one behind; it must not stand in the way of
-    the next try.
+    A registration that fails after its download leaves one behind, which is to stop no further try.
     """
     client = connect(store_url(settings))
     try:
@@ -214,7 +210,9 @@ def _is_unused(url: str, settings: Settings) -> bool:
     return not any(may_share_a_file(url, spec.model_url) for spec in specs)
 
 
-def make_worker(client: Client, outage: OutageLog) -> ControlWorker:
+def make_worker(
+    client: Client, outage: OutageLog, *, ttl_s: int = WORKER_TTL_S, retry_s: float = RETRY_S
+) -> ControlWorker:
     """Returns a worker of the control queue."""
     client = for_rq(client)
     queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer, job_class=ControlJob)
@@ -223,10 +221,10 @@ def make_worker(client: Client, outage: OutageLog) -> ControlWorker:
         connection=client,
         serializer=JSONSerializer,
         job_class=ControlJob,
-        worker_ttl=WORKER_TTL_S,
+        worker_ttl=ttl_s,
     )
-    worker.outage = outage
-    # RQ says at each try, or with a traceback, what the outage says once.
+    worker.outage, worker.retry_s = outage, retry_s
+    # RQ logs at each try, or with a traceback, what the outage log says once.
     worker.log.addFilter(_is_news)
     return worker
 
@@ -250,7 +248,7 @@ def main() -> int:
         except RedisError as error:
             # Redis is away, or full: a new process would fare no better, and costs far more.
             outage.note("work", error)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # RQ's own wants a worker at work
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # RQ's own needs a worker at work
             time.sleep(AGAIN_S)
 
 

@@ -39,7 +39,6 @@ from tests.support import (
     wire_of,
 )
 from workers.handling.worker import Worker
-from workers.node import heartbeat
 from workers.node.heartbeat import Heartbeat
 
 CUTS = (0, 1, 7, -1)
@@ -322,12 +321,11 @@ def test_f21_node_verbs_may_be_repeated(line: Line, at: int, record_promise: Any
 class Beats:
     """A node's heartbeat over the line that can be cut, at a fast pace."""
 
-    def __init__(self, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
+    def __init__(self, line: Line) -> None:
         self.introductions = 0
         self._line = line
         self._heart = Heartbeat(
-            line.node._verbs, NODE, list, list, self._count, outage=make_outage()
+            line.node._verbs, NODE, list, list, self._count, beat_s=0.01, outage=make_outage()
         )
 
     def run_until_introduced(self) -> None:
@@ -348,10 +346,10 @@ class Beats:
 @pytest.mark.parametrize("after", [0, 1], ids=["beat", "record"])
 @pytest.mark.parametrize("at", CUTS)
 def test_f21_node_whose_first_beat_was_cut_introduces_itself_again(
-    line: Line, at: int, after: int, monkeypatch: pytest.MonkeyPatch
+    line: Line, at: int, after: int
 ) -> None:
     # Given a node that joins while the answer to its beat, or to its record, is lost
-    beats = Beats(line, monkeypatch)
+    beats = Beats(line)
     line.proxy.cut_next(at, after=after)
 
     # When it goes on beating

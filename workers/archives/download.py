@@ -1,8 +1,8 @@
-"""Downloads an archive without becoming anybody's proxy into the local network.
+"""Downloads an archive without becoming a proxy into the local network.
 
 Every hop is checked the same way: the URL must match the allow list, its host is resolved once,
-all its addresses must be public, and the connection goes to an address that was checked; asking
-the resolver a second time is what DNS rebinding waits for.
+all its addresses must be public, and the connection goes to an address that was checked. A second
+question to the resolver is what DNS rebinding waits for.
 """
 
 import ipaddress
@@ -41,20 +41,13 @@ OnProgress = Callable[[int, int | None], None]
 
 
 def resolve_host(host: str, port: int) -> list[str]:
-    """Returns all addresses of a host.
-
-    Raises:
-        OSError: the name does not resolve.
-    """
+    """Returns all addresses of a host."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 
 
 def is_public(address: str) -> bool:
-    """Returns whether an address is global unicast.
-
-    What an IPv6 address carries inside counts too.
-    """
+    """Returns whether an address is global unicast; one inside of an IPv6 address counts, too."""
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.sixtofour or ip.teredo:
@@ -81,7 +74,7 @@ def _refusal(url: str) -> str:
 
 
 def _failed(url: str, error: Exception) -> DownloadFailed:
-    """Returns what a client is told; the log has the cause."""
+    """Returns the client's error; the cause is in the log only."""
     log.error("not downloaded url=%s: %s: %s", url, type(error).__name__, error)
     return DownloadFailed(f"Failed to download archive from: {url}")
 
@@ -114,18 +107,7 @@ class Downloader:
     ) -> Path:
         """Downloads and verifies the archive; a failure changes nothing in the model store.
 
-        Args:
-            url: where it is.
-            model_store: where it goes, under its own name.
-            on_progress: told (bytes so far, bytes in all or None).
-            is_unused: whether no version needs a file of that name; one that was downloaded from
-                this URL is then replaced. Asked again before that is done.
-
-        Raises:
-            ModelNotFound: the URL, or one that it redirects to, is not allowed.
-            DownloadFailed: no connection, no 200, too large or too slow.
-            InvalidModel: what came is not a model archive.
-            InternalError: the store has a file of that name that stays, or cannot be written.
+        Arguments and errors are those of `locate_archive`.
         """
         self._check_allowed(url, url)
         target = store_path(url, model_store)
@@ -136,9 +118,9 @@ class Downloader:
                 file = Path(staging) / target.name
                 self._download(url, file, on_progress)
                 inspect_archive(file, url)
-                # Before it is in the store: without a note it would be in everybody's way there.
+                # Before it is in the store: without a note it would never be replaced or removed.
                 note_of(file).write_text(url, encoding="utf-8")
-                # Somebody may have registered it meanwhile, or put a file of that name there.
+                # Meanwhile it may have been registered, or a file of that name put there.
                 if is_there or not was_downloaded(url, model_store):
                     _check_replaceable(url, target, is_unused)
                 file.rename(target)
@@ -165,9 +147,9 @@ class Downloader:
 
     @contextmanager
     def _open(self, url: str) -> Iterator[httpx.Response]:
-        """The response with status 200 after at most MAX_REDIRECTS redirects, body unread."""
+        """Yields the response with status 200, after some redirects at most; its body is unread."""
         hop = url
-        # No proxy from the environment: it would resolve the name again, by itself.
+        # No proxy from the environment: it would resolve the name once more.
         with httpx.Client(transport=self._transport, timeout=_TIMEOUT, trust_env=False) as client:
             for _ in range(MAX_REDIRECTS + 1):
                 response = self._send(client, hop, url)
@@ -192,7 +174,7 @@ class Downloader:
                 "GET",
                 httpx.URL(hop).copy_with(host=address),
                 headers={"Host": parts.netloc, "Accept-Encoding": "identity"},
-                # TLS asks for, and checks the certificate of, the name and not the address.
+                # TLS asks for the name, not the address, and checks its certificate.
                 extensions={"sni_hostname": host},
             )
             try:
@@ -213,9 +195,9 @@ class Downloader:
 
     def _check_allowed(self, hop: str, url: str) -> None:
         refusal = _refusal(url)
-        if hop != url:  # the rest of it may be a secret
+        if hop != url:  # its query may be a secret
             refusal = f"{refusal}: it redirects to {hop.partition('?')[0]}"
-        # What parsers disagree about is refused: blanks and control characters, `\\`, `user@`.
+        # Parsers disagree about blanks, control characters, `\\` and `user@`.
         if re.search(r"[\x00-\x20\x7f\\]", hop) or not any(
             pattern.fullmatch(hop) for pattern in self._allowed
         ):

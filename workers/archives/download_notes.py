@@ -1,6 +1,6 @@
-"""Which archives of the model store were downloaded, and from where: a note lies beside each.
+"""Knows which archives of the model store were downloaded, by a note beside each with its URL.
 
-Only such a file is ever replaced or removed.
+No other file is ever replaced or removed.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def was_downloaded(url: str, model_store: Path | None) -> bool:
-    """Whether the archive in the store under this URL's file name was downloaded from it."""
+    """Returns whether the store's archive with this URL's file name was downloaded from it."""
     name = _file_name(url)
     if model_store is None or not name:
         return False
@@ -28,18 +28,15 @@ def was_downloaded(url: str, model_store: Path | None) -> bool:
 
 
 def may_share_a_file(url: str, other: str) -> bool:
-    """Returns whether two `url` parameters may mean one file of the model store: by its name.
+    """Returns whether two `url` parameters may mean one file of the model store, by its name.
 
-    The store's own names count, too: what was downloaded can be registered by its name.
+    A download can be registered by its name in the store, too.
     """
     return bool(_file_name(url)) and _file_name(url) == _file_name(other)
 
 
 def remove_download(url: str, model_store: Path) -> bool:
-    """Returns whether the archive that was downloaded from this URL was there; it is gone now.
-
-    A file that nobody downloaded is never removed, whatever its name.
-    """
+    """Removes the archive that was downloaded from this URL; returns whether there was one."""
     if not was_downloaded(url, model_store):
         return False
     target = model_store / _file_name(url)
@@ -51,12 +48,12 @@ def remove_download(url: str, model_store: Path) -> bool:
 def remove_unused_downloads(
     model_store: Path, is_needed: Callable[[str], bool], *, older_than_s: float
 ) -> None:
-    """Downloads that nobody has needed for so long have gone; those that are needed are marked.
+    """Marks the downloads that are needed and removes those that were not marked for so long.
 
     A registration that fails after its download leaves one behind.
     """
     for note in model_store.glob(".*.url"):
-        with contextlib.suppress(OSError, ValueError):  # another node was faster; it is no note
+        with contextlib.suppress(OSError, ValueError):  # another node was faster, or it is no note
             url = note.read_text(encoding="utf-8")
             if is_needed(url):
                 mark_used(note)
@@ -79,14 +76,11 @@ def store_path(url: str, model_store: Path) -> Path:
 
 
 def note_of(target: Path) -> Path:
-    """Returns where it is written down that this archive was downloaded, and from where."""
+    """Returns the file that has the URL from which this archive was downloaded."""
     return target.with_name(f".{target.name}.url")
 
 
 def _file_name(url: str) -> str:
-    """Returns the last segment of the URL's path.
-
-    Empty if that is no name that a file may have here.
-    """
+    """Returns the last segment of the URL's path; empty unless a file here may have that name."""
     name = unquote(urlsplit(url).path.rpartition("/")[2])
     return name if _FILE_NAME.fullmatch(name) else ""

@@ -1,4 +1,4 @@
-"""Finds the archive that a `url` parameter names: in the model store, or in the web, then there.
+"""Finds the archive that a `url` parameter names; one in the web is first brought into the store.
 
 The texts are TorchServe's. Source: torchserve 0.12, "Register a model".
 """
@@ -35,9 +35,7 @@ def locate_archive(
     on_progress: OnProgress | None = None,
     downloader: Downloader | None = None,
 ) -> Path:
-    """Returns the archive file or model folder, inside of the model store.
-
-    Downloaded if it is remote.
+    """Returns the archive file or model folder, inside of the model store; downloads a remote one.
 
     A folder that the operator names as a startup model may be anywhere.
 
@@ -51,14 +49,14 @@ def locate_archive(
         is_registered: a download that is already in the store is used rather than refused: the
             caller knows its SHA-256 and compares.
         is_unused: whether no version needs a file of that name; an earlier download from this URL
-            is then replaced rather than refused.
+            is then replaced rather than refused. Asked again before that is done.
         on_progress: told (bytes so far, bytes in all or None) while a download runs.
         downloader: fetches remote archives; tests pass one with its own network.
 
     Raises:
         ModelNotFound: nothing there, or a place that this server does not look at.
-        DownloadFailed: the remote side did not deliver an archive.
-        InvalidModel: it delivered something that is not a model.
+        DownloadFailed: no connection, no 200, too large or too slow.
+        InvalidModel: the download is not a model archive.
         InternalError: a file of that name is in the store already, or cannot be written.
     """
     if ".." in url:
@@ -79,16 +77,13 @@ def locate_archive(
 
 
 def name_of_download(url: str) -> str:
-    """Returns the file name that this URL's archive gets in the store.
-
-    Empty if none is downloaded.
-    """
+    """Returns the file name that this URL's archive gets in the store; empty if it is local."""
     match = _SCHEME.match(url)
     if match is None or match[1].lower() == "file":
         return ""
     try:
         return store_path(url, Path()).name
-    except (DownloadFailed, ValueError):  # whoever fetches it says so
+    except (DownloadFailed, ValueError):  # as `locate_archive` will say
         return ""
 
 
@@ -111,7 +106,7 @@ def _path_of_file_url(url: str) -> str:
 
 
 def _startup_folder(url: str, startup_models: str) -> Path | None:
-    """A folder that is named by a path: SageMaker's containers name `/opt/ml/model`, say."""
+    """Returns the folder if `load_models` names it by a path, such as SageMaker's /opt/ml/model."""
     named = {entry.strip().rpartition("=")[2] for entry in startup_models.split(",")}
     if url not in named or "/" not in url:
         return None
@@ -145,21 +140,20 @@ def _find(name: str, model_store: Path) -> Path | None:
 
 
 def _file_of_the_name(path: str, model_store: Path) -> Path | None:
-    # Who writes an archive may know the store by another path, as outside of its container.
+    # A client may know the store by another path, such as the one outside of its container.
     place = _find(PurePosixPath(path).name, model_store)
     return place if place is not None and place.is_file() else None
 
 
 def _is_archive(place: Path) -> bool:
-    """Returns whether it may be one; who opened a named pipe instead would wait for ever."""
+    """Returns whether it is a file or folder: to open a named pipe would block for ever."""
     return place.is_file() or place.is_dir()
 
 
 def _why_not_found(name: str, model_store: Path) -> str:
     """Returns what to add to "not found": a link, neither file nor folder, or `.mar` is left out.
 
-    Behind a link it says so whether or not anything is there: what is outside of the store is
-    nobody's business.
+    Of a link it tells whether or not its target is there: that is not a client's to know.
     """
     stores = (model_store.absolute(), model_store.resolve())
     place = stores[0] / name

@@ -3,9 +3,9 @@
     work_dir/environments/<hash>        the environment; its file `ready` is written last
     work_dir/environments/<hash>.lock   held by the node that makes it
 
-An environment sees the packages of this one, torch first of all, and adds to them. Models with the
-same requirements share one, also over nodes of one machine; it stays for the next registration,
-for a while.
+An environment sees the packages of this one, torch above all, and adds to them. Models with the
+same requirements share one, also over nodes of one machine; it is kept for a while, for the next
+registration.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ READY = "ready"
 REQUIREMENTS = "requirements.txt"
 LOCK_POLL_S = 0.2
 MAX_LINE_BYTES = 1024**2
-# Workers of one model, started again and again, do not each wait for pip to fail.
+# The workers of a model do not each wait for pip to fail.
 FAILURE_LASTS_S = 30.0
 _CROSS = "\N{MULTIPLICATION SIGN}"  # pip's, before what failed
 # What pip says of a disk without room. Source: pip 23.2 `create_os_error_message`.
@@ -73,17 +73,17 @@ class Installer:
     ) -> None:
         self._folder = work_dir / FOLDER
         self._is_allowed = is_allowed
-        # Where the server's own modules are is not for the build scripts of others either.
+        # Build scripts are not to find the server's own modules.
         self._forbidden = f"PYTHONPATH|{forbidden_variables}"
         self._timeout_s = timeout_s
-        # Weak: a lock is there for as long as somebody holds it or waits for it.
+        # Weak: a lock lives for as long as a task holds it or waits for it.
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._failures: dict[str, _Failure] = {}
 
     async def python_for(self, spec: ModelSpec, model_dir: Path) -> Path:
-        """Returns the interpreter that the model's workers run in, with its requirements installed.
+        """Installs the model's requirements and returns the interpreter that has them.
 
-        Blocks until they are, at most the installer's time limit. Belongs to the main thread.
+        Belongs to the main thread.
 
         Raises:
             DependenciesFailed: pip says no, the time is up, or the disk fails, which is its cause
@@ -125,7 +125,7 @@ class Installer:
             mark_used(self._folder / environment_name(text, spec.archive_sha256))
 
     def remove_unused(self, *, older_than_s: float) -> None:
-        """Environments that nobody has marked for so long are gone; no pip works on one then."""
+        """Removes the environments that were not marked for so long; pip works on none of them."""
         older_than_s = max(older_than_s, ABANDONED_AFTER_S)
         remove_unused(self._folder, self._folder.parent, older_than_s=older_than_s)
 
@@ -159,7 +159,7 @@ class Installer:
 
     async def _install(self, spec: ModelSpec, python: Path, requirements: Path, cwd: Path) -> None:
         argv = [
-            # -P: a tokenize.py of the model's must not be run instead of Python's.
+            # -P: a tokenize.py of the model must not run instead of Python's.
             *(str(python), "-P", "-m", "pip", "install"),
             *("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--no-color"),
             *("--requirement", str(requirements)),
@@ -179,17 +179,17 @@ class Installer:
 
 
 def _no_room(reason: str) -> OSError | None:
-    """Returns the error that pip met, if it is that the disk has no room."""
+    """Returns the error of a full disk, if pip has met one."""
     found = (number for words, number in _NO_ROOM.items() if words in reason)
     return next((OSError(number, os.strerror(number)) for number in found), None)
 
 
 def _weight(line: str) -> int:
-    """Returns how likely a line of pip's says why it failed.
+    """Returns how likely a line of pip says why it failed.
 
     Source: pip 23.2 `DiagnosticPipError`.
     """
-    # The latter stands above a traceback, whose last line says more.
+    # "ERROR: Exception:" stands above a traceback, whose last line says more.
     if line.startswith("ERROR:") and line != "ERROR: Exception:":
         return 3
     if line.startswith(_CROSS):
@@ -201,7 +201,7 @@ def _weight(line: str) -> int:
 async def _output(
     argv: list[str], environment: Mapping[str, str], cwd: Path
 ) -> AsyncIterator[tuple["subprocess.Popen[bytes]", AsyncIterator[str]]]:
-    """Yields a running child and its lines; it is dead afterwards, and so are its own children."""
+    """Yields a running child and its lines; kills it afterwards, with its own children."""
     reader_fd, writer_fd = os.pipe()
     try:
         child = spawn(argv, environment, stdout=writer_fd, stderr=writer_fd, cwd=cwd)
@@ -235,14 +235,14 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 def _make(place: Path) -> None:
-    """An environment that sees the packages of this one; what was there half made is gone.
+    """Makes an environment that sees the packages of this one, in place of one left half made.
 
     Raises:
-        DependenciesFailed: it has no pip, as that of some systems' Python.
+        DependenciesFailed: this system's Python has no pip.
         OSError: the disk fails.
     """
     shutil.rmtree(place, ignore_errors=True)
-    # Not by importlib's find_spec: setuptools takes that for a sign that pip is running here.
+    # Not by find_spec: setuptools takes that for a sign that pip is running here.
     has_pip = any(importlib.metadata.distributions(name="pip"))
     try:
         venv.create(place, system_site_packages=True, symlinks=True, with_pip=not has_pip)
@@ -250,8 +250,7 @@ def _make(place: Path) -> None:
         said = error.output.decode(errors="replace").strip().rpartition("\n")[2]
         text = f"the node's Python has no pip, and none can be had from ensurepip: {said}"
         raise DependenciesFailed(text) from _no_room(said)
-    # A virtual environment made from another sees the packages of the Python behind both, not
-    # those of the other.
+    # An environment made from another one sees the packages of the Python behind both only.
     lines = [f"import site; site.addsitedir({folder!r})" for folder in site.getsitepackages()]
     _site_packages(place).joinpath(_PTH).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -270,7 +269,7 @@ def _site_packages(place: Path) -> Path:
 
 @contextlib.asynccontextmanager
 async def _locked(path: Path) -> AsyncIterator[None]:
-    """Nobody else on this machine holds the lock; the kernel frees it when its owner dies."""
+    """Holds a lock between processes of this machine; the kernel frees it when its owner dies."""
     with path.open("a") as stream:
         while True:
             try:

@@ -1,4 +1,4 @@
-"""MANIFEST.json: what an archive says of its model. Imports nothing that a handler needs."""
+"""MANIFEST.json and model-config.yaml: what an archive says of its model."""
 
 import json
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from typing import Any
 from batching.errors import InvalidModel
 from batching.models.registration import RUNTIMES
 from batching.models.spec import DEFAULT_VERSION
+from batching.settings.safe_yaml import load_yaml
 
 MANIFEST_PATH = PurePosixPath("MAR-INF/MANIFEST.json")
 # LSP is the C++ backend's: a valid manifest, which the registration then refuses.
@@ -49,14 +50,45 @@ def config_file_of(manifest: Mapping[str, Any] | None) -> str:
     return as_text(model.get("configFile")) or ""
 
 
+def parse_config(text: bytes | None, config_file: str) -> dict[str, Any]:
+    """Returns model-config.yaml as Python values; {} when it is empty.
+
+    Raises:
+        InvalidModel: no file, or not a YAML mapping.
+    """
+    if text is None:
+        raise InvalidModel(f"The manifest names {config_file}, but the archive does not hold it.")
+    try:
+        config = load_yaml(text)
+    except ValueError as error:
+        raise InvalidModel(f"{config_file} is not valid YAML: {error}.") from error
+    if config is None:
+        return {}
+    if not isinstance(config, dict):
+        raise InvalidModel(f"{config_file} is not a YAML mapping.")
+    return config
+
+
+def config_as_json(config: dict[str, Any], config_file: str) -> dict[str, Any]:
+    """Returns the config as it travels; a worker reads the file again and sees dates and the like.
+
+    Raises:
+        InvalidModel: JSON cannot express it, as for a key that is a date.
+    """
+    try:
+        return dict(json.loads(json.dumps(config, default=str)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidModel(f"{config_file} holds what JSON cannot express: {error}.") from error
+
+
 def split_handler(handler: str) -> tuple[str, str]:
-    """`some/path/file.py:function` → (`file`, `function`)."""
+    """Splits `some/path/file.py:function` into (`file`, `function`)."""
     file, _, function_name = handler.partition(":")
     return PurePosixPath(file).name.removesuffix(".py"), function_name or DEFAULT_FUNCTION
 
 
 def as_text(value: Any) -> str | None:
-    """Text as it is, a number as text (`"modelVersion": 1.0`), anything else not at all."""
+    """Returns text as it is, a number as text (`"modelVersion": 1.0`), and None for the rest."""
     if isinstance(value, str):
         return value
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

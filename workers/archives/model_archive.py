@@ -1,8 +1,4 @@
-"""Model archives: what they say of themselves, and their way onto this machine's disk.
-
-inspect_archive   reads everything, writes nothing
-unpack_archive    staging → verify → rename to work_dir/<sha256>
-"""
+"""Inspects archives, which writes nothing, and unpacks them into work_dir/<sha256>."""
 
 import hashlib
 import logging
@@ -16,8 +12,14 @@ from typing import Any
 from batching.errors import InternalError, InvalidModel
 from batching.models.spec import DEFAULT_VERSION, ArchiveInfo
 from workers.archives.archive_entries import CHUNK_BYTES, MAX_ENTRIES, read_chunks, read_entries
-from workers.archives.manifest import MANIFEST_PATH, as_text, config_file_of, parse_manifest
-from workers.archives.model_config import as_json, parse_config
+from workers.archives.manifest import (
+    MANIFEST_PATH,
+    as_text,
+    config_as_json,
+    config_file_of,
+    parse_config,
+    parse_manifest,
+)
 from workers.archives.staging import folder_to_unpack_in
 
 # The manifest and model-config.yaml are read into memory.
@@ -29,7 +31,7 @@ _ARCHIVE_SUFFIXES = re.compile(r"(\.mar|\.tar\.gz|\.tgz|\.tar|\.model)$")
 
 
 class ArchiveChanged(InvalidModel):
-    """The archive is another one than was registered."""
+    """The archive is not the one that was registered."""
 
 
 def inspect_archive(path: Path, url: str) -> ArchiveInfo:
@@ -63,24 +65,20 @@ def inspect_archive(path: Path, url: str) -> ArchiveInfo:
         handler=as_text(model.get("handler")) or "",
         runtime=(manifest or {}).get("runtime", "python"),
         manifest=manifest,
-        config=as_json(config, config_file),
+        config=config_as_json(config, config_file),
     )
 
 
 def find_unpacked(sha256: str, work_dir: Path) -> Path | None:
-    """Returns the folder that `unpack_archive` made for this archive earlier, if it is there.
-
-    Raises:
-        InvalidModel: no SHA-256.
-    """
+    """Returns the folder that `unpack_archive` made for this archive earlier, if it is there."""
     if not _SHA256.fullmatch(sha256):  # it comes from Redis, and becomes a path
-        raise InvalidModel("What is registered as the archive's SHA-256 is none: register it anew.")
+        raise InvalidModel("The archive is registered without a SHA-256: register it anew.")
     target = work_dir / sha256
     return target if target.is_dir() else None
 
 
 def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
-    """Returns the folder `work_dir/<sha256>` holds the model's files; a second call finds it there.
+    """Unpacks the model's files into the folder `work_dir/<sha256>`, unless it is there.
 
     A folder is not copied but linked to, as TorchServe does: weights may be large. Several
     processes may race; the first rename wins and the others throw theirs away.
@@ -114,9 +112,7 @@ def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
 
 
 def not_saved(name: str, place: Path, error: Exception) -> InternalError:
-    """Returns what a client is told of an archive that could not be read or written.
-
-    The log has the cause.
+    """Returns the client's error for an archive that could not be read or written, and logs it.
 
     Args:
         name: how the answer names the archive.
@@ -128,7 +124,7 @@ def not_saved(name: str, place: Path, error: Exception) -> InternalError:
 
 
 def hash_archive(path: Path) -> str:
-    """SHA-256 of a file's bytes; of a folder, of its sorted relative names, sizes and contents.
+    """Returns the SHA-256 of a file's bytes, or of a folder's names, sizes and contents in order.
 
     Raises:
         InvalidModel: a folder with a link that leaves it, or with too many files.
@@ -147,7 +143,7 @@ def hash_archive(path: Path) -> str:
 
 
 def read_model_config(model_dir: Path, manifest: Mapping[str, Any] | None) -> dict[str, Any]:
-    """model-config.yaml of an unpacked model as Python values; {} when it has none.
+    """Returns model-config.yaml of an unpacked model as Python values; {} when it has none.
 
     Raises:
         InvalidModel: the file that the manifest names is missing or not a YAML mapping.
@@ -183,7 +179,7 @@ class _ArchiveReader:
             for entry in entries:
                 if not entry.is_folder:
                     files.append(entry.path)
-                    for _ in read_chunks(entry):  # the bytes count, and zip compares its CRC
+                    for _ in read_chunks(entry):  # counts the bytes; zip compares its CRC
                         pass
         self._root = _wrapper(files)
 
@@ -224,10 +220,7 @@ def _rename_unless_there(source: Path, target: Path) -> None:
 
 
 def _wrapper(files: list[PurePosixPath]) -> PurePosixPath:
-    """Returns the single folder around all files, as in a tgz of torch-model-archiver.
-
-    Else the root.
-    """
+    """Returns the one folder around all files, as in a tgz of torch-model-archiver, or the root."""
     tops = {path.parts[0] for path in files}
     is_wrapped = len(tops) == 1 and all(len(path.parts) > 1 for path in files)
     if not is_wrapped or MANIFEST_PATH.parts[0] in tops:

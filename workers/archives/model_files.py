@@ -1,4 +1,4 @@
-"""A node's disk: archives become folders, and what nobody needs any more goes."""
+"""A node's disk: archives become folders, which are removed when no model needs them."""
 
 import asyncio
 import contextlib
@@ -49,12 +49,12 @@ class ModelFiles:
         self._startup_models = settings.load_models
         self._work_dir = settings.work_dir or _default_work_dir()
         self._unused_kept_s = settings.unused_files_kept_s
-        # Weak: a lock is there for as long as somebody holds it or waits for it.
+        # Weak: a lock lives for as long as a task holds it or waits for it.
         self._unpacking: weakref.WeakValueDictionary[str, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
         self._has_swept = False
-        # Registered archives that their URLs do not lead to any more.
+        # SHA-256 of registered archives whose URLs lead to other ones now.
         self._lost: set[str] = set()
         self._installer = Installer(
             self._work_dir,
@@ -63,9 +63,7 @@ class ModelFiles:
         )
 
     async def prepare(self, spec: ModelSpec) -> Prepared:
-        """The folder of the unpacked archive, and the interpreter that has its requirements.
-
-        Both are made here when this host has not seen them yet.
+        """Unpacks the archive and installs its requirements, unless this host has them already.
 
         Raises:
             ServeError: the archive cannot be had, is not the one that was registered, or has
@@ -79,12 +77,12 @@ class ModelFiles:
     def sweep(self, specs: Collection[ModelSpec]) -> None:
         """Keeps the files of these models and deletes old files that no model needs.
 
-        That is what killed processes left half done in either folder, and what was made for models
-        that no node has had for `unused_files_kept`. Nodes may share a work folder: each marks what
-        it needs, far more often than that.
+        Those are half done files of killed processes, and files of models that no node has had for
+        `unused_files_kept`. Nodes may share a work folder: each marks what it needs, far more often
+        than that.
         """
         for spec in specs:
-            with contextlib.suppress(ServeError):  # what it says of itself is nonsense
+            with contextlib.suppress(ServeError):  # its SHA-256 is none
                 if (unpacked := self._find_unpacked(spec)) is not None:
                     self._installer.mark_used(spec, unpacked)
         remove_unused(self._work_dir, self._work_dir, older_than_s=self._unused_kept_s)
@@ -96,7 +94,7 @@ class ModelFiles:
             self._sweep_downloads(self._model_store, [spec.model_url for spec in specs])
 
     def forget(self, urls: Collection[str], *, kept: Collection[str] = ()) -> None:
-        """Archives that were downloaded from these URLs have left the store; all others stay.
+        """Removes the archives that were downloaded from these URLs from the store.
 
         Args:
             urls: of versions that are not registered any more.
@@ -112,7 +110,7 @@ class ModelFiles:
                 log.warning("download not removed url=%s: %s", url, error.strerror)
 
     def _sweep_downloads(self, model_store: Path, kept: Collection[str]) -> None:
-        # The first time all are needed: what was registered before the last stop may be again soon.
+        # The first time all are kept: models of before the last stop may be registered again soon.
         is_first, self._has_swept = not self._has_swept, True
         remove_unused_downloads(
             model_store,
@@ -121,10 +119,10 @@ class ModelFiles:
         )
 
     async def _unpack_alone(self, spec: ModelSpec) -> Path:
-        """Returns the model's folder, which is made once for all workers of this node that need it.
+        """Unpacks the archive once for all workers of this node that need it.
 
-        Other archives do not wait: one may take many minutes. Downloads do that have the same file
-        name in the store, or one would replace the file that another is unpacking.
+        Other archives do not wait, as one may take many minutes, except downloads with the same
+        file name in the store: one would replace the file that another is unpacking.
         """
         name = fetch.name_of_download(spec.model_url) or spec.archive_sha256
         lock = self._unpacking.setdefault(name, asyncio.Lock())
@@ -150,9 +148,9 @@ class ModelFiles:
         return self._unpack_anew(spec)
 
     def _unpack_anew(self, spec: ModelSpec) -> Path:
-        """As `_unpack`, from the URL: nodes' stores differ, and this one has another archive.
+        """Downloads the archive once more, as this node's store has another one of that name.
 
-        That stays, as a version may need it that was registered before, or by its name.
+        That one stays: a version may need it that was registered before, or by its name.
         """
         try:
             self._work_dir.mkdir(parents=True, exist_ok=True)
@@ -166,7 +164,7 @@ class ModelFiles:
             raise archive.not_saved(spec.model_url, self._work_dir, error) from error
 
     def _find_unpacked(self, spec: ModelSpec) -> Path | None:
-        """Returns the model's folder, if it is there, and stays there for a while."""
+        """Returns the model's folder, if it is there, and marks it as used."""
         unpacked = archive.find_unpacked(spec.archive_sha256, self._work_dir)
         return unpacked if unpacked is not None and mark_used(unpacked) else None
 
@@ -180,7 +178,7 @@ def _default_work_dir() -> Path:
     try:
         cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     except RuntimeError as error:
-        # A container may run as a user of whom the system knows nothing.
+        # A container may run as a user that the system does not know.
         raise SettingsError(
             "this user has no home folder, where archives would be unpacked: set work_dir"
         ) from error

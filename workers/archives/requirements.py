@@ -1,6 +1,6 @@
-"""The requirements.txt of an archive, read as pip does, before pip sees it.
+"""Reads the requirements.txt of an archive as pip does, before pip sees it.
 
-Source: pip 23.2 `_internal/req/req_file.py`, as to what a line is and where options begin.
+Source: pip 23.2 `_internal/req/req_file.py`, for lines and the beginning of options.
 """
 
 import hashlib
@@ -16,20 +16,20 @@ MAX_BYTES = 1024**2
 
 # Options that change where packages come from are the operator's to give, not the archive's.
 _HARMLESS_OPTIONS = ("--pre", "--prefer-binary", "--only-binary", "--no-binary", "--require-hashes")
-# Of one requirement, behind it on its line.
+# Of one requirement, on its line.
 _REQUIREMENT_OPTIONS = ("--hash", "--config-settings", "--global-option")
 # pip would read the file in that encoding.
 _CODING = re.compile(r"#.*?coding[:=]\s*([-\w.]+)")
 # pip's own pattern begins with `\s+`, which takes hours for a line of blanks.
 _COMMENT = re.compile(r"(^|\s)#.*$")
-# A file of the archive, so that the same text may mean something else in another archive.
+# A file of the archive: in another archive the same text may mean another file.
 _LOCAL_FILE = re.compile(r"(^|@\s*|\s)(\.{0,2}/|file:)|\.(whl|zip|tar\.gz)\b")
 
 
 def read_requirements(model_dir: Path, file_name: str) -> str:
-    """Returns what the file requires, written anew from what was understood of it: for pip to have.
+    """Returns the requirements for pip, written anew from the parsed lines.
 
-    Not the file itself: what pip reads otherwise than we do would be an option unseen.
+    Not the file itself: if pip reads a line in another way, it may find an option that we do not.
 
     Raises:
         DependenciesFailed: the file is missing, or says where pip shall look for packages.
@@ -65,10 +65,7 @@ def _check_coding(text: str) -> None:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Returns the lines that are not empty, without comments.
-
-    A backslash continues all but comments.
-    """
+    """Yields the lines without comments, unless empty. A backslash continues all but comments."""
     begun = ""
     for line in (*text.splitlines(), ""):
         is_comment = line.lstrip().startswith("#")
@@ -82,7 +79,7 @@ def _logical_lines(text: str) -> Iterator[str]:
 
 
 def _split(line: str) -> tuple[str, list[str]]:
-    """Returns the requirement, which may be none, and the words of the options behind it.
+    """Returns the requirement, which may be empty, and the words of its options.
 
     Raises:
         ValueError: quotes that never end, or a backslash that would continue another line.
@@ -95,7 +92,7 @@ def _split(line: str) -> tuple[str, list[str]]:
 
 
 def _options_of(words: list[str]) -> Iterator[str]:
-    """Yields the options without their values. Whatever begins like one is one."""
+    """Yields the options without their values."""
     names = (word.partition("=")[0] for word in words if word.startswith("-"))
     yield from (name if name.startswith("--") else name[:2] for name in names)
 

@@ -1,8 +1,7 @@
-"""Folders in which archives are downloaded and unpacked before they count, and their clearing.
+"""Staging folders, in which archives are downloaded, unpacked and removed.
 
-Whoever makes one also removes it, except a process that was killed, or told to stop meanwhile. What
-is no longer needed goes through one, too: a folder that is half removed must not be taken for a
-whole one.
+A process removes its own, unless it is killed or told to stop meanwhile. Removed files pass through
+one, too: a folder that is half removed must not be taken for a whole one.
 """
 
 import contextlib
@@ -23,17 +22,17 @@ UNPACK_PREFIX = ".unpack-"
 # Longer than any download or unpacking takes: other nodes may be at work in the same folder.
 ABANDONED_AFTER_S = 6 * 3600.0
 
-# Unpacked archives and environments are named after what is in them.
+# Unpacked archives and environments are named after the hash of their content.
 _CONTENT_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @contextlib.contextmanager
 def folder_to_unpack_in(work_dir: Path) -> Iterator[Path]:
-    """Yields a new staging folder, which is gone afterwards.
+    """Yields a new staging folder and removes it afterwards.
 
-    Not a `TemporaryDirectory`: the interpreter removes those at exit, and a thread that the stop of
-    its node has abandoned would take what is left of its folder for a whole model. So that folder
-    stays, and some node's `remove_abandoned` removes it.
+    Not a `TemporaryDirectory`: the interpreter removes those at exit, and a thread that is still at
+    work then would take the rest of its folder for a whole model. That folder stays, until the
+    `remove_abandoned` of some node.
     """
     folder = Path(tempfile.mkdtemp(prefix=UNPACK_PREFIX, dir=work_dir))
     try:
@@ -49,16 +48,12 @@ def mark_used(place: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        log.debug("cannot be marked folder=%s", place)  # read-only: nobody removes it either
+        log.debug("cannot be marked folder=%s", place)  # read-only: it cannot be removed either
     return True
 
 
 def unmarked_s(place: Path) -> float:
-    """Returns seconds since it was marked.
-
-    Raises:
-        OSError: it is gone.
-    """
+    """Returns the seconds since it was marked."""
     return _now_s() - place.lstat().st_mtime
 
 
@@ -92,7 +87,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def _age_s(place: Path) -> float:
-    """Seconds since something in it was written; 0 if its owner tidies up, or has closed it."""
+    """Returns the seconds since a write in it; 0 if its owner tidies up, or has closed it."""
     try:
         return _now_s() - max(path.stat().st_mtime for path in (place, *place.iterdir()))
     except OSError:

@@ -20,29 +20,31 @@ STOP_S = 2.0
 SECOND_AFTER_S = 5.0
 
 
-async def keep_control_workers(settings: Settings) -> None:
-    """Until cancelled, two child processes run control jobs.
+async def keep_control_workers(
+    settings: Settings, *, second_after_s: float = SECOND_AFTER_S
+) -> None:
+    """Keeps two child processes running until cancelled.
 
-    One may be at a download for many minutes; the other one does what is asked for meanwhile. That
-    begins later, as a node that starts has better things to do.
+    One may be at a download for many minutes; the other one takes the jobs that come meanwhile. It
+    begins later, to leave the processor to a node that starts.
     """
     async with asyncio.TaskGroup() as group:
         group.create_task(keep_control_worker(settings), name="control worker")
-        await asyncio.sleep(SECOND_AFTER_S)
+        await asyncio.sleep(second_after_s)
         group.create_task(keep_control_worker(settings), name="second control worker")
 
 
-async def keep_control_worker(settings: Settings) -> None:
-    """Until cancelled, a child process runs control jobs; it is started again when it dies."""
+async def keep_control_worker(settings: Settings, *, restart_s: float = RESTART_S) -> None:
+    """Keeps a child process running until cancelled; starts another one when it dies."""
     reminder = Reminder()
     while True:
         try:
             await _run_once({**os.environ, **settings.to_environment()})
         except OSError as error:
-            # No process, descriptor or memory is left for now. The models are served all the same.
+            # No process, descriptor or memory is left for now; the models are served all the same.
             if reminder.is_due(str(error)):
                 log.error("cannot run a control worker: %s", error.strerror)
-        await asyncio.sleep(RESTART_S)
+        await asyncio.sleep(restart_s)
 
 
 async def _run_once(environment: Mapping[str, str]) -> None:

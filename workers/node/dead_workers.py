@@ -1,4 +1,4 @@
-"""Takes back what dead nodes' workers held. Every node runs one; whoever looks first acts."""
+"""Takes back what dead nodes' workers held. Every node runs one; the first one to look acts."""
 
 import asyncio
 import logging
@@ -14,31 +14,31 @@ from batching.store.redis_errors import AWAY
 
 log = logging.getLogger(__name__)
 
-# All nodes would look at the same moment; like this, the first one leaves nothing to the others.
+# Otherwise all nodes would look at the same moment; now the first one leaves nothing to the others.
 JITTER_S = 0.1
 
 
 class DeadWorkers:
-    """Looks for workers whose node has gone silent, when there may be one."""
+    """Looks for workers whose node has gone silent, whenever a beat is overdue."""
 
     def __init__(
         self,
         verbs: NodeQueue,
         versions: Callable[[], Iterable[VersionKey]],
         is_steady: Callable[[VersionKey | None], bool],
-        somebody_is_overdue: Callable[[], Awaitable[None]],
+        overdue: Callable[[], Awaitable[None]],
         outage: OutageLog,
     ) -> None:
         self._verbs = verbs
         self._versions = versions
         self._is_steady = is_steady
-        self._somebody_is_overdue = somebody_is_overdue
+        self._overdue = overdue
         self._outage = outage
 
     async def run(self) -> None:
-        """Reaps until cancelled; whoever is still overdue then is noticed at the next beat."""
+        """Reaps until cancelled; a worker that is overdue after an error is noticed next beat."""
         while True:
-            await self._somebody_is_overdue()
+            await self._overdue()
             await asyncio.sleep(random.uniform(0, JITTER_S))  # noqa: S311
             try:
                 await self.reap()

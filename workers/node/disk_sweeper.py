@@ -1,4 +1,4 @@
-"""Keeps a node's disk from filling up with models of the past."""
+"""Keeps a node's disk from filling up with models that are not registered any more."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ LOOKS_WHILE_KEPT = 24
 
 
 class DiskSweeper:
-    """Marks the files of registered models, and removes what nobody has marked for long."""
+    """Marks the files of registered models, and removes those that were not marked for long."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class DiskSweeper:
         self._interval_s = kept_s / LOOKS_WHILE_KEPT
 
     async def run(self) -> None:
-        """Sweeps until cancelled, for the first time as soon as it is known what is registered."""
+        """Sweeps until cancelled, for the first time once the registered models are known."""
         while True:
             specs = await self._registered()
             try:

@@ -16,16 +16,16 @@ from workers.slots.slot_record import SlotRecord
 
 log = logging.getLogger(__name__)
 
-# Each beat also rings again for requests that wait, so a lost doorbell costs less than a second.
+# Each beat also wakes a worker for requests that wait, so a lost wakeup costs less than a second.
 BEAT_S = 0.9
-# How late to look: in the very millisecond of its deadline a silent worker still counts as alive.
+# How late to look: in the millisecond of its deadline a silent worker still counts as alive.
 OVERDUE_S = 0.02
 
 
 class Heartbeat:
-    """Tells Redis every BEAT_S that this node and its workers are alive.
+    """Tells Redis every `beat_s` that this node and its workers are alive.
 
-    Each answer says for how long others, nodes and workers of these versions, have been silent.
+    Each answer says for how long other nodes, and workers of these versions, have been silent.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Heartbeat:
         on_forgotten: Callable[[], None],
         *,
         dead_after_s: float = 3.0,
+        beat_s: float = BEAT_S,
         outage: OutageLog,
     ) -> None:
         self._verbs = verbs
@@ -45,6 +46,7 @@ class Heartbeat:
         self._versions = versions
         self._on_forgotten = on_forgotten
         self._dead_after_s = dead_after_s
+        self._beat_s = beat_s
         self._outage = outage
         self._is_in_doubt = False
         self._is_node_unsure = False
@@ -56,7 +58,7 @@ class Heartbeat:
         self._is_overdue = asyncio.Event()
 
     async def run(self) -> None:
-        """Beats until cancelled; a beat that fails is made up for by the next one."""
+        """Beats until cancelled; the next beat makes up for one that fails."""
         while True:
             started = time.monotonic()
             try:
@@ -65,13 +67,13 @@ class Heartbeat:
                 self._outage.note("beat", error)
             else:
                 self._outage.over("beat", is_for_all=True)
-            await asyncio.sleep(max(0.1, BEAT_S - (time.monotonic() - started)))
+            await asyncio.sleep(max(0.1, self._beat_s - (time.monotonic() - started)))
 
     async def beat(self) -> None:
-        """One beat. If Redis had forgotten this node or a worker, it is told everything again.
+        """Beats once; repeats everything to a Redis that had forgotten this node or a worker.
 
-        It was emptied then, or a dead_workers was wrong. After a beat whose answer was lost it is
-        told, too, as that may have said so.
+        Redis was emptied then, or another node took a living worker for dead. After a beat whose
+        answer was lost everything is repeated, too, as that answer may have said so.
         """
         workers: dict[VersionKey, list[str]] = {key: [] for key in self._versions()}
         for record in self._records():
@@ -96,10 +98,10 @@ class Heartbeat:
         self._is_in_doubt = True
 
     def is_steady(self, key: VersionKey | None) -> bool:
-        """Whether silent workers of this version, or silent nodes (None), can be taken for dead.
+        """Returns whether silent workers of this version, or silent nodes (None), count as dead.
 
-        Only while our own beats are heard: after an outage everybody looks dead until everybody has
-        had time to beat.
+        Only while our own beats are heard: after an outage all look dead until all have had time to
+        beat.
         """
         if key not in self._heard_at:
             return True
@@ -108,10 +110,10 @@ class Heartbeat:
 
     @property
     def _gap_s(self) -> float:
-        return max(1.5 * BEAT_S, self._dead_after_s - BEAT_S)
+        return max(1.5 * self._beat_s, self._dead_after_s - self._beat_s)
 
     async def overdue(self) -> None:
-        """Returns when a node or a worker, of this node or another, should have beaten."""
+        """Blocks until a node or a worker, of this node or another, should have beaten."""
         await self._is_overdue.wait()
         self._is_overdue.clear()
 
@@ -133,13 +135,13 @@ class Heartbeat:
         self._unsure.update(workers)
         # Only those are listed whose deadline comes before the beat after next; the next beat lists
         # the others in time.
-        quiet_s = max(0.0, self._dead_after_s - 2 * BEAT_S)
+        quiet_s = max(0.0, self._dead_after_s - 2 * self._beat_s)
         heard = await self._verbs.beat(workers, node_id, quiet_s=quiet_s)
         await self._hide_late(workers)
         self._expect(heard.silent_s)
         for key in (*workers, *([None] if node_id else [])):
             self._hear(key)
-        # A slot beats for its worker before it is seen here, so nobody should be new.
+        # A slot beats for its worker before it is seen here, so no worker should be new.
         forgotten = {key for key, count in heard.added.items() if count > 0}
         if forgotten:
             self._is_forgotten = True
@@ -153,10 +155,10 @@ class Heartbeat:
         return heard.is_new_node
 
     async def _hide_late(self, workers: Mapping[VersionKey, Sequence[str]]) -> None:
-        """Workers that were hidden, or forgotten, while the beat was on its way are hidden again.
+        """Hides the workers that were hidden, or forgotten, while the beat was on its way.
 
         The beat has listed them as alive. Silent from then on, they would be taken for dead, and
-        why they were given up would be forgotten.
+        their status, with the reason why they were given up, would be forgotten.
         """
         expected = {record.worker_id for record in self._records() if record.is_expected}
         for key, worker_ids in workers.items():
@@ -164,13 +166,13 @@ class Heartbeat:
                 await self._verbs.hide(key, worker_id)
 
     async def _forget_former(self, key: VersionKey) -> None:
-        """A server that took over may list workers again that had ended and been forgotten."""
-        # Asked first: who begins meanwhile is known before it is listed.
+        """Forgets workers that had ended, and that a server which took over lists again."""
+        # Asked first: a worker that begins meanwhile is known before it is listed.
         listed = await self._verbs.listed_workers(key, self._node.node_id)
         known = {record.worker_id for record in self._records()}
         for worker_id in listed:
             if worker_id not in known:
-                # What it owned may be back, too. One that still seems to beat is left to reapers.
+                # What it owned may be back, too. DeadWorkers acts on one that still seems to beat.
                 await self._verbs.reclaim(key, worker_id, ReclaimMode.DEAD)
 
     def _expect(self, silent_s: Iterable[float]) -> None:
@@ -185,7 +187,7 @@ class Heartbeat:
         self._heard_at[key] = now
 
     def _keep(self, workers: Mapping[VersionKey, list[str]]) -> None:
-        """Only these versions are kept track of; a new one counts as heard of at this first try.
+        """Keeps track of these versions only; a new one counts as heard at this first try.
 
         Not at the first success: an outage may begin before that.
         """

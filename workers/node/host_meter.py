@@ -75,10 +75,7 @@ class HostMeter:
 
 
 def measure() -> tuple[HostSample, ...]:
-    """Returns what the host and its GPUs are used for now.
-
-    Blocks for a tenth of a second, GPUs aside.
-    """
+    """Returns how busy the host and its GPUs are. Blocks for a tenth of a second, GPUs aside."""
     memory, disk = psutil.virtual_memory(), psutil.disk_usage("/")
     host = {
         "CPUUtilization": psutil.cpu_percent(_CPU_WINDOW_S),
@@ -106,8 +103,8 @@ def _gpu_samples() -> Iterator[HostSample]:
 def gpu_samples(line: str) -> Iterator[HostSample]:
     """Yields the samples of one GPU, from a line `index, MiB used, MiB in all, percent busy`.
 
-    A value that a card does not tell (`[N/A]`) is left out, and so is a line of another kind:
-    nvidia-smi also says "No devices were found" there.
+    Leaves out a value that the card does not tell (`[N/A]`), and lines of another kind, such as
+    "No devices were found".
     """
     index, *texts = (text.strip() for text in line.split(","))
     if len(texts) != len(_GPU_QUERY) - 1:

@@ -1,13 +1,13 @@
 """A node: one per container or host. Turns what the registry wants into running worker processes.
 
 Roles, each a small file: Heartbeat says that the node and its workers live, DeadWorkers takes back
-what dead nodes held, UnregisteredVersions answers who waits for what is gone, Slot keeps one worker
-process alive, DiskSweeper clears the disk, two child processes run control jobs.
+what dead nodes held, UnregisteredVersions refuses requests for versions that are gone, Slot keeps
+one worker process alive, DiskSweeper clears the disk, two child processes run control jobs.
 
 Shutdown order: workers stop claiming, finish their batch and reply; what they left is released;
-then the heartbeat stops and the node is forgotten. A beat that stopped earlier would let others
-take a living worker's requests. An archive that is still being downloaded or unpacked is abandoned:
-whatever may block for long here runs in daemon threads.
+then the heartbeat stops and the node is forgotten. If the beats stopped earlier, others would take
+a living worker's requests. An archive that is still being downloaded or unpacked is abandoned:
+calls that may block for long run in daemon threads.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from workers.machine.devices import list_gpus
 from workers.node.control_process import keep_control_workers
 from workers.node.dead_workers import DeadWorkers
 from workers.node.disk_sweeper import DiskSweeper
-from workers.node.heartbeat import Heartbeat
+from workers.node.heartbeat import BEAT_S, Heartbeat
 from workers.node.host_meter import HostMeter
 from workers.node.probe_files import ProbeFiles
 from workers.node.registry_memory import RegistryMemory
@@ -67,7 +67,7 @@ Role = asyncio.Task[None]
 class Node:
     """Reconciles the registry's wishes with its slots."""
 
-    def __init__(self, settings: Settings, gpus: Sequence[int]) -> None:
+    def __init__(self, settings: Settings, gpus: Sequence[int], *, beat_s: float = BEAT_S) -> None:
         self._settings = settings
         self._node = NodeStatus(
             node_id=uuid.uuid4().hex[:12],
@@ -82,7 +82,7 @@ class Node:
         self._keeper = RegistryMemory(self._registry)
         self._client = connect_async(store_url(settings))
         self._verbs = NodeQueue(self._client, int(settings.dead_after_s * 1000))
-        # Made once: workers that leave the system no room for another thread can be scaled down.
+        # Made once, so that workers can be scaled down where no further thread can be started.
         self._thread = DaemonThread()
         self._wanted: Mapping[str, ModelEntry] = {}
         self._has_reconciled = asyncio.Event()
@@ -99,7 +99,7 @@ class Node:
             prepare=self._files.prepare,
             outage=self._outage,
         )
-        # Whose last worker has ended may be closed for good now.
+        # A version whose last worker has ended may be closed for good now.
         self._slots = Slots(context, gpus, on_ended=self._must_look.set)
         self._heartbeat = Heartbeat(
             self._verbs,
@@ -108,6 +108,7 @@ class Node:
             self._versions,
             self._on_joined,
             dead_after_s=settings.dead_after_s,
+            beat_s=beat_s,
             outage=self._outage,
         )
 
@@ -128,7 +129,7 @@ class Node:
         ]
         roles = [
             *starters,
-            # Without beats others take its requests; a new node is better than one that is unheard.
+            # Without beats others take its requests: if this fails, a new node is better.
             asyncio.create_task(heartbeat.run(), name="heartbeat"),
             self._keep(dead_workers.run, "dead_workers"),
             self._keep(self._follow_changes, "changes"),
@@ -149,7 +150,7 @@ class Node:
         with contextlib.suppress(*AWAY, StoreUnavailable, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 await self._verbs.leave(self._node.node_id)
-                # What was unregistered just before the stop has not been looked at yet.
+                # For versions that were unregistered just before the stop.
                 await self._follow_registry()
                 await self._unregistered_versions.look()
         await self._client.aclose()
@@ -161,7 +162,7 @@ class Node:
         log.info("node=%s stopped", self._node.node_id)
 
     def _keep(self, body: Callable[[], Coroutine[None, None, None]], name: str) -> Role:
-        """A role that begins anew after an error: none may cost the models their loaded workers."""
+        """Starts a role, again after each error: none may cost the models their loaded workers."""
         return asyncio.create_task(keep_going(body, f"role={name!r}"), name=name)
 
     def _host_meter(self) -> HostMeter:
@@ -175,7 +176,7 @@ class Node:
         )
 
     def _on_joined(self) -> None:
-        """Redis knows this node: for the first time, or again after it forgot something."""
+        """Acts on a beat after which Redis knows this node, for the first time or once more."""
         notify_ready()
         self._repairs_due += 1
         self._must_look.set()
@@ -226,13 +227,13 @@ class Node:
                         self._outage.over("listen")
                         self._must_look.set()
             except AWAY as error:
-                # Between two beats, which may have noticed nothing.
+                # An outage between two beats, which have noticed nothing.
                 self._heartbeat.doubt()
                 self._outage.note("listen", error)
                 await asyncio.sleep(RETRY_S)
 
     async def _reconcile(self) -> None:
-        """As many slots run as the registry wants; slots too many are being stopped."""
+        """Opens and stops slots until there are as many as the registry wants."""
         before, specs = await self._follow_registry()
         kept = _urls(specs.values())
         if gone := _urls(before) - kept:
@@ -240,11 +241,11 @@ class Node:
         self._slots.follow(specs)
         self._has_reconciled.set()
         if (due := self._repairs_due) > self._repairs_done:
-            # In a cluster one server may forget its versions while the registry's does not.
+            # In a cluster one server may forget its versions while the registry's server does not.
             await self._thread.run(partial(self._registry.repair, self._wanted.values()))
             self._repairs_done = due
-        # Only now that the slots know: a version that is wanted again has a worker coming, and its
-        # requests wait for that.
+        # After the slots: a version that is wanted again has a worker coming then, for which its
+        # requests wait.
         await self._unregistered_versions.look()
         at_work = [slot.spec.key for slot in self._slots.all()]
         await self._verbs.close_unused([*self._versions(), *at_work])
@@ -254,7 +255,7 @@ class Node:
         loop = asyncio.get_running_loop()
 
         def beat() -> None:
-            # One that leaves is known to nobody any more.
+            # A node that leaves is not to be known any more.
             if not self._signals.stop.is_set():
                 asyncio.run_coroutine_threadsafe(self._heartbeat.beat(), loop).result()
 
@@ -273,7 +274,7 @@ def run(settings: Settings) -> int:
     """Runs a node until it is told to stop; returns the exit status."""
     configure_logging(settings.log_level)
     try:
-        read_metrics_config(settings.metrics_config)  # with one of no use, no worker would load
+        read_metrics_config(settings.metrics_config)  # with a bad file no worker would load
         check_server(settings)
         node = Node(settings, list_gpus(settings.number_of_gpu))
     except SettingsError as error:

@@ -21,18 +21,21 @@ ALIVE, READY = "alive", "ready"
 class ProbeFiles:
     """Keeps the two files up to date."""
 
-    def __init__(self, folder: Path, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, folder: Path, is_ready: Callable[[], bool], *, touch_s: float = TOUCH_S
+    ) -> None:
         self._folder = folder
         self._is_ready = is_ready
+        self._touch_s = touch_s
         self._complaint = ""
 
     async def run(self) -> None:
-        """Until cancelled; neither file of an earlier node, nor of this one, stays behind."""
+        """Writes until cancelled; removes the files of an earlier node first, and its own last."""
         self._remove()
         try:
             while True:
                 self._write()
-                await asyncio.sleep(TOUCH_S)
+                await asyncio.sleep(self._touch_s)
         finally:
             self._remove()
 
@@ -45,7 +48,7 @@ class ProbeFiles:
             else:
                 (self._folder / READY).unlink(missing_ok=True)
         except OSError as error:
-            # Work goes on; whoever probes will see an old file.
+            # Work goes on; probes see an old file.
             self._complain(error)
         else:
             self._complaint = ""
@@ -58,7 +61,7 @@ class ProbeFiles:
                 self._complain(error)
 
     def _complain(self, error: OSError) -> None:
-        """Once of each failure: a full disk stays full for longer than a log is read."""
+        """Logs each failure once: a full disk stays full for long."""
         words = error.strerror or str(error)
         if words != self._complaint:
             log.warning("probe_dir=%s: %s", self._folder, words)

@@ -16,25 +16,22 @@ class RegistryMemory:
         self._unreadable: list[str] = []
 
     def look(self, on_emptied: Callable[[], object] = lambda: None) -> Mapping[str, ModelEntry]:
-        """Returns what is registered now.
+        """Returns what is registered now; first registers again what an emptied Redis forgot.
 
-        What an emptied Redis forgot has been registered again. Blocks.
-
-        Each node does this, and at once: doing it twice is harmless. That Redis was emptied shows
-        in another epoch, too: a node that knows of no model may have been the first to come back,
-        and have set it.
+        Blocks. All nodes do this at once: doing it twice is harmless. Another epoch, too, shows that
+        Redis was emptied: a node that knows of no model may have come back first and set it.
 
         Args:
-            on_emptied: called before that is done. Who asks for a version that has no worker is
-                refused; who asks for one that is not back yet waits for it.
+            on_emptied: called before models are registered again. Requests to a version without a
+                worker are refused; requests to one that is not back yet wait for it.
 
         Raises:
             StoreUnavailable: Redis cannot be asked.
         """
         while True:
-            # What cannot be read is not unregistered: its workers serve on.
+            # A version whose record cannot be read is not unregistered: its workers serve on.
             known = self._registry.snapshot(self._known)
-            # In this order: what was read before Redis was emptied must not pass for what is left.
+            # Read after the models: models from before an emptying must not pass for what is left.
             epoch = self._registry.epoch()
             if epoch and epoch == self._epoch:
                 self._close_removed(known)
@@ -48,14 +45,14 @@ class RegistryMemory:
                 self._epoch = epoch
 
     def _close_removed(self, known: Mapping[str, ModelEntry]) -> None:
-        """Queues of versions whose record was unreadable, and has been removed since, are closed.
+        """Closes the queues of versions whose record was unreadable and has been removed since.
 
-        Whoever unregisters a version closes its queue, but nobody could read here which versions
-        there were. (Not for all versions that are gone: in a cluster each is a connection.)
+        An unregistration closes a version's queue, but cannot tell which versions an unreadable
+        record had. (Not for all versions that are gone: in a cluster each is a connection.)
         """
         kept = {spec.key for spec in specs_of(known.values())}
         for spec in specs_of(self._known[name] for name in self._unreadable):
             if spec.key not in kept:
                 self._registry.close_queue(spec.key)
-        # What cannot be read is handed on as it was.
+        # The registry hands on a record that it cannot read as it was.
         self._unreadable = [name for name, one in known.items() if one is self._known.get(name)]

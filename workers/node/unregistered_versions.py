@@ -1,4 +1,4 @@
-"""Answers who waits for a version that nobody is to run any more, and clears away what is left."""
+"""Refuses requests for versions that no worker is to run any more, and deletes their keys."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ class UnregisteredVersions:
 
     def __init__(self, verbs: NodeQueue) -> None:
         self._verbs = verbs
-        # Of each of them, whether it is still registered.
+        # Version -> whether it is still registered.
         self._ended: dict[VersionKey, bool] = {}
         self._is_new = True
 
@@ -28,14 +28,14 @@ class UnregisteredVersions:
         return list(self._ended)
 
     def follow(self, before: Iterable[ModelSpec], specs: Mapping[VersionKey, ModelSpec]) -> None:
-        """`ended` has what is to have no workers any more, and nothing that is wanted again.
+        """Adds the versions that are to have no workers any more; drops those wanted again.
 
         Args:
             before: what was registered at the last look.
             specs: what is registered now.
         """
-        # Registered versions that had no workers before need no look. A new node cannot know which
-        # these are, as the only node that had some may have died: it looks at all of them once.
+        # Registered versions that had no workers before need no look. A new node cannot know these,
+        # as the only node with workers may have died: it looks at all versions once.
         known = {spec.key for spec in before if spec.min_worker > 0 or spec.key not in specs}
         if self._is_new:
             self._is_new, known = False, set(specs)
@@ -46,11 +46,11 @@ class UnregisteredVersions:
         }
 
     async def look(self) -> None:
-        """Nobody waits for a version that has lost its last worker for good."""
+        """Refuses the requests that wait for a version whose last worker has gone for good."""
         await self._verbs.together([partial(self._close, *ended) for ended in self._ended.items()])
 
     async def _close(self, key: VersionKey, is_registered: bool) -> None:
-        # Asked first: what is given back after that is refused with the next look.
+        # Asked first: the next look refuses the requests that are given back after that.
         is_staffed = await self._verbs.is_staffed(key)
         reason = "no_worker" if is_registered else "unregistered"
         if count := await self._verbs.refuse_waiting(key, reason):

@@ -86,7 +86,7 @@ def test_registration_at_start_takes_the_download_as_it_is(registry, store, newe
     assert (store / "echo.mar").read_bytes() == archive_bytes()
 
 
-def test_beats_of_a_job_go_on_after_an_error_of_the_network(monkeypatch):
+def test_beats_of_a_job_go_on_after_an_error_of_the_network():
     # Given a connection that fails by what its socket says
     asked = []
 
@@ -95,9 +95,9 @@ def test_beats_of_a_job_go_on_after_an_error_of_the_network(monkeypatch):
             asked.append(len(asked))
             raise OSError("no route to host")
 
-    monkeypatch.setattr(control_jobs, "JOB_BEAT_S", 0.01)
     is_over = threading.Event()
     job = control_jobs.ControlJob("job", connection=Connection())
+    job.beat_s = 0.01
     # When
     beating = threading.Thread(target=job._beat, args=(is_over,), daemon=True)
     beating.start()

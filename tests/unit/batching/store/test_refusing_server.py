@@ -124,13 +124,11 @@ def no_blmove(server):
 
 @pytest.mark.parametrize("refusing", [disk_lost, no_blmove])
 def test_control_worker_that_is_refused_says_so_in_one_line_and_goes_on(
-    server, url, refusing, monkeypatch, caplog
+    server, url, refusing, caplog
 ):
     # Given one that looks for jobs every second
-    monkeypatch.setattr(control_jobs, "WORKER_TTL_S", 16)
-    monkeypatch.setattr(control_jobs, "RETRY_S", 0.05)
     client = connect(url, socket_timeout_s=15.0)
-    worker = control_jobs.make_worker(client, make_outage())
+    worker = control_jobs.make_worker(client, make_outage(), ttl_s=16, retry_s=0.05)
 
     def spoil():
         # It waits for a job: what is refused before, as it signs on, ends it.

@@ -1,4 +1,4 @@
-"""A node's control process, whose want must not cost the node its workers."""
+"""A node's control process: a node without one must keep its workers."""
 
 import asyncio
 import errno
@@ -25,11 +25,12 @@ def test_node_goes_on_while_its_system_starts_no_process(monkeypatch, caplog):
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(control_process, "spawn", spawn)
-    monkeypatch.setattr(control_process, "RESTART_S", 0.01)
 
     async def run():
         # When
-        keeping = asyncio.create_task(control_process.keep_control_worker(Settings()))
+        keeping = asyncio.create_task(
+            control_process.keep_control_worker(Settings(), restart_s=0.01)
+        )
         await eventually_async(lambda: len(starts) > 5)
         # Then it is tried again
         assert not keeping.done()
@@ -41,11 +42,8 @@ def test_node_goes_on_while_its_system_starts_no_process(monkeypatch, caplog):
     assert line.endswith(os.strerror(errno.EAGAIN))
 
 
-def test_node_has_a_second_control_worker_for_the_time_that_a_download_takes(
-    redis_server, monkeypatch
-):
+def test_node_has_a_second_control_worker_for_the_time_that_a_download_takes(redis_server):
     # Given
-    monkeypatch.setattr(control_process, "SECOND_AFTER_S", 0.1)
     client = connect(redis_server.url)
     client.flushall()
 
@@ -57,7 +55,9 @@ def test_node_has_a_second_control_worker_for_the_time_that_a_download_takes(
     async def run():
         # When
         settings = Settings(redis_url=redis_server.url)
-        keeping = asyncio.create_task(control_process.keep_control_workers(settings))
+        keeping = asyncio.create_task(
+            control_process.keep_control_workers(settings, second_after_s=0.1)
+        )
         await eventually_async(lambda: workers() == 2, 20)
         children = set(psutil.Process().children()) - before
         keeping.cancel()

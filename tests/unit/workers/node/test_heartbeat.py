@@ -1,4 +1,4 @@
-"""Whose silence means something: nobody's, right after nobody could be heard."""
+"""Nodes and workers that fall silent are taken for dead, except right after an outage."""
 
 import asyncio
 from dataclasses import replace
@@ -16,7 +16,6 @@ from batching.store.keys import VersionKeys
 from batching.store.node_side.node_queue import NodeQueue
 from batching.store.registry.registry import Registry
 from tests.support import KEY, eventually_async, join, make_outage, make_spec
-from workers.node import heartbeat as heartbeat_module
 from workers.node.dead_workers import DeadWorkers
 from workers.node.heartbeat import Heartbeat
 from workers.slots.slot_record import SlotRecord
@@ -27,8 +26,7 @@ DEAD_AFTER_S = 0.3
 
 
 class Parts:
-    """A node's heart and dead_workers on a Redis that can be cut off, with one worker that is
-    ready."""
+    """A node's Heartbeat and DeadWorkers on a Redis that can be cut off; one worker is ready."""
 
     def __init__(self):
         self.server = fakeredis.FakeServer()
@@ -46,6 +44,7 @@ class Parts:
             lambda: [KEY],
             self._count,
             dead_after_s=DEAD_AFTER_S,
+            beat_s=0.05,
             outage=outage,
         )
         self.dead_workers = DeadWorkers(
@@ -64,8 +63,7 @@ class Parts:
 
 
 @pytest.fixture
-def parts(monkeypatch):
-    monkeypatch.setattr(heartbeat_module, "BEAT_S", 0.05)
+def parts():
     return Parts()
 
 

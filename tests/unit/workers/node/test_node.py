@@ -1,4 +1,4 @@
-"""A node whose parts meet what nobody foresaw."""
+"""A node, and errors that its parts do not foresee."""
 
 import asyncio
 import os
@@ -11,7 +11,6 @@ from batching.settings.settings import Settings
 from batching.store import keys
 from batching.store.registry.registry import Registry
 from tests.support import eventually_async, make_spec
-from workers.node import heartbeat
 from workers.node.node import Node
 
 
@@ -38,7 +37,7 @@ def test_node_lives_on_when_one_of_its_roles_fails(real_backend, registry, setti
         node = Node(settings, [])
         living = asyncio.create_task(node.run())
         await eventually_async(registry.alive_nodes, 10)
-        # When an epoch there is none that anybody could have written
+        # When the epoch is one that no code has written
         epoch = await eventually_async(registry.epoch)
         real_backend.client.set(keys.EPOCH, b"\xff")
         registry.announce("nobody")
@@ -76,14 +75,10 @@ def test_node_tells_a_redis_that_came_back_with_an_older_state_what_is_so(
     asyncio.run(run())
 
 
-def test_node_is_known_again_before_what_it_serves_is(
-    real_backend, registry, settings, monkeypatch
-):
+def test_node_is_known_again_before_what_it_serves_is(real_backend, registry, settings):
     # Given a node whose second beat is far away
-    monkeypatch.setattr(heartbeat, "BEAT_S", 3600.0)
-
     async def run():
-        node = Node(settings, [])
+        node = Node(settings, [], beat_s=3600.0)
         living = asyncio.create_task(node.run())
         await eventually_async(registry.alive_nodes, 10)
         registry.create(make_spec())

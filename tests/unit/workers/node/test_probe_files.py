@@ -1,22 +1,14 @@
 import asyncio
 
-import pytest
-
 from tests.support import eventually_async
-from workers.node import probe_files
 from workers.node.probe_files import ProbeFiles
-
-
-@pytest.fixture(autouse=True)
-def _often(monkeypatch):
-    monkeypatch.setattr(probe_files, "TOUCH_S", 0.01)
 
 
 def watched(folder, is_ready, steps):
     """Runs the role while `steps` does."""
 
     async def run():
-        role = asyncio.create_task(ProbeFiles(folder, is_ready).run())
+        role = asyncio.create_task(ProbeFiles(folder, is_ready, touch_s=0.01).run())
         try:
             await steps()
         finally:
