@@ -18,8 +18,8 @@ class RegistryMemory:
     def look(self, on_emptied: Callable[[], object] = lambda: None) -> Mapping[str, ModelEntry]:
         """Returns what is registered now; first registers again what an emptied Redis forgot.
 
-        Blocks. All nodes do this at once: doing it twice is harmless. Another epoch, too, shows that
-        Redis was emptied: a node that knows of no model may have come back first and set it.
+        Blocks. All nodes do this at once: doing it twice is harmless. A new epoch shows, too, that
+        Redis was emptied, as a node that knows of no model may have come back first and set it.
 
         Args:
             on_emptied: called before models are registered again. Requests to a version without a
