@@ -4,76 +4,14 @@ Source of the texts: TorchServe 0.12, management API.
 """
 
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.archives import make_archive, make_scripted, manifest
+from tests.e2e.archives import make_scripted, manifest
 from tests.e2e.clients import innocent_traffic
 from tests.e2e.ferry_process import FerryServer
 from tests.e2e.refusals import assert_error
-
-
-def write_corrupt(store: Path) -> str:
-    (store / "corrupt.mar").write_bytes(b"PK\x03\x04 no archive at all" * 50)
-    return "corrupt.mar"
-
-
-def write_truncated(store: Path) -> str:
-    name = make_archive(store, "whole", {"handler.py": "def handle(data, context): return data"})
-    content = (store / name).read_bytes()
-    (store / "truncated.mar").write_bytes(content[: len(content) // 2])
-    return "truncated.mar"
-
-
-def write_without_model(store: Path) -> str:
-    with zipfile.ZipFile(store / "no-model.mar", "w") as archive:
-        archive.writestr("MAR-INF/MANIFEST.json", '{"runtime": "python"}')
-    return "no-model.mar"
-
-
-def write_unreadable_manifest(store: Path) -> str:
-    with zipfile.ZipFile(store / "bad-json.mar", "w") as archive:
-        archive.writestr("MAR-INF/MANIFEST.json", "{ this is not JSON")
-    return "bad-json.mar"
-
-
-def write_symlink(store: Path) -> str:
-    entry = zipfile.ZipInfo("handler.py")
-    entry.external_attr = 0o120777 << 16
-    with zipfile.ZipFile(store / "link.mar", "w") as archive:
-        archive.writestr("MAR-INF/MANIFEST.json", manifest("link", "1.0", "handler.py"))
-        archive.writestr(entry, "/etc/passwd")
-    return "link.mar"
-
-
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (write_corrupt, "corrupt.mar is not a zip (.mar) archive, or it is damaged or encrypted."),
-        (
-            write_truncated,
-            "truncated.mar is not a zip (.mar) archive, or it is damaged or encrypted.",
-        ),
-        (write_without_model, "Model name is not defined."),
-        (write_unreadable_manifest, "Failed to parse signature.json."),
-        (write_symlink, "link.mar holds a link, device or other special file: 'handler.py'."),
-    ],
-)
-def test_bad_archive_is_refused_as_invalid_model(
-    server: FerryServer, innocent: str, write: Callable[[Path], str], message: str
-) -> None:
-    # When a broken archive is registered beside other traffic
-    before = server.manage("GET", "models").json()
-    with innocent_traffic(server, innocent):
-        name = write(server.store)
-        response = server.manage("POST", "models", url=name, initial_workers=1)
-
-    # Then it is refused for what it is, and nothing is registered
-    expected = (400, "InvalidModelException", message)
-    assert_error(response.status_code, response.content, expected)
-    assert server.manage("GET", "models").json() == before
 
 
 @pytest.mark.parametrize("entry", ["../evil.py", "a/../../evil.py", "/tmp/ferry-evil.py"])

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.e2e.ferry_process import FERRY, FerryServer
-from tests.ports import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -78,71 +77,6 @@ def test_models_are_registered_listed_described_scaled_and_unregistered(
     # Then it is gone
     assert done.stdout.decode() == 'Model "typed" unregistered\n'
     assert server.manage("GET", "models/typed").status_code == 404
-
-
-def test_predict_sends_files_and_standard_input(
-    ferry: Command, innocent: str, tmp_path: Path
-) -> None:
-    # Given two files
-    files = [tmp_path / "one", tmp_path / "two"]
-    for file in files:
-        file.write_text(f"content of {file.name}")
-
-    # When they are sent to the echo model
-    answers = ferry.json("predict", innocent, *map(str, files))
-
-    # Then each has its answer, in order
-    assert [answer["status"] for answer in answers] == [200, 200]
-    assert [answer["answer"] for answer in answers] == ["content of one", "content of two"]
-    assert [answer["file"] for answer in answers] == [str(file) for file in files]
-
-    # And standard input works as well
-    done = ferry.run("predict", innocent, "-", stdin=b"from a pipe")
-    assert done.stdout.decode() == "from a pipe\n"
-
-
-def test_predict_fails_with_the_servers_words(ferry: Command, tmp_path: Path) -> None:
-    # When a model is asked that does not exist
-    file = tmp_path / "file"
-    file.write_text("content")
-    done = ferry.run("predict", "nobody", str(file))
-
-    # Then the command fails and says why
-    assert done.returncode == 1
-    assert "Model not found: nobody (HTTP 404)" in done.stderr.decode()
-
-
-def test_status_shows_models_workers_and_queues(
-    server: FerryServer, ferry: Command, scripted: str
-) -> None:
-    # Given a model with two workers
-    with server.model(scripted, "seen", initial_workers=2):
-        # When the status is asked for
-        status = ferry.json("status")
-        for_people = ferry.run("status").stdout.decode()
-
-    # Then it shows them
-    assert status["ready"] is True
-    [model] = [model for model in status["models"] if model["model"] == "seen"]
-    assert model["version"] == "1.0"
-    assert model["workers"] == {"READY": 2}
-    assert model["waiting"] == 0
-    assert model["room"] == 100
-    assert sum(status["nodes"].values()) >= 2
-    assert "ready" in for_people
-    assert "seen" in for_people
-
-
-def test_commands_say_where_nothing_answers() -> None:
-    # When no server is there
-    url = f"http://127.0.0.1:{free_ports(3)}"
-    words = ["models", "list", "--management-url", url]
-    done = subprocess.run([str(FERRY), *words], capture_output=True, timeout=30, check=False)
-
-    # Then the command says so in one line, without a traceback
-    assert done.returncode == 1
-    expected = f"Error: nothing answers at {url}: is `ferry up` running?\n"
-    assert done.stderr.decode() == expected
 
 
 def test_second_server_on_the_same_ports_is_refused(server: FerryServer, tmp_path: Path) -> None:

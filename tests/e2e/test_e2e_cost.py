@@ -8,7 +8,6 @@ import pytest
 from benchmarks import idle, scaling
 from benchmarks.claims import claim_times_ms
 from benchmarks.fleet import Fleet
-from benchmarks.load import BenchmarkError, wrk_path
 from benchmarks.processors import total_percent
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.ports import free_ports
@@ -74,20 +73,3 @@ def test_claim_takes_no_longer_when_ten_thousand_wait() -> None:
 
     # Then
     assert_within(statistics.median(times_ms), scaling.CLAIM_MS)
-
-
-def test_throughput_of_two_nodes_is_measured() -> None:
-    # Given
-    try:
-        wrk_path()
-    except BenchmarkError as error:
-        pytest.skip(str(error))
-
-    # When
-    (point,) = scaling.throughputs({2: [2]}, 1.0)
-
-    # Then: a worker that naps answers at most a batch per nap
-    most_per_s = 2 * scaling.BATCH_SIZE * 1000 / scaling.NAP_MS
-    assert 0 < point.requests_per_s <= 1.1 * most_per_s
-    assert point.errors == 0
-    assert point.busiest_percent > 0

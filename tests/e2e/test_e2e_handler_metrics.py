@@ -62,20 +62,6 @@ def test_metrics_of_a_handler_outlive_its_workers_and_go_with_the_model(tmp_path
 
 
 @pytest.mark.slow
-def test_metrics_that_nobody_declared_are_not_shown(server: FerryServer) -> None:
-    # Given a server as it is started without options
-    archive = make_archive(server.store, "shy", {"handler.py": HANDLER})
-    with server.model(archive, "shy"):
-        # When a handler measures
-        assert server.predict("shy", b"abc").status_code == 200
-
-        # Then only what TorchServe declares is shown
-        shown = {"ModelName": "shy", "Level": "Model"}
-        eventually(lambda: Scrape(server).has("PredictionTime", **shown), 5)
-        assert not Scrape(server).has("Seen_total")
-
-
-@pytest.mark.slow
 def test_metrics_config_is_found_from_the_folder_of_the_server(tmp_path) -> None:
     # Given a file that is named from the folder in which the server is started
     declared = tmp_path / "metrics.yaml"

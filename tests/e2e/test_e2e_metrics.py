@@ -98,21 +98,6 @@ def test_metrics_count_unknown_models_under_no_name(server: FerryServer) -> None
 
 
 @pytest.mark.slow
-def test_metrics_show_workers_that_come_and_go(server: FerryServer, scripted: str) -> None:
-    labels = {"model": "staffed", "version": "1.0", "state": "READY"}
-    with server.model(scripted, "staffed", initial_workers=2):
-        # Given two workers
-        assert Scrape(server).value("ferry_workers", **labels) == 2
-
-        # When one of them is let go
-        server.manage("PUT", "models/staffed", min_worker=1, synchronous="true")
-
-        # Then there is one
-        eventually(lambda: Scrape(server).value("ferry_workers", **labels) == 1, 5)
-    assert not Scrape(server).has("ferry_workers", **labels)
-
-
-@pytest.mark.slow
 def test_metrics_show_the_host_and_how_long_a_worker_took_to_load(
     server: FerryServer, innocent: str
 ) -> None:

@@ -1,21 +1,17 @@
 """Triton's own client against a handler that knows nothing of its protocol, and an envelope."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import requests
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.e2e.archives import make_archive
-from tests.e2e.clients import Clients
 from tests.e2e.ferry_process import FerryServer
 
 pytestmark = pytest.mark.slow
 
-JSON = {"content-type": "application/json"}
 HANDLER = Path(__file__).with_name("doubling_handler.py").read_text()
 
 
@@ -74,14 +70,6 @@ def test_triton_client_gets_tensors_from_a_handler_that_knows_none(doubling, bin
     assert ("parameters" in document["outputs"][0]) is (binary_out is not False)
 
 
-def test_triton_client_sends_bytes_as_a_file_would_come(doubling):
-    # When
-    with client_of(doubling) as client:
-        result = client.infer("doubling", [tensor("data", np.array([b"kitten"], dtype=object))])
-    # Then: what is no tensor comes as JSON text
-    assert json.loads(result.as_numpy("output")[0]) == {"label": "kitten", "bytes": 6}
-
-
 def test_triton_client_gets_outputs_by_name(doubling):
     # Given
     text = tensor("data", np.array(["tensors"], dtype=object), binary=False)
@@ -128,25 +116,6 @@ def test_triton_client_finds_server_and_model_ready(doubling):
             client.get_model_metadata("nobody")
 
 
-def test_plain_json_is_the_handlers_own_as_in_torchserve(doubling):
-    # When
-    url = f"{doubling.inference}/v2/models/doubling/infer"
-    answer = requests.post(url, json={"inputs": [], "shape": [], "data": "raw"}, timeout=30)
-    # Then
-    assert answer.text == "RAW"
-
-
-def test_kserve_v1_client_is_answered(doubling):
-    # Given
-    url = f"{doubling.inference}/v1/models/doubling"
-    # When / Then
-    assert requests.get(url, timeout=30).json() == {"name": "doubling", "ready": True}
-    answer = requests.post(f"{url}:predict", json=[1, 2], timeout=30)
-    assert answer.json() == [2, 4]
-    missing = requests.get(f"{doubling.inference}/v1/models/nobody", timeout=30)
-    assert missing.status_code == 404
-
-
 @pytest.mark.parametrize("binary", [True, False])
 def test_triton_client_is_served_by_an_envelope(enveloped, binary):
     # Given
@@ -159,22 +128,3 @@ def test_triton_client_is_served_by_an_envelope(enveloped, binary):
     assert result.as_numpy("a").tolist() == [0, 2, 4, 6]
     assert result.as_numpy("b").tolist() == [2, 4, 6, 8]
     assert result.get_response()["id"] == "mine"
-
-
-def test_envelope_serves_a_batch_request_by_request(enveloped):
-    # Given
-    def request(number):
-        data = {"name": f"in{number}", "shape": [1], "datatype": "INT64", "data": [number]}
-        return json.dumps({"id": str(number), "inputs": [data]})
-
-    path = "/v2/models/doubling/infer"
-    with Clients(enveloped.inference, 4) as clients:
-        # When
-        exchange = clients.ask(path, [request(n) for n in range(4)], headers=JSON)
-    # Then
-    for number, body in enumerate(exchange.bodies):
-        document = json.loads(body)
-        assert document["id"] == str(number)
-        assert document["outputs"] == [
-            {"name": f"in{number}", "datatype": "INT64", "data": [2 * number], "shape": [1]}
-        ]

@@ -61,16 +61,6 @@ def own_server(tmp_path: Path) -> Iterator[FerryServer]:
         server.process.kill()
 
 
-def test_startup_model_is_served_when_the_server_says_started(own_server: FerryServer) -> None:
-    # Given a server that was told to load a model and has said that it started
-    # Then the model is served at once, by the workers that its archive asks for
-    assert own_server.predict("loaded", b"hello").text == "hello"
-    described = own_server.describe("loaded")
-    assert described["loadedAtStartup"] is True
-    eventually(lambda: len(own_server.worker_pids("loaded")) == 2, 10)
-    own_server.process.stop_cleanly()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_stop_answers_what_is_running_and_leaves_no_process(
     own_server: FerryServer, number: signal.Signals

@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import socket
-import subprocess
 from pathlib import Path
 
 import psutil
@@ -11,7 +10,7 @@ import pytest
 import requests
 
 from tests.e2e.archives import make_archive
-from tests.e2e.clients import Clients, needs_curl
+from tests.e2e.clients import Clients
 from tests.support import came_true, eventually
 
 pytestmark = pytest.mark.slow
@@ -176,34 +175,6 @@ def test_slow_reader_holds_its_handler_up_and_fills_nothing(streamer):
     # Then: it stops once the client has gone
     assert streamer.ask("last:alive").text == "alive"
     assert "sent" not in streamer.notes()
-
-
-def test_old_client_gets_the_answer_in_one_piece(streamer):
-    # When: HTTP/1.0 has no chunks
-    with socket.create_connection(("127.0.0.1", streamer.server.port), timeout=30) as client:
-        client.sendall(
-            b"POST /predictions/stream HTTP/1.0\r\nContent-Length: 15\r\n\r\nsend:one last:2"
-        )
-        answer = client.makefile("rb").read()
-    # Then
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert body == b"one2"
-    assert b"content-length: 4" in head.lower()
-
-
-@needs_curl
-def test_curl_sees_a_stream_and_its_break(streamer):
-    # Given
-    def curl(body):
-        url = f"{streamer.server.inference}/predictions/stream"
-        command = ["curl", "-sS", "-N", "-H", "Content-Type:", "--data-binary", body, url]
-        return subprocess.run(command, check=False, capture_output=True, timeout=30)
-
-    # When
-    whole, broken = curl("send:a last:b"), curl("send:a fail:500")
-    # Then
-    assert (whole.returncode, whole.stdout) == (0, b"ab")
-    assert (broken.returncode, broken.stdout) == (18, b"a")
 
 
 def test_batch_of_streams_gives_each_client_its_own(server, archive):

@@ -86,34 +86,3 @@ def test_second_node_serves_registered_models_and_shares_their_batches(
         assert shared_server.predict("shared", b"still here").text == "still here"
     finally:
         node.kill()
-
-
-def test_second_node_takes_over_when_the_first_is_killed(
-    shared_server: FerryServer, redis_url: str
-) -> None:
-    # Given two nodes, and a batch that one of them is at
-    archive, ledger = make_scripted(shared_server.store, "survivor")
-    shared_server.register(archive, batch_size=8, max_batch_delay=TIME_TO_FILL_MS)
-    node = start_node(shared_server, redis_url)
-    try:
-        eventually(lambda: len(shared_server.worker_pids("survivor")) == 2, JOIN_TIMEOUT_S)
-        node_workers = {
-            line.split()[0] for line in node.family() if "workers.handling.worker" in line
-        }
-        with Clients(shared_server.inference, 16) as clients:
-            bodies = [f"hold|{item}" for item in range(16)]
-            clients.send("/predictions/survivor", bodies)
-            eventually(lambda: len(ledger.calls()) == 2, JOIN_TIMEOUT_S)
-            assert {str(call.pid) for call in ledger.calls()} & node_workers
-
-            # When the whole second node dies without a word
-            node.kill()
-            ledger.let_go()
-            answers = clients.receive(16)
-
-        # Then the other one answers everything, nothing was run more than twice
-        assert [answer.status for answer in answers] == [200] * 16
-        assert [answer.body.decode() for answer in answers] == bodies
-        assert max(ledger.executions(body) for body in bodies) == 2
-    finally:
-        node.kill()

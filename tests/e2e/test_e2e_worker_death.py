@@ -2,12 +2,11 @@
 
 import os
 import signal
-from collections import Counter
 
 import pytest
 
 from tests.e2e.archives import Ledger
-from tests.e2e.clients import TIME_TO_FILL_MS, Clients, innocent_traffic
+from tests.e2e.clients import TIME_TO_FILL_MS, Clients
 from tests.e2e.ferry_process import FerryServer
 from tests.support import eventually
 
@@ -80,28 +79,6 @@ def test_worker_killed_while_idle_is_replaced_and_loses_nothing(
         assert exchange.bodies == bodies
         assert {ledger.executions(body) for body in bodies} == {1}
         assert victim not in {call.pid for call in ledger.calls()}
-
-
-def test_nobody_is_refused_while_the_only_worker_is_replaced(
-    server: FerryServer, scripted: str, ledger: Ledger
-) -> None:
-    with (
-        server.model(scripted, "only-one", batch_size=4, max_batch_delay=2) as model,
-        innocent_traffic(server, model, clients=3) as traffic,
-    ):
-        # Given clients that ask all the while
-        eventually(lambda: len(traffic.statuses) > 20, 10)
-        [victim] = server.worker_pids(model)
-
-        # When the only worker is killed
-        os.kill(victim, signal.SIGKILL)
-        eventually(lambda: server.worker_pids(model) not in ([], [victim]), 10)
-        seen = len(traffic.statuses)
-        eventually(lambda: len(traffic.statuses) > seen + 20, 10)
-
-    # Then every answer was a good one, and came of at most two runs
-    executions = Counter(body for call in ledger.calls() for body in call.bodies)
-    assert max(executions.values()) <= MAX_EXECUTIONS
 
 
 @pytest.mark.parametrize("end", ["segfault", "exit"])
