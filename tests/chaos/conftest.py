@@ -46,12 +46,13 @@ def crowd(rig: Rig) -> Iterator[Crowd]:
 
 
 @pytest.fixture
-def record_promise(request: pytest.FixtureRequest) -> Callable[[str, str, str, str], None]:
-    """Takes (row, promise, bar, measured); whether it was kept is the outcome of the test."""
+def record_promise(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Takes a key of PROMISES and what was measured; the test's outcome is the verdict."""
 
-    def record(row: str, promise: str, bar: str, measured: str) -> None:
+    def record(key: str, measured: str) -> None:
         # Plain words, which pytest-xdist can hand from one process to another.
-        request.node.user_properties.append(("promise", (row, promise, bar, measured)))
+        words = (key.split(maxsplit=1)[0], *promises.PROMISES[key], measured)
+        request.node.user_properties.append(("promise", words))
 
     return record
 

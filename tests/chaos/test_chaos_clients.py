@@ -49,9 +49,7 @@ def test_f26_work_of_clients_that_left_the_queue_is_not_done(
         # Then only those who stayed are served, and the counters agree
         ran = set(model.bodies()) & {one.body for one in leave}
         cancelled = model.counters()["cancelled"]
-        record_promise(
-            "F26", "300 of 600 left the queue", ">= 285 not run", f"{300 - len(ran)} not run"
-        )
+        record_promise("F26", f"{300 - len(ran)} not run")
         assert {one.status for one in stay} == {200}
         assert len(ran) <= 15
         assert cancelled == 300 - len(ran)
@@ -73,12 +71,7 @@ def test_f27_client_that_leaves_a_running_batch_harms_nobody(
 
         # Then the others are answered, and nothing is published for it
         counters = model.counters()
-        record_promise(
-            "F27",
-            "one of a running batch left",
-            "3 x 200, 1 cancelled",
-            f"{counters['replied']} x 200, {counters['cancelled']} cancelled",
-        )
+        record_promise("F27", f"{counters['replied']} x 200, {counters['cancelled']} cancelled")
         assert len(model.calls()[0].bodies) == 4
         assert {one.status for one in stay} == {200}
         assert (counters["replied"], counters["cancelled"]) == (3, 1)
@@ -101,9 +94,7 @@ def test_f28_deadline_is_kept_to_the_tenth_of_a_second(
 
         # Then they are told then, and not run
         off_s = max(abs(one.seconds - 0.5) for one in sent)
-        record_promise(
-            "F28", "queued past the deadline: 504", "deadline +-100 ms", f"+-{off_s * 1000:.0f} ms"
-        )
+        record_promise("F28", f"+-{off_s * 1000:.0f} ms")
         assert {(one.status, one.reason) for one in sent} == {(504, "deadline_exceeded")}
         assert_within(off_s, checker.DEADLINE_SLACK_S)
         assert model.bodies() == ["hold|first"]
@@ -127,7 +118,7 @@ def test_f29_work_of_a_dead_ingress_is_not_done(rig: Rig, crowd: Crowd, record_p
         # Then none of them is run, and nothing of them stays
         eventually(lambda: model.open_requests() == 0, 10)
         orphaned = model.counters()["orphaned"]
-        record_promise("F29", "ingress killed, 20 waiting", "20 dropped", f"{orphaned} dropped")
+        record_promise("F29", f"{orphaned} dropped")
         assert model.bodies() == ["hold|first"]
         assert orphaned == 20
         assert checker.conservation(model.counters(), 0) == []
@@ -161,14 +152,9 @@ def test_f33_overload_is_refused_at_once_and_costs_no_throughput(
         goodput = len(served) / span_s
         slow_s = percentile([one.seconds for one in refused], 0.99)
         record_promise(
-            "F33",
-            f"overload x3, {seconds:.0f} s: goodput",
-            ">= 90 % of capacity",
-            f"{goodput / capacity:.0%} of {capacity:.0f}/s",
+            "F33 goodput", f"{seconds:.0f} s: {goodput / capacity:.0%} of {capacity:.0f}/s"
         )
-        record_promise(
-            "F33", "overload: refusals, p99", "< 50 ms, Retry-After", f"{slow_s * 1000:.0f} ms"
-        )
+        record_promise("F33 refusals", f"{slow_s * 1000:.0f} ms")
         assert len(served) + len(refused) == len(log), checker.statuses(log)
         assert goodput >= 0.9 * capacity
         assert {one.reason for one in refused} == {"queue_full"}
@@ -233,13 +219,8 @@ def test_f34_clients_that_hardly_read_slow_nobody_down(
                 began = time.monotonic()
                 eventually(lambda: open_connections(rig) == 0, 75)
                 took_s = time.monotonic() - began
-                record_promise("F34", "unread answers are closed", "<= 75 s", f"{took_s:.0f} s")
-        record_promise(
-            "F34",
-            "20 clients that hardly read: others' p90",
-            "< 2 x",
-            f"{usual_s * 1000:.1f} -> {beside_s * 1000:.1f} ms",
-        )
+                record_promise("F34 closed", f"{took_s:.0f} s")
+        record_promise("F34 others", f"{usual_s * 1000:.1f} -> {beside_s * 1000:.1f} ms")
         assert_within(beside_s, 2 * max(usual_s, 0.005))
         model.check(crowd)
 
@@ -261,9 +242,7 @@ def test_f35_half_sent_requests_take_nothing_from_others(
         # Then the service goes on
         ok = crowd.ask("f35", [f"r{number}" for number in range(50)])
         slow_s = max(one.seconds for one in ok)
-        record_promise(
-            "F35", "50 half-sent requests", "others unaffected", f"{slow_s:.2f} s at most"
-        )
+        record_promise("F35 others", f"{slow_s:.2f} s at most")
         assert [one.status for one in ok] == [200] * len(model.bodies()) == [200] * 50
         assert_within(slow_s, 2.0)
         model.check(crowd)
@@ -276,7 +255,7 @@ def test_f35_half_sent_requests_take_nothing_from_others(
                 while one.recv(4096):
                     pass
             took_s = time.monotonic() - began
-            record_promise("F35", "half-sent requests are closed", "<= 75 s", f"{took_s:.0f} s")
+            record_promise("F35 closed", f"{took_s:.0f} s")
 
 
 def test_f36_idle_request_waits_no_longer_than_the_delay(
@@ -305,10 +284,7 @@ def test_f36_idle_request_waits_no_longer_than_the_delay(
 
         # Then the window costs its delay, and nothing else
         record_promise(
-            "F36",
-            "idle: wait added by a window of 5 ms",
-            "p99 <= 5 + 3 ms",
-            f"p99 of {count} {worst_s * 1000:.1f} ms, median {added_s * 1000:.1f} ms",
+            "F36", f"p99 of {count} {worst_s * 1000:.1f} ms, median {added_s * 1000:.1f} ms"
         )
         assert_within(worst_s, DELAY_S + ADDED_S)
         assert added_s >= 0.001

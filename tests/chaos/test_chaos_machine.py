@@ -385,9 +385,4 @@ def test_f40_queue_does_what_its_model_says(
             suppress_health_check=list(HealthCheck),
         ),
     )
-    record_promise(
-        "F40",
-        f"state machine on {backend}{', job tickets' * has_tickets}",
-        "no counter-example",
-        f"{EXAMPLES} x {STEPS} steps",
-    )
+    record_promise("F40", f"{backend}{', job tickets' * has_tickets}: {EXAMPLES} x {STEPS} steps")

@@ -70,7 +70,7 @@ def test_f09_f10_f11_crash_at_any_point_of_a_turn_loses_and_doubles_nothing(
     attempts = {"before claim": 1, "after claim": 2}
     expected = {} if point == "after reply" else dict.fromkeys(NAMES, attempts[point])
     row = {"before claim": "F9", "after claim": "F9", "after reply": "F10"}[point]
-    record_promise(row, f"crash {point}", "each answered once", f"{len(again)} of 8 run again")
+    record_promise(row, f"{point}: {len(again)} of 8 run again")
     assert again == expected
     assert sorted(real_harness.done()) == NAMES
     assert real_harness.counters()["replied"] == len(NAMES)
@@ -97,7 +97,7 @@ def test_f12_late_reply_counts_once_and_nobody_runs_the_request_again(
     assert (codes, codes_again) == ([1, 1], [2, 2])
     assert harness.worker("second").claim(2, 0.0) is Nothing.EMPTY
     assert harness.done() == ["a", "b"]
-    record_promise("F12", "late reply before re-claim", "accepted once, not run", "1, 0 runs")
+    record_promise("F12", "1, 0 runs")
     assert harness.unaccounted() == 0
 
 
@@ -146,7 +146,7 @@ def test_f25_clock_steps_of_parts_mean_nothing(
     assert 65_000 < real_harness.client.pttl(real_harness.keys.open) <= 180_000
     assert worker.reply(items_of(claimed), [make_reply("x")]) == [1]
     assert ids_of(worker.claim(8, 0.0)) == ["waiting", "new"]
-    record_promise("F25", "clocks step by +-1 h", "no effect", "none")
+    record_promise("F25", "none")
     assert real_harness.counters().get("expired", 0) == 0
 
 
@@ -189,7 +189,7 @@ def test_f38_lost_wakeup_costs_a_second_at_most(real_harness: QueueHarness, reco
     batch, took_s = asyncio.run(gather())
 
     # Then the request is found all the same
-    record_promise("F38", "wake-up lost", "progress <= 1 s", f"{took_s:.2f} s")
+    record_promise("F38", f"{took_s:.2f} s")
     assert ids_of(batch) == ["a"]
     assert_within(took_s, 1.0)
     client.connection_pool.disconnect()
@@ -228,12 +228,7 @@ def test_f39_cancel_storm_leaves_nothing_to_wade_through(
     claimed = worker.claim(8, 0.0)
     claim_s = time.perf_counter() - began
     each_us = slowest_s / 500 * 1e6
-    record_promise(
-        "F39",
-        "10,000 cancelled at the head: claim",
-        "<= 20 ms",
-        f"{claim_s * 1000:.1f} ms; {each_us:.0f} us per cancel",
-    )
+    record_promise("F39", f"{claim_s * 1000:.1f} ms; {each_us:.0f} us per cancel")
     assert ids_of(claimed) == NAMES
     assert_within(claim_s, 0.02)
     assert real_harness.counters()["cancelled"] == STORM

@@ -40,12 +40,7 @@ def test_f30_nodes_can_be_replaced_under_load(rig: Rig, crowd: Crowd, record_pro
                 assert stopped.left_behind == []
 
         # Then nobody sees it
-        record_promise(
-            "F30",
-            "3 nodes replaced under load",
-            "all 200, exit 0 <= 8 s",
-            f"{checker.statuses(crowd.log)}, {max(seconds):.1f} s",
-        )
+        record_promise("F30", f"{checker.statuses(crowd.log)}, {max(seconds):.1f} s")
         assert codes == [0, 0, 0]
         assert_within(max(seconds), STOP_S)
         assert set(checker.statuses(crowd.log)) == {"200"}
@@ -66,12 +61,7 @@ def test_f31_ingress_answers_all_it_accepted(rig: Rig, crowd: Crowd, record_prom
 
         # Then each has its answer, and the process ends cleanly and in time
         ok = sum(one.status == 200 for one in sent)
-        record_promise(
-            "F31",
-            "SIGTERM to the ingress, 20 accepted",
-            "20 answered, exit 0 <= 8 s",
-            f"{ok} x 200, {stopped.seconds:.1f} s",
-        )
+        record_promise("F31 waiting", f"{ok} x 200, {stopped.seconds:.1f} s")
         assert stopped.exit_code == 0
         assert_within(stopped.seconds, STOP_S)
         assert ok == 20
@@ -110,12 +100,7 @@ def test_f31_clients_that_keep_their_connections_lose_no_accepted_request(
 
         # Then who was accepted was answered, every time, and nobody hangs
         ok, accepted = found.count(200), model.counters()["accepted"]
-        record_promise(
-            "F31",
-            "SIGTERM under load, 10 kept connections",
-            "all accepted answered, exit 0 <= 8 s",
-            f"{ok} of {accepted}, {stopped.seconds:.1f} s",
-        )
+        record_promise("F31 kept", f"{ok} of {accepted}, {stopped.seconds:.1f} s")
         assert not any(thread.is_alive() for thread in threads)
         assert (stopped.exit_code, ok) == (0, accepted)
         assert set(found) <= {200, 503}
@@ -144,12 +129,7 @@ def test_f32_second_signal_gives_back_at_once(rig: Rig, crowd: Crowd, record_pro
         # Then it is gone, and the other node does its work at once
         again_s = model.wait_calls(2)[1].started_at - told_at
         crowd.wait()
-        record_promise(
-            "F32",
-            "second SIGTERM",
-            "exit <= 1 s, given back",
-            f"{stopped.seconds:.2f} s, runs again after {again_s:.2f} s",
-        )
+        record_promise("F32", f"{stopped.seconds:.2f} s, runs again after {again_s:.2f} s")
         assert_within(stopped.seconds, FORCED_S)
         assert_within(again_s, FORCED_S)
         assert {one.status for one in sent} == {200}

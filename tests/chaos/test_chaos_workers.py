@@ -40,12 +40,9 @@ def test_f01_killed_child_costs_its_batch_only_time(rig: Rig, crowd: Crowd, reco
         # Then everything runs again at once, alone and elsewhere, and is answered
         again_s = model.calls()[1].started_at - killed_at
         slowest_s = max(one.seconds for one in sent)
-        record_promise("F1", "child killed: its batch waits again", "<= 0.3 s", f"{again_s:.3f} s")
+        record_promise("F1 again", f"{again_s:.3f} s")
         record_promise(
-            "F1",
-            "child killed: 8 x 200",
-            "<= 1.5 s, <= 2 runs each",
-            f"{slowest_s:.2f} s, {sum(one.status == 200 for one in sent)} x 200",
+            "F1 answers", f"{slowest_s:.2f} s, {sum(one.status == 200 for one in sent)} x 200"
         )
         assert [one.status for one in sent] == [200] * 8
         assert_within(again_s, RECLAIM_S)
@@ -71,7 +68,7 @@ def test_f02_killed_node_costs_its_batch_only_time(rig: Rig, crowd: Crowd, recor
 
         # Then the other one runs everything again
         again_s = model.calls()[1].started_at - killed_at
-        record_promise("F2", "node killed: its batch waits again", "<= 4 s", f"{again_s:.2f} s")
+        record_promise("F2", f"{again_s:.2f} s")
         assert [one.status for one in sent] == [200] * 8
         assert_within(again_s, NODE_RECLAIM_S)
         model.check(crowd)
@@ -93,12 +90,8 @@ def test_f04_f05_poison_fails_alone(
         statuses = {one.body: one.status for one in sent}
         crashes = max(model.bodies().count(body) for body in bad)
         ok = sum(statuses[body] == 200 for body in good)
-        record_promise(
-            row,
-            f"{poisons} crashing among {size}",
-            f"{size - poisons} x 200, {poisons} x 500, <= 2 runs",
-            f"{ok} x 200, {sum(statuses[body] == 500 for body in bad)} x 500, {crashes} runs",
-        )
+        failed = sum(statuses[body] == 500 for body in bad)
+        record_promise(row, f"{ok} x 200, {failed} x 500, {crashes} runs")
         assert len(model.calls()[0].bodies) == size
         assert [statuses[body] for body in good] == [200] * len(good)
         assert [statuses[body] for body in bad] == [500] * poisons
@@ -133,12 +126,7 @@ def test_f06_request_that_runs_out_of_memory_fails_alone(
 
         # Then it alone is told so
         answered = {one.body: (one.status, one.reason) for one in sent}
-        record_promise(
-            "F6",
-            f"out of memory ({poison.split('|', maxsplit=1)[0]})",
-            "that one 507",
-            str(answered[poison]),
-        )
+        record_promise("F6", f"{poison.split('|', maxsplit=1)[0]}: {answered[poison]}")
         assert answered.pop(poison) == (507, "out_of_resources")
         assert set(answered.values()) == {(200, "")}
         model.check(crowd)
@@ -156,9 +144,7 @@ def test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served(
         runs = [call.started_at for call in model.calls() if "sleep 600|hangs" in call.bodies]
         hangs = next(one for one in sent if one.body.startswith("sleep"))
         killed_s = hangs.answered_at - runs[-1]
-        record_promise(
-            "F7", "hanging handler is killed", "<= timeout 1 s + 0.5 s", f"{killed_s:.2f} s"
-        )
+        record_promise("F7", f"{killed_s:.2f} s")
         assert [one.status for one in sent if one is not hangs] == [200] * 3
         assert (hangs.status, hangs.reason) == (500, "worker_crashed")
         assert len(runs) == 2
@@ -210,10 +196,7 @@ def test_f08_frozen_worker_that_wakes_up_cannot_answer_any_more(
 
         # Then the answer is that of the second, once
         record_promise(
-            "F8",
-            "zombie's result is refused",
-            "1 reply, of the 2nd attempt; stale >= 1",
-            f"{model.counters()['replied']} reply, stale {model.counters()['stale']}",
+            "F8", f"{model.counters()['replied']} reply, stale {model.counters()['stale']}"
         )
         assert second.pid != first.pid
         assert sent.answer == f"sign|who am I by {second.pid}"
@@ -244,10 +227,7 @@ def test_f13_worker_that_never_starts_backs_off_and_the_queue_refuses(
         starts = [call.started_at for call in ledger.calls()]
         gaps_s = [later - sooner for sooner, later in itertools.pairwise(starts)]
         record_promise(
-            "F13",
-            "crash loop: back-off, 503 no_worker, not ready",
-            "gaps >= 0, 1, 2 .. s; <= 1 s",
-            f"gaps {', '.join(f'{gap:.1f}' for gap in gaps_s)} s; {sent.seconds:.3f} s",
+            "F13", f"gaps {', '.join(f'{gap:.1f}' for gap in gaps_s)} s; {sent.seconds:.3f} s"
         )
         assert (sent.status, sent.reason) == (503, "no_worker")
         assert_within(sent.seconds, 1.0)
@@ -275,9 +255,7 @@ def test_f14_requests_wait_for_the_successor_of_the_last_worker(
         crowd.wait()
         ok = sum(one.status == 200 for one in sent)
         slowest_s = max(one.seconds for one in sent)
-        record_promise(
-            "F14", "last worker replaced, 50 queued", "50 x 200", f"{ok} x 200, {slowest_s:.1f} s"
-        )
+        record_promise("F14 replaced", f"{ok} x 200, {slowest_s:.1f} s")
         assert ok == 50
         model.check(crowd)
 
@@ -298,12 +276,7 @@ def test_f14_requests_are_told_at_their_deadline_when_nobody_comes(
 
         # Then everybody is told so at the deadline
         late_s = max(abs(one.seconds - 2.0) for one in sent)
-        record_promise(
-            "F14",
-            "last worker gone for good: 504",
-            "deadline +-100 ms",
-            f"+-{late_s * 1000:.0f} ms",
-        )
+        record_promise("F14 gone", f"+-{late_s * 1000:.0f} ms")
         assert {one.status for one in sent} == {504}
         assert_within(late_s, DEADLINE_SLACK_S)
         assert model.bodies() == ["hold|first"]

@@ -73,14 +73,9 @@ def test_node_cut_off_is_replaced_and_works_again_by_itself(
         # And what it held was run elsewhere; its own late answer was refused
         crowd.wait()
         again_s = [c.started_at for c in model.calls() if held.body in c.bodies][1] - cut_at
-        record_promise(
-            "N1",
-            f"node's host cut off for 10 s ({how}): its requests wait again",
-            f"<= {RECLAIMED_S:.0f} s",
-            f"{again_s:.2f} s",
-        )
-        record_promise("N1", f"({how}) works again", f"<= {RECOVERED_S:.0f} s", f"{back_s:.2f} s")
-        record_promise("N1", f"({how}) load", "all 200", str(checker.statuses(crowd.log)))
+        record_promise("N1 again", f"{how}: {again_s:.2f} s")
+        record_promise("N1 works", f"{how}: {back_s:.2f} s")
+        record_promise("N1 load", f"{how}: {checker.statuses(crowd.log)}")
         assert set(checker.statuses(crowd.log)) == {"200"}
         assert held.answer.split()[-1] not in {str(pid) for pid in own}
         assert model.counters()["replied"] == len(crowd.log)
@@ -119,11 +114,10 @@ def test_ingress_cut_off_tells_its_clients_and_recovers(
         over_s = max(one.seconds for one in hasty) - 5.0
         told_s = max(one.seconds for one in late + unseen)
         told = checker.statuses(hasty + late + unseen)
-        record_promise("N2", f"ingress' host cut off for 10 s ({how}): deadlines",
-                       "told by deadline +0.1 s", f"{over_s:+.2f} s")  # fmt: skip
-        record_promise("N2", f"({how}) new ones told", "503 <= 1 s", f"{told_s:.2f} s")
-        record_promise("N2", f"({how}) probes", "<= 1 s", f"{probes_s:.2f} s")
-        record_promise("N2", f"({how}) recovers", "<= 3 s", f"{back_s:.2f} s")
+        record_promise("N2 deadlines", f"{how}: {over_s:+.2f} s")
+        record_promise("N2 new", f"{how}: {told_s:.2f} s")
+        record_promise("N2 probes", f"{how}: {probes_s:.2f} s")
+        record_promise("N2 recovers", f"{how}: {back_s:.2f} s")
         assert set(told) <= {"200", "503 redis_unavailable", "504 deadline_exceeded"}
         assert {one.reason for one in late + unseen} == {"redis_unavailable"}
         assert all(one.headers.get("retry-after") for one in late + unseen)
@@ -159,9 +153,7 @@ def test_ingress_cut_off_while_nobody_asks_serves_the_first_who_does(
 
         # Then the first request is served
         [first] = crowd.ask("cut-idle", ["first"], timeout_ms=20_000)
-        record_promise(
-            "N2", "idle while cut off: first request", "<= 3 s", f"{first.seconds:.2f} s"
-        )
+        record_promise("N2 idle", f"{first.seconds:.2f} s")
         assert first.status == 200
         assert_within(first.seconds, RECOVERED_S + SLACK_S)
         model.check(crowd)
@@ -196,11 +188,10 @@ def test_redis_cut_off_costs_everybody_time_and_nothing_else(
         # Then everybody was told in time, and everything goes on as if nothing had been
         over_s = max(one.seconds for one in hasty) - 5.0
         told_s = max(one.seconds for one in late)
-        record_promise("N3", f"Redis' host cut off for 10 s ({how}): deadlines",
-                       "told by deadline +0.1 s", f"{over_s:+.2f} s")  # fmt: skip
-        record_promise("N3", f"({how}) new ones told", "503 <= 1 s", f"{told_s:.2f} s")
-        record_promise("N3", f"({how}) probes", "<= 1 s", f"{probes_s:.2f} s")
-        record_promise("N3", f"({how}) recovers", "<= 3 s", f"{back_s:.2f} s")
+        record_promise("N3 deadlines", f"{how}: {over_s:+.2f} s")
+        record_promise("N3 new", f"{how}: {told_s:.2f} s")
+        record_promise("N3 probes", f"{how}: {probes_s:.2f} s")
+        record_promise("N3 recovers", f"{how}: {back_s:.2f} s")
         assert {(one.status, one.reason) for one in late} == {(503, "redis_unavailable")}
         assert_within(over_s, checker.DEADLINE_SLACK_S + SLACK_S)
         assert_within(told_s, TOLD_S + SLACK_S)
@@ -234,7 +225,7 @@ def test_parts_cut_off_stop_in_time_when_they_are_told_to(
         # Then they end in time and leave nothing behind, and every client has been told
         log = crowd.wait()
         slowest_s = max(one.seconds for one in stopped)
-        record_promise("N4", "stopped while cut off", "exit 0 <= 8 s", f"{slowest_s:.1f} s")
+        record_promise("N4", f"{slowest_s:.1f} s")
         assert [one.left_behind for one in stopped] == [[], []]
         assert [one.exit_code for one in stopped] == [0, 0]
         assert_within(slowest_s, STOP_S + SLACK_S)
