@@ -101,27 +101,6 @@ def test_f12_late_reply_counts_once_and_nobody_runs_the_request_again(
     assert harness.unaccounted() == 0
 
 
-def test_f12_stale_reply_leaves_the_same_workers_later_attempt_in_its_lease(
-    harness: QueueHarness,
-) -> None:
-    # Given a worker that was taken for dead, and has the request once more
-    harness.submit("a")
-    worker = harness.worker()
-    first = worker.claim(1, 0.0)
-    harness.silence_worker()
-    harness.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD)
-    assert attempts_of(worker.claim(1, 0.0)) == [("a", 2)]
-
-    # When its reply of the first time comes, and it dies
-    codes = worker.reply(items_of(first), [make_reply("late")])
-    harness.node(max_attempts=3).reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-
-    # Then the request is not lost with it
-    assert codes == [3]
-    assert harness.suspects() == ["a"]
-    assert harness.unaccounted() == 0
-
-
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_f25_clock_steps_of_parts_mean_nothing(
     real_harness: QueueHarness, record_promise, monkeypatch: pytest.MonkeyPatch, hours: int
