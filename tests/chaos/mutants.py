@@ -172,7 +172,7 @@ MUTANTS = (
         "batching/store/connections/tcp_limits.py",
         '    "TCP_USER_TIMEOUT": int(UNHEARD_S * 1000),\n',
         "",
-        "tests/unit/batching/store/connections/test_tcp_limits.py::"
+        "tests/unit/batching/store/connections/test_connection_limits.py::"
         "test_connection_ends_after_a_second_unheard_or_a_few_of_silence",
     ),
     Mutant(
@@ -181,7 +181,7 @@ MUTANTS = (
         "self._writer.is_closing()",
         "False",
         "tests/unit/batching/store/connections/test_lost_connections.py::"
-        "test_dedicated_connection_that_was_lost_while_idle_is_made_anew[uvloop]",
+        "test_held_connection_that_was_lost_while_idle_is_made_anew[uvloop]",
     ),
     Mutant(
         "a look-up does not wait for a silent Redis",

@@ -1,4 +1,4 @@
-"""B8: whoever writes to Redis by hand breaks nothing and has nothing run.
+"""B8: garbage that is written to Redis by hand breaks nothing and makes nothing run.
 
 Everything here goes in by RPUSH, SET and HSET, past our own verbs.
 """
@@ -25,6 +25,7 @@ from batching.store import keys
 from batching.store.clients import for_rq
 from batching.store.registry.control_queue import INSPECT_ARCHIVE, QUEUE_NAME
 from batching.store.registry.registry import Registry
+from batching.store.replies import decode_reply
 from tests.support import KEY, ids_of, items_of, make_outage, make_reply, make_spec
 from workers.control_jobs import make_worker
 
@@ -96,6 +97,8 @@ def test_b08_unreadable_request_fails_alone(real_harness, wire):
     assert ids_of(batch) == ["good"]
     worker.reply(items_of(batch), [make_reply("ok")])
     assert sorted(harness.done()) == ["bad", "good"]
+    reply = decode_reply("bad", harness.reply_value("bad"))
+    assert (reply.status, reply.reason) == (500, "unreadable_request")
     assert harness.unaccounted() == 0
 
 

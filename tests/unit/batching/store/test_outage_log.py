@@ -9,7 +9,6 @@ import redis
 from batching import errors
 from batching.store.ingress_side.broker import Broker
 from batching.store.outage_log import AGAIN_S, REMIND_S, OutageLog
-from batching.store.unavailable import store_unavailable
 from tests.support import (
     SimulatedClock,
     make_outage,
@@ -102,28 +101,6 @@ def test_server_that_comes_back_with_another_password_is_told_of_at_once(outage,
     away, refused = caplog.messages
     assert away.startswith("Redis does not answer ")
     assert refused.startswith("Redis refuses this user or password ")
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (redis.AuthenticationError("invalid password"), "Redis refuses this user or password "),
-        (redis.exceptions.NoPermissionError("no"), "Redis refuses this user or password "),
-        (redis.exceptions.OutOfMemoryError("maxmemory"), "Redis refuses redis="),
-        (redis.TimeoutError("slow"), "Redis does not answer "),
-        (OSError(), "Redis does not answer "),
-    ],
-)
-def test_outage_is_told_of_in_words_that_fit(outage, caplog, error, words):
-    # Given
-    try:
-        raise store_unavailable() from error
-    except errors.StoreUnavailable as wrapped:
-        # When
-        outage.note("get", wrapped)
-    # Then
-    assert caplog.messages[0].startswith(words)
-    assert caplog.messages[0].endswith(f": {error!s}" if str(error) else ": OSError")
 
 
 def test_ingress_says_that_redis_refuses_its_password(real_backend, caplog):

@@ -18,29 +18,29 @@ def client(harness):
 
 
 @pytest.fixture
-def verbs(client):
+def measurements(client):
     return HandlerMeasurements(client, KEY)
 
 
-def test_counter_adds_up_and_gauge_is_set(client, verbs):
+def test_counter_adds_up_and_gauge_is_set(client, measurements):
     # Given
     calls, took = series("calls", Level="Model"), series("took", MetricKind.GAUGE)
 
     # When
-    verbs.record([Measurement(calls, 2), Measurement(took, 7.5)])
-    verbs.record([Measurement(calls, 0.5), Measurement(took, 3)])
+    measurements.record([Measurement(calls, 2), Measurement(took, 7.5)])
+    measurements.record([Measurement(calls, 0.5), Measurement(took, 3)])
 
     # Then
     assert read_metrics(client, KEY) == {calls: 2.5, took: 3.0}
 
 
-def test_series_beyond_the_limit_are_dropped_and_known_ones_go_on(client, verbs):
+def test_series_beyond_the_limit_are_dropped_and_known_ones_go_on(client, measurements):
     # Given
     many = [Measurement(series("calls", user=str(number)), 1) for number in range(MAX_FIELDS)]
-    assert verbs.record(many) == 0
+    assert measurements.record(many) == 0
 
     # When
-    dropped = verbs.record([many[0], Measurement(series("calls", user="one too many"), 1)])
+    dropped = measurements.record([many[0], Measurement(series("calls", user="one too many"), 1)])
 
     # Then
     assert dropped == 1
@@ -49,21 +49,21 @@ def test_series_beyond_the_limit_are_dropped_and_known_ones_go_on(client, verbs)
     assert found[many[0].series] == 2
 
 
-def test_nothing_is_recorded_for_a_version_that_is_not_registered(harness, client, verbs):
+def test_nothing_is_recorded_for_a_version_that_is_not_registered(harness, client, measurements):
     # Given: the hash of a version that is gone would never be deleted
     harness.client.delete(harness.keys.config)
 
     # When
-    verbs.record([Measurement(series("calls"), 1)])
+    measurements.record([Measurement(series("calls"), 1)])
 
     # Then
     assert read_metrics(client, KEY) == {}
     assert not harness.client.exists(harness.keys.metrics)
 
 
-def test_metrics_are_buried_with_their_version(harness, verbs):
+def test_metrics_are_buried_with_their_version(harness, measurements):
     # Given
-    verbs.record([Measurement(series("calls"), 1)])
+    measurements.record([Measurement(series("calls"), 1)])
 
     # When
     harness.node().bury(KEY)
@@ -72,10 +72,10 @@ def test_metrics_are_buried_with_their_version(harness, verbs):
     assert not harness.client.exists(harness.keys.metrics)
 
 
-def test_b08_garbage_among_the_metrics_is_not_read(harness, client, verbs):
+def test_b08_garbage_among_the_metrics_is_not_read(harness, client, measurements):
     # Given
     good = series("calls")
-    verbs.record([Measurement(good, 1)])
+    measurements.record([Measurement(good, 1)])
     fields = ["x", "[]", "{}", '["a b","counter","",[],""]', '["a","counter","",[["b-c","d"]],""]']
     fields += [f'["h","histogram","u",[],"{part}"]' for part in ("abc", "inf", "nan", "", "-Inf")]
     fields += ['["a","counter","u",[],"sum"]', "[" * 100_000, b"\xff"]
@@ -88,8 +88,8 @@ def test_b08_garbage_among_the_metrics_is_not_read(harness, client, verbs):
 
 def test_metrics_are_dropped_when_memory_is_full(real_harness, full_memory):
     # Given
-    verbs = HandlerMeasurements(real_harness.client, KEY)
+    measurements = HandlerMeasurements(real_harness.client, KEY)
     full_memory()
 
     # When / Then: the worker does not try the same again and again
-    assert verbs.record([Measurement(series("calls"), 1)]) == 0
+    assert measurements.record([Measurement(series("calls"), 1)]) == 0

@@ -62,9 +62,7 @@ def test_tls_connection_is_refused_when_only_the_system_vouches(proxy):
         ping(proxy("here").port)
 
 
-def test_wait_for_a_bell_over_tls_ends_at_once_when_it_is_interrupted(
-    proxy, certificates, real_backend
-):
+def test_wait_over_tls_ends_at_once_when_it_is_interrupted(proxy, certificates, real_backend):
     # Given
     port, authority = proxy("here").port, certificates / "authority.pem"
     settings = Settings(redis_url=f"rediss://localhost:{port}/0", redis_ca_file=authority)
@@ -150,7 +148,4 @@ def test_files_that_cannot_be_used_are_named_at_start(certificates, files, reaso
 )
 def test_tls_files_travel_in_the_url(url, expected):
     assert store_url(Settings(redis_url=url, redis_ca_file=Path("/a b.pem"))) == expected
-
-
-def test_url_without_tls_files_stays_as_it_is():
-    assert store_url(Settings(redis_url="unix:///tmp/redis.sock")) == "unix:///tmp/redis.sock"
+    assert store_url(Settings(redis_url=url)) == url

@@ -23,7 +23,7 @@ def beat(line, *members):
     return added
 
 
-def test_script_connection_brings_a_script_that_the_server_does_not_know(line, real_backend):
+def test_held_connection_brings_a_script_that_the_server_does_not_know(line, real_backend):
     # Given
     real_backend.client.execute_command("SCRIPT", "FLUSH")
 
@@ -32,12 +32,12 @@ def test_script_connection_brings_a_script_that_the_server_does_not_know(line, r
     assert beat(line, "b", "c") == 1
 
 
-def test_script_connection_is_made_again_when_the_server_closed_it_meanwhile(line, real_backend):
+def test_held_connection_is_made_again_when_the_server_closed_it_meanwhile(line, real_backend):
     # Given
     beat(line, "a")
     real_backend.client.client_kill_filter(_type="normal", skipme=True)
 
-    # When / Then: nothing was under way, so nobody need hear of it
+    # When / Then: nothing was under way, so no caller need hear of it
     assert beat(line, "a") == 0
 
 

@@ -57,7 +57,7 @@ class PongServer:
 
 
 @pytest.mark.parametrize("new_loop", LOOPS, ids=["asyncio", "uvloop"])
-def test_dedicated_connection_that_was_lost_while_idle_is_made_anew(new_loop):
+def test_held_connection_that_was_lost_while_idle_is_made_anew(new_loop):
     async def run():
         async with PongServer() as server, connect_async(server.url) as client:
             # Given

@@ -1,4 +1,4 @@
-"""A name that moves to another server, as managed Redis' primary: who is refused connects anew."""
+"""A name that moves to another server, as of a managed Redis: a refused caller connects anew."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ def moving(servers, tmp_path):
         yield proxy.url, move
 
 
-def by_script(url, move):
+def by_held_connection(url, move):
     line = HeldConnection(connect(url))
     line.run("beat", *BEAT)
     move()
@@ -64,7 +64,7 @@ def by_parked_pop(url, move):
     assert not parked.wait(0.01)
 
 
-def by_dedicated_connection(url, move):
+def by_async_held_connection(url, move):
     async def run():
         client = connect_async(url)
         async with client:
@@ -93,7 +93,7 @@ def by_async_pool(url, move):
 
 @pytest.mark.parametrize(
     "write_twice",
-    [by_script, by_pool, by_parked_pop, by_dedicated_connection, by_async_pool],
+    [by_held_connection, by_pool, by_parked_pop, by_async_held_connection, by_async_pool],
 )
 def test_refused_writer_connects_to_the_server_that_the_name_leads_to_now(moving, write_twice):
     write_twice(*moving)

@@ -69,20 +69,6 @@ def test_reply_on_its_way_is_not_fetched_once_more():
     asyncio.run(run())
 
 
-def test_a_few_are_fetched_at_a_time():
-    async def run():
-        # Given
-        scene = Scene()
-        # When
-        scene.add(*IDS)
-        await scene.fetch_all()
-        # Then
-        assert scene.store.fetched == [IDS[:AT_ONCE], IDS[AT_ONCE:]]
-        assert list(scene.delivered) == IDS
-
-    asyncio.run(run())
-
-
 def test_what_does_not_come_together_comes_alone():
     async def run():
         # Given

@@ -309,26 +309,6 @@ def test_stream_outlasts_a_client_that_takes_its_pieces_slowly(harness):
     assert harness.unaccounted() == 0
 
 
-def test_stream_ends_with_its_channel(harness):
-    async def run():
-        async with open_channel(harness.backend.connect_async()) as channel:
-            # Given
-            talk = await Conversation.begin(harness, channel)
-            talk.send("one")
-            stream = await talk.asked
-            assert await anext(stream) == b"one"
-
-            # When
-            await channel.close()
-
-            # Then
-            with pytest.raises(errors.Draining):
-                await anext(stream)
-            await stream.close()
-
-    asyncio.run(run())
-
-
 def test_stream_gives_up_when_redis_stays_away(real_harness):
     async def run():
         async with open_channel(

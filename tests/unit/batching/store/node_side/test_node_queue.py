@@ -18,20 +18,6 @@ def test_beat_tells_whether_the_node_was_unknown(harness):
     assert [heard.is_new_node for heard in answers] == [True, False, True]
 
 
-def test_node_beats_when_memory_is_full(real_harness, full_memory):
-    # Given
-    real_harness.join(NODE)
-    real_harness.client.zincrby(keys.NODES, -10_000, "node-a")
-    full_memory()
-
-    # When
-    heard = real_harness.node().beat({}, "node-a")
-
-    # Then
-    assert not heard.is_new_node
-    assert real_harness.node().dead_nodes() == []
-
-
 def test_node_joins_when_memory_is_full(real_harness, full_memory):
     # Given
     full_memory()

@@ -101,25 +101,6 @@ def test_create_succeeds_for_exactly_one_of_many_at_the_same_time(store_backend)
     assert spec.max_batch_delay_ms == winners[0]
 
 
-def test_create_loses_no_version_when_several_are_created_at_the_same_time(store_backend):
-    # Given
-    start = threading.Barrier(4)
-
-    def create(number):
-        client = store_backend.connect()
-        start.wait(5)
-        Registry(client).create(make_spec(model_version=f"{number}.0"))
-        client.close()
-
-    # When
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(create, range(4)))
-
-    # Then
-    entry = Registry(store_backend.client).get("digits")
-    assert sorted(entry.versions) == ["0.0", "1.0", "2.0", "3.0"]
-
-
 UNKNOWN_MODEL = (errors.ModelNotFound, "Model not found: nobody")
 UNKNOWN_VERSION = (errors.VersionNotFound, "Model version: 9 does not exist for model: digits")
 
@@ -175,32 +156,6 @@ def test_scale_changes_the_worker_counts_of_one_version_only(registry):
     assert (scaled.min_worker, scaled.max_worker) == (2, 4)
     assert registry.get("digits").versions == {"1.0": V1, "2.0": V2.scaled(2, 4)}
     assert registry.get("digits").default_version == "1.0"
-
-
-def test_set_default_sends_requests_without_a_version_elsewhere(registry):
-    # Given
-    registry.create(V1)
-    registry.create(V2)
-
-    # When
-    registry.set_default("digits", "2.0")
-
-    # Then
-    assert registry.resolve("digits", None) == V2
-
-
-def test_remove_forgets_a_version_and_its_configuration(registry, store_backend):
-    # Given
-    registry.create(V1)
-    registry.create(V2)
-
-    # When
-    registry.remove(V2.key)
-
-    # Then
-    assert registry.get("digits").versions == {"1.0": V1}
-    assert max_queue(store_backend, V2) is None
-    assert max_queue(store_backend, V1) == 10
 
 
 def eternal_keys(harness):
@@ -264,24 +219,16 @@ def test_remove_leaves_a_version_usable_that_was_registered_again_meanwhile():
     assert client.hget(VersionKeys.of(V1.key).config, "max_queue") == b"77"
 
 
-def test_remove_leaves_another_registration_of_that_name(registry):
-    # Given
-    registry.create(V1)
-    another = replace(V1, batch_size=V1.batch_size + 1)
-    # When
-    with pytest.raises(errors.VersionNotFound):
-        registry.remove(V1.key, only=another)
-    # Then
-    assert registry.specs() == [V1]
-
-
-def test_remove_takes_a_registration_that_was_scaled_meanwhile(registry):
+def test_remove_takes_a_registration_that_was_scaled_meanwhile_and_no_other(registry):
     # Given
     registry.create(V1)
     registry.scale(V1.key, 3, 3)
-    # When
+    # When / Then
+    with pytest.raises(errors.VersionNotFound):
+        registry.remove(V1.key, only=replace(V1, batch_size=V1.batch_size + 1))
+    assert len(registry.specs()) == 1
+    # When / Then
     registry.remove(V1.key, only=V1)
-    # Then
     assert registry.specs() == []
 
 

@@ -3,20 +3,6 @@ from batching.store.ingress_side.ingress_queue import AuditCode
 from tests.support import items_of, make_reply
 
 
-def test_audit_knows_what_is_open_replied_and_lost(harness):
-    # Given
-    worker = harness.worker()
-    harness.submit("replied", "leased", "queued")
-    worker.reply(items_of(worker.claim(1, 0.0)), [make_reply("A")])
-    worker.claim(1, 0.0)
-
-    # When
-    codes = harness.ingress().audit(["replied", "leased", "queued", "lost"])
-
-    # Then
-    assert codes == [AuditCode.REPLIED, AuditCode.OPEN, AuditCode.OPEN, AuditCode.LOST]
-
-
 def test_audit_keeps_the_ingress_alive(harness):
     # Given
     harness.submit("a", ingress_id="ingress-a")

@@ -101,7 +101,7 @@ def now_ms(harness):
     return 1000 * seconds + microseconds // 1000
 
 
-def test_beat_rings_a_bell_that_was_lost(harness):
+def test_beat_wakes_a_worker_again_when_the_wakeup_was_lost(harness):
     # Given
     harness.submit("a")
     harness.client.delete(harness.keys.wakeups)

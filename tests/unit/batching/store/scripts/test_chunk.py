@@ -41,7 +41,7 @@ def test_chunk_waits_for_the_ingress_of_its_request(harness):
     assert harness.open_ids() == {"a", "b"}
 
 
-def test_chunk_rings_once_while_its_ingress_has_not_read(harness):
+def test_chunk_is_announced_once_while_its_ingress_has_not_read(harness):
     # Given
     worker = harness.worker()
     items = claim(harness, worker, "a")
@@ -214,7 +214,7 @@ def test_first_chunk_counts_in_the_record_and_drops_the_requests_bytes(harness):
     assert harness.request("a") == before | {"chunks": "2", "wire": ""}
 
 
-def test_audit_tells_of_pieces_whose_bell_was_lost(harness):
+def test_audit_tells_of_pieces_whose_entry_was_lost(harness):
     # Given
     worker = harness.worker()
     items = claim(harness, worker, "a", "b")

@@ -4,12 +4,8 @@ from batching.batcher import Nothing, Partial
 from batching.store.ingress_side.ingress_queue import Submission
 from batching.store.node_side.node_queue import ReclaimMode
 from tests.support import (
-    DEAD_AFTER_MS,
     KEY,
-    attempts_of,
     ids_of,
-    items_of,
-    make_reply,
     wire_of,
 )
 
@@ -18,18 +14,6 @@ LONG_S = 60.0
 
 def test_claim_finds_nothing_when_nothing_waits(harness):
     assert harness.worker().claim(4, LONG_S) is Nothing.EMPTY
-
-
-def test_claim_takes_the_oldest_first_and_no_more_than_asked(harness):
-    # Given
-    harness.submit("a", "b", "c")
-
-    # When
-    claimed = harness.worker().claim(2, LONG_S)
-
-    # Then
-    assert ids_of(claimed) == ["a", "b"]
-    assert harness.queued() == ["c"]
 
 
 # --- when a partial batch leaves
@@ -135,40 +119,6 @@ def test_claim_wakes_the_next_worker_when_work_remains(harness):
 # --- what is not run
 
 
-def test_claim_answers_an_expired_request_and_does_not_run_it(harness):
-    # Given
-    harness.submit("late", "b", ttl_ms=10_000)
-    harness.age_request("late", 20_000)
-
-    # When
-    claimed = harness.worker().claim(2, 0.0)
-
-    # Then
-    assert ids_of(claimed) == ["b"]
-    assert harness.reply_value("late") == b"late!deadline_exceeded"
-    assert harness.done() == ["late"]
-    assert harness.request("late") == {}
-    assert harness.counters()["expired"] == 1
-    assert harness.unaccounted() == 0
-
-
-def test_claim_drops_requests_of_an_ingress_that_is_gone(harness):
-    # Given
-    harness.submit("orphan", ingress_id="ingress-gone")
-    harness.submit("b", ingress_id="ingress-a")
-    harness.silence_ingress("ingress-gone", ms=DEAD_AFTER_MS + 1000)
-
-    # When
-    claimed = harness.worker().claim(2, 0.0)
-
-    # Then
-    assert ids_of(claimed) == ["b"]
-    assert harness.request("orphan") == {}
-    assert harness.reply_value("orphan") is None
-    assert harness.counters()["orphaned"] == 1
-    assert harness.unaccounted() == 0
-
-
 def test_claim_drops_the_large_body_of_what_it_does_not_run(harness):
     # Given
     bodies = [Submission(name, 10_000, wire_of(name, size=100_000)) for name in ("late", "b")]
@@ -200,7 +150,7 @@ def test_claim_forgets_requests_that_outlived_their_time_to_live(harness):
     assert harness.unaccounted() == 0
 
 
-def test_claim_looks_at_a_bounded_number_of_dead_ids_and_rings_for_the_rest(harness):
+def test_claim_looks_at_a_bounded_number_of_dead_ids_and_wakes_a_worker_for_the_rest(harness):
     # Given
     harness.open(max_queue=1000)
     harness.submit(*(f"late-{number}" for number in range(20)), ttl_ms=10_000)
@@ -229,23 +179,6 @@ def suspect(harness, *request_ids):
     harness.node().reclaim(KEY, "worker-dead", ReclaimMode.CRASHED)
 
 
-def test_claim_hands_out_a_crash_suspect_alone_and_first(harness):
-    # Given
-    suspect(harness, "s1", "s2")
-    harness.submit("a", "b")
-    worker = harness.worker()
-
-    # When
-    batches = []
-    for _ in range(3):
-        claimed = worker.claim(8, 0.0)
-        batches.append(attempts_of(claimed))
-        worker.reply(items_of(claimed), [make_reply("x")] * len(claimed))
-
-    # Then
-    assert batches == [[("s1", 2)], [("s2", 2)], [("a", 1), ("b", 1)]]
-
-
 def test_claim_hands_out_a_crash_suspect_although_another_collects(harness):
     # Given
     suspect(harness, "s1")
@@ -255,22 +188,6 @@ def test_claim_hands_out_a_crash_suspect_although_another_collects(harness):
 
     # When / Then
     assert ids_of(harness.worker().claim(8, LONG_S)) == ["s1"]
-
-
-def test_claim_hands_a_crash_suspect_out_as_nobody_elses(harness):
-    # Given
-    suspect(harness, "s1")
-    waiting = harness.request("s1")
-    assert (waiting["attempts"], waiting["owner"]) == ("1", "worker-dead")
-
-    # When
-    claimed = harness.worker().claim(1, 0.0)
-
-    # Then
-    assert ids_of(claimed) == ["s1"]
-    assert claimed.items[0].request.encode() == wire_of("s1")
-    assert harness.request("s1") == waiting | {"owner": "-"}
-    assert harness.owned() == [("s1", 2)]
 
 
 # --- limits

@@ -9,10 +9,8 @@ from batching import errors
 from batching.batcher import Nothing
 from batching.store.ingress_side.ingress_queue import Submission, SubmitCode
 from batching.store.ingress_side.patience import Patience
-from batching.store.node_side.node_queue import ReclaimMode
 from tests.support import (
     DEAD_AFTER_MS,
-    KEY,
     eventually_async,
     ids_of,
     items_of,
@@ -57,21 +55,6 @@ class Team:
 @pytest.fixture
 def team(harness):
     return Team(harness)
-
-
-def test_submit_accepts_one_request_for_each_idle_worker(harness, team):
-    # Given
-    team.idle("worker-a")
-    team.idle("worker-b")
-
-    # When
-    codes = harness.submit("a") + harness.submit("b", "c") + harness.submit("d")
-
-    # Then
-    assert codes == [QUEUED, QUEUED, NO_TICKET, NO_TICKET]
-    assert harness.queued() == ["a", "b"]
-    assert harness.counters() == {"accepted": 2}
-    assert harness.unaccounted() == 0
 
 
 def test_submit_leaves_versions_without_tickets_alone(harness):
@@ -123,15 +106,6 @@ def test_submit_refuses_while_the_only_worker_loads(harness, team):
     assert harness.submit("a") == [NO_TICKET]
 
 
-def test_submit_says_that_there_is_no_worker_when_there_is_none(harness, team):
-    # Given
-    team.idle("worker-a")
-    harness.silence_worker("worker-a")
-
-    # When / Then
-    assert harness.submit("a") == [SubmitCode.NO_BEAT]
-
-
 def test_submit_does_not_count_an_idle_worker_that_fell_silent(harness, team):
     # Given: its node still beats for it
     team.idle("worker-a")
@@ -143,20 +117,6 @@ def test_submit_does_not_count_an_idle_worker_that_fell_silent(harness, team):
 
 
 # --- what was accepted once
-
-
-def test_request_of_a_dead_worker_goes_before_new_ones(harness, team):
-    # Given
-    team.busy()
-    survivor = team.idle("worker-b")
-
-    # When
-    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-
-    # Then: the idle worker is taken
-    assert harness.suspects() == ["a"]
-    assert harness.submit("b") == [NO_TICKET]
-    assert ids_of(survivor.claim(1, 0.0)) == ["a"]
 
 
 def test_request_that_redis_lost_needs_no_ticket(harness, team):

@@ -45,11 +45,3 @@ def test_wrong_or_missing_name_is_an_error_that_names_the_script():
         ordered_keys("claim", keys)
     with pytest.raises(ValueError, match=r"submit\.lua has no key lease"):
         ordered_keys("submit", keys, lease="lease")
-
-
-@pytest.mark.parametrize("head", ["-- KEYS  a queue\n", "-- KEYS  1 queue  3 open\n"])
-def test_head_without_numbers_in_order_is_an_error(head, monkeypatch):
-    monkeypatch.setitem(loader._SOURCES, "planted", f"{head}-- ARGV  none\n")
-    with pytest.raises(ValueError, match=r"planted\.lua"):
-        key_names("planted")
-    key_names.cache_clear()

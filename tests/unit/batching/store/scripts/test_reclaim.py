@@ -2,13 +2,10 @@ import pytest
 
 from batching.store.ingress_side.ingress_queue import Submission
 from batching.store.node_side.node_queue import ReclaimMode
-from batching.store.worker_side.worker_queue import ReplyCode
 from tests.support import (
     DEAD_AFTER_MS,
     KEY,
-    attempts_of,
     items_of,
-    make_reply,
     wire_of,
 )
 
@@ -31,9 +28,11 @@ def test_reclaim_leaves_a_worker_alone_that_beats(harness):
     assert harness.leased() == ["a"]
 
 
-def test_reclaim_takes_back_what_a_silent_worker_held(harness):
+def test_reclaim_takes_back_what_a_silent_worker_held_and_forgets_it(harness):
     # Given
     leased(harness, "a", "b")
+    harness.client.hset(harness.keys.workers, "worker-a", "{}")
+    harness.client.delete(harness.keys.wakeups)
     harness.silence_worker()
 
     # When
@@ -44,69 +43,10 @@ def test_reclaim_takes_back_what_a_silent_worker_held(harness):
     assert harness.suspects() == ["a", "b"]
     assert harness.leased() == []
     assert harness.counters()["reclaimed"] == 2
-    assert harness.unaccounted() == 0
-
-
-def test_reclaim_forgets_the_dead_worker(harness):
-    # Given
-    leased(harness, "a")
-    harness.client.hset(harness.keys.workers, "worker-a", "{}")
-    harness.silence_worker()
-
-    # When
-    harness.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD)
-
-    # Then
     assert harness.client.zscore(harness.keys.worker_beats, "worker-a") is None
     assert not harness.client.hexists(harness.keys.workers, "worker-a")
-
-
-@pytest.mark.parametrize("mode", [ReclaimMode.RELEASED, ReclaimMode.RECOVERED], ids=str)
-def test_reclaim_leaves_a_crash_suspect_that_is_given_back_to_nobody(harness, mode):
-    # Given
-    items = leased(harness, "s1", worker_id="worker-x")
-    harness.node().reclaim(KEY, "worker-x", ReclaimMode.CRASHED)
-    harness.worker("worker-y").claim(1, 0.0)
-
-    # When
-    harness.node().reclaim(KEY, "worker-y", mode)
-
-    # Then neither of the two who have had it may answer it
-    record = harness.request("s1")
-    assert (record["attempts"], record["owner"]) == ("1", "-")
-    assert harness.worker("worker-x").reply(items, [make_reply("late")]) == [ReplyCode.STALE]
-    assert harness.suspects() == ["s1"]
-
-
-def test_reclaim_wakes_a_worker(harness):
-    # Given
-    leased(harness, "a")
-    harness.client.delete(harness.keys.wakeups)
-
-    # When
-    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-
-    # Then
+    # And another worker is woken
     assert harness.bells() == 1
-
-
-def test_reclaim_answers_a_request_that_has_no_attempt_left(harness):
-    # Given
-    leased(harness, "poison")
-    harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
-    assert attempts_of(harness.worker("worker-b").claim(1, 0.0)) == [("poison", 2)]
-
-    # When
-    count = harness.node().reclaim(KEY, "worker-b", ReclaimMode.CRASHED)
-
-    # Then
-    assert count == 1
-    assert harness.reply_value("poison") == b"poison!worker_crashed"
-    assert harness.done() == ["poison"]
-    assert harness.request("poison") == {}
-    assert harness.suspects() == []
-    assert harness.counters()["failed"] == 1
-    assert harness.unaccounted() == 0
 
 
 def test_reclaim_answers_with_the_reason_that_the_node_saw(harness):
@@ -120,22 +60,6 @@ def test_reclaim_answers_with_the_reason_that_the_node_saw(harness):
     assert harness.reply_value("a") == b"a!out_of_resources"
 
 
-@pytest.mark.parametrize("mode", [ReclaimMode.DEAD, ReclaimMode.CRASHED, ReclaimMode.RELEASED])
-def test_reclaim_answers_an_expired_request_instead_of_queueing_it(harness, mode):
-    # Given
-    leased(harness, "late", "b")
-    harness.age_request("late", 60_000)
-    harness.silence_worker()
-
-    # When
-    harness.node().reclaim(KEY, "worker-a", mode)
-
-    # Then
-    assert harness.reply_value("late") == b"late!deadline_exceeded"
-    assert harness.suspects() + harness.queued() == ["b"]
-    assert harness.unaccounted() == 0
-
-
 def test_reclaim_keeps_the_body_of_a_request_that_is_tried_again(harness):
     # Given
     wire = wire_of("a", size=100_000)
@@ -147,20 +71,6 @@ def test_reclaim_keeps_the_body_of_a_request_that_is_tried_again(harness):
 
     # Then
     assert harness.worker("worker-b").claim(1, 0.0).items[0].request.encode() == wire
-
-
-def test_reclaim_puts_released_requests_at_the_head_in_their_old_order(harness):
-    # Given
-    leased(harness, "a", "b", "c")
-    harness.submit("d")
-
-    # When
-    count = harness.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
-
-    # Then
-    assert count == 3
-    assert harness.queued() == ["a", "b", "c", "d"]
-    assert harness.counters()["released"] == 3
 
 
 def test_reclaim_touches_nothing_that_another_worker_owns_by_now(harness):

@@ -3,7 +3,7 @@ from redis.exceptions import OutOfMemoryError
 
 from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.ingress_side.ingress_queue import Submission, SubmitCode
-from tests.support import body_of, eventually, items_of, make_reply, wire_of
+from tests.support import body_of, eventually, wire_of
 
 LARGE = 4 * INLINE_LIMIT_BYTES
 
@@ -26,45 +26,6 @@ def test_submit_records_each_request_with_its_ingress(harness):
     assert heads == [("0", "-", "0")] * 3
 
 
-def test_submit_queues_in_the_order_of_arrival(harness):
-    # When
-    codes = harness.submit("a", "b") + harness.submit("c")
-
-    # Then
-    assert codes == [SubmitCode.QUEUED] * 3
-    assert harness.queued() == ["a", "b", "c"]
-    assert harness.open_ids() == {"a", "b", "c"}
-    assert harness.counters() == {"accepted": 3}
-
-
-def test_submit_again_queues_nothing_when_the_request_was_replied_to(harness):
-    # Given
-    worker = harness.worker()
-    harness.submit("a")
-    worker.reply(items_of(worker.claim(1, 0.0)), [make_reply("A")])
-
-    # When
-    codes = harness.submit("a")
-
-    # Then
-    assert codes == [SubmitCode.KNOWN]
-    assert harness.queued() == []
-
-
-def test_submit_keeps_exactly_to_the_capacity(harness):
-    # Given
-    harness.client.hset(harness.keys.config, "max_queue", 3)
-    harness.submit("a", "b")
-
-    # When
-    codes = harness.submit("c", "d") + harness.submit("e")
-
-    # Then
-    assert codes == [SubmitCode.QUEUED, SubmitCode.FULL, SubmitCode.FULL]
-    assert harness.queued() == ["a", "b", "c"]
-    assert harness.unaccounted() == 0
-
-
 def test_submit_refuses_when_the_version_is_not_registered(harness):
     # Given
     harness.client.delete(harness.keys.config)
@@ -77,33 +38,30 @@ def test_submit_refuses_when_the_version_is_not_registered(harness):
     assert harness.open_ids() == set()
 
 
-def test_submit_refuses_when_every_worker_is_silent(harness):
-    # Given
+def test_submit_tells_workers_that_have_left_from_silent_ones(harness):
+    # When all are silent
     harness.silence_worker()
 
-    # When
-    codes = harness.submit("a")
-
     # Then
-    assert codes == [SubmitCode.NO_BEAT]
-    assert harness.queued() == []
+    assert harness.submit("a") == [SubmitCode.NO_BEAT]
 
-
-def test_submit_tells_workers_that_have_left_from_silent_ones(harness):
-    # Given
+    # When all have left
     harness.client.delete(harness.keys.worker_beats)
 
-    # When / Then
+    # Then
     assert harness.submit("a") == [SubmitCode.NO_WORKER]
+    assert harness.queued() == []
 
 
 @pytest.mark.parametrize(
     ("size", "has_own_key"),
-    [(INLINE_LIMIT_BYTES // 2, False), (LARGE, True)],
+    [(INLINE_LIMIT_BYTES, False), (INLINE_LIMIT_BYTES + 1, True), (LARGE, True)],
 )
 def test_submit_carries_bodies_of_any_size_to_the_worker(harness, size, has_own_key):
     # Given
-    wire = wire_of("hello", size=size)
+    padding = len(wire_of("hello", size=size)) - size
+    wire = wire_of("hello", size=size - padding)
+    assert len(wire) == size
 
     # When
     harness.ingress().submit([Submission("a", 60_000, wire)])
@@ -114,20 +72,6 @@ def test_submit_carries_bodies_of_any_size_to_the_worker(harness, size, has_own_
     claimed = harness.worker().claim(1, 0.0)
     assert claimed.items[0].request.encode() == wire
     assert body_of(claimed.items[0].request) == "hello"
-
-
-@pytest.mark.parametrize("size", [INLINE_LIMIT_BYTES, INLINE_LIMIT_BYTES + 1])
-def test_submit_moves_bodies_to_their_own_key_exactly_above_the_limit(harness, size):
-    # Given
-    padding = len(wire_of("x", size=size)) - size
-    wire = wire_of("x", size=size - padding)
-    assert len(wire) == size
-
-    # When
-    harness.ingress().submit([Submission("a", 60_000, wire)])
-
-    # Then
-    assert harness.has_body("a") == (size > INLINE_LIMIT_BYTES)
 
 
 @pytest.mark.parametrize("refusal", ["full", "no version", "no worker"])
@@ -181,7 +125,7 @@ def test_submit_keeps_all_open_requests_as_long_as_the_longest_lived(
     assert expected_ms - 500 < harness.client.pttl(harness.keys.open) <= expected_ms
 
 
-def test_submit_rings_once_when_the_queue_stops_being_empty(harness):
+def test_submit_wakes_one_worker_when_the_queue_stops_being_empty(harness):
     # When
     harness.submit("a")
     harness.submit("b", "c")

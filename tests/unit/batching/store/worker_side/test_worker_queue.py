@@ -7,7 +7,6 @@ import redis
 
 from batching.batcher import Batcher, Nothing, Partial
 from batching.policy import FixedPolicy
-from batching.protocol import WIRE_VERSION
 from batching.store.clients import connect
 from batching.store.ingress_side.ingress_queue import Submission
 from batching.store.replies import decode_reply
@@ -143,25 +142,6 @@ def test_parked_pop_works_again_after_its_connection_was_killed(parked, real_bac
 # --- wakeups and more tokens
 
 
-def test_wait_bell_ends_at_once_when_it_is_interrupted(real_harness):
-    # Given
-    worker = real_harness.worker()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(worker.wait_bell, 10.0)
-        eventually(lambda: is_blocked(real_harness.backend))
-
-        # When
-        started = time.monotonic()
-        worker.interrupt()
-
-        # Then: it counts as rung for, as that may have happened meanwhile
-        assert waiting.result(5.0)
-        assert_within(time.monotonic() - started, 0.1)
-    assert not worker.wait_bell(10.0)
-    worker.ring()
-    assert real_harness.worker("worker-b").wait_bell(5.0)
-
-
 def test_answer_that_redis_does_not_take_fails_alone(real_harness):
     # Given a batch with an answer that is too large for this Redis
     texts = {"a": "x" * 3_000_000, "b": "fits"}
@@ -244,21 +224,6 @@ def test_collecting_worker_ends_at_once_when_it_is_stopped(real_harness):
     assert real_harness.queued() == ["a"]
 
 
-def test_wait_more_is_for_the_collector_alone(real_harness):
-    # Given
-    collector, other = real_harness.worker("worker-a"), real_harness.worker("worker-b")
-    real_harness.submit("a")
-    collector.claim(2, 60.0)
-
-    # When
-    real_harness.submit("b")
-
-    # Then
-    assert not other.wait_more(0.02)
-    assert collector.wait_more(1.0)
-    assert ids_of(collector.claim(2, 60.0)) == ["a", "b"]
-
-
 # --- a claim whose answer was lost
 
 
@@ -283,37 +248,7 @@ def test_recover_puts_what_was_claimed_unknowingly_back_in_its_old_place(harness
     assert harness.unaccounted() == 0
 
 
-def test_recover_finds_nothing_when_nothing_was_claimed(harness):
-    # Given
-    harness.submit("a")
-
-    # When / Then
-    assert harness.worker().recover() == 0
-    assert harness.queued() == ["a"]
-
-
 # --- what cannot be read
-
-
-UNREADABLE = [b"garbage", b"\x80\x04\x95K\x00.", b"\x93\x01\x80\x90", b"\x91" * 5000]
-
-
-@pytest.mark.parametrize("wire", UNREADABLE, ids=lambda wire: repr(wire[:8]))
-def test_claim_answers_an_unreadable_request_and_keeps_its_neighbours(harness, wire):
-    # Given
-    assert UNREADABLE[2][1] != WIRE_VERSION
-    submissions = [("a", wire_of("a")), ("bad", wire), ("b", wire_of("b"))]
-    harness.ingress().submit([Submission(name, 60_000, content) for name, content in submissions])
-
-    # When
-    claimed = harness.worker().claim(3, 0.0)
-
-    # Then
-    assert ids_of(claimed) == ["a", "b"]
-    reply = decode_reply("bad", harness.reply_value("bad"))
-    assert (reply.status, reply.reason) == (500, "unreadable_request")
-    assert harness.leased() == ["a", "b"]
-    assert harness.unaccounted() == 0
 
 
 def test_claim_answers_a_request_whose_large_body_is_gone(harness, caplog):
