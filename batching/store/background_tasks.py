@@ -17,9 +17,9 @@ RECOVERY_S = 0.5
 async def keep_going(
     body: Callable[[], Coroutine[None, None, None]], whose: str, *, recovery_s: float = RECOVERY_S
 ) -> None:
-    """Runs this to its end; what it did not foresee is logged, and it begins anew.
+    """Runs the body to its end; after an exception that it did not foresee, it begins anew.
 
-    For tasks that nobody awaits: one that an exception has ended would be missed in silence. An
+    For tasks that are not awaited: one that an exception ends would be missed in silence. An
     exception that comes at each try is logged now and then.
     """
     reminder = Reminder()
@@ -35,33 +35,29 @@ async def keep_going(
 
 
 class BackgroundTasks:
-    """Tasks that nobody awaits. They are kept here until they end: asyncio itself does not."""
+    """Keeps tasks that are not awaited until they end: asyncio itself does not."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def is_busy(self) -> bool:
-        """Returns whether any of them is under way."""
         return bool(self._tasks)
 
     def start(self, body: Coroutine[None, None, None]) -> None:
-        """Runs the coroutine as a task."""
         task = asyncio.get_running_loop().create_task(body)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """All that were under way have ended."""
         await end_tasks(self._tasks)
 
 
 async def end_tasks(tasks: "Iterable[asyncio.Task[Any]]") -> None:
-    """All of these tasks have ended, in spite of what happens to cancellations on the way.
+    """Cancels these tasks until they have ended.
 
-    They are cancelled until they have: on Python 3.11 the `wait_for` inside redis-py swallows a
-    cancellation that comes together with the result it waits for, and a task that is cancelled once
-    would then go on for ever.
+    Once is not enough: on Python 3.11 the `wait_for` inside redis-py swallows a cancellation that
+    comes together with the result it waits for, and the task would go on for ever.
     """
     pending = set(tasks)
     while pending:

@@ -1,15 +1,15 @@
 """Connections to Redis with the retries and time-outs that a queue needs.
 
 redis-py repeats a command by itself when the connection breaks, up to ten times; a lost reply to a
-push would then push twice. Here nothing is repeated behind our back: every script is idempotent and
-its caller decides. A blocking call gets its own connection, whose socket waits longer than the
-server does, so that a reply can never reach a socket that nobody reads any more. A connection to a
-server that has become a replica is given up, also where the URL names one: what a managed Redis
-calls the primary moves to another machine, which only a new connection reaches.
+push would then push twice. Here every script is idempotent, and its caller decides whether to
+repeat it. A blocking call gets a connection of its own, whose socket waits longer than the server
+does, so that a reply never reaches a socket that is not read any more. A connection to a server
+that has become a replica is given up: the name of a managed Redis may lead to another machine by
+now, which only a new connection reaches.
 
-Here a URL becomes clients, and nowhere else. Those of a single server are redis-py's own; those of
-servers behind sentinels or in a cluster are in `deployments`. In a cluster a client reaches the
-keys of one hash tag only: `at` gives the client of another.
+Only here a URL becomes clients. Those of a single server are redis-py's own; those of servers
+behind sentinels or in a cluster are in `deployments`. In a cluster a client reaches the keys of one
+hash tag only: `at` gives the client of another.
 """
 
 from collections.abc import Iterable
@@ -32,16 +32,16 @@ from batching.store.connections.tcp_limits import TCP_LIMITS
 from batching.store.keys import HOME
 
 COMMAND_TIMEOUT_S = 5.0
-# A blocking pop returns at least so often, so that whoever waits looks after what was lost, or has
-# moved to another server, within a second (Redis' timeouts are up to 100 ms late).
+# A blocking pop returns at least so often. Its caller then notices within a second that something
+# was lost, or that the server is elsewhere (Redis' timeouts are up to 100 ms late).
 BLOCK_S = 0.6
-# An idle worker may block for longer, as its node's beats make up for lost doorbells. Not much
-# longer: after its connection broke, Redis may still hand one doorbell to the old wait.
+# An idle worker may block for longer, as its node's beats make up for lost wakeups. Not much
+# longer: after its connection broke, Redis may still hand one wakeup to the old wait.
 IDLE_S = 2.0
 
 
 def store_url(settings: Settings) -> str:
-    """`redis_url` with the files that its TLS connection needs.
+    """Returns `redis_url` with the files that its TLS connection needs.
 
     The server's certificate and name are always verified, against the system's authorities where
     `redis_ca_file` names no other.
@@ -76,25 +76,22 @@ def connect_async(url: str) -> AsyncClient:
     retry = AsyncRetry(NoBackoff(), 0)
     client = redis.asyncio.Redis.from_url(url, retry=retry, parser_class=ASYNC_PARSER, **options)
     pool: Any = client.connection_pool
-    # Which kind it is, plain, TLS or a path's, the URL has decided.
+    # The URL has decided the kind: plain, TLS, or of a path.
     pool.connection_class = noticing_its_loss(pool.connection_class)
     return client
 
 
 def at(client: Client, tag: str) -> Client:
-    """Returns the client for keys with this hash tag.
-
-    In a cluster one of its own, else the same one.
-    """
+    """Returns the client for keys with this hash tag: in a cluster another one."""
     deployment = _deployment(client)
     return client if deployment is None else deployment.client(tag)
 
 
 async def close_unused(client: AsyncClient, tags: Iterable[str]) -> None:
-    """In a cluster, connections for other hash tags than these are closed, unless they are in use.
+    """Closes a cluster's unused connections for other hash tags than these.
 
-    For processes whose versions come and go. What `at` gave of those tags before must not be used
-    any more.
+    For processes whose versions come and go. Clients that `at` gave for those tags before must not
+    be used any more.
     """
     if (deployment := _deployment(client)) is not None:
         for unused in deployment.take_unused(tags):
@@ -102,30 +99,25 @@ async def close_unused(client: AsyncClient, tags: Iterable[str]) -> None:
 
 
 def for_rq(client: Client) -> Client:
-    """Returns the client for RQ, whose keys in a cluster are kept in one slot.
-
-    Else the same one.
-    """
+    """Returns the client for RQ: in a cluster another one, which keeps RQ's keys in one slot."""
     deployment = _deployment(client)
     return client if deployment is None else deployment.client(HOME, is_for_rq=True)
 
 
 def is_cluster(client: Client) -> bool:
-    """Whether the keys are on several servers, one of which may fail while the others go on."""
+    """Returns whether the keys are on several servers, one of which may fail alone."""
     deployment = _deployment(client)
     return deployment is not None and deployment.is_cluster
 
 
 def idle_s(client: Client) -> float:
-    """Returns how long a worker of this client waits for work, before it looks by itself.
-
-    Shorter where another server may take over: the wait would go on at the old one.
-    """
+    """Returns how long a worker of this client waits for work before it looks by itself."""
+    # A wait goes on at the old server when another one takes over.
     return IDLE_S if _deployment(client) is None else BLOCK_S
 
 
 def _deployment(client: Client) -> deployments.Deployment | None:
-    """Returns the servers that have to be found; None for a single one that its URL names."""
+    """Returns the servers that have to be found; None for a single server."""
     return getattr(client.connection_pool, "deployment", None)
 
 
@@ -139,7 +131,7 @@ def _options(url: str, socket_timeout_s: float) -> dict[str, Any]:
         "socket_timeout": socket_timeout_s,
         "health_check_interval": 0,
         "max_connections": deployments.MOST_CONNECTIONS,
-        "protocol": 2,  # RESP3 would cost each new connection a round trip, for what nobody uses
+        "protocol": 2,  # RESP3 would cost each new connection a round trip, for nothing
     }
     if not url.startswith("unix:"):
         options["socket_keepalive"] = True

@@ -21,7 +21,7 @@ RECORD_AT_ONCE = 500
 
 
 class HandlerMeasurements:
-    """What a worker does with the metrics of its version; raises redis' own errors."""
+    """Records the metrics of one version; raises redis' own errors."""
 
     def __init__(self, client: Client, key: VersionKey) -> None:
         self._keys = VersionKeys.of(key)
@@ -31,7 +31,7 @@ class HandlerMeasurements:
         """Adds the measurements; returns how many were dropped, as the version has too many series.
 
         After an error the same measurements may be recorded again; if only the answer was lost,
-        those of a counter then count twice. What a full Redis refuses is dropped.
+        those of a counter then count twice. A full Redis has them dropped.
         """
         names = ordered_keys("record", self._keys)
         dropped = 0

@@ -2,11 +2,11 @@ r"""An open request's record: a line of text, then its bytes, as a field of one 
 
     <attempts> <owner> <chunks> <queued_us> <age_us> <ttl_ms> <ingress id>\n<wire>
 
-What they are; scripts find them by their places:
+The fields, which scripts find by their places:
 
     attempts   how many have failed
     owner      of a crash suspect that waits: the worker that had it, and may still answer it; `-`
-               for all others, which belong to whoever has them leased
+               for all others, which belong to the worker that has them leased
     chunks     how many pieces of the answer have been sent; from the first one on, no wire is kept
     queued_us  Redis' time of the submit
     age_us     how long it had been at the ingress by then; `-` where Redis had lost it before
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class OpenRecord(NamedTuple):
-    """What a worker reads of a record."""
+    """The fields of a record that a worker needs."""
 
     attempts: int
     queued_us: int
@@ -28,13 +28,13 @@ class OpenRecord(NamedTuple):
 
 
 def rest_of_record(ingress_id: str, ttl_ms: int, age_us: int | None, wire: bytes) -> bytes:
-    """Returns what the ingress knows of a record; `submit.lua` puts the rest in front."""
+    """Returns the part of a record that the ingress knows; `submit.lua` puts the rest in front."""
     age = "-" if age_us is None else age_us
     return f"{age} {ttl_ms} {ingress_id}\n".encode() + wire
 
 
 def read_record(record: bytes) -> OpenRecord:
-    """Returns the record, which `claim.lua` has found well-formed."""
+    """Parses a record that `claim.lua` has found well-formed."""
     line, _, wire = record.partition(b"\n")
     attempts, _, _, queued_us, age_us, _, ingress_id = line.split(b" ")
     age = int(age_us) if age_us.isdigit() else 0

@@ -1,6 +1,6 @@
-"""What a process says while Redis is away: once that it is, now and then, and once that it is back.
+"""Logs that Redis is away: once, then now and then, and once when it is back.
 
-Whoever calls Redis tries again many times a second, and each has nothing new to say.
+All callers of Redis try again many times a second, and would all log the same.
 """
 
 import logging
@@ -13,12 +13,12 @@ from batching.settings.redis_url import RedisUrl
 from batching.store.connections.lost_connections import REFUSALS
 from batching.store.redis_errors import FORBIDDEN, UNWELCOME
 
-# A failure so soon after an outage is not news: that Redis may come and go for a while.
+# A failure so soon after an outage is not news: Redis may come and go for a while.
 AGAIN_S = 5.0
 
 
 class OutageLog:
-    """Logs that Redis is away, once for all who call it in one process."""
+    """Logs that Redis is away, once for all callers in one process."""
 
     def __init__(
         self,
@@ -38,13 +38,13 @@ class OutageLog:
         self._is_said = False
 
     def note(self, verb: str, error: Exception) -> None:
-        """This call has failed; the log says so, unless it has lately."""
+        """Notes that this call has failed; logs it unless the log has said so lately."""
         now_s = self._clock()
         if not self._failing:
             self._since_s = now_s
         error = _innermost(error)
         if isinstance(error, FORBIDDEN):
-            # What this user may not ask fails while all else goes on.
+            # A call that this user may not make fails while all others succeed.
             self._failing[verb] = now_s + AGAIN_S
         else:
             self._failing[verb] = self._failed_at_s = now_s
@@ -63,15 +63,15 @@ class OutageLog:
         )
 
     def was_within(self, seconds: float) -> bool:
-        """Returns whether any call has failed of late; not those that this user may not make."""
+        """Returns whether a call has failed of late that this user may make."""
         return self._clock() - self._failed_at_s < seconds
 
     def over(self, verb: str, *, is_for_all: bool = False) -> None:
-        """This call has succeeded; the outage is over when no verb fails any more.
+        """Notes that this call has succeeded; the outage is over when no verb fails any more.
 
         Args:
             verb: as `note` was told.
-            is_for_all: this call is one by which Redis shows that it answers all others as well.
+            is_for_all: a Redis that answers this call answers all others as well.
         """
         if not self._failing:
             return
@@ -91,7 +91,7 @@ class OutageLog:
 
 
 def _innermost(error: Exception) -> Exception:
-    # What was refused comes wrapped: as ours for clients, and as redis-py's for connections.
+    # A refusal comes wrapped: in our own error for clients, in redis-py's for connections.
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
     return error

@@ -19,7 +19,6 @@ class ReclaimMode(StrEnum):
 
 
 def reclaim_keys(key: VersionKey, worker_id: str) -> list[str]:
-    """KEYS of the script."""
     keys = VersionKeys.of(key)
     return ordered_keys("reclaim", keys, lease=keys.lease_prefix + worker_id)
 
@@ -31,5 +30,5 @@ def reclaim_arguments(
     dead_after_ms: int = 0,
     max_attempts: int = 0,
 ) -> list[str | int]:
-    """ARGV of the script; the last three matter only where a worker is dead."""
+    """Returns ARGV of the script; the last three matter only when the worker is dead."""
     return [worker_id, str(mode), dead_after_ms, max_attempts, reason, AT_ONCE, REPLY_TTL_MS]

@@ -1,4 +1,4 @@
-"""Reads records that others have written: what nobody can read costs only itself."""
+"""Reads records that others have written; an unreadable one costs only itself."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -8,17 +8,17 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# What parsing raises at text that is none of ours, or of a version that is to come.
+# Parsing raises these at text that is not ours, or of a later version.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 def ids_of(members: Iterable[bytes]) -> list[str]:
-    """Those of the members of a set of beats that are names of nodes or workers."""
+    """Returns the members of a set of beats that can be names of nodes or workers."""
     return [member.decode() for member in members if member.isascii()]
 
 
 class RecordReader(Generic[T]):
-    """Reads all records of one kind; one that cannot be read is logged once, and left out."""
+    """Reads the records of one kind; an unreadable one is logged once."""
 
     def __init__(self, kind: str, parse: Callable[[bytes], T]) -> None:
         self._kind = kind
@@ -28,7 +28,7 @@ class RecordReader(Generic[T]):
     def read(
         self, records: Mapping[bytes, bytes], former: Mapping[str, T] | None = None
     ) -> dict[str, T]:
-        """Returns the records by name; one that cannot be read is as in `former`, or left out."""
+        """Returns the records by name; an unreadable one is as in `former`, or left out."""
         found: dict[str, T] = {}
         for name, text in records.items():
             try:

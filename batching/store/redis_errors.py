@@ -1,10 +1,10 @@
-"""What redis-py raises, by what it means. Whoever calls Redis catches one of these."""
+"""The errors of redis-py by their meaning; callers of Redis catch one of these."""
 
 import redis
 
 RedisError = redis.RedisError
-# Redis did not answer, or refused; whether it acted is unknown. redis-py wraps most of what sockets
-# raise, but not all, and a time-out of asyncio is an OSError.
+# Redis did not answer, or refused; it may have acted or not. redis-py wraps most errors of sockets,
+# but not all, and a time-out of asyncio is an OSError.
 AWAY = (RedisError, OSError)
 # Redis is not heard, and may be again.
 UNHEARD = (redis.TimeoutError, redis.ConnectionError)

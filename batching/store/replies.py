@@ -1,11 +1,11 @@
-"""What a reply key holds: the request id, then one of three things.
+"""The value of a reply key: the request id, then one of three things.
 
     <id>!<reason>     the queue itself answered: no attempt or no time is left
     <id>@<attempt>    the reply is in `out:<id>:<attempt>`, too large for a script
     <id><msgpack>     the reply
 
-A doorbell brings the same, or the id alone. The id is compared with the one that was asked for, so
-that a reply can never reach another client, whatever happens to a connection.
+An entry of the replies list is the same, or the id alone. The id is compared with the one that was
+asked for, so that a reply never reaches another client, whatever happens to a connection.
 """
 
 import re
@@ -42,17 +42,14 @@ class LargeReply(Exception):
 
 
 def named_request(entry: bytes) -> str:
-    """Returns the id at the start of what a doorbell brought.
-
-    Empty, or nobody's, if it is garbage.
-    """
-    # What follows an id is none of its characters: msgpack begins with a byte beyond ASCII.
+    """Returns the id at the start of an entry of the replies list; of garbage, any text."""
+    # No character of an id can follow it: msgpack begins with a byte beyond ASCII.
     found = _ID.match(entry)
     return found[0].decode() if found else ""
 
 
 def decode_reply(request_id: str, value: bytes) -> Reply:
-    """Returns the reply in a reply key's value.
+    """Decodes a reply key's value.
 
     Raises:
         LargeReply: it is in a key of its own.
@@ -80,11 +77,10 @@ def error_reply(error: errors.ServeError) -> Reply:
 
 
 def is_queue_answer(reason: str) -> bool:
-    """Returns whether the queue itself answers so, and not a worker."""
+    """Returns whether this reason is the queue's own, and no worker's."""
     return reason in _QUEUE_ANSWERS
 
 
 def queue_error(reason: str) -> errors.ServeError:
-    """Returns what the queue answers for this reason."""
     kind, text = _QUEUE_ANSWERS.get(reason, _OTHER_ANSWER)
     return kind(text)

@@ -1,7 +1,4 @@
-"""Is this Redis one that the queue can be trusted to, and does nobody else need it?
-
-Asked once, at the start of a process.
-"""
+"""Checks, when a process starts, that the queue can be trusted to this Redis."""
 
 import contextlib
 import logging
@@ -32,7 +29,7 @@ _GREETING_BYTES = 1024
 
 
 def check_server(settings: Settings) -> None:
-    """Checks the Redis that the settings name, and logs what is doubtful about it.
+    """Checks the Redis that the settings name; logs a warning about what is doubtful.
 
     A server that does not answer yet is not refused: containers start in any order.
 
@@ -55,7 +52,7 @@ def check_server(settings: Settings) -> None:
 
 
 def _check_tls_files(settings: Settings) -> None:
-    # Each connection reads them, and would say that Redis does not answer.
+    # Each connection reads them; a bad file would look like a Redis that does not answer.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if settings.redis_ca_file is not None:
         load_authorities(context, settings.redis_ca_file)
@@ -64,11 +61,9 @@ def _check_tls_files(settings: Settings) -> None:
 
 
 def _greeting(url: RedisUrl) -> str:
-    """Returns what a server says that ends each connection at once, and why.
+    """Returns the reason that a server gives as it ends each connection at once; mostly empty.
 
-    Empty where none says so.
-
-    In protected mode, for one. redis-py fails to speak before it has read that.
+    In protected mode, say. redis-py fails to send its command before it has read the reason.
     """
     if url.scheme == "redis":
         with (
@@ -106,12 +101,12 @@ def check_client(client: Client) -> None:
 
 
 def check_nodes(client: Client, dead_after_ms: int) -> None:
-    """Every node that lives reads the requests of this release, and is read by it.
+    """Checks that all live nodes and this release read each other's requests.
 
     Without this a rolling upgrade would go on to its end, and leave ingresses without nodes.
 
     Raises:
-        UnusableNow: one does not. Those that have been killed count as living for `dead_after_ms`.
+        UnusableNow: one does not. Killed nodes count as live for `dead_after_ms`.
         RedisError: it does not answer.
     """
     [alive] = script(client, "living")(keys=[keys.NODES], args=[dead_after_ms, "alive"])
@@ -125,7 +120,7 @@ def check_nodes(client: Client, dead_after_ms: int) -> None:
 
 
 def _wire_version(record: bytes | None) -> int:
-    # One that nobody can read must not keep everybody from starting.
+    # An unreadable record must not keep all processes from starting.
     try:
         return NodeStatus.from_json(record or b"").wire_version
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""What clients are told when Redis is away, full, or refuses."""
+"""The errors for clients when Redis is away, full, or refuses."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,12 +11,11 @@ from batching.store.redis_errors import UNWELCOME, RedisError
 
 
 def memory_full() -> errors.ServeError:
-    """Redis is at its maxmemory."""
     return errors.QueueMemoryFull("The queue's memory is full. Try again later.", retry_after_s=1.0)
 
 
 def store_unavailable(cause: BaseException | None = None) -> errors.ServeError:
-    """Redis does not answer, or refuses: it has no room for what is to be written, say."""
+    """Returns the error for a call that Redis did not answer, or refused."""
     if isinstance(cause, OutOfMemoryError):
         return errors.StoreFull(
             "The request store is at its maxmemory. Raise it, or try again later.",
@@ -35,13 +34,13 @@ def store_unavailable(cause: BaseException | None = None) -> errors.ServeError:
 
 @contextlib.contextmanager
 def telling_unavailable() -> Iterator[None]:
-    """Yields what Redis refuses, or does not answer, is told as StoreUnavailable."""
+    """Turns Redis' errors into StoreUnavailable."""
     try:
         yield
-    except RedisError as error:  # not AWAY: what is done meanwhile may fail by an OSError
+    except RedisError as error:  # not AWAY: the block may raise an OSError of its own
         raise store_unavailable(error) from error
 
 
 def queue_lost() -> errors.ServeError:
-    """Redis was emptied, and too little time is left to send the request again for its client."""
+    """Returns the error for a lost request that has too little time left to be sent again."""
     return errors.QueueLost("The queue was lost. Send the request again.", retry_after_s=1.0)

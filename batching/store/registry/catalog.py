@@ -16,18 +16,18 @@ from batching.store.unavailable import queue_lost, store_unavailable
 
 RECONNECT_S = 0.2
 LOOK_UP_PATIENCE_S = 0.8  # as a submit's
-# After Redis was emptied, a node restores the registry within a beat. One that is new and knows no
-# model may be the first to give Redis its new epoch.
+# After Redis was emptied, a node restores the registry within a beat. A new node, which knows no
+# model, may be the first to give Redis its new epoch.
 RESTORED_WITHIN_S = 1.5
 ASK_AGAIN_S = 0.2
 
 
 class Catalog:
-    """Resolves model names from memory; the registry's change channel drops what is outdated.
+    """Resolves model names from memory; drops entries as the registry announces their change.
 
-    An entry is only kept while the channel is being listened to. Unknown names are not cached, so
-    nobody can fill the memory with them. While an emptied Redis may not have been told yet what was
-    registered, whoever asks for a model that it does not know waits.
+    An entry is only kept while the catalog listens for changes. Unknown names are not cached, so
+    that they cannot fill the memory. A request for an unknown model waits while an emptied Redis
+    may not have been restored yet.
     """
 
     def __init__(
@@ -53,17 +53,16 @@ class Catalog:
         self._asked: dict[tuple[str, int], asyncio.Future[ModelEntry | None]] = {}
 
     async def start(self) -> None:
-        """Changes made anywhere are seen from now on."""
+        """Begins to listen for changes."""
         listening = keep_going(self._listen, "of the catalog")
         self._listener = asyncio.create_task(listening, name="catalog")
 
     async def close(self) -> None:
-        """Closes the listener's connection."""
         if self._listener:
             await end_tasks([self._listener])
 
     def known(self, model_name: str, model_version: str | None) -> ModelSpec | None:
-        """As `resolve`, where that needs to ask nobody; None where it does."""
+        """Returns as `resolve` does, but None where Redis would have to be asked."""
         entry = self._entries.get(model_name)
         if entry is None:
             return None
@@ -73,8 +72,8 @@ class Catalog:
     async def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
         """Returns the version that a request for this name (and version) means.
 
-        A model that was seen before is still known while Redis is away; whether a request for it
-        can be served is then for `submit` to say.
+        A model that was seen before is still known while Redis is away; then `submit` says whether
+        a request for it can be served.
 
         Raises:
             ModelNotFound: no such model.
@@ -86,7 +85,7 @@ class Catalog:
         if entry is None:
             changes_seen = self._changes_seen
             entry = await self._look_up_together(model_name)
-            # What was read may be older than a change that has been announced meanwhile.
+            # The entry may be older than a change that was announced meanwhile.
             is_current = self._is_listening and changes_seen == self._changes_seen
             if entry is not None and is_current:
                 self._entries[model_name] = entry
@@ -116,7 +115,7 @@ class Catalog:
         self._entries.pop(model_name, None)
 
     async def _look_up_together(self, model_name: str) -> ModelEntry | None:
-        """Requests that ask while somebody does share the answer, and go on in their order."""
+        """Lets requests that ask at the same time share one answer, and go on in their order."""
         question = (model_name, self._changes_seen)
         asked = self._asked.get(question)
         is_first = asked is None
@@ -138,11 +137,11 @@ class Catalog:
                 async with asyncio.timeout(LOOK_UP_PATIENCE_S):
                     entry, epoch = await asyncio.to_thread(self._ask, model_name)
             except TimeoutError:
-                # The thread goes on waiting: it learns late that Redis is cut off. Threads are few,
-                # so requests do not wait for it.
+                # The thread goes on waiting, as it learns late that Redis is cut off. Threads are
+                # few, so requests do not wait for it.
                 raise store_unavailable() from None
             except StoreUnavailable as error:
-                # The channel may be open, where new connections are refused.
+                # The listener's connection may be up although new ones are refused.
                 self._outage.note("look up", error)
                 raise
             self._outage.over("look up")
@@ -156,11 +155,11 @@ class Catalog:
 
     def _ask(self, model_name: str) -> tuple[ModelEntry | None, str]:
         """Returns the entry, and the epoch. Runs in a thread, and changes nothing here."""
-        # In this order: what was not there before Redis was restored must not pass for unknown.
+        # In this order: a model that was missing before Redis was restored is not unknown.
         return self._registry.get(model_name), self._registry.epoch()
 
     def _note(self, epoch: str) -> None:
-        """Redis has this epoch now. If that is missing, or not the last one, it was emptied."""
+        """Notes the epoch of Redis. If it is missing, or another one, Redis was emptied."""
         if epoch == self._epoch or not self._epoch:
             self._epoch, self._is_emptied = epoch, False
             return
@@ -168,7 +167,7 @@ class Catalog:
         if epoch:
             self._epoch = epoch
             self._restored_at = asyncio.get_running_loop().time() + self._restored_within_s
-            # What nobody restores would stay known for ever.
+            # Models that no node restores would stay known for ever.
             self._changes_seen += 1
             self._entries.clear()
 
@@ -195,8 +194,8 @@ class Catalog:
             self._is_listening = False
 
     async def _refresh(self) -> None:
-        # While the channel was deaf, anything may have changed. What Redis has lost is looked up
-        # when it is asked for: a node is about to restore it.
+        # Without a connection, any change may have been missed. A model that Redis has lost is
+        # looked up when it is asked for: a node is about to restore it.
         self._changes_seen += 1
         known, epoch = await asyncio.to_thread(self._ask_for_all)
         self._note(epoch)

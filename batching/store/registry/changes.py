@@ -1,4 +1,4 @@
-"""Listening for ever to what changes in the registry."""
+"""Listens for changes of the registry."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -15,13 +15,13 @@ SILENCE_S = 2.0
 async def changed_models(
     client: AsyncClient, silence_s: float = SILENCE_S
 ) -> AsyncGenerator[str | None, None]:
-    """Yields None once the channel is heard, then the name of each model that has changed.
+    """Yields None once it listens, then the name of each model that has changed.
 
-    A server that is silent is asked whether it lives: one that is frozen, or cut off, would
-    otherwise be listened to for ever while its successor announces to others.
+    After `silence_s` the server is asked whether it lives: a frozen one, or one that is cut off,
+    would be listened to for ever while its successor announces changes to others.
 
     Raises:
-        RedisError, OSError: the channel is broken; what was announced meanwhile is lost.
+        RedisError, OSError: the connection is broken; changes may have been missed.
     """
     is_asked = is_heard = False
     async with client.pubsub() as channel:

@@ -1,6 +1,6 @@
 """Control jobs: work for any one node, through RQ. Never an inference.
 
-RQ's default serializer is pickle, which would let anybody who reaches Redis run code; JSON here.
+RQ's default serializer is pickle, by which anyone who reaches Redis could run code; JSON here.
 """
 
 import logging
@@ -24,8 +24,8 @@ QUEUE_NAME = "ferry-control"
 INSPECT_ARCHIVE = "workers.control_jobs.inspect_archive"
 RESULT_TTL_S = 60
 
-# A job's worker notes once in JOB_BEAT_S that it is at it. Ten are missing when it has gone for
-# good, and not only waits for its disk; then another node begins.
+# A job's worker beats once in JOB_BEAT_S. When ten beats are missing, it has gone for good and does
+# not only wait for its disk; then another node begins.
 JOB_BEAT_S = 1.0
 LOST_AFTER_S = 10.0
 RETRY_S = 0.2
@@ -55,18 +55,18 @@ class ControlQueue:
         Args:
             url: as registered.
             timeout_s: for the download, too.
-            may_be_downloaded: an archive that was downloaded from this URL before is taken as it
-                is; otherwise its being there is an error.
+            may_be_downloaded: whether the archive may be there from an earlier download, which is
+                an error otherwise.
 
         Raises:
-            ServeError: what the node found wrong, word for word.
+            ServeError: the node's, word for word.
             RequestTimeout: no node took the job, or it took too long.
             WorkerDied: the node that had it went away, and so did a second one.
         """
         deadline_s = time.monotonic() + timeout_s
         for is_second in (False, True):
             left_s = deadline_s - time.monotonic()
-            # What the first node has downloaded may be in a store that the second one shares.
+            # The first node's download may be in a store that the second one shares.
             known = may_be_downloaded or is_second
             try:
                 return _archive_of(self._run(INSPECT_ARCHIVE, url, known, timeout_s=left_s))
@@ -96,15 +96,15 @@ class ControlQueue:
                 "logs may say why."
             )
         if result.type is not Result.Type.SUCCESSFUL:
-            # Ours return their errors: it could not tell Redis that it has ended.
+            # Our jobs return their errors: the node could not tell Redis how this one ended.
             raise _JobLost
         return unwrap(result.return_value)
 
     def _result(self, job: Job, timeout_s: float) -> Result | None:
-        """Returns what became of the job; None after `timeout_s`.
+        """Returns the job's result; None after `timeout_s`.
 
         Raises:
-            _JobLost: nobody is at it, or Redis has been away for as long as that takes to see.
+            _JobLost: no node is at it, or Redis has been away for as long as that takes to see.
             RedisError: this user may not ask.
         """
         deadline_s = time.monotonic() + timeout_s
@@ -118,7 +118,7 @@ class ControlQueue:
                     return result
                 pulse, is_heard = self._pulse(job), True
             except FORBIDDEN:
-                raise  # which no node can help
+                raise  # another node would be refused, too
             except AWAY:
                 time.sleep(RETRY_S)
             if is_heard and (pulse != before or pulse == _WAITS):
@@ -128,10 +128,10 @@ class ControlQueue:
         return None
 
     def _pulse(self, job: Job) -> bytes | str:
-        """Returns what changes each second while somebody is at the job, or that it waits.
+        """Returns a value that changes each second while a node is at the job, or that it waits.
 
-        It is only compared with itself: clocks of two machines differ. A job that has left the
-        queue counts as begun, though RQ says so a moment later.
+        Values are only compared with each other: clocks of two machines differ. A job that has left
+        the queue counts as begun, though RQ says so a moment later.
         """
         status, beat = job.connection.hmget(job.key, "status", "last_heartbeat")
         is_queued = status == JobStatus.QUEUED.encode() and job.id in self._queue.job_ids
@@ -139,7 +139,7 @@ class ControlQueue:
 
 
 def _archive_of(record: dict[str, Any]) -> ArchiveInfo:
-    # A node of another version may tell more, or less.
+    # A node of another release may send more fields, or fewer.
     return ArchiveInfo(**{name: record[name] for name in _ARCHIVE_FIELDS if name in record})
 
 

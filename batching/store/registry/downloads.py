@@ -1,4 +1,4 @@
-"""How far the downloads of archives have come: a node notes it, an ingress tells it."""
+"""The progress of downloads of archives: a node notes it, an ingress reads it."""
 
 import contextlib
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ class Download:
 
 
 class Downloads:
-    """What is being downloaded now, by whatever node."""
+    """Keeps the downloads that are under way on any node."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._records = RecordReader("download", _progress)
 
     def note(self, download: Download) -> None:
-        """Notes how far the download has come, unless Redis refuses: it is decoration."""
+        """Notes the download's progress; an error of Redis is ignored, as no work depends on it."""
         progress = f"{download.done_bytes}/{download.total_bytes}"
         with contextlib.suppress(*AWAY), self._client.pipeline(transaction=False) as pipe:
             pipe.hset(keys.DOWNLOADS, download.url, progress)
@@ -37,7 +37,6 @@ class Downloads:
             pipe.execute()
 
     def forget(self, url: str) -> None:
-        """Forgets the download."""
         with contextlib.suppress(*AWAY):
             self._client.hdel(keys.DOWNLOADS, url)
 

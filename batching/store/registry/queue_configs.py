@@ -1,7 +1,7 @@
-"""What `submit` reads of a version's registration: a hash that lies beside the version's queue.
+"""The part of a registration that `submit` reads: a hash that lies beside the version's queue.
 
-What else is permanent there gets a TTL when the version is unregistered: nodes delete it, but none
-may be left.
+The version's other permanent keys get a TTL when it is unregistered. Nodes delete them sooner, but
+no node may be left.
 """
 
 from batching.models.spec import ModelSpec, VersionKey
@@ -12,13 +12,12 @@ from batching.store.unavailable import telling_unavailable
 
 
 class QueueConfigs:
-    """Writes and deletes configurations; all raise StoreUnavailable when Redis does not answer."""
+    """Writes and deletes configurations; raises StoreUnavailable when Redis does not answer."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def write(self, spec: ModelSpec) -> None:
-        """Writes the configuration of this registration."""
         names = VersionKeys.of(spec.key)
         client = at(self._client, names.tag)
         with telling_unavailable(), client.pipeline(transaction=False) as pipe:
@@ -27,11 +26,11 @@ class QueueConfigs:
             pipe.execute()
 
     def complete(self, spec: ModelSpec) -> None:
-        """Writes the configuration of this registration if the version has none."""
+        """Writes what is missing of the version's configuration."""
         names = VersionKeys.of(spec.key)
         client = at(self._client, names.tag)
         with telling_unavailable():
-            # Asked first: at maxmemory even an HSETNX that would change nothing is refused.
+            # Read first: at maxmemory even an HSETNX that would change nothing is refused.
             known = client.hkeys(names.config)
             missing = {name: n for name, n in _fields(spec).items() if name.encode() not in known}
             if missing:

@@ -1,4 +1,4 @@
-"""The model registry: what is registered, how many workers each node should run, who is alive.
+"""The model registry: the versions, how many workers each node should run, and the live nodes.
 
 A model is one JSON record in one hash, changed under WATCH, so that two managers cannot overwrite
 each other. The configuration that `submit` reads lives with the queue of the version.
@@ -28,7 +28,7 @@ CONFIRMATION_S = 5.0
 
 
 class Registry:
-    """Reads and changes the registry."""
+    """Reads and changes the registry; raises StoreUnavailable when Redis does not answer."""
 
     def __init__(self, client: Client, *, dead_after_s: float = 3.0) -> None:
         self._client = client
@@ -45,17 +45,14 @@ class Registry:
         """Returns the model's entry, or None.
 
         Raises:
-            RecordUnreadable: there is one that nobody can read.
+            RecordUnreadable: there is one, and it is garbage.
         """
         with telling_unavailable():
             text = self._client.hget(keys.MODELS, model_name)
         return _entry(model_name, text)
 
     def snapshot(self, former: Mapping[str, ModelEntry] | None = None) -> dict[str, ModelEntry]:
-        """Returns the whole registry.
-
-        Models whose record cannot be read are as in a former one, if any.
-        """
+        """Returns the whole registry; an unreadable model is as in `former`, or left out."""
         with telling_unavailable():
             records = self._client.hgetall(keys.MODELS)
         return self._entries.read(records, former)
@@ -90,14 +87,14 @@ class Registry:
                 )
             return entry.with_spec(spec)
 
-        # Before, so that a version without a configuration never stays; afterwards, because the
-        # removal of an earlier version of that name may have been under way.
+        # Before, so that no version stays without a configuration; afterwards, because the removal
+        # of an earlier version of that name may have been under way.
         self._configs.complete(spec)
         self._change(spec.model_name, change)
         self._configs.write(spec)
 
     def restore(self, entries: Iterable[ModelEntry]) -> None:
-        """Versions that Redis has lost are registered again; those it knows stay as they are."""
+        """Registers versions that Redis has lost again; those it knows stay as they are."""
         for entry in entries:
             specs = list(entry.versions.values())
             for spec in specs:
@@ -105,29 +102,29 @@ class Registry:
             self._change(specs[0].model_name, entry.completed_by)
 
     def repair(self, entries: Iterable[ModelEntry]) -> None:
-        """Each of these versions that is registered has its configuration."""
+        """Completes the configurations of those versions that are registered."""
         for spec in specs_of(entries):
             self._repair(spec)
 
     def epoch(self) -> str:
-        """An id that lasts until Redis is emptied; empty from then on until `mark` sets another."""
+        """Returns an id that lasts until Redis is emptied; then empty until `mark` sets another."""
         with telling_unavailable():
             epoch = self._client.get(keys.EPOCH)
         return epoch.decode() if epoch else ""
 
     def mark(self) -> str:
-        """Returns the epoch, which begins now if there is none.
+        """Returns the epoch, by which an emptied Redis is told from an empty registry.
 
-        From now on an emptied Redis can be told from an empty registry.
+        Sets one where there is none.
         """
         if epoch := self.epoch():
-            return epoch  # also at maxmemory, where even a SET that would change nothing is refused
+            return epoch  # at maxmemory even a SET that would change nothing is refused
         with telling_unavailable():
             self._client.set(keys.EPOCH, uuid.uuid4().hex, nx=True)
         return self.epoch()
 
     def is_lost(self) -> bool:
-        """Returns whether Redis was emptied, and nobody has marked it since."""
+        """Returns whether Redis was emptied, and has no epoch since."""
         return not self.epoch()
 
     def scale(self, key: VersionKey, min_worker: int, max_worker: int) -> ModelSpec:
@@ -143,12 +140,12 @@ class Registry:
             return existing(entry, key.model_name).with_spec(spec.scaled(min_worker, max_worker))
 
         scaled = pick_version(self._change(key.model_name, change), *key)
-        # What has no worker a server of a cluster forgets, and no node notices.
+        # In a cluster, a server may have lost the configuration; without workers no node notices.
         self._repair(scaled)
         return scaled
 
     def set_default(self, model_name: str, model_version: str) -> None:
-        """Requests without a version go to this one.
+        """Makes requests without a version go to this one.
 
         Raises:
             ModelNotFound: no such model.
@@ -170,8 +167,8 @@ class Registry:
 
         Args:
             key: of the version.
-            only: where given, it is removed if it is this registration, which has failed; if it
-                is the default, another version becomes so.
+            only: the failed registration that is to be removed, and no other one of that name;
+                if it is the default, another version becomes so.
 
         Raises:
             ModelNotFound: no such model.
@@ -189,14 +186,11 @@ class Registry:
             return known.without(key.model_version)
 
         self._change(key.model_name, change)
-        # Without it submit refuses; nodes then answer what still waits.
+        # Submits are refused from now on; nodes answer the requests that still wait.
         self.close_queue(key)
 
     def remove_unreadable(self, model_name: str) -> None:
-        """A record that nobody can read is gone; nodes end what they know of the model's versions.
-
-        One that can be read stays.
-        """
+        """Removes an unreadable record, and no other; nodes then end the model's workers."""
 
         def transaction(pipe: Client) -> None:
             text = pipe.hget(keys.MODELS, model_name)
@@ -211,17 +205,16 @@ class Registry:
             transact(self._client, transaction, keys.MODELS)
 
     def close_queue(self, key: VersionKey) -> None:
-        """Nothing can be submitted to the version any more, unless it is registered."""
+        """Makes the version refuse submits, unless it is registered."""
         self._configs.delete(key)
         if again := self._versions_of(key.model_name).get(key.model_version):
-            # Somebody has registered it again before its configuration was deleted.
+            # It was registered again before its configuration was deleted.
             self._configs.write(again)
 
     def workers(self, key: VersionKey, alive: Set[str] | None = None) -> list[WorkerStatus]:
         """Returns the workers of live nodes, by node and slot.
 
-        Whoever asks for many versions passes what `alive_nodes` said, and each costs one round trip
-        less.
+        Given `alive_nodes()`, it costs a round trip less.
         """
         version_keys = VersionKeys.of(key)
         with telling_unavailable():
@@ -243,22 +236,20 @@ class Registry:
         return [node for node_id, node in sorted(nodes.items()) if node_id in alive]
 
     def alive_nodes(self) -> set[str]:
-        """Returns the ids of the nodes whose last beat is young enough."""
         with telling_unavailable():
             [members] = self._living(keys=[keys.NODES], args=[self._dead_after_ms, "alive"])
         return set(ids_of(members))
 
     def require_writable(self) -> None:
-        """Redis takes writes; this one changes nothing.
+        """Raises StoreUnavailable where Redis takes no writes, and thus no beats of nodes.
 
-        Raises:
-            StoreUnavailable: it takes none, the beats of nodes included.
+        This one changes nothing.
         """
         with telling_unavailable():
             self._client.hdel(keys.NODE_INFO, "")
 
     def queue(self, spec: ModelSpec) -> QueueStatus:
-        """How many requests wait now, and what has become of the others since registration."""
+        """Returns how many requests wait, and the outcomes of the others since registration."""
         names = VersionKeys.of(spec.key)
         with telling_unavailable():
             waiting, open_requests, oldest_age_us, *counters = self._measure(
@@ -279,7 +270,7 @@ class Registry:
         """Yields `wait(timeout_s)`: true once the registry or a worker's state has changed."""
         with telling_unavailable(), self._client.pubsub(ignore_subscribe_messages=True) as listener:
             listener.subscribe(keys.CHANGES)
-            # The confirmation; without it a change could be missed, and `wait` would end with it.
+            # Takes the confirmation: before it a change could be missed, and it would end `wait`.
             listener.get_message(timeout=CONFIRMATION_S)
 
             def wait(timeout_s: float) -> bool:
@@ -289,12 +280,12 @@ class Registry:
             yield wait
 
     def announce(self, model_name: str) -> None:
-        """Everybody who waits for changes looks again."""
+        """Makes all who wait for changes look again."""
         with telling_unavailable():
             self._client.publish(keys.CHANGES, model_name)
 
     def store(self) -> StoreStatus:
-        """Returns how Redis is; of a cluster, the node that answers."""
+        """Returns the state of Redis; of a cluster, that of the node that answers."""
         started_s = time.perf_counter()
         with telling_unavailable():
             self._client.ping()
@@ -316,7 +307,7 @@ class Registry:
     def _repair(self, spec: ModelSpec) -> None:
         self._configs.complete(spec)
         if spec.model_version not in self._versions_of(spec.model_name):
-            # It was removed meanwhile, its configuration perhaps before this one came.
+            # It was removed meanwhile, and its configuration perhaps before this one was written.
             self.close_queue(spec.key)
 
     def _change(

@@ -1,4 +1,4 @@
-"""Transactions: changes of a record that nobody else may have changed since it was read."""
+"""Transactions: changes of a record that was not changed by others since it was read."""
 
 import time
 from collections.abc import Callable
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 def transact(client: Client, change: Callable[[Client], T], name: str) -> T:
-    """Executes in one step what `change` puts into its pipeline; returns what `change` returned.
+    """Executes the commands that `change` pipes in one step; returns what `change` returned.
 
-    `change` is called again whenever somebody else has changed the key since it was read. redis-py
-    raises the same WatchError if the connection was lost or refused meanwhile. Then it is called
-    again for PATIENCE_S only: a replica, which takes no writes, would be asked for ever.
+    `change` is called again whenever the key was changed since it was read. redis-py raises the
+    same WatchError if the connection was lost or refused meanwhile; then `change` is called again
+    for PATIENCE_S only, as a replica, which takes no writes, would be asked for ever.
 
     Raises:
         RedisError: the connection's error, or a refusal.
