@@ -33,10 +33,10 @@ class Source(Protocol):
     def wait_more(self, timeout_s: float) -> bool:
         """Blocks until the batch being collected is full; false after `timeout_s`."""
 
-    def wait_bell(self, timeout_s: float) -> bool:
+    def wait_for_work(self, timeout_s: float) -> bool:
         """Blocks until there may be work; false after `timeout_s` without, or a little later."""
 
-    def ring(self) -> None:
+    def wake_one(self) -> None:
         """Another idle worker is woken."""
 
 
@@ -66,8 +66,8 @@ class Batcher:
                 is_full = left_s > 0 and source.wait_more(left_s)
                 if not is_full:
                     patience_s = 0.0  # the window is over: take what is there
-            elif source.wait_bell(idle_s) and should_stop():
-                source.ring()  # the token was meant for somebody who still works
+            elif source.wait_for_work(idle_s) and should_stop():
+                source.wake_one()  # the token was meant for somebody who still works
         return None
 
     def observe(self, batch: Batch, run_s: float, now_s: float) -> None:

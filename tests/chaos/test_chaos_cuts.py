@@ -278,7 +278,7 @@ def test_f21_cancel_again_is_harmless(line: Line, at: int) -> None:
 def test_f21_wakeup_and_window_that_were_cut_only_wake(line: Line, at: int) -> None:
     # Given a wake-up that is popped into the broken connection
     line.harness.submit("a")
-    line.cut(lambda: line.worker.wait_bell(BLOCK_S), at)
+    line.cut(lambda: line.worker.wait_for_work(BLOCK_S), at)
 
     # When the worker looks by itself
     claimed = line.worker.claim(8, 10.0)

@@ -140,9 +140,9 @@ class WakeupThief(WorkerQueue):
             self.on_empty()
         return claimed
 
-    def wait_bell(self, timeout_s: float) -> bool:
+    def wait_for_work(self, timeout_s: float) -> bool:
         self._client.delete(self._keys.wakeups)
-        return super().wait_bell(timeout_s)
+        return super().wait_for_work(timeout_s)
 
 
 def test_f38_lost_wakeup_costs_a_second_at_most(real_harness: QueueHarness, record_promise) -> None:

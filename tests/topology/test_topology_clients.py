@@ -218,7 +218,7 @@ def test_client_says_at_once_that_nobody_is_there() -> None:
     started = time.monotonic()
     for url in ("redis+cluster://{}", "redis+sentinel://{}/main"):
         client = connect(url.format(f"{HOST}:{free_ports(1)}"))
-        with pytest.raises(redis.ConnectionError, match="nobody answers"):
+        with pytest.raises(redis.ConnectionError, match="no server answers"):
             client.ping()
         client.close()
     assert_within(time.monotonic() - started, 3)

@@ -4,9 +4,9 @@ They are plain clients whose connections ask for the address each time they conn
 each hash tag has a client of its own, whose keys are all on one server; so scripts, transactions,
 blocking and subscribing calls are what they are on a single server, and cost the same.
 
-When a connection is lost nobody knows whether the call was carried out: its caller decides, here as
-everywhere. What a server has refused, since the keys are no longer its own, is known not to have
-been; it is asked again where the server is now.
+When a connection is lost, the call may have been carried out or not: its caller decides, here as
+everywhere. A call that a server has refused, since the keys are no longer its own, was not carried
+out, and is made again at the right server.
 """
 
 import math
@@ -50,7 +50,7 @@ COMMAND_TIMEOUT_S = 3.0
 # redis-py refuses the 101st connection of a client unless told otherwise; every worker that a node
 # speaks of, and every version that an ingress serves, may need one at the same moment.
 MOST_CONNECTIONS = 2**31
-# Whoever asks for metrics asks for every version, and mostly more often.
+# A scrape of metrics asks for every version, and mostly more often.
 UNUSED_S = 300.0
 
 ASK_AGAIN = 3
@@ -58,7 +58,7 @@ ASK_AGAIN_S = 0.05
 
 _DEFAULTS = {"socket_connect_timeout": CONNECT_TIMEOUT_S, "max_connections": MOST_CONNECTIONS}
 
-# MOVED, which is an AskError, comes when a slot has gone; ASK and TRYAGAIN while it goes, and pass.
+# MOVED, which is an AskError, comes when a slot has moved; ASK and TRYAGAIN while it moves.
 _NOT_DONE = (NotHere, redis.exceptions.AskError, redis.exceptions.TryAgainError)
 
 
@@ -73,6 +73,8 @@ class Deployment:
         kept_s: float = math.inf,
         **options: Any,
     ) -> None:
+        self.is_cluster = url.kind == CLUSTER
+        self.is_tls = url.is_tls
         self._url = url
         self._make_client = make_client
         self._kept_s = kept_s
@@ -81,22 +83,10 @@ class Deployment:
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, bool], Any] = {}
 
-    @property
-    def is_cluster(self) -> bool:
-        """Returns whether the keys are on several servers."""
-        return self._url.kind == CLUSTER
-
-    @property
-    def is_tls(self) -> bool:
-        """Returns whether connections are encrypted."""
-        return self._url.is_tls
-
     def client(self, tag: str, *, is_for_rq: bool = False) -> Any:
-        """Returns the client for the keys with this hash tag.
+        """Returns the client for the keys with this hash tag, the same one as long as it is in use.
 
-        The same one as long as it is asked for.
-
-        When one is made, those that nobody has asked for within `kept_s` are let go.
+        When one is made, those that were not asked for within `kept_s` are let go.
         """
         name = (tag, is_for_rq) if self.is_cluster else (HOME, False)
         now_s = time.monotonic()
@@ -114,15 +104,11 @@ class Deployment:
         unused = [name for name, one in clients if one.connection_pool.asked_for_at < since]
         for name in unused:
             if name[0] != HOME:
-                # It closes itself, unless another thread has it, which then does so.
+                # It closes itself when no thread has it any more.
                 del self._clients[name]
 
     def take_unused(self, tags: Iterable[str]) -> list[Any]:
-        """Takes out the asyncio clients of other hash tags than these; the caller closes them.
-
-        Versions come and go, and each has a tag. Clients in use stay. For a tag that is needed
-        again a new client is made.
-        """
+        """Takes out the unused asyncio clients of other hash tags; the caller closes them."""
         kept = {HOME, *tags}
         with self._lock:
             unused = [
@@ -133,17 +119,14 @@ class Deployment:
             return [self._clients.pop(name) for name in unused]
 
     def others(self, pool: Any) -> list[Any]:
-        """Returns the pools of other hash tags, if this is the first one.
-
-        Closing that one closes all.
-        """
+        """Returns the pools of other hash tags if this is the first pool, which closes all."""
         pools = [client.connection_pool for client in list(self._clients.values())]
         return pools[1:] if pools and pools[0] is pool else []
 
     def connection_options(self, parse_url: Callable[[str], Any]) -> dict[str, Any]:
-        """Returns what redis-py makes of the URL's options, database, user and password."""
+        """Returns redis-py's options for the URL's options, database, user and password."""
         own = {n: v for n, v in self._url.options.items() if not n.startswith("sentinel_")}
-        scheme = "rediss" if self._url.is_tls else "redis"
+        scheme = "rediss" if self.is_tls else "redis"
         options: dict[str, Any] = parse_url(f"{scheme}://found/{self._url.db}?{urlencode(own)}")
         for name in ("connection_class", "host"):
             options.pop(name, None)
@@ -160,10 +143,9 @@ class Deployment:
         return MasterFinder(self._url.service, self._seed_nodes, options, async_options)
 
     def _asking(self, library: Any) -> dict[str, Any]:
-        """Options of the connections on which sentinels or cluster nodes are asked for an address.
+        """Returns options of the connections on which sentinels or cluster nodes are asked.
 
-        Those of other connections, but with short time-outs, and for sentinels with the user and
-        password of their own.
+        They have short time-outs and, for sentinels, a user and password of their own.
         """
         options = self.connection_options(library.parse_url)
         if not self.is_cluster:
@@ -171,19 +153,19 @@ class Deployment:
                 options.pop(name, None)
             own = {n: v for n, v in self._url.options.items() if n.startswith("sentinel_")}
             options |= {name.removeprefix("sentinel_"): text for name, text in own.items()}
-        kind = library.SSLConnection if self._url.is_tls else library.Connection
+        kind = library.SSLConnection if self.is_tls else library.Connection
         times = {"socket_timeout": ASK_TIMEOUT_S, "socket_connect_timeout": ASK_TIMEOUT_S}
         return {**options, **times, "connection_class": kind}
 
 
 class FoundPool(redis.ConnectionPool):
-    """Knows the deployment that it is a part of."""
+    """A pool of connections to one server of a deployment."""
 
     deployment: Deployment
     asked_for_at = 0.0  # by the monotonic clock
 
     def disconnect(self, inuse_connections: bool = True) -> None:
-        """No connection is open; none of other hash tags either, if this was the first client."""
+        """Closes the connections; the first client's pool also closes those of other hash tags."""
         super().disconnect(inuse_connections)
         for pool in self.deployment.others(self):
             pool.disconnect(inuse_connections)
@@ -197,7 +179,7 @@ class AsyncFoundPool(redis.asyncio.ConnectionPool):
 
     @property
     def is_at_work(self) -> bool:
-        """Returns whether somebody has one of the connections."""
+        """Returns whether a connection is in use."""
         return bool(self._in_use_connections)
 
     async def disconnect(self, inuse_connections: bool = True) -> None:

@@ -1,9 +1,9 @@
-"""Which server holds the keys now: sentinels know their master, cluster nodes who has which slot.
+"""Finds the server that holds the keys now: sentinels know their master, cluster nodes all slots.
 
-Asked whenever a connection is made. In between a connection to a server that has become the wrong
-one breaks or is told so; only sentinels are late in telling, so they are asked once a second. Every
-question goes over a connection of its own, briefly, to one server after the other, so that a frozen
-one costs half a second and not the request.
+They are asked whenever a connection is made. In between, a connection to a server that has become
+the wrong one breaks or is told so; only behind sentinels that comes late, so they are asked once a
+second. Each question goes briefly over a connection of its own, to one server after the other, so
+that a frozen one costs half a second and not the request.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from batching.store.redis_errors import AWAY
 ASK_TIMEOUT_S = 0.5
 DOUBT_S = 1.0
 # A master that was frozen and wakes up takes writes until sentinels make it a replica, some ten
-# seconds later. A cluster's finds out by itself.
+# seconds later. In a cluster it finds out by itself.
 LOOK_S = 1.0
 LOOK_IN_VAIN_S = 10.0
 
@@ -36,9 +36,9 @@ Options = Mapping[str, Any]
 
 
 class SeedNodes:
-    """The servers that may be asked. The one that answered last is asked first.
+    """The servers that may be asked, the one that answered last first.
 
-    Unless that was only a moment ago: then the answer did not help, and another one is asked.
+    If that was only a moment ago, the answer did not help, and another one comes first.
     """
 
     def __init__(self, seeds: Iterable[Address], doubt_s: float = DOUBT_S) -> None:
@@ -56,12 +56,12 @@ class SeedNodes:
             count = len(self._order)
         for _ in range(count):
             with self._lock:
-                # Before it is asked: whoever gives up waiting for it begins with the next one.
+                # Before it is asked: a caller that gives up waiting begins with the next one.
                 self._order.append(place := self._order.pop(0))
             yield place
 
     def answered(self, place: Address, others: Iterable[Address] = ()) -> None:
-        """This one is asked first the next time, and the others it knows, or the seeds, later."""
+        """Puts this server first, and then the others that it knows, and the seeds."""
         with self._lock:
             known = {place, *self._seeds, *others}
             order = [place, *self._order, *others]
@@ -69,7 +69,7 @@ class SeedNodes:
 
 
 class Finder(ABC):
-    """Finds one server, again and again. `address` is where it was last.
+    """Finds one server, again and again. `address` is its last known one.
 
     Connections opened before `doubted_at` are dropped: the server may be frozen, and each would
     cost its caller another time-out.
@@ -78,7 +78,10 @@ class Finder(ABC):
     question: str
     may_be_deposed = False
 
-    def __init__(self, seed_nodes: SeedNodes, options: Options, async_options: Options) -> None:
+    def __init__(
+        self, name: str, seed_nodes: SeedNodes, options: Options, async_options: Options
+    ) -> None:
+        self._name = name  # of the service, or the hash tag
         self.address: Address | None = None
         self.doubted_at = 0.0
         self._look_at = 0.0
@@ -87,10 +90,10 @@ class Finder(ABC):
         self._async_options = async_options
 
     def find(self) -> Address:
-        """Returns where the server is.
+        """Returns the server's address.
 
         Raises:
-            ConnectionError: redis' own; nobody knows.
+            ConnectionError: redis' own; no server that was asked knows.
         """
         for place in self._seed_nodes:
             with contextlib.suppress(*AWAY), self._client(place) as client:
@@ -110,7 +113,7 @@ class Finder(ABC):
         self.doubted_at = time.monotonic()
 
     def look_again(self) -> None:
-        """`address` is brought up to date, if it was not lately and the server may change."""
+        """Brings `address` up to date from time to time, where the server may change."""
         if self._is_time_to_look():
             with contextlib.suppress(redis.ConnectionError):
                 self.find()
@@ -129,10 +132,10 @@ class Finder(ABC):
 
     @abstractmethod
     def read(self, place: Address, answer: Any) -> tuple[Address, list[Address]]:
-        """Returns the server's address, and whom else one may ask.
+        """Returns the server's address, and others that may be asked.
 
         Raises:
-            ConnectionError: redis' own; it is not in the answer.
+            ConnectionError: redis' own; the address is not in the answer.
         """
 
     def _found(self, place: Address, answer: Any) -> Address:
@@ -143,7 +146,7 @@ class Finder(ABC):
         return address
 
     def _unknown(self) -> redis.ConnectionError:
-        return redis.ConnectionError(f"nobody answers {self.question} with a server that is up")
+        return redis.ConnectionError(f"no server answers {self.question} with one that is up")
 
     @contextlib.contextmanager
     def _client(self, place: Address) -> Iterator[Any]:
@@ -164,53 +167,38 @@ class Finder(ABC):
         try:
             yield client
         finally:
-            # Done whatever comes: `end_tasks` cancels again and again, and the connection would
-            # stay open.
+            # Shielded: `end_tasks` cancels again and again, and the connection would stay open.
             await asyncio.shield(client.aclose())
 
 
 class MasterFinder(Finder):
-    """The master of a service, as sentinels see it. One that is down is no answer."""
+    """Finds the master of a service by asking sentinels. A master that is down is no answer."""
 
     question = "SENTINEL MASTERS"
     may_be_deposed = True
 
-    def __init__(
-        self, service: str, seed_nodes: SeedNodes, options: Options, async_options: Options
-    ) -> None:
-        super().__init__(seed_nodes, options, async_options)
-        self._service = service
-
     def read(self, place: Address, answer: Any) -> tuple[Address, list[Address]]:
-        """Returns the address of the service's master.
-
-        Nobody else, as sentinels name only themselves.
-        """
-        state = answer.get(self._service)
+        """Returns the address of the service's master, and no others."""
+        state = answer.get(self._name)
         if not state or not state["is_master"] or state["is_sdown"] or state["is_odown"]:
-            raise redis.ConnectionError(f"no master of {self._service!r} at the sentinel {place}")
+            raise redis.ConnectionError(f"no master of {self._name!r} at the sentinel {place}")
         return (str(state["ip"]), int(state["port"])), []
 
 
 class SlotFinder(Finder):
-    """The master that serves a hash tag's slot, as any node of the cluster sees it."""
+    """Finds the master that serves a hash tag's slot by asking nodes of the cluster."""
 
     question = "CLUSTER SLOTS"
 
-    def __init__(
-        self, tag: str, seed_nodes: SeedNodes, options: Options, async_options: Options
-    ) -> None:
-        super().__init__(seed_nodes, options, async_options)
-        self._slot = key_slot(tag.encode())
-
     def read(self, place: Address, answer: Any) -> tuple[Address, list[Address]]:
         """Returns the address of the slot's master, and all nodes."""
+        slot = key_slot(self._name.encode())
         ranges = parse_cluster_slots(answer, current_host=place[0])
         others = [node for found in ranges.values() for node in _nodes(found)]
         for (first, last), found in ranges.items():
-            if first <= self._slot <= last:
+            if first <= slot <= last:
                 return _nodes(found)[0], others
-        raise redis.ConnectionError(f"nobody serves slot {self._slot}, says {place}")
+        raise redis.ConnectionError(f"no server has slot {slot}, says {place}")
 
 
 def _nodes(found: Mapping[str, Any]) -> list[Address]:

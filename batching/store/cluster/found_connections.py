@@ -1,4 +1,4 @@
-"""Connections that ask for their server's address each time they connect, and when in doubt."""
+"""Connections that look for their server each time they connect, and when in doubt."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ CONNECT_TIMEOUT_S = 1.0
 
 
 class FoundConnection(redis.Connection):
-    """Connects to where its server is now; a frozen one has a second to greet."""
+    """Connects to the server's present address; a frozen server has a second to greet."""
 
     def __init__(self, finder: Finder, **options: Any) -> None:
         super().__init__(parser_class=PARSER, **options)  # type: ignore[no-untyped-call]
@@ -28,7 +28,7 @@ class FoundConnection(redis.Connection):
         self._opened_at = 0.0
 
     def connect(self) -> None:
-        """Connected to where the server is, also if it is elsewhere now."""
+        """Connects, also when the server has moved."""
         if self._is_open():
             self._finder.look_again()
             if self._is_elsewhere():
@@ -36,7 +36,7 @@ class FoundConnection(redis.Connection):
         super().connect()  # type: ignore[no-untyped-call]
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        """Sends the command to where the server is now."""
+        """Sends the command, unless the server has moved."""
         if self._is_elsewhere():
             self.disconnect()  # type: ignore[no-untyped-call]
             # Not just connected anew: a WATCH would be lost.
@@ -44,11 +44,11 @@ class FoundConnection(redis.Connection):
         super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
-        """Returns the answer; without one in time, no connection from before is trusted."""
+        """Returns the answer; after a time-out no older connection is trusted."""
         try:
             return super().read_response(*arguments, **options)
         except redis.TimeoutError:
-            if "timeout" not in options:  # a look at a channel, on which nothing has to come
+            if "timeout" not in options:  # otherwise a look at a channel, which may be silent
                 self._finder.doubt()
             raise
 
@@ -62,14 +62,14 @@ class FoundConnection(redis.Connection):
         return opened is not None
 
     def on_connect_check_health(self, check_health: bool = True) -> None:
-        """Checks the server after its greeting."""
+        """Lets the server greet for CONNECT_TIMEOUT_S only."""
         connected: Any = self._sock
         connected.settimeout(CONNECT_TIMEOUT_S)
         super().on_connect_check_health(check_health=check_health)
         connected.settimeout(self.socket_timeout)
 
     def _connect(self) -> Any:
-        # Here and not in `connect`, which redis-py does not call when a held connection reconnects.
+        # Not in `connect`, which redis-py does not call when a held connection reconnects.
         self.host, self.port = self._finder.find()
         self._opened_at = time.monotonic()
         return super()._connect()  # type: ignore[no-untyped-call]
@@ -80,7 +80,7 @@ class FoundTlsConnection(FoundConnection, redis.SSLConnection):
 
 
 class RqConnection(FoundConnection):
-    """For RQ in a cluster: sees to it that its keys are in one slot."""
+    """Keeps RQ's keys in one slot of a cluster."""
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
         """Returns the answer with RQ's names."""
@@ -103,7 +103,7 @@ class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
         self._finder = finder
 
     async def connect(self) -> None:
-        """Connected to where the server is, also if it is elsewhere now."""
+        """Connects, also when the server has moved."""
         if self.is_connected:
             await self._finder.look_again_async()
             if self._is_elsewhere():
@@ -111,7 +111,7 @@ class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
         await super().connect()  # type: ignore[no-untyped-call]
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        """Sends the command to where the server is now."""
+        """Sends the command, unless the server has moved."""
         if self._is_elsewhere():
             await self.disconnect()
             raise NotHere("the server is elsewhere now")
@@ -121,7 +121,7 @@ class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
         return (self.host, self.port) != self._finder.address and bool(self.is_connected)
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
-        """Checks the server after its greeting."""
+        """Lets the server greet for CONNECT_TIMEOUT_S only."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await super().on_connect_check_health(check_health=check_health)

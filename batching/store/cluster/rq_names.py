@@ -24,12 +24,11 @@ class RenamingPacker:
         self._packer = packer
 
     def pack(self, *arguments: Any) -> Any:
-        """Returns the bytes of this command."""
         return self._packer.pack(*map(_sent, arguments))
 
 
 def received(answer: Any) -> Any:
-    """Returns the answer with the names that RQ knows, however deep they are in it."""
+    """Returns the answer with the names that RQ knows, at any depth."""
     if isinstance(answer, bytes):
         return answer[len(_PREFIX_BYTES) :] if answer.startswith(_SENT_BYTES) else answer
     if isinstance(answer, list):

@@ -21,7 +21,7 @@ Command = tuple[str | int | float | bytes, ...]
 class AsyncHeldConnection:
     """Connects when first needed. One call at a time.
 
-    As with the client itself, a command is repeated only if its connection says that it was not
+    As by the client itself, a command is repeated only if its connection says that it was not
     carried out, and a connection on which a reply may still arrive is not used again.
     """
 
@@ -66,7 +66,7 @@ class AsyncHeldConnection:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.socket_timeout = self._timeout_s
-            # Not kept for others: in a cluster they have pools of their own.
+            # Not kept for other callers: in a cluster they have pools of their own.
             await connection.disconnect(nowait=True)
             await self._pool.release(connection)
 

@@ -14,11 +14,7 @@ Command = tuple[str | int | bytes, ...]
 
 
 class HeldConnection:
-    """Connects when first needed. redis-py's way from a script object to a socket takes longer.
-
-    As with the client itself, a script is repeated only if its connection says that it was not
-    carried out, and a connection on which a reply may still arrive is not used again.
-    """
+    """As `AsyncHeldConnection`, for scripts only."""
 
     def __init__(self, client: Client) -> None:
         self._pool = client.connection_pool
@@ -49,7 +45,7 @@ class HeldConnection:
         return connection.retry.call_with_retry(exchange, lambda _: connection.disconnect())
 
     def _ready(self) -> Any:
-        """Returns the connection, after what the pool does with one that it gives away."""
+        """Returns the connection, checked as the pool checks one that it gives away."""
         connection = self._connection
         if connection is None:
             connection = self._connection = self._pool.get_connection()

@@ -1,7 +1,7 @@
-"""What is a lost connection to Redis, beyond what redis-py takes for one.
+"""Connections that are lost although redis-py does not see it.
 
-A server that refuses what only another one can do; and, with asyncio, a connection that was lost
-while nobody read from it.
+The server refuses what only another one can do; or an asyncio connection was lost while it was not
+being read from.
 """
 
 import functools
@@ -22,7 +22,7 @@ class NotHere(redis.ConnectionError):
     """The server cannot serve these keys now; another one may."""
 
 
-# Redis is there, and says why it does not do what it is asked.
+# Redis is there, and says why it does not do as it is asked.
 REFUSALS = (REFUSED, NotHere)
 
 
@@ -37,9 +37,9 @@ ASYNC_PARSER = _noticing_the_wrong_server(redis.asyncio.connection.DefaultParser
 
 
 def drop_if_lost(connection: Any) -> None:
-    """A blocking connection that the other side has closed meanwhile is made anew when it is used.
+    """Closes a blocking connection that the server has closed, so that its next use opens it anew.
 
-    Nothing is lost by that: no reply may be due on it. Servers with a `timeout` close idle ones.
+    No reply may be due on it. Servers with a `timeout` close idle connections.
     """
     try:
         is_stale = connection.can_read()
@@ -50,13 +50,13 @@ def drop_if_lost(connection: Any) -> None:
 
 
 class NoticesItsLoss:
-    """For redis-py's asyncio connections: one that the event loop has closed is made anew.
+    """Makes redis-py's asyncio connections connect anew when the event loop has closed them.
 
-    A host that was cut off has its idle connections ended by the kernel. redis-py would send on
-    them, since the stream has an error and not an end; uvloop then raises RuntimeError, which no
-    caller takes for what it is. Nothing was sent, so nothing is repeated.
+    The kernel ends idle connections to a host that was cut off. redis-py would send on them, since
+    the stream has an error and not an end; uvloop then raises a RuntimeError, which no caller
+    expects. Nothing was sent, so nothing is repeated.
 
-    And what is made anew reads the files for TLS anew: they may have been renewed.
+    A new connection reads the files for TLS anew, as they may have been renewed.
     """
 
     _writer: Any
@@ -75,5 +75,5 @@ class NoticesItsLoss:
 
 @functools.cache
 def noticing_its_loss(kind: type) -> type:
-    """This kind of redis-py's asyncio connections, which notices its loss."""
+    """Returns the subclass of this kind of redis-py's asyncio connections that notices its loss."""
     return type(kind.__name__, (NoticesItsLoss, kind), {})

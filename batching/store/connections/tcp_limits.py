@@ -1,10 +1,10 @@
-"""After how much silence the kernel gives a connection to Redis up.
+"""The time of silence after which the kernel gives up a connection to Redis.
 
-A host that is cut off sends no goodbye, and whoever waits for it would wait for minutes. Here a
-connection ends once what was sent has not been acknowledged for a second, or after three seconds
-without a word, so that everybody connects anew as soon as the line is back. What was not
-acknowledged ends with it: a submit that its client was told has failed must not reach the queue
-when the line is back. Redis itself need not run for this: its kernel acknowledges.
+A host that is cut off sends no goodbye, and its callers would wait for minutes. Here a connection
+ends once data has not been acknowledged for a second, or after three seconds without a word, so
+that callers connect anew as soon as the line is back. Data that was not acknowledged is dropped: a
+submit whose client was told that it failed must not reach the queue later. Redis itself need not
+run for this: its kernel acknowledges.
 """
 
 import socket
@@ -21,5 +21,5 @@ _LIMITS = {
     "TCP_USER_TIMEOUT": int(UNHEARD_S * 1000),
 }
 
-# For redis-py's `socket_keepalive_options`; only what this system has.
+# For redis-py's `socket_keepalive_options`; only those that this system has.
 TCP_LIMITS = {getattr(socket, name): n for name, n in _LIMITS.items() if hasattr(socket, name)}

@@ -77,14 +77,14 @@ class VersionChannel:
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether no client waits and nothing is under way."""
+        """Returns whether no client waits and no call is under way."""
         is_busy = any(task is not None and not task.done() for task in self._loops.values())
         others = (self._background, self._large_replies, self._canceller)
         return not (self._waiting or is_busy or any(other.is_busy for other in others))
 
     @property
     def unused_s(self) -> float:
-        """Returns seconds since the last client left."""
+        """Returns how long ago the last client left, in seconds."""
         return self._loop.time() - self._used_at
 
     async def ask(

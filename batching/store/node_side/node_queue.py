@@ -1,4 +1,4 @@
-"""The node's verbs: beat, report, reclaim, refuse, and who is dead."""
+"""The node's calls: beat, report, reclaim, refuse, and who is dead."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ class GoneNode:
 
 
 class NodeQueue:
-    """Thin, typed calls of the scripts; raises redis' own errors."""
+    """Calls the scripts; raises redis' own errors."""
 
     def __init__(
         self,
@@ -62,25 +62,24 @@ class NodeQueue:
         self._entries = RecordReader("model", ModelEntry.from_json)
 
     async def describe(self, node: NodeStatus) -> None:
-        """Everybody sees this record of a node that has joined."""
+        """Publishes the record of a node that has joined."""
         await self._report(keys=[keys.NODE_INFO], args=[node.node_id, node.to_json()])
 
     async def leave(self, node_id: str) -> None:
-        """Forgets the node."""
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.zrem(keys.NODES, node_id)
             pipe.hdel(keys.NODE_INFO, node_id)
             await pipe.execute()
 
     async def close_unused(self, versions: Iterable[VersionKey]) -> None:
-        """In a cluster, connections for other versions than these are closed."""
+        """Closes a cluster's unused connections for other versions than these."""
         await close_unused(self._client, [VersionKeys.of(key).tag for key in versions])
 
     async def together(self, calls: Sequence[Callable[[], Awaitable[object]]]) -> None:
-        """All of these calls are made; the first error of one of them is raised.
+        """Makes all of these calls; raises the first error of one of them.
 
-        On one server, one after the other until one fails. In a cluster at once, with little time
-        for each, as the server of one may be away while those of the others are not.
+        On one server they are made one after the other, until one fails. In a cluster all at once,
+        with little time for each, as the server of one may be away while those of others are not.
         """
         if not is_cluster(self._client):
             for call in calls:
@@ -92,9 +91,7 @@ class NodeQueue:
                 raise outcome
 
     def groups(self, versions: Iterable[VersionKey]) -> list[list[VersionKey]]:
-        """Returns the versions in groups, each for one call.
-
-        The first group's may also be about the nodes.
+        """Returns the versions in groups, each for one call; the first may be about nodes, too.
 
         In a cluster a call has the keys of one slot: those of one version, or of the nodes. On a
         single server, a call for each version would wake Redis and the node needlessly often.
@@ -112,13 +109,13 @@ class NodeQueue:
         *,
         quiet_s: float | None = None,
     ) -> Heard:
-        """Returns the node and these workers count as alive, and their leases are renewed.
+        """Beats for the node and these workers, and renews their leases.
 
-        Where requests wait for them although a wake-up was lost, one of them is woken.
+        Wakes a worker where requests wait although no wakeup is there.
 
         Args:
-            workers: those of this node, by version, for one of `groups`. Of a version without any
-                only the answer counts: who is silent.
+            workers: those of this node, by version, for one of `groups`. A version without any is
+                there for the answer: who is silent.
             node_id: of this node; with the first group only.
             quiet_s: others count as quiet after this silence; by default, when they count as dead.
         """
@@ -141,9 +138,9 @@ class NodeQueue:
         return Heard(is_new_node, dict(zip(workers, added, strict=True)), silent_s)
 
     async def forget_unheard(self) -> None:
-        """Nodes that have no beat are not listed any more.
+        """Forgets nodes that have no beat: they died when no other node was there to notice.
 
-        They died when no other node was there to notice; after a day the last beat is dropped, too.
+        After a day the last beat is dropped, too.
         """
         # In this order: a node that joins meanwhile beats before it is listed.
         listed = await self._client.hkeys(keys.NODE_INFO)
@@ -151,12 +148,12 @@ class NodeQueue:
         await self.forget_nodes(one.decode(errors="replace") for one in listed if one not in heard)
 
     async def dead_nodes(self) -> list[str]:
-        """Nodes that have been silent for too long."""
+        """Returns the nodes that have been silent for too long."""
         [members] = await self._living(keys=[keys.NODES], args=[self._dead_after_ms, "dead"])
         return ids_of(members)
 
     async def dead_workers(self, versions: Sequence[VersionKey]) -> list[tuple[VersionKey, str]]:
-        """Workers that have been silent for too long, of versions of one group."""
+        """Returns the workers that have been silent for too long, of versions of one group."""
         found = await self._living(
             keys=[VersionKeys.of(key).worker_beats for key in versions],
             args=[self._dead_after_ms, "dead"],
@@ -169,7 +166,7 @@ class NodeQueue:
         ]
 
     async def report(self, key: VersionKey, status: WorkerStatus) -> None:
-        """Everybody sees this worker's state."""
+        """Publishes this worker's state."""
         version_keys = VersionKeys.of(key)
         await self._report(
             keys=[version_keys.workers],
@@ -187,7 +184,7 @@ class NodeQueue:
             await pipe.execute()
 
     async def listed_workers(self, key: VersionKey, node_id: str) -> list[str]:
-        """Returns the workers of this node that everybody sees."""
+        """Returns the workers of this node whose state was published."""
         version_keys = VersionKeys.of(key)
         names = await self._at(version_keys).hkeys(version_keys.workers)
         worker_ids = [name.decode(errors="replace") for name in names]
@@ -201,10 +198,10 @@ class NodeQueue:
     async def reclaim(
         self, key: VersionKey, worker_id: str, mode: ReclaimMode, reason: str = "worker_crashed"
     ) -> int | None:
-        """What the worker owned waits again, or is answered with `reason` if no attempt is left.
+        """Takes a worker's requests back; those without an attempt left are answered with `reason`.
 
         Returns:
-            How many requests it owned; None if it is alive, and nothing was taken from it.
+            How many it owned; None if it is alive, and nothing was taken from it.
         """
         names = reclaim_keys(key, worker_id)
         client = self._at(VersionKeys.of(key))
@@ -221,7 +218,7 @@ class NodeQueue:
                 return total
 
     async def refuse_waiting(self, key: VersionKey, reason: str) -> int:
-        """Answers all that waits with `reason`, unless a worker lives; returns how many."""
+        """Answers all waiting requests with `reason`, unless a worker lives; returns how many."""
         version_keys = VersionKeys.of(key)
         names = ordered_keys("refuse", version_keys)
         arguments = [reason, AT_ONCE, REPLY_TTL_MS, self._dead_after_ms]
@@ -235,18 +232,18 @@ class NodeQueue:
                 return total
 
     async def is_staffed(self, key: VersionKey) -> bool:
-        """Whether the version has a worker, or had one whose node is not known to be dead."""
+        """Returns whether the version has a worker, or had one whose node may be alive."""
         version_keys = VersionKeys.of(key)
         client = self._at(version_keys)
         if await client.zcard(version_keys.worker_beats) > 0:
             return True
-        # Those that were hidden: as long as its node has them, it may report them again.
+        # A hidden worker's node may report it again.
         worker_ids = await client.hkeys(version_keys.workers)
         nodes = await self._client.zrangebyscore(keys.NODES, "-inf", "+inf") if worker_ids else []
         return any(worker_id.rpartition(b"-")[0] in nodes for worker_id in worker_ids)
 
     async def bury(self, key: VersionKey) -> None:
-        """Nothing is left of an unregistered version that nobody waits for."""
+        """Deletes the keys of an unregistered version for which no client waits."""
         version_keys = VersionKeys.of(key)
         await self._at(version_keys).delete(
             version_keys.counters,
@@ -256,10 +253,10 @@ class NodeQueue:
         )
 
     async def forget_nodes(self, node_ids: Iterable[str]) -> list[GoneNode]:
-        """These dead nodes and their workers are not listed any more.
+        """Takes these dead nodes and their workers off the lists.
 
         Returns:
-            Those that nobody else has removed.
+            The nodes that no other caller has removed.
         """
         dead = frozenset(node_ids)
         if dead:
@@ -279,7 +276,7 @@ class NodeQueue:
         return gone
 
     async def _forget_workers_of(self, dead: frozenset[str]) -> None:
-        # Those that were hidden beat no more, so that nobody would find them dead.
+        # Hidden workers do not beat, so that they would not be found dead.
         of_dead = frozenset(node_id.encode() for node_id in dead)
         records = await self._client.hgetall(keys.MODELS)
         for spec in specs_of(self._entries.read(records).values()):
@@ -298,7 +295,7 @@ class NodeQueue:
 
 
 def _hostname(record: bytes | None) -> str:
-    # Whatever is there: a record that nobody can read must not keep its node listed.
+    # An unreadable record must not keep its node listed.
     try:
         return NodeStatus.from_json(record or b"").hostname
     except UNREADABLE:

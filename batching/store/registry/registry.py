@@ -28,7 +28,11 @@ CONFIRMATION_S = 5.0
 
 
 class Registry:
-    """Reads and changes the registry; raises StoreUnavailable when Redis does not answer."""
+    """Reads and changes the registry.
+
+    Raises StoreUnavailable when Redis does not answer, and ModelNotFound or VersionNotFound where a
+    version is named that is not registered.
+    """
 
     def __init__(self, client: Client, *, dead_after_s: float = 3.0) -> None:
         self._client = client
@@ -62,12 +66,7 @@ class Registry:
         return specs_of(self.snapshot().values())
 
     def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
-        """Returns the version that a request for this name (and version) means.
-
-        Raises:
-            ModelNotFound: no such model.
-            VersionNotFound: no such version of it.
-        """
+        """Returns the version that a request for this name (and version) means."""
         return pick_version(self.get(model_name), model_name, model_version)
 
     def create(self, spec: ModelSpec) -> None:
@@ -128,12 +127,7 @@ class Registry:
         return not self.epoch()
 
     def scale(self, key: VersionKey, min_worker: int, max_worker: int) -> ModelSpec:
-        """Asks each node to run `min_worker` workers of this version.
-
-        Raises:
-            ModelNotFound: no such model.
-            VersionNotFound: no such version of it.
-        """
+        """Asks each node to run `min_worker` workers of this version."""
 
         def change(entry: ModelEntry | None) -> ModelEntry:
             spec = pick_version(entry, *key)
@@ -145,12 +139,7 @@ class Registry:
         return scaled
 
     def set_default(self, model_name: str, model_version: str) -> None:
-        """Makes requests without a version go to this one.
-
-        Raises:
-            ModelNotFound: no such model.
-            VersionNotFound: no such version of it.
-        """
+        """Makes requests without a version go to this one."""
 
         def change(entry: ModelEntry | None) -> ModelEntry:
             known = existing(entry, model_name)
@@ -171,8 +160,6 @@ class Registry:
                 if it is the default, another version becomes so.
 
         Raises:
-            ModelNotFound: no such model.
-            VersionNotFound: no such version of it, or another registration.
             VersionInUse: it is the default and other versions remain.
         """
 

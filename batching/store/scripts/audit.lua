@@ -6,9 +6,9 @@
 --        1 open   2 replied   0 lost (Redis was emptied)   3 pieces of its answer wait
 --        4 abandoned: open, but the version is unregistered and no worker of it lives
 --
--- This is what heals a doorbell that was popped into a broken connection, and what notices within a
--- second that Redis lost the queue. And what a dead worker of an unregistered version held: when its
--- node died with it, no other one may know of that version.
+-- This heals an entry of the replies list that was popped into a broken connection, and notices within
+-- a second that Redis lost the queue. It also finds what a dead worker of an unregistered version held:
+-- when its node died with it, no other node may know of that version.
 
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 local time = redis.call('TIME')

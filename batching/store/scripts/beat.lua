@@ -1,5 +1,5 @@
--- beat: the members of each set are alive now, by Redis' clock, and so are their leases; a wakeups that
--- was lost while requests wait is rung again, and ingresses that have gone are forgotten.
+-- beat: the members of each set are alive now, by Redis' clock, and so are their leases; a wakeup that
+-- was lost while requests wait is pushed again, and ingresses that have gone are forgotten.
 --
 -- KEYS  of each set in turn: the beats (zset), the leases to keep alive, and after leases the
 --       version's queue, suspects, wakeups and ingress beats

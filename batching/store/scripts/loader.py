@@ -8,8 +8,8 @@ from typing import Any
 
 from batching.store.client_types import AsyncClient, Client
 
-# Read before anything is served: when the first request comes, there may be no descriptor left, or
-# the files of another release, which was installed meanwhile.
+# Read at import: when the first request comes there may be no descriptor left, or another release
+# may have been installed.
 _SOURCES = {
     path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.lua")
 }
@@ -20,7 +20,6 @@ _KEY_NAME = re.compile(r"(\d+) ([a-z]+(?: [a-z]+)*)(?: \(([^)]*)\))?")
 
 
 def source(verb: str) -> str:
-    """Returns the text of `<verb>.lua`."""
     return _SOURCES[verb]
 
 
@@ -72,5 +71,5 @@ def sha(verb: str) -> str:
 
 
 def script(client: Client | AsyncClient, verb: str) -> Any:
-    """`verb` as a callable of (keys, args) on this client; of an asyncio client, to be awaited."""
+    """Returns `verb` as a callable of (keys, args); of an asyncio client, to be awaited."""
     return client.register_script(source(verb))

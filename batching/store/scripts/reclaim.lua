@@ -11,7 +11,7 @@
 --
 -- Races closed: whether it is dead is decided here, not by the caller's older reading; only what is
 -- in this worker's lease, in the attempt that it is in, is touched; the worker is forgotten last, so
--- a dead_workers that dies on the way leaves the rest to the next one. A crash suspect is retried alone and
+-- a caller that dies on the way leaves the rest to the next one. A crash suspect is retried alone and
 -- its record says who had it, so that a late reply before the next claim still counts. A released
 -- request goes back to the head of the queue in its old order, without having used an attempt; so
 -- does a recovered one, whose worker never learnt that it owned it. An answer of which pieces have

@@ -7,8 +7,8 @@
 -- Returns an array, one code per request:
 --        1 stored   0 nobody waits (cancelled, or received already)   2 stored before   3 stale
 --
--- The ingress gets each answer twice: with its doorbell, which spares it a round trip, and in the reply
--- key, for when the doorbell was popped into a broken connection.
+-- The ingress gets each answer twice: in its replies list, which spares it a round trip, and in the
+-- reply key, for when the list's entry was popped into a broken connection.
 --
 -- Races closed: whoever takes the request out of the lease first wins (reply, cancel or reclaim), so
 -- two replies can never be published; a worker that was taken for dead is told so (stale) once
@@ -44,16 +44,16 @@ local function code_of(id, attempt)
 end
 
 local function publish(first, last)
-  local ids, names, values, bells = {}, {}, {}, {}
+  local ids, names, values, lists = {}, {}, {}, {}
   for i = first, last, 4 do
     local id, value = ARGV[i], ARGV[i + 3]
     if codes[(i + 1) / 4] == 1 then
       if value == '@' then value = id .. '@' .. ARGV[i + 1] end
       ids[#ids + 1] = id
       names[#ids], values[#ids] = KEYS[4] .. id, value
-      local wakeups = KEYS[7] .. ARGV[i + 2]
-      bells[wakeups] = bells[wakeups] or {}
-      table.insert(bells[wakeups], value)
+      local list = KEYS[7] .. ARGV[i + 2]
+      lists[list] = lists[list] or {}
+      table.insert(lists[list], value)
     elseif value == '@' and codes[(i + 1) / 4] ~= 2 then
       redis.call('DEL', KEYS[6] .. id .. ':' .. ARGV[i + 1])
     end
@@ -64,9 +64,9 @@ local function publish(first, last)
   orphaned = orphaned + #ids - known -- had outlived their TTL unanswered
   redis.call('DEL', unpack(names))
   for n, id in ipairs(ids) do redis.call('SET', KEYS[5] .. id, values[n], 'PX', ttl_ms) end
-  for wakeups, done in pairs(bells) do
-    redis.call('RPUSH', wakeups, unpack(done))
-    redis.call('PEXPIRE', wakeups, ttl_ms)
+  for list, entries in pairs(lists) do
+    redis.call('RPUSH', list, unpack(entries))
+    redis.call('PEXPIRE', list, ttl_ms)
   end
 end
 

@@ -8,19 +8,19 @@ from batching.protocol import INLINE_LIMIT_BYTES, Owned
 from batching.store.client_types import Client
 from batching.store.keys import REPLY_TTL_MS
 
-# What is written at once of a batch's large replies; each is copied on the way.
+# So much is written at once of a batch's large replies, as each is copied on the way.
 WRITE_BYTES = 4 * 1024 * 1024
 
 
 class LargeReplyWriter:
-    """One of a worker; raises redis' own errors, and may be called again after one."""
+    """Writes a worker's large replies; raises redis' own errors, and may be called again."""
 
     def __init__(self, client: Client, prefix: str) -> None:
         self._client = client
         self._prefix = prefix
 
     def store(self, items: Sequence[Owned], values: Sequence[bytes]) -> set[Owned]:
-        """Stores the replies that are too large for a script; returns whose were stored."""
+        """Stores the replies that are too large for a script; returns the items they belong to."""
         stored: set[Owned] = set()
         large = [
             pair for pair in zip(items, values, strict=True) if len(pair[1]) > INLINE_LIMIT_BYTES
@@ -38,15 +38,15 @@ class LargeReplyWriter:
                     stored.add(item)
                 elif not isinstance(result, OutOfMemoryError):
                     raise result
-                # At maxmemory the script frees the request first, and may then store what a plain
-                # SET may not.
+                # At maxmemory the script may store what a plain SET may not: it frees the request
+                # first.
         return stored
 
 
 def _in_writes(
     replies: Iterable[tuple[Owned, bytes]],
 ) -> Iterator[list[tuple[Owned, bytes]]]:
-    """Yields the same in groups, none of which is larger than WRITE_BYTES but by its last reply."""
+    """Yields the replies in groups, each of which passes WRITE_BYTES by its last reply only."""
     group: list[tuple[Owned, bytes]] = []
     size_bytes = 0
     for reply in replies:

@@ -1,4 +1,4 @@
-"""The worker's verbs on one model version's queue: claim, reply, and waiting for work."""
+"""The worker's calls on one version's queue: claim, reply, and waiting for work."""
 
 import contextlib
 import logging
@@ -31,14 +31,13 @@ from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_ke
 from batching.store.redis_errors import AWAY
 from batching.store.scripts.loader import ordered_keys, script
 from batching.store.worker_side.large_replies import LargeReplyWriter
-from batching.store.worker_side.parked_pop import ParkedPop
-from batching.store.worker_side.wakeups import Wakeups
+from batching.store.worker_side.waits import ParkedPop, Wakeups
 
 log = logging.getLogger(__name__)
 
 MIN_WAIT_S = 0.001
 
-# What of one answer may wait for a slow client in Redis: a MiB.
+# Of one answer, as much may wait for a slow client in Redis: a MiB.
 CHUNK_LIMIT_BYTES = INLINE_LIMIT_BYTES
 MAX_WAITING_CHUNKS = 64
 
@@ -63,7 +62,7 @@ class ChunkCode(IntEnum):
 
 
 class WorkerQueue:
-    """A source of requests for the batcher, and the way back for replies.
+    """The source of requests for the batcher, and the way back for replies.
 
     Raises redis' own errors; every call may be repeated after one.
     """
@@ -89,18 +88,18 @@ class WorkerQueue:
         self._chunk_keys = ordered_keys("chunk", keys, lease=self._lease)
 
     def give_tickets(self) -> None:
-        """From now on requests are accepted for this worker while it is idle, as it is now."""
+        """Lets requests be accepted for this worker whenever it is idle, from now on."""
         keys, lease = self._keys, self._lease
         self._claim_keys = ordered_keys("claim", keys, optional=True, lease=lease)
         self._reply_keys = ordered_keys("reply", keys, optional=True, lease=lease)
         self.reply([], [])
 
     def claim(self, limit: int, patience_s: float) -> Batch | Partial | Nothing:
-        """Ownership of up to `limit` requests, unless a partial batch may wait for more."""
+        """Claims up to `limit` requests, unless a partial batch may wait for more."""
         try:
             answer = self._run_claim(limit, patience_s)
         except OutOfMemoryError:
-            # A window cannot be opened at maxmemory; taking what is there frees some.
+            # At maxmemory no window can be opened; taking the requests that wait frees memory.
             answer = self._run_claim(limit, 0.0)
         window_end, self._window_end = self._window_end, None
         kind = answer[0]
@@ -124,10 +123,10 @@ class WorkerQueue:
         return self._scripts.run("claim", self._claim_keys, arguments)
 
     def recover(self) -> int:
-        """Gives back what a claim whose answer was lost may have leased to us; returns how many.
+        """Gives back the requests of a claim whose answer was lost; returns how many.
 
-        Only while this worker works on nothing. Without it they would wait in the lease of a worker
-        that lives and does not know of them.
+        Only while this worker works on nothing. Without it they would stay in its lease, as it
+        lives and does not know of them.
         """
         recovered: int = 0
         while True:
@@ -138,7 +137,7 @@ class WorkerQueue:
                 return recovered
 
     def reply(self, items: Sequence[Owned], replies: Sequence[Reply]) -> list[ReplyCode]:
-        """Publishes each item's reply, once, and ends its lease."""
+        """Publishes each item's reply and ends its lease, once."""
         values = [
             item.request_id.encode() + reply.encode()
             for item, reply in zip(items, replies, strict=True)
@@ -153,7 +152,7 @@ class WorkerQueue:
     def send(
         self, items: Sequence[Owned], chunks: Sequence[ReplyChunk], patience_s: float
     ) -> list[ChunkCode]:
-        """Pushes a piece of each answer for its ingress, unless too many wait already.
+        """Sends a piece of each answer to its ingress, unless too many wait already.
 
         Args:
             items: as claimed.
@@ -170,10 +169,10 @@ class WorkerQueue:
             return [ChunkCode.FULL] * len(items)
 
     def wait_more(self, timeout_s: float) -> bool:
-        """Blocks until the batch being collected is full; false after `timeout_s`.
+        """Blocks until the batch being collected is full; returns false after `timeout_s`.
 
-        True, too, once it is interrupted, so that another worker collects. The time ends a little
-        before `timeout_s`: a claim at once then has the batch in hand after it.
+        True, too, once it is interrupted, so that another worker collects. The wait ends a little
+        early, so that the claim that follows has the batch by `timeout_s`.
         """
         end = time.monotonic() + timeout_s
         wait_s = timeout_s - self._claim_lead.seconds
@@ -184,26 +183,26 @@ class WorkerQueue:
             return True
         return is_full
 
-    def wait_bell(self, timeout_s: float) -> bool:
-        """Blocks until there may be work; false after `timeout_s` without, or a little later."""
+    def wait_for_work(self, timeout_s: float) -> bool:
+        """Blocks until there may be work; returns false after `timeout_s`, or a little later."""
         return self._wakeups.wait(timeout_s)
 
     def interrupt(self) -> None:
-        """Nobody waits for the wakeups or for a full batch any more; safe in a signal handler."""
+        """Ends the waits for work and for a full batch; safe in a signal handler."""
         self._wakeups.interrupt()
         self._more.interrupt()
 
-    def ring(self) -> None:
-        """Another idle worker is woken."""
-        self._wakeups.ring()
+    def wake_one(self) -> None:
+        """Wakes another idle worker."""
+        self._wakeups.wake_one()
 
     def _stop_collecting(self) -> None:
-        """Another worker may collect, and is woken to do so."""
-        # Nobody else is the collector while this one's window lasts. Where it cannot be said, the
-        # window is over when its key expires.
+        """Wakes another worker to collect."""
+        # No other worker collects while this one's window lasts. If Redis is not heard, the window
+        # ends when its key expires.
         with contextlib.suppress(*AWAY):
             self._client.delete(self._keys.gather)
-            self.ring()
+            self.wake_one()
 
     def _batch(self, now_us: int, fields: Sequence[bytes]) -> Batch | Nothing:
         ids = [request_id.decode() for request_id in fields[0::2]]
@@ -223,7 +222,7 @@ class WorkerQueue:
                     log.info("request=%s has no body any more", request_id)
                 unreadable.append(owned)
             else:
-                # Not below nothing, where Redis' clock has stepped back meanwhile.
+                # Not below zero, where Redis' clock has stepped back meanwhile.
                 waited_us = max(0, now_us - queued_us + age_us)
                 items.append(Claimed(owned, waited_us, request))
         if unreadable:
@@ -231,7 +230,7 @@ class WorkerQueue:
         return Batch(items) if items else Nothing.EMPTY
 
     def _with_bodies(self, ids: Sequence[str], wires: Sequence[bytes]) -> list[bytes]:
-        """Returns the requests' bytes, those of large ones read from their own keys in one MGET."""
+        """Returns the requests' bytes; reads large ones from keys of their own, in one MGET."""
         large = [request_id for request_id, wire in zip(ids, wires, strict=True) if not wire]
         if not large:
             return list(wires)

@@ -35,12 +35,12 @@ class ScriptedSource:
     def wait_more(self, timeout_s):
         return self._next("wait_more", pytest.approx(timeout_s))
 
-    def wait_bell(self, timeout_s):
+    def wait_for_work(self, timeout_s):
         assert timeout_s == IDLE_S
-        return self._next("wait_bell")
+        return self._next("wait_for_work")
 
-    def ring(self):
-        self.calls.append(("ring",))
+    def wake_one(self):
+        self.calls.append(("wake_one",))
 
     @property
     def is_finished(self):
@@ -117,9 +117,9 @@ def test_gather_parks_on_the_bell_when_there_is_nothing_for_it(nothing):
     full = batch_of("a", "b", "c", "d")
     source = ScriptedSource(
         ("claim", nothing),
-        ("wait_bell", False),
+        ("wait_for_work", False),
         ("claim", nothing),
-        ("wait_bell", True),
+        ("wait_for_work", True),
         ("claim", full),
     )
 
@@ -128,7 +128,7 @@ def test_gather_parks_on_the_bell_when_there_is_nothing_for_it(nothing):
 
     # Then
     assert batch is full
-    assert ("ring",) not in source.calls
+    assert ("wake_one",) not in source.calls
 
 
 def test_gather_opens_a_new_window_when_the_last_one_ended_with_nothing():
@@ -138,7 +138,7 @@ def test_gather_opens_a_new_window_when_the_last_one_ended_with_nothing():
         ("claim", Partial(waiting=1, oldest_age_s=0.0)),
         ("wait_more", False),
         ("claim", Nothing.EMPTY),
-        ("wait_bell", True),
+        ("wait_for_work", True),
         ("claim", full),
     )
 
@@ -169,7 +169,7 @@ def test_gather_passes_the_bell_on_when_it_was_stopped_while_parked():
     # Given
     stopped = []
     source = ScriptedSource(
-        ("claim", Nothing.EMPTY), ("wait_bell", lambda: stopped.append(True) or True)
+        ("claim", Nothing.EMPTY), ("wait_for_work", lambda: stopped.append(True) or True)
     )
 
     # When
@@ -177,14 +177,14 @@ def test_gather_passes_the_bell_on_when_it_was_stopped_while_parked():
 
     # Then
     assert batch is None
-    assert source.calls[-1] == ("ring",)
+    assert source.calls[-1] == ("wake_one",)
 
 
 def test_gather_rings_nobody_when_it_was_stopped_and_no_bell_was_heard():
     # Given
     stopped = []
     source = ScriptedSource(
-        ("claim", Nothing.EMPTY), ("wait_bell", lambda: stopped.append(True) or False)
+        ("claim", Nothing.EMPTY), ("wait_for_work", lambda: stopped.append(True) or False)
     )
 
     # When
@@ -192,7 +192,7 @@ def test_gather_rings_nobody_when_it_was_stopped_and_no_bell_was_heard():
 
     # Then
     assert batch is None
-    assert ("ring",) not in source.calls
+    assert ("wake_one",) not in source.calls
 
 
 def test_gather_claims_no_more_when_it_was_stopped_in_its_window():

@@ -79,7 +79,7 @@ class SimulatedNode:
         self._thread.join(10)
         for key, thread in self._echoes.items():
             # Or it would notice only at the end of its blocking call.
-            WorkerQueue(self._client, key, "9000", 1).ring()
+            WorkerQueue(self._client, key, "9000", 1).wake_one()
             thread.join(10)
         self._client.close()
 
@@ -157,7 +157,7 @@ class SimulatedNode:
             with self._turn:
                 batch = verbs.claim(spec.batch_size, 0.0) if self._is_serving else None
             if not isinstance(batch, Batch):
-                verbs.wait_bell(BLOCK_S)
+                verbs.wait_for_work(BLOCK_S)
                 continue
             timing = BatchTiming(len(batch), 10, 10, is_first=True)
             replies = [

@@ -87,7 +87,7 @@ def test_users_may_pass_a_request_through_its_whole_life(harnesses):
     large = Submission("large", 60_000, wire_of("large", size=LARGE))
     verbs.submit([Submission("small", 60_000, wire_of("small")), large])
     hands = worker.worker()
-    assert hands.wait_bell(5.0)
+    assert hands.wait_for_work(5.0)
     batch = hands.claim(2, 0.0)
     assert isinstance(batch, Batch)
     # Then: replied to, small and large, and received
@@ -109,7 +109,7 @@ def test_users_may_pass_a_request_through_its_whole_life(harnesses):
     assert ingress.leased() == ["b"]
     hands.claim(2, 60.0)
     hands.wait_more(0.01)
-    hands.ring()
+    hands.wake_one()
     hands.recover()
     # Then
     assert ingress.unaccounted() == 0

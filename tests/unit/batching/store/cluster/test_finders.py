@@ -82,9 +82,9 @@ def test_node_names_the_slots_master_and_everybody_else():
     assert finder.read(A, answer) == (("a", 2), [("x", 1), ("a", 2), ("z", 3)])
 
 
-def test_slot_that_nobody_serves_is_no_answer():
+def test_slot_without_a_server_is_no_answer():
     finder = SlotFinder("{ferry}", SeedNodes([A]), {}, {})
-    with pytest.raises(redis.ConnectionError, match="nobody serves slot"):
+    with pytest.raises(redis.ConnectionError, match="no server has slot"):
         finder.read(A, [[0, 1, [b"x", 1, b"id"]]])
 
 

@@ -9,7 +9,7 @@ from batching.store import keys
 from batching.store.clients import connect, connect_async
 from batching.store.connections.async_held_connection import AsyncHeldConnection
 from batching.store.connections.held_connection import HeldConnection
-from batching.store.worker_side.parked_pop import ParkedPop
+from batching.store.worker_side.waits import ParkedPop
 from tests.chaos.proxy import ChaosProxy
 from tests.chaos.tcp_redis import TcpRedis
 

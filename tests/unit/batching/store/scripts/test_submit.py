@@ -55,7 +55,7 @@ def test_submit_tells_workers_that_have_left_from_silent_ones(harness):
 
 @pytest.mark.parametrize(
     ("size", "has_own_key"),
-    [(INLINE_LIMIT_BYTES, False), (INLINE_LIMIT_BYTES + 1, True), (LARGE, True)],
+    [(INLINE_LIMIT_BYTES, False), (INLINE_LIMIT_BYTES + 1, True)],
 )
 def test_submit_carries_bodies_of_any_size_to_the_worker(harness, size, has_own_key):
     # Given

@@ -10,7 +10,7 @@ from batching.policy import FixedPolicy
 from batching.store.clients import connect
 from batching.store.ingress_side.ingress_queue import Submission
 from batching.store.replies import decode_reply
-from batching.store.worker_side.parked_pop import ParkedPop
+from batching.store.worker_side.waits import ParkedPop
 from tests.support import (
     attempts_of,
     eventually,
@@ -219,7 +219,7 @@ def test_collecting_worker_ends_at_once_when_it_is_stopped(real_harness):
         assert_within(time.monotonic() - started, 0.1)
 
     # And another one goes on collecting, for what is left of the window
-    assert other.wait_bell(5.0)
+    assert other.wait_for_work(5.0)
     assert isinstance(other.claim(8, 10.0), Partial)
     assert real_harness.queued() == ["a"]
 
