@@ -221,21 +221,21 @@ def server_backend(url: str) -> Backend:
     )
 
 
-async def join(verbs: NodeQueue, node: NodeStatus) -> None:
+async def join(queue: NodeQueue, node: NodeStatus) -> None:
     """The node has beaten and everybody sees its record, as after a heartbeat's first beat."""
-    await verbs.beat({}, node.node_id)
-    await verbs.describe(node)
+    await queue.beat({}, node.node_id)
+    await queue.describe(node)
 
 
 class Blocking:
-    """Async verbs, called one at a time from a test that is not async."""
+    """An async queue, called one at a time from a test that is not async."""
 
-    def __init__(self, runner: asyncio.Runner, verbs: Any) -> None:
+    def __init__(self, runner: asyncio.Runner, queue: Any) -> None:
         self._runner = runner
-        self._verbs = verbs
+        self._queue = queue
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        verb = getattr(self._verbs, name)
+        verb = getattr(self._queue, name)
         return lambda *arguments, **options: self._runner.run(verb(*arguments, **options))
 
 
@@ -255,17 +255,17 @@ class QueueHarness:
         self._ingresses: list[IngressQueue] = []
 
     def close(self) -> None:
-        for verbs in self._ingresses:
-            self._runner.run(verbs.close())
+        for queue in self._ingresses:
+            self._runner.run(queue.close())
         self._runner.run(self._async_client.aclose())
         self._runner.close()
         for client in self._clients:
             client.connection_pool.disconnect()
 
     def ingress(self, ingress_id: str = "ingress-a", dead_after_ms: int = DEAD_AFTER_MS) -> Any:
-        verbs = IngressQueue(self._async_client, KEY, ingress_id, dead_after_ms)
-        self._ingresses.append(verbs)
-        return Blocking(self._runner, verbs)
+        queue = IngressQueue(self._async_client, KEY, ingress_id, dead_after_ms)
+        self._ingresses.append(queue)
+        return Blocking(self._runner, queue)
 
     def node(self, max_attempts: int = 2) -> Any:
         return Blocking(self._runner, NodeQueue(self._async_client, DEAD_AFTER_MS, max_attempts))
@@ -317,7 +317,7 @@ class QueueHarness:
     def open_ids(self) -> set[str]:
         return set(_texts(self.client.hkeys(self.keys.open)))
 
-    def bells(self) -> int:
+    def wakeups(self) -> int:
         return int(self.client.llen(self.keys.wakeups))
 
     def more_tokens(self) -> int:

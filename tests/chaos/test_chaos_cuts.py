@@ -325,7 +325,7 @@ class Beats:
         self.introductions = 0
         self._line = line
         self._heart = Heartbeat(
-            line.node._verbs, NODE, list, list, self._count, beat_s=0.01, outage=make_outage()
+            line.node._queue, NODE, list, list, self._count, beat_s=0.01, outage=make_outage()
         )
 
     def run_until_introduced(self) -> None:

@@ -1,6 +1,6 @@
 """B8: garbage that is written to Redis by hand breaks nothing and makes nothing run.
 
-Everything here goes in by RPUSH, SET and HSET, past our own verbs.
+Everything here goes in by RPUSH, SET and HSET, past our own calls.
 """
 
 import contextlib

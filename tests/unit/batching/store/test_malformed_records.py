@@ -1,6 +1,6 @@
 """B8: records that nobody of ours has written. No script fails, and honest neighbours are served.
 
-Each goes in by HSET, past our own verbs, under the id of a request that waits or is leased.
+Each goes in by HSET, past our own calls, under the id of a request that waits or is leased.
 """
 
 import pickle  # noqa: TID251 - what an attacker would write

@@ -73,7 +73,7 @@ def test_lease_of_an_answered_request_goes_away_when_its_worker_is_dead(queue):
     harness, claimed, older = queue
     harness.worker().reply(claimed, [make_reply("A")])
     older.restore()
-    # When its silence is noticed, and somebody else runs it
+    # When its silence is noticed, and another worker runs it
     harness.silence_worker()
     assert harness.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD) == 1
     other = harness.worker("worker-b")

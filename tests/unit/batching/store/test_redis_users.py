@@ -83,27 +83,27 @@ def harnesses(server, admin):
 def test_users_may_pass_a_request_through_its_whole_life(harnesses):
     ingress, worker = harnesses
     # When: small and large, submitted and claimed
-    verbs = ingress.ingress()
+    queue = ingress.ingress()
     large = Submission("large", 60_000, wire_of("large", size=LARGE))
-    verbs.submit([Submission("small", 60_000, wire_of("small")), large])
+    queue.submit([Submission("small", 60_000, wire_of("small")), large])
     hands = worker.worker()
     assert hands.wait_for_work(5.0)
     batch = hands.claim(2, 0.0)
     assert isinstance(batch, Batch)
     # Then: replied to, small and large, and received
     hands.reply(items_of(batch), [make_reply("ok"), make_reply("ok", size=LARGE)])
-    replies = verbs.receive([])
+    replies = queue.receive([])
     assert sorted(replies) == ["large", "small"]
     assert None not in replies.values()
-    assert verbs.fetch(["small", "large"]) == replies
-    assert verbs.fetch_large({"large": "1"})["large"] is not None
-    verbs.discard_large({"large": "1"})
-    verbs.discard(["small"])
+    assert queue.fetch(["small", "large"]) == replies
+    assert queue.fetch_large({"large": "1"})["large"] is not None
+    queue.discard_large({"large": "1"})
+    queue.discard(["small"])
     # When: audited, cancelled while it runs, sent in pieces, partly gathered and rung for
     ingress.submit("a", "b", "c", "d")
-    verbs.audit(["a"])
+    queue.audit(["a"])
     running = items_of(hands.claim(3, 0.0))
-    verbs.cancel(["a"])
+    queue.cancel(["a"])
     assert hands.send(running[1:2], [ReplyChunk(0, b"piece")], 1.0) == [ChunkCode.STORED]
     assert hands.reply(running[2:], [make_reply("ok")]) == [ReplyCode.STORED]
     assert ingress.leased() == ["b"]
@@ -143,9 +143,9 @@ def test_worker_may_record_what_handlers_measure_and_ingress_may_read_it(harness
     took = Series("took", MetricKind.GAUGE, "ms", ())
     # When
     with worker.backend.connect() as client:
-        verbs = HandlerMeasurements(client, KEY)
+        measurements = HandlerMeasurements(client, KEY)
         for _ in range(2):
-            verbs.record([Measurement(calls, 1), Measurement(took, 5)])
+            measurements.record([Measurement(calls, 1), Measurement(took, 5)])
     # Then
     with ingress.backend.connect() as client:
         assert read_metrics(client, KEY) == {calls: 2, took: 5}

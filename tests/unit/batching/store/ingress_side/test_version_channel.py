@@ -611,12 +611,12 @@ def test_channel_waits_for_the_workers_next_beat_when_redis_was_away(fake_harnes
     asyncio.run(run())
 
 
-def test_channel_learns_from_who_waits_that_redis_was_away(fake_harness):
+def test_channel_learns_from_a_waiting_request_that_redis_was_away(fake_harness):
     harness, server = fake_harness
 
     async def run():
         async with open_channel(harness.backend.connect_async()) as channel:
-            # Given: nobody came while Redis was away, but somebody waited
+            # Given a request that waited while Redis was away, and none that came
             first = ask(channel, "a")
             await queued(harness, 1)
             server.connected = False

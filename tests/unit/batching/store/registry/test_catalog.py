@@ -206,7 +206,7 @@ def test_catalog_finds_a_model_registered_while_another_request_asked_in_vain(
             early = asyncio.create_task(catalog.resolve("digits", None))
             await asyncio.to_thread(client.has_read.wait, 5)
 
-            # When it is registered, and asked for by somebody else
+            # When it is registered, and another request asks for it
             registry.create(V1)
             late = asyncio.create_task(catalog.resolve("digits", None))
             await asyncio.sleep(0)

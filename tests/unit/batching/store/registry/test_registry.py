@@ -192,7 +192,7 @@ def test_what_is_left_of_a_version_stays_only_while_it_is_registered(harness, ho
 
 
 class InterruptedRedis(fakeredis.FakeRedis):
-    """A client before whose next DEL somebody else gets a turn."""
+    """A client before whose next DEL another one gets a turn."""
 
     interruption = None
 

@@ -20,7 +20,7 @@ def test_beat_brings_a_silent_worker_back_to_life(harness):
 def test_beat_speaks_for_many_versions(harness):
     # Given
     node = harness.node()
-    groups = node._verbs.groups([KEY, OTHER])
+    groups = node._queue.groups([KEY, OTHER])
     workers = {KEY: ["worker-a", "worker-b"], OTHER: ["worker-c"]}
 
     # When
@@ -38,7 +38,7 @@ def test_beat_speaks_for_many_versions(harness):
 def test_dead_are_told_by_version(harness):
     # Given
     node = harness.node()
-    groups = node._verbs.groups([KEY, OTHER])
+    groups = node._queue.groups([KEY, OTHER])
     node.beat({KEY: ["worker-b"]})
     node.beat({OTHER: ["worker-b", "worker-c"]})
     for key, worker_id in ((KEY, "worker-a"), (OTHER, "worker-b")):

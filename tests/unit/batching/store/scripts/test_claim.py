@@ -113,7 +113,7 @@ def test_claim_wakes_the_next_worker_when_work_remains(harness):
     harness.worker().claim(1, 0.0)
 
     # Then
-    assert harness.bells() == 1
+    assert harness.wakeups() == 1
 
 
 # --- what is not run

@@ -46,7 +46,7 @@ def test_reclaim_takes_back_what_a_silent_worker_held_and_forgets_it(harness):
     assert harness.client.zscore(harness.keys.worker_beats, "worker-a") is None
     assert not harness.client.hexists(harness.keys.workers, "worker-a")
     # And another worker is woken
-    assert harness.bells() == 1
+    assert harness.wakeups() == 1
 
 
 def test_reclaim_answers_with_the_reason_that_the_node_saw(harness):
@@ -124,7 +124,7 @@ def test_reclaim_goes_on_when_memory_is_full(real_harness, full_memory):
 
 
 def test_reclaim_of_a_collector_wakes_another_worker_for_its_partial_batch(harness):
-    # Given a worker that holds a window open, and whoever was rung for the request has looked
+    # Given a worker that holds a window open, and a wakeup that another one has taken
     harness.submit("a")
     harness.worker("worker-a").claim(8, 60.0)
     harness.client.delete(harness.keys.wakeups)
@@ -133,6 +133,6 @@ def test_reclaim_of_a_collector_wakes_another_worker_for_its_partial_batch(harne
     harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
 
     # Then another one is woken and may collect
-    assert harness.bells() == 1
+    assert harness.wakeups() == 1
     assert harness.worker("worker-b").claim(8, 60.0).waiting == 1
     assert harness.client.hget(harness.keys.gather, "worker") == b"worker-b"

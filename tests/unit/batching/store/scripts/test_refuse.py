@@ -21,7 +21,7 @@ def test_refuse_answers_everything_that_waits_when_no_worker_lives(harness):
     assert harness.queued() == harness.suspects() == []
     assert harness.done() == ["s", "a", "b"]
     assert harness.reply_value("a") == b"a!no_worker"
-    assert harness.bells() == 0
+    assert harness.wakeups() == 0
     assert harness.counters()["refused"] == 3
     assert harness.unaccounted() == 0
 

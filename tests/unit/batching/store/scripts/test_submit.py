@@ -131,7 +131,7 @@ def test_submit_wakes_one_worker_when_the_queue_stops_being_empty(harness):
     harness.submit("b", "c")
 
     # Then
-    assert harness.bells() == 1
+    assert harness.wakeups() == 1
 
 
 def test_submit_tells_the_collector_when_its_batch_is_full_and_nobody_else(harness):
@@ -149,7 +149,7 @@ def test_submit_tells_the_collector_when_its_batch_is_full_and_nobody_else(harne
     # Then
     assert tokens_when_partial == 0
     assert harness.more_tokens() == 1
-    assert harness.bells() == 0
+    assert harness.wakeups() == 0
 
 
 @pytest.mark.parametrize("size", [0, LARGE])

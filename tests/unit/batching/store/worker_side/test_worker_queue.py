@@ -153,9 +153,9 @@ def test_answer_that_redis_does_not_take_fails_alone(real_harness):
         runs.append([item.request_id for item in batch.items])
         return [make_reply(texts[item.request_id]) for item in batch.items]
 
-    verbs = real_harness.worker()
-    batcher = Batcher(verbs, FixedPolicy(8, 0.0))
-    worker = Worker(batcher, verbs, run, reply_patience_s=0.1, outage=make_outage())
+    queue = real_harness.worker()
+    batcher = Batcher(queue, FixedPolicy(8, 0.0))
+    worker = Worker(batcher, queue, run, reply_patience_s=0.1, outage=make_outage())
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(worker.serve)
 
@@ -174,18 +174,18 @@ def test_answer_that_redis_does_not_take_fails_alone(real_harness):
     assert runs == [["a", "b"]]
 
 
-def idle_worker(batcher, verbs):
+def idle_worker(batcher, queue):
     def run(_):
         pytest.fail("nothing to run")
 
-    return Worker(batcher, verbs, run, idle_s=10.0, outage=make_outage())
+    return Worker(batcher, queue, run, idle_s=10.0, outage=make_outage())
 
 
 def test_idle_worker_ends_at_once_when_it_is_stopped(real_harness):
     # Given
-    verbs = real_harness.worker()
-    batcher = Batcher(verbs, FixedPolicy(8, 0.0))
-    worker = idle_worker(batcher, verbs)
+    queue = real_harness.worker()
+    batcher = Batcher(queue, FixedPolicy(8, 0.0))
+    worker = idle_worker(batcher, queue)
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(worker.serve)
         eventually(lambda: is_blocked(real_harness.backend))
@@ -202,9 +202,9 @@ def test_idle_worker_ends_at_once_when_it_is_stopped(real_harness):
 def test_collecting_worker_ends_at_once_when_it_is_stopped(real_harness):
     # Given
     real_harness.submit("a")
-    verbs, other = real_harness.worker(), real_harness.worker("worker-b")
-    batcher = Batcher(verbs, FixedPolicy(8, 10.0))
-    worker = idle_worker(batcher, verbs)
+    queue, other = real_harness.worker(), real_harness.worker("worker-b")
+    batcher = Batcher(queue, FixedPolicy(8, 10.0))
+    worker = idle_worker(batcher, queue)
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(worker.serve)
         eventually(lambda: is_blocked(real_harness.backend))
