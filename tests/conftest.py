@@ -1,6 +1,9 @@
 """Redis for every test of the store: in this process, one real server, a cluster; harnesses at
 it."""
 
+import asyncio
+import inspect
+
 import hypothesis
 import pytest
 
@@ -36,6 +39,16 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if any(words in item.nodeid for words in ON_ONE_SERVER):
                 item.add_marker(pytest.mark.skip(reason="looks into one server"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Runs a test that is a coroutine function, on an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

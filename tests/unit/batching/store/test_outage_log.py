@@ -1,6 +1,5 @@
 """What the log says while Redis is away: little, and enough."""
 
-import asyncio
 import logging
 
 import pytest
@@ -103,18 +102,15 @@ def test_server_that_comes_back_with_another_password_is_told_of_at_once(outage,
     assert refused.startswith("Redis refuses this user or password ")
 
 
-def test_ingress_says_that_redis_refuses_its_password(real_backend, caplog):
+async def test_ingress_says_that_redis_refuses_its_password(real_backend, caplog):
     # Given
     url = real_backend.url.replace("unix://", "unix://somebody:secret@")
 
-    async def run():
-        broker = Broker(url, make_outage(url))
-        # When
-        with pytest.raises(errors.StoreUnavailable):
-            await broker.predict(make_spec(), wire_of("x"), request_id="a")
-        await broker.close()
-
-    asyncio.run(run())
+    broker = Broker(url, make_outage(url))
+    # When
+    with pytest.raises(errors.StoreUnavailable):
+        await broker.predict(make_spec(), wire_of("x"), request_id="a")
+    await broker.close()
     # Then
     [message] = caplog.messages
     assert message.startswith(f"Redis refuses this user or password redis={real_backend.url}")

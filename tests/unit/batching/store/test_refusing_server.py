@@ -70,46 +70,40 @@ def registry(url):
 
 
 @pytest.mark.parametrize("refusing", [disk_lost, replica_lost])
-def test_request_is_told_that_redis_refuses_and_not_that_no_worker_is_there(
+async def test_request_is_told_that_redis_refuses_and_not_that_no_worker_is_there(
     server, url, registry, refusing, caplog
 ):
     # Given workers that cannot say that they are there
     registry.create(make_spec())
     registry.mark()
 
-    async def run():
-        broker = Broker(url, make_outage(url))
-        with refusing(server), pytest.raises(errors.StoreUnavailable, match="refuses"):
-            await broker.predict(make_spec(), wire_of("x"), request_id="a")
-        # When that is over, then
-        with pytest.raises(errors.NoWorker):
-            await broker.predict(make_spec(), wire_of("x"), request_id="b")
-        await broker.close()
-
-    asyncio.run(run())
+    broker = Broker(url, make_outage(url))
+    with refusing(server), pytest.raises(errors.StoreUnavailable, match="refuses"):
+        await broker.predict(make_spec(), wire_of("x"), request_id="a")
+    # When that is over, then
+    with pytest.raises(errors.NoWorker):
+        await broker.predict(make_spec(), wire_of("x"), request_id="b")
+    await broker.close()
     assert "Redis refuses" in caplog.text
 
 
-def test_refused_ping_is_no_silence(server, url):
+async def test_refused_ping_is_no_silence(server, url):
     def refused_pings():
         return server.client.info("commandstats").get("cmdstat_ping", {}).get("rejected_calls", 0)
 
-    async def run():
-        async with connect_async(url) as client:
-            listening = changed_models(client, silence_s=0.2)
-            assert await anext(listening) is None
-            # Given
-            with disk_lost(server):
-                before = refused_pings()
-                change = asyncio.ensure_future(anext(listening))
-                await eventually_async(lambda: change.done() or refused_pings() > before + 1)
-                # When
-                server.client.publish(keys.CHANGES, "digits")
-                # Then
-                assert await change == "digits"
-            await listening.aclose()
-
-    asyncio.run(run())
+    async with connect_async(url) as client:
+        listening = changed_models(client, silence_s=0.2)
+        assert await anext(listening) is None
+        # Given
+        with disk_lost(server):
+            before = refused_pings()
+            change = asyncio.ensure_future(anext(listening))
+            await eventually_async(lambda: change.done() or refused_pings() > before + 1)
+            # When
+            server.client.publish(keys.CHANGES, "digits")
+            # Then
+            assert await change == "digits"
+        await listening.aclose()
 
 
 @contextlib.contextmanager

@@ -109,7 +109,7 @@ def test_rq_names_come_back_as_rq_knows_them_however_deep():
     assert received(answer) == [b"rq:a", {b"rq:b": [b"{ferry}:models", {b"rq:c"}]}, 1, None]
 
 
-def test_finder_that_is_ended_again_and_again_leaves_no_connection_open():
+async def test_finder_that_is_ended_again_and_again_leaves_no_connection_open():
     """One that is left open fails the test when it is collected."""
     answering = []
 
@@ -135,11 +135,8 @@ def test_finder_that_is_ended_again_and_again_leaves_no_connection_open():
         # Then
         assert finding.cancelled() or isinstance(finding.exception(), redis.ConnectionError)
 
-    async def run():
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-            for steps in range(80):
-                await find(SeedNodes([server.sockets[0].getsockname()]), steps)
-            gc.collect()
-            await asyncio.wait_for(asyncio.gather(*answering), 5)
-
-    asyncio.run(run())
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        for steps in range(80):
+            await find(SeedNodes([server.sockets[0].getsockname()]), steps)
+        gc.collect()
+        await asyncio.wait_for(asyncio.gather(*answering), 5)

@@ -35,14 +35,11 @@ def test_connection_ends_after_a_second_unheard_or_a_few_of_silence(url):
 
 
 @needs_user_timeout
-def test_async_connection_ends_after_a_second_unheard_or_a_few_of_silence(url):
-    async def run():
-        async with connect_async(url) as client:
-            connection = await client.connection_pool.get_connection()
-            assert limits_of(connection._writer.get_extra_info("socket")) == [1000, 2, 1]
-            await client.connection_pool.release(connection)
-
-    asyncio.run(run())
+async def test_async_connection_ends_after_a_second_unheard_or_a_few_of_silence(url):
+    async with connect_async(url) as client:
+        connection = await client.connection_pool.get_connection()
+        assert limits_of(connection._writer.get_extra_info("socket")) == [1000, 2, 1]
+        await client.connection_pool.release(connection)
 
 
 def test_connection_of_a_probe_is_made_within_its_time(url):

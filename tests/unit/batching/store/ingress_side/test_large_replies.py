@@ -52,63 +52,51 @@ class Scene:
         await eventually_async(lambda: not self.fetcher.is_busy)
 
 
-def test_reply_on_its_way_is_not_fetched_once_more():
-    async def run():
-        # Given
-        scene = Scene()
-        scene.add("r0", "r1")
-        await eventually_async(lambda: scene.store.fetched)
-        # When
-        scene.add("r0", "r1")
-        await scene.fetch_all()
-        # Then
-        assert scene.store.fetched == [["r0", "r1"]]
-        assert scene.delivered == {"r0": b"reply", "r1": b"reply"}
-        assert scene.store.discarded == ["r0", "r1"]
-
-    asyncio.run(run())
+async def test_reply_on_its_way_is_not_fetched_once_more():
+    # Given
+    scene = Scene()
+    scene.add("r0", "r1")
+    await eventually_async(lambda: scene.store.fetched)
+    # When
+    scene.add("r0", "r1")
+    await scene.fetch_all()
+    # Then
+    assert scene.store.fetched == [["r0", "r1"]]
+    assert scene.delivered == {"r0": b"reply", "r1": b"reply"}
+    assert scene.store.discarded == ["r0", "r1"]
 
 
-def test_what_does_not_come_together_comes_alone():
-    async def run():
-        # Given
-        scene = Scene(most_at_once=1)
-        # When
-        scene.add("r0", "r1")
-        await scene.fetch_all()
-        # Then
-        assert scene.store.fetched == [["r0", "r1"], ["r0"], ["r1"]]
-        assert list(scene.delivered) == ["r0", "r1"]
-
-    asyncio.run(run())
+async def test_what_does_not_come_together_comes_alone():
+    # Given
+    scene = Scene(most_at_once=1)
+    # When
+    scene.add("r0", "r1")
+    await scene.fetch_all()
+    # Then
+    assert scene.store.fetched == [["r0", "r1"], ["r0"], ["r1"]]
+    assert list(scene.delivered) == ["r0", "r1"]
 
 
-def test_what_does_not_come_alone_is_fetched_when_it_is_named_again():
-    async def run():
-        # Given
-        scene = Scene(most_at_once=0)
-        scene.add("r0", "r1")
-        await scene.fetch_all()
-        assert scene.delivered == {}
-        # When
-        scene.store.most_at_once = AT_ONCE
-        scene.add("r1")
-        await scene.fetch_all()
-        # Then
-        assert list(scene.delivered) == ["r1"]
-
-    asyncio.run(run())
+async def test_what_does_not_come_alone_is_fetched_when_it_is_named_again():
+    # Given
+    scene = Scene(most_at_once=0)
+    scene.add("r0", "r1")
+    await scene.fetch_all()
+    assert scene.delivered == {}
+    # When
+    scene.store.most_at_once = AT_ONCE
+    scene.add("r1")
+    await scene.fetch_all()
+    # Then
+    assert list(scene.delivered) == ["r1"]
 
 
-def test_reply_that_nobody_waits_for_is_deleted_and_not_fetched():
-    async def run():
-        # Given
-        scene = Scene()
-        scene.wanted.remove("r0")
-        # When
-        scene.add("r0")
-        await scene.fetch_all()
-        # Then
-        assert (scene.store.fetched, scene.store.discarded) == ([], ["r0"])
-
-    asyncio.run(run())
+async def test_reply_that_nobody_waits_for_is_deleted_and_not_fetched():
+    # Given
+    scene = Scene()
+    scene.wanted.remove("r0")
+    # When
+    scene.add("r0")
+    await scene.fetch_all()
+    # Then
+    assert (scene.store.fetched, scene.store.discarded) == ([], ["r0"])

@@ -20,20 +20,17 @@ LIMIT = 1000
         ([LIMIT + 1, 1, LIMIT + 1], [1, 1, 1]),
     ],
 )
-def test_submit_brings_many_requests_or_many_bytes(sizes, turns):
-    async def run():
-        # Given
-        new_reply = asyncio.get_running_loop().create_future
-        pending = [PendingRequest("a", bytes(size), 1.0, 0.0, new_reply()) for size in sizes]
+async def test_submit_brings_many_requests_or_many_bytes(sizes, turns):
+    # Given
+    new_reply = asyncio.get_running_loop().create_future
+    pending = [PendingRequest("a", bytes(size), 1.0, 0.0, new_reply()) for size in sizes]
 
-        # When
-        taken = [len(take_some(pending, LIMIT)) for _ in turns]
+    # When
+    taken = [len(take_some(pending, LIMIT)) for _ in turns]
 
-        # Then
-        assert taken == turns
-        assert pending == []
-
-    asyncio.run(run())
+    # Then
+    assert taken == turns
+    assert pending == []
 
 
 class FailingAtTheEnd:
@@ -46,16 +43,13 @@ class FailingAtTheEnd:
             raise redis.ConnectionError("closed by server") from None
 
 
-def test_submit_is_given_up_although_an_error_came_at_the_same_moment():
-    async def run():
-        # Given
-        loop = asyncio.get_running_loop()
-        request = PendingRequest("a", b"x", 10.0, loop.time(), loop.create_future())
-        # When
-        with pytest.raises(errors.StoreUnavailable) as caught:
-            await submit(FailingAtTheEnd(), [request], 0.0)
-        # Then
-        assert isinstance(caught.value.__cause__, redis.ConnectionError)
-        assert asyncio.current_task().cancelling() == 0
-
-    asyncio.run(run())
+async def test_submit_is_given_up_although_an_error_came_at_the_same_moment():
+    # Given
+    loop = asyncio.get_running_loop()
+    request = PendingRequest("a", b"x", 10.0, loop.time(), loop.create_future())
+    # When
+    with pytest.raises(errors.StoreUnavailable) as caught:
+        await submit(FailingAtTheEnd(), [request], 0.0)
+    # Then
+    assert isinstance(caught.value.__cause__, redis.ConnectionError)
+    assert asyncio.current_task().cancelling() == 0

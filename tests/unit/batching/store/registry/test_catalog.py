@@ -101,146 +101,128 @@ async def forgotten(catalog, client, name):
             await catalog.resolve(name, None)
 
 
-def test_catalog_refuses_soon_when_redis_is_not_heard(real_backend, registry):
+async def test_catalog_refuses_soon_when_redis_is_not_heard(real_backend, registry):
     registry.create(V1)
 
-    async def run():
-        async with open_catalog(real_backend, SlowRedis) as (catalog, client):
-            # Given a look-up whose answer does not come
-            client.slow_down()
-            started_s = time.monotonic()
+    async with open_catalog(real_backend, SlowRedis) as (catalog, client):
+        # Given a look-up whose answer does not come
+        client.slow_down()
+        started_s = time.monotonic()
 
-            # When / Then
-            with pytest.raises(errors.StoreUnavailable):
-                await catalog.resolve("digits", None)
-            assert_within(time.monotonic() - started_s, 2)
-            client.may_go.set()
-
-    asyncio.run(run())
+        # When / Then
+        with pytest.raises(errors.StoreUnavailable):
+            await catalog.resolve("digits", None)
+        assert_within(time.monotonic() - started_s, 2)
+        client.may_go.set()
 
 
-def test_catalog_answers_from_memory_until_the_model_changes(real_backend, registry):
+async def test_catalog_answers_from_memory_until_the_model_changes(real_backend, registry):
     registry.create(V1)
 
-    async def run():
-        async with open_catalog(real_backend) as (catalog, client):
-            # Given
-            await cached(catalog, client)
+    async with open_catalog(real_backend) as (catalog, client):
+        # Given
+        await cached(catalog, client)
 
-            # When
-            registry.create(V2)
-            registry.set_default("digits", "2.0")
+        # When
+        registry.create(V2)
+        registry.set_default("digits", "2.0")
 
-            # Then
-            await resolves_to(catalog, V2)
-            assert await catalog.resolve("digits", None) == V2
-
-    asyncio.run(run())
+        # Then
+        await resolves_to(catalog, V2)
+        assert await catalog.resolve("digits", None) == V2
 
 
-def test_catalog_remembers_nothing_older_than_a_change_it_heard_of(real_backend, registry):
+async def test_catalog_remembers_nothing_older_than_a_change_it_heard_of(real_backend, registry):
     registry.create(V1)
     registry.create(V2)
     registry.create(make_spec(model_name="other"))
 
-    async def run():
-        async with open_catalog(real_backend, SlowRedis) as (catalog, client):
-            # Given: an answer that was read before the default changed and arrives afterwards
-            await cached(catalog, client, "other")
-            client.slow_down()
-            slow = asyncio.create_task(catalog.resolve("digits", None))
-            await asyncio.to_thread(client.has_read.wait, 5)
-            registry.set_default("digits", "2.0")
-            registry.announce("other")
-            await forgotten(catalog, client, "other")
+    async with open_catalog(real_backend, SlowRedis) as (catalog, client):
+        # Given: an answer that was read before the default changed and arrives afterwards
+        await cached(catalog, client, "other")
+        client.slow_down()
+        slow = asyncio.create_task(catalog.resolve("digits", None))
+        await asyncio.to_thread(client.has_read.wait, 5)
+        registry.set_default("digits", "2.0")
+        registry.announce("other")
+        await forgotten(catalog, client, "other")
 
-            # When
-            client.may_go.set()
-            await slow
+        # When
+        client.may_go.set()
+        await slow
 
-            # Then
-            assert await catalog.resolve("digits", None) == V2
-
-    asyncio.run(run())
+        # Then
+        assert await catalog.resolve("digits", None) == V2
 
 
-def test_requests_that_ask_for_a_model_together_share_the_answer_and_keep_their_order(
+async def test_requests_that_ask_for_a_model_together_share_the_answer_and_keep_their_order(
     real_backend, registry
 ):
     registry.create(V1)
 
-    async def run():
-        async with open_catalog(real_backend, SlowRedis) as (catalog, client):
-            order = []
+    async with open_catalog(real_backend, SlowRedis) as (catalog, client):
+        order = []
 
-            async def ask(number):
-                assert await catalog.resolve("digits", None) == V1
-                order.append(number)
+        async def ask(number):
+            assert await catalog.resolve("digits", None) == V1
+            order.append(number)
 
-            # Given: a look-up that takes its time
-            before = client.looked_up
-            client.slow_down()
-            first = asyncio.create_task(ask(0))
-            await asyncio.to_thread(client.has_read.wait, 5)
+        # Given: a look-up that takes its time
+        before = client.looked_up
+        client.slow_down()
+        first = asyncio.create_task(ask(0))
+        await asyncio.to_thread(client.has_read.wait, 5)
 
-            # When others ask meanwhile, and have had time to
-            others = [asyncio.create_task(ask(number)) for number in range(1, 8)]
-            await asyncio.sleep(0)
-            client.may_go.set()
-            await asyncio.gather(first, *others)
+        # When others ask meanwhile, and have had time to
+        others = [asyncio.create_task(ask(number)) for number in range(1, 8)]
+        await asyncio.sleep(0)
+        client.may_go.set()
+        await asyncio.gather(first, *others)
 
-            # Then
-            assert order == list(range(8))
-            assert client.looked_up == before + 1
-
-    asyncio.run(run())
+        # Then
+        assert order == list(range(8))
+        assert client.looked_up == before + 1
 
 
-def test_catalog_finds_a_model_registered_while_another_request_asked_in_vain(
+async def test_catalog_finds_a_model_registered_while_another_request_asked_in_vain(
     real_backend, registry
 ):
-    async def run():
-        async with open_catalog(real_backend, SlowRedis) as (catalog, client):
-            # Given: a look-up that has found nothing, and does not say so yet
-            client.slow_down()
-            early = asyncio.create_task(catalog.resolve("digits", None))
-            await asyncio.to_thread(client.has_read.wait, 5)
+    async with open_catalog(real_backend, SlowRedis) as (catalog, client):
+        # Given: a look-up that has found nothing, and does not say so yet
+        client.slow_down()
+        early = asyncio.create_task(catalog.resolve("digits", None))
+        await asyncio.to_thread(client.has_read.wait, 5)
 
-            # When it is registered, and another request asks for it
-            registry.create(V1)
-            late = asyncio.create_task(catalog.resolve("digits", None))
-            await asyncio.sleep(0)
-            client.may_go.set()
+        # When it is registered, and another request asks for it
+        registry.create(V1)
+        late = asyncio.create_task(catalog.resolve("digits", None))
+        await asyncio.sleep(0)
+        client.may_go.set()
 
-            # Then
-            with pytest.raises(errors.ModelNotFound):
-                await early
-            assert await late == V1
-
-    asyncio.run(run())
+        # Then
+        with pytest.raises(errors.ModelNotFound):
+            await early
+        assert await late == V1
 
 
-def test_catalog_hears_what_changed_while_its_connection_was_broken(real_backend, registry):
+async def test_catalog_hears_what_changed_while_its_connection_was_broken(real_backend, registry):
     registry.create(V1)
     registry.create(V2)
 
-    async def run():
-        async with open_catalog(real_backend) as (catalog, client):
-            # Given
-            await cached(catalog, client)
-            real_backend.client.client_kill_filter(_type="pubsub")
-            await eventually_async(
-                lambda: real_backend.client.pubsub_numsub("{ferry}:changes")[0][1] == 0
-            )
+    async with open_catalog(real_backend) as (catalog, client):
+        # Given
+        await cached(catalog, client)
+        real_backend.client.client_kill_filter(_type="pubsub")
+        await eventually_async(
+            lambda: real_backend.client.pubsub_numsub("{ferry}:changes")[0][1] == 0
+        )
 
-            # When
-            registry.set_default("digits", "2.0")
-            await listening(real_backend)
+        # When
+        registry.set_default("digits", "2.0")
+        await listening(real_backend)
 
-            # Then
-            await resolves_to(catalog, V2)
-
-    asyncio.run(run())
+        # Then
+        await resolves_to(catalog, V2)
 
 
 @contextlib.asynccontextmanager
@@ -256,25 +238,22 @@ async def emptied(backend, registry, catalog):
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_request_waits_for_the_registry_when_redis_was_emptied(real_backend, registry, is_known):
+async def test_request_waits_for_the_registry_of_an_emptied_redis(real_backend, registry, is_known):
     registry.mark()
     registry.create(V1)
 
-    async def run():
-        async with open_catalog(real_backend, restored_within_s=10.0) as (catalog, client):
-            # Given
-            if is_known:
-                await cached(catalog, client)
-            async with emptied(real_backend, registry, catalog) as (asked, known):
-                # When
-                await answered(client)
-                assert not asked.done()
-                registry.restore(known)
+    async with open_catalog(real_backend, restored_within_s=10.0) as (catalog, client):
+        # Given
+        if is_known:
+            await cached(catalog, client)
+        async with emptied(real_backend, registry, catalog) as (asked, known):
+            # When
+            await answered(client)
+            assert not asked.done()
+            registry.restore(known)
 
-                # Then
-                assert await asked == V1
-
-    asyncio.run(run())
+            # Then
+            assert await asked == V1
 
 
 async def answered(client):
@@ -284,19 +263,16 @@ async def answered(client):
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
-def test_request_waits_only_so_long_for_the_registry(real_backend, registry, is_marked):
+async def test_request_waits_only_so_long_for_the_registry(real_backend, registry, is_marked):
     registry.mark()
     registry.create(V1)
 
-    async def run():
-        async with open_catalog(real_backend, restored_within_s=0.2) as (catalog, client):
-            await cached(catalog, client)
-            async with emptied(real_backend, registry, catalog) as (asked, _):
-                # When
-                if is_marked:
-                    registry.mark()
-                # Then the model has gone, or nobody can say yet
-                with pytest.raises(errors.ModelNotFound if is_marked else errors.QueueLost):
-                    await asked
-
-    asyncio.run(run())
+    async with open_catalog(real_backend, restored_within_s=0.2) as (catalog, client):
+        await cached(catalog, client)
+        async with emptied(real_backend, registry, catalog) as (asked, _):
+            # When
+            if is_marked:
+                registry.mark()
+            # Then the model has gone, or nobody can say yet
+            with pytest.raises(errors.ModelNotFound if is_marked else errors.QueueLost):
+                await asked

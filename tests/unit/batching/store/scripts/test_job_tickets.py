@@ -134,68 +134,58 @@ def test_request_that_redis_lost_needs_no_ticket(harness, team):
     assert harness.submit("new") == [NO_TICKET]
 
 
-def test_channel_submits_again_what_redis_lost_while_every_worker_is_busy(real_harness):
+async def test_channel_submits_again_what_redis_lost_while_every_worker_is_busy(real_harness):
+    async with open_channel(
+        real_harness.backend.connect_async(), patience=Patience(audit_s=0.05)
+    ) as channel:
+        # Given
+        worker = Team(real_harness).idle("worker-a")
+        asked = asyncio.create_task(channel.ask("a", wire_of("a"), 10.0, None))
+        await eventually_async(lambda: real_harness.queued() == ["a"])
+        old = items_of(worker.claim(1, 0.0))
 
-    async def run():
-        async with open_channel(
-            real_harness.backend.connect_async(), patience=Patience(audit_s=0.05)
-        ) as channel:
-            # Given
-            worker = Team(real_harness).idle("worker-a")
-            asked = asyncio.create_task(channel.ask("a", wire_of("a"), 10.0, None))
-            await eventually_async(lambda: real_harness.queued() == ["a"])
-            old = items_of(worker.claim(1, 0.0))
+        # When
+        real_harness.client.flushall()
+        real_harness.open()
+        Team(real_harness)
+        await eventually_async(lambda: len(real_harness.queued()) == 1)
 
-            # When
-            real_harness.client.flushall()
-            real_harness.open()
-            Team(real_harness)
-            await eventually_async(lambda: len(real_harness.queued()) == 1)
-
-            # Then it runs after what the worker still does
-            with pytest.raises(errors.NoTicket):
-                await channel.ask("new", wire_of("new"), 10.0, None)
-            worker.reply(old, [make_reply("old")])
-            worker.reply(items_of(worker.claim(1, 0.0)), [make_reply("again")])
-            assert (await asked).body == b"again"
-
-    asyncio.run(run())
+        # Then it runs after what the worker still does
+        with pytest.raises(errors.NoTicket):
+            await channel.ask("new", wire_of("new"), 10.0, None)
+        worker.reply(old, [make_reply("old")])
+        worker.reply(items_of(worker.claim(1, 0.0)), [make_reply("again")])
+        assert (await asked).body == b"again"
 
 
-def test_channel_says_that_no_worker_is_free_and_when_to_come_again(harness, team):
+async def test_channel_says_that_no_worker_is_free_and_when_to_come_again(harness, team):
     team.loading("worker-a")
 
-    async def run():
-        async with open_channel(harness.backend.connect_async()) as channel:
-            with pytest.raises(errors.NoTicket) as caught:
-                await channel.ask("a", wire_of("a"), 10.0, None)
-            assert caught.value.message.startswith('No worker of model "digits" is free')
-            assert caught.value.retry_after_s >= 1.0
-
-    asyncio.run(run())
+    async with open_channel(harness.backend.connect_async()) as channel:
+        with pytest.raises(errors.NoTicket) as caught:
+            await channel.ask("a", wire_of("a"), 10.0, None)
+        assert caught.value.message.startswith('No worker of model "digits" is free')
+        assert caught.value.retry_after_s >= 1.0
 
 
-def test_channel_refuses_without_a_ticket_at_once_when_memory_was_full(real_harness, full_memory):
+async def test_channel_refuses_without_ticket_at_once_after_full_memory(real_harness, full_memory):
     team = Team(real_harness)
 
-    async def run():
-        async with open_channel(real_harness.backend.connect_async()) as channel:
-            # Given a worker that is free while a request finds no room, and is not when the next
-            # one comes
-            team.idle("worker-a")
-            full_memory()
-            with pytest.raises(errors.QueueMemoryFull):
-                await channel.ask("a", wire_of("a"), 10.0, None)
-            real_harness.client.config_set("maxmemory", 0)
-            real_harness.client.delete(real_harness.keys.idle)
-            asked_at = time.monotonic()
-            # When
-            with pytest.raises(errors.NoTicket):
-                await channel.ask("b", wire_of("b"), 10.0, None)
-            # Then
-            assert_within(time.monotonic() - asked_at, Patience().version_s / 2)
-
-    asyncio.run(run())
+    async with open_channel(real_harness.backend.connect_async()) as channel:
+        # Given a worker that is free while a request finds no room, and is not when the next
+        # one comes
+        team.idle("worker-a")
+        full_memory()
+        with pytest.raises(errors.QueueMemoryFull):
+            await channel.ask("a", wire_of("a"), 10.0, None)
+        real_harness.client.config_set("maxmemory", 0)
+        real_harness.client.delete(real_harness.keys.idle)
+        asked_at = time.monotonic()
+        # When
+        with pytest.raises(errors.NoTicket):
+            await channel.ask("b", wire_of("b"), 10.0, None)
+        # Then
+        assert_within(time.monotonic() - asked_at, Patience().version_s / 2)
 
 
 def test_tickets_are_given_when_memory_is_full(real_harness, full_memory):
