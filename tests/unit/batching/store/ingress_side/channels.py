@@ -7,16 +7,21 @@ import pytest
 import redis.asyncio
 
 from batching.store.ingress_side.ingress_queue import IngressQueue
-from batching.store.ingress_side.patience import USUAL_PATIENCE
+from batching.store.ingress_side.patience import Patience
 from batching.store.ingress_side.version_channel import VersionChannel
 from batching.store.keys import VersionKeys
-from tests.support import DEAD_AFTER_MS, KEY, make_outage
+from tests.support import DEAD_AFTER_MS, KEY, QueueHarness, make_outage
 
 
 @contextlib.asynccontextmanager
-async def open_channel(client, ingress_id="ingress-a", *, patience=USUAL_PATIENCE):
-    """A channel over this client, both of which are closed afterwards."""
-    queue = IngressQueue(client, KEY, ingress_id, DEAD_AFTER_MS, block_s=patience.block_s)
+async def open_channel(source, **times):
+    """A channel over this client, or one of a harness; `times` are fields of its Patience.
+
+    Channel and client are closed afterwards.
+    """
+    client = source.backend.connect_async() if isinstance(source, QueueHarness) else source
+    patience = Patience(**times)
+    queue = IngressQueue(client, KEY, "ingress-a", DEAD_AFTER_MS, block_s=patience.block_s)
     channel = VersionChannel(KEY, queue, make_outage(), patience)
     try:
         yield channel

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from batching import errors
 from batching.protocol import ReplyChunk
-from batching.store.ingress_side.patience import Patience
 from batching.store.ingress_side.reply_stream import ReplyStream
 from batching.store.node_side.node_queue import ReclaimMode
 from tests.support import KEY, eventually_async, items_of, make_reply, wire_of
@@ -53,7 +52,7 @@ async def rest_of(stream):
 
 
 async def test_stream_brings_each_piece_as_it_comes(harness):
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given
         talk = await Conversation.begin(harness, channel)
         talk.send("one")
@@ -80,7 +79,7 @@ async def test_stream_brings_each_piece_as_it_comes(harness):
 
 
 async def test_stream_is_whole_when_its_end_came_before_it_was_read(harness):
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given
         talk = await Conversation.begin(harness, channel)
         texts = [str(number) for number in range(50)]
@@ -102,7 +101,7 @@ ENDS = {"error": LOST, "crash": ("worker_crashed", "Worker died"), "gap": LOST, 
 
 @pytest.mark.parametrize("end", ENDS)
 async def test_stream_that_has_no_end_raises(harness, end):
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given
         talk = await Conversation.begin(harness, channel)
         talk.send("one")
@@ -152,9 +151,7 @@ async def test_stream_survives_lost_answers_of_redis(real_harness):
 
 
 async def test_stream_goes_on_when_its_entry_was_lost(harness):
-    async with open_channel(
-        harness.backend.connect_async(), patience=Patience(audit_s=0.05)
-    ) as channel:
+    async with open_channel(harness, audit_s=0.05) as channel:
         # Given a piece without an entry in the replies list
         talk = await Conversation.begin(harness, channel)
         done = harness.keys.done_prefix + "ingress-a"
@@ -180,7 +177,7 @@ def send_unheard(talk, done):
 
 
 async def test_stream_that_is_closed_cancels_its_request(harness):
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given
         talk = await Conversation.begin(harness, channel)
         talk.send("one")
@@ -198,7 +195,7 @@ async def test_stream_that_is_closed_cancels_its_request(harness):
 
 
 async def test_stream_that_is_closed_before_its_end_leaves_nothing(harness):
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given: the worker is done, the client is not
         talk = await Conversation.begin(harness, channel)
         talk.send("one", "two")
@@ -215,9 +212,7 @@ async def test_stream_that_is_closed_before_its_end_leaves_nothing(harness):
 
 
 async def test_stream_that_redis_lost_is_not_submitted_again(harness):
-    async with open_channel(
-        harness.backend.connect_async(), patience=Patience(audit_s=0.05)
-    ) as channel:
+    async with open_channel(harness, audit_s=0.05) as channel:
         # Given
         talk = await Conversation.begin(harness, channel)
         talk.send("one")
@@ -236,7 +231,7 @@ async def test_stream_that_redis_lost_is_not_submitted_again(harness):
 
 
 async def test_stream_has_its_time_again_with_each_piece(harness):
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given
         talk = await Conversation.begin(harness, channel, timeout_s=1.0)
         talk.send("one")
@@ -259,7 +254,7 @@ async def test_stream_has_its_time_again_with_each_piece(harness):
 
 
 async def test_stream_outlasts_a_client_that_takes_its_pieces_slowly(harness):
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given pieces that are read at once
         talk = await Conversation.begin(harness, channel, timeout_s=1.0)
         talk.send(*"12345")
@@ -280,9 +275,7 @@ async def test_stream_outlasts_a_client_that_takes_its_pieces_slowly(harness):
 
 
 async def test_stream_gives_up_when_redis_stays_away(real_harness):
-    async with open_channel(
-        real_harness.backend.connect_async(), patience=Patience(read_s=0.1)
-    ) as channel:
+    async with open_channel(real_harness, read_s=0.1) as channel:
         # Given
         talk = await Conversation.begin(real_harness, channel)
         talk.send("one")

@@ -65,7 +65,7 @@ async def accepted(harness, count):
 
 
 async def test_channel_returns_each_reply_to_its_own_client(harness):
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given
         names = [f"r{number}" for number in range(40)]
         asked = [ask(channel, name) for name in names]
@@ -84,9 +84,7 @@ async def test_channel_returns_each_reply_to_its_own_client(harness):
 
 
 async def test_channel_tells_when_it_is_idle_and_for_how_long_nobody_has_used_it(harness):
-    async with open_channel(
-        harness.backend.connect_async(), patience=Patience(audit_s=0.05, block_s=0.05)
-    ) as channel:
+    async with open_channel(harness, audit_s=0.05, block_s=0.05) as channel:
         # Given one that was made long ago
         assert channel.is_idle
         channel._used_at -= 100
@@ -105,7 +103,7 @@ async def test_channel_tells_when_it_is_idle_and_for_how_long_nobody_has_used_it
 
 
 async def test_channel_fetches_a_large_reply_and_leaves_nothing_of_it(real_harness):
-    async with open_channel(real_harness.backend.connect_async()) as channel:
+    async with open_channel(real_harness) as channel:
         # Given
         asked = ask(channel, "a")
         await queued(real_harness, 1)
@@ -124,7 +122,7 @@ async def test_channel_fetches_a_large_reply_again_when_the_connection_broke_und
     real_harness,
 ):
     client = special(DeafRedis, real_harness.backend.url)
-    async with open_channel(client, patience=Patience(audit_s=0.05)) as channel:
+    async with open_channel(client, audit_s=0.05) as channel:
         # Given
         asked = ask(channel, "a")
         await queued(real_harness, 1)
@@ -145,9 +143,7 @@ async def test_channel_fetches_a_large_reply_again_when_the_connection_broke_und
 async def test_channel_answers_500_for_a_reply_that_cannot_be_read_and_nobody_else_is_hit(
     real_harness, garbage
 ):
-    async with open_channel(
-        real_harness.backend.connect_async(), patience=Patience(audit_s=0.05)
-    ) as channel:
+    async with open_channel(real_harness, audit_s=0.05) as channel:
         # Given
         is_waited_for = garbage.startswith(b"a@")  # a large reply that is not there
         timeout_s = 1.0 if is_waited_for else TIMEOUT_S
@@ -175,7 +171,7 @@ async def test_channel_answers_500_for_a_reply_that_cannot_be_read_and_nobody_el
 
 async def test_channel_reads_for_a_client_that_comes_while_last_replies_are_discarded(real_harness):
     client = special(HaltingRedis, real_harness.backend.url)
-    async with open_channel(client, patience=Patience(audit_s=60.0, block_s=0.05)) as channel:
+    async with open_channel(client, audit_s=60.0, block_s=0.05) as channel:
         # Given
         client.halt("UNLINK")
         worker = real_harness.worker()
@@ -207,9 +203,7 @@ async def test_channel_keeps_nothing_of_a_request_that_was_answered(real_harness
         ]
 
     # Given a channel that would let go of it much later
-    async with open_channel(
-        real_harness.backend.connect_async(), patience=Patience(watch_s=60.0)
-    ) as channel:
+    async with open_channel(real_harness, watch_s=60.0) as channel:
         asked = ask(channel, name, timeout_s=timeout_s)
         await queued(real_harness, 1)
 
@@ -226,7 +220,7 @@ async def test_channel_keeps_nothing_of_a_request_that_was_answered(real_harness
 
 @pytest.mark.parametrize("timeout_s", [0.05, 0.3])
 async def test_channel_gives_up_at_the_deadline_and_takes_the_request_back(harness, timeout_s):
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given
         started = time.monotonic()
         asked = ask(channel, "a", timeout_s=timeout_s)
@@ -247,7 +241,7 @@ async def test_channel_gives_up_at_the_deadline_and_takes_the_request_back(harne
 
 
 async def test_channel_gives_up_at_the_deadline_when_redis_hangs(real_harness):
-    async with open_channel(real_harness.backend.connect_async()) as channel:
+    async with open_channel(real_harness) as channel:
         # Given
         started = time.monotonic()
         asked = ask(channel, "a", timeout_s=0.3)
@@ -292,7 +286,7 @@ async def test_channel_takes_a_request_back_by_a_connection_that_was_made_too_la
 
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["client left", "task cancelled"])
 async def test_channel_cancels_a_request_when_its_client_left(harness, is_cancelled):
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given
         left = asyncio.Event()
         asked = ask(channel, "a", client_left=left.wait)
@@ -325,9 +319,7 @@ async def test_channel_stops_watching_a_client_that_got_its_reply(harness):
         finally:
             ended.set()
 
-    async with open_channel(
-        harness.backend.connect_async(), patience=Patience(watch_s=0.0)
-    ) as channel:
+    async with open_channel(harness, watch_s=0.0) as channel:
         # Given
         asked = ask(channel, "a", client_left=client_left)
         await queued(harness, 1)
@@ -346,7 +338,7 @@ async def test_channel_withdraws_a_request_whose_client_left_while_it_was_submit
     real_harness, is_cancelled
 ):
     client = special(HaltingRedis, real_harness.backend.url)
-    async with open_channel(client, patience=Patience(watch_s=0.0, submit_s=60.0)) as channel:
+    async with open_channel(client, watch_s=0.0, submit_s=60.0) as channel:
         # Given
         left = asyncio.Event()
         client.halt("EVALSHA")
@@ -371,9 +363,7 @@ async def test_channel_withdraws_a_request_whose_client_left_while_it_was_submit
 async def test_channel_cancels_requests_of_clients_that_left_while_redis_was_away(fake_harness):
     harness, server = fake_harness
 
-    async with open_channel(
-        harness.backend.connect_async(), patience=Patience(watch_s=0.0)
-    ) as channel:
+    async with open_channel(harness, watch_s=0.0) as channel:
         # Given
         left = asyncio.Event()
         asked = [ask(channel, name, client_left=left.wait) for name in "ab"]
@@ -394,9 +384,7 @@ async def test_channel_cancels_requests_of_clients_that_left_while_redis_was_awa
 async def test_channel_says_no_more_of_a_request_whose_deadline_has_passed(fake_harness):
     harness, server = fake_harness
 
-    async with open_channel(
-        harness.backend.connect_async(), patience=Patience(watch_s=0.0)
-    ) as channel:
+    async with open_channel(harness, watch_s=0.0) as channel:
         # Given
         asked = ask(channel, "a", timeout_s=0.5)
         await accepted(harness, 1)
@@ -411,7 +399,7 @@ async def test_channel_says_no_more_of_a_request_whose_deadline_has_passed(fake_
 
 
 async def test_channel_refuses_who_still_waits_when_it_is_closed(harness):
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given
         asked = ask(channel, "a")
         await queued(harness, 1)
@@ -452,9 +440,7 @@ async def test_channel_refuses_who_still_waits_when_it_is_closed(harness):
 async def test_channel_refuses_with_the_reason(harness, break_it, error, text):
     # Given
     break_it(harness)
-    async with open_channel(
-        harness.backend.connect_async(), patience=Patience(version_s=0.2)
-    ) as channel:
+    async with open_channel(harness, version_s=0.2) as channel:
         # When
         with pytest.raises(error) as caught:
             await ask(channel, "a")
@@ -467,18 +453,14 @@ async def test_channel_refuses_with_the_reason(harness, break_it, error, text):
 async def test_channel_refuses_at_once_where_no_worker_is_expected(harness):
     # Given
     harness.silence_worker()
-    async with open_channel(
-        harness.backend.connect_async(), patience=Patience(version_s=60)
-    ) as channel:
+    async with open_channel(harness, version_s=60) as channel:
         # When / Then: only who was submitted again waits for a worker
         with pytest.raises(errors.NoWorker):
             await asyncio.wait_for(ask(channel, "a"), 5)
 
 
 async def test_channel_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahead(real_harness):
-    async with open_channel(
-        real_harness.backend.connect_async(), patience=Patience(beat_s=60, back_s=60)
-    ) as channel:
+    async with open_channel(real_harness, beat_s=60, back_s=60) as channel:
         # Given a worker that served a moment ago
         served = ask(channel, "a")
         await queued(real_harness, 1)
@@ -499,7 +481,7 @@ async def test_channel_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahea
 async def test_channel_keeps_nothing_of_a_request_that_it_refused_while_redis_is_away(fake_harness):
     harness, server = fake_harness
 
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given
         server.connected = False
 
@@ -530,7 +512,7 @@ async def ask_behind_an_old_beat(harness, server, channel):
 async def test_channel_waits_for_the_workers_next_beat_when_redis_was_away(fake_harness):
     harness, server = fake_harness
 
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given: Redis was away for longer than a worker may be silent
         server.connected = False
         with pytest.raises(errors.StoreUnavailable):
@@ -549,7 +531,7 @@ async def test_channel_waits_for_the_workers_next_beat_when_redis_was_away(fake_
 async def test_channel_learns_from_a_waiting_request_that_redis_was_away(fake_harness):
     harness, server = fake_harness
 
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given a request that waited while Redis was away, and none that came
         first = ask(channel, "a")
         await queued(harness, 1)
@@ -605,9 +587,7 @@ async def test_channel_says_within_a_second_that_redis_is_down(tmp_path):
 
 
 async def test_channel_submits_again_what_redis_lost(real_harness):
-    async with open_channel(
-        real_harness.backend.connect_async(), patience=Patience(audit_s=0.05)
-    ) as channel:
+    async with open_channel(real_harness, audit_s=0.05) as channel:
         # Given
         asked = [ask(channel, "a"), ask(channel, "b")]
         await queued(real_harness, 2)
@@ -627,9 +607,7 @@ async def test_channel_submits_again_what_redis_lost(real_harness):
 
 
 async def test_channel_waits_for_the_registry_when_it_submits_again(real_harness):
-    async with open_channel(
-        real_harness.backend.connect_async(), patience=Patience(audit_s=0.05, version_s=5.0)
-    ) as channel:
+    async with open_channel(real_harness, audit_s=0.05, version_s=5.0) as channel:
         # Given: a request older than the patience with an unknown version
         asked = ask(channel, "a")
         await queued(real_harness, 1)
@@ -650,9 +628,7 @@ async def test_channel_waits_for_the_registry_when_it_submits_again(real_harness
 
 
 async def test_channel_waits_for_workers_when_redis_was_emptied_and_no_line_lost(real_harness):
-    async with open_channel(
-        real_harness.backend.connect_async(), patience=Patience(version_s=5.0)
-    ) as channel:
+    async with open_channel(real_harness, version_s=5.0) as channel:
         # Given a request that comes before the registry has been restored
         real_harness.client.flushall()
         early = ask(channel, "a")
@@ -671,10 +647,7 @@ async def test_channel_waits_for_workers_when_redis_was_emptied_and_no_line_lost
 
 
 async def test_channel_refuses_a_lost_request_when_too_little_time_is_left(real_harness):
-    async with open_channel(
-        real_harness.backend.connect_async(),
-        patience=Patience(audit_s=0.05, resubmit_share=1.0),
-    ) as channel:
+    async with open_channel(real_harness, audit_s=0.05, resubmit_share=1.0) as channel:
         # Given
         asked = ask(channel, "a")
         await queued(real_harness, 1)
@@ -700,9 +673,7 @@ def reply_unheard(harness):
 
 async def test_channel_returns_at_the_deadline_a_reply_whose_entry_was_lost(real_harness):
     # Given: a busy machine takes longer than the usual time for a cancellation
-    async with open_channel(
-        real_harness.backend.connect_async(), patience=Patience(audit_s=60, cancel_s=5.0)
-    ) as channel:
+    async with open_channel(real_harness, audit_s=60, cancel_s=5.0) as channel:
         asked = ask(channel, "a", timeout_s=1.0)
         await queued(real_harness, 1)
 
@@ -714,7 +685,7 @@ async def test_channel_returns_at_the_deadline_a_reply_whose_entry_was_lost(real
 
 
 async def test_channel_finds_a_reply_whose_entry_was_lost(real_harness):
-    async with open_channel(real_harness.backend.connect_async()) as channel:
+    async with open_channel(real_harness) as channel:
         # Given
         asked = ask(channel, "a")
         await queued(real_harness, 1)
@@ -741,7 +712,7 @@ def failing_once(channel, verb):
 
 
 async def test_channel_tells_clients_at_once_of_a_submit_that_failed_unforeseen(harness, caplog):
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given
         failing_once(channel, "submit")
         # When
@@ -758,7 +729,7 @@ async def test_channel_tells_clients_at_once_of_a_submit_that_failed_unforeseen(
 
 
 async def test_channel_tells_who_waits_for_a_version_that_nobody_knows_any_more(harness):
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         # Given
         asked = [ask(channel, name) for name in ("a", "b")]
         await queued(harness, 2)
@@ -796,7 +767,7 @@ async def test_channel_submits_again_when_the_answer_to_a_submit_was_lost(real_h
 
 async def test_channel_does_not_submit_again_what_was_answered_meanwhile(real_harness):
     client = special(DeafRedis, real_harness.backend.url)
-    async with open_channel(client, patience=Patience(retry_s=0.4)) as channel:
+    async with open_channel(client, retry_s=0.4) as channel:
         # Given
         client.lost = ("EVALSHA",)
         asked = ask(channel, "a")
@@ -831,7 +802,7 @@ async def test_channel_takes_back_what_it_gave_up_to_submit(real_harness, is_car
 async def test_channel_waits_for_large_bodies_while_they_move(real_harness):
     client = special(FarRedis, real_harness.backend.url)
     client.body_s = 0.3
-    async with open_channel(client, patience=Patience(submit_bytes=LARGE)) as channel:
+    async with open_channel(client, submit_bytes=LARGE) as channel:
         # When: together they take longer than Redis may take to answer
         names = ["a", "b", "c", "d", "small"]
         wires = [wire_of(name, size=LARGE) for name in names[:4]] + [wire_of("small")]
@@ -850,7 +821,7 @@ async def test_channel_waits_for_large_bodies_while_they_move(real_harness):
 async def test_channel_gives_a_large_body_time_for_its_way(real_harness, bytes_per_s, is_served):
     client = special(FarRedis, real_harness.backend.url)
     client.body_s = 1.2
-    async with open_channel(client, patience=Patience(bytes_per_s=bytes_per_s)) as channel:
+    async with open_channel(client, bytes_per_s=bytes_per_s) as channel:
         asked = asyncio.create_task(channel.ask("a", wire_of("a", size=LARGE), TIMEOUT_S, None))
         if is_served:
             await queued(real_harness, 1)

@@ -135,9 +135,7 @@ def test_request_that_redis_lost_needs_no_ticket(harness, team):
 
 
 async def test_channel_submits_again_what_redis_lost_while_every_worker_is_busy(real_harness):
-    async with open_channel(
-        real_harness.backend.connect_async(), patience=Patience(audit_s=0.05)
-    ) as channel:
+    async with open_channel(real_harness, audit_s=0.05) as channel:
         # Given
         worker = Team(real_harness).idle("worker-a")
         asked = asyncio.create_task(channel.ask("a", wire_of("a"), 10.0, None))
@@ -161,7 +159,7 @@ async def test_channel_submits_again_what_redis_lost_while_every_worker_is_busy(
 async def test_channel_says_that_no_worker_is_free_and_when_to_come_again(harness, team):
     team.loading("worker-a")
 
-    async with open_channel(harness.backend.connect_async()) as channel:
+    async with open_channel(harness) as channel:
         with pytest.raises(errors.NoTicket) as caught:
             await channel.ask("a", wire_of("a"), 10.0, None)
         assert caught.value.message.startswith('No worker of model "digits" is free')
@@ -171,7 +169,7 @@ async def test_channel_says_that_no_worker_is_free_and_when_to_come_again(harnes
 async def test_channel_refuses_without_ticket_at_once_after_full_memory(real_harness, full_memory):
     team = Team(real_harness)
 
-    async with open_channel(real_harness.backend.connect_async()) as channel:
+    async with open_channel(real_harness) as channel:
         # Given a worker that is free while a request finds no room, and is not when the next
         # one comes
         team.idle("worker-a")
