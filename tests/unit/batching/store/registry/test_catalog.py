@@ -226,12 +226,14 @@ async def test_catalog_hears_what_changed_while_its_connection_was_broken(real_b
 
 
 @contextlib.asynccontextmanager
-async def emptied(backend, registry, catalog):
+async def emptied(backend, registry, catalog, *, is_marked=False):
     """Redis was emptied, its connections broken; yields a request for a model that was there."""
     known, changes_seen = registry.snapshot().values(), catalog._changes_seen
     backend.client.flushall()
     backend.client.client_kill_filter(_type="pubsub")
     await caught_up(catalog, changes_seen)
+    if is_marked:
+        registry.mark()
     asked = asyncio.create_task(catalog.resolve("digits", None))
     await asyncio.sleep(0)
     yield asked, known
@@ -269,10 +271,8 @@ async def test_request_waits_only_so_long_for_the_registry(real_backend, registr
 
     async with open_catalog(real_backend, restored_within_s=0.2) as (catalog, client):
         await cached(catalog, client)
-        async with emptied(real_backend, registry, catalog) as (asked, _):
-            # When
-            if is_marked:
-                registry.mark()
-            # Then the model has gone, or nobody can say yet
+        # When
+        async with emptied(real_backend, registry, catalog, is_marked=is_marked) as (asked, _):
+            # Then the model has gone, or no node has said yet
             with pytest.raises(errors.ModelNotFound if is_marked else errors.QueueLost):
                 await asked
