@@ -13,16 +13,15 @@ import httpx
 CONNECT_TIMEOUT_S = 5.0
 # Longer than a synchronous registration may take: startup_timeout is 120 s unless set.
 ANSWER_TIMEOUT_S = 900.0
-# From the environment and not from an option: everybody on a machine can read its command lines.
+# From the environment and not from an option: every user of a machine can read its command lines.
 TOKEN_VARIABLE = "FERRY_TOKEN"  # noqa: S105 - its name
-# For a command that talks to both doors, which have keys of their own.
+# For a command that talks to both APIs, which have keys of their own.
 INFERENCE_TOKEN_VARIABLE = "FERRY_INFERENCE_TOKEN"  # noqa: S105 - its name
 
-# What a server that asks for tokens calls its refusal.
+# The type of a server's refusal where it asks for tokens.
 INVALID_KEY = "InvalidKeyException"
 
-
-# What a handler raised is for operators only, so the server's answer does not tell it.
+# Only operators may see what a handler raised, so the server's answer does not tell it.
 NOT_STARTED = "Failed to start workers"
 WHERE_TO_LOOK = "Why is in the ingress's log, in its line `not started model=`."
 
@@ -45,16 +44,14 @@ class Api:
 
     def __init__(self, base_url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._base_url = base_url.rstrip("/")
-        timeout = httpx.Timeout(answer_timeout_s, connect=CONNECT_TIMEOUT_S)
-        # A file per request and up to 64 at once: the pool must not be the bottleneck.
-        limits = httpx.Limits(max_connections=64)
         headers = token_header()
         try:
             self._client = httpx.Client(
-                timeout=timeout,
-                limits=limits,
+                timeout=httpx.Timeout(answer_timeout_s, connect=CONNECT_TIMEOUT_S),
+                # A file per request and up to 64 at once: the pool must not be the bottleneck.
+                limits=httpx.Limits(max_connections=64),
                 headers=headers,
-                # SSL_CERT_FILE counts in any case.
+                # Heeds SSL_CERT_FILE, which `trust_env=False` would switch off.
                 verify=httpx.create_ssl_context(),
                 trust_env=not _is_this_machine(base_url),
             )
@@ -77,7 +74,7 @@ class Api:
         content: bytes | None = None,
         content_type: str = "",
     ) -> httpx.Response:
-        """Returns the server's answer, whatever its status.
+        """Sends a request and returns the answer, whatever its status.
 
         Args:
             method: HTTP method.
@@ -87,35 +84,36 @@ class Api:
             content_type: of the body; empty sends no such header.
 
         Raises:
-            ClickException: nothing answers there.
+            ClickException: no server answers at this address.
         """
         url = "/".join([self._base_url, *(quote(segment, safe=":") for segment in path)])
         query = {name: value for name, value in (params or {}).items() if value not in (None, "")}
         headers = {"content-type": content_type} if content_type else {}
         try:
             return self._client.request(method, url, params=query, content=content, headers=headers)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise click.ClickException(self._why_not_connected(error)) from error
-        except httpx.TimeoutException as error:
-            raise click.ClickException(f"no answer from {self._base_url} in time") from error
-        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise click.ClickException(
-                f"not a URL like http://host:port: {self._base_url}"
-            ) from error
-        except httpx.TransportError as error:
-            raise click.ClickException(
-                f"the connection to {self._base_url} broke: {error}"
-            ) from error
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise click.ClickException(self._why_not_sent(error)) from error
 
-    def _why_not_connected(self, error: httpx.TransportError) -> str:
-        found = _tls_error(error)
-        if isinstance(found, ssl.SSLCertVerificationError):
+    def _why_not_sent(self, error: httpx.TransportError | httpx.InvalidURL) -> str:
+        match error:
+            case httpx.ConnectError() | httpx.ConnectTimeout():
+                return self._why_not_connected(error)
+            case httpx.TimeoutException():
+                return f"no answer from {self._base_url} in time"
+            case httpx.UnsupportedProtocol() | httpx.InvalidURL():
+                return f"not a URL like http://host:port: {self._base_url}"
+        return f"the connection to {self._base_url} broke: {error}"
+
+    def _why_not_connected(self, error: BaseException | None) -> str:
+        while error is not None and not isinstance(error, ssl.SSLError):
+            error = error.__cause__ or error.__context__
+        if isinstance(error, ssl.SSLCertVerificationError):
             return (
-                f"the certificate of {self._base_url} is not trusted: {found.verify_message}. "
+                f"the certificate of {self._base_url} is not trusted: {error.verify_message}. "
                 "SSL_CERT_FILE names a file with certificates that are"
             )
-        if found is not None:
-            return f"no TLS at {self._base_url} ({found.reason}): is it http://?"
+        if error is not None:
+            return f"no TLS at {self._base_url} ({error.reason}): is it http://?"
         return f"nothing answers at {self._base_url}: is `ferry up` running?"
 
     def call(self, method: str, *path: str, **params: Any) -> Any:
@@ -123,10 +121,10 @@ class Api:
 
         Raises:
             ApiError: the server refused.
-            ClickException: nothing answers there, or what answers is something else.
+            ClickException: no server answers at this address, or none of ours.
         """
         response = self.send(method, *path, params=params)
-        if response.status_code >= httpx.codes.BAD_REQUEST:
+        if response.is_error:
             raise ApiError(response.status_code, error_text(response))
         try:
             return response.json()
@@ -136,15 +134,8 @@ class Api:
             ) from error
 
 
-def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
-    """Returns what TLS found wrong, if that is why."""
-    while error is not None and not isinstance(error, ssl.SSLError):
-        error = error.__cause__ or error.__context__
-    return error
-
-
 def _is_this_machine(url: str) -> bool:
-    """Returns whether it leads to a server here, of which no proxy knows."""
+    """Returns whether the URL leads to a server here, which no proxy can reach."""
     try:
         host = urlsplit(url).hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -153,10 +144,10 @@ def _is_this_machine(url: str) -> bool:
 
 
 def token_header(variable: str = TOKEN_VARIABLE) -> dict[str, str]:
-    """Returns the header that brings the environment's token; none without one.
+    """Returns the header with the environment's token; empty without one.
 
     Raises:
-        ClickException: it is no token.
+        ClickException: the variable has characters that no token has.
     """
     token = os.environ.get(variable, "").strip()
     if not (token.isascii() and token.isprintable()):
@@ -165,10 +156,10 @@ def token_header(variable: str = TOKEN_VARIABLE) -> dict[str, str]:
 
 
 def error_text(response: httpx.Response) -> str:
-    """Returns what the server says went wrong, and where a token that it did not take came from."""
+    """Returns the server's complaint, and where a token that it did not take came from."""
     try:
         record = response.json()
-    except (ValueError, UnicodeDecodeError):
+    except ValueError:
         return response.text.strip() or response.reason_phrase
     if not isinstance(record, dict) or "message" not in record:
         return json.dumps(record)

@@ -1,6 +1,8 @@
 """The `ferry` command."""
 
+import errno
 import importlib.metadata
+import io
 import os
 import re
 import sys
@@ -17,14 +19,11 @@ from ferry.commands.roles import ingress, node
 from ferry.commands.status import status
 from ferry.commands.torchserve import torchserve
 from ferry.commands.up import up
-from ferry.standard_streams import (
-    escape_what_output_lacks,
-    is_about_output,
-    let_go_of_output,
-    open_missing_streams,
-)
 
+# Python reads bytes that are not UTF-8, in arguments and names of files, as surrogates.
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_STDERR = 2
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class _Ferry(click.Group):
@@ -34,20 +33,21 @@ class _Ferry(click.Group):
         try:
             return super().main(*args, **kwargs)
         except UnicodeEncodeError as error:
-            # Python reads bytes that are no UTF-8, in arguments and names of files, as surrogates.
             if not _SURROGATES.search(error.object):
                 raise
-            click.echo(f"Error: this is not UTF-8: {error.object!r}", err=True)
-            sys.exit(1)
+            complaint = f"this is not UTF-8: {error.object!r}"
         except OSError as error:
-            if is_about_output(error):
-                let_go_of_output()
-                click.echo(f"Error: cannot write: {error.strerror}", err=True)
+            # Errors of files carry the file's name; this one is of standard output.
+            if error.filename is None and error.errno in _FULL:
+                # Python would try to write its buffer once more at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                complaint = f"cannot write: {error.strerror}"
             elif _is_nowhere():
-                click.echo("Error: the current folder is not there any more", err=True)
+                complaint = "the current folder is not there any more"
             else:
                 raise
-            sys.exit(1)
+        click.echo(f"Error: {complaint}", err=True)
+        sys.exit(1)
 
 
 def _is_nowhere() -> bool:
@@ -62,8 +62,24 @@ def _is_nowhere() -> bool:
 @click.version_option(importlib.metadata.version("torchferry"), prog_name="ferry")
 def main() -> None:
     """Serve PyTorch models in batches from a Redis queue."""
-    open_missing_streams()
-    escape_what_output_lacks()
+    _open_missing_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Escapes characters that standard output cannot encode, as standard error does.
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _open_missing_streams() -> None:
+    """Opens /dev/null in place of each standard stream that this process was started without.
+
+    Otherwise the next file or socket gets number 1 or 2, and what C code and children print there
+    goes into it: into the connection to Redis, for example. Neither Python nor click prevents that.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(_STDERR, "w")
 
 
 for command in (up, ingress, node, status, models, predict, archive, doctor, torchserve, bench):

@@ -4,14 +4,12 @@ import glob
 import importlib.metadata
 import io
 import json
-import os
 import re
 import shutil
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,7 +36,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What the archive shall be called and hold."""
+    """The archive's name and contents."""
 
     model_name: str
     version: str
@@ -51,26 +49,26 @@ class Recipe:
     extra_files: str
 
     def manifest(self) -> str:
-        """MANIFEST.json, with torch-model-archiver's keys in its order."""
+        """Returns MANIFEST.json, with torch-model-archiver's keys in its order."""
         model = {
             "modelName": self.model_name,
-            "serializedFile": _name(self.serialized_file),
-            "handler": Path(self.handler).name,
-            "modelFile": _name(self.model_file),
+            "serializedFile": self.serialized_file,
+            "handler": self.handler,
+            "modelFile": self.model_file,
             "modelVersion": self.version,
-            "requirementsFile": _name(self.requirements_file),
-            "configFile": _name(self.config_file),
+            "requirementsFile": self.requirements_file,
+            "configFile": self.config_file,
         }
         manifest = {
             "createdOn": datetime.now(UTC).astimezone().strftime("%d/%m/%Y %H:%M:%S"),
             "runtime": self.runtime,
-            "model": {key: value for key, value in model.items() if value},
+            "model": {key: Path(value).name for key, value in model.items() if value},
             "archiverVersion": importlib.metadata.version("torchferry"),
         }
         return json.dumps(manifest, indent=2)
 
     def files(self) -> dict[str, Path]:
-        """Returns where each file lies in the archive, and where it comes from.
+        """Returns each file's place in the archive, and its source.
 
         Raises:
             click.ClickException: a file is missing, or two would lie in the same place.
@@ -100,21 +98,15 @@ class Recipe:
         return path
 
 
-def _check_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    if not _NAME.fullmatch(value):
-        raise click.BadParameter(
-            f"{value!r}: use letters, digits, '_', '-' and '.', beginning with a letter or digit."
-        )
-    return value
+def _matching(
+    pattern: re.Pattern[str], hint: str
+) -> Callable[[click.Context, click.Parameter, str], str]:
+    def check(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+        if not pattern.fullmatch(value):
+            raise click.BadParameter(f"{value!r}: {hint}")
+        return value
 
-
-def _check_version(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    if not VERSION_PATTERN.fullmatch(value):
-        raise click.BadParameter(
-            f"{value!r}: no server would register it. Use letters, digits, '.', '_', '+' and '-', "
-            "at most 128 of them, beginning with a letter, digit or '_'."
-        )
-    return value
+    return check
 
 
 class _Command(click.Command):
@@ -126,9 +118,24 @@ class _Command(click.Command):
 
 
 @click.command(cls=_Command)
-@click.option("--model-name", required=True, callback=_check_name, help="Name to serve under.")
 @click.option(
-    "-v", "--version", required=True, callback=_check_version, help="Version of the model."
+    "--model-name",
+    required=True,
+    callback=_matching(
+        _NAME, "use letters, digits, '_', '-' and '.', beginning with a letter or digit."
+    ),
+    help="Name to serve under.",
+)
+@click.option(
+    "-v",
+    "--version",
+    required=True,
+    callback=_matching(
+        VERSION_PATTERN,
+        "no server would register it. Use letters, digits, '.', '_', '+' and '-', "
+        "at most 128 of them, beginning with a letter, digit or '_'.",
+    ),
+    help="Version of the model.",
 )
 @click.option(
     "--handler",
@@ -187,20 +194,14 @@ def _write(target: Path, archive_format: str, recipe: Recipe, files: Mapping[str
         (target / MANIFEST_NAME).parent.mkdir(parents=True, exist_ok=True)
         (target / MANIFEST_NAME).write_text(recipe.manifest(), encoding="utf-8")
         return
-    with _replacing(target) as unfinished:
+    # Written elsewhere and moved: a target is whole, or it is the one of before.
+    with tempfile.TemporaryDirectory(prefix=".archive-", dir=target.parent) as folder:
+        unfinished = Path(folder) / target.name
         if archive_format == "tgz":
             _write_tar(unfinished, recipe, files)
         else:
             method = zipfile.ZIP_STORED if archive_format == "zip-store" else zipfile.ZIP_DEFLATED
             _write_zip(unfinished, method, recipe, files)
-
-
-@contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """A file to write to; it becomes `target` in one step, and is gone if the writing fails."""
-    with tempfile.TemporaryDirectory(prefix=".archive-", dir=target.parent) as folder:
-        unfinished = Path(folder) / target.name
-        yield unfinished
         unfinished.replace(target)
 
 
@@ -212,7 +213,7 @@ def _write_zip(path: Path, method: int, recipe: Recipe, files: Mapping[str, Path
 
 
 def _write_tar(path: Path, recipe: Recipe, files: Mapping[str, Path]) -> None:
-    """Everything lies in a folder of the model's name, as in torch-model-archiver's."""
+    """Puts everything into a folder of the model's name, as torch-model-archiver does."""
     with tarfile.open(path, "w:gz", dereference=True) as bundle:
         for place, source in files.items():
             bundle.add(source, f"{recipe.model_name}/{place}")
@@ -223,8 +224,8 @@ def _write_tar(path: Path, recipe: Recipe, files: Mapping[str, Path]) -> None:
 
 
 def _extra_files(patterns: str) -> Iterator[tuple[str, Path]]:
-    """Place in the archive and source: a file under its base name, a folder by its content."""
-    for pattern in filter(None, (part.strip() for part in patterns.split(","))):
+    """Yields place and source: a file under its base name, a folder by its content."""
+    for pattern in filter(None, map(str.strip, patterns.split(","))):
         found = sorted(glob.glob(pattern))  # noqa: PTH207 - a pattern may be absolute
         if not found:
             raise click.BadParameter(f"Nothing matches {pattern!r}.", param_hint="'--extra-files'")
@@ -236,14 +237,10 @@ def _extra_files(patterns: str) -> Iterator[tuple[str, Path]]:
 
 
 def _folder_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(
-            name for name in folders if not name.startswith((".", "__pycache__", "__MACOSX"))
+    for path in sorted(folder.rglob("*")):
+        place = path.relative_to(folder)
+        is_left_out = any(
+            part.startswith((".", "__pycache__", "__MACOSX")) for part in place.parts[:-1]
         )
-        for name in sorted(names):
-            path = Path(parent) / name
-            yield path.relative_to(folder).as_posix(), path
-
-
-def _name(path: Path | None) -> str:
-    return path.name if path else ""
+        if not is_left_out and not path.is_dir():
+            yield place.as_posix(), path

@@ -23,7 +23,7 @@ from ferry.load.runs import EXTRA, Sweep, combinations, measure_run, model_of, p
 from ferry.options import check_header_value, inference_option, json_option, management_option
 
 NO_SUCCESS = "no request was answered with a success"
-# All were those of the warm-up, which took longer than the whole run; or --rate is low.
+# Each was part of the warm-up, which took longer than the whole run; or --rate is low.
 NONE_MEASURED = "no request was sent in the seconds that are measured: raise --duration"
 _DAY_S = 86_400
 _CONNECTIONS = 16
@@ -32,7 +32,7 @@ _CONNECTIONS_OF_OPEN_LOOP = 1000
 
 
 def _numbers(smallest: int) -> Callable[[click.Context, click.Parameter, str], list[int]]:
-    """Reads a comma list of whole numbers from `smallest` on."""
+    """Returns a callback that reads whole numbers from `smallest` on, separated by commas."""
 
     def read(_context: click.Context, _parameter: click.Parameter, value: str) -> list[int]:
         texts = [text.strip() for text in value.split(",")]
@@ -156,7 +156,7 @@ def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None
     type=click.Path(file_okay=False, path_type=Path),
     default="bench",
     show_default=True,
-    help="Folder for report.html, chart.png and report.json.",
+    help="Folder for chart.png and report.json.",
 )
 @_load_options
 @management_option
@@ -200,7 +200,7 @@ def bench_batching(  # noqa: PLR0917 - click passes all of them by name
         if points and not as_json:
             _print_points(points)
         raise
-    facts = {"archive": archive, "workers": str(workers), **_facts(load)}
+    facts = _facts(sweep, load)
     if as_json:
         click.echo(as_record(facts, points))
     else:
@@ -214,7 +214,7 @@ def bench_batching(  # noqa: PLR0917 - click passes all of them by name
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Yields what keeps the report from being written is said in a sentence."""
+    """Turns what keeps the report from being written into a sentence."""
     try:
         yield
     except ImportError as error:
@@ -224,18 +224,18 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _require_success(points: list[Point]) -> None:
-    """Somebody was answered, or the other runs would be in vain."""
+    """Ends a sweep whose first run had no success: the other runs would have none either."""
     found = points[0].figures
     if not found.requests:
         raise click.ClickException(NONE_MEASURED)
     if found.errors == found.requests:
-        firsts = (f": {one.kind}, the first: {one.text}" for one in found.failures[:1])
-        raise click.ClickException(NO_SUCCESS + "".join(firsts))
+        failure = found.failures[0]
+        raise click.ClickException(f"{NO_SUCCESS}: {failure.kind}, the first: {failure.text}")
 
 
 def _warn_of_unknown_batches(found: list[Figures], metrics_url: str) -> None:
     if all(one.mean_batch is None for one in found):
-        warn(f"how large batches were is not to be seen at {metrics_url} (--metrics-url)")
+        warn(f"{metrics_url} does not tell how large batches were (--metrics-url)")
 
 
 def _is_http(url: str) -> bool:
@@ -260,12 +260,13 @@ def _load(url: str, options: dict[str, Any]) -> Load:
     )
 
 
-def _facts(load: Load) -> dict[str, str]:
-    rate = f"{load.rate_per_s:g} requests/s" if load.rate_per_s else "as answers come"
+def _facts(sweep: Sweep, load: Load) -> dict[str, str]:
     return {
+        "archive": sweep.archive,
+        "workers": str(sweep.workers),
         "body": f"{len(load.body)} bytes",
         "connections": str(load.connections),
-        "requests leave": rate,
+        "requests leave": f"{load.rate_per_s:g}/s" if load.rate_per_s else "as answers come",
         "seconds per run": f"{load.duration_s:g}, after {load.warmup_s:g} of warming up",
     }
 
@@ -288,7 +289,7 @@ def _print_figures(found: Figures) -> None:
 
 
 def _print_points(points: list[Point]) -> None:
-    # As narrow as the terminals that most people have.
+    # It must fit into a terminal of 80 columns.
     grid = Table(*HEADS, box=None, pad_edge=False, collapse_padding=True)
     for column in grid.columns:
         column.justify = "right"

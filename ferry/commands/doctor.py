@@ -1,4 +1,4 @@
-"""`ferry doctor`: what will and will not run of an archive, before it is deployed."""
+"""`ferry doctor`: says what of an archive will run here, before it is deployed."""
 
 import dataclasses
 import json
@@ -15,7 +15,6 @@ from ferry.options import json_option, settings_from_flags
 if TYPE_CHECKING:
     from workers.doctor.examination import Report
 
-EXIT_PROBLEM = 1
 _STYLES = {"ok": "green", "note": "yellow", "problem": "red"}
 
 
@@ -34,7 +33,7 @@ def doctor(context: click.Context, archive: Path, config: Path | None, as_json: 
 
     Nothing of ARCHIVE is executed. Exit status 1 if something keeps the model from running.
     """
-    # Only here: the other commands need nothing of the workers.
+    # Only here: the other commands load nothing of the workers.
     from workers.doctor.examination import examine  # noqa: PLC0415 - see above
 
     settings = settings_from_flags(config, {})
@@ -44,17 +43,16 @@ def doctor(context: click.Context, archive: Path, config: Path | None, as_json: 
     else:
         _print(report)
     if not report.will_run:
-        context.exit(EXIT_PROBLEM)
+        context.exit(1)
 
 
 def _as_json(report: "Report") -> dict[str, object]:
-    record = dataclasses.asdict(report)
     return {
         "archive": report.archive,
         "modelName": report.model_name,
         "modelVersion": report.model_version,
         "willRun": report.will_run,
-        "findings": record["findings"],
+        "findings": [dataclasses.asdict(finding) for finding in report.findings],
     }
 
 

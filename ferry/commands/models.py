@@ -4,7 +4,7 @@ import concurrent.futures
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -75,7 +75,7 @@ def scale(
 ) -> None:
     """Set how many workers each node runs for MODEL."""
     with Api(management_url) as api, spinner(f"Scaling {model}", is_quiet=as_json or not wait):
-        path = ("models", model, version) if version else ("models", model)
+        path = filter(None, ("models", model, version))
         answer = api.call("PUT", *path, synchronous=str(wait).lower(), **workers)
     _print_status(answer, as_json)
 
@@ -127,8 +127,7 @@ def unregister(model: str, version: str, management_url: str, as_json: bool) -> 
     The default version can only be removed when it is the last one.
     """
     with Api(management_url) as api:
-        path = ("models", model, version) if version else ("models", model)
-        answer = api.call("DELETE", *path)
+        answer = api.call("DELETE", *filter(None, ("models", model, version)))
     _print_status(answer, as_json)
 
 
@@ -145,7 +144,7 @@ def set_default(model: str, version: str, management_url: str, as_json: bool) ->
 
 
 def all_models(api: Api) -> list[dict[str, str]]:
-    """Returns every registered model, over as many pages as it takes, sorted by name."""
+    """Lists every registered model, page by page, sorted by name."""
     found: list[dict[str, str]] = []
     start: str | None = "0"
     while start is not None:
@@ -156,7 +155,7 @@ def all_models(api: Api) -> list[dict[str, str]]:
 
 
 def all_versions(api: Api) -> list[dict[str, Any]]:
-    """Returns every version of every registered model, described."""
+    """Describes every version of every registered model."""
     found: list[dict[str, Any]] = []
     for model in all_models(api):
         try:
@@ -169,17 +168,12 @@ def all_versions(api: Api) -> list[dict[str, Any]]:
 
 
 def marked_version(record: dict[str, Any]) -> str:
-    """A described version's name, and whether it is the one that requests without any go to."""
+    """Returns the name of a described version, marked if it is the model's default."""
     return f"{record['modelVersion']}{' (default)' if record.get('isDefault') else ''}"
 
 
-def hosts_of_nodes(workers: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """Node id to host name, of the nodes of described workers; empty where it is not known."""
-    return {worker["node"]: worker.get("host", "") for worker in workers if "node" in worker}
-
-
 def worker_states(record: dict[str, Any]) -> dict[str, int]:
-    """Returns how many workers of a described version are in each state."""
+    """Counts the workers of a described version by their states."""
     return dict(Counter(map(_state, record.get("workers", ()))))
 
 
@@ -188,7 +182,7 @@ def _state(worker: dict[str, Any]) -> str:
 
 
 def _watched(api: Api, url: str, query: dict[str, Any], *, is_quiet: bool) -> Any:
-    """Returns the answer to a registration; shows people how far it has come meanwhile."""
+    """Registers a model and returns the answer; on a terminal, shows how far it has come."""
     console = err()
     if is_quiet or not console.is_terminal:
         return api.call("POST", "models", **query)
@@ -213,33 +207,28 @@ def _watched(api: Api, url: str, query: dict[str, Any], *, is_quiet: bool) -> An
 
 def registration_stage(api: Api, url: str) -> dict[str, Any]:
     """Returns how far the registration has come, as fields of a progress bar."""
-    if (record := _registered(api, url)) is not None:
-        ready, wanted = worker_states(record).get("READY", 0), record["minWorkers"]
-        text = f"Loading workers of {escape(record['modelName'])}"
-        amount = f"{ready}/{wanted}"
-        return {"description": text, "total": wanted, "completed": ready, "amount": amount}
-    if (download := _download(api, url)) is not None:
-        done, total = download["done_bytes"], download["total_bytes"] or None
-        amount = f"{done / 1e6:.1f}" + (f"/{total / 1e6:.1f} MB" if total else " MB")
-        text = f"Downloading {escape(url)}"
-        return {"description": text, "total": total, "completed": done, "amount": amount}
+    # Only decoration: the registration's own answer tells what has gone wrong.
+    with contextlib.suppress(click.ClickException):
+        for model in all_models(api):
+            if model["modelUrl"] == url:
+                return _loading(api.call("GET", "models", model["modelName"])[0])
+        for download in api.call("GET", "downloads"):
+            if download["url"] == url:
+                return _downloading(download)
     return {"description": f"Checking {escape(url)}", "total": None, "amount": ""}
 
 
-def _download(api: Api, url: str) -> dict[str, Any] | None:
-    with contextlib.suppress(click.ClickException, KeyError, TypeError):
-        return next((one for one in api.call("GET", "downloads") if one["url"] == url), None)
-    return None
+def _loading(record: dict[str, Any]) -> dict[str, Any]:
+    ready, wanted = worker_states(record).get("READY", 0), record["minWorkers"]
+    text, amount = f"Loading workers of {escape(record['modelName'])}", f"{ready}/{wanted}"
+    return {"description": text, "total": wanted, "completed": ready, "amount": amount}
 
 
-def _registered(api: Api, url: str) -> dict[str, Any] | None:
-    # Only decoration: whatever goes wrong here, the registration's own answer tells.
-    with contextlib.suppress(click.ClickException, KeyError, IndexError):
-        for record in all_models(api):
-            if record["modelUrl"] == url:
-                described: dict[str, Any] = api.call("GET", "models", record["modelName"])[0]
-                return described
-    return None
+def _downloading(record: dict[str, Any]) -> dict[str, Any]:
+    done, total = record["done_bytes"], record["total_bytes"] or None
+    amount = f"{done / 1e6:.1f}" + (f"/{total / 1e6:.1f} MB" if total else " MB")
+    text = f"Downloading {escape(record['url'])}"
+    return {"description": text, "total": total, "completed": done, "amount": amount}
 
 
 def _print_status(answer: dict[str, Any], as_json: bool) -> None:
@@ -274,9 +263,9 @@ def _print_workers(workers: Sequence[dict[str, Any]]) -> None:
         table.add_row(*(escape(str(cell)) for cell in row), worker.get("startTime", ""))
     if table.row_count:
         out().print(table)
-    for node, host in hosts_of_nodes(workers).items():
-        if host:
-            out().print(f"node {escape(node)} on {escape(host)}")
-    # Each once: what keeps one worker from loading mostly keeps all of them.
+    hosts = {worker["node"]: worker["host"] for worker in workers if worker.get("host")}
+    for node, host in hosts.items():
+        out().print(f"node {escape(node)} on {escape(host)}")
+    # Each once: most errors keep all workers from loading.
     for error in dict.fromkeys(worker["error"] for worker in workers if worker.get("error")):
         out().print(f"[red]not started:[/] {escape(error)}")

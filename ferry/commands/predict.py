@@ -1,6 +1,7 @@
 """`ferry predict`: sends files to a model and prints what it answers."""
 
 import concurrent.futures
+import contextlib
 import json
 import mimetypes
 import sys
@@ -17,31 +18,24 @@ from ferry.api import Api, error_text
 from ferry.console import err, out
 from ferry.options import check_header_value, inference_option, json_option, version_option
 
-# More at once only lengthen the line; a batch is filled long before.
+# More at once only lengthen the queue; a batch is filled long before.
 MAX_CONCURRENT = 64
-STDIN = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What came back for one file; without a status, why nothing did."""
+    """A file's answer; with an error, `status` is the server's, or None without an answer."""
 
     file: str
     status: int | None
     answer: Any
+    is_ok: bool = False
 
     @property
-    def is_ok(self) -> bool:
-        """Returns whether the model answered rather than the server refused."""
-        return self.status is not None and self.status < httpx.codes.BAD_REQUEST
-
-    @property
-    def classes(self) -> dict[str, float] | None:
-        """Returns the answer as label -> probability, if it can be that."""
-        answer = self.answer
-        if not isinstance(answer, dict) or not answer:
-            return None
-        return answer if all(_is_probability(value) for value in answer.values()) else None
+    def classes(self) -> dict[str, float]:
+        """Returns the answer as label -> probability; empty if it is something else."""
+        answer = self.answer if self.is_ok and isinstance(self.answer, dict) else {}
+        return answer if all(map(_is_probability, answer.values())) else {}
 
 
 @click.command()
@@ -66,7 +60,7 @@ def predict(  # noqa: PLR0917 - click passes all of them by name
 ) -> None:
     """Send each FILE to MODEL, several at once, and print the answers. `-` is standard input."""
     bodies = [(name, _read(name)) for name in files]
-    path = ("predictions", model, version) if version else ("predictions", model)
+    path = [segment for segment in ("predictions", model, version) if segment]
     with (
         Api(inference_url) as api,
         concurrent.futures.ThreadPoolExecutor(min(len(bodies), MAX_CONCURRENT)) as pool,
@@ -79,7 +73,9 @@ def predict(  # noqa: PLR0917 - click passes all of them by name
                 response = api.send("POST", *path, content=content, content_type=kind)
             except click.ClickException as error:
                 return Prediction(name, None, error.message)
-            return Prediction(name, response.status_code, _answer(response))
+            if response.is_error:
+                return Prediction(name, response.status_code, error_text(response))
+            return Prediction(name, response.status_code, _answer(response), is_ok=True)
 
         predictions = list(pool.map(send, bodies))
     if all(prediction.status is None for prediction in predictions):
@@ -93,7 +89,7 @@ def predict(  # noqa: PLR0917 - click passes all of them by name
 
 
 def _read(name: str) -> bytes:
-    if name == STDIN:
+    if name == "-":
         return sys.stdin.buffer.read()
     try:
         return Path(name).read_bytes()
@@ -102,21 +98,17 @@ def _read(name: str) -> bytes:
 
 
 def _content_type(name: str) -> str:
-    """Returns the types that a handler gets decoded.
+    """Guesses the type of text and JSON, which handlers get decoded.
 
-    Anything else goes as bare bytes, like `curl -T`.
+    Everything else goes as bare bytes, as with `curl -T`.
     """
     kind = mimetypes.guess_type(name)[0] or ""
     return kind if kind == "application/json" or kind.startswith("text/") else ""
 
 
 def _answer(response: httpx.Response) -> Any:
-    if response.status_code >= httpx.codes.BAD_REQUEST:
-        return error_text(response)
-    try:
+    with contextlib.suppress(ValueError):  # UnicodeDecodeError is one
         return response.json()
-    except ValueError:  # covers text that is not UTF-8 as well
-        pass
     try:
         return response.content.decode()
     except UnicodeDecodeError:
@@ -133,11 +125,10 @@ def _print(predictions: list[Prediction]) -> None:
     table = Table("file", "class", "probability", box=None)
     table.columns[2].justify = "right"
     for prediction in predictions:
-        if prediction.is_ok and prediction.classes is not None:
-            name = prediction.file
-            for label, number in prediction.classes.items():
-                table.add_row(escape(name), escape(label), f"{number:.4f}")
-                name = ""
+        name = prediction.file
+        for label, number in prediction.classes.items():
+            table.add_row(escape(name), escape(label), f"{number:.4f}")
+            name = ""
     if table.row_count:
         out().print(table)
     for prediction in predictions:
@@ -145,13 +136,12 @@ def _print(predictions: list[Prediction]) -> None:
             status = f" (HTTP {prediction.status})" if prediction.status else ""
             text = f"{prediction.file}: {prediction.answer}{status}"
             err().print(escape(text), style="red", soft_wrap=True)
-        elif prediction.classes is None:
+        elif not prediction.classes:
             prefix = f"{prediction.file}: " if len(predictions) > 1 else ""
-            click.echo(prefix + _text(prediction.answer))
-
-
-def _text(answer: Any) -> str:
-    return answer if isinstance(answer, str) else json.dumps(answer, indent=2)
+            answer = prediction.answer
+            click.echo(
+                prefix + (answer if isinstance(answer, str) else json.dumps(answer, indent=2))
+            )
 
 
 def _is_probability(value: Any) -> bool:

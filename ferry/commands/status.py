@@ -30,10 +30,11 @@ def status(management_url: str, inference_url: str, as_json: bool) -> None:
     with Api(management_url, answer_timeout_s=10) as management:
         nodes = management.call("GET", "nodes")
         versions = all_versions(management)
+    counts = Counter(worker["node"] for version in versions for worker in version["workers"])
     record = {
         "ready": response.status_code == httpx.codes.OK,
         "reason": "" if response.status_code == httpx.codes.OK else _reason(response),
-        "nodes": _workers_by_node(nodes, versions),
+        "nodes": {node["node"]: counts[node["node"]] for node in nodes},
         "hosts": {node["node"]: node["host"] for node in nodes},
         "models": [_summary(version) for version in versions],
     }
@@ -50,12 +51,6 @@ def _reason(response: httpx.Response) -> str:
         return error_text(response)
 
 
-def _workers_by_node(nodes: list[dict[str, Any]], versions: list[dict[str, Any]]) -> dict[str, int]:
-    """Node -> how many workers it runs."""
-    counts = Counter(worker["node"] for version in versions for worker in version["workers"])
-    return {node["node"]: counts[node["node"]] for node in nodes}
-
-
 def _summary(version: dict[str, Any]) -> dict[str, Any]:
     queue = version["jobQueueStatus"]
     return {
@@ -69,32 +64,28 @@ def _summary(version: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _on_host(node: str, record: dict[str, Any]) -> str:
-    host = record["hosts"].get(node)
-    return f"{node} on {host}" if host else node
-
-
 def _print(record: dict[str, Any]) -> None:
     console = out()
     console.print("[green]ready[/]" if record["ready"] else f"[red]{escape(record['reason'])}[/]")
     nodes = ", ".join(
-        f"{_on_host(name, record)} ({count} worker{'s' * (count != 1)})"
-        for name, count in record["nodes"].items()
+        f"{name}{f' on {host}' if host else ''} ({count} worker{'s' * (count != 1)})"
+        for (name, count), host in zip(
+            record["nodes"].items(), record["hosts"].values(), strict=True
+        )
     )
     nodes = escape(nodes) or "none runs. `ferry node` starts one."
     console.print(f"Nodes: {nodes}")
+    if not record["models"]:
+        console.print("No models. `ferry models register` adds one.")
+        return
     table = Table("model", "version", "workers", "per node", "waiting", "room", box=None)
     for model in record["models"]:
         states = ", ".join(f"{count} {state}" for state, count in model["workers"].items())
+        default = " (default)" if model["is_default"] else ""
         table.add_row(
             escape(model["model"]),
-            escape(model["version"]) + (" (default)" if model["is_default"] else ""),
+            escape(model["version"] + default),
             states or "none",
-            str(model["workers_per_node"]),
-            str(model["waiting"]),
-            str(model["room"]),
+            *(str(model[name]) for name in ("workers_per_node", "waiting", "room")),
         )
-    if table.row_count:
-        console.print(table)
-    else:
-        console.print("No models. `ferry models register` adds one.")
+    console.print(table)

@@ -21,7 +21,7 @@ class BatchCount:
     requests: float
 
     def since(self, earlier: "BatchCount") -> float | None:
-        """Requests per batch since then; None when there was no batch."""
+        """Returns the requests per batch since then; None when there was no batch."""
         batches = self.batches - earlier.batches
         return (self.requests - earlier.requests) / batches if batches > 0 else None
 
@@ -58,9 +58,9 @@ class Figures:
 
 
 def figures(outcome: Outcome, mean_batch: float | None = None) -> Figures:
-    """Returns the figures of an outcome; percentiles are 0 when nothing succeeded."""
+    """Computes the figures of an outcome; percentiles are 0 when nothing succeeded."""
     latencies = sorted(outcome.latencies_s)
-    total = sum(outcome.statuses.values())
+    total = outcome.statuses.total()
     p50, p95, p99 = (1000 * percentile(latencies, share) for share in (0.5, 0.95, 0.99))
     return Figures(
         requests=total,
@@ -83,20 +83,19 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def batch_count(metrics_url: str, model_name: str) -> BatchCount | None:
-    """Returns what /metrics says of this model's batches; None when it says nothing of the kind."""
+    """Reads a model's batches from /metrics; None when the page has no such metric."""
     try:
         # Past any proxy, as the load itself.
         answer = httpx.get(metrics_url, timeout=_METRICS_TIMEOUT_S, trust_env=False)
         text = answer.raise_for_status().text
         families = [one for one in text_string_to_metric_families(text) if one.name == BATCH_METRIC]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError):  # or something else than metrics
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):  # or something other than metrics
         return None
     if not families:
         return None
-    samples = [sample for family in families for sample in family.samples]
 
     def total(suffix: str) -> float:
-        name = f"{BATCH_METRIC}_{suffix}"
+        name, samples = f"{BATCH_METRIC}_{suffix}", families[0].samples
         return sum(s.value for s in samples if s.name == name and s.labels["model"] == model_name)
 
     return BatchCount(batches=total("count"), requests=total("sum"))

@@ -1,27 +1,16 @@
-"""A sweep's result as files: JSON, a chart, and a page that needs nothing else."""
+"""A sweep's result: a table, and files with the same figures as JSON and as a chart."""
 
-import html
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ferry.load.figures import Figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_INCHES = (11, 4.5)
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }
-table { border-collapse: collapse } td, th { padding: .2rem .8rem; text-align: right }
-thead { border-bottom: 1px solid } tbody tr:nth-child(odd) { background: #8881 }
-svg { max-width: 100%; height: auto } dt { float: left; clear: left; width: 9rem; color: #777 }
-@media (prefers-color-scheme: dark) { body { background: #181818; color: #ddd }
-svg { background: #fff } }
-"""
 HEADS = (
     *("size", "delay ms", "req/s", "x single", "p50 ms", "p95 ms", "p99 ms"),
     *("batch", "requests", "errors"),
@@ -40,109 +29,82 @@ class Point:
 def write_report(
     folder: Path, title: str, facts: dict[str, str], points: Sequence[Point]
 ) -> list[Path]:
-    """report.json, chart.png and report.html are in the folder, which is made if need be.
+    """Writes report.json and chart.png, and returns their paths.
 
     Args:
-        folder: where.
-        title: of page and chart.
-        facts: what was measured, and how; shown beside the figures.
+        folder: where; it must exist.
+        title: of the chart.
+        facts: what was measured, and how.
         points: in the order of the table.
 
     Raises:
         ImportError: matplotlib is not installed.
-        OSError: they cannot be written.
+        OSError: a file cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / name for name in ("report.json", "chart.png", "report.html")]
-    paths[0].write_text(as_record(facts, points) + "\n")
+    record, picture = folder / "report.json", folder / "chart.png"
+    record.write_text(as_record(facts, points) + "\n")
     chart = draw(points)
-    drawing = io.StringIO()
-    chart.savefig(drawing, format="svg")
-    # The page has the title itself. In names, dollars are no formulas.
+    # A dollar in a model's name begins no formula.
     chart.suptitle(title, parse_math=False, wrap=True)
-    chart.savefig(paths[1], dpi=150)
-    paths[2].write_text(page(title, facts, points, drawing.getvalue()), encoding="utf-8")
-    return paths
+    chart.savefig(picture, dpi=150)
+    return [record, picture]
 
 
 def as_record(facts: dict[str, str], points: Sequence[Point]) -> str:
     """Returns the sweep as JSON."""
-    records = [{**_record(point), **asdict(point.figures)} for point in points]
+    records = [
+        {"batch_size": point.batch_size, "max_batch_delay": point.delay_ms, **asdict(point.figures)}
+        for point in points
+    ]
     return json.dumps({"facts": facts, "points": records}, indent=2)
 
 
 def draw(points: Sequence[Point]) -> "Figure":
-    """Throughput and latency against batch size, one line per delay; single requests at 1.
+    """Draws throughput and latency against batch size, one line per delay; single requests at 1.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415 - optional
 
-    chart = Figure(figsize=_INCHES, layout="constrained")
+    chart = Figure(figsize=(11, 4.5), layout="constrained")
     throughput, latency = chart.subplots(1, 2)
     single = [point for point in points if point.batch_size == 1]
-    all_sizes = sorted({point.batch_size for point in points})
-    for number, delay_ms in enumerate(_delays(points)):
-        line = single + [p for p in points if p.delay_ms == delay_ms and p.batch_size > 1]
-        sizes, color = [p.batch_size for p in line], f"C{number}"
-        label = f"delay {delay_ms} ms"
+    batched = [point for point in points if point.batch_size > 1]
+    for number, delay_ms in enumerate(sorted({point.delay_ms for point in batched}) or [0]):
+        line = single + [point for point in batched if point.delay_ms == delay_ms]
+        sizes, color, label = [p.batch_size for p in line], f"C{number}", f"delay {delay_ms} ms"
         rates = [p.figures.requests_per_s for p in line]
         throughput.plot(sizes, rates, "o-", color=color, label=label)
-        for style, share in (("o-", "p50_ms"), ("x--", "p99_ms")):
-            values = [getattr(p.figures, share) for p in line]
-            name = f"{share[:3]}, {label}"
-            latency.plot(sizes, values, style, color=color, label=name)
+        p50, p99 = [p.figures.p50_ms for p in line], [p.figures.p99_ms for p in line]
+        latency.plot(sizes, p50, "o-", color=color, label=f"p50, {label}")
+        latency.plot(sizes, p99, "x--", color=color, label=f"p99, {label}")
+    all_sizes = sorted({point.batch_size for point in points})
     for axes, text in ((throughput, "requests/s"), (latency, "latency, ms")):
         axes.set_xscale("log", base=2)
         axes.set_xticks(all_sizes, [str(size) for size in all_sizes])
-        axes.set_xlabel("batch size")
-        axes.set_ylabel(text)
+        axes.set(xlabel="batch size", ylabel=text)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend()
     return chart
 
 
-def page(title: str, facts: dict[str, str], points: Sequence[Point], drawing: str) -> str:
-    """Returns the whole page; `drawing` is an SVG document."""
-    said = "".join(f"<dt>{html.escape(k)}<dd>{html.escape(v)}" for k, v in facts.items())
-    heads = "".join(f"<th>{head}" for head in HEADS)
-    rows = "".join("<tr>" + "".join(f"<td>{cell}" for cell in row) for row in table(points))
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1>{drawing[drawing.index('<svg') :]}"
-        f"<table><thead><tr>{heads}<tbody>{rows}</table><dl>{said}</dl></html>\n"
-    )
-
-
 def table(points: Sequence[Point]) -> list[list[str]]:
-    """One row of texts per point, under `HEADS`; a batch size of 1 is what others are held to."""
+    """Returns one row per point, under `HEADS`; "x single" compares it with single requests."""
     single = next((p.figures.requests_per_s for p in points if p.batch_size == 1), 0.0)
     return [_row(point, single) for point in points]
 
 
 def _row(point: Point, single_per_s: float) -> list[str]:
     found = point.figures
-    gain = f"{found.requests_per_s / single_per_s:.2f}" if single_per_s else "-"
-    batch = "-" if found.mean_batch is None else f"{found.mean_batch:.1f}"
-    times = (f"{value:.1f}" for value in (found.p50_ms, found.p95_ms, found.p99_ms))
-    setting = [str(point.batch_size), str(point.delay_ms)]
     return [
-        *setting,
+        str(point.batch_size),
+        str(point.delay_ms),
         f"{found.requests_per_s:.1f}",
-        gain,
-        *times,
-        batch,
+        f"{found.requests_per_s / single_per_s:.2f}" if single_per_s else "-",
+        *(f"{value:.1f}" for value in (found.p50_ms, found.p95_ms, found.p99_ms)),
+        "-" if found.mean_batch is None else f"{found.mean_batch:.1f}",
         str(found.requests),
         str(found.errors),
     ]
-
-
-def _record(point: Point) -> dict[str, Any]:
-    return {"batch_size": point.batch_size, "max_batch_delay": point.delay_ms}
-
-
-def _delays(points: Sequence[Point]) -> list[int]:
-    found = sorted({point.delay_ms for point in points if point.batch_size > 1})
-    return found or [0]

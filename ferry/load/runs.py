@@ -1,9 +1,7 @@
 """Single runs of load, with a progress bar and the batch sizes of /metrics; sweeps of them."""
 
-import contextlib
 import itertools
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from urllib.parse import unquote, urlsplit
 
@@ -20,54 +18,43 @@ from ferry.load.report import Point
 EXTRA = "this needs more packages: pip install 'torchferry[bench]'"
 
 
-@dataclass(slots=True)
-class Bar:
-    """One progress bar for several runs, one after the other."""
-
-    progress: Progress
-    done_s: float = 0.0
-
-    def show(self, text: str, seconds: float, outcome: Outcome) -> None:
-        """Shows how long the run described by `text` has gone on."""
-        answers = sum(outcome.statuses.values())
-        self.progress.update(
-            self.progress.task_ids[0],
-            completed=self.done_s + seconds,
-            description=escape(text),
-            answers=f"{answers} answers",
-        )
-
-
-@contextlib.contextmanager
-def progress_bar(seconds: float, *, is_quiet: bool) -> Iterator[Bar]:
-    """Yields a bar for runs of `seconds` in all; shown on a terminal only, and gone afterwards."""
-    columns = (
+def progress_bar(seconds: float, *, is_quiet: bool) -> Progress:
+    """Returns a bar for runs of `seconds` in all; shown on a terminal only, and gone afterwards."""
+    console = err()
+    progress = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.fields[answers]}"),
         TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=is_quiet or not console.is_terminal,
     )
-    console = err()
-    hidden = is_quiet or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        progress.add_task("", total=seconds, answers="")
-        yield Bar(progress)
+    progress.add_task("", total=seconds, answers="")
+    return progress
 
 
-def measure_run(load: Load, metrics_url: str, bar: Bar, text: str) -> Figures:
-    """Returns what came of one run, which the bar shows under `text`. Blocks until it is over.
+def measure_run(load: Load, metrics_url: str, bar: Progress, text: str) -> Figures:
+    """Measures one run, which the bar shows under `text`. Blocks until it is over.
 
     Raises:
         ClickException: aiohttp is not installed.
     """
+    [task] = bar.tasks
+    done_s = task.completed
+
+    def show(seconds: float, so_far: Outcome) -> None:
+        answers = f"{so_far.statuses.total()} answers"
+        at_s = done_s + seconds
+        bar.update(task.id, completed=at_s, description=escape(text), answers=answers)
+
     model_name = model_of(load.url)
     before = batch_count(metrics_url, model_name)
     try:
-        outcome = drive(load, lambda seconds, so_far: bar.show(text, seconds, so_far))
+        outcome = drive(load, show)
     except ImportError as error:
         raise click.ClickException(EXTRA) from error
-    bar.done_s += load.warmup_s + load.duration_s
     after = batch_count(metrics_url, model_name)
     mean = after.since(before) if before is not None and after is not None else None
     return figures(outcome, mean)
@@ -98,13 +85,14 @@ class Sweep:
     inference_url: str
     metrics_url: str
 
-    def measure(self, load: Load, batch_size: int, delay_ms: int, bar: Bar) -> Point:
-        """One combination, under a model name of its own, which is gone afterwards.
+    def measure(self, load: Load, batch_size: int, delay_ms: int, bar: Progress) -> Point:
+        """Measures one combination, under a model name of its own, and unregisters it.
 
         Raises:
             ClickException: the server refuses the model or cannot be reached.
         """
         name = f"bench-{uuid.uuid4().hex[:8]}"
+        url = f"{self.inference_url.rstrip('/')}/predictions/{name}"
         with Api(self.management_url) as api:
             try:
                 api.call(
@@ -117,7 +105,6 @@ class Sweep:
                     initial_workers=self.workers,
                     synchronous="true",
                 )
-                url = f"{self.inference_url.rstrip('/')}/predictions/{name}"
                 text = f"batch size {batch_size}, delay {delay_ms} ms"
                 found = measure_run(replace(load, url=url), self.metrics_url, bar, text)
             finally:
