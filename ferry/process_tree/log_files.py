@@ -14,10 +14,8 @@ import threading
 from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
-MAX_BYTES = 100 * 2**20
-OLD_FILES = 5
 METRICS_VARIABLE = "METRICS_LOCATION"
 
 MODEL_LOG, SERVER_LOG = "model_log.log", "ts_log.log"
@@ -35,21 +33,29 @@ _CLOSE_TIMEOUT_S = 2.0
 class LogFiles:
     """Two pipes for child processes, and a thread that empties them. Use as a context manager."""
 
-    def __init__(self, folder: Path, console: IO[bytes]) -> None:
-        self._folder = folder
-        self._metrics_folder = Path(os.environ.get(METRICS_VARIABLE) or folder)
+    def __init__(
+        self, folder: Path, console: IO[bytes], *, max_bytes: int = 100 * 2**20, old_files: int = 5
+    ) -> None:
+        metrics_folder = Path(os.environ.get(METRICS_VARIABLE) or folder)
         self._console = console
-        self._files: dict[str, _File] = {}
-        self._read_fds: dict[int, str] = {}
+        self._files = {
+            name: _File(
+                (metrics_folder if name in _METRIC_FILES else folder) / name,
+                self._show,
+                maxBytes=max_bytes,
+                backupCount=old_files,
+                delay=True,
+            )
+            for name in (MODEL_LOG, SERVER_LOG, *_FILE_OF_LOGGER.values())
+        }
+        self._selector = selectors.DefaultSelector()
         self.stdout_fd = self._pipe(MODEL_LOG)
         self.stderr_fd = self._pipe(SERVER_LOG)
         self._thread = threading.Thread(target=self._empty, name="log files", daemon=True)
 
     def __enter__(self) -> Self:
-        for name in (MODEL_LOG, SERVER_LOG, *_FILE_OF_LOGGER.values()):
-            place = self._metrics_folder if name in _METRIC_FILES else self._folder
-            self._files[name] = _File(place / name, self._show)
-            self._files[name].make()
+        for file in self._files.values():
+            file.make()
         self._thread.start()
         return self
 
@@ -59,23 +65,21 @@ class LogFiles:
         os.close(self.stderr_fd)
         self._thread.join(_CLOSE_TIMEOUT_S)
         for file in self._files.values():
-            with contextlib.suppress(OSError):  # what is left to write finds no room
+            with contextlib.suppress(OSError):  # there is no room for the rest
                 file.close()
 
     def say(self, line: str) -> None:
-        """One line of the supervisor's own."""
+        """Logs a line of the supervisor's own."""
         with contextlib.suppress(OSError):
             os.write(self.stderr_fd, f"{line}\n".encode())
 
     def _pipe(self, file_name: str) -> int:
         read_fd, write_fd = os.pipe()
-        self._read_fds[read_fd] = file_name
+        self._selector.register(read_fd, selectors.EVENT_READ, _Sorter(file_name))
         return write_fd
 
     def _empty(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            for read_fd, file_name in self._read_fds.items():
-                selector.register(read_fd, selectors.EVENT_READ, _Sorter(file_name))
+        with self._selector as selector:
             while selector.get_map():
                 for key, _ in selector.select():
                     chunk = os.read(key.fd, 65536)
@@ -98,15 +102,15 @@ class LogFiles:
 
 
 class _File(RotatingFileHandler):
-    """One log file. The console has each line anyway, and is told once that the disk takes none."""
+    """One log file. The console shows each line anyway, and once that the file takes none."""
 
-    def __init__(self, path: Path, show: Callable[[bytes], None]) -> None:
-        super().__init__(path, maxBytes=MAX_BYTES, backupCount=OLD_FILES, delay=True)
+    def __init__(self, path: Path, show: Callable[[bytes], None], **options: Any) -> None:
+        super().__init__(path, **options)
         self._show = show
         self._has_failed = self._is_said = False
 
     def make(self) -> None:
-        """Makes the file, if possible, before the first line: others watch for it."""
+        """Makes the file before the first line, if possible: other programs watch for it."""
         path = Path(self.baseFilename)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,21 +126,21 @@ class _File(RotatingFileHandler):
         self._is_said = self._has_failed
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's own)
-        """Instead of a traceback for each line, which would fill the next disk."""
+        """Replaces the traceback for each line, which would fill the next disk."""
         self._has_failed = True
         if not self._is_said:
             self._show(f"cannot write {self.baseFilename}: {sys.exc_info()[1]}".encode())
 
 
 class _Sorter:
-    """Cuts what comes through one pipe into lines and says which file each belongs to."""
+    """Cuts the bytes of one pipe into lines and finds the file of each."""
 
     def __init__(self, file_name: str) -> None:
         self._default = self._current = file_name
         self._rest = b""
 
     def lines(self, chunk: bytes) -> list[tuple[str, bytes]]:
-        """(file name, line) of each whole line; an empty chunk is the end."""
+        """Returns (file name, line) of each whole line; an empty chunk is the end."""
         *whole, self._rest = (self._rest + chunk).split(b"\n")
         if not chunk and self._rest:
             whole.append(self._rest)

@@ -19,10 +19,7 @@ class ReadyPipe:
         self.failures: list[dict[str, Any]] = []
 
     def writer(self) -> tuple[int, ...]:
-        """Returns the descriptor for the child, once.
-
-        Later children have nobody waiting for them.
-        """
+        """Returns the descriptor for the first child; later children get none."""
         return (self._write_fd,) if self._write_fd >= 0 else ()
 
     def hand_over(self) -> None:
@@ -32,22 +29,19 @@ class ReadyPipe:
             self._write_fd = -1
 
     def close(self) -> None:
-        """Both ends are closed."""
+        """Closes both ends."""
         self.hand_over()
-        if self.read_fd >= 0:
-            os.close(self.read_fd)
-            self.read_fd = -1
+        os.close(self.read_fd)
 
     def poll(self) -> bool:
-        """Returns whether the child has said `ready`; reads what is there, never blocks."""
+        """Reads what is there, without blocking; returns whether the child has said `ready`."""
         try:
             chunk = os.read(self.read_fd, 65536)
         except BlockingIOError:
             return self.is_ready
-        # The child has ended, or has nothing more to say.
+        # The child has ended, or has closed its end.
         self.is_closed = not chunk
-        self._pending += chunk
-        *lines, self._pending = self._pending.split(b"\n")
+        *lines, self._pending = (self._pending + chunk).split(b"\n")
         for line in lines:
             if line == READY_LINE.encode():
                 self.is_ready = True

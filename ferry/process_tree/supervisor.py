@@ -1,8 +1,8 @@
 """Keeps the processes of `ferry up` alive and stops them in order.
 
-Started in the order given, stopped in the reverse one: the ingress first, because it drains what is
-in flight and needs workers for it; then the node; Redis last, because both talk to it while they
-leave. One thread: signals and the ends of children wake one `poll`.
+They are started in the order given and stopped in the reverse one: the ingress first, because it
+drains its open requests and needs workers for them; then the node; Redis last, because both talk to
+it while they leave. One thread: signals and the ends of children wake one `poll`.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Self
@@ -27,7 +27,7 @@ _LONGEST_WAIT_S = 1.0
 
 
 class Interrupted(Exception):
-    """A signal asks to stop while something is being waited for."""
+    """A signal asks to stop while the supervisor waits for something else."""
 
 
 class StartFailed(Exception):
@@ -51,18 +51,16 @@ class Part:
     restart_at_s: float | None = None
 
     def start(self) -> None:
-        """Starts the process."""
         self.process = self.launch()
         self.started_s = time.monotonic()
         self.restart_at_s = None
 
     @property
     def is_running(self) -> bool:
-        """Returns whether the process was started and has not ended."""
         return self.process is not None and not has_exited(self.process)
 
     def bury(self) -> int:
-        """Reaps the dead process and kills its group; returns its exit code."""
+        """Kills the process with its group and reaps it; returns its exit code."""
         if self.process is None:
             return 0
         process, self.process = self.process, None
@@ -85,12 +83,18 @@ class Supervisor:
         self._wake_socket: socket.socket | None = None
 
     def __enter__(self) -> Self:
-        self._wake_socket = self._cleanup.enter_context(_signals_wake())
+        # A signal writes a byte into the socket, which wakes `poll`.
+        self._wake_socket, writer = socket.socketpair()
+        for end in (self._wake_socket, writer):
+            end.setblocking(False)
+            self._cleanup.enter_context(end)
+        previous_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        self._cleanup.callback(signal.set_wakeup_fd, previous_fd)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number is not signal.SIGHUP or ends_with_terminal():
-                self._cleanup.enter_context(_handled(number, self._record))
-        # Python's no-op handler, so that the end of a child wakes the select as well.
-        self._cleanup.enter_context(_handled(signal.SIGCHLD, lambda *_: None))
+                self._handle(number, self._record)
+        # A handler that does nothing, so that the end of a child wakes `poll` as well.
+        self._handle(signal.SIGCHLD, lambda *_: None)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,8 +102,13 @@ class Supervisor:
             part.bury()
         self._cleanup.close()
 
+    def _handle(
+        self, number: signal.Signals, handler: Callable[[int, FrameType | None], object]
+    ) -> None:
+        self._cleanup.callback(signal.signal, number, signal.signal(number, handler))
+
     def start(self, *names: str) -> None:
-        """Launches the parts of these names, in the supervisor's order."""
+        """Starts the parts of these names, in the supervisor's order."""
         for part in self._parts:
             if part.name in names:
                 part.start()
@@ -107,7 +116,7 @@ class Supervisor:
     def wait_until(
         self, is_done: Callable[[], bool], *fds: int, timeout_s: float = math.inf
     ) -> None:
-        """`is_done()` is true; it is asked whenever one of `fds` can be read or something ends.
+        """Waits until `is_done()`, which is asked whenever one of `fds` can be read or a part ends.
 
         Raises:
             Interrupted: a signal asks to stop.
@@ -120,14 +129,14 @@ class Supervisor:
             if self._signals:
                 raise Interrupted
             for part in self._parts:
-                if part.process is not None and has_exited(part.process):
+                if part.process is not None and not part.is_running:
                     raise StartFailed(part.name, part.bury())
             if time.monotonic() > deadline:
                 started = ", ".join(part.name for part in self._parts if part.process is not None)
                 raise TimeoutError(f"{started} not ready after {timeout_s:.0f} s")
 
     def run(self) -> None:
-        """Returns when a signal asks to stop; until then, dead parts are started again."""
+        """Starts dead parts again, until a signal asks to stop."""
         while not self._signals:
             for part in self._parts:
                 self._revive(part)
@@ -135,15 +144,15 @@ class Supervisor:
             self._wait(min([_LONGEST_WAIT_S, *(at - time.monotonic() for at in due)]))
 
     def stop(self) -> None:
-        """Every part is gone, last started first; it is reported when one had to be killed.
+        """Stops the parts, the last one first, and reports each that had to be killed.
 
-        Each part may take its share of the stop timeout plus what those before it left over. A
-        second signal kills all at once.
+        Each part may take its share of the stop timeout, and the time that those before it have
+        left over. A second signal kills all at once.
         """
         deadline = time.monotonic()
         for part in reversed(self._parts):
             deadline += part.stop_share * self._stop_timeout_s
-            if part.process is not None and not has_exited(part.process):
+            if part.process is not None and part.is_running:
                 part.process.terminate()
             while part.is_running and time.monotonic() < deadline and len(self._signals) <= 1:
                 self._wait(deadline - time.monotonic())
@@ -168,7 +177,7 @@ class Supervisor:
         try:
             part.start()
         except OSError as error:
-            # What it died for want of, memory perhaps, may still be missing. The others serve on.
+            # It may have died for want of memory, which is still missing. The others serve on.
             self._put_off(part, now, f"cannot be started: {error.strerror}")
 
     def _put_off(self, part: Part, now: float, why: str) -> None:
@@ -196,26 +205,3 @@ class Supervisor:
     def stop_reason(self) -> str:
         """Returns the name of the signal that asks to stop."""
         return signal.Signals(self._signals[0]).name if self._signals else ""
-
-
-@contextlib.contextmanager
-def _signals_wake() -> Iterator[socket.socket]:
-    """Yields a socket that can be read as soon as this process gets a signal."""
-    reader, writer = socket.socketpair()
-    with reader, writer:
-        reader.setblocking(False)
-        writer.setblocking(False)
-        previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        try:
-            yield reader
-        finally:
-            signal.set_wakeup_fd(previous)
-
-
-@contextlib.contextmanager
-def _handled(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    previous = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, previous)

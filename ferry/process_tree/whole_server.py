@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import click
@@ -38,35 +39,21 @@ INGRESS_SHARE, NODE_SHARE, REDIS_SHARE = 0.6, 0.25, 0.05
 # A child begins to give up a little before its supervisor gives it up.
 _CHILD_SHARE = 0.9
 
-Report = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """What the children say of themselves."""
-
-    node: ReadyPipe
-    ingress: ReadyPipe
-
-    def close(self) -> None:
-        """Nobody listens any more."""
-        self.node.close()
-        self.ingress.close()
-
 
 def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: bool = True) -> None:
     """Serves until a signal asks to stop.
 
     Args:
-        settings: without `redis_url` a Redis of its own is started.
+        settings: without `redis_url`, an embedded Redis is started.
         redis_memory: memory limit of that Redis; 0: none.
-        is_restoring: what the newest snapshot holds is registered again, if that Redis is new.
+        is_restoring: registers what the newest snapshot holds, if that Redis is new.
 
     Raises:
-        ClickException: it cannot start; nothing of it is left.
+        ClickException: the server cannot start; all of its processes have ended.
     """
     require_store(settings)
-    settings = _absolute(settings)
+    # Children, and a later start, may run in another folder.
+    settings = replace(settings, key_file=settings.keys_path() or settings.key_file).absolute()
     allow_many_files()  # before anything is started, which inherits it
     check_free(settings.addresses().values())
     with contextlib.ExitStack() as cleanup:
@@ -74,36 +61,29 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
         settings = _with_snapshots(
             settings, is_embedded=redis is not None, is_restoring=is_restoring
         )
-        ready = Readiness(ReadyPipe(), ReadyPipe())
-        cleanup.callback(ready.close)
+        node, ingress = (cleanup.enter_context(contextlib.closing(ReadyPipe())) for _ in range(2))
         logs = None
         if settings.log_files:
             logs = cleanup.enter_context(LogFiles(settings.log_location, sys.stdout.buffer))
         if redis is not None:
-            # Next to the supervisor: where it does not hear signals, SIGTERM ends this process at
-            # once, and nobody would remove the folder.
+            # Next to the supervisor: before that hears signals, a SIGTERM would end this process
+            # at once and leave the folder.
             cleanup.callback(redis.remove_folder)
             settings = replace(settings, redis_url=redis.url)
+        server = _Server(settings, redis, node, ingress, logs)
         report = print_report if logs is None else logs.say
         supervisor = Supervisor(
-            _parts(settings, redis, ready, logs),
-            stop_timeout_s=settings.drain_timeout_s,
-            report=report,
+            server.parts(), stop_timeout_s=settings.drain_timeout_s, report=report
         )
         cleanup.enter_context(supervisor)
-        _serve(supervisor, settings, redis, ready, report)
+        _serve(supervisor, server, report)
 
 
 def print_report(line: str) -> None:
-    """One line of the supervisor's own is on standard error, if anybody reads it."""
-    # Rich would end the process where nobody does, and the server with it.
+    """Prints a line of the supervisor's own on standard error."""
+    # Rich would end the process, and with it the server, when the reader has gone.
     with contextlib.suppress(OSError):
         click.echo(line, err=True)
-
-
-def _absolute(settings: Settings) -> Settings:
-    """The same settings for children, and for a later start, in whatever folder they are."""
-    return replace(settings, key_file=settings.keys_path() or settings.key_file).absolute()
 
 
 def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool) -> Settings:
@@ -125,16 +105,17 @@ def _with_snapshots(settings: Settings, *, is_embedded: bool, is_restoring: bool
     return replace(settings, snapshot_dir=folder, snapshot_file=file)
 
 
-def _serve(
-    supervisor: Supervisor,
-    settings: Settings,
-    redis: EmbeddedRedis | None,
-    ready: Readiness,
-    report: Report,
-) -> None:
+def _embedded_redis(maxmemory: str) -> EmbeddedRedis:
     try:
-        _start(supervisor, settings, redis, ready)
-        _announce(settings, redis, ready)
+        return EmbeddedRedis(find_server(), maxmemory=maxmemory)
+    except EmbeddedRedisError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _serve(supervisor: Supervisor, server: "_Server", report: Callable[[str], None]) -> None:
+    try:
+        server.start(supervisor)
+        server.announce()
         supervisor.run()
     except Interrupted:
         pass
@@ -150,40 +131,81 @@ def _serve(
     supervisor.stop()
 
 
-def _start(
-    supervisor: Supervisor, settings: Settings, redis: EmbeddedRedis | None, ready: Readiness
-) -> None:
-    if redis is not None:
-        supervisor.start("redis")
-        supervisor.wait_until(redis.answers, timeout_s=START_TIMEOUT_S)
-    supervisor.start("node", "ingress")
-    models = f" and loading {settings.load_models}" if settings.load_models else ""
-    with spinner(f"Starting{models}"):
-        # Registering a model takes a node, so the server has started only when there is one.
-        for pipe in (ready.node, ready.ingress):
-            supervisor.wait_until(pipe.poll, pipe.read_fd)
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """The parts of one server, and the pipes in which the children say that they are ready."""
 
+    settings: Settings
+    redis: EmbeddedRedis | None
+    node_ready: ReadyPipe
+    ingress_ready: ReadyPipe
+    logs: LogFiles | None
 
-def _announce(settings: Settings, redis: EmbeddedRedis | None, ready: Readiness) -> None:
-    for failure in ready.ingress.failures:
-        words = ": ".join(str(value) for value in failure.values())
-        err().print(f"[red]not loaded:[/] {escape(words)}", soft_wrap=True)
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for role, address in settings.addresses().items():
-        table.add_row(role.capitalize(), escape(address))
-    if (keys_path := settings.keys_path()) is not None:
-        table.add_row("Tokens", f"in {escape(str(keys_path))}")
-    table.add_row("Models", escape(models_words(settings, is_embedded=redis is not None)))
-    table.add_row("Redis", _redis_words(settings, redis))
-    out().print(table)
-    # The line that scripts written for TorchServe wait for.
-    click.echo("Model server started.")
-    sys.stdout.flush()
-    notify_ready()
+    def parts(self) -> list[Part]:
+        """Returns what the supervisor starts, in this order."""
+        node = partial(self._launch, "workers", NODE_SHARE, self.node_ready)
+        ingress = partial(self._launch, "ingress", INGRESS_SHARE, self.ingress_ready)
+        parts = [Part("node", node, NODE_SHARE), Part("ingress", ingress, INGRESS_SHARE)]
+        if self.redis is not None:
+            parts.insert(0, Part("redis", self.redis.launch, REDIS_SHARE))
+        return parts
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Starts the parts and waits until they are ready."""
+        if self.redis is not None:
+            supervisor.start("redis")
+            supervisor.wait_until(self.redis.answers, timeout_s=START_TIMEOUT_S)
+        supervisor.start("node", "ingress")
+        named = self.settings.load_models
+        with spinner(f"Starting and loading {named}" if named else "Starting"):
+            # Registering a model takes a node, so the server has started only when there is one.
+            for pipe in (self.node_ready, self.ingress_ready):
+                supervisor.wait_until(pipe.poll, pipe.read_fd)
+
+    def announce(self) -> None:
+        """Prints what was not loaded and where the server listens, and tells who waits for it."""
+        for failure in self.ingress_ready.failures:
+            words = ": ".join(str(value) for value in failure.values())
+            err().print(f"[red]not loaded:[/] {escape(words)}", soft_wrap=True)
+        settings, is_embedded = self.settings, self.redis is not None
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for role, address in settings.addresses().items():
+            table.add_row(role.capitalize(), escape(address))
+        if (keys_path := settings.keys_path()) is not None:
+            table.add_row("Tokens", f"in {escape(str(keys_path))}")
+        table.add_row("Models", escape(models_words(settings, is_embedded=is_embedded)))
+        # The URL may hold a password, and this line may end in a log.
+        url = RedisUrl.parse(settings.redis_url).without_secrets()
+        place = url if self.redis is None else f"embedded, {self.redis.program.origin}"
+        table.add_row("Redis", escape(place))
+        out().print(table)
+        # The line that scripts written for TorchServe wait for.
+        click.echo("Model server started.")
+        sys.stdout.flush()
+        notify_ready()
+
+    def _launch(self, package: str, share: float, ready: ReadyPipe) -> subprocess.Popen[bytes]:
+        drain_s = self.settings.drain_timeout_s * _CHILD_SHARE * share
+        settings = replace(self.settings, drain_timeout_s=drain_s)
+        env = {**os.environ, **settings.to_environment()}
+        env[READY_VARIABLE] = ""  # which tells a part that is started again from the first one
+        fds = ready.writer()
+        for fd in fds:
+            env[READY_VARIABLE] = str(fd)
+        # -P: a folder `workers` in the user's current directory must not be run instead of ours.
+        process = spawn(
+            [sys.executable, "-P", "-m", package],
+            env,
+            fds,
+            stdout=None if self.logs is None else self.logs.stdout_fd,
+            stderr=None if self.logs is None else self.logs.stderr_fd,
+        )
+        ready.hand_over()
+        return process
 
 
 def models_words(settings: Settings, *, is_embedded: bool) -> str:
-    """Which models the server begins with."""
+    """Says which models the server begins with."""
     words = [] if is_embedded else ["those that Redis remembers"]
     if is_embedded and settings.snapshot_file is not None:
         with contextlib.suppress(SettingsError):  # which the ingress has said
@@ -191,57 +213,3 @@ def models_words(settings: Settings, *, is_embedded: bool) -> str:
             words += dict.fromkeys(version.model_name for version in saved)
     words += [settings.load_models] if settings.load_models else []
     return ", ".join(words) or "none yet: `ferry models register`"
-
-
-def _redis_words(settings: Settings, redis: EmbeddedRedis | None) -> str:
-    if redis is not None:
-        return f"embedded, {redis.program.origin}"
-    # The URL may hold a password, and this line may end in a log.
-    return escape(RedisUrl.parse(settings.redis_url).without_secrets())
-
-
-def _embedded_redis(maxmemory: str) -> EmbeddedRedis:
-    try:
-        return EmbeddedRedis(find_server(), maxmemory=maxmemory)
-    except EmbeddedRedisError as error:
-        raise click.ClickException(str(error)) from error
-
-
-def _parts(
-    settings: Settings, redis: EmbeddedRedis | None, ready: Readiness, logs: LogFiles | None
-) -> list[Part]:
-    drain_s = settings.drain_timeout_s * _CHILD_SHARE
-
-    def launch_node() -> subprocess.Popen[bytes]:
-        own = replace(settings, drain_timeout_s=drain_s * NODE_SHARE)
-        return _launch("workers", own, ready.node, logs)
-
-    def launch_ingress() -> subprocess.Popen[bytes]:
-        own = replace(settings, drain_timeout_s=drain_s * INGRESS_SHARE)
-        return _launch("ingress", own, ready.ingress, logs)
-
-    parts = [
-        Part("node", launch_node, NODE_SHARE),
-        Part("ingress", launch_ingress, INGRESS_SHARE),
-    ]
-    return parts if redis is None else [Part("redis", redis.launch, REDIS_SHARE), *parts]
-
-
-def _launch(
-    package: str, settings: Settings, ready: ReadyPipe, logs: LogFiles | None
-) -> subprocess.Popen[bytes]:
-    env = {**os.environ, **settings.to_environment()}
-    env[READY_VARIABLE] = ""  # which tells a part that is started again from the first one
-    fds = ready.writer()
-    for fd in fds:
-        env[READY_VARIABLE] = str(fd)
-    # -P: a folder `workers` in the user's current directory must not be run instead of ours.
-    process = spawn(
-        [sys.executable, "-P", "-m", package],
-        env,
-        fds,
-        stdout=None if logs is None else logs.stdout_fd,
-        stderr=None if logs is None else logs.stderr_fd,
-    )
-    ready.hand_over()
-    return process

