@@ -11,39 +11,31 @@ from ferry.options import UnusableSettings
 
 
 def check_free(addresses: Iterable[str]) -> None:
-    """Each address could be listened on a moment ago.
+    """Checks that each address is free now, before anything is started.
 
-    The listener itself may still lose a race for it; this only turns the usual mistake, a second
-    server, into a sentence before anything has been started.
+    Another process may take it before the listener does; this only puts the usual mistake, a second
+    server, into a sentence.
 
     Raises:
-        ClickException: one is in use, or is not an address of this machine.
+        ClickException: an address is in use, or is not one of this machine.
     """
     for address in dict.fromkeys(addresses):
-        if (place := _host_and_port(address)) is not None:
-            _bind_once(address, *place)
-
-
-def _host_and_port(address: str) -> tuple[str, int] | None:
-    try:
-        parts = urlsplit(address)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port:
-            return parts.hostname, parts.port
-    except ValueError as error:
-        raise UnusableSettings(f"not an address like http://host:port: {address}") from error
-    # Without a port, or a unix socket: the listener knows its own defaults.
-    return None
+        try:
+            parts = urlsplit(address)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise UnusableSettings(f"not an address like http://host:port: {address}") from error
+        # A unix socket, or an address without a port: the listener knows its own defaults.
+        if parts.scheme in ("http", "https") and host and port:
+            _bind_once(address, host, port)
 
 
 def _bind_once(address: str, host: str, port: int) -> None:
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            # As servers do: a socket in TIME_WAIT does not count as in use.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, place = found[0]
+        # As of servers: a socket in TIME_WAIT does not count as in use.
+        socket.create_server(place, family=family).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise click.ClickException(

@@ -1,4 +1,4 @@
-"""What every command prints: results, and, beside them, progress and complaints."""
+"""Where commands print their results, and where progress and complaints."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ _WHOLE = 10_000
 
 
 def out(*, wraps: bool = False) -> Console:
-    """Returns where results go: whole, for names and ids are there to be copied, and to be piped.
+    """Returns the console for results, which are never cut: names and ids are copied and piped.
 
-    With `wraps` sentences in tables are broken where a terminal ends.
+    With `wraps`, sentences in tables are broken where the terminal ends.
     """
     return Console(highlight=False, width=None if wraps else _WHOLE)
 
 
 def err() -> Console:
-    """Returns where progress and complaints go."""
+    """Returns the console for progress and complaints."""
     return Console(stderr=True, highlight=False)
 
 
@@ -30,7 +30,7 @@ def warn(text: str) -> None:
 
 @contextlib.contextmanager
 def spinner(text: str, *, is_quiet: bool = False) -> Iterator[None]:
-    """People see meanwhile that something goes on; in a log file that would be noise."""
+    """Shows on a terminal that work goes on; in a log file that would be noise."""
     console = err()
     show = console.is_terminal and not is_quiet
     with console.status(escape(text)) if show else contextlib.nullcontext():

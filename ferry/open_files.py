@@ -1,4 +1,4 @@
-"""How many files, connections among them, a process may have open at once."""
+"""Raises the limit of files, connections among them, that a server may have open at once."""
 
 import contextlib
 import resource
@@ -7,13 +7,13 @@ from ferry.console import warn
 
 # A node holds two descriptors per worker and an ingress two per connection of a client.
 _ENOUGH_FILES = 1_024
-# Some programs close every descriptor that they might have; where the hard limit is a billion, as
-# in some containers, that takes them minutes. Workers run what others wrote.
+# Some programs, which a handler may start, close every descriptor that they might have. Where the
+# hard limit is a billion, as in some containers, that takes them minutes.
 _MOST_FILES = 1_048_576
 
 
 def allow_many_files() -> None:
-    """This process and its children may open what a server needs, or a warning says otherwise."""
+    """Lets this process and its children open many files; warns if too few are allowed."""
     if (allowed := raise_open_files()) < _ENOUGH_FILES:
         warn(
             f"only {allowed} files may be open at once, connections included, and a server needs "
@@ -23,10 +23,7 @@ def allow_many_files() -> None:
 
 
 def raise_open_files() -> int:
-    """Returns how many files this process may have open: as many as it can allow itself.
-
-    So may the children that it starts from now on.
-    """
+    """Raises the limit of this process and its later children as far as it can; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed, wanted = _counted(soft), min(_counted(hard), _MOST_FILES)
     if allowed < wanted:

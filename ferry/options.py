@@ -1,7 +1,7 @@
 """Command-line options that several commands share.
 
-Every field of `Settings` is an option of `ferry up`, `ferry ingress` and `ferry node`; the field is
-the one place where its name, type, default and help are written.
+Every field of `Settings` is an option of `ferry up`, `ferry ingress` and `ferry node`. Its name,
+type, default and help are written in the field, and only there.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ _ALIASES = {
 
 
 class UnusableSettings(click.ClickException):
-    """No start with these settings would succeed: whoever starts it again and again may stop."""
+    """No start with these settings can succeed, so a supervisor need not try again."""
 
     exit_code = EXIT_UNUSABLE
 
@@ -44,7 +44,7 @@ def require_store(settings: Settings) -> None:
     """Checks that the model store is a folder: else each archive would be "not found".
 
     Raises:
-        ClickException: it is none.
+        ClickException: it is not a folder.
     """
     if settings.model_store is not None and not settings.model_store.is_dir():
         raise click.ClickException(f"the model store is not a folder: {settings.model_store}")
@@ -79,9 +79,7 @@ def settings_options(command: Command, *, unlisted: Collection[str] = ()) -> Com
 def settings_from_flags(
     config: Path | None, flags: dict[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Returns the settings from file, environment and flags.
-
-    Keys without effect cost a warning each.
+    """Returns the settings from file, environment and flags; warns of keys without effect.
 
     Raises:
         ClickException: the file cannot be read, or a value has the wrong type.
@@ -105,7 +103,7 @@ def _misspelt_variables() -> Iterator[str]:
     fields = (*Settings.fields_by_key(), *(spec.name for spec in dataclasses.fields(Settings)))
     known = {ENV_PREFIX + name.upper() for name in fields}
     for variable in sorted(os.environ.keys() - known):
-        # Only what is nearly a setting's: clients have others, and Kubernetes may set more.
+        # Only names that are close to a setting's: clients and Kubernetes set other variables.
         alike = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)
         if alike and variable.startswith(ENV_PREFIX):
             yield f"{variable} is no setting; did you mean {alike[0]}?"
@@ -128,7 +126,7 @@ def _option(spec: "dataclasses.Field[Any]", *, is_listed: bool) -> Callable[[Com
 
 def _sentence(doc: str) -> str:
     first, *others = doc.split(" ")
-    # Whatever is more than a word is a value, and values are written as they are.
+    # A first word with other characters is a value, and values are written as they are.
     first = first.capitalize() if first.isalpha() and first.islower() else first
     return f"{' '.join([first, *others])}."
 
@@ -158,10 +156,10 @@ version_option = click.option(
 
 
 def check_header_value(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """Returns the text, which a header may have.
+    """Refuses text that a header must not have.
 
     Raises:
-        BadParameter: none may.
+        BadParameter: the text has such characters.
     """
     if not (value.isascii() and value.isprintable()):
         raise click.BadParameter(f"{value!r} has characters that no header may have")

@@ -1,6 +1,6 @@
-"""Which settings concern one role only; the help of the other one leaves them out.
+"""Settings that concern one role only; the other one's help leaves them out.
 
-They are accepted all the same, so that one set of flags, one file or one environment does for both.
+Both roles accept all settings, so that one file or environment serves for both.
 """
 
 OF_INGRESS = frozenset(
@@ -53,5 +53,5 @@ OF_NODE = frozenset(
         "work_dir",
     }
 )
-# Who runs a part by itself keeps its lines and its Redis; these are for whole servers.
+# A part that runs by itself has its own log and Redis; these are for whole servers.
 OF_WHOLE_SERVERS = frozenset({"config_snapshots", "log_files", "log_location"})

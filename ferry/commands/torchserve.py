@@ -1,8 +1,8 @@
 """`ferry torchserve`: the command line of TorchServe, for its scripts and its manuals.
 
-README.md has the file of two lines that makes it the command `torchserve`.
-Where TorchServe's defaults are not those of `ferry up`, they are TorchServe's here: tokens are
-asked for and models cannot be registered over HTTP until the flags say otherwise.
+README.md has the file of two lines that makes it the command `torchserve`. Its defaults are
+TorchServe's, not those of `ferry up`: the server asks for tokens and registers no models over HTTP
+until the flags say otherwise.
 Source: TorchServe 0.12 ts/arg_parser.py, ts/model_server.py.
 """
 
@@ -31,8 +31,8 @@ from ferry.process_tree.pid_file import pid_file, remove_pid, running_server, wr
 from ferry.process_tree.ready_pipe import ReadyPipe
 from ferry.process_tree.whole_server import run_server
 
-# What programs look for that wait for TorchServe's process, as SageMaker's inference toolkit does.
-# Python takes an option -X that it does not know, and ignores it.
+# Programs that wait for TorchServe's process look for this, as SageMaker's inference toolkit does.
+# Python ignores an option -X that it does not know.
 _MARK = ("-X", "org.pytorch.serve.ModelServer")
 STOP_TIMEOUT_S = 60.0
 STOP_LOOK_S = 0.1
@@ -51,7 +51,7 @@ _FILE = click.Path(path_type=Path)
 
 
 class _GreedyModels(click.Command):
-    """`--models a.mar b.mar`: argparse takes several values, click one at a time."""
+    """Takes `--models a.mar b.mar`, as argparse does; click takes one value at a time."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, spread(args, "--models"))
@@ -61,16 +61,11 @@ def spread(arguments: Sequence[str], flag: str) -> list[str]:
     """Returns the arguments with `flag` repeated before each of its values."""
     found: list[str] = []
     is_open = False
-    for number, argument in enumerate(arguments):
-        if argument == flag:
-            is_open = True
-            has_value = number + 1 < len(arguments) and not arguments[number + 1].startswith("-")
-            found += [] if has_value else [flag]
-        elif is_open and not argument.startswith("-"):
-            found += [flag, argument]
-        else:
-            is_open = False
-            found.append(argument)
+    for argument in arguments:
+        is_value = not argument.startswith("-")
+        # The flag itself stands before its first value already.
+        found += [flag, argument] if is_open and is_value and found[-1] != flag else [argument]
+        is_open = argument == flag or (is_open and is_value)
     return found
 
 
@@ -131,10 +126,10 @@ def torchserve(action: str | None, *, foreground: bool, ncs: bool, **given: Any)
 def find_config(
     ts_config: Path | None, environment: Mapping[str, str], *, is_reading_snapshots: bool
 ) -> Path | None:
-    """Returns the configuration file that counts; None when there is none.
+    """Finds the configuration file that counts; None when there is none.
 
     Raises:
-        ClickException: the one that was named is not there.
+        ClickException: the file that was named does not exist.
     """
     named = environment.get(CONFIG_VARIABLE) or ts_config
     if named is not None:
@@ -144,27 +139,25 @@ def find_config(
         settings, _ = load_settings(own, environment)
     except SettingsError as error:
         raise click.ClickException(str(error)) from error
-    # With a Redis that outlives its servers, that is what remembers the models.
-    if is_reading_snapshots and not settings.redis_url and settings.config_snapshots:
-        return (
-            newest_snapshot(settings.log_location / "config", _may_be_taken_over, report=warn)
-            or own
-        )
-    return own
+    # A Redis that outlives its servers remembers the models itself.
+    if not is_reading_snapshots or settings.redis_url or not settings.config_snapshots:
+        return own
+    folder = settings.log_location / "config"
+    return newest_snapshot(folder, _may_be_taken_over, report=warn) or own
 
 
 def _may_be_taken_over(properties: Mapping[str, str]) -> bool:
-    # `ferry up` asks for no tokens. Its settings would switch them off here, and registering over
-    # HTTP on, though nobody has said so.
+    # `ferry up` asks for no tokens. Its settings would switch them off here, and switch on
+    # registering over HTTP, without the operator's word.
     has_tokens = properties.get("token_authorization") != "false" or "key_file" in properties
     return has_tokens or properties.get("disable_token_authorization") == "true"
 
 
 def chosen_settings(given: Mapping[str, Any], *, ncs: bool) -> Settings:
-    """Returns what the flags, the file and the environment come to.
+    """Returns the settings of the flags, the file and the environment.
 
     Raises:
-        ClickException: something in them cannot work.
+        ClickException: a file is missing, or a value cannot be used.
     """
     if given["log_config"] is not None:
         _existing("--log-config", given["log_config"])
@@ -177,18 +170,15 @@ def chosen_settings(given: Mapping[str, Any], *, ncs: bool) -> Settings:
         "config_snapshots": False if ncs else None,
     }
     settings = settings_from_flags(config, flags, DEFAULTS)
-    _check_store(settings)
-    if settings.disable_token_authorization and not settings.enable_model_api:
-        # Said twice: no tokens, and no foreign code. So TorchServe's container works as it is.
-        settings = replace(settings, allow_open_management=True)
-    return settings
-
-
-def _check_store(settings: Settings) -> None:
     if settings.model_store is None:
         raise click.ClickException("Missing mandatory parameter --model-store")
     if not settings.model_store.is_dir():
         raise click.ClickException(f"--model-store directory not found: {settings.model_store}")
+    if settings.disable_token_authorization and not settings.enable_model_api:
+        # The operator wants no tokens, and no client can bring code: TorchServe's container, which
+        # listens on all addresses, works as it is.
+        settings = replace(settings, allow_open_management=True)
+    return settings
 
 
 def _existing(flag: str, path: Path) -> Path:
@@ -208,13 +198,13 @@ def _serve(settings: Settings) -> None:
     finally:
         remove_pid(os.getpid())
         if keys_path == Path(DEFAULT_KEY_FILE):
-            # Its keys open nothing any more; the next start makes others.
+            # Its keys are of no use any more; the next start makes others.
             with contextlib.suppress(OSError):
                 keys_path.unlink()
 
 
 def _start_in_background() -> int:
-    """Returns 0 once the server has started, else its exit code; it goes on without us."""
+    """Starts the server, which outlives us; returns 0 once it is ready, else its exit code."""
     ready = ReadyPipe()
     [write_fd] = ready.writer()
     process = subprocess.Popen(  # noqa: S603 - ourselves, with the arguments that we were given
@@ -242,26 +232,18 @@ def _stop() -> None:
     click.echo(f"Stopping the server with pid {process.pid}.")
     with contextlib.suppress(psutil.Error):
         process.send_signal(signal.SIGTERM)
-        try:
-            # A second start right after this must find the ports free.
-            _wait_for_the_end_of(process)
-        except psutil.TimeoutExpired as error:
-            raise click.ClickException(
-                f"the server (pid {process.pid}) has not stopped within {STOP_TIMEOUT_S:.0f} s"
-            ) from error
+        # A second start right after this must find the ports free.
+        _wait_for_the_end_of(process)
     remove_pid(process.pid)
     click.echo("TorchServe has stopped.")
 
 
 def _wait_for_the_end_of(process: psutil.Process) -> None:
-    """Where nobody reaps it, as under a `tail -f` that is process 1, a zombie is left for good.
-
-    Raises:
-        TimeoutExpired: it still runs.
-    """
     give_up_s = time.monotonic() + STOP_TIMEOUT_S
+    # Where no parent reaps it, as under a `tail -f` that is process 1, it stays a zombie.
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > give_up_s:
-            raise psutil.TimeoutExpired(STOP_TIMEOUT_S, process.pid)
-        with contextlib.suppress(psutil.TimeoutExpired):
-            process.wait(STOP_LOOK_S)
+            raise click.ClickException(
+                f"the server (pid {process.pid}) has not stopped within {STOP_TIMEOUT_S:.0f} s"
+            )
+        time.sleep(STOP_LOOK_S)

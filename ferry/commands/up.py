@@ -37,7 +37,7 @@ def up(settings: Settings, port_base: int | None, redis_memory: str) -> None:
 
 
 def _refuse_addresses(given: Mapping[str, Any]) -> None:
-    # Those of a file or the environment are what a flag is there to override.
+    # Flags only: --port-base overrides the addresses of a file or the environment.
     flags = [f"--{name.replace('_', '-')}" for name in _ADDRESSES if given[name] is not None]
     if flags:
         raise click.UsageError(f"--port-base and {', '.join(flags)} do not go together: which one?")

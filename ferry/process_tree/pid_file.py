@@ -1,4 +1,4 @@
-"""TorchServe's pid file: which server `--stop` means.
+"""TorchServe's pid file, which names the server that `--stop` stops.
 
 Source: TorchServe 0.12 ts/model_server.py, its place and its checks.
 """
@@ -10,20 +10,20 @@ from pathlib import Path
 
 import psutil
 
-# What the command line of a server has in it: ours, or that of TorchServe itself.
+# Words in the command line of a server, be it ours or TorchServe itself.
 _MARKS = ("torchserve", "org.pytorch.serve.ModelServer")
 
 
 def pid_file() -> Path:
-    """Returns where it is; one per temporary folder."""
+    """Returns the file's path; there is one per temporary folder."""
     return Path(tempfile.gettempdir()) / ".model_server.pid"
 
 
 def running_server() -> psutil.Process | None:
-    """Returns the server that the pid file names, if it still runs; a stale file is gone."""
+    """Returns the server that the pid file names, if it still runs; else removes the file."""
     try:
         process = psutil.Process(int(pid_file().read_text(encoding="ascii")))
-        # The number may belong to something else by now, or somebody else wrote it there.
+        # The number may belong to another program by now, or another user may have written it.
         if process.pid != os.getpid() and any(mark in process.cmdline() for mark in _MARKS):
             return process
     except FileNotFoundError:
@@ -39,7 +39,7 @@ def write_pid() -> None:
     """Writes this process's id into the file.
 
     Raises:
-        OSError: it cannot be written, or is a link that somebody has laid there.
+        OSError: the file cannot be written, or is a link that another user has laid there.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     with os.fdopen(os.open(pid_file(), flags, 0o644), "w", encoding="ascii") as file:

@@ -56,11 +56,8 @@ def test_bench_shows_what_batching_does_and_leaves_no_model(
     assert single["mean_batch"] == 1.0
     assert batched["mean_batch"] > 2
     assert batched["requests_per_s"] > 1.5 * single["requests_per_s"]
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "report.html",
-        "chart.png",
-        "report.json",
-    }
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {"chart.png", "report.json"}
     # And nothing of it is registered any more
     names = [model["modelName"] for model in server.manage("GET", "models").json()["models"]]
     assert not [name for name in names if name.startswith("bench-")]
