@@ -1,6 +1,6 @@
 """Which tests `make test` leaves to `make test-all`, and which ones are in `make test-fast`.
 
-`make test` shows that the ordinary promises hold, on real servers, within ten minutes on two cores.
+`make test` shows that the ordinary promises hold, on real servers, in some five minutes on two cores.
 What takes long, or concerns few users, is marked `long` here.
 """
 
@@ -17,8 +17,10 @@ LONG_FILES = frozenset(
         # Whole servers.
         "test_e2e_batching.py",
         "test_e2e_bench.py",
+        "test_e2e_cli.py",
         "test_e2e_cost.py",
         "test_e2e_digits.py",
+        "test_e2e_handler_metrics.py",
         "test_e2e_handler_processes.py",
         "test_e2e_requirements.py",
         "test_e2e_resnet.py",
@@ -26,6 +28,8 @@ LONG_FILES = frozenset(
         "test_e2e_stop.py",
         "test_e2e_torchserve.py",
         "test_e2e_two_nodes.py",
+        "test_e2e_wheel.py",
+        "test_e2e_wsgi.py",
         "test_readme.py",
         # Slow, and beside the request's way.
         "test_bench.py",
