@@ -20,6 +20,7 @@ import requests
 
 from tests.ports import free_ports
 from tests.support import came_true
+from tests.timing import assert_within
 from tests.topology.whole_suite import IS_ON_CLUSTER, lend_cluster
 
 FERRY = Path(sys.executable).parent / "ferry"
@@ -125,7 +126,7 @@ class FerryProcess:
         """Asserts that Ctrl-C ends it with exit code 0, in time, and nothing stays behind."""
         stopped = self.stop()
         assert stopped.exit_code == 0, f"exit code {stopped.exit_code}:\n{self.log()}"
-        assert stopped.seconds <= STOP_TIMEOUT_S, f"took {stopped.seconds:.1f} s:\n{self.log()}"
+        assert_within(stopped.seconds, STOP_TIMEOUT_S)
         assert stopped.left_behind == [], f"left behind:\n{self.log()}"
 
     def family(self) -> list[str]:

@@ -83,7 +83,7 @@ def test_stop_answers_what_is_running_and_leaves_no_process(
     # And it ends with exit code 0, in time, without a process left
     print(f"stopped in {stopped.seconds:.2f} s")  # noqa: T201
     assert stopped.exit_code == 0, own_server.process.log()
-    assert stopped.seconds <= STOP_TIMEOUT_S
+    assert_within(stopped.seconds, STOP_TIMEOUT_S)
     assert stopped.left_behind == []
 
 
@@ -104,7 +104,7 @@ def test_stop_does_not_wait_for_a_handler_that_hangs(own_server: FerryServer) ->
     # And the server is gone in time
     print(f"stopped in {stopped.seconds:.2f} s")  # noqa: T201
     assert stopped.exit_code == 0, own_server.process.log()
-    assert stopped.seconds <= STOP_TIMEOUT_S
+    assert_within(stopped.seconds, STOP_TIMEOUT_S)
     assert stopped.left_behind == []
 
 
@@ -247,5 +247,5 @@ def test_make_demo_shows_the_digits_and_ctrl_c_leaves_nothing(tmp_path: Path) ->
     # Then it ends with exit code 0, in time, without a process left
     print(f"stopped in {stopped.seconds:.2f} s")  # noqa: T201
     assert stopped.exit_code == 0, demo.log()
-    assert stopped.seconds <= STOP_TIMEOUT_S
+    assert_within(stopped.seconds, STOP_TIMEOUT_S)
     assert stopped.left_behind == []
