@@ -197,27 +197,6 @@ def test_a_planted_violation_is_named(tmp_path, place, source, expected):
 
 
 @pytest.mark.parametrize(
-    ("place", "source"),
-    [
-        ("ingress/rest/app.py", "import flask\nimport batching.errors"),
-        ("batching/store/ingress_side/broker.py", "import redis.asyncio\nimport rq"),
-        ("batching/store/ingress_side/version_channel.py", "from batching.store.keys import f"),
-        ("workers/control_jobs.py", "import rq"),
-        ("workers/handling/runner.py", "import torch\nfrom ts.context import Context"),
-        ("workers/handling/handlers.py", "def f():\n    import captum"),
-        ("ferry/commands/roles.py", "def f():\n    from ingress.server import run"),
-    ],
-)
-def test_an_import_that_keeps_the_rules_is_not_named(tmp_path, place, source):
-    # Given
-    path = tmp_path / place
-    path.parent.mkdir(parents=True)
-    path.write_text(source + "\n", encoding="utf-8")
-    # When / Then
-    assert find_violations(tmp_path) == []
-
-
-@pytest.mark.parametrize(
     ("module", "unwanted"),
     [
         ("ingress.server", {"torch", "workers", "ferry"}),
