@@ -64,7 +64,7 @@ class NetworkRig(Rig):
     def close(self) -> None:
         if hasattr(self, "process"):
             super().close()
-        self._server.__exit__()
+        self._server.close()
 
     def host_of(self, node: FerryProcess) -> Host:
         return self._places[node.pid]

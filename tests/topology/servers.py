@@ -30,16 +30,31 @@ SERVICE = "torchferry"
 class Node:
     """One server process; may be killed, frozen and started again at the same address."""
 
-    def __init__(self, options: dict[str, str], *, lines: str = "", is_sentinel: bool = False):
+    def __init__(
+        self,
+        options: dict[str, str],
+        *,
+        lines: str = "",
+        is_sentinel: bool = False,
+        host: str = HOST,
+        enter: Sequence[str] = (),
+    ) -> None:
         self.port = free_ports(1, beside=BUS_OFFSET)
         self._folder = tempfile.TemporaryDirectory(prefix="ferry-topology-")
         self._is_sentinel = is_sentinel
-        own = {"port": str(self.port), "bind": HOST, "dir": self._folder.name, "loglevel": "notice"}
-        own["logfile"] = str(self.folder / "log")
+        self._enter = enter
+        own = {
+            "port": str(self.port),
+            "bind": "*" if enter else host,
+            "protected-mode": "no",
+            "dir": self._folder.name,
+            "loglevel": "notice",
+            "logfile": str(self.folder / "log"),
+        }
         text = "".join(f"{name} {value}\n" for name, value in {**own, **options}.items())
         self._config = self.folder / "config"
         self._config.write_text(text + lines)
-        self.client = redis.Redis(port=self.port, socket_timeout=5)
+        self.client = redis.Redis(host, self.port, socket_timeout=5)
         self._process: subprocess.Popen[bytes] | None = None
         self.launch()
 
@@ -58,7 +73,7 @@ class Node:
 
     def launch(self) -> None:
         """Starts the process, which may not answer yet."""
-        words = [str(find_server().path), str(self._config)]
+        words = [*self._enter, str(find_server().path), str(self._config)]
         if self._is_sentinel:
             words.append("--sentinel")
         self._process = spawn(words, dict(os.environ), stdout=subprocess.DEVNULL)
