@@ -15,6 +15,7 @@ LONG_FILES = frozenset(
         "test_chaos_stop.py",
         "test_chaos_storm.py",
         # Whole servers.
+        "test_e2e_adaptive.py",
         "test_e2e_batching.py",
         "test_e2e_bench.py",
         "test_e2e_cli.py",
