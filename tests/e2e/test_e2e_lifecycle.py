@@ -1,4 +1,4 @@
-"""Scale, set-default and unregister: what becomes of workers, and of requests that wait."""
+"""Scale and unregister: what becomes of workers, and of requests that wait."""
 
 import os
 import time
@@ -81,45 +81,6 @@ def test_scaling_to_none_answers_what_waits(
     # Then the running request is answered and the waiting ones are refused; nobody hangs
     assert sorted(statuses) == [200, 503, 503, 503]
     assert_within(time.monotonic() - started, 5)
-
-
-@pytest.mark.slow
-def test_versions_are_served_side_by_side_and_the_default_can_move(server: FerryServer) -> None:
-    # Given two versions of a model that tell themselves apart
-    for version in ("1.0", "2.0"):
-        archive, _ = make_scripted(server.store, "twofold", version=version)
-        server.register(archive, response_timeout=int(float(version)) * 10)
-    with server.cleaned_up("twofold/2.0", "twofold/1.0", "twofold/2.0"):
-        # Then both are served, and the first registered is the default
-        assert server.predict("twofold/1.0", b"one").text == "one"
-        assert server.predict("twofold/2.0", b"two").text == "two"
-        every = server.manage("GET", "models/twofold/all").json()
-        assert [version["modelVersion"] for version in every] == ["1.0", "2.0"]
-        assert server.describe("twofold")["modelVersion"] == "1.0"
-
-        # And the default cannot be removed while there is another one
-        response = server.manage("DELETE", "models/twofold")
-        assert response.status_code == 403
-        assert response.json()["type"] == "InvalidModelVersionException"
-        assert response.json()["message"] == "Cannot remove default version for model twofold"
-
-        # When the other one is made the default
-        response = server.manage("PUT", "models/twofold/2.0/set-default")
-
-        # Then requests without a version go to it, and the old one can be removed
-        text = 'Default version successfully updated for model "twofold" to "2.0"'
-        assert (response.status_code, response.json()) == (200, {"status": text})
-        assert server.describe("twofold")["modelVersion"] == "2.0"
-        ledger = server.store / "twofold-2.0.ledger"
-        ledger.write_text("")
-        assert server.predict("twofold", b"now two").text == "now two"
-        assert "now two" in ledger.read_text()
-        response = server.manage("DELETE", "models/twofold/1.0")
-        assert (response.status_code, response.json()) == (
-            200,
-            {"status": 'Model "twofold" unregistered'},
-        )
-        assert server.predict("twofold/1.0", b"gone").status_code == 404
 
 
 @pytest.mark.slow
