@@ -179,11 +179,9 @@ class AsyncFoundPool(redis.asyncio.ConnectionPool):
 
     @property
     def is_at_work(self) -> bool:
-        """Returns whether a connection is in use."""
         return bool(self._in_use_connections)
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
-        """As `FoundPool.disconnect`."""
         await super().disconnect(inuse_connections)
         for pool in self.deployment.others(self):
             await pool.disconnect(inuse_connections)

@@ -101,7 +101,6 @@ class Finder(ABC):
         raise self._unknown()
 
     async def find_async(self) -> Address:
-        """As `find`."""
         for place in self._seed_nodes:
             with contextlib.suppress(*AWAY):
                 async with self._async_client(place) as client:
@@ -119,7 +118,6 @@ class Finder(ABC):
                 self.find()
 
     async def look_again_async(self) -> None:
-        """As `look_again`."""
         if self._is_time_to_look():
             with contextlib.suppress(redis.ConnectionError):
                 await self.find_async()
@@ -178,7 +176,6 @@ class MasterFinder(Finder):
     may_be_deposed = True
 
     def read(self, place: Address, answer: Any) -> tuple[Address, list[Address]]:
-        """Returns the address of the service's master, and no others."""
         state = answer.get(self._name)
         if not state or not state["is_master"] or state["is_sdown"] or state["is_odown"]:
             raise redis.ConnectionError(f"no master of {self._name!r} at the sentinel {place}")
@@ -191,7 +188,6 @@ class SlotFinder(Finder):
     question = "CLUSTER SLOTS"
 
     def read(self, place: Address, answer: Any) -> tuple[Address, list[Address]]:
-        """Returns the address of the slot's master, and all nodes."""
         slot = key_slot(self._name.encode())
         ranges = parse_cluster_slots(answer, current_host=place[0])
         others = [node for found in ranges.values() for node in _nodes(found)]

@@ -83,7 +83,6 @@ class RqConnection(FoundConnection):
     """Keeps RQ's keys in one slot of a cluster."""
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
-        """Returns the answer with RQ's names."""
         return received(super().read_response(*arguments, **options))
 
     def _construct_command_packer(self, packer: Any) -> Any:
@@ -103,7 +102,6 @@ class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
         self._finder = finder
 
     async def connect(self) -> None:
-        """Connects, also when the server has moved."""
         if self.is_connected:
             await self._finder.look_again_async()
             if self._is_elsewhere():
@@ -111,7 +109,6 @@ class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
         await super().connect()  # type: ignore[no-untyped-call]
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        """Sends the command, unless the server has moved."""
         if self._is_elsewhere():
             await self.disconnect()
             raise NotHere("the server is elsewhere now")
@@ -121,7 +118,6 @@ class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
         return (self.host, self.port) != self._finder.address and bool(self.is_connected)
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
-        """Lets the server greet for CONNECT_TIMEOUT_S only."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await super().on_connect_check_health(check_health=check_health)

@@ -67,7 +67,6 @@ class NoticesItsLoss:
         await super()._connect()  # type: ignore[misc]
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        """Sends the command, on a new connection if this one was lost."""
         if self._writer is not None and self._writer.is_closing():
             await self.disconnect(nowait=True)  # type: ignore[attr-defined]
         await super().send_packed_command(command, check_health)  # type: ignore[misc]

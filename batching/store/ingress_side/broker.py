@@ -47,7 +47,6 @@ class Broker:
 
     @property
     def waiting(self) -> int:
-        """Returns how many clients wait for a reply."""
         return sum(channel.waiting for channel in self._channels.values())
 
     def resubmitted(self) -> dict[VersionKey, int]:

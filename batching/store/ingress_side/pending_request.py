@@ -50,7 +50,6 @@ class PendingRequest:
         return self.reply.cancelled() or (self.reply.done() and self.reply.exception() is not None)
 
     def resolve(self, reply: Reply | Pieces) -> None:
-        """Resolves the request with this reply, unless it has an outcome already."""
         if not self.reply.done():
             self.reply.set_result(reply)
 

@@ -47,7 +47,6 @@ class ReplyStream:
         rest.reply.add_done_callback(self._on_end)
 
     def poke(self) -> None:
-        """Tells the reader that there may be something to read."""
         self._more.set()
 
     async def first(self) -> ReplyChunk:
@@ -99,7 +98,6 @@ class ReplyStream:
         return bool(self._pieces)
 
     async def _read(self) -> bool:
-        """Returns whether anything was in the list."""
         wires = await self._fetch()
         self._taken = len(wires)
         for wire in wires:

@@ -166,7 +166,6 @@ class NodeQueue:
         ]
 
     async def report(self, key: VersionKey, status: WorkerStatus) -> None:
-        """Publishes this worker's state."""
         version_keys = VersionKeys.of(key)
         await self._report(
             keys=[version_keys.workers],

@@ -53,7 +53,6 @@ class Catalog:
         self._asked: dict[tuple[str, int], asyncio.Future[ModelEntry | None]] = {}
 
     async def start(self) -> None:
-        """Begins to listen for changes."""
         listening = keep_going(self._listen, "of the catalog")
         self._listener = asyncio.create_task(listening, name="catalog")
 

@@ -62,7 +62,6 @@ class Registry:
         return self._entries.read(records, former)
 
     def specs(self) -> list[ModelSpec]:
-        """Returns all versions of all models."""
         return specs_of(self.snapshot().values())
 
     def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
@@ -300,7 +299,6 @@ class Registry:
     def _change(
         self, model_name: str, change: Callable[[ModelEntry | None], ModelEntry | None]
     ) -> ModelEntry | None:
-        """Changes the entry in a transaction."""
 
         def transaction(pipe: Client) -> ModelEntry | None:
             text = pipe.hget(keys.MODELS, model_name)
