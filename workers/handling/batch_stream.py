@@ -40,8 +40,14 @@ class BatchStream:
     """
 
     def __init__(
-        self, context: Context, send: Send | None, outage: OutageLog | None = None
+        self,
+        context: Context,
+        send: Send | None,
+        outage: OutageLog | None = None,
+        *,
+        stall_s: float = STALL_S,
     ) -> None:
+        self._stall_s = stall_s
         self.counts: dict[str, int] = {}
         self.broken: set[str] = set()
         self._context = context
@@ -94,7 +100,7 @@ class BatchStream:
         while waiting:
             if self._advance(items, waiting):
                 last_progress_s = time.monotonic()
-            elif time.monotonic() - last_progress_s > STALL_S:
+            elif time.monotonic() - last_progress_s > self._stall_s:
                 log.warning("clients too slow, or Redis away, answers broken: %d", len(waiting))
                 self.broken |= {items[row].request_id for row in waiting}
                 break

@@ -21,7 +21,7 @@ from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.settings.settings import Settings
 from batching.store.outage_log import OutageLog
 from batching.store.replies import error_reply
-from workers.handling.batch_stream import BatchStream, Send, StreamAbandoned
+from workers.handling.batch_stream import STALL_S, BatchStream, Send, StreamAbandoned
 from workers.handling.envelopes import OPEN_INFERENCE_ENVELOPE
 from workers.handling.failure_log import FailureLog, short_ids
 from workers.handling.handlers import LoadedModel
@@ -53,10 +53,12 @@ class Runner:
         settings: Settings,
         send: Send | None = None,
         outage: OutageLog | None = None,
+        *,
+        stall_s: float = STALL_S,
     ) -> None:
         self._model = model
         self._settings = settings
-        self._stream = BatchStream(model.context, send, outage)
+        self._stream = BatchStream(model.context, send, outage, stall_s=stall_s)
         self._questions: dict[int, Inference] = {}
         self._failures = FailureLog(log)
         self.is_device_broken = False

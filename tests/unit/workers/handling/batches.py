@@ -20,9 +20,9 @@ class Handler:
         return self.answer(rows, context)
 
 
-def runner(handler, *, send=None, **settings):
+def runner(handler, *, send=None, stall_s=5.0, **settings):
     context = Context("echo", "/", None, 8, None, "0.12.0")
-    return Runner(LoadedModel(handler, context), Settings(**settings), send)
+    return Runner(LoadedModel(handler, context), Settings(**settings), send, stall_s=stall_s)
 
 
 def body(content=b"", content_type="", **headers):

@@ -11,7 +11,6 @@ from batching.protocol import Batch, ReplyChunk
 from batching.store.redis_errors import RedisError
 from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
 from tests.unit.workers.handling.batches import Handler, batch, body, claimed, error_of, runner
-from workers.handling import batch_stream as stream_module
 from workers.handling.batch_stream import StreamAbandoned
 
 
@@ -47,12 +46,6 @@ def sending(*pieces, last="end"):
         return [last] * len(rows)
 
     return answer
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(stream_module, "POLL_S", 0.001)
-    monkeypatch.setattr(stream_module, "STALL_S", 0.05)
 
 
 def test_pieces_go_out_before_the_reply():
@@ -112,7 +105,8 @@ def test_answer_ends_broken_when_its_client_takes_nothing_for_long():
     queue = Queue(*[{"id-0": ChunkCode.FULL}] * 1000)
 
     # When
-    slow, other = runner(Handler(sending("a", "b")), send=queue.send).run(batch(body(), body()))
+    impatient = runner(Handler(sending("a", "b")), send=queue.send, stall_s=0.05)
+    slow, other = impatient.run(batch(body(), body()))
 
     # Then: and the other client is served
     assert slow.error_type
@@ -184,8 +178,7 @@ def test_pieces_of_the_wrong_shape_are_the_handlers_error(pieces):
     assert [reply.status for reply in replies] == [200, 200]
 
 
-def test_piece_of_an_answered_batch_reaches_no_client_of_the_next(monkeypatch):
-    monkeypatch.setattr(stream_module, "STALL_S", 5.0)
+def test_piece_of_an_answered_batch_reaches_no_client_of_the_next():
     # Given a handler that returns while a thread of it waits for a slow client
     asked, is_next, threads = [], threading.Event(), []
     is_waiting = threading.Event()
