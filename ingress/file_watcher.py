@@ -1,6 +1,7 @@
-"""Says in the log that no file can be opened any more: the event loop does not.
+"""Logs that no more file can be opened, which the event loop does not.
 
-libuv takes a new connection and closes it then, so that clients do not wait. Nobody is told.
+libuv then accepts each new connection and closes it, so that its client does not wait. Without this
+line an operator would see clients fail and no reason.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ LOOK_S = 1.0
 
 
 async def watch_open_files() -> None:
-    """Looks until cancelled."""
+    """Tries to open a file, now and then, until cancelled."""
     reminder = Reminder()
     while True:
         try:

@@ -12,7 +12,7 @@ LIVE_TEXT = "Live"
 
 
 class Lifecycle:
-    """Whether it is still loading its startup models, or on its way out. Read from any thread."""
+    """Says whether the ingress is loading its startup models, or draining. Read from any thread."""
 
     def __init__(self) -> None:
         self.is_loading = False
@@ -20,10 +20,7 @@ class Lifecycle:
 
 
 class Health:
-    """Answers probes from the registry.
-
-    Its registry's connections give up soon: a probe is worth nothing late.
-    """
+    """Answers probes from a registry whose connections give up soon, as a late answer is no use."""
 
     def __init__(self, registry: Registry, lifecycle: Lifecycle) -> None:
         self._registry = registry
@@ -34,8 +31,8 @@ class Health:
         """Returns whether each model's default version has its workers, loading ones included.
 
         While Redis is away this is the last answer: orchestrators restart what is not healthy, and
-        restarting an ingress does not bring Redis back. TorchServe opens its ports when the startup
-        models are registered; here a probe that comes earlier is told no.
+        that would not bring Redis back. TorchServe opens its ports when its startup models are
+        registered; here an earlier probe gets False.
         Source: TorchServe 0.12 `ApiUtils.getHealthStatus`.
         """
         if self._lifecycle.is_loading:
@@ -46,7 +43,7 @@ class Health:
         return self._last_ping
 
     def why_not_ready(self) -> str:
-        """Why a request sent now could not be served; empty when it could."""
+        """Returns why a request sent now could not be served; empty when it could."""
         if self._lifecycle.is_draining:
             return "Draining"
         if self._lifecycle.is_loading:
@@ -63,10 +60,10 @@ class Health:
         return f"No ready worker: {', '.join(idle)}" if idle else ""
 
     def is_ready(self, spec: ModelSpec, alive: Set[str] | None = None) -> bool:
-        """Returns whether a worker of this version serves; on these nodes, where they are known.
+        """Returns whether a worker of this version serves, on one of these nodes if they are given.
 
         Raises:
-            StoreUnavailable: Redis cannot be asked.
+            StoreUnavailable: Redis does not answer.
         """
         workers = self._registry.workers(spec.key, alive)
         return any(worker.state is WorkerState.READY for worker in workers)

@@ -13,22 +13,14 @@ from batching.settings.settings import Settings, SettingsError, UnusableNow
 from ingress.access.certificate import Certificate
 from ingress.http1.connection import HttpConnection
 from ingress.http1.exchange import Application
-from ingress.http1.host import HttpHost, OnRefused
+from ingress.http1.host import USUAL_TIMEOUTS, ClientTimeouts, HttpHost, OnRefused
 from ingress.role import Role
 from ingress.torchserve.answers import unknown_method
 
 BACKLOG = 1024
 
-# A connection is closed when the head of its next request is not there within this time. Longer
-# than the 60 s for which nginx and cloud load balancers keep an idle connection, or they would send
-# requests into connections that this end is closing.
-SILENCE_TIMEOUT_S = 65.0
-
-# A client that takes in nothing of its answer for this long is given up.
-UNREAD_TIMEOUT_S = 60.0
-
 # How much of an answer the kernel takes ahead of its client. By default that is megabytes, and then
-# nothing until a third of them is gone: a slow reader looks like one that does not read.
+# nothing until a third of them is gone: a slow reader would look like one that does not read.
 UNSENT_BYTES = 64 * 1024
 
 _DEFAULT_PORTS = {
@@ -38,7 +30,7 @@ _DEFAULT_PORTS = {
 
 
 class AddressUnavailable(UnusableNow):
-    """It may be free, or be ours, a moment later."""
+    """The address is in use, or not this machine's; that may change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +72,15 @@ def listener_table(settings: Settings) -> dict[Address, frozenset[Role]]:
 
 
 def certificate_of(settings: Settings) -> Certificate | None:
-    """Returns what listeners with `https://` prove themselves with, unopened.
-
-    None when there are none.
+    """Returns the certificate of listeners with `https://`, unopened; None if there are none.
 
     Raises:
-        SettingsError: one of the two is missing, or not a file.
+        SettingsError: the certificate or its key is missing, or not a file.
     """
     certificate, key = settings.certificate_file, settings.private_key_file
     if not any(urlsplit(text).scheme == "https" for text in settings.addresses().values()):
         return None
-    # TorchServe makes a certificate for itself; whoever trusts that one trusts anybody's.
+    # TorchServe signs one for itself. A client that trusts such a certificate trusts any.
     if certificate is None or key is None:
         raise SettingsError("https:// needs certificate_file and private_key_file")
     for path in (certificate, key):
@@ -103,7 +93,7 @@ def parse_address(text: str, role: Role) -> Address:
     """Returns the address that config.properties spells `http[s]://host:port` or `unix:/path`.
 
     Raises:
-        SettingsError: it is something else, or its host has no address.
+        SettingsError: the text is something else, or its host has no address.
     """
     try:
         parts = urlsplit(text)
@@ -126,7 +116,7 @@ def parse_address(text: str, role: Role) -> Address:
 
 
 class Listener:
-    """An address that is listened on, on the running loop."""
+    """Listens on an address, on the running loop."""
 
     def __init__(
         self,
@@ -134,24 +124,21 @@ class Listener:
         app: Application,
         on_refused: OnRefused = lambda _client, _status: None,
         *,
-        silence_timeout_s: float = SILENCE_TIMEOUT_S,
-        unread_timeout_s: float = UNREAD_TIMEOUT_S,
+        timeouts: ClientTimeouts = USUAL_TIMEOUTS,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.address = address
-        self._unread_timeout_s = unread_timeout_s
+        self._timeouts = timeouts
         self._tls = tls if address.is_tls else None
         scheme = "http" if self._tls is None else "https"
-        self._host = HttpHost(
-            app, on_refused, unknown_method, scheme=scheme, silence_timeout_s=silence_timeout_s
-        )
+        self._host = HttpHost(app, on_refused, unknown_method, scheme=scheme, timeouts=timeouts)
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Connections are accepted.
+        """Begins to accept connections.
 
         Raises:
-            AddressUnavailable: it is in use, or not ours.
+            AddressUnavailable: the address is in use, or not this machine's.
         """
         try:
             bound = self._bind()
@@ -166,7 +153,7 @@ class Listener:
         )
 
     def stop(self) -> None:
-        """No new connection is accepted; requests in flight go on."""
+        """Accepts no more connections; requests in flight go on."""
         if self._server is not None:
             self._server.close()
             if self.address.socket_path is not None:
@@ -179,7 +166,7 @@ class Listener:
         return len(self._host.connections)
 
     async def wait_closed(self) -> None:
-        """All requests have been answered and all connections closed."""
+        """Waits, after `stop`, until all requests are answered and all connections closed."""
         await self._host.wait_closed()
 
     def _bind(self) -> socket.socket:
@@ -192,9 +179,9 @@ class Listener:
                 bound.bind(str(path))
                 return bound
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Connections inherit it: one whose client takes in nothing of its answer ends.
+            # Connections inherit it: the kernel ends one whose client takes in nothing.
             if hasattr(socket, "TCP_USER_TIMEOUT"):
-                milliseconds = int(self._unread_timeout_s * 1000)
+                milliseconds = int(self._timeouts.unread_s * 1000)
                 bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
@@ -208,7 +195,7 @@ class Listener:
 
 
 def _remove_stale(path: Path) -> None:
-    """A socket file that nobody listens on is gone; it is what a killed server leaves."""
+    """Removes a socket file that a killed server has left."""
     with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
@@ -219,7 +206,8 @@ def _remove_stale(path: Path) -> None:
 def _require_open_management(address: Address, settings: Settings) -> None:
     if not settings.allow_open_management and settings.keys_path() is None:
         raise SettingsError(
-            f"management_address={address} is reachable from other machines, and whoever reaches "
-            "it can run code here. Use 127.0.0.1, or ask for tokens with token_authorization=true, "
-            "or set allow_open_management=true if the network itself keeps others out."
+            f"management_address={address} is reachable from other machines, and a client that "
+            "reaches it can run code here. Use 127.0.0.1, or ask for tokens with "
+            "token_authorization=true, or set allow_open_management=true if the network itself "
+            "keeps others out."
         )

@@ -1,4 +1,4 @@
-"""What a listener serves."""
+"""The APIs that a listener may serve."""
 
 from enum import StrEnum
 

@@ -46,10 +46,10 @@ log = logging.getLogger(__name__)
 # Per listener: registrations that wait for workers must not keep a probe from its thread.
 _BRIDGE_THREADS = 32
 
-# A Redis that has gone must not keep the last snapshot waiting.
+# A Redis that has gone must not hold the end up, which waits for the last snapshot.
 _SNAPSHOT_S = 1.0
 
-# After the broker has refused those who still wait, their answers have this long to leave.
+# After the broker has refused the requests that still wait, their answers have this long to leave.
 _REFUSAL_S = 0.5
 
 _GC_THRESHOLD = 20_000
@@ -58,10 +58,10 @@ _EXIT_FORCED = 1
 
 
 def run(settings: Settings) -> int:
-    """Serves until SIGTERM, SIGINT or its terminal's end; the exit code.
+    """Serves until SIGTERM, SIGINT or its terminal's end; returns the exit code.
 
-    0; 1 if a second signal ended its drain, or if it cannot start for what may pass, as an address
-    in use or nodes of another release; 2 if it can never start with these settings.
+    0; 1 if a second signal ended the drain, or if a start failed for a reason that may pass, as an
+    address in use or nodes of another release; 2 if it can never start with these settings.
     """
     configure_logging(settings.log_level)
     try:
@@ -103,16 +103,16 @@ class _Ingress:
         self._services.lifecycle.is_loading = await asyncio.to_thread(self._has_to_load)
         await self._services.start()
         tls = None if self._certificate is None else self._certificate.context
-        edges = {address: self._edge(self._application(roles)) for address, roles in table.items()}
-        listeners = [
-            Listener(address, edge, edge.on_refused, tls=tls) for address, edge in edges.items()
-        ]
+        listeners = []
+        for address, roles in table.items():
+            app = self._counted(self._application(roles))
+            listeners.append(Listener(address, app, app.on_refused, tls=tls))
         tasks: list[asyncio.Task[None]] = []
         try:
             for listener in listeners:
                 await listener.start()
-                roles = ",".join(sorted(table[listener.address]))
-                log.info("listening address=%s roles=%s", listener.address, roles)
+                names = ",".join(sorted(table[listener.address]))
+                log.info("listening address=%s roles=%s", listener.address, names)
             _calm_collector()
             tasks += [asyncio.create_task(one) for one in self._background()]
             await self._signals.stop.wait()
@@ -130,13 +130,13 @@ class _Ingress:
         if self._certificate is not None:
             yield keep_going(self._certificate.follow, "of the certificate")
 
-    def _edge(self, app: Application) -> AccessMiddleware:
+    def _counted(self, app: Application) -> AccessMiddleware:
         return AccessMiddleware(
             app,
             self._services.metrics.torchserve.count_answer,
             added_headers=added_headers(self._settings),
             is_logging=self._settings.access_log,
-            # The document that is the answer else needs a key, where tokens are on.
+            # Without tokens, Flask answers OPTIONS with a document; with tokens, that needs a key.
             answers_preflights=self._services.keys is not None
             and bool(cors_headers(self._settings)),
         )
@@ -161,10 +161,7 @@ class _Ingress:
         )
 
     def _has_to_load(self) -> bool:
-        """Returns whether there are startup models that Redis does not remember from before.
-
-        Blocks.
-        """
+        """Returns whether there are startup models that Redis does not remember. Blocks."""
         if not self._is_told_to_load():
             return False
         with contextlib.suppress(StoreUnavailable):
@@ -172,7 +169,7 @@ class _Ingress:
         return True
 
     def _is_told_to_load(self) -> bool:
-        # What the first launch has loaded, and what became of it since, is in Redis.
+        # The models that the first launch loaded, and later changes to them, are in Redis.
         if self._launch is Launch.AGAIN:
             return False
         return bool(self._settings.load_models or self._settings.snapshot_file)
@@ -188,7 +185,7 @@ class _Ingress:
         finally:
             self._services.lifecycle.is_loading = False
         if self._snapshots is not None:
-            # One that is started again cannot know whether the snapshot was restored as a whole.
+            # A later launch cannot know whether the snapshot was restored as a whole.
             is_known = self._launch is not Launch.AGAIN
             is_whole = self._settings.snapshot_file is None or (is_known and not failures)
             await in_daemon_thread(partial(self._snapshots.start, is_whole=is_whole))
@@ -213,7 +210,7 @@ class _Ingress:
                 if waiting := self._services.broker.waiting:
                     log.warning("refusing open=%d", waiting)
                 else:
-                    # Nothing of theirs is at work: they send or read too slowly, or not at all.
+                    # Their requests are not at work: they send or read too slowly, or not at all.
                     log.warning("cutting off clients=%d", sum(one.clients for one in listeners))
                 await self._services.broker.close()
                 with contextlib.suppress(TimeoutError):
@@ -229,8 +226,8 @@ class _Ingress:
 
 
 def _calm_collector() -> None:
-    # What is there now stays for good; looking through it again for each few hundred requests took
-    # 3 % of the time. Requests make hardly any cycles.
+    # The objects of now stay for good. Looking through them every few hundred requests took 3 % of
+    # the time, and requests make hardly any cycles.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)

@@ -1,7 +1,7 @@
-"""Who may pass to the routes of a listener. Source: TorchServe 0.12.
+"""Decides which requests may reach the routes of a listener. Source: TorchServe 0.12.
 
-Each listener has one authorizer; the front, the bridge and the Flask application all ask it, so
-that no door is forgotten. Without a key file it is open.
+Each listener has one authorizer. The router, the bridge and the Flask application all ask it, so
+that no door is forgotten. Without a key file it lets everything pass.
 """
 
 from collections.abc import Collection
@@ -13,13 +13,13 @@ from ingress.torchserve.prediction_paths import parse_prediction_path
 from ingress.torchserve.routes import LIVE_PATH, TOKEN_PATH
 
 _SCHEME = "Bearer"
-# Orchestrators have no key, and the answers say nothing worth one.
+# Orchestrators have no key, and the answers hold nothing worth one.
 _PROBES = frozenset({LIVE_PATH, "/readyz"})
 _REFUSED = "Token {} failed. Token either incorrect, expired, or not provided correctly"
 
 
 class InvalidKey(BadRequest):
-    """No key, or not the right one. 400 and not 401, because TorchServe's clients look for that."""
+    """No key, or the wrong one. 400 rather than 401, as TorchServe's clients expect."""
 
     type = "InvalidKeyException"
     reason = "invalid_key"
@@ -46,7 +46,7 @@ class Authorizer:
             authorization: the header's value; empty when there is none.
 
         Raises:
-            InvalidKey: it may not.
+            InvalidKey: it has not the key that this path needs.
         """
         if self._keys is None:
             return
@@ -55,7 +55,7 @@ class Authorizer:
             raise InvalidKey(_REFUSED.format("Authorization"))
 
     def _scope(self, method: str, path: str) -> KeyScope | None:
-        """Returns the key that opens this; None where none is needed."""
+        """Returns the scope whose key this path needs; None if it needs none."""
         is_document = (method, path) == ("OPTIONS", "/") or path == "/api-description"
         if is_document or self._is_public(path):
             return None
@@ -74,10 +74,10 @@ class Authorizer:
 
 
 def require_api_key(keys: KeyFile, authorization: str) -> None:
-    """This is the API key.
+    """Checks that this header has the API key.
 
     Raises:
-        InvalidKey: it is another key, or none.
+        InvalidKey: it has another key, or none.
     """
     if not keys.accepts(KeyScope.API, bearer_token(authorization)):
         raise refused_renewal()
@@ -89,7 +89,7 @@ def refused_renewal() -> InvalidKey:
 
 
 def bearer_token(authorization: str) -> str:
-    """Returns the token of an Authorization header; empty, which no key is, when it has none."""
+    """Returns the token of an Authorization header; without one, an empty text, which is no key."""
     scheme, _, token = authorization.partition(" ")
     return token.strip() if scheme == _SCHEME else ""
 

@@ -1,4 +1,4 @@
-"""The certificate of the https:// listeners; a renewed one is taken up without a restart."""
+"""The certificate of the https:// listeners. A renewed one is taken up without a restart."""
 
 import asyncio
 import logging
@@ -14,25 +14,26 @@ from batching.settings.settings import SettingsError
 
 log = logging.getLogger(__name__)
 
-# Certificates are renewed days before they end, but a test of the renewal should not take long.
+# Renewals come days before a certificate ends; an operator who tries one should not wait long.
 LOOK_S = 5.0
-# Those of a few days or hours are renewed when a third of their life is left, or later.
+# A certificate for hours or days is renewed when a third of its life is left, or later.
 SOON = timedelta(days=14)
 SOON_OF_LIFE = 1 / 6
 _FIRST = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-# `ssl` tells no date of a certificate that it does not trust. In DER there is one way to write the
-# two dates (RFC 5280, 4.1.2.5): UTCTime until 2049, GeneralizedTime from then on.
+# `ssl` gives no dates of a certificate that it does not trust. In DER the two dates can be written
+# in one way only (RFC 5280, 4.1.2.5): as UTCTime until 2049, as GeneralizedTime from then on.
 _VALIDITY = re.compile(rb"\x30[\x1e\x20\x22]" + 2 * rb"(?:\x17\x0d|\x18\x0f)(\d{12,14}Z)")
 
 
 class Certificate:
-    """What a server proves itself with: PEM files. `context` is what listeners take."""
+    """Holds a server's certificate and key, from PEM files, in a `context` for listeners."""
 
     def __init__(
         self,
         certificate_file: Path,
         private_key_file: Path,
         *,
+        look_s: float = LOOK_S,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.certificate_file = certificate_file
@@ -40,18 +41,19 @@ class Certificate:
         self.context = _server_context()
         self._seen: tuple[object, ...] = ()
         self._complaint = ""
+        self._look_s = look_s
         self._clock = clock
         self._validity: tuple[datetime, datetime] | None = None
         self._warning = ""
 
     def open(self) -> None:
-        """Connections that begin from now on are proved with what is in the files.
+        """Reads the files, for the connections that begin from now on.
 
         Raises:
-            SettingsError: that is no certificate with the private key that belongs to it.
+            SettingsError: they are no certificate and its private key.
         """
         seen = self._identity()
-        # Tried apart: what cannot be used must not take the place of what can.
+        # Tried first: files that cannot be used must not replace what can.
         for context in (_server_context(), self.context):
             load_pair(context, self.certificate_file, self.private_key_file)
         self._seen = seen
@@ -62,11 +64,11 @@ class Certificate:
     async def follow(self) -> None:
         """Takes up renewed files until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._look_s)
             self._warn()
-            # Files of a network may make whoever looks wait.
+            # In a thread, as the files of a network file system may take long.
             if await in_daemon_thread(self._is_renewed):
-                # Here: a context must not change while a connection is made from it.
+                # On the loop: a context must not change while a connection is made from it.
                 self._renew()
 
     def _warn(self) -> None:
@@ -108,7 +110,7 @@ def _server_context() -> ssl.SSLContext:
 
 
 def _validity(file: Path) -> tuple[datetime, datetime] | None:
-    """From when to when the file's first certificate counts, the server's own; None: unknown."""
+    """Returns when the file's first certificate, the server's own, begins and ends, if known."""
     try:
         pem = _FIRST.search(file.read_text(errors="replace"))
         found = pem and _VALIDITY.search(ssl.PEM_cert_to_DER_cert(pem[0]))

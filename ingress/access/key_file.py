@@ -1,7 +1,7 @@
-"""The key file: TorchServe's `key_file.json`, and what this process remembers of it, digests.
+"""TorchServe's `key_file.json`, of which this process remembers digests.
 
-Several ingresses may share one file: whoever is first makes it, and each notices when another one
-has renewed a key. Source: TorchServe 0.12 `TokenAuthorization`.
+Several ingresses may share one file: the first one makes it, and each notices when another one has
+renewed a key. Source: TorchServe 0.12 `TokenAuthorization`.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ from batching.settings.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
-# TorchServe's keys have 6 random bytes; whoever may try often enough guesses those.
+# TorchServe's keys have 6 random bytes, which an attacker can guess by trying.
 KEY_BYTES = 32
 
-# How long a key that another process replaced may go on working here.
+# For so long a key that another process has replaced may go on working here.
 LOOK_AGAIN_S = 1.0
 
 _EXPIRATION = "expiration time"  # the blank is TorchServe's
 
 
 class KeyScope(StrEnum):
-    """What a key opens; the values are the sections of the file."""
+    """A section of the file, named after what its key opens."""
 
     MANAGEMENT = "management"
     INFERENCE = "inference"
@@ -49,13 +49,13 @@ RENEWABLE = (KeyScope.MANAGEMENT, KeyScope.INFERENCE)
 
 @dataclass(frozen=True, slots=True)
 class _Secret:
-    """What is kept of one key."""
+    """A key's digest, and its end."""
 
     digest: bytes
     expires_at: datetime.datetime | None
 
     def matches(self, token: str) -> bool:
-        """Returns whether this is the key, in a time that does not depend on where they differ."""
+        """Returns whether this is the key, in a time that tells nothing of where they differ."""
         is_same = hmac.compare_digest(self.digest, _digest(token))
         return is_same and not self.has_expired()
 
@@ -74,10 +74,10 @@ class KeyFile:
         self._look_at_s = 0.0
 
     def open(self) -> None:
-        """Reads the file, after making it if need be and replacing expired keys.
+        """Reads the file; first makes a missing file and replaces expired keys.
 
         Raises:
-            SettingsError: it can be neither read nor made, or is no key file.
+            SettingsError: the file can be neither read nor made, or is no key file.
         """
         try:
             with self._locked():
@@ -103,14 +103,14 @@ class KeyFile:
             self._look()
         if self._matches(scope, token):
             return True
-        # Perhaps it was made a moment ago, by another process.
+        # Another process may have made it a moment ago.
         return self._look() and self._matches(scope, token)
 
     def renew(self, scope: KeyScope) -> None:
         """Writes a new key for this scope into the file; the old key stops working here.
 
         Raises:
-            OSError, ValueError: the file cannot be read or written; nothing has changed then.
+            OSError, ValueError: the file cannot be read or written; nothing has changed.
         """
         with self._locked():
             self._replace([scope])
@@ -124,9 +124,9 @@ class KeyFile:
         return secret is not None and secret.has_expired()
 
     def _look(self) -> bool:
-        """Returns whether the file was read again.
+        """Reads the file again if it has changed; returns whether it did.
 
-        While it cannot be, the keys known so far stay.
+        The keys known so far stay while it cannot be read.
         """
         self._look_at_s = time.monotonic() + LOOK_AGAIN_S
         try:
@@ -171,7 +171,7 @@ class KeyFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        # The folder and not the file: a rename would leave the lock on the old one.
+        # On the folder: a renewal renames a new file into place, without the old one's lock.
         number = os.open(self._path.parent, os.O_RDONLY)
         try:
             fcntl.flock(number, fcntl.LOCK_EX)
@@ -195,7 +195,7 @@ def open_keys(settings: Settings) -> KeyFile | None:
 
 
 def _secrets_of(document: Mapping[str, Any]) -> dict[KeyScope, _Secret]:
-    """Returns the digests of the sections that are there; a missing one opens nothing."""
+    """Returns the keys' digests by section; a missing section opens nothing."""
     return {scope: _secret(scope, document[scope]) for scope in KeyScope if scope in document}
 
 
@@ -213,7 +213,7 @@ def _secret(scope: KeyScope, entry: Any) -> _Secret:
 
 
 def _digest(token: str) -> bytes:
-    # A key of 32 random bytes needs no slow hash: there is nothing to guess.
+    # A key of 32 random bytes cannot be guessed, so it needs no slow hash.
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -1,4 +1,4 @@
-"""The outermost layer of every listener: each answer is counted, may be logged, and gets headers.
+"""The outermost layer of every listener: counts each answer, logs it, and adds headers.
 
 Source: TorchServe 0.12 `NettyUtils.sendHttpResponse`, `HttpRequestHandler`.
 """
@@ -19,14 +19,13 @@ from ingress.torchserve.answers import error_answer
 # The names by which operators of TorchServe find these lines.
 access_log = logging.getLogger("ACCESS_LOG")
 
-
-# A prediction has the type that its handler gave it, or none: a browser that then guessed would run
-# the HTML that a handler echoes.
+# A prediction has the type that its handler gave it, or none. A browser that guessed would run the
+# HTML that a handler echoes.
 NO_GUESSING: Header = ("x-content-type-options", "nosniff")
 
 
 def added_headers(settings: Settings) -> list[Header]:
-    """Returns what every answer gets beside its own headers."""
+    """Returns the headers that every answer gets beside its own."""
     return [NO_GUESSING, *cors_headers(settings)]
 
 
@@ -41,7 +40,7 @@ def cors_headers(settings: Settings) -> list[Header]:
 
 
 class AccessMiddleware:
-    """An application around that of a listener."""
+    """Wraps the application of a listener."""
 
     def __init__(
         self,
@@ -68,13 +67,13 @@ class AccessMiddleware:
             else:
                 await self._app(exchange)
         except asyncio.CancelledError:
-            # The server ends, and has not had the whole request.
+            # The server ends before the request has come whole.
             if exchange.status == 0:
                 error = Draining("The server is shutting down.", retry_after_s=1.0)
                 exchange.respond(*error_answer(error, fresh_request_id()))
             raise
         finally:
-            # What the connection answers when the application does not.
+            # The connection answers 500 when the application answers nothing.
             status = exchange.status or HTTPStatus.INTERNAL_SERVER_ERROR
             self._count(status)
             if self._is_logging:
@@ -82,16 +81,14 @@ class AccessMiddleware:
                 access_log.info("%s %d %d", _request_line(exchange), status, milliseconds)
 
     def on_refused(self, client: str, status: int) -> None:
-        """Counts an answer that the connection gave without the application."""
+        """Counts an answer that the connection made without the application."""
         self._count(status)
         if self._is_logging:
             access_log.info('/%s "-" %d 0', client, status)
 
 
 def _is_keyless(exchange: Exchange) -> bool:
-    """Returns whether it is what a browser asks before a request of a page.
-
-    It never has a key with it.
+    """Returns whether a browser asks this before a page's request, which it does without a key.
 
     Source: Fetch, "CORS-preflight fetch".
     """
@@ -100,8 +97,8 @@ def _is_keyless(exchange: Exchange) -> bool:
 
 
 def _request_line(exchange: Exchange) -> str:
-    # The path comes percent-decoded, line breaks included: it is quoted again, or whoever asks
-    # could write lines of their own into the log.
+    # The path comes percent-decoded, line breaks included. It is quoted again, or a client could
+    # write lines of its own into the log.
     path = quote(exchange.path, safe="/:@!$&'()*+,;=~")
     query = f"?{exchange.query}" if exchange.query else ""
     return f'/{exchange.client} "{exchange.method} {path}{query} HTTP/{exchange.http_version}"'

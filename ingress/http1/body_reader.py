@@ -1,4 +1,4 @@
-"""Reads a request body without ever holding more than the limit."""
+"""Reads a request's body without ever holding more than the limit."""
 
 import asyncio
 from collections.abc import Mapping
@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from batching.errors import BadRequest, PayloadTooLarge, RequestTimeout, ServeError
 from ingress.http1.exchange import ConnectionEnded, Exchange
 
-# Time for a whole body; a client slower than this is closed rather than kept.
+# Time for a whole body. A slower client loses its connection.
 BODY_TIMEOUT_S = 60.0
 
-# Each chunk wakes the event loop (60 us); a body of one-byte chunks would keep it busy for minutes.
+# Each chunk wakes the event loop (60 us): a body of one-byte chunks would keep it busy for minutes.
 MAX_CHUNKS = 16_384
 
 _SMALL_BYTES = 64 * 1024
-# What is read of a refused body, at most.
+# At most so much of a refused body is read, with no longer pauses.
 _DISCARD_BYTES = 64 * 1024 * 1024
 _DISCARD_PAUSE_S = 0.25
 _TOO_SLOW = "body too slow"
 
 
 class UnsupportedEncoding(ServeError):
-    """The body would have to be unpacked first; 10 MB of gzip can be 10 GB of zeros."""
+    """The body is compressed; 10 MB of gzip can be 10 GB of zeros."""
 
     status = 415
     type = "UnsupportedMediaTypeException"
@@ -37,14 +37,20 @@ def refuse_encoded(content_encoding: str) -> None:
         raise UnsupportedEncoding("Bodies are taken as they are: send no Content-Encoding.")
 
 
-async def read_body(exchange: Exchange, headers: Mapping[str, str], limit_bytes: int) -> bytes:
-    """Returns the whole body; nothing is kept of one that is over the limit.
+async def read_body(
+    exchange: Exchange,
+    headers: Mapping[str, str],
+    limit_bytes: int,
+    *,
+    timeout_s: float = BODY_TIMEOUT_S,
+) -> bytes:
+    """Returns the whole body, or refuses one that is over the limit and keeps nothing of it.
 
     Raises:
         UnsupportedEncoding: the body is compressed.
-        PayloadTooLarge: more than `limit_bytes`, announced or found while reading.
+        PayloadTooLarge: it has more than `limit_bytes`, announced or found while reading.
         BadRequest: the connection ended first, or the body came in absurdly many or broken chunks.
-        RequestTimeout: it did not come within a minute.
+        RequestTimeout: it did not arrive within `timeout_s`.
     """
     if "content-encoding" in headers:
         refuse_encoded(headers["content-encoding"])
@@ -53,15 +59,19 @@ async def read_body(exchange: Exchange, headers: Mapping[str, str], limit_bytes:
         raise BadRequest("The only transfer encoding is chunked.")
     if length is None and transfer is None:
         return b""
-    # The parser has refused lengths that are no numbers, and stops at the announced one. Thousands
-    # of zeros before it would be too many digits for int().
+    # The parser refuses a length that is no number, and stops at the announced one. Thousands of
+    # zeros before it would be too many digits for int().
     length_bytes = None if length is None else int(length.lstrip("0") or "0")
     if length_bytes is not None and exchange.is_received and length_bytes <= limit_bytes:
         return exchange.received()
     try:
         if length_bytes is not None:
-            return await _read_announced(exchange, length_bytes, limit_bytes, "expect" in headers)
-        return await _read_pieces(exchange, limit_bytes)
+            # A client that waits for 100-continue has sent nothing yet.
+            is_sending = "expect" not in headers
+            return await _read_announced(
+                exchange, length_bytes, limit_bytes, timeout_s, is_sending=is_sending
+            )
+        return await _read_pieces(exchange, limit_bytes, timeout_s)
     except TimeoutError as error:
         raise RequestTimeout("The request body did not arrive in time.") from error
     except ConnectionEnded as error:
@@ -69,31 +79,30 @@ async def read_body(exchange: Exchange, headers: Mapping[str, str], limit_bytes:
 
 
 def _codings(exchange: Exchange) -> list[str]:
-    # Each line, as they are one list.
+    # All lines together are one list.
     lines = (value for name, value in exchange.headers if name == "transfer-encoding")
     return [value.strip().lower() for value in lines]
 
 
 async def _read_announced(
-    exchange: Exchange, length_bytes: int, limit_bytes: int, waits_for_continue: bool
+    exchange: Exchange, length_bytes: int, limit_bytes: int, timeout_s: float, *, is_sending: bool
 ) -> bytes:
-    if length_bytes <= min(_SMALL_BYTES, limit_bytes):
-        return await _read_small(exchange)
-    if length_bytes <= limit_bytes:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await exchange.read()
-    # A client that waits for 100-continue has sent nothing yet.
-    if not waits_for_continue:
-        return await _read_pieces(exchange, limit_bytes, is_too_large=True)
-    raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
+    if length_bytes > limit_bytes:
+        if not is_sending:
+            raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
+        return await _read_pieces(exchange, limit_bytes, timeout_s, is_too_large=True)
+    if length_bytes <= _SMALL_BYTES:
+        return await _read_small(exchange, timeout_s)
+    async with asyncio.timeout(timeout_s):
+        return await exchange.read()
 
 
-async def _read_small(exchange: Exchange) -> bytes:
-    """As under `asyncio.timeout`, which costs more than reading a body that is there already."""
+async def _read_small(exchange: Exchange, timeout_s: float) -> bytes:
+    """Does what `asyncio.timeout` would, which costs more than reading a small body."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task(loop)
     assert task is not None
-    timer = loop.call_later(BODY_TIMEOUT_S, task.cancel, _TOO_SLOW)
+    timer = loop.call_later(timeout_s, task.cancel, _TOO_SLOW)
     try:
         return await exchange.read()
     except asyncio.CancelledError as error:
@@ -106,7 +115,7 @@ async def _read_small(exchange: Exchange) -> bytes:
 
 
 class _Pieces:
-    """A body as it comes in pieces; nothing is kept of one that is too large."""
+    """Collects a body that comes in pieces; keeps nothing of one that is too large."""
 
     def __init__(self, limit_bytes: int, *, is_too_large: bool) -> None:
         self._limit_bytes = limit_bytes
@@ -115,7 +124,7 @@ class _Pieces:
         self.is_too_large = is_too_large
 
     def add(self, chunk: bytes) -> bool:
-        """Returns whether to read on."""
+        """Adds a piece; returns whether to read on."""
         self._count += 1
         self._size_bytes += len(chunk)
         self.is_too_large = self.is_too_large or self._size_bytes > self._limit_bytes
@@ -129,7 +138,8 @@ class _Pieces:
         """Returns the body.
 
         Raises:
-            PayloadTooLarge, BadRequest: it is not one that can be served.
+            PayloadTooLarge: it is over the limit.
+            BadRequest: it came in too many pieces.
         """
         if self.is_too_large:
             raise PayloadTooLarge(f"More than {self._limit_bytes} bytes.")
@@ -139,17 +149,17 @@ class _Pieces:
 
 
 async def _read_pieces(
-    exchange: Exchange, limit_bytes: int, *, is_too_large: bool = False
+    exchange: Exchange, limit_bytes: int, timeout_s: float, *, is_too_large: bool = False
 ) -> bytes:
     """Returns a body whose length is not known, or known to be too large.
 
-    One that is over the limit is read on for a while without being kept. A socket that is closed
-    while the client still sends answers with a reset, and the client may never see why it was
-    refused. Bounded, and a client that pauses is taken to wait for the answer.
+    A body over the limit is read on for a while, but not kept. A socket that is closed while the
+    client still sends answers with a reset, and the client may never see why it was refused. A
+    client that pauses probably waits for the answer.
     """
     pieces = _Pieces(limit_bytes, is_too_large=is_too_large)
     now = asyncio.get_running_loop().time
-    end = now() + BODY_TIMEOUT_S
+    end = now() + timeout_s
     try:
         async with asyncio.timeout_at(now() + _DISCARD_PAUSE_S if is_too_large else end) as timer:
             async for chunk in exchange.pieces():

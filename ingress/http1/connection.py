@@ -1,8 +1,7 @@
-"""HTTP/1.1 on one connection: requests are answered one after the other, in the loop's own thread.
+"""HTTP/1.1 on one connection: its requests are answered one after the other.
 
-What a client may cost is bounded: its heads and bodies in bytes and time (`request_parser`,
-`exchange`, `body_reader`), a connection without a request in time, and here also an answer in
-pieces that is not read.
+A client's cost is bounded: heads and bodies in bytes and time (`request_parser`, `exchange`,
+`body_reader`); a connection without a request, and an answer that is not read, in time.
 """
 
 import asyncio
@@ -21,20 +20,17 @@ from ingress.http1.request_parser import RequestParser, UnknownMethod, Unreadabl
 
 log = logging.getLogger(__name__)
 
-# A client that takes in nothing of an answer in pieces for this long is given up.
-STALL_S = 10.0
-
 # A socket that is closed while the client still sends answers with a reset, and the client may
-# never see why it was refused: what comes is read for a while.
+# never see why it was refused. So the rest is read for a while.
 LINGER_S = 1.0
 
-# Pipelined requests that may wait for the one before them. Of a connection with more, no further
-# request is read, and it ends with their answers.
+# Pipelined requests that may wait for the one before them. A connection with more is read no
+# further, and ends with their answers.
 MAX_WAITING = 256
 
 _LARGE_BYTES = 64 * 1024
 
-# Linux's ioctl for how many bytes the kernel has not sent yet.
+# Linux's ioctl for the number of bytes that the kernel has not sent yet.
 _SIOCOUTQNSD = 0x894B
 
 # A client with more unread bytes than this is behind. uvloop's own limit over TLS is higher.
@@ -42,10 +38,9 @@ _AHEAD_BYTES = 64 * 1024
 
 
 class HttpConnection(asyncio.Protocol):
-    """A client's connection. Requests that come early wait until those before are answered.
+    """A client's connection. A request that comes early waits until those before are answered.
 
-    `client`: the client's address and port; `server`: those that it has reached. Both are empty on
-    a unix socket.
+    `client` and `server` are the two ends' addresses and ports, empty on a unix socket.
     """
 
     def __init__(self, host: HttpHost) -> None:
@@ -58,40 +53,40 @@ class HttpConnection(asyncio.Protocol):
         self._held: list[bytes] = []
         self._is_paused = False
         self._is_last = False  # no further request is read
-        self._is_answered = False  # the first one; its answer is written in a moment
-        self._is_behind = False  # with reading answers; the next request is not begun
+        self._is_answered = False  # the first one, whose answer is written in a moment
+        self._is_behind = False  # the client reads too slowly; the next request is not begun
         self._silent_since_s = self._loop.time()
-        self._unsent_bytes = sys.maxsize  # when that was looked at
+        self._unsent_bytes = sys.maxsize  # at the last look
         self._timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
 
     @property
     def scheme(self) -> str:
-        """Returns how the client came: http or https."""
+        """Returns http or https."""
         return self._host.scheme
 
     def close_if_idle(self) -> None:
-        """Closes the connection, unless a request is on its way."""
+        """Closes the connection, unless it has a request."""
         if self._asked or self._parser is None or self._parser.is_in_head:
             return
         is_sent = _is_sent(self._transport)
         self._transport.close()
         if self.scheme == "https" and is_sent:
-            # The transport goes on to wait for the client's farewell. One that only reads when it
-            # asks again does not give any.
+            # The transport waits for the client's farewell, and a client that reads only when it
+            # asks again sends none.
             self._host.forget(self)
 
     # --- the transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has come."""
+        """Begins to wait for the first request."""
         self._transport = transport
-        # Once: of a connection that was reset before, and is closed, they cannot be asked for.
+        # Kept, as the transport forgets them when the connection is reset.
         self.client = _place(transport.get_extra_info("peername"))
         self.server = _place(transport.get_extra_info("sockname"))
         self._transport.set_write_buffer_limits(_AHEAD_BYTES)
         self._host.connections.add(self)
-        self._timer = self._loop.call_later(self._host.silence_timeout_s, self._on_silence)
+        self._timer = self._loop.call_later(self._host.timeouts.silence_s, self._on_silence)
 
     def data_received(self, data: bytes) -> None:
         """Feeds the parser; pauses reading while an answer is pending."""
@@ -101,11 +96,11 @@ class HttpConnection(asyncio.Protocol):
         elif self._asked or not self._is_last:
             self._parse(data)
             if len(self._asked) > 1:
-                # The rest of the last one is read when its turn comes.
+                # The rest of the last request is read when its turn comes.
                 self.take_no_more()
 
     def eof_received(self) -> bool:
-        """Returns the client sends no more. It may still read why its body was not enough."""
+        """Ends the requests whose rest is missing; returns whether they can still be answered."""
         self._is_last = True
         for exchange in self._asked:
             exchange.break_off()
@@ -129,7 +124,7 @@ class HttpConnection(asyncio.Protocol):
         self._drained = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        """Goes on after the client has caught up."""
+        """Goes on when the client has caught up."""
         drained, self._drained = self._drained, None
         if drained is not None:
             drained.set_result(None)
@@ -153,7 +148,7 @@ class HttpConnection(asyncio.Protocol):
                 self._asked[-1].break_off()
 
     def _refuse(self, answer: Answer) -> None:
-        """Answers what is no request that an application could see, and closes the connection."""
+        """Answers bytes that no application can be shown, and closes the connection."""
         if self._transport.is_closing():
             return
         framing = f"content-length: {len(answer.body)}"
@@ -166,14 +161,15 @@ class HttpConnection(asyncio.Protocol):
         now_s = self._loop.time()
         unsent_bytes = self._transport.get_write_buffer_size()
         if 0 < unsent_bytes < self._unsent_bytes:
-            self._silent_since_s = now_s  # it reads
+            self._silent_since_s = now_s  # the client reads
         self._unsent_bytes = unsent_bytes
-        end_s = self._silent_since_s + self._host.silence_timeout_s
+        silence_s = self._host.timeouts.silence_s
+        end_s = self._silent_since_s + silence_s
         is_answering = bool(self._asked) and not self._is_behind
         if not is_answering and now_s >= end_s:
             self._transport.close()
         else:
-            again_s = self._host.silence_timeout_s if is_answering else end_s - now_s
+            again_s = silence_s if is_answering else end_s - now_s
             self._timer = self._loop.call_later(again_s, self._on_silence)
 
     def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
@@ -189,7 +185,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             if self._transport.can_write_eof():
                 self._transport.write_eof()
-        except OSError:  # the client has left, unheard while nothing was read
+        except OSError:  # the client has left while nothing was read
             self._transport.abort()
             return
         self.take_more()
@@ -218,8 +214,8 @@ class HttpConnection(asyncio.Protocol):
     ) -> None:
         """Sends the answer, if the client is still there.
 
-        It is written once everything has run that is ready by now, so that the answers of a batch
-        leave together: a client that is woken by one takes the core, and the others wait.
+        It is written after everything that is ready to run by now, so that the answers of a batch
+        leave together: otherwise the client of the first takes the core, and the others wait.
         """
         if not self._is_answering(exchange):
             return
@@ -242,17 +238,17 @@ class HttpConnection(asyncio.Protocol):
         return ChunkWriter(self, exchange, keeps_alive=keeps_alive)
 
     async def write(self, exchange: Exchange, data: bytes) -> None:
-        """A part of this answer is sent, and the client is not far behind.
+        """Sends a part of this answer; returns when the client is not far behind.
 
         Raises:
-            ConnectionEnded: it has gone, or has read nothing for too long.
+            ConnectionEnded: the client has gone, or has read nothing for too long.
         """
         if not self._is_answering(exchange):
             raise ConnectionEnded
         self._transport.write(data)
         while (drained := self._drained) is not None:
             unsent_bytes = self._transport.get_write_buffer_size()
-            await asyncio.wait({drained}, timeout=STALL_S)
+            await asyncio.wait({drained}, timeout=self._host.timeouts.stall_s)
             if not drained.done() and self._transport.get_write_buffer_size() >= unsent_bytes:
                 log.info("stream broken off: the client does not read")
                 self._transport.abort()
@@ -296,7 +292,7 @@ class HttpConnection(asyncio.Protocol):
                 self._give_up(exchange)
 
     def _give_up(self, exchange: Exchange) -> None:
-        """Ends a request that the application has not answered to the end."""
+        """Ends a request whose answer the application has not finished."""
         if exchange.status == 0:
             exchange.respond(HTTPStatus.INTERNAL_SERVER_ERROR, [], b"")
         else:
@@ -316,7 +312,7 @@ class HttpConnection(asyncio.Protocol):
         )
 
     def _end(self, exchange: Exchange, *, keeps_alive: bool) -> None:
-        """This request is answered; the next one is."""
+        """Goes from this request, which is answered, to the next one."""
         self._asked.popleft()
         is_last = self._host.is_draining or (self._is_last and not self._asked)
         if is_last or not keeps_alive:
@@ -345,13 +341,13 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _is_sent(transport: Any) -> bool:
-    """Returns whether all that was written is on its way.
+    """Returns whether all that was written has been sent.
 
-    Over TLS, the transport itself cannot say.
+    Asks the kernel, as a TLS transport does not say.
     """
     peer = transport.get_extra_info("socket")
     if peer is None:
-        return True  # it is closed
+        return True  # closed
     try:
         unsent = fcntl.ioctl(peer.fileno(), _SIOCOUTQNSD, bytes(4))
     except OSError:

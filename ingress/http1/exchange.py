@@ -16,10 +16,10 @@ class Answer(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What stands before a request's body.
+    """The part of a request before its body.
 
-    `path` is percent-decoded, `query` is not. `headers` are in order, names in lower case; those
-    whose values are not UTF-8 are left out.
+    `path` is percent-decoded, `query` is not. `headers` are in order, with names in lower case;
+    those whose values are not UTF-8 are left out.
     """
 
     method: str
@@ -30,16 +30,16 @@ class Head(NamedTuple):
     keeps_alive: bool
 
 
-# How much of a body is kept for an application that reads it in pieces; then its client waits.
+# So much of a body is kept for an application that reads it in pieces; then its client waits.
 AHEAD_BYTES = 256 * 1024
 
 
 class ConnectionEnded(Exception):
-    """The client has gone, or sends what is no HTTP, before its request or answer was whole."""
+    """The client left, or sent what is not HTTP, before its request or answer was whole."""
 
 
 class Connection(Protocol):
-    """The connection of an exchange, as far as its requests use it."""
+    """The connection of an exchange, as its requests see it."""
 
     client: str
     server: str
@@ -62,7 +62,7 @@ class Connection(Protocol):
 class Exchange:
     """A request that can be answered once. Lives on its connection's event loop.
 
-    `status` is 0 until there is an answer, with which `added_headers` go, names in lower case.
+    `status` is 0 until there is an answer. `added_headers` go with it, with names in lower case.
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class Exchange:
     )
 
     def __init__(self, connection: Connection, head: Head, body: bytes | None = None) -> None:
-        """With a body, the request has come whole."""
+        """Takes a request's head, and its body if that has come as well."""
         (
             self.method,
             self.path,
@@ -114,21 +114,21 @@ class Exchange:
 
     @property
     def server(self) -> str:
-        """Returns the address and port that the client has reached."""
+        """Returns the address and port that the client connected to."""
         return self._connection.server
 
     @property
     def scheme(self) -> str:
-        """Returns how the client came: http or https."""
+        """Returns http or https."""
         return self._connection.scheme
 
     # --- the application's side
 
     async def read(self) -> bytes:
-        """Returns the whole body, however large: whoever asks has looked at its announced length.
+        """Returns the whole body, however large: the caller has looked at its announced length.
 
         Raises:
-            ConnectionEnded: before the body did.
+            ConnectionEnded: the body is not whole.
         """
         self._takes_all = True
         while not self.is_received:
@@ -136,7 +136,7 @@ class Exchange:
         return self.received()
 
     def received(self) -> bytes:
-        """Returns the whole body, which has come."""
+        """Returns the whole body, once `is_received`."""
         chunks, self._chunks = self._chunks, []
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
@@ -144,7 +144,7 @@ class Exchange:
         """Yields the body as it arrives; holds the client up while no piece is taken.
 
         Raises:
-            ConnectionEnded: before the body did.
+            ConnectionEnded: the body is not whole.
         """
         while True:
             chunks, self._chunks, self._kept_bytes = self._chunks, [], 0
@@ -156,7 +156,7 @@ class Exchange:
                 await self._more()
 
     async def client_left(self) -> None:
-        """Returns when nobody waits for the answer any more."""
+        """Returns when the client no longer waits for the answer."""
         if self._left is None:
             self._left = asyncio.get_running_loop().create_future()
             if self._is_broken:
@@ -164,7 +164,7 @@ class Exchange:
         await asyncio.shield(self._left)
 
     def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
-        """Sends the answer, with the server's own headers. Status: from 200 to 999."""
+        """Sends the answer, with the server's own headers. The status is from 200 to 999."""
         self._connection.answer(self, status, headers, body)
         self.status = status
 
@@ -177,7 +177,7 @@ class Exchange:
     # --- the connection's side
 
     def feed(self, chunk: bytes) -> None:
-        """A part of the body has come."""
+        """Adds a part of the body."""
         if self.status:
             return  # answered without it
         self._chunks.append(chunk)
@@ -192,7 +192,7 @@ class Exchange:
         self._wake()
 
     def break_off(self) -> None:
-        """Nothing more will come, and nobody may wait."""
+        """Tells the application that nothing more will come."""
         self._is_broken = True
         self._wake()
         if self._left is not None and not self._left.done():
@@ -210,7 +210,7 @@ class Exchange:
         await self._waiter
 
     def _waits_to_continue(self) -> bool:
-        # HTTP/1.0 would take it for the answer (RFC 9110, 10.1.1).
+        # A client of HTTP/1.0 would take "100 Continue" for the answer (RFC 9110, 10.1.1).
         return self.http_version >= "1.1" and any(
             name == "expect" and value.lower() == "100-continue" for name, value in self.headers
         )

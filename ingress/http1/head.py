@@ -12,12 +12,12 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 CHUNKED = "transfer-encoding: chunked"
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}" for status in HTTPStatus}
-# Such an answer ends with its head; what came behind would be taken for the next answer.
+# Such an answer ends with its head: a body would be taken for the next answer.
 WITHOUT_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
 _REQUEST_ID = "x-request-id"
-# A prediction has so many beside its id, unless its handler has set some, which may be others each
-# time.
+# A prediction has so many beside its id. With more, a handler has set some, which may change with
+# each answer.
 _USUAL_HEADERS = 3
 
 _date: tuple[int, str] = (0, "")
@@ -31,17 +31,17 @@ def head_bytes(
     keeps_alive: bool,
     framing: str,
 ) -> bytes:
-    """Status line and headers, those of the server's own included.
+    """Returns status line and headers, with the server's own.
 
     Args:
         status: from 200 to 999.
-        headers: of the application; not about the connection, nor the length.
+        headers: the application's, which say nothing of the connection or the length.
         added: headers that go with every answer.
         keeps_alive: whether another request may come by this connection.
-        framing: the header that tells where the body ends; empty where none may follow.
+        framing: the header that says where the body ends; empty where no body may follow.
 
     Raises:
-        ValueError: a header that would begin another line.
+        ValueError: a header holds a line break.
     """
     own = ""
     if headers and headers[0][0] == _REQUEST_ID:
@@ -53,9 +53,9 @@ def head_bytes(
 
 
 def with_added(headers: Sequence[Header], added: Sequence[Header]) -> list[Header]:
-    """Both; added ones stand in place of others by their names.
+    """Returns both; an added header replaces others of its name.
 
-    A browser takes no answer that allows an origin twice.
+    A browser refuses an answer that allows an origin twice.
     """
     names = {name for name, _ in added}
     return [*(header for header in headers if header[0].lower() not in names), *added]
@@ -68,7 +68,7 @@ def _lines(
     lines = [f"{status_line}\r\n"]
     lines += [_line(*header) for header in with_added(headers, added)]
     lines.append(_line("connection", "keep-alive" if keeps_alive else "close"))
-    # The version stays unsaid.
+    # Without the version, which helps attackers most.
     lines.append(_line("server", "torchferry"))
     return "".join(lines)
 

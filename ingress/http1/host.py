@@ -2,22 +2,41 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from ingress.http1.exchange import Answer, Application
 
-# Told of what never reached the application: the client's address, and the status it was answered.
+# Called for a request that never reached the application, with the client's address and the status.
 OnRefused = Callable[[str, int], None]
 
 
+@dataclass(frozen=True, slots=True)
+class ClientTimeouts:
+    """How long a client may keep its connection waiting, in seconds.
+
+    `silence_s`: until the head of its next request is there. Longer than the 60 s for which nginx
+    and cloud load balancers keep an idle connection, or they would send requests into connections
+    that this end is closing. `unread_s`: while it takes in nothing of an answer. `stall_s`: the
+    same for an answer in pieces, whose handler is held up meanwhile.
+    """
+
+    silence_s: float = 65.0
+    unread_s: float = 60.0
+    stall_s: float = 10.0
+
+
+USUAL_TIMEOUTS = ClientTimeouts()
+
+
 class OpenConnection(Protocol):
-    """A connection, as far as its host deals with it."""
+    """A connection, as its host sees it."""
 
     def close_if_idle(self) -> None: ...
 
 
 class HttpHost:
-    """Holds what the connections of one listener share: the application, the limits, themselves.
+    """Holds the application, the timeouts and the open connections of one listener.
 
     `unknown_method` makes the answer to a request whose method HTTP does not know.
     """
@@ -29,32 +48,32 @@ class HttpHost:
         unknown_method: Callable[[], Answer],
         *,
         scheme: str,
-        silence_timeout_s: float,
+        timeouts: ClientTimeouts,
     ) -> None:
         self.app = app
         self.on_refused = on_refused
         self.unknown_method = unknown_method
         self.scheme = scheme
-        self.silence_timeout_s = silence_timeout_s
+        self.timeouts = timeouts
         self.is_draining = False
         self.connections: set[OpenConnection] = set()
-        # asyncio itself does not keep tasks from being collected as garbage.
+        # asyncio alone does not keep its tasks from being collected as garbage.
         self.tasks: set[asyncio.Task[None] | None] = set()
         self._closed = asyncio.Event()
 
     def drain(self) -> None:
-        """Connections without a request are closed, the others with their last answer."""
+        """Closes connections without a request now, and the others with their last answer."""
         self.is_draining = True
         for connection in list(self.connections):
             connection.close_if_idle()
         self._check_closed()
 
     async def wait_closed(self) -> None:
-        """After `drain`: all requests have been answered and all connections closed."""
+        """Waits, after `drain`, until all connections are closed."""
         await self._closed.wait()
 
     def forget(self, connection: OpenConnection) -> None:
-        """This connection is closed."""
+        """Removes a connection that has been closed."""
         self.connections.discard(connection)
         self._check_closed()
 

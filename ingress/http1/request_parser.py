@@ -1,4 +1,4 @@
-"""Bytes become requests; llhttp, through httptools, decides what is HTTP.
+"""Makes requests of bytes; llhttp, through httptools, decides what is HTTP.
 
 It is strict: a length beside chunks, bare line feeds and the like end the connection.
 """
@@ -18,21 +18,21 @@ from ingress.http1.exchange import Connection, Exchange, Head, Header
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
 _MAX_KEPT_CHARS = 256
-# The headers that tell where a request ends.
+# The headers that say where a request ends.
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding", b"upgrade"})
-# Those of them that tell how its body comes.
+# Those of them that say how its body comes.
 _BODY_FRAMING = frozenset({"content-length", "transfer-encoding"})
 
-# Of a body in chunks, what is not the body: the chunks' own lines, and trailers.
+# The lines between chunks, and trailers.
 MAX_AROUND_BYTES = 1024 * 1024
 
 
-# llhttp knows the methods by name; what looks like another one is answered as such.
+# llhttp knows the methods by name. This is a line with another one.
 _OTHER_METHOD = re.compile(rb"[A-Z]{1,32} /[!-~]* HTTP/1\.[01]\r\n")
 
 
 class Unreadable(Exception):
-    """The bytes are not HTTP, or too many; `status` is the answer's."""
+    """The bytes are not HTTP, or too many. `status` is the answer's."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -51,7 +51,7 @@ class _Refused(Exception):
 
 
 class RequestParser:
-    """The requests of one connection, in order."""
+    """Parses the requests of one connection, in order."""
 
     def __init__(self, connection: Connection, on_request: Callable[[Exchange], None]) -> None:
         self.is_in_head = False
@@ -69,7 +69,7 @@ class RequestParser:
         """Announces requests as soon as their heads are whole; returns whether more can be fed.
 
         Raises:
-            Unreadable: the request that this belongs to ends here.
+            Unreadable: the request that these bytes belong to cannot be served.
         """
         if self._current is None:
             self._head_bytes += len(data)
@@ -89,30 +89,30 @@ class RequestParser:
         return is_going_on
 
     def on_message_begin(self) -> None:
-        """For httptools: a request begins."""
+        """Begins a request. Called by httptools, as the next ones."""
         self._url, self._headers = b"", []
         self.is_in_head = True
 
     def on_url(self, url: bytes) -> None:
-        """For httptools: a part of its target."""
+        """Adds a part of the target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """For httptools: a header, or a trailer, which is passed over."""
+        """Adds a header; passes over a trailer."""
         if not self.is_in_head:
             return
         try:
             text = value.decode()
         except UnicodeDecodeError:
             if name.lower() in _FRAMING:
-                raise  # the parser has read the request by it, and nobody else would
+                raise  # the parser went by it, and a proxy may not have
             return
         self._headers.append((name.decode("latin-1").lower(), text.strip(" \t")))
 
     def on_headers_complete(self) -> None:
-        """For httptools: the head is whole."""
+        """Announces the request."""
         if len(self._headers) > MAX_HEADERS or self._is_too_large():
-            # At once: another request in the same read would take this one's place.
+            # Here, as another request in the same read would take this one's place.
             self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             raise _Refused
         self.is_in_head = False
@@ -124,13 +124,13 @@ class RequestParser:
         self._on_request(exchange)
 
     def on_body(self, chunk: bytes) -> None:
-        """For httptools: a part of the body."""
+        """Adds a part of the body."""
         if self._current is not None:
             self._around_bytes -= len(chunk)
             self._current.feed(chunk)
 
     def on_message_complete(self) -> None:
-        """For httptools: the request is whole."""
+        """Ends the request."""
         if self._parser.should_upgrade():
             return  # httptools says so before the body
         current, self._current = self._current, None
@@ -141,7 +141,7 @@ class RequestParser:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as wish:
-            # It is served as if it had not asked; what follows it may be no HTTP.
+            # Served as if it had not asked for an upgrade; the bytes behind it may be no HTTP.
             self._read_body_only()
             with contextlib.suppress(httptools.HttpParserUpgrade):  # another wish
                 self._parser.feed_data(data[wish.args[0] :])
@@ -149,10 +149,10 @@ class RequestParser:
         return True
 
     def _read_body_only(self) -> None:
-        """Reads the bytes after an upgrade request only as far as they are its body.
+        """Makes the parser read the body of an upgrade request, and nothing behind it.
 
-        httptools leaves all of it to the other protocol, but Java's own client has that wish in
-        each POST over http://.
+        httptools would leave the body to the other protocol, but Java's HttpClient asks for an
+        upgrade with each POST over http://.
         """
         assert self._current is not None
         framing = (line for line in self._current.headers if line[0] in _BODY_FRAMING)
@@ -164,7 +164,7 @@ class RequestParser:
         self._parser.feed_data(f"POST / HTTP/1.1\r\n{head}\r\n".encode())
 
     def _is_too_large(self) -> bool:
-        # What has come may be more than the head.
+        # The bytes that have come may be more than the head.
         if self._head_bytes <= MAX_HEAD_BYTES:
             return False
         sizes_bytes = (len(name) + len(value) for name, value in self._headers)
@@ -185,15 +185,15 @@ class RequestParser:
 
 
 def _has_transfer_encoding(exchange: Exchange) -> bool:
-    # llhttp goes by it in HTTP/1.0, too, where a proxy may not know it and see another end of the
-    # request (RFC 9112, 6.1).
+    # In HTTP/1.0, where a proxy may not know this header and see another end of the request, llhttp
+    # goes by it nevertheless (RFC 9112, 6.1).
     return any(name == "transfer-encoding" for name, _ in exchange.headers)
 
 
 def _split(target: bytes) -> tuple[str, str]:
-    """Path and query of what is asked for; the path percent-decoded."""
+    """Returns the target's path, percent-decoded, and its query."""
     if not target.startswith(b"/"):
-        # As a proxy is asked; anything else, like `*`, leads nowhere.
+        # A proxy is asked for whole URLs. Anything else, like `*`, leads nowhere.
         with contextlib.suppress(httptools.HttpParserError):
             url = httptools.parse_url(target)
             target = (url.path or b"/") + (b"?" + url.query if url.query else b"")
@@ -202,5 +202,5 @@ def _split(target: bytes) -> tuple[str, str]:
     return text, query.decode("utf-8", "replace")
 
 
-# As in prediction_paths: few are asked for again and again.
+# Few targets are asked for again and again.
 _known_split = lru_cache(maxsize=1024)(_split)

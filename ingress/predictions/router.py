@@ -1,6 +1,6 @@
 """Answers predictions on the event loop, and passes everything else on to Flask.
 
-A thread per waiting request is what costs (docs/adr/0006): here a waiting prediction is one future.
+A thread for each waiting request costs most (docs/adr/0006); here a waiting prediction is a future.
 """
 
 import logging
@@ -58,13 +58,13 @@ class InferenceRouter:
         try:
             self._authorizer.admit(exchange.method, exchange.path, headers.get("authorization", ""))
             if self._authorizer.is_closed:
-                # Neither Redis nor a handler needs to know the key.
+                # Neither Redis nor a handler needs the key.
                 headers.pop("authorization", None)
             query = exchange.query if target.takes_query else ""
             answer = await self._predictions.answer(
                 target,
                 headers,
-                # No name here keeps it while its client waits.
+                # Without a name here, which would keep the body while its client waits.
                 await read_body(exchange, headers, self._max_request_size_bytes),
                 exchange.client_left,
                 query,

@@ -19,7 +19,7 @@ CountAnswer = Callable[[int, BatchTiming | None, str], None]
 
 
 class StreamedAnswer:
-    """Status, headers, and pieces to iterate over once. Whoever gets it closes it."""
+    """Status, headers, and pieces to iterate over once. The caller that gets it closes it."""
 
     def __init__(
         self, status: int, headers: list[tuple[str, str]], stream: ReplyStream, count: CountAnswer

@@ -45,8 +45,8 @@ async def broken(exchange):
 
 def ask(app, *asked, **options):
     counted, wire = [], Wire()
-    edge = AccessMiddleware(app, counted.append, **options)
-    asyncio.run(edge(request(wire, *asked)))
+    middleware = AccessMiddleware(app, counted.append, **options)
+    asyncio.run(middleware(request(wire, *asked)))
     return counted, wire
 
 

@@ -12,7 +12,6 @@ import pytest
 import uvloop
 
 from batching.settings.settings import SettingsError
-from ingress.access import certificate
 from ingress.access.certificate import Certificate
 from ingress.listeners import Address, Listener
 from tests.ports import free_ports
@@ -141,11 +140,11 @@ def test_files_that_are_no_pair_are_refused_with_the_reason(tmp_path, spoil, rea
         pair.open()
 
 
-def test_renewed_certificate_is_shown_to_who_connects_from_then_on(tmp_path, monkeypatch, caplog):
+def test_renewed_certificate_is_shown_to_later_connections(tmp_path, caplog):
     # Given
-    monkeypatch.setattr(certificate, "LOOK_S", 0.01)
     caplog.set_level(logging.INFO)
-    pair = write_certificate(tmp_path)
+    written = write_certificate(tmp_path)
+    pair = Certificate(written.certificate_file, written.private_key_file, look_s=0.01)
     pair.open()
     old = pair.certificate_file.read_text()
 

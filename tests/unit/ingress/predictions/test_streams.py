@@ -11,7 +11,7 @@ from batching.protocol import Batch, ReplyChunk
 from batching.store.clients import connect
 from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode, WorkerQueue
 from ingress.access.authorizer import Authorizer
-from ingress.http1 import connection as http_connection
+from ingress.http1.host import USUAL_TIMEOUTS, ClientTimeouts
 from ingress.listeners import Address, Listener
 from ingress.predictions.router import InferenceRouter
 from ingress.rest.wsgi_bridge import WsgiBridge
@@ -71,19 +71,16 @@ def flood(echo, node, redis_url):
         yield worker
 
 
-def connected(ingress, receive_bytes=None):
-    client = socket.socket()
-    if receive_bytes:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    client.settimeout(20)
-    client.connect(("127.0.0.1", int(ingress.inference_url.rpartition(":")[2])))
-    return client
-
-
-def test_client_that_reads_nothing_is_given_up(echo, flood, monkeypatch):
-    monkeypatch.setattr(http_connection, "STALL_S", 1.0)
+def test_client_that_reads_nothing_is_given_up(echo, flood):
     # Given
-    with connected(echo, receive_bytes=32 * 1024) as client:
+    address = Address("127.0.0.1", free_ports(1))
+    with (
+        listening(echo, address, timeouts=ClientTimeouts(stall_s=1.0)),
+        socket.socket() as client,
+    ):
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * 1024)
+        client.settimeout(20)
+        client.connect((address.host, address.port))
         client.sendall(REQUEST + b"\r\nx")
         # When: its worker was held up, and is then told that nobody is left
         eventually(lambda: ChunkCode.FULL in flood.codes, 20.0)
@@ -99,7 +96,7 @@ def test_client_that_reads_nothing_is_given_up(echo, flood, monkeypatch):
 
 
 @contextlib.contextmanager
-def listening(echo, address, tls=None):
+def listening(echo, address, tls=None, timeouts=USUAL_TIMEOUTS):
     """The inference port of this ingress on another address, too."""
     services = echo.services
     authorizer, limit = Authorizer(services.keys, [Role.INFERENCE]), 10_000
@@ -118,7 +115,7 @@ def listening(echo, address, tls=None):
     )
 
     async def listen():
-        listener = Listener(address, front, tls=tls)
+        listener = Listener(address, front, tls=tls, timeouts=timeouts)
         await listener.start()
         return listener
 
