@@ -105,7 +105,7 @@ class _Ingress:
         tls = None if self._certificate is None else self._certificate.context
         listeners = []
         for address, roles in table.items():
-            app = self._counted(self._application(roles))
+            app = self._counted(application(self._services, roles))
             listeners.append(Listener(address, app, app.on_refused, tls=tls))
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -139,25 +139,6 @@ class _Ingress:
             # Without tokens, Flask answers OPTIONS with a document; with tokens, that needs a key.
             answers_preflights=self._services.keys is not None
             and bool(cors_headers(self._settings)),
-        )
-
-    def _application(self, roles: frozenset[Role]) -> Application:
-        services, limit = self._services, self._settings.max_request_size_bytes
-        authorizer = Authorizer(services.keys, roles)
-        bridge = WsgiBridge(
-            create_app(services, roles),
-            max_request_size_bytes=limit,
-            max_threads=_BRIDGE_THREADS,
-            authorizer=authorizer,
-        )
-        if Role.INFERENCE not in roles:
-            return bridge
-        return InferenceRouter(
-            services.http_predictions,
-            bridge,
-            max_request_size_bytes=limit,
-            max_response_size_bytes=self._settings.max_response_size_bytes,
-            authorizer=authorizer,
         )
 
     def _has_to_load(self) -> bool:
@@ -223,6 +204,26 @@ class _Ingress:
                 await asyncio.wait_for(in_daemon_thread(self._snapshots.close), _SNAPSHOT_S)
         log.info("stopped")
         return _EXIT_FORCED if self._signals.hurry.is_set() else 0
+
+
+def application(services: Services, roles: frozenset[Role]) -> Application:
+    """Returns what a listener with these roles serves."""
+    settings, authorizer = services.settings, Authorizer(services.keys, roles)
+    bridge = WsgiBridge(
+        create_app(services, roles),
+        max_request_size_bytes=settings.max_request_size_bytes,
+        max_threads=_BRIDGE_THREADS,
+        authorizer=authorizer,
+    )
+    if Role.INFERENCE not in roles:
+        return bridge
+    return InferenceRouter(
+        services.http_predictions,
+        bridge,
+        max_request_size_bytes=settings.max_request_size_bytes,
+        max_response_size_bytes=settings.max_response_size_bytes,
+        authorizer=authorizer,
+    )
 
 
 def _calm_collector() -> None:

@@ -10,12 +10,10 @@ from batching.errors import ModelNotFound
 from batching.models.spec import ArchiveInfo, ModelSpec
 from batching.settings.settings import Settings
 from batching.store.clients import connect
-from ingress.access.authorizer import Authorizer
 from ingress.listeners import Address, Listener
-from ingress.predictions.router import InferenceRouter
 from ingress.rest.app import create_app
-from ingress.rest.wsgi_bridge import WsgiBridge
 from ingress.role import Role
+from ingress.server import application
 from ingress.services import Services, build_services
 from tests.ports import free_ports
 from tests.tls import write_certificate
@@ -125,7 +123,7 @@ def ingress(redis_url, keys):
     services = replace(build_services(settings, keys, loop), control=archives)
     call(services.start())
     apps = {role: create_app(services, [role]) for role in Role}
-    listeners = call(_listen(services, apps))
+    listeners = call(_listen(services))
     yield Ingress(services, archives, *(str(item.address) for item in listeners), apps)
     call(_close(listeners, services))
     services.client.close()
@@ -141,27 +139,10 @@ def echo(ingress, node):
     return ingress
 
 
-async def _listen(services, apps):
-    limit = services.settings.max_request_size_bytes
-    bridges = {
-        role: WsgiBridge(
-            app,
-            max_request_size_bytes=limit,
-            max_threads=8,
-            authorizer=Authorizer(services.keys, [role]),
-        )
-        for role, app in apps.items()
-    }
-    front = InferenceRouter(
-        services.http_predictions,
-        bridges[Role.INFERENCE],
-        max_request_size_bytes=limit,
-        max_response_size_bytes=services.settings.max_response_size_bytes,
-        authorizer=Authorizer(services.keys, [Role.INFERENCE]),
-    )
+async def _listen(services):
     listeners = [
-        Listener(Address("127.0.0.1", free_ports(1)), app)
-        for app in (front, bridges[Role.MANAGEMENT])
+        Listener(Address("127.0.0.1", free_ports(1)), application(services, frozenset({role})))
+        for role in (Role.INFERENCE, Role.MANAGEMENT)
     ]
     for listener in listeners:
         await listener.start()

@@ -1,8 +1,13 @@
 """Bytes in, bytes out: for requests that no HTTP library would send."""
 
+import asyncio
 import contextlib
 import socket
 
+import uvloop
+
+from ingress.listeners import Address, Listener
+from tests.ports import free_ports
 from tests.unit.ingress.leaks import assert_tells_nothing
 
 TIMEOUT_S = 10
@@ -12,6 +17,22 @@ def connect_to(url):
     """A connection to a listener's address."""
     port = int(url.rpartition(":")[2])
     return socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+
+
+def served(app, client, *, tls=None, **options):
+    """What a blocking `client(port)` returns, beside a listener for this application."""
+
+    async def main():
+        address = Address("127.0.0.1", free_ports(1), is_tls=tls is not None)
+        listener = Listener(address, app, tls=tls and tls.context, **options)
+        await listener.start()
+        try:
+            return await asyncio.to_thread(client, address.port)
+        finally:
+            listener.stop()
+            await listener.wait_closed()
+
+    return uvloop.run(main())  # as the ingress does
 
 
 def read_to_end(connection):

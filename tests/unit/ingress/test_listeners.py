@@ -26,45 +26,32 @@ def test_roles_with_one_address_share_a_listener():
     assert listener_table(settings) == {Address("127.0.0.1", 8080): frozenset(Role)}
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "192.0.2.1"])
-def test_management_refuses_the_network(host):
-    settings = replace(Settings(), management_address=f"http://{host}:8081")
-    with pytest.raises(SettingsError, match="allow_open_management"):
-        listener_table(settings)
+OPEN = {"management_address": "http://0.0.0.0:8081"}
 
 
-def test_management_opens_when_told_to():
-    settings = replace(
-        Settings(), management_address="http://0.0.0.0:8081", allow_open_management=True
-    )
-    assert Address("0.0.0.0", 8081) in listener_table(settings)
+@pytest.mark.parametrize(
+    "given",
+    [
+        OPEN,
+        {"management_address": "http://[::]:8081"},
+        {"management_address": "http://192.0.2.1:8081"},
+        {**OPEN, "token_auth": True, "disable_token_authorization": True},
+        # On the port of inference, which is open.
+        {**OPEN, "inference_address": OPEN["management_address"]},
+    ],
+)
+def test_management_refuses_the_network(given):
+    with pytest.raises(SettingsError, match=r"token_authorization=true.*allow_open_management"):
+        listener_table(replace(Settings(), **given))
 
 
-@pytest.mark.parametrize("asked", [{"token_auth": True}, {"key_file": Path("keys.json")}])
-def test_management_opens_when_it_asks_for_tokens(asked):
-    settings = replace(Settings(), management_address="http://0.0.0.0:8081", **asked)
-    assert Address("0.0.0.0", 8081) in listener_table(settings)
-
-
-def test_management_stays_closed_when_tokens_are_switched_off_again():
-    settings = replace(
-        Settings(),
-        management_address="http://0.0.0.0:8081",
-        token_auth=True,
-        disable_token_authorization=True,
-    )
-    with pytest.raises(SettingsError, match="token_authorization"):
-        listener_table(settings)
-
-
-def test_management_is_not_smuggled_onto_the_open_inference_port():
-    settings = replace(
-        Settings(),
-        inference_address="http://0.0.0.0:8080",
-        management_address="http://0.0.0.0:8080",
-    )
-    with pytest.raises(SettingsError, match="allow_open_management"):
-        listener_table(settings)
+@pytest.mark.parametrize(
+    "asked",
+    [{"allow_open_management": True}, {"token_auth": True}, {"key_file": Path("keys.json")}],
+)
+def test_management_opens_when_told_to_or_when_it_asks_for_tokens(asked):
+    table = listener_table(replace(Settings(), **OPEN, **asked))
+    assert Address("0.0.0.0", 8081) in table
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import requests
 
 from batching.models.spec import ModelSpec
-from batching.process.entry_point import EXIT_UNUSABLE
 from batching.process.stop_signals import ONE_WISH_S
 from batching.store.clients import connect
 from batching.store.registry.registry import Registry
@@ -130,21 +129,6 @@ def test_server_shows_a_renewed_certificate_without_a_restart(start, tmp_path):
     eventually(lambda: shown_certificate(port) == file.read_text(), 15)
 
 
-@needs_openssl
-def test_server_says_which_certificate_it_cannot_use(start, tmp_path):
-    write_certificate(tmp_path)
-    (tmp_path / "certificate.key").write_text("garbage")
-    server = start(
-        inference_address=f"https://127.0.0.1:{free_ports(1)}",
-        certificate_file=str(tmp_path / "certificate.pem"),
-        private_key_file=str(tmp_path / "certificate.key"),
-    )
-    code, log = server.end()
-    assert code == EXIT_UNUSABLE
-    assert "certificate.key: no certificate in PEM" in log
-    assert "Traceback" not in log
-
-
 def test_server_tells_browsers_not_to_guess_the_type_of_an_answer(start, node, echo_model):
     # Given
     server = start()
@@ -184,47 +168,44 @@ def test_server_that_comes_back_is_as_ready_as_what_redis_remembers(start, echo_
     assert probes(server) == [200] * 4
 
 
-def test_server_refuses_what_is_still_open_when_the_drain_ends(start, node, echo_model):
-    # Given
+@pytest.fixture
+def waiting(node, echo_model):
+    """Sends a prediction that no worker claims; returns the future of its answer."""
     registry, spec = echo_model
+    node.pause()
+    with ThreadPoolExecutor(1) as pool:
+
+        def send(server):
+            url = server.url("inference", "/predictions/echo")
+            asked = pool.submit(requests.post, url, b"x", timeout=20)
+            eventually(lambda: registry.queue(spec).open_requests == 1, 10)
+            return asked
+
+        yield send
+
+
+def test_server_refuses_what_is_still_open_when_the_drain_ends(start, waiting):
+    # Given
     server = start(drain_timeout_s="0.3")
     server.ready_lines()
-    node.pause()
-    answers = []
-
-    def predict():
-        answers.append(
-            requests.post(server.url("inference", "/predictions/echo"), b"x", timeout=20)
-        )
-
-    client = threading.Thread(target=predict)
-    client.start()
-    eventually(lambda: registry.queue(spec).open_requests == 1, 10)
+    asked = waiting(server)
     # When
     server.process.send_signal(signal.SIGTERM)
-    client.join(20)
     # Then
-    assert answers[0].status_code == 503
-    assert answers[0].headers["x-ferry-reason"] == "draining"
+    answer = asked.result()
+    assert answer.status_code == 503
+    assert answer.headers["x-ferry-reason"] == "draining"
     status, log = server.end()
     assert status == 0
     assert "refusing open=1\n" in log
     assert "cutting off" not in log
 
 
-def test_second_signal_ends_the_server_at_once(start, node, echo_model):
+def test_second_signal_ends_the_server_at_once(start, waiting):
     # Given
-    registry, spec = echo_model
     server = start(drain_timeout_s="60")
     server.ready_lines()
-    node.pause()
-
-    def predict():
-        requests.post(server.url("inference", "/predictions/echo"), b"x", timeout=20)
-
-    client = threading.Thread(target=predict)
-    client.start()
-    eventually(lambda: registry.queue(spec).open_requests == 1, 10)
+    waiting(server)
     # When
     server.process.send_signal(signal.SIGINT)
     asked_s = time.monotonic()
@@ -233,7 +214,6 @@ def test_second_signal_ends_the_server_at_once(start, node, echo_model):
     server.process.send_signal(signal.SIGINT)
     # Then
     assert server.end()[0] == 1
-    client.join(20)
 
 
 def test_server_serves_everything_on_one_address_and_on_a_unix_socket(start, tmp_path):
@@ -318,7 +298,7 @@ def test_server_goes_on_accepting_for_the_drain_delay_after_it_is_not_ready(
     server.process.send_signal(signal.SIGTERM)
     ready = server.url("inference", "/readyz")
     eventually(lambda: requests.get(ready, timeout=5).status_code == 503, 10)
-    # Then whoever has not noticed yet is served
+    # Then a client that has not noticed yet is served
     answer = requests.post(server.url("inference", "/predictions/echo"), b"x", timeout=5)
     assert answer.content == b"body:|x"
     assert server.end()[0] == 0

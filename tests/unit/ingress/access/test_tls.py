@@ -17,6 +17,7 @@ from ingress.listeners import Address, Listener
 from tests.ports import free_ports
 from tests.support import eventually_async
 from tests.tls import OPENSSL, needs_openssl, shown_certificate, write_certificate
+from tests.unit.ingress.sockets import served
 
 pytestmark = needs_openssl
 
@@ -35,17 +36,7 @@ def answer_of(tls, wrap):
             connection.sendall(REQUEST)
             return b"".join(iter(lambda: connection.recv(65536), b""))
 
-    async def serve():
-        address = Address("127.0.0.1", free_ports(1), is_tls=True)
-        listener = Listener(address, hello, tls=tls.context)
-        await listener.start()
-        try:
-            return await asyncio.to_thread(exchange, listener.address.port)
-        finally:
-            listener.stop()
-            await listener.wait_closed()
-
-    return asyncio.run(serve())
+    return served(hello, exchange, tls=tls)
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

@@ -1,10 +1,9 @@
-"""What TorchServe's users type: real curl in all its ways of sending, and `requests`."""
+"""What TorchServe's users type: real curl, in all its ways of sending."""
 
 import shutil
 import subprocess
 
 import pytest
-import requests
 
 pytestmark = [
     pytest.mark.slow,
@@ -99,30 +98,3 @@ def test_curl_keeps_its_connection_until_an_error(echo):
     told = curl(echo, *silent, "-w", "%{http_code} %{num_connects}\\n", "-d", "a=1", *asked)
     # Then
     assert told.decode().splitlines() == ["200 1", "200 0", "404 0", "200 1"]
-
-
-def test_requests_send_as_they_always_did(echo, photo):
-    # Given
-    url = f"{echo.inference_url}/predictions/echo"
-    with requests.Session() as session, photo.open("rb") as file, photo.open("rb") as again:
-        # When
-        answers = {
-            "bytes": session.post(url, data=b"raw"),
-            "json": session.post(url, json={"a": 1}),
-            "form": session.post(url, data={"a": "1", "b": "x y"}),
-            "file": session.post(url, files={"data": file}),
-            "open file": session.put(url, data=again),
-            "generator": session.post(url, data=iter([b"in ", b"pieces"])),
-        }
-    # Then
-    assert {name: answer.content for name, answer in answers.items()} == {
-        "bytes": b"body:|raw",
-        "json": b'body:application/json|{"a": 1}',
-        "form": b"a:,b:|1|x y",
-        "file": b"data:application/octet-stream|" + photo.read_bytes(),
-        "open file": b"body:|" + photo.read_bytes(),
-        "generator": b"body:|in pieces",
-    }
-    for answer in answers.values():
-        assert answer.reason in ("", "OK")
-        assert "content-type" not in answer.headers

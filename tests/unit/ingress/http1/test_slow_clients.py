@@ -12,7 +12,6 @@ import time
 import psutil
 import pytest
 import requests
-import uvloop
 
 from batching.errors import RequestTimeout
 from ingress.http1.body_reader import read_body
@@ -23,7 +22,7 @@ from tests.ports import free_ports
 from tests.support import eventually
 from tests.timing import assert_within
 from tests.tls import needs_openssl
-from tests.unit.ingress.sockets import connect_to, exchange, post, read_to_end, statuses
+from tests.unit.ingress.sockets import connect_to, exchange, post, read_to_end, served, statuses
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -192,18 +191,8 @@ def test_f34_stream_that_is_read_slowly_is_not_taken_for_one_that_is_not_read(is
                 read_s = time.monotonic()
         return b"".join(received)
 
-    async def serve():
-        address = Address("127.0.0.1", free_ports(1), is_tls=is_tls)
-        listener = Listener(address, answer, timeouts=IMPATIENT, tls=tls.context)
-        await listener.start()
-        try:
-            return await asyncio.to_thread(read, listener.address.port)
-        finally:
-            listener.stop()
-            await listener.wait_closed()
-
     # Then
-    received = uvloop.run(serve())
+    received = served(answer, read, tls=tls if is_tls else None, timeouts=IMPATIENT)
     assert received.endswith(b"\r\n0\r\n\r\n")
     assert received.count(piece) == count
 

@@ -51,10 +51,7 @@ def test_invocation_means_the_only_model_that_was_loaded_at_start(echo):
     # Given
     echo.register("second", is_loaded_at_startup=True)
     # When / Then: once the change has been heard of
-    for _ in range(200):
-        if echo.predict("/invocations", data=b"x").status_code == 400:
-            return
-    pytest.fail("the second startup model was not noticed")
+    eventually(lambda: echo.predict("/invocations", data=b"x").status_code == 400)
 
 
 def test_tensors_reach_the_worker_as_they_came(echo):
@@ -128,11 +125,7 @@ def test_stream_is_counted_once_it_has_ended(echo):
     answer = echo.predict("/predictions/echo", headers={"x-pieces": "one,two"}, data=b"last")
     # Then
     assert answer.text == "onetwobody:|last"
-    for _ in range(200):
-        if registry.get_sample_value("ferry_requests_total", labels) == 1:
-            return
-        echo.predict("/livez", "GET")
-    pytest.fail("the stream was not counted")
+    eventually(lambda: registry.get_sample_value("ferry_requests_total", labels) == 1)
 
 
 def test_body_is_held_once_while_its_client_waits(echo, node):

@@ -1,6 +1,5 @@
 import os
 import signal
-import socket
 import time
 import uuid
 
@@ -13,17 +12,6 @@ from batching.store.keys import VersionKeys
 from tests.timing import assert_within
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
-
-
-def raw(ingress, data, *, timeout_s=10):
-    """What the inference port sends to these bytes until it closes the connection."""
-    port = int(ingress.inference_url.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
-        connection.sendall(data)
-        chunks = []
-        while chunk := connection.recv(65536):
-            chunks.append(chunk)
-    return b"".join(chunks)
 
 
 def test_prediction_reaches_the_worker_and_back(echo):
@@ -90,41 +78,6 @@ def test_prediction_is_late_when_its_deadline_passes(echo, node):
     # Then
     assert answer.status_code == 504
     assert answer.headers["x-ferry-reason"] == "deadline_exceeded"
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        b"Content-Length: 3\r\nContent-Length: 4\r\n",
-        b"Content-Length: -1\r\n",
-        b"Content-Length: x\r\n",
-        b"Bad Header: x\r\n",
-        b"X: a\x00b\r\n",
-        b"X: " + b"a" * 1_000_000 + b"\r\n",
-        b"".join(b"H%d: x\r\n" % number for number in range(10_000)),
-    ],
-)
-def test_broken_head_is_refused(ingress, lines):
-    # When
-    try:
-        answer = raw(ingress, b"POST /predictions/x HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n")
-    except ConnectionError:
-        # The server closed while we were still sending.
-        return
-    # Then
-    assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431")
-
-
-def test_b07_invalid_names_make_no_keys(ingress, redis_server):
-    # Given
-    client = ingress.registry._client
-    before = set(client.keys())
-    names = ["..%2f..%2fx", "%00", "%7Bm%3Ao%7D", "a" * 300, "caf%C3%A9", "a%20b", "-a"]
-    # When
-    statuses = {ingress.predict(f"/predictions/{name}").status_code for name in names}
-    # Then
-    assert statuses == {404}
-    assert set(client.keys()) == before
 
 
 @pytest.mark.parametrize(

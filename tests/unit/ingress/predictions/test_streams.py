@@ -4,18 +4,17 @@ import contextlib
 import socket
 import ssl
 import threading
+from dataclasses import replace
 
 import pytest
 
 from batching.protocol import Batch, ReplyChunk
 from batching.store.clients import connect
 from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode, WorkerQueue
-from ingress.access.authorizer import Authorizer
 from ingress.http1.host import USUAL_TIMEOUTS, ClientTimeouts
 from ingress.listeners import Address, Listener
-from ingress.predictions.router import InferenceRouter
-from ingress.rest.wsgi_bridge import WsgiBridge
 from ingress.role import Role
+from ingress.server import application
 from tests.ports import free_ports
 from tests.support import eventually, items_of
 from tests.tls import needs_openssl
@@ -98,24 +97,12 @@ def test_client_that_reads_nothing_is_given_up(echo, flood):
 @contextlib.contextmanager
 def listening(echo, address, tls=None, timeouts=USUAL_TIMEOUTS):
     """The inference port of this ingress on another address, too."""
-    services = echo.services
-    authorizer, limit = Authorizer(services.keys, [Role.INFERENCE]), 10_000
-    bridge = WsgiBridge(
-        echo.apps[Role.INFERENCE],
-        max_request_size_bytes=limit,
-        max_threads=2,
-        authorizer=authorizer,
-    )
-    front = InferenceRouter(
-        services.http_predictions,
-        bridge,
-        max_request_size_bytes=limit,
-        max_response_size_bytes=20,
-        authorizer=authorizer,
-    )
+    settings = replace(echo.services.settings, max_response_size_bytes=20)
+    services = replace(echo.services, settings=settings)
+    app = application(services, frozenset({Role.INFERENCE}))
 
     async def listen():
-        listener = Listener(address, front, tls=tls, timeouts=timeouts)
+        listener = Listener(address, app, tls=tls, timeouts=timeouts)
         await listener.start()
         return listener
 
