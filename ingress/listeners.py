@@ -1,4 +1,4 @@
-"""The one table of listeners: which address serves what, and who may reach it."""
+"""The table of listeners: which address serves which APIs, and is it private?"""
 
 import asyncio
 import contextlib

@@ -125,7 +125,7 @@ class _Ingress:
     def _background(self) -> Iterator[Coroutine[None, None, None]]:
         yield self._load_models()
         stale = StaleSeries(self._services.probe_registry, self._services.metrics)
-        yield keep_going(stale.run, "of the series sweeper")
+        yield keep_going(stale.run, "of the stale series")
         yield keep_going(watch_open_files, "of the ingress")
         if self._certificate is not None:
             yield keep_going(self._certificate.follow, "of the certificate")

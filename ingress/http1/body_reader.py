@@ -12,11 +12,9 @@ BODY_TIMEOUT_S = 60.0
 # Each chunk wakes the event loop (60 us): a body of one-byte chunks would keep it busy for minutes.
 MAX_CHUNKS = 16_384
 
-_SMALL_BYTES = 64 * 1024
 # At most so much of a refused body is read, with no longer pauses.
 _DISCARD_BYTES = 64 * 1024 * 1024
 _DISCARD_PAUSE_S = 0.25
-_TOO_SLOW = "body too slow"
 
 
 class UnsupportedEncoding(ServeError):
@@ -91,27 +89,8 @@ async def _read_announced(
         if not is_sending:
             raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
         return await _read_pieces(exchange, limit_bytes, timeout_s, is_too_large=True)
-    if length_bytes <= _SMALL_BYTES:
-        return await _read_small(exchange, timeout_s)
     async with asyncio.timeout(timeout_s):
         return await exchange.read()
-
-
-async def _read_small(exchange: Exchange, timeout_s: float) -> bytes:
-    """Does what `asyncio.timeout` would, which costs more than reading a small body."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task(loop)
-    assert task is not None
-    timer = loop.call_later(timeout_s, task.cancel, _TOO_SLOW)
-    try:
-        return await exchange.read()
-    except asyncio.CancelledError as error:
-        if error.args == (_TOO_SLOW,):
-            task.uncancel()
-            raise TimeoutError from error
-        raise
-    finally:
-        timer.cancel()
 
 
 class _Pieces:

@@ -66,6 +66,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "_arrival",
         "_chunks",
         "_connection",
         "_is_broken",
@@ -73,7 +74,6 @@ class Exchange:
         "_kept_bytes",
         "_left",
         "_takes_all",
-        "_waiter",
         "added_headers",
         "headers",
         "http_version",
@@ -104,7 +104,7 @@ class Exchange:
         self._takes_all = False
         self._is_broken = False
         self._is_wanted = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._arrival: asyncio.Future[None] | None = None  # of the next part
         self._left: asyncio.Future[None] | None = None
 
     @property
@@ -206,8 +206,8 @@ class Exchange:
             if self._waits_to_continue():
                 self._connection.say_continue()
         self._connection.take_more()
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
+        self._arrival = asyncio.get_running_loop().create_future()
+        await self._arrival
 
     def _waits_to_continue(self) -> bool:
         # A client of HTTP/1.0 would take "100 Continue" for the answer (RFC 9110, 10.1.1).
@@ -216,9 +216,9 @@ class Exchange:
         )
 
     def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None and not arrival.done():
+            arrival.set_result(None)
 
 
 class ChunkWriter:

@@ -24,7 +24,7 @@ SECRET = re.compile("|".join(f"(?:{pattern})" for pattern in _SECRETS))
 
 
 def assert_tells_nothing(text, asked=""):
-    """The text holds no path, traceback, key, host or version, except what was asked with."""
+    """Checks that the text has no path, traceback, key, host or version but those in `asked`."""
     found = SECRET.search(text)
     while found is not None:
         assert found[0] in asked, f"an error tells {found[0]!r}: {text!r}"

@@ -20,7 +20,7 @@ ERROR = "ValueError: no weights"  # of a worker that has failed
 
 
 def echo(request):
-    """The reply that a model named `echo` gives: what it was asked."""
+    """Returns the reply of the model `echo`: what it was asked."""
     parts = {part.name: part.content for part in request.parts}
     if request.headers.get("describe") == "True":
         return Reply(200, json.dumps({"labels": 2, "parts": list(parts)}).encode())
@@ -41,8 +41,8 @@ def echo(request):
 class SimulatedNode:
     """Beats as a node does and keeps as many workers as the registry wants; the first one echoes.
 
-    `behaviour`: what becomes of a worker: "ready", "unpacking" or "loading" for ever,
-    "failed" or "out of memory".
+    `behaviour`: the state of each worker: "ready", "unpacking" or "loading" for ever, "failed" or
+    "out of memory".
     """
 
     def __init__(self, redis_url):
@@ -63,11 +63,11 @@ class SimulatedNode:
         assert self._joined.wait(10)
 
     def recover(self):
-        """Every worker is ready from now on, those that are there, too."""
+        """Makes every worker ready, old ones too."""
         self.behaviour, self._is_changing_all = "ready", True
 
     def pause(self):
-        """When this has returned, no worker claims what is submitted: a claim under way is over."""
+        """Stops the workers from claiming; returns after a claim that was under way."""
         with self._turn:
             self._is_serving = False
 
@@ -78,7 +78,7 @@ class SimulatedNode:
         self._stop.set()
         self._thread.join(10)
         for key, thread in self._echoes.items():
-            # Or it would notice only at the end of its blocking call.
+            # Otherwise it would notice only at the end of its blocking call.
             WorkerQueue(self._client, key, "9000", 1).wake_one()
             thread.join(10)
         self._client.close()
@@ -88,10 +88,10 @@ class SimulatedNode:
             Registry(self._client, dead_after_s=DEAD_AFTER_S),
             connect_async(self._url),
         )
-        verbs = NodeQueue(client, int(DEAD_AFTER_S * 1000))
+        queue = NodeQueue(client, int(DEAD_AFTER_S * 1000))
         while not self._stop.is_set():
             await join(
-                verbs,
+                queue,
                 NodeStatus(
                     "node-a", "host", 1, "2026-01-01T00:00:00.000Z", wire_version=WIRE_VERSION
                 ),
@@ -99,33 +99,33 @@ class SimulatedNode:
             self._joined.set()
             specs = registry.specs()
             for spec in specs:
-                await self._reconcile(registry, verbs, spec)
-            await self._remove_strangers(registry, verbs, specs)
+                await self._reconcile(registry, queue, spec)
+            await self._remove_strangers(registry, queue, specs)
             await asyncio.sleep(0.02)
         await client.aclose()
 
-    async def _reconcile(self, registry, verbs, spec):
+    async def _reconcile(self, registry, queue, spec):
         self._known[spec.key] = spec
         reported = {worker.slot: worker for worker in registry.workers(spec.key)}
         for slot in range(max(spec.min_worker, len(reported))):
             worker_id = str(9000 + slot)
-            # Before it is reported: a test sends its request as soon as it hears of the worker.
+            # First, as a test sends its request when it sees the worker reported.
             if slot < spec.max_worker and self.behaviour == "ready":
-                await verbs.beat({spec.key: [worker_id]})
+                await queue.beat({spec.key: [worker_id]})
             if slot >= spec.max_worker:
-                await verbs.forget(spec.key, worker_id)
+                await queue.forget(spec.key, worker_id)
             elif slot not in reported or self._is_changing_all:
-                await verbs.report(spec.key, self._status(worker_id, slot))
+                await queue.report(spec.key, self._status(worker_id, slot))
         if spec.min_worker and self.behaviour == "ready" and spec.key not in self._echoes:
             thread = threading.Thread(target=self._echo, args=(spec,))
             self._echoes[spec.key] = thread
             thread.start()
 
-    async def _remove_strangers(self, registry, verbs, specs):
+    async def _remove_strangers(self, registry, queue, specs):
         wanted = {spec.key for spec in specs}
         for key in set(self._known) - wanted:
             for worker in registry.workers(key):
-                await verbs.forget(key, worker.worker_id)
+                await queue.forget(key, worker.worker_id)
 
     def _status(self, worker_id, slot):
         state = {
@@ -140,29 +140,29 @@ class SimulatedNode:
         error = ERROR if state is WorkerState.FAILED else ""
         return replace(status, error=error, is_out_of_memory=self.behaviour == "out of memory")
 
-    def _send(self, verbs, item):
-        """As many pieces as the request asks for before its reply; how many that were."""
+    def _send(self, queue, item):
+        """Sends the pieces that the request asks for before its reply; returns their number."""
         headers = item.request.headers
         pieces = [text.encode() for text in headers.get("x-pieces", "").split(",") if text]
         status = int(headers.get("x-status", 200))
         for index, piece in enumerate(pieces):
             chunk = ReplyChunk(index, piece, status, {"X-Piece": "yes"})
-            verbs.send([item.owned], [chunk], 5.0)
+            queue.send([item.owned], [chunk], 5.0)
         return len(pieces)
 
     def _echo(self, spec):
         client = connect(self._url, socket_timeout_s=10)
-        verbs = WorkerQueue(client, spec.key, "9000", int(DEAD_AFTER_S * 1000))
+        queue = WorkerQueue(client, spec.key, "9000", int(DEAD_AFTER_S * 1000))
         while not self._stop.is_set():
             with self._turn:
-                batch = verbs.claim(spec.batch_size, 0.0) if self._is_serving else None
+                batch = queue.claim(spec.batch_size, 0.0) if self._is_serving else None
             if not isinstance(batch, Batch):
-                verbs.wait_for_work(BLOCK_S)
+                queue.wait_for_work(BLOCK_S)
                 continue
             timing = BatchTiming(len(batch), 10, 10, is_first=True)
             replies = [
-                structs.replace(echo(item.request), timing=timing, chunks=self._send(verbs, item))
+                structs.replace(echo(item.request), timing=timing, chunks=self._send(queue, item))
                 for item in batch.items
             ]
-            verbs.reply([item.owned for item in batch.items], replies)
+            queue.reply([item.owned for item in batch.items], replies)
         client.close()

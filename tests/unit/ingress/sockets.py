@@ -20,7 +20,7 @@ def connect_to(url):
 
 
 def served(app, client, *, tls=None, **options):
-    """What a blocking `client(port)` returns, beside a listener for this application."""
+    """Runs a blocking `client(port)` beside a listener for this application; returns its result."""
 
     async def main():
         address = Address("127.0.0.1", free_ports(1), is_tls=tls is not None)
@@ -36,7 +36,7 @@ def served(app, client, *, tls=None, **options):
 
 
 def read_to_end(connection):
-    """What comes until the other side closes, and whether it closed in order."""
+    """Returns the bytes that come until the other side closes."""
     chunks = []
     with contextlib.suppress(ConnectionError):
         while chunk := connection.recv(65536):
@@ -45,7 +45,7 @@ def read_to_end(connection):
 
 
 def exchange(url, data):
-    """What is answered to these bytes until the server closes; b"" when it did so at once."""
+    """Sends these bytes; returns the answer until the server closes."""
     with connect_to(url) as connection:
         # A server that has refused already need not take the rest.
         with contextlib.suppress(ConnectionError):
@@ -58,11 +58,11 @@ def exchange(url, data):
 
 
 def statuses(answer):
-    """The status of each response in the bytes."""
+    """Returns the status of each response in the bytes."""
     return [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]]
 
 
 def post(path, *lines, body=b""):
-    """The bytes of a POST with these header lines."""
+    """Returns the bytes of a POST with these header lines."""
     head = [f"POST {path} HTTP/1.1".encode(), b"Host: x", *lines]
     return b"\r\n".join(head) + b"\r\n\r\n" + body

@@ -7,7 +7,7 @@ from ingress.models.startup_models import StartupLoader
 
 
 def load(ingress, *, is_awaited=False, **settings):
-    """What fails when an ingress with these settings starts."""
+    """Starts an ingress with these settings; returns what failed."""
     services = replace(ingress.services, settings=replace(ingress.services.settings, **settings))
     with connect(services.settings.redis_url) as client:
         marks = StartupMarks(client)

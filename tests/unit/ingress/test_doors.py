@@ -1,4 +1,4 @@
-"""The front (asyncio) and the Flask application give equal answers to equal requests."""
+"""The router on the event loop and the Flask application answer equal requests equally."""
 
 import pytest
 import requests
@@ -42,7 +42,7 @@ REQUESTS = [
     ("POST", "/predictions/echo", {"x-request-timeout-ms": "soon"}, b"x"),
     ("POST", "/predictions/echo", {}, b"x" * 100_001),
     ("POST", "/predictions/idle", {}, b"x"),
-    ("POST", "/predictions/nobody", {}, b"x"),
+    ("POST", "/predictions/unknown", {}, b"x"),
     ("POST", "/predictions/echo/9", {}, b"x"),
     ("POST", "/predictions/%2e%2e", {}, b"x"),
     ("POST", "/predictions/a%00b", {}, b"x"),
@@ -91,14 +91,14 @@ def test_doors_agree(ingress):
     ingress.register("idle", min_worker=0, max_worker=0)
     for method, path, headers, body in REQUESTS:
         # When
-        front = through_front(ingress, method, path, headers, body)
+        router = through_router(ingress, method, path, headers, body)
         flask = through_flask(ingress, method, path, headers, body)
         # Then
-        assert front == flask, (method, path, headers)
+        assert router == flask, (method, path, headers)
 
 
-def through_front(ingress, method, path, headers, body):
-    # requests would add a content type and an accept header of its own making; plain it must be.
+def through_router(ingress, method, path, headers, body):
+    # Prepared by hand, as `requests` would add a content type and an accept header.
     request = requests.Request(method, ingress.inference_url, data=body, headers=headers).prepare()
     request.url = ingress.inference_url + path
     with requests.Session() as session:
@@ -108,7 +108,7 @@ def through_front(ingress, method, path, headers, body):
 
 def through_flask(ingress, method, path, headers, body):
     client = ingress.apps[Role.INFERENCE].test_client()
-    # With a host, or what stands behind two slashes would be taken for one.
+    # With a host, or the word behind two slashes would be taken for one.
     url = "http://localhost" + path
     answer = client.open(EnvironBuilder(url, method=method, headers=headers, data=body))
     return answer.status_code, kept(answer.headers.items()), answer.data

@@ -1,6 +1,5 @@
 """The ingress as a process: readiness, signals, exit codes."""
 
-import json
 import os
 import signal
 import socket
@@ -256,28 +255,6 @@ def test_server_with_tokens_answers_what_a_browser_asks_before_a_page_may(start,
     assert (answer.status_code, answer.content) == (204, b"")
     assert answer.headers["access-control-allow-origin"] == "https://page.example"
     assert requests.post(url, headers=asked, timeout=5).status_code == 400
-
-
-def test_server_with_tokens_makes_its_key_file_and_may_be_reached_by_others(start, tmp_path):
-    # Given: without tokens this address is refused
-    path, port = tmp_path / "keys.json", free_ports(1)
-    server = start(key_file=str(path), management_address=f"http://0.0.0.0:{port}")
-    # When
-    server.ready_lines()
-    # Then
-    keys = {scope: entry["key"] for scope, entry in json.loads(path.read_text()).items()}
-    url = f"http://127.0.0.1:{port}/models"
-    headers = {"authorization": f"Bearer {keys['management']}"}
-    assert requests.get(url, timeout=5).status_code == 400
-    assert requests.get(url, headers=headers, timeout=5).json() == {"models": []}
-    ping = server.url("inference", "/ping")
-    headers = {"authorization": f"Bearer {keys['inference']}"}
-    assert requests.get(ping, timeout=5).status_code == 400
-    assert requests.get(ping, headers=headers, timeout=5).json() == {"status": "Healthy"}
-    # Then no key is in the log
-    server.process.send_signal(signal.SIGTERM)
-    _, log = server.end()
-    assert all(key not in log for key in keys.values())
 
 
 def accepts(port):

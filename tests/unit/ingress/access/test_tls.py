@@ -29,7 +29,7 @@ async def hello(exchange):
 
 
 def answer_of(tls, wrap):
-    """What a listener with TLS says over a connection that went through `wrap`."""
+    """Asks a listener with TLS over a connection that `wrap` makes; returns its answer."""
 
     def exchange(port):
         with wrap(socket.create_connection(("127.0.0.1", port), timeout=10)) as connection:
@@ -177,7 +177,7 @@ def test_renewed_certificate_is_shown_to_later_connections(tmp_path, caplog):
 
 
 def sign_again(pair, days):
-    """The certificate ends in so many days."""
+    """Makes the certificate end in so many days."""
     words = [OPENSSL, "x509", "-in", "certificate.pem", "-signkey", "certificate.key"]
     words += ["-days", str(days), "-out", "new.pem"]
     folder = pair.certificate_file.parent

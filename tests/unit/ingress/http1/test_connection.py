@@ -200,7 +200,7 @@ def test_requests_are_begun_when_the_answers_before_them_are_taken_in(serve):
 
     def client(url, app):
         with connect_to(url) as connection:
-            # When nobody reads
+            # When the client does not read
             connection.sendall(get(b"/large") * (count - 1) + get(b"/large", CLOSE))
             eventually(lambda: app.seen)
             with connect_to(url) as other:

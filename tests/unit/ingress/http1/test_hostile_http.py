@@ -1,6 +1,6 @@
 """B1, B2, B5 and B15: bytes that no HTTP library sends, on both doors.
 
-`/predictions` goes through the front, the rest through the bridge.
+`/predictions` goes through the router, the rest through the bridge.
 """
 
 import contextlib
@@ -22,17 +22,17 @@ SECOND = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @pytest.fixture(params=["/predictions/echo", "/models"])
 def door(request, ingress, node):
-    """Address and path of a route that reads a body: the front's, and one behind the bridge."""
+    """Address and path of a route that reads a body: the router's, and one behind the bridge."""
     ingress.register("echo")
-    is_front = request.param.startswith("/predictions")
-    return (ingress.inference_url if is_front else ingress.management_url), request.param
+    is_prediction = request.param.startswith("/predictions")
+    return (ingress.inference_url if is_prediction else ingress.management_url), request.param
 
 
 def assert_was_read(answer, path, body):
-    """The handler has the body; the management route takes JSON or a query and misses its URL."""
-    is_front = path.startswith("/predictions")
-    assert statuses(answer) == [200 if is_front else 400]
-    assert (b"body:|" + body if is_front else b"Parameter url is required.") in answer
+    """Checks that the handler has the body, or that the management route missed a URL in it."""
+    is_prediction = path.startswith("/predictions")
+    assert statuses(answer) == [200 if is_prediction else 400]
+    assert (b"body:|" + body if is_prediction else b"Parameter url is required.") in answer
 
 
 def chunk(data):

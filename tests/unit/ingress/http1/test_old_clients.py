@@ -93,7 +93,7 @@ def test_curl_keeps_its_connection_until_an_error(echo):
     # Given
     url = f"{echo.inference_url}/predictions/"
     silent = ["-o", "/dev/null"] * 4
-    asked = [url + path for path in ("echo", "echo/1.0", "nobody")]
+    asked = [url + path for path in ("echo", "echo/1.0", "unknown")]
     # When
     told = curl(echo, *silent, "-w", "%{http_code} %{num_connects}\\n", "-d", "a=1", *asked)
     # Then

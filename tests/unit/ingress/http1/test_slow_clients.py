@@ -34,7 +34,7 @@ BODY_TIMEOUT_S = 0.2
 
 @pytest.fixture
 def impatient():
-    """The address of a listener that waits for nothing for long.
+    """Yields the address of a listener that waits for nothing for long.
 
     It answers a POST when it has the body, `/large` with much and everything else with `ok`.
     """
@@ -119,7 +119,7 @@ def test_f35_body_that_does_not_come_is_answered_in_time(impatient, line):
 
 
 def open_at(address):
-    """How many connections the listener has."""
+    """Returns how many connections the listener has."""
     port = int(address.rpartition(":")[2])
     found = psutil.Process().net_connections("tcp4")
     return sum(one.laddr.port == port and one.status == "ESTABLISHED" for one in found)

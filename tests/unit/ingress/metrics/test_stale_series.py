@@ -41,40 +41,40 @@ def metrics():
 
 def test_version_that_is_not_registered_any_more_loses_its_series(registry, metrics):
     async def run():
-        sweeper = StaleSeries(registry, metrics, interval_s=0.001)
-        sweeping = asyncio.create_task(sweeper.run())
+        stale = StaleSeries(registry, metrics, interval_s=0.001)
+        looking = asyncio.create_task(stale.run())
         await eventually_async(lambda: metrics.versions() == {KEPT})
-        sweeping.cancel()
+        looking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await sweeping
+            await looking
 
     asyncio.run(run())
 
 
 def test_version_that_is_registered_again_soon_keeps_its_series(registry, metrics):
     # Given
-    sweeper = StaleSeries(registry, metrics)
-    asyncio.run(sweeper.look())
+    stale = StaleSeries(registry, metrics)
+    asyncio.run(stale.look())
     registry.create(SPEC)
-    asyncio.run(sweeper.look())
+    asyncio.run(stale.look())
     registry.remove(GONE)
     # When
-    asyncio.run(sweeper.look())
+    asyncio.run(stale.look())
     # Then
     assert metrics.versions() == {KEPT, GONE}
     # And not for ever
-    asyncio.run(sweeper.look())
+    asyncio.run(stale.look())
     assert metrics.versions() == {KEPT}
 
 
 def test_redis_that_is_away_costs_no_series(server, registry, metrics):
     # Given
-    sweeper = StaleSeries(registry, metrics)
-    asyncio.run(sweeper.look())
+    stale = StaleSeries(registry, metrics)
+    asyncio.run(stale.look())
     server.connected = False
-    asyncio.run(sweeper.look())
+    asyncio.run(stale.look())
     # When: it is back, and has been emptied
     server.connected = True
-    asyncio.run(sweeper.look())
+    asyncio.run(stale.look())
     # Then
     assert metrics.versions() == {KEPT, GONE}

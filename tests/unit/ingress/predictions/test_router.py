@@ -54,14 +54,14 @@ def test_prediction_without_workers_is_refused_in_torchserves_words(ingress):
 def test_prediction_without_a_queue_is_refused_by_what_is_registered(
     ingress, redis_url, is_registered
 ):
-    # Given a version that this ingress knows, and whose queue nobody has prepared
+    # Given a version that this ingress knows, and that has no queue
     spec = ingress.register("idle", min_worker=0, max_worker=0)
     assert ingress.predict("/predictions/idle").status_code == 503
     client = connect(redis_url)
     client.delete(VersionKeys.of(spec.key).config)
     client.set(keys.EPOCH, "now")
     if not is_registered:
-        client.hdel(keys.MODELS, "idle")  # and nobody says so
+        client.hdel(keys.MODELS, "idle")  # without an announcement
     client.close()
     # When
     answer = ingress.predict("/predictions/idle")

@@ -1,4 +1,4 @@
-"""Answers in pieces and the connections they go out by: slow ones, unix ones, ones that leave."""
+"""Answers in pieces: to slow clients, over unix sockets and TLS, to clients of HTTP/1.0."""
 
 import contextlib
 import socket
@@ -26,13 +26,13 @@ REQUEST = b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n"
 
 
 class Flood:
-    """A worker that sends pieces as long as anybody takes them."""
+    """A worker that sends pieces as long as they are taken."""
 
     def __init__(self, redis_url, key):
         self.codes = []
         self.is_over = threading.Event()
         self._client = connect(redis_url, socket_timeout_s=10)
-        self._verbs = WorkerQueue(self._client, key, "9000", int(DEAD_AFTER_S * 1000))
+        self._queue = WorkerQueue(self._client, key, "9000", int(DEAD_AFTER_S * 1000))
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self):
@@ -45,14 +45,14 @@ class Flood:
         self._client.close()
 
     def _run(self):
-        while not isinstance(batch := self._verbs.claim(1, 0.0), Batch):
+        while not isinstance(batch := self._queue.claim(1, 0.0), Batch):
             if self.is_over.wait(0.005):
                 return
         items = items_of(batch)
         index = 0
         while not self.is_over.is_set():
             chunk = ReplyChunk(index, b"x" * CHUNK_LIMIT_BYTES)
-            (code,) = self._verbs.send(items, [chunk], 5.0)
+            (code,) = self._queue.send(items, [chunk], 5.0)
             self.codes.append(code)
             if code is ChunkCode.STORED:
                 index += 1
@@ -64,7 +64,7 @@ class Flood:
 
 @pytest.fixture
 def flood(echo, node, redis_url):
-    """The only worker, once the echo has nothing to do any more."""
+    """The only worker, as the echo is paused."""
     node.pause()
     with Flood(redis_url, echo.registry.resolve("echo", None).key) as worker:
         yield worker
@@ -81,7 +81,7 @@ def test_client_that_reads_nothing_is_given_up(echo, flood):
         client.settimeout(20)
         client.connect((address.host, address.port))
         client.sendall(REQUEST + b"\r\nx")
-        # When: its worker was held up, and is then told that nobody is left
+        # When: its worker was held up, and is then told that the client has gone
         eventually(lambda: ChunkCode.FULL in flood.codes, 20.0)
         eventually(lambda: ChunkCode.UNWANTED in flood.codes, 20.0)
         # Then: the client finds out when it reads on
@@ -134,7 +134,7 @@ def ask(client, *lines, version=b"1.1", method=b"POST"):
 def test_http_1_0_gets_the_answer_in_one_piece(echo):
     for lines, status, words in (
         ([b"x-pieces: one,two"], b"200", b"onetwobody:|x"),
-        # Nothing of it was sent, so it can still be told that it cannot be.
+        # Nothing was sent yet, so there is still room for an error.
         ([b"x-pieces: one,two,three,four,five"], b"500", b"too large for this connection"),
         ([b"x-pieces: one", b"x-fail: 1"], b"500", b"The rest of the answer was lost."),
     ):
