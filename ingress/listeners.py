@@ -1,4 +1,4 @@
-"""The table of listeners: which address serves which APIs, and is it private?"""
+"""Reads the addresses of the settings into a table of listeners, and listens on them."""
 
 import asyncio
 import contextlib

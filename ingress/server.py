@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 # Per listener: registrations that wait for workers must not keep a probe from its thread.
 _BRIDGE_THREADS = 32
 
-# A Redis that has gone must not hold the end up, which waits for the last snapshot.
+# A drain waits for the last snapshot, but not for a Redis that has gone.
 _SNAPSHOT_S = 1.0
 
 # After the broker has refused the requests that still wait, their answers have this long to leave.
