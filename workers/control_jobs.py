@@ -57,10 +57,11 @@ class ControlJob(Job):
     """
 
     beat_s = JOB_BEAT_S
+    # Whatever the record names.
+    success_callback = failure_callback = stopped_callback = None
 
     @property
     def func(self) -> Callable[..., Any]:
-        """Returns the one function that control jobs have."""
         if self.func_name != INSPECT_ARCHIVE:
             raise PermissionError(f"no control job: {self.func_name!r}")
         return inspect_archive
@@ -86,25 +87,12 @@ class ControlJob(Job):
                     self.heartbeat(datetime.now(UTC), WORKER_TTL_S)
 
     @property
-    def success_callback(self) -> None:
-        """None, whatever the record names."""
-
-    @property
-    def failure_callback(self) -> None:
-        """None, whatever the record names."""
-
-    @property
-    def stopped_callback(self) -> None:
-        """None, whatever the record names."""
-
-    @property
     def webhooks(self) -> list[Any]:
-        """None, whatever the record names."""
         return []
 
     @webhooks.setter
     def webhooks(self, value: list[Any]) -> None:
-        """Nothing is kept of what RQ reads there."""
+        """Ignores the webhooks that RQ reads in the record."""
 
 
 class ControlWorker(SimpleWorker):
@@ -160,10 +148,9 @@ class Progress:
         self._next_s = 0.0
 
     def note(self, done_bytes: int, total_bytes: int | None) -> None:
-        """Notes how far the download has come."""
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PROGRESS_S
-            # Most archives are in the store already and need no connection for this.
+            # Most archives are in the store already and need no connection.
             self._downloads = self._downloads or self._connect_downloads()
             self._downloads.note(Download(self._url, done_bytes, total_bytes or 0))
 
@@ -213,7 +200,6 @@ def _is_unused(url: str, settings: Settings) -> bool:
 def make_worker(
     client: Client, outage: OutageLog, *, ttl_s: int = WORKER_TTL_S, retry_s: float = RETRY_S
 ) -> ControlWorker:
-    """Returns a worker of the control queue."""
     client = for_rq(client)
     queue = Queue(QUEUE_NAME, connection=client, serializer=JSONSerializer, job_class=ControlJob)
     worker = ControlWorker(
@@ -235,7 +221,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def main() -> int:
-    """Works until SIGTERM; a job that runs is finished first."""
+    """Works until SIGTERM; finishes a running job first."""
     settings, _ = load_settings()
     configure_logging(settings.log_level)
     logging.getLogger("rq").setLevel(logging.WARNING)

@@ -87,11 +87,7 @@ def read_entries(
 
 
 def read_chunks(entry: Entry) -> Iterator[bytes]:
-    """Yields the content of an entry, at most CHUNK_BYTES at a time.
-
-    Raises:
-        InvalidModel: the content is longer or shorter than the archive's own header says.
-    """
+    """Yields the content of an entry, whose length must be the one in the archive's header."""
     left_bytes = entry.size_bytes
     with entry.open() as stream:
         while chunk := stream.read(CHUNK_BYTES):

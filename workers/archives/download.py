@@ -41,7 +41,6 @@ OnProgress = Callable[[int, int | None], None]
 
 
 def resolve_host(host: str, port: int) -> list[str]:
-    """Returns all addresses of a host."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 

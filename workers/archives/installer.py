@@ -46,7 +46,6 @@ LOCK_POLL_S = 0.2
 MAX_LINE_BYTES = 1024**2
 # The workers of a model do not each wait for pip to fail.
 FAILURE_LASTS_S = 30.0
-_CROSS = "\N{MULTIPLICATION SIGN}"  # pip's, before what failed
 # What pip says of a disk without room. Source: pip 23.2 `create_os_error_message`.
 _NO_ROOM = {f"[Errno {number}]": number for number in (errno.ENOSPC, errno.EDQUOT)}
 _PTH = "shared_with_the_server.pth"
@@ -116,7 +115,6 @@ class Installer:
             ) from error
 
     def mark_used(self, spec: ModelSpec, model_dir: Path) -> None:
-        """Marks the model's environment, if it has one, as used just now."""
         file_name = requirements_file(spec)
         if not file_name or not self._is_allowed:
             return
@@ -169,11 +167,13 @@ class Installer:
         async with _output(argv, environment, cwd) as (child, lines):
             async for line in lines:
                 log.info("pip model=%s: %s", spec.model_name, line)
-                if _weight(line) >= _weight(reason):
+                # The last error, else the last line: behind "Exception:" the end of a traceback.
+                is_error = line.startswith("ERROR:") and line != "ERROR: Exception:"
+                if is_error or not reason.startswith("ERROR:"):
                     reason = line
             await exited(child)
         if child.returncode != 0:
-            reason = reason.removeprefix("ERROR:").strip(f" {_CROSS}.")
+            reason = reason.removeprefix("ERROR:").strip(" .")
             text = f"{reason}. The node's log has all that pip said."
             raise DependenciesFailed(text) from _no_room(reason)
 
@@ -182,19 +182,6 @@ def _no_room(reason: str) -> OSError | None:
     """Returns the error of a full disk, if pip has met one."""
     found = (number for words, number in _NO_ROOM.items() if words in reason)
     return next((OSError(number, os.strerror(number)) for number in found), None)
-
-
-def _weight(line: str) -> int:
-    """Returns how likely a line of pip says why it failed.
-
-    Source: pip 23.2 `DiagnosticPipError`.
-    """
-    # "ERROR: Exception:" stands above a traceback, whose last line says more.
-    if line.startswith("ERROR:") and line != "ERROR: Exception:":
-        return 3
-    if line.startswith(_CROSS):
-        return 2
-    return 0 if line.startswith(("error:", "│", "╰─>", "note:", "hint:")) else 1
 
 
 @contextlib.asynccontextmanager
@@ -235,12 +222,7 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 def _make(place: Path) -> None:
-    """Makes an environment that sees the packages of this one, in place of one left half made.
-
-    Raises:
-        DependenciesFailed: this system's Python has no pip.
-        OSError: the disk fails.
-    """
+    """Makes an environment that sees the packages of this one, in place of one left half made."""
     shutil.rmtree(place, ignore_errors=True)
     # Not by find_spec: setuptools takes that for a sign that pip is running here.
     has_pip = any(importlib.metadata.distributions(name="pip"))

@@ -11,12 +11,7 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def usable_cores(cgroups: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int:
-    """As many as affinity and the control groups' quotas allow; part of a core counts as one.
-
-    Args:
-        cgroups: where the control groups are mounted.
-        membership: the file that tells which ones this process is in.
-    """
+    """Returns as many as affinity and control groups allow; part of a core counts as one."""
     return max(1, min([_cores_by_affinity(), *_quotas(cgroups, membership)]))
 
 
@@ -42,7 +37,7 @@ def _quotas(cgroups: Path, membership: Path) -> Iterator[int]:
 
 
 def _mounted_groups(cgroups: Path, membership: Path) -> Iterator[tuple[Path, Path]]:
-    """Each mounted hierarchy of cgroups that may limit CPU, and this process's group in it."""
+    """Yields each mounted hierarchy of cgroups that may limit CPU, with this process's group."""
     with contextlib.suppress(OSError):
         for line in membership.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -53,11 +48,7 @@ def _mounted_groups(cgroups: Path, membership: Path) -> Iterator[tuple[Path, Pat
 
 
 def _limit(folder: Path) -> tuple[int, int]:
-    """Quota and period of a group: microseconds of CPU time per so many of wall-clock time.
-
-    Raises:
-        OSError, ValueError: there is no limit.
-    """
+    """Returns a group's microseconds of CPU time per so many of wall-clock time, or raises."""
     if (both := folder / "cpu.max").exists():
         quota_us, period_us = both.read_text().split()  # "max" is no number
         return int(quota_us), int(period_us)

@@ -52,17 +52,15 @@ def _count_gpus() -> int:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         if (listing := ask_nvidia_smi("-L")) is not None:
             return sum(line.startswith("GPU ") for line in listing)
-    # A driver that does not answer, or nobody to ask it: what the kernel knows.
+    # Without an answer of the driver: what the kernel knows.
     return len(list(_GPU_FOLDER.iterdir())) if _GPU_FOLDER.is_dir() else 0
 
 
 def _count_visible(visible: str, count: int) -> int:
-    """Returns how many of `count` GPUs CUDA takes.
+    """Returns how many of `count` GPUs CUDA takes: all before the first entry that is unknown.
 
-    It stops at the first entry that it does not know.
-
-    Numbers beyond the last GPU are such, and -1 by convention. Of parts of GPUs (MIG) a process
-    gets one.
+    Such are numbers beyond the last GPU, and by convention -1. A process gets one part of a GPU
+    (MIG) at most.
     """
     found = 0
     for entry in (part.strip() for part in visible.split(",")):

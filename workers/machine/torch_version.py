@@ -8,9 +8,7 @@ MIN_VERSION = (2, 6)
 
 
 def require_safe_torch() -> str | None:
-    """Returns the version of the torch that is installed.
-
-    None without one: handlers may do without.
+    """Returns the version of torch, or None without one, as handlers need none.
 
     Raises:
         ImportError: it is too old.

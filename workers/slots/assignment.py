@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
@@ -25,27 +25,16 @@ class Assignment:
     def to_environment(self) -> dict[str, str]:
         """Returns the variable that `from_environment` reads."""
         record = {
+            **asdict(self),
             "spec": self.spec.to_record(),
-            "worker_id": self.worker_id,
             "model_dir": str(self.model_dir),
-            "device_kind": self.device.kind,
-            "device_index": self.device.index,
-            "status_fd": self.status_fd,
         }
         return {ENV_NAME: json.dumps(record)}
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Returns the assignment of this process.
-
-        Raises:
-            KeyError: the process was not started by a node.
-        """
         record = json.loads(os.environ[ENV_NAME])
-        return cls(
-            spec=ModelSpec.from_record(record["spec"]),
-            worker_id=record["worker_id"],
-            model_dir=Path(record["model_dir"]),
-            device=Device(record["device_kind"], record["device_index"]),
-            status_fd=record["status_fd"],
-        )
+        record["spec"] = ModelSpec.from_record(record["spec"])
+        record["model_dir"] = Path(record["model_dir"])
+        record["device"] = Device(**record["device"])
+        return cls(**record)

@@ -31,12 +31,11 @@ class ExitStatus:
 
     @property
     def cause(self) -> str:
-        """Why it ended, in words, where that is known."""
         return self.ended_for or _CAUSES.get(self.code, "")
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Returns whether the system killed it, which it does for memory."""
+        """Returns whether the system killed it, probably for memory."""
         return self.code == -signal.SIGKILL and not self.ended_for
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
     STARTING → LOADING → READY, and STARTING again once it has died; FAILED once it is given up
 
-When a process dies its requests are taken back at once, before anything else is done.
+When a process dies, its requests are taken back first of all.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class Slot:
             self._process.kill()
 
     async def measure(self) -> None:
-        """Everybody sees how much memory the process holds now."""
+        """Publishes how much memory the process holds now."""
         if self.record.state is WorkerState.READY and self._process is not None:
             await self.record.report_again(memory_bytes=self._process.resident_bytes)
 
@@ -96,7 +96,7 @@ class Slot:
                 way_out = "register it anew, or scale it to 0 and back"
                 log.error("given up model=%s version=%s: %s", *self.spec.key, way_out)
                 await self.record.set_state(WorkerState.FAILED)
-                # Unless another worker of the version lives, nobody waits for one any more.
+                # Unless another worker of the version lives, no request waits for one any more.
                 count = await self.record.retry(
                     self._context.verbs.refuse_waiting, self.spec.key, "no_worker"
                 )
@@ -121,15 +121,15 @@ class Slot:
             prepared = await self._prepared()
         except ServeError as error:
             log.error("model=%s version=%s: %s", *self.spec.key, error.message)
-            # Installing takes minutes and fails again; whoever mends it registers the model anew.
+            # An installation takes minutes and fails again, until the model is registered anew.
             # A disk may have room again by itself, as for an archive.
             is_of_disk = isinstance(error.__cause__, OSError)
             self._is_hopeless = isinstance(error, DependenciesFailed) and not is_of_disk
             await self._note_failure(error=_with_cause(error), reason=error.reason)
             return
         except Exception as error:
-            # A start that failed, also where nobody foresaw how: no thread can be started, say. A
-            # slot that ended of it would be opened again at once, hundreds of times a second.
+            # A start that failed in any other way: no thread can be started, say. If that ended the
+            # slot, it would be opened again at once, hundreds of times a second.
             words = error.strerror if isinstance(error, OSError) else None
             text = "model=%s version=%s cannot be prepared: %s"
             log.error(text, *self.spec.key, error, exc_info=words is None)
@@ -166,7 +166,7 @@ class Slot:
     async def _prepared(self) -> Prepared | None:
         """Returns what a process needs; None once the slot is to stop, which waits for no download.
 
-        What has been begun goes on without it, for whoever needs it next.
+        A download goes on without this slot, for the next one that needs it.
         """
         preparing = asyncio.ensure_future(self._context.prepare(self.spec))
         stopping = asyncio.ensure_future(self._should_stop.wait())
@@ -178,10 +178,10 @@ class Slot:
         return None
 
     async def _watch(self, worker_id: str, prepared: Prepared) -> ExitStatus:
-        """Returns how a worker process ended that was started and watched.
+        """Starts a worker process and returns how it ended.
 
         Raises:
-            OSError: the system would not have it started or watched; it is gone.
+            OSError: the system could not start or watch it; it is gone.
         """
         settings = self._context.settings
         process = self._process = WorkerProcess.start(
@@ -250,19 +250,18 @@ class Slot:
             self._process.kill(f"did not load within {limit}")
 
     async def _announce_successor(self) -> None:
-        """Somebody is expected before the dead worker is forgotten, so nobody is refused between.
+        """Lists the next worker before the dead one is forgotten, so that no request is refused.
 
-        Not after a second start in a row that failed: then nobody knows whether the next one will
-        serve. One that was READY may have died of a request; if not, its next state hides the
-        successor.
+        Not after a second start in a row that failed: the next one may not serve either. A worker
+        that was READY may have died of a request; if not, its next state hides the successor.
         """
         has_started = self._ready_at is not None or self._backoff.failures == 0
         if has_started and not self._should_stop.is_set():
             await self.record.expect(self._new_id())
 
     async def _take_back(self, worker_id: str, ended: ExitStatus) -> int:
-        # Whatever its exit status: a worker that ended between batches holds nothing, and a handler
-        # may have said `sys.exit()`.
+        # With any exit status: a worker that ended between batches holds nothing, and a handler may
+        # call `sys.exit()`.
         is_stopping = self._should_stop.is_set()
         mode = ReclaimMode.RELEASED if is_stopping else ReclaimMode.CRASHED
         reason = "out_of_resources" if ended.is_out_of_memory else "worker_crashed"
@@ -282,8 +281,8 @@ class Slot:
     async def _judge(self, ended: ExitStatus, *, was_at_work: bool) -> None:
         was_ready_s = time.monotonic() - self._ready_at if self._ready_at else 0.0
         if self._ready_at is not None and ended.code == EXIT_LOAD_FAILED:
-            ended = ExitStatus(ended.code, "its handler ended it")  # with a code that is ours, too
-        # What kills workers at their work is bounded by the attempts of a request.
+            ended = ExitStatus(ended.code, "its handler ended it")  # with a code of ours by chance
+        # Requests that kill workers are bounded by their attempts.
         if was_at_work or was_ready_s >= PROVEN_AFTER_S:
             self._backoff.succeed()
         log.warning(
@@ -317,7 +316,7 @@ class Slot:
 
 
 def _with_cause(error: ServeError) -> str:
-    """Returns the error's text, and what the system had to say: that the disk is full, say."""
+    """Returns the error's text with that of the system's error, such as a full disk."""
     cause = error.__cause__
     words = (isinstance(cause, OSError) and cause.strerror) or ""
     return f"{error.message} ({words})" if words not in error.message else error.message

@@ -1,4 +1,4 @@
-"""What everybody sees of a slot: its worker's state, and that it is counted on."""
+"""What is published of a slot: its worker's state, and whether requests can count on it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -34,29 +34,24 @@ class SlotRecord:
 
     @property
     def worker_id(self) -> str | None:
-        """Returns the current process' name."""
         return self.status.worker_id if self.status else None
 
     @property
     def state(self) -> WorkerState:
-        """Returns where the slot is in its life."""
         return self.status.state if self.status else WorkerState.STARTING
 
     @property
     def is_expected(self) -> bool:
-        """Returns whether it serves now or can be counted on to serve soon.
-
-        So requests may queue.
-        """
+        """Returns whether it serves now or can be counted on to serve soon: requests may queue."""
         if self.state is WorkerState.READY:
             return True
         is_coming = self.state in (WorkerState.STARTING, WorkerState.LOADING)
         return is_coming and not self._backoff.is_doubtful
 
     async def begin(self, status: WorkerStatus) -> None:
-        """A new worker has taken the place of the former one.
+        """Puts a new worker in the place of the former one.
 
-        It is listed as alive before the former one is forgotten, so that one of them always is.
+        Lists it as alive before the former one is forgotten, so that one of them always is.
         """
         previous_id, self.status = self.worker_id, status
         self.successor_id = None
@@ -77,7 +72,7 @@ class SlotRecord:
     async def expect(self, successor_id: str) -> None:
         """Lists the slot's next worker as alive, beside the current one, before it begins.
 
-        A state that nobody can count on hides both.
+        A state in which it is not expected hides both.
         """
         self.successor_id = successor_id
         await self.beat(successor_id)
@@ -88,11 +83,7 @@ class SlotRecord:
             await self.retry(self._verbs.beat, {self.key: [worker_id]})
 
     async def report_again(self, **changes: Any) -> None:
-        """Everybody sees the state, with these changes, also after Redis was emptied.
-
-        Raises:
-            RedisError, OSError: Redis does not answer.
-        """
+        """Publishes the state once more, with these changes; raises if Redis does not answer."""
         if self.status is None:
             return
         status = self.status = replace(self.status, **changes)
@@ -101,7 +92,7 @@ class SlotRecord:
             await self._verbs.forget(self.key, status.worker_id)
 
     async def end(self) -> None:
-        """Neither the worker nor its successor is listed any more."""
+        """Takes the worker and its successor off the list."""
         last_ids, self.status = self._worker_ids(), None
         for worker_id in last_ids:
             await self.retry(self._verbs.forget, self.key, worker_id)
@@ -120,6 +111,5 @@ class SlotRecord:
                 return result
 
     def _worker_ids(self) -> list[str]:
-        """Returns the current process' name, and its successor's."""
         ids = (self.worker_id, self.successor_id)
         return [worker_id for worker_id in ids if worker_id is not None]

@@ -21,7 +21,7 @@ Place = tuple[VersionKey, int]
 
 
 class Slots:
-    """Each runs in a task of its own until it has ended."""
+    """Runs each slot in a task of its own until it has ended."""
 
     def __init__(
         self, context: SlotContext, gpus: Sequence[int], on_ended: Callable[[], None]
@@ -39,7 +39,7 @@ class Slots:
         return list(self._slots.values())
 
     def follow(self, specs: Mapping[VersionKey, ModelSpec]) -> None:
-        """As many run as these want; those too many are being stopped. None opens in a drain."""
+        """Opens and stops slots until there are as many as these want. Opens none in a drain."""
         if self._is_draining:
             return
         for (key, number), slot in self._slots.items():
@@ -54,7 +54,7 @@ class Slots:
                     self._open(spec, number, threads)
 
     async def drain(self, must_exit_now: asyncio.Event) -> None:
-        """Every worker has ended and what it left is released, within the drain time."""
+        """Ends all workers within the drain time and releases the requests that they leave."""
         self._is_draining = True
         for slot in self.all():
             slot.stop()
@@ -85,11 +85,11 @@ class Slots:
         if not task.cancelled() and (error := task.exception()):
             log.error("slot %s ended: %r", place, error, exc_info=error)
         else:
-            # Not after an error, which would come again at once: that waits for the regular look.
+            # Not after an error, which may come again at once: that waits for the regular look.
             self._on_ended()
 
     def _pick_device(self, spec: ModelSpec, number: int) -> Device:
-        """GPUs in turn over all models, or in turn over the version's own list.
+        """Picks GPUs in turn over all models, or over the version's own list.
 
         Source: TorchServe 0.12 ModelManager / WorkLoadManager "assignedGpuIds".
         """

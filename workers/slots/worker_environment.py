@@ -9,9 +9,9 @@ from workers.machine.allowed_environment import allowed_environment
 from workers.machine.ts_folder import ts_folder
 from workers.slots.assignment import Assignment
 
-# A batch's intermediate tensors have tens of megabytes each. By default glibc fetches such from the
-# kernel and gives them back for every batch, page by page: a tenth of a ResNet-152's time. What a
-# worker has used once, it keeps. Elsewhere than glibc, nobody looks.
+# A batch's intermediate tensors have tens of megabytes each. By default glibc fetches such memory
+# from the kernel and gives it back for every batch, page by page: a tenth of a ResNet-152's time.
+# Like this, a worker keeps the memory that it has used. Other C libraries ignore these variables.
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TOP_PAD_": str(64 * 1024 * 1024),
@@ -25,9 +25,9 @@ GPU_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def worker_environment(assignment: Assignment, settings: Settings, threads: int) -> dict[str, str]:
-    """A worker's variables: what it needs, and all of this process's own but forbidden ones.
+    """Returns a worker's variables: its own, and this process's, except forbidden ones.
 
-    For the allocator and the threads, what the operator has set wins.
+    For the allocator and the threads, the operator's own values win.
     """
     return {
         **ALLOCATOR,
@@ -45,8 +45,8 @@ def worker_environment(assignment: Assignment, settings: Settings, threads: int)
 def _python_path() -> str:
     compat_dir = str(ts_folder())
     root = str(Path(__file__).resolve().parents[2])
-    # Installed packages are found anyway, and must not come before those of a model's own. Where
-    # they are may be named by a link: /opt/torchferry, to the release that is in use.
+    # Installed packages are found anyway, and must not come before a model's own. Their folder may
+    # be a link: /opt/torchferry, to the release in use.
     own = "" if root in map(os.path.realpath, site.getsitepackages()) else root
     inherited = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join(part for part in (compat_dir, own, inherited) if part)

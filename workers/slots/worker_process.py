@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 PIPE_PATIENCE_S = 0.2
 ORPHANS_POLL_S = 0.01
 LOOK_S = 2.0
-# A worker says three things. Model code may say more, and waits then.
+# A worker reports three times. Model code may write more, and waits then.
 MOST_UNHANDLED = 16
 _PENDING = re.compile(r"^ShdPnd:\s*([0-9a-f]+)$", re.MULTILINE)
 
@@ -55,11 +55,11 @@ class WorkerProcess:
         *,
         has_one_output: bool = False,
     ) -> Self:
-        """Returns the process runs.
+        """Starts the process.
 
         Args:
             python: the interpreter.
-            environment: makes its environment, given the descriptor it shall report to.
+            environment: makes its environment, given the descriptor for its reports.
             has_one_output: its standard error goes where its standard output goes.
         """
         reader_fd, writer_fd = os.pipe()
@@ -80,12 +80,11 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._child.pid
 
     @property
     def resident_bytes(self) -> int:
-        """Memory it holds now; 0 once it is gone, or where there is no descriptor left to look."""
+        """Returns its memory; 0 once it is gone, or while there is no descriptor left to look."""
         try:
             return int(psutil.Process(self.pid).memory_info().rss)
         except (psutil.Error, OSError):
@@ -93,12 +92,12 @@ class WorkerProcess:
 
     @property
     def stands_still(self) -> bool:
-        """Whether its timer has run out, and it is stopped or stuck so that it does not die of it.
+        """Returns whether its timer has run out, but it is stopped or stuck and does not die.
 
         SIGALRM is pending then. Only Linux tells.
         """
         try:
-            # With the process's name, which may be anything.
+            # The file has the process's name, which may be any bytes.
             status = Path(f"/proc/{self.pid}/status").read_text(errors="replace")
         except OSError:
             return False
@@ -118,19 +117,16 @@ class WorkerProcess:
     async def watch(
         self, on_heard: Callable[[Report], None], on_report: Callable[[Report], Awaitable[None]]
     ) -> ExitStatus:
-        """Returns how it ended, once it has and all it reported was handled.
+        """Returns how it ended, once it has and its reports were handled; kills it on an error.
 
         Args:
             on_heard: called with each report as soon as it comes.
-            on_report: handles it, after those before it; that may take long.
-
-        Raises:
-            OSError: it cannot be watched, and was killed.
+            on_report: handles each report in turn, which may take long.
         """
         try:
             return await self._watch(on_heard, on_report)
         except asyncio.CancelledError:
-            # The node leaves. What a device takes long to give back is not waited for.
+            # The node leaves, and does not wait for a device that takes long to give memory back.
             self._kill_group_soon()
             raise
         except Exception:
@@ -151,7 +147,7 @@ class WorkerProcess:
         ending = asyncio.create_task(self._end_when_still())
         try:
             await exited(self._child)
-            # Whatever the handler had started goes too; it may hold the device, and the pipe.
+            # The handler's own processes go, too; they may hold the device, and the pipe.
             kill_group(self._child)
             await asyncio.wait({reports}, timeout=PIPE_PATIENCE_S)
             await self._reap_orphans()
@@ -163,13 +159,13 @@ class WorkerProcess:
         return ExitStatus(self._child.returncode, self._ended_for)
 
     async def _end_when_still(self) -> None:
-        """A process whose timer has run out ends: one that was stopped is continued, to die of it.
+        """Ends a process whose timer has run out: continues it, in case that it was stopped.
 
-        Whatever still does not is killed.
+        Kills it if it stands still after that.
         """
         await self._seen_still()
         self._send(signal.SIGCONT)
-        await asyncio.sleep(LOOK_S)  # to die of it, its handler's stacks written
+        await asyncio.sleep(LOOK_S)  # for its end, with the handler's stacks in the log
         await self._seen_still()
         self.kill("stood still beyond response_timeout")
 
@@ -179,14 +175,14 @@ class WorkerProcess:
         log.error("worker stands still pid=%d", self.pid)
 
     def _send(self, number: int) -> None:
-        # Popen would reap who has just ended, and nobody would find the rest of its group then.
+        # Popen would reap a process that has just ended, and the rest of its group were lost then.
         if not has_exited(self._child):
             os.kill(self.pid, number)
 
     async def _reap_orphans(self) -> None:
-        """No zombie is left of what the handler had started, where this process is a PID 1."""
+        """Leaves no zombies of the handler's own processes where this process is a PID 1."""
         end = time.monotonic() + PIPE_PATIENCE_S
-        with contextlib.suppress(ChildProcessError):  # none is left, or somebody else's
+        with contextlib.suppress(ChildProcessError):  # none is left, or another process has them
             while time.monotonic() < end:
                 if os.waitpid(-self.pid, os.WNOHANG) == (0, 0):
                     await asyncio.sleep(ORPHANS_POLL_S)
@@ -207,8 +203,8 @@ async def _hear(
             line = await reader.readline()
             report = _parse(line) if line else None
         except (ValueError, TypeError, LookupError, RecursionError) as error:
-            # Model code has the descriptor, too. What it writes must not keep us from reading on:
-            # a process that cannot write does not end.
+            # Model code has the descriptor, too, and may write anything. Reading goes on: a process
+            # that cannot write does not end.
             log.warning("unreadable report: %s", error)
             continue
         if report is not None:
