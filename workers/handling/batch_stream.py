@@ -1,7 +1,7 @@
 """Streaming: pieces of answers that a handler sends while it still runs.
 
-A piece is split where it is larger than one entry of the queue may be. A client that is too slow
-makes the handler wait, for a while; then its answer ends broken, and the rest of its batch goes on.
+A piece is split if it is larger than one entry of the queue may be. A client that is too slow makes
+the handler wait for a while; then its answer ends broken, and the rest of its batch goes on.
 """
 
 import logging
@@ -21,7 +21,7 @@ from workers.handling.rows import encode_output, header_texts
 
 log = logging.getLogger(__name__)
 
-# Without any progress. A client that reads nothing is given up by the ingress before.
+# Without any progress. The ingress gives up a client that reads nothing before that.
 STALL_S = 30.0
 POLL_S = 0.02
 
@@ -29,14 +29,14 @@ Send = Callable[[Sequence[Owned], Sequence[ReplyChunk]], list[ChunkCode]]
 
 
 class StreamAbandoned(Exception):
-    """Nobody waits for any answer of this batch any more: the handler need not go on."""
+    """No client waits for an answer of this batch any more: the handler need not go on."""
 
 
 class BatchStream:
-    """The answers of one batch at a time, as far as handlers with this context have sent them.
+    """Sends the pieces of one batch at a time.
 
-    `counts` is how many pieces each request's answer has had; `broken` are the ids of requests
-    whose answer has a piece missing, or whose client has left.
+    `counts` has the number of pieces of each request's answer; `broken` the ids of requests whose
+    answer lacks a piece, or whose client has left.
     """
 
     def __init__(
@@ -47,43 +47,42 @@ class BatchStream:
         *,
         stall_s: float = STALL_S,
     ) -> None:
-        self._stall_s = stall_s
         self.counts: dict[str, int] = {}
         self.broken: set[str] = set()
         self._context = context
         self._send = send
         self._outage = outage or OutageLog(log)
+        self._stall_s = stall_s
         self._items: Sequence[Claimed] = ()
         self._sending = threading.Lock()
         if send is not None:
             context.send_pieces = self.send
 
     def begin(self, items: Sequence[Claimed]) -> None:
-        """Pieces belong to these requests from now on."""
+        """Takes pieces for these requests from now on."""
         self._items = items
 
     def forget(self) -> None:
-        """Forgets the batch."""
         self._items = ()
         self.counts.clear()
         self.broken.clear()
 
     def send(self, outputs: Any, request_ids: Mapping[int, str]) -> None:
-        """These clients get the next piece of their answers. Blocks while one cannot take it.
+        """Sends these clients the next piece of their answers; blocks while one cannot take it.
 
         Threads of the handler may call it at the same time; each waits for the ones before it.
 
         Args:
             outputs: the pieces, by number.
-            request_ids: whose they are, by the same numbers; not all of the batch need be there.
+            request_ids: the ids of their requests, by the same numbers; a part of the batch may do.
 
         Raises:
             ValueError: a piece is missing, or a request is not of this batch.
-            StreamAbandoned: nobody waits any more.
+            StreamAbandoned: no client waits any more.
             RuntimeError: the handler has returned already.
         """
         with self._sending:
-            # Held on to: a thread that outlives its batch must not send to clients of the next one.
+            # Kept: a thread that outlives its batch must not send to clients of the next one.
             items = self._items
             if not items:
                 raise RuntimeError("The batch has been answered: no piece can follow.")
@@ -119,7 +118,7 @@ class BatchStream:
         )
 
     def _advance(self, items: Sequence[Claimed], waiting: "dict[int, deque[bytes]]") -> bool:
-        """Sends the next piece of each row; whether anything became of any."""
+        """Sends the next piece of each row; returns whether one was taken or will never be."""
         rows = list(waiting)
         chunks = [self._chunk(row, items[row], waiting[row][0]) for row in rows]
         try:
@@ -155,7 +154,7 @@ def _by_row(
 ) -> dict[int, Any]:
     rows = {item.request_id: row for row, item in enumerate(items)}
     try:
-        # By number, text would be taken apart into its letters.
+        # Indexing would take a text apart into its letters.
         pieces = {} if isinstance(outputs, str | bytes | bytearray) else outputs
         return {rows[one]: pieces[number] for number, one in request_ids.items()}
     except (LookupError, TypeError) as error:

@@ -1,7 +1,7 @@
 """Envelopes: a request's JSON holds several instances, and its answer holds as many predictions.
 
-The instances of a whole batch go to the handler in one list, and what it returns is dealt out.
-TorchServe's two KServe envelopes look at the first request only, so that they fail with more.
+The instances of a whole batch go to the handler in one list, and its outputs are dealt out again.
+TorchServe's two KServe envelopes look at the first request only, and fail with more.
 Source: TorchServe 0.12 docs/request_envelopes.md, as an interface.
 """
 
@@ -27,16 +27,16 @@ class Envelope(Protocol):
     """Takes requests apart for a handler's entry point, and puts its answers together."""
 
     def open(self, row: Any) -> list[Any] | None:
-        """Returns the instances of one request; None where it has none."""
+        """Returns the instances of one request; None if it has none."""
 
     def close(
         self, outputs: list[Any], instances: Any, row: Any, context: Context, index: int
     ) -> Any:
-        """The answer to the request in row `index`, of what the handler made of its instances."""
+        """Returns the answer to the request in row `index`, made of its instances' outputs."""
 
 
 def in_envelope(name: str, entry: Entry) -> Entry:
-    """Returns the entry point in the envelope of this name; as it is where the name is empty."""
+    """Returns the entry point in the envelope of this name; without a name, as it is."""
     if name == BODY:
         return lambda rows, context: entry([_content(row) for row in rows], context)
     envelope = ENVELOPES.get(name)
@@ -64,7 +64,7 @@ class _Enveloped:
 
 def _required(instances: list[Any] | None) -> list[Any]:
     if instances is None:
-        # Alone, the handler is called with None, as TorchServe does; in a batch that has no place.
+        # For a single request the handler is called with None, as in TorchServe.
         raise ValueError("a request without instances")
     return instances
 
@@ -72,14 +72,14 @@ def _required(instances: list[Any] | None) -> list[Any]:
 def _dealt(outputs: list[Any], opened: Sequence[Any]) -> list[list[Any]]:
     lengths = [len(instances) for instances in opened]
     if len(outputs) != sum(lengths):
-        # Whose they are cannot be told: the runner calls again with one request at a time.
+        # An output's request is unknown then: the runner calls again with one request at a time.
         raise ValueError("the handler's outputs cannot be dealt out to the requests")
     rest = iter(outputs)
     return [[next(rest) for _ in range(length)] for length in lengths]
 
 
 class _Json:
-    """`{"instances": [...]}` and `{"predictions": [...]}` as text."""
+    """Opens `{"instances": [...]}` and closes `{"predictions": [...]}` as text."""
 
     def open(self, row: Any) -> list[Any]:
         document = row if "instances" in row else _document(row)
@@ -90,7 +90,7 @@ class _Json:
 
 
 class _KServe:
-    """As `_Json`; explanations have a name of their own, and instances are taken as they are."""
+    """Differs from `_Json` in that it names explanations and takes instances as they are."""
 
     def open(self, row: Any) -> list[Any] | None:
         instances: list[Any] | None = _document(row).get("instances")
@@ -104,7 +104,7 @@ class _KServe:
 
 
 class _KServeV2:
-    """The Open Inference Protocol: an instance is an input tensor, an output is one, too."""
+    """Speaks the Open Inference Protocol: instances and outputs are tensors."""
 
     def open(self, row: Any) -> list[Any]:
         return _opened_inputs(_document(row)["inputs"])
@@ -171,7 +171,7 @@ def _numbers(description: dict[str, Any]) -> Tensor | None:
 
 
 def _alike(tensor: Tensor) -> Tensor:
-    """As an array would have them: one float among the values makes all of them floats."""
+    """Makes all values floats if one is, as in an array."""
     if any(isinstance(value, float) for value in tensor.values):
         return replace(tensor, values=[float(value) for value in tensor.values])
     return tensor
@@ -193,7 +193,7 @@ def _closed_output(number: int, output: Any, instances: Any) -> dict[str, Any]:
 
 
 def _alike_text(items: list[Any]) -> list[Any]:
-    """As an array would have them: one text among numbers makes all of them texts."""
+    """Makes all items texts if one is and the others are numbers, as in an array."""
     is_mixed = any(isinstance(item, str) for item in items)
     if is_mixed and all(isinstance(item, (str, bool, int, float)) for item in items):
         return [str(item) for item in items]

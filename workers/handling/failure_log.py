@@ -1,4 +1,4 @@
-"""Writes what a handler raised: in full once, and in one line while it goes on in the same way."""
+"""Logs a handler's exceptions: in full once, then in one line while the same one goes on."""
 
 import logging
 import time
@@ -9,7 +9,7 @@ from traceback import walk_tb
 from batching.protocol import Claimed
 
 QUIET_S = 10.0
-# A handler that fails at so many places is written in full more often.
+# A handler that fails at more places has its tracebacks written more often.
 MAX_PLACES = 64
 MAX_IDS = 8
 
@@ -23,7 +23,7 @@ class _Written:
 
 
 class FailureLog:
-    """The tracebacks of one worker process. Keeps no exception: it would hold a batch's tensors."""
+    """Knows the logged tracebacks. Keeps no exception: it would hold a batch's tensors."""
 
     def __init__(self, log: logging.Logger, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log

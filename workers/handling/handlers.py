@@ -1,4 +1,4 @@
-"""Finds a model's handler, the way TorchServe does, and loads it.
+"""Finds a model's handler as TorchServe does, and loads it.
 
 Source: TorchServe 0.12 docs/custom_service.md, module and class level entry points.
 """
@@ -30,7 +30,7 @@ from workers.machine.torch_version import require_safe_torch
 
 BASE_HANDLER = f"{BUILT_IN_PACKAGE}.base_handler"
 
-# Of ours, what a worker has loaded before it loads a handler.
+# A worker has loaded these before it loads a handler.
 OWN_PACKAGES = ("batching", "workers")
 
 # GPUs from Ampere on multiply in TF32.
@@ -50,16 +50,8 @@ class LoadedModel:
 def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Settings) -> LoadedModel:
     """Imports and initialises the handler; this process belongs to the model from then on.
 
-    The current directory is the model's folder, which is importable too. The metrics that the
-    metrics_config file declares are there for the handler.
-
-    Raises:
-        SettingsError: metrics_config is no file of that kind.
-        ImportError: no module of the handler's name, neither in the folder nor built in; or a torch
-            that is too old.
-        ValueError: the module has neither the function nor exactly one class.
-        NotImplementedError: the handler is a coroutine.
-        Exception: whatever the handler itself raises.
+    The current directory is the model's folder, which is importable, too. Raises anything that the
+    handler raises, and errors of its own if there is no such handler.
     """
     require_safe_torch()
     model_dir = model_dir.absolute()
@@ -81,7 +73,7 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
     _choose_gpu(device)
     entry = getattr(module, function_name, None)
     if entry is not None:
-        # Such a handler initialises itself when it first sees no data.
+        # Such a handler initialises itself on the first call, without data.
         _require_plain(entry)
         entry(None, context)
     else:
@@ -91,7 +83,7 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
 
 
 def _enter_folder(model_dir: Path, handler: str) -> None:
-    """Paths in front of the inherited ones, as TorchServe's PYTHONPATH has them."""
+    """Puts the model's paths in front of the inherited ones, as in TorchServe's PYTHONPATH."""
     root = model_dir.resolve()
     os.chdir(model_dir)
     handler_dir = (root / PurePosixPath(handler.partition(":")[0]).parent).resolve()
@@ -110,10 +102,7 @@ def _is_module(path: Path) -> bool:
 
 
 def _hide(package: str) -> None:
-    """Who imports the package from now on gets the archive's of that name.
-
-    A worker has loaded all that it needs of its own by now, and keeps it.
-    """
+    """Makes later imports of this package find the archive's; the worker keeps its own modules."""
     for name in list(sys.modules):
         if name.partition(".")[0] == package:
             del sys.modules[name]
@@ -125,14 +114,14 @@ def _limit_images(max_image_pixels: int) -> None:
     except ImportError:  # a worker for handlers that read no images
         return
     image.MAX_IMAGE_PIXELS = max_image_pixels or None
-    # Pillow refuses twice the limit by itself, and only warns between once and twice.
+    # Pillow refuses images over twice the limit, and only warns of those over the limit.
     warnings.simplefilter("error", image.DecompressionBombWarning)
 
 
 def _choose_gpu(device: Device) -> None:
-    """A handler's plain `.cuda()` goes to its worker's GPU, not to the first one of all.
+    """Makes a handler's plain `.cuda()` go to its worker's GPU, not to the first one of all.
 
-    Only where the handler has loaded torch: this takes some memory of the GPU.
+    Only if the handler has loaded torch: this takes some memory of the GPU.
     """
     torch = sys.modules.get("torch")
     if device.kind == "cuda" and torch is not None and torch.cuda.is_available():
@@ -142,14 +131,14 @@ def _choose_gpu(device: Device) -> None:
 
 
 def _use_tensor_cores(torch: ModuleType) -> None:
-    """Products of float32 are TF32 where the GPU has it, unless the handler's module has chosen.
+    """Multiplies float32 in TF32 where the GPU has it, unless the handler's module has chosen.
 
-    Not when the base handler is imported, as in TorchServe: that is too early to know whether this
-    worker has a GPU and which, and to ask would take memory of the first one.
+    Not when the base handler is imported, as in TorchServe: the worker's GPU is not known then, and
+    to ask would take memory of the first one.
 
     Source: TorchServe 0.12 ts/torch_handler/base_handler.py.
     """
-    # Torch says nothing to who asks by this name after a choice by its newer ones.
+    # Torch refuses this name after a choice by its newer ones.
     with contextlib.suppress(RuntimeError):
         is_default = torch.get_float32_matmul_precision() == "highest"
         if is_default and torch.cuda.get_device_capability() >= TF32_CAPABILITY:
@@ -162,7 +151,7 @@ def _import_handler(module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # A handler that is there but lacks a package of its own must not hide behind a built-in.
+        # A handler of the archive that lacks a package must not hide behind a built-in one.
         if error.name != module_name:
             raise
     built_in = f"{BUILT_IN_PACKAGE}.{module_name}"
@@ -194,6 +183,6 @@ def _initialise_class(module: ModuleType, context: Context) -> Entry:
         )
     service = classes[0]()
     service.initialize(context)
-    # Looked up only now: initialize may have put something else in its place (MicroBatching).
+    # Looked up only now: `initialize` may have replaced it (MicroBatching).
     entry: Entry = service.handle
     return entry

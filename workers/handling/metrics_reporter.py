@@ -1,6 +1,6 @@
-"""Brings what the handler measures to Redis: a second after a batch, in a thread of its own.
+"""Brings the handler's measurements to Redis, a second after a batch, in a thread of its own.
 
-Nothing of it happens while a batch runs but a few additions where the handler measures.
+While a batch runs, the handler only adds numbers up.
 """
 
 import logging
@@ -22,13 +22,13 @@ from batching.store.redis_errors import AWAY
 log = logging.getLogger(__name__)
 
 REPORT_S = 1.0
-# Handlers may measure in threads of their own, too, and while a batch runs.
+# Handlers may also measure in threads of their own, and while a batch runs.
 LOOK_S = 10.0
 HOSTNAME = "Hostname"
 
 
 def declare(store: MetricsStore, declared: Sequence[DeclaredMetric]) -> None:
-    """Handlers find the metrics of the metrics_config file with `get_metric`."""
+    """Lets handlers find the metrics of the metrics_config file with `get_metric`."""
     for metric in declared:
         kind = MetricTypes(metric.kind.value)
         store.add_metric_to_cache(metric.name, metric.unit, metric.dimensions, kind)
@@ -59,13 +59,12 @@ class MetricsReporter:
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
-        """Measurements are recorded from now on."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Has what was measured until now recorded within a second.
+        """Has the measurements until now recorded within a second.
 
-        An idle worker, which measures nothing, is not woken each second to find that out.
+        Without this the thread looks seldom: an idle worker measures nothing.
         """
         self._may_have_news.set()
 
@@ -114,7 +113,7 @@ class MetricsReporter:
                     yield from _measurements(series, change)
 
     def _series(self, metric: CachingMetric, labels: Labels) -> Series | None:
-        """Returns how the metric is shown; None when it is not."""
+        """Returns the series as which the metric is shown; None if it is not shown."""
         declared = self._declared.get(metric.metric_name)
         kind, unit = MetricKind(metric.metric_type.value), metric.unit
         if declared is not None:

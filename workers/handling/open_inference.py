@@ -1,4 +1,4 @@
-"""Requests of the Open Inference Protocol for handlers that know nothing of it, and their answers.
+"""Requests and answers of the Open Inference Protocol, for handlers that know nothing of it.
 
 Source: KServe Open Inference Protocol v2 "Inference", and Triton's binary tensor data extension,
 which Triton's clients use unless told otherwise.
@@ -35,11 +35,7 @@ class Inference:
 
     @classmethod
     def read(cls, content: bytes, json_bytes: int) -> "Inference":
-        """Returns the request in a body whose first `json_bytes` bytes are JSON.
-
-        Raises:
-            BadRequest: it is none.
-        """
+        """Returns the request in a body whose first `json_bytes` bytes are JSON."""
         try:
             document = json.loads(content[:json_bytes])
         except (ValueError, RecursionError) as error:
@@ -52,10 +48,9 @@ class Inference:
         return cls(document, dict(tensors))
 
     def row(self) -> dict[str, Any]:
-        """Returns what a handler gets: a value per input under its name.
+        """Returns the handler's row: a value per input under its name; a single one as `body`, too.
 
-        A single input is under `body`, too. One element of BYTES is that element, as a file's
-        content would be.
+        One element of BYTES is that element, as a file's content would be.
         """
         row = {name: _plain(tensor) for name, tensor in self.inputs.items()}
         if len(row) == 1:
@@ -63,7 +58,7 @@ class Inference:
         return row
 
     def with_data(self) -> dict[str, Any]:
-        """Returns the request as JSON alone would have it, for handlers in an envelope."""
+        """Returns the request as it would be in JSON alone, for handlers in an envelope."""
         inputs = [
             {
                 "name": name,
@@ -78,13 +73,7 @@ class Inference:
     def answer(
         self, output: Any, model_name: str, model_version: str
     ) -> tuple[bytes, dict[str, str]]:
-        """Body and headers of the answer that a handler's output is.
-
-        An output that is such an answer already is sent as it is.
-
-        Raises:
-            TypeError, ValueError: it cannot be written.
-        """
+        """Returns body and headers for a handler's output; one that is an answer stays as it is."""
         if isinstance(output, dict) and isinstance(output.get("outputs"), list):
             return json.dumps(output).encode(), {"content-type": "application/json"}
         document: dict[str, Any] = {"model_name": model_name, "model_version": model_version}
@@ -100,7 +89,7 @@ class Inference:
         return head + binary, headers
 
     def _named(self, output: Any) -> dict[str, Tensor]:
-        """Returns the outputs; of those that have names, only the ones that were asked for."""
+        """Returns the outputs by name; of several, only those that the request asks for."""
         asked = [wish["name"] for wish in _wishes(self.document)]
         if isinstance(output, dict) and output:
             tensors = {str(name): tensor_of(value) for name, value in output.items()}

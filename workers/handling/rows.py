@@ -1,4 +1,4 @@
-"""Requests become the rows that a handler sees; what it returns becomes bytes.
+"""Makes requests the rows that a handler sees, and its outputs the bytes of answers.
 
 Source: TorchServe 0.12 docs/batch_inference_with_ts.md and its worker protocol, as an interface.
 """
@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 
 def decode_row(request: Request, *, is_decoding: bool) -> dict[str, Any]:
-    """One value per part, the last of equal names winning.
+    """Returns one value per part; the last of equal names wins.
 
     Args:
         request: as the ingress wrote it.
         is_decoding: JSON becomes Python values and text becomes str; otherwise all is bytearray.
 
     Raises:
-        BadRequest: what is said to be an inference request is none.
+        BadRequest: the body is no inference request, though its type says so.
     """
     return {
         part.name: _decode(part)
@@ -43,13 +43,7 @@ def request_headers(request: Request) -> dict[str, Any]:
 
 
 def encode_output(output: Any) -> bytes:
-    """Returns the body of an answer.
-
-    Bytes as they are, text as UTF-8, tensors saved, the rest as JSON.
-
-    Raises:
-        PredictionFailed: nothing of these.
-    """
+    """Returns an answer's body: bytes as such, text as UTF-8, tensors saved, the rest as JSON."""
     if isinstance(output, bytes | bytearray):
         return bytes(output)
     try:
@@ -63,20 +57,11 @@ def encode_output(output: Any) -> bytes:
 
 
 def header_texts(headers: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a handler's headers as text.
-
-    Raises:
-        ValueError: text that would begin another header line.
-    """
     return {line_text(name): line_text(value) for name, value in headers.items()}
 
 
 def line_text(value: Any) -> str:
-    """Text that fits into one line of an HTTP head.
-
-    Raises:
-        ValueError: it would begin another one.
-    """
+    """Returns the value as text; refuses text that would begin another line of an HTTP head."""
     text = str(value)
     if not text.isprintable():
         raise ValueError(f"not a response header or reason phrase: {text!r}")
@@ -85,7 +70,6 @@ def line_text(value: Any) -> str:
 
 @lru_cache(maxsize=256)
 def _kind(content_type: str) -> tuple[str, str]:
-    """Returns the type and its parameters."""
     kind, _, parameters = content_type.partition(";")
     return kind.strip().lower(), parameters
 

@@ -1,4 +1,4 @@
-"""Runs a handler over a batch and turns whatever happens into one reply per request.
+"""Runs a handler over a batch and makes one reply per request, whatever happens.
 
 TorchServe answers a whole batch with the failure of one row. Here a batch that fails is run again
 item by item, so that only the request at fault fails.
@@ -19,9 +19,8 @@ from batching.errors import InternalError, OutOfResources, PredictionFailed, Ser
 from batching.models.spec import DEFAULT_VERSION
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.settings.settings import Settings
-from batching.store.outage_log import OutageLog
 from batching.store.replies import error_reply
-from workers.handling.batch_stream import STALL_S, BatchStream, Send, StreamAbandoned
+from workers.handling.batch_stream import BatchStream, StreamAbandoned
 from workers.handling.envelopes import OPEN_INFERENCE_ENVELOPE
 from workers.handling.failure_log import FailureLog, short_ids
 from workers.handling.handlers import LoadedModel
@@ -41,37 +40,31 @@ _BROKEN_STREAM = InternalError("The client did not take its answer in time.")
 
 
 class DeviceBroken(Exception):
-    """The device answers nothing in this process any more; another process may still use it."""
+    """The device is lost to this process; another process may still use it."""
 
 
 class Runner:
     """One loaded model, one batch at a time."""
 
     def __init__(
-        self,
-        model: LoadedModel,
-        settings: Settings,
-        send: Send | None = None,
-        outage: OutageLog | None = None,
-        *,
-        stall_s: float = STALL_S,
+        self, model: LoadedModel, settings: Settings, stream: BatchStream | None = None
     ) -> None:
         self._model = model
         self._settings = settings
-        self._stream = BatchStream(model.context, send, outage, stall_s=stall_s)
+        self._stream = stream or BatchStream(model.context, None)
         self._questions: dict[int, Inference] = {}
         self._failures = FailureLog(log)
         self.is_device_broken = False
 
     def run(self, batch: Batch) -> list[Reply]:
-        """One reply per item, in the same order; a handler's fault becomes an error reply.
+        """Returns one reply per item, in the same order; a handler's fault becomes an error reply.
 
-        A handler that fails over a batch of n is called up to n more times, with one item each. Who
-        asks for an explanation or a description is served alone.
+        Calls a handler that fails over a batch of n up to n more times, with one item each. A
+        request for an explanation or a description runs alone.
 
         Raises:
-            DeviceBroken: over several items; here each would fail, in another process only the one
-                at fault.
+            DeviceBroken: over several items. In this process all would fail, in another one only
+                the one at fault.
         """
         started_ns = time.perf_counter_ns()
         if any(map(_is_special, batch.items)):
@@ -104,9 +97,7 @@ class Runner:
         return [by_id.get(item.request_id) or self._run_together([item])[0] for item in items]
 
     def _run_items(self, items: Sequence[Claimed]) -> list[Reply] | None:
-        """Returns the replies.
-
-        None when several items failed together, so that nobody knows whose fault.
+        """Returns the replies; None when several items failed together, for an unknown one's fault.
 
         The exception is gone by the time the items run again, and with it the tensors that its
         traceback holds.
@@ -117,7 +108,7 @@ class Runner:
             log.info("abandoned model=%s batch=%d: no client is left", self._name, len(items))
             return [_error_reply(_BROKEN_STREAM)] * len(items)
         except Exception as error:
-            # Anything may come out of a handler; the worker has to live on.
+            # A handler may raise anything; the worker has to live on.
             self._failures.write(f"handler failed {self._what(items)}", error)
             self.is_device_broken = self.is_device_broken or _has_broken_device(error)
             return self._all_or_none(items, _as_answer(error))
@@ -134,7 +125,7 @@ class Runner:
     def _all_or_none(
         self, items: Sequence[Claimed], error: ServeError | PredictionException
     ) -> list[Reply] | None:
-        # What has been sent in pieces cannot be sent again.
+        # Pieces that were sent cannot be sent again.
         if len(items) == 1 or self._stream.counts:
             return [_error_reply(error)] * len(items)
         return None
@@ -195,7 +186,7 @@ class Runner:
             headers = self._model.context.get_response_headers(index)
             return Reply(int(status), body, header_texts(headers), line_text(phrase or ""))
         except Exception as error:
-            # What it returned may do anything when it is encoded; its neighbours are answered.
+            # An output may raise anything when it is encoded; its neighbours are answered.
             self._failures.write(f"answer refused {self._what([item])} row={index}", error)
             return _error_reply(_as_answer(error))
 
@@ -234,8 +225,8 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _has_broken_device(error: Exception) -> bool:
-    # After a failed assertion or an illegal access in a kernel every later call fails with the same
-    # text, until the process ends; after want of memory or a wrong argument none does.
+    # After a failed assertion or an illegal access in a kernel, all later calls fail with the same
+    # text until the process ends; after a lack of memory or a wrong argument, none does.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         try:
@@ -259,7 +250,7 @@ def _shape(outputs: Any) -> str:
 
 
 def _error_reply(error: ServeError | PredictionException) -> Reply:
-    """Returns the answer that an error is; only texts meant for the client are in it."""
+    """Returns the answer to an error, with texts only that are meant for the client."""
     if isinstance(error, ServeError):
         return error_reply(error)
     return Reply(
@@ -271,7 +262,7 @@ def _error_reply(error: ServeError | PredictionException) -> Reply:
 
 
 def _free_gpu_memory() -> None:
-    """Gives back what a failed batch left in torch's cache, for the items to run in."""
+    """Empties torch's cache after a failed batch, so that its items have room to run."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

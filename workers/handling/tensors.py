@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol as Python lists, and back; JSON and binary.
+"""Converts tensors of the Open Inference Protocol, in JSON and binary, to Python lists and back.
 
 Source: KServe Open Inference Protocol v2, "Tensor Data", and its binary tensor data extension:
 values row by row, little endian, BYTES elements after their length in 4 bytes.
@@ -34,7 +34,7 @@ _CODES = {
 }
 DATATYPES = frozenset({*_CODES, BYTES, BF16})
 
-# What numpy and torch call them.
+# By the names of numpy and torch.
 _BY_DTYPE = {
     "bool": "BOOL",
     "float16": "FP16",
@@ -50,20 +50,20 @@ _BY_DTYPE = {
 }
 _LENGTH = struct.Struct("<I")
 _MAX_DIMENSIONS = 32
-# Of one request: 6 MB of bytes with 31 dimensions of length 1 would become 13 GB of lists.
+# Of one request. 6 MB of bytes with 31 dimensions of length 1 would become 13 GB of lists.
 _MAX_ROWS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Values in row-major order; text and bytes are the elements of BYTES."""
+    """Holds values in row-major order; text and bytes are the elements of BYTES."""
 
     datatype: str
     shape: Sequence[int]
     values: Sequence[Any]
 
     def nested(self) -> Any:
-        """Returns the values as nested lists; of shape [] the one value itself."""
+        """Returns the values as nested lists, or the one value of shape []."""
         values = list(self.values)
         for length in reversed(self.shape[1:]):
             values = (
@@ -72,7 +72,6 @@ class Tensor:
         return values if self.shape else values[0]
 
     def binary(self) -> bytes:
-        """Returns the values as the binary extension has them."""
         if self.datatype == BYTES:
             elements = [_as_bytes(value) for value in self.values]
             return b"".join(_LENGTH.pack(len(element)) + element for element in elements)
@@ -82,21 +81,11 @@ class Tensor:
         return struct.pack(f"<{len(self.values)}{_CODES[self.datatype]}", *self.values)
 
     def json_values(self) -> list[Any]:
-        """Returns the values as JSON has them: bytes as text."""
         return [_as_text(value) if isinstance(value, bytes) else value for value in self.values]
 
 
 def read_tensor(datatype: Any, shape: Any, data: Any) -> Tensor:
-    """Returns the tensor that a request's JSON describes.
-
-    Args:
-        datatype: one of `DATATYPES`.
-        shape: list of lengths.
-        data: bytes of the binary extension, or JSON values, flat or nested.
-
-    Raises:
-        BadRequest: they do not belong together.
-    """
+    """Returns the tensor that a request's JSON describes; `data` may be flat, nested or binary."""
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise BadRequest(f"Unknown datatype {str(datatype)[:32]!r}.")
     lengths = _checked_shape(shape)
@@ -107,17 +96,13 @@ def read_tensor(datatype: Any, shape: Any, data: Any) -> Tensor:
 
 
 def check_rows(shapes: Iterable[Sequence[int]]) -> None:
-    """Tensors of these shapes may be made into nested lists, all of them together.
-
-    Raises:
-        BadRequest: of too many lists.
-    """
+    """Refuses tensors of these shapes if together they would become too many nested lists."""
     if sum(rows for shape in shapes for rows in accumulate(shape[:-1], mul)) > _MAX_ROWS:
         raise BadRequest(f"The tensors of a request may be made of at most {_MAX_ROWS} rows.")
 
 
 def tensor_of(value: Any) -> Tensor | None:
-    """A handler's output as a tensor; None where it is none (text, ragged lists, objects)."""
+    """Returns a handler's output as a tensor; None for text, ragged lists and objects."""
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         if hasattr(value, "detach"):
             value = value.detach().cpu()
@@ -133,10 +118,7 @@ def tensor_of(value: Any) -> Tensor | None:
 
 
 def items_of(value: Any) -> list[Any]:
-    """Returns the items of nested lists as one flat list.
-
-    [value] if that is no list, or a ragged one.
-    """
+    """Returns the items of nested lists as one flat list; [value] if that is none, or ragged."""
     level = [value]
     for _ in range(_MAX_DIMENSIONS):
         lengths = {len(item) if isinstance(item, (list, tuple)) else None for item in level}
@@ -149,11 +131,7 @@ def items_of(value: Any) -> list[Any]:
 
 
 def text_tensor(output: Any) -> Tensor:
-    """Anything else, as one element of BYTES: bytes and text as they are, the rest as JSON.
-
-    Raises:
-        TypeError, ValueError: JSON does not have it.
-    """
+    """Returns any output as one element of BYTES: bytes and text as such, the rest as JSON."""
     is_text = isinstance(output, (str, bytes, bytearray))
     return Tensor(BYTES, [1], [_as_bytes(output if is_text else json.dumps(output))])
 
@@ -207,7 +185,6 @@ def _elements(data: bytes) -> list[bytes]:
 
 
 def cut_off() -> BadRequest:
-    """Returns the error of a request in which a tensor claims more bytes than came."""
     return BadRequest("The binary data of a tensor is cut off.")
 
 
@@ -219,7 +196,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def _shape_of(value: Any) -> list[int] | None:
-    """The lengths of nested lists, None where they are ragged or hold anything but scalars."""
+    """Returns the lengths of nested lists; None if they are ragged or hold more than scalars."""
     if isinstance(value, (bool, int, float)):
         return []
     if not isinstance(value, list):

@@ -1,9 +1,9 @@
 """One worker process: loads one model version, then gather → run → reply until told to stop.
 
 Shutdown order: stop claiming, finish the batch, reply, exit. The node goes on beating until the
-process is gone, so nothing it still holds is taken for lost; what it left is released then.
+process is gone, so that its requests are not taken for lost; then it releases the rest of them.
 
-The process never beats by itself: a handler that is busy in C++ could not, exactly when it matters.
+The process never beats by itself: a handler that is busy in C++ would keep it from that.
 """
 
 import contextlib
@@ -35,6 +35,7 @@ from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.replies import error_reply
 from batching.store.worker_side.worker_queue import WorkerQueue
+from workers.handling.batch_stream import BatchStream
 from workers.handling.handler_call import HandlerCall
 from workers.handling.handlers import LoadedModel, load_model
 from workers.handling.metrics_reporter import MetricsReporter
@@ -50,11 +51,11 @@ RETRY_S = 0.1
 # For what a handler has the interpreter do at its end, and for giving a device's memory back.
 END_S = 3.0
 REPLY_PATIENCE_S = 30.0
-# For so long after an error, a claim that was given up may still be carried out: a network that was
-# cut, or a proxy in it, hands over late what it held.
+# For so long after an error, a claim that was given up may still arrive: a network that was cut, or
+# a proxy in it, delivers late.
 UNSURE_S = 10.0
 LOOK_AGAIN_S = 1.0
-# And always, if seldom: a server that took over may have leased us what was answered long ago.
+# Always, if seldom: a server that took over may lease us requests that were answered long ago.
 LOOK_S = 10.0
 
 
@@ -86,15 +87,15 @@ class Worker:
         self._look_at = 0.0
 
     def stop(self, _signum: int = 0, _frame: FrameType | None = None) -> None:
-        """No batch is claimed any more; the running one is finished. Safe as a signal handler."""
+        """Stops claiming; `serve` finishes the running batch. Safe as a signal handler."""
         self._should_stop = True
         self._verbs.interrupt()
 
     def serve(self) -> None:
-        """Every claimed batch has been replied to when this returns.
+        """Runs and answers batches until it is stopped.
 
         Raises:
-            DeviceBroken: the last one has not; its requests are tried again, each by itself.
+            DeviceBroken: the last batch has no answers; its requests are tried again, one by one.
         """
         while not self._should_stop and not self._is_broken():
             try:
@@ -119,13 +120,13 @@ class Worker:
         log.debug("replied batch=%d run_ms=%.1f", len(batch), run_ms)
 
     def _reply(self, items: Sequence[Owned], replies: Sequence[Reply]) -> None:
-        """Stores the replies; a repeated reply is recognised, so sending again is safe."""
+        """Publishes the replies; Redis recognises a repeated one, so sending again is safe."""
         end = time.monotonic() + self._reply_patience_s
         while True:
             try:
                 self._verbs.reply(items, replies)
             except AWAY as error:
-                # What cannot be answered is given back before the next claim.
+                # Requests that cannot be answered are given back before the next claim.
                 self._unsure_until = time.monotonic() + UNSURE_S
                 self._outage.note("reply", error)
                 if time.monotonic() > end:
@@ -139,9 +140,9 @@ class Worker:
                 return
 
     def _reply_singly(self, items: Sequence[Owned], replies: Sequence[Reply]) -> None:
-        """Those that Redis takes are answered; one that may be too large for it is an error.
+        """Publishes the replies that Redis takes, and an error for one that may be too large.
 
-        To run that again would bring the same. While Redis takes nothing, nothing is changed.
+        To run that request again would bring the same. While Redis takes nothing, nothing changes.
         """
         with contextlib.suppress(*AWAY):
             for item, reply in zip(items, replies, strict=True):
@@ -153,7 +154,7 @@ class Worker:
                     self._verbs.reply([item], [error_reply(NOT_TAKEN)])
 
     def _gather(self) -> Batch | None:
-        """A batch; None when it is time to stop, or to look again at what this worker owns."""
+        """Returns a batch; None when it is time to stop, or to look again at the lease."""
         now_s = time.monotonic()
         is_unsure = now_s < self._unsure_until
         if is_unsure or now_s >= self._look_at:
@@ -192,12 +193,12 @@ def main() -> int:
         _report(
             assignment,
             state="FAILED",
-            # The log has all of it; everybody who looks at the model gets this.
+            # The log has all of it; descriptions of the model have this.
             error=f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS],
             is_out_of_memory=is_out_of_memory(error),
         )
         return EXIT_LOAD_FAILED
-    # What loading has made stays: looking through all of torch again holds up a batch.
+    # The objects of loading stay: a collection that walks all of torch holds up a batch.
     gc.collect()
     gc.freeze()
     return _serve(assignment, settings, model)
@@ -223,7 +224,8 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         partial(verbs.send, patience_s=timeout_s),
         on_measured=reporter.wake,
     )
-    runner = Runner(replace(model, entry=call), settings, call.send, outage)
+    stream = BatchStream(model.context, call.send, outage)
+    runner = Runner(replace(model, entry=call), settings, stream)
     worker = Worker(
         Batcher(verbs, policy_of(spec)),
         verbs,
@@ -237,7 +239,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     signal.signal(signal.SIGTERM, worker.stop)
     reporter.start()
     if spec.use_job_ticket:
-        # Before anybody hears that it is ready and asks. While Redis is away: with the first claim.
+        # Before it is known to be ready. While Redis is away: with the first claim.
         with contextlib.suppress(*AWAY):
             verbs.give_tickets()
     _report(assignment, state="READY")
@@ -251,7 +253,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
 
 
 def _keep_from_forks() -> None:
-    """In processes that a handler forks, SIGTERM has its default action and not `Worker.stop`.
+    """Gives SIGTERM its default action in processes that a handler forks.
 
     `multiprocessing` ends its processes by SIGTERM, and a copy of `Worker.stop` would hang up our
     connections. SIGTERM is blocked around the fork, so that one that comes meanwhile is not lost.
@@ -276,10 +278,7 @@ def _end_in_time() -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether loading failed for want of memory.
-
-    Source: TorchServe 0.12 model_service_worker.
-    """
+    # Source: TorchServe 0.12 model_service_worker.
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and "CUDA" in str(error) and "memory" in str(error)
     )
@@ -290,12 +289,12 @@ def _report(assignment: Assignment, **status: Any) -> None:
 
 
 if __name__ == "__main__":
-    # Without a name, this module is found by its path in processes that a handler starts by
-    # multiprocessing. Those of one pool share that import from Python 3.14 on, not one by name.
+    # Without a spec, processes that a handler starts by multiprocessing find this module by its
+    # path. From Python 3.14 on, those of one pool share that import, but not one by name.
     __spec__ = None  # type: ignore[assignment]
     try:
         sys.exit(main())
     finally:
-        # Nothing that is frozen is let go of, and libraries then tell of leaks.
+        # Frozen objects are never freed, and libraries report them as leaks.
         gc.unfreeze()
         _end_in_time()

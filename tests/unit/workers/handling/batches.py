@@ -4,6 +4,7 @@ from ts.context import Context
 
 from batching.protocol import Batch, Claimed, Owned, Part, Request
 from batching.settings.settings import Settings
+from workers.handling.batch_stream import BatchStream
 from workers.handling.handlers import LoadedModel
 from workers.handling.runner import Runner
 
@@ -22,7 +23,8 @@ class Handler:
 
 def runner(handler, *, send=None, stall_s=5.0, **settings):
     context = Context("echo", "/", None, 8, None, "0.12.0")
-    return Runner(LoadedModel(handler, context), Settings(**settings), send, stall_s=stall_s)
+    stream = BatchStream(context, send, stall_s=stall_s)
+    return Runner(LoadedModel(handler, context), Settings(**settings), stream)
 
 
 def body(content=b"", content_type="", **headers):
