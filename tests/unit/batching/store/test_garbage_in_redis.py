@@ -117,7 +117,7 @@ def test_b08_garbage_in_the_queue_is_ignored(real_harness, element):
 
 
 def test_b08_request_whose_id_is_garbage_is_ignored(real_harness):
-    # Given an id that nobody can read, with a record as it should be
+    # Given an unreadable id, with a record as it should be
     harness = real_harness
     harness.submit("good")
     harness.client.hset(harness.keys.open, b"\xff", harness.client.hget(harness.keys.open, "good"))

@@ -1,4 +1,4 @@
-"""B8: records that nobody of ours has written. No script fails, and honest neighbours are served.
+"""B8: records that are not ours. No script fails, and honest neighbours are served.
 
 Each goes in by HSET, past our own calls, under the id of a request that waits or is leased.
 """
@@ -187,7 +187,7 @@ def test_b08_ingress_can_ask_after_and_cancel_a_malformed_record(harness, spoil)
     "entry", ["good", "good:", ":1", "good:0", "good:2", "good:x", "good:" + "9" * 400, "gone:1"]
 )
 def test_b08_reclaim_passes_over_a_malformed_entry_of_a_lease(harness, entry):
-    # Given: an honest request that waits, and a lease that nobody of ours has written
+    # Given: an honest request that waits, and a lease with an entry that is not ours
     harness.submit("good")
     harness.client.rpush(harness.keys.lease_prefix + "worker-x", entry)
 

@@ -132,7 +132,7 @@ def test_worker_may_take_back_and_refuse(harnesses, mode):
     node.reclaim(KEY, "worker-b", mode)
     node.refuse_waiting(KEY, "no_worker")
     node.bury(KEY)
-    # Then: nobody was denied anything, as the admin fixture sees
+    # Then no user was denied anything, as the admin fixture sees
     assert ingress.queued() == []
 
 

@@ -1,4 +1,4 @@
-"""A Redis that is there and refuses: who asks, and who reads the log, is told so."""
+"""A Redis that is there and refuses: clients and the log are told so."""
 
 import asyncio
 import contextlib

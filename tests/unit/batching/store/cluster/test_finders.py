@@ -1,4 +1,4 @@
-"""Who is asked where the keys are, what an answer means, and RQ's names on the wire."""
+"""The servers that are asked for the keys, what an answer means, and RQ's names on the wire."""
 
 import asyncio
 import contextlib

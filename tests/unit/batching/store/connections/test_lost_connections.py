@@ -1,4 +1,4 @@
-"""Connections that are lost while nobody reads from them; whole hosts are cut in tests/network."""
+"""Connections that are lost while they are idle; whole hosts are cut in tests/network."""
 
 import asyncio
 import contextlib

@@ -57,7 +57,7 @@ def test_version_is_worth_another_try_when_redis_was_emptied(real_backend, regis
 
 
 async def test_workers_have_time_to_beat_after_an_outage_others_noticed(real_backend, registry):
-    # Given a model that nobody could look up while Redis was away
+    # Given a model that could not be looked up while Redis was away
     spec = make_spec()
     registry.create(spec)
     outage = make_outage()

@@ -453,7 +453,7 @@ async def test_channel_refuses_at_once_where_no_worker_is_expected(harness):
     # Given
     harness.silence_worker()
     async with open_channel(harness, version_s=60) as channel:
-        # When / Then: only who was submitted again waits for a worker
+        # When / Then: only a request that was submitted again waits for a worker
         with pytest.raises(errors.NoWorker):
             await asyncio.wait_for(ask(channel, "a"), 5)
 
@@ -596,7 +596,7 @@ async def test_channel_submits_again_what_redis_lost(real_harness):
         real_harness.open()
         await queued(real_harness, 2)
 
-        # Then: under new ids, so that a worker with the old ones answers nobody
+        # Then: under new ids, so that a worker with the old ones answers no client
         names = real_harness.queued()
         assert not {"a", "b"} & set(names)
         # And with the old deadlines
@@ -699,7 +699,7 @@ async def test_channel_finds_a_reply_whose_entry_was_lost(real_harness):
 
 
 def failing_once(channel, verb):
-    """Its next call of this verb fails as nobody foresees."""
+    """Its next call of this verb fails in an unforeseen way."""
     queue = channel._queue
     call = getattr(queue, verb)
 

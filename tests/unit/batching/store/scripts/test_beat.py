@@ -89,7 +89,7 @@ def test_beat_tells_how_long_who_is_quiet_has_been_silent(harness):
     heard = harness.node().beat({KEY: ["worker-d"]}, quiet_s=10.0)
     after_ms = now_ms(harness)
 
-    # Then: who was heard just now is not quiet
+    # Then: a worker that was heard just now is not quiet
     assert len(heard.silent_s) == 2
     for silent_s, last_ms in zip(sorted(heard.silent_s, reverse=True), heard_ms, strict=True):
         assert before_ms <= last_ms + round(1000 * silent_s) <= after_ms

@@ -1,4 +1,4 @@
-"""Pieces of an answer: who may add them, who hears of them, and what becomes of a broken answer."""
+"""Pieces of an answer: only the owner adds them, its ingress hears of them, and none comes twice."""
 
 import pytest
 
@@ -147,7 +147,7 @@ def test_chunk_is_stale_when_its_request_was_given_back(harness):
     items = claim(harness, worker, "a")
     harness.node().reclaim(KEY, "worker-a", ReclaimMode.RELEASED)
 
-    # When / Then: who claims it next begins its answer, and has all of the request
+    # When / Then: the next worker begins its answer, and has all of the request
     assert send(worker, items, 0, "old") == [ChunkCode.STALE]
     assert harness.request("a")["chunks"] == "0"
     claimed = harness.worker("worker-b").claim(1, 0.0)

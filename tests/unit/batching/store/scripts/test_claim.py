@@ -101,7 +101,7 @@ def test_claim_ends_the_collectors_turn_when_it_got_its_batch(harness):
     assert isinstance(claimed, Partial)
 
 
-# --- who is woken
+# --- wakeups
 
 
 def test_claim_wakes_the_next_worker_when_work_remains(harness):

@@ -80,7 +80,7 @@ def test_submit_refuses_until_the_busy_worker_has_replied(harness, team):
     # When
     worker.reply(items, [make_reply("A")])
 
-    # Then: before the worker has asked for more, so that who has its answer may ask again
+    # Then: before the worker asks for more, so that a client with its answer may ask again
     assert harness.submit("c") == [QUEUED]
 
 

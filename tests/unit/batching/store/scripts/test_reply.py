@@ -90,7 +90,7 @@ def test_reply_of_another_worker_is_stale_and_the_owner_still_answers(harness):
 
 
 def test_reply_of_a_batch_counts_for_those_that_are_still_owned(harness):
-    # Given: of four, one client left, one request is another worker's, and one is nobody's yet
+    # Given: of four, one client left, one request is another worker's, and one waits again
     slow = harness.worker("worker-slow")
     items = claim(harness, slow, "left", "taken", "waiting", "mine")
     harness.client.lrem(harness.keys.lease_prefix + "worker-slow", 1, "mine:1")
@@ -208,7 +208,7 @@ def test_reply_forgets_a_request_that_outlived_its_time_to_live(harness):
     # When
     codes = worker.reply(items, [make_reply("A")])
 
-    # Then: that nobody waits is not worth a look before; it goes by its own TTL
+    # Then: the reply is stored unasked, and goes by its own TTL
     assert codes == [ReplyCode.STORED]
     assert 0 < harness.client.pttl(harness.keys.reply_prefix + "a") <= 60_000
     assert harness.leased() == []

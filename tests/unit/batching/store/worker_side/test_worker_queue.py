@@ -88,7 +88,7 @@ def test_parked_pop_resumes_the_pop_that_it_left_parked(parked, real_backend):
     assert not parked.wait(0.01)
     assert is_blocked(real_backend)
 
-    # When: the element comes while nobody waits
+    # When: the element comes between two waits
     real_backend.client.rpush(TOKENS, "1")
     assert real_backend.client.llen(TOKENS) == 0
 
