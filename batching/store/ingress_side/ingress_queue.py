@@ -112,8 +112,7 @@ class IngressQueue:
             for item in submissions
         ]
         outcomes = zip(submissions, found, strict=True)
-        refused = {item.request_id for item, code in outcomes if code <= 0}
-        await self._drop_bodies([item for item in large if item.request_id in refused])
+        await self._drop_bodies([item for item, code in outcomes if code <= 0 and item in large])
         return found
 
     async def _submit_script(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
@@ -145,10 +144,9 @@ class IngressQueue:
         if not any(refused):
             return set()
         last_written = max(refused.index(True) - 1, 0)
-        left_out = {large[last_written].request_id}
-        left_out.update(item.request_id for item, no in zip(large, refused, strict=True) if no)
-        await self._drop_bodies(large[last_written : last_written + 1])
-        return left_out
+        refused[last_written] = True
+        await self._drop_bodies([large[last_written]])
+        return {item.request_id for item, no in zip(large, refused, strict=True) if no}
 
     async def _drop_bodies(self, large: Sequence[Submission]) -> None:
         names = [self._keys.body_prefix + item.request_id for item in large]

@@ -131,7 +131,7 @@ class NodeQueue:
                 names += [version_keys.lease_prefix + worker_id for worker_id in worker_ids]
                 names += [version_keys.queue, version_keys.suspects, version_keys.wakeups]
                 names.append(version_keys.ingress_beats)
-        client = self._at_all(workers) if workers else self._client
+        client = self._of_group(workers) if workers else self._client
         silent_ms, *added = await self._beat(keys=names, args=arguments, client=client)
         is_new_node = node_id is not None and added.pop(0) > 0
         silent_s = [one_ms / 1000 for one_ms in silent_ms]
@@ -157,7 +157,7 @@ class NodeQueue:
         found = await self._living(
             keys=[VersionKeys.of(key).worker_beats for key in versions],
             args=[self._dead_after_ms, "dead"],
-            client=self._at_all(versions),
+            client=self._of_group(versions),
         )
         return [
             (key, worker_id)
@@ -166,17 +166,17 @@ class NodeQueue:
         ]
 
     async def report(self, key: VersionKey, status: WorkerStatus) -> None:
-        version_keys = VersionKeys.of(key)
+        version_keys, client = self._of(key)
         await self._report(
             keys=[version_keys.workers],
             args=[status.worker_id, status.to_json(), keys.CHANGES, key.model_name],
-            client=self._at(version_keys),
+            client=client,
         )
 
     async def forget(self, key: VersionKey, worker_id: str) -> None:
         """Takes a worker that owns nothing any more off the lists."""
-        version_keys = VersionKeys.of(key)
-        async with self._at(version_keys).pipeline(transaction=False) as pipe:
+        version_keys, client = self._of(key)
+        async with client.pipeline(transaction=False) as pipe:
             pipe.zrem(version_keys.worker_beats, worker_id)
             pipe.hdel(version_keys.workers, worker_id)
             pipe.publish(keys.CHANGES, key.model_name)
@@ -184,15 +184,15 @@ class NodeQueue:
 
     async def listed_workers(self, key: VersionKey, node_id: str) -> list[str]:
         """Returns the workers of this node whose state was published."""
-        version_keys = VersionKeys.of(key)
-        names = await self._at(version_keys).hkeys(version_keys.workers)
+        version_keys, client = self._of(key)
+        names = await client.hkeys(version_keys.workers)
         worker_ids = [name.decode(errors="replace") for name in names]
         return [one for one in worker_ids if one.rpartition("-")[0] == node_id]
 
     async def hide(self, key: VersionKey, worker_id: str) -> None:
         """Stops counting the worker as one that can serve; its status stays visible."""
-        version_keys = VersionKeys.of(key)
-        await self._at(version_keys).zrem(version_keys.worker_beats, worker_id)
+        version_keys, client = self._of(key)
+        await client.zrem(version_keys.worker_beats, worker_id)
 
     async def reclaim(
         self, key: VersionKey, worker_id: str, mode: ReclaimMode, reason: str = "worker_crashed"
@@ -202,8 +202,7 @@ class NodeQueue:
         Returns:
             How many it owned; None if it is alive, and nothing was taken from it.
         """
-        names = reclaim_keys(key, worker_id)
-        client = self._at(VersionKeys.of(key))
+        names, client = reclaim_keys(key, worker_id), self._of(key)[1]
         arguments = reclaim_arguments(
             worker_id, mode, reason, self._dead_after_ms, self._max_attempts
         )
@@ -218,22 +217,19 @@ class NodeQueue:
 
     async def refuse_waiting(self, key: VersionKey, reason: str) -> int:
         """Answers all waiting requests with `reason`, unless a worker lives; returns how many."""
-        version_keys = VersionKeys.of(key)
+        version_keys, client = self._of(key)
         names = ordered_keys("refuse", version_keys)
         arguments = [reason, AT_ONCE, REPLY_TTL_MS, self._dead_after_ms]
         total: int = 0
         while True:
-            refused, left = await self._refuse(
-                keys=names, args=arguments, client=self._at(version_keys)
-            )
+            refused, left = await self._refuse(keys=names, args=arguments, client=client)
             total += refused
             if left == 0:
                 return total
 
     async def is_staffed(self, key: VersionKey) -> bool:
         """Returns whether the version has a worker, or had one whose node may be alive."""
-        version_keys = VersionKeys.of(key)
-        client = self._at(version_keys)
+        version_keys, client = self._of(key)
         if await client.zcard(version_keys.worker_beats) > 0:
             return True
         # A hidden worker's node may report it again.
@@ -243,13 +239,8 @@ class NodeQueue:
 
     async def bury(self, key: VersionKey) -> None:
         """Deletes the keys of an unregistered version for which no client waits."""
-        version_keys = VersionKeys.of(key)
-        await self._at(version_keys).delete(
-            version_keys.counters,
-            version_keys.metrics,
-            version_keys.ingress_beats,
-            version_keys.workers,
-        )
+        names, client = self._of(key)
+        await client.delete(names.counters, names.metrics, names.ingress_beats, names.workers)
 
     async def forget_nodes(self, node_ids: Iterable[str]) -> list[GoneNode]:
         """Takes these dead nodes and their workers off the lists.
@@ -279,18 +270,19 @@ class NodeQueue:
         of_dead = frozenset(node_id.encode() for node_id in dead)
         records = await self._client.hgetall(keys.MODELS)
         for spec in specs_of(self._entries.read(records).values()):
-            version_keys = VersionKeys.of(spec.key)
-            client = self._at(version_keys)
+            version_keys, client = self._of(spec.key)
             worker_ids = await client.hkeys(version_keys.workers)
             gone = [one for one in worker_ids if one.rpartition(b"-")[0] in of_dead]
             if gone:
                 await client.hdel(version_keys.workers, *gone)
 
-    def _at(self, version_keys: VersionKeys) -> AsyncClient:
-        return at(self._client, version_keys.tag)
+    def _of(self, key: VersionKey) -> tuple[VersionKeys, AsyncClient]:
+        """Returns the keys of this version, and the client for them."""
+        version_keys = VersionKeys.of(key)
+        return version_keys, at(self._client, version_keys.tag)
 
-    def _at_all(self, group: Iterable[VersionKey]) -> AsyncClient:
-        return self._at(VersionKeys.of(next(iter(group))))
+    def _of_group(self, versions: Iterable[VersionKey]) -> AsyncClient:
+        return self._of(next(iter(versions)))[1]
 
 
 def _hostname(record: bytes | None) -> str:

@@ -397,7 +397,7 @@ async def test_channel_says_no_more_of_a_request_whose_deadline_has_passed(fake_
         await eventually_async(lambda: not channel._canceller.is_busy)
 
 
-async def test_channel_refuses_who_still_waits_when_it_is_closed(harness):
+async def test_channel_refuses_waiting_requests_when_it_is_closed(harness):
     async with open_channel(harness) as channel:
         # Given
         asked = ask(channel, "a")
@@ -727,7 +727,7 @@ async def test_channel_tells_clients_at_once_of_a_submit_that_failed_unforeseen(
     assert "unforeseen" in caplog.text
 
 
-async def test_channel_tells_who_waits_for_a_version_that_nobody_knows_any_more(harness):
+async def test_channel_answers_requests_for_a_version_that_was_unregistered_meanwhile(harness):
     async with open_channel(harness) as channel:
         # Given
         asked = [ask(channel, name) for name in ("a", "b")]

@@ -75,7 +75,7 @@ def test_worker_is_dead_only_when_silent_for_longer_than_the_limit(harness):
     assert harness.node().dead_workers([KEY]) == [(KEY, "worker-b")]
 
 
-def test_beat_tells_how_long_who_is_quiet_has_been_silent(harness):
+def test_beat_tells_how_long_quiet_workers_have_been_silent(harness):
     # Given
     harness.node().beat({KEY: ["worker-b", "worker-c"]})
     harness.silence_worker("worker-a", ms=20_000)

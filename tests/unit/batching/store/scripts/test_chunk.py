@@ -1,4 +1,4 @@
-"""Pieces of an answer: only the owner adds them, its ingress hears of them, and none comes twice."""
+"""Pieces of an answer: only the owner adds them, the ingress hears of each, none comes twice."""
 
 import pytest
 
