@@ -8,26 +8,31 @@ import socket
 # port and its use, would take it.
 LOWEST, HIGHEST = 20_000, 32_000
 
-# One after the other, so that two calls before the first port is used give two ports; from a random
-# start, as other processes choose ports, too.
-_last = LOWEST + secrets.randbelow(HIGHEST - LOWEST)
+
+class Ports:
+    """Gives out ports, one after the other: two calls before the first one is used give two."""
+
+    def __init__(self, last: int | None = None) -> None:
+        # A random start, as other processes choose ports, too.
+        self._last = LOWEST + secrets.randbelow(HIGHEST - LOWEST) if last is None else last
+
+    def free(self, count: int, *, beside: int = 0) -> int:
+        """Returns the first of so many ports in a row that are free now.
+
+        Args:
+            count: how many.
+            beside: the ports so much higher are free, too; 0 for none.
+        """
+        while True:
+            first, highest = self._last + 1, HIGHEST - count - beside
+            if first > highest:
+                first = LOWEST + secrets.randbelow(highest - LOWEST)
+            self._last = first + count - 1
+            wanted = [port + step for step in {0, beside} for port in range(first, first + count)]
+            with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+                for port in wanted:
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                return first
 
 
-def free_ports(count: int, *, beside: int = 0) -> int:
-    """Returns the first of so many ports in a row that are free now.
-
-    Args:
-        count: how many.
-        beside: the ports so much higher are free, too; 0 for none.
-    """
-    global _last  # noqa: PLW0603 - of the whole process, as ports are
-    while True:
-        first, highest = _last + 1, HIGHEST - count - beside
-        if first > highest:
-            first = LOWEST + secrets.randbelow(highest - LOWEST)
-        _last = first + count - 1
-        wanted = [port + step for step in {0, beside} for port in range(first, first + count)]
-        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-            for port in wanted:
-                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
+free_ports = Ports().free

@@ -30,7 +30,7 @@ MANIFEST = {
 
 
 def is_current(archive: Path) -> bool:
-    """Whether the archive is there and newer than each file of this folder."""
+    """Returns whether the archive exists and is newer than each file of this folder."""
     if not archive.exists():
         return False
     newest = max(source.stat().st_mtime for source in HERE.glob("*.py"))
@@ -38,7 +38,7 @@ def is_current(archive: Path) -> bool:
 
 
 def build(model_store: Path) -> Path:
-    """A current `digits.mar` lies in the folder; returns its path. Trains for some seconds if not.
+    """Makes sure of a current `digits.mar` in the folder and returns its path; may train first.
 
     A server that reads the folder meanwhile sees the old archive or the new one, never a part.
     """
@@ -58,7 +58,7 @@ def build(model_store: Path) -> Path:
 
 
 def main() -> int:
-    """The archive is built; returns the exit code."""
+    """Builds the archive; returns the exit code."""
     parser = argparse.ArgumentParser(description="Builds digits.mar.")
     parser.add_argument("--model-store", type=Path, default=Path("model_store"))
     model_store: Path = parser.parse_args().model_store

@@ -16,14 +16,14 @@ BRIGHTEST = 16
 
 
 def split_indexes() -> tuple[list[int], list[int]]:
-    """Indexes into scikit-learn's set: those that train, those held out."""
+    """Returns indexes into scikit-learn's set: those to train with, and those held out."""
     indexes = range(len(load_digits().target))
     training = [index for index in indexes if index % HELD_OUT_EVERY]
     return training, [index for index in indexes if index % HELD_OUT_EVERY == 0]
 
 
 def training_set() -> tuple[np.ndarray, np.ndarray]:
-    """Images float32 [1437, 1, 8, 8], 0 (paper) to 1 (ink), and labels int64 [1437]."""
+    """Returns images float32 [1437, 1, 8, 8], 0 (paper) to 1 (ink), and labels int64 [1437]."""
     digits = load_digits()
     indexes, _ = split_indexes()
     images = digits.images[indexes].astype(np.float32) / BRIGHTEST
@@ -31,7 +31,7 @@ def training_set() -> tuple[np.ndarray, np.ndarray]:
 
 
 def held_out() -> list[tuple[bytes, int]]:
-    """360 digits that no training has seen: PNG (8x8, greyscale, ink white) and label."""
+    """Returns 360 digits that no training has seen: PNG (8x8, greyscale, ink white) and label."""
     digits = load_digits()
     _, indexes = split_indexes()
     return [(_png(digits.images[index]), int(digits.target[index])) for index in indexes]

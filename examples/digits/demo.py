@@ -39,7 +39,7 @@ EXIT_GOOD, EXIT_WRONG, EXIT_UNANSWERED = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server said to one picture, and the batch it was in."""
+    """The server's answer to one picture, and the size of its batch."""
 
     png: bytes
     label: int
@@ -50,15 +50,14 @@ class Answer:
 
     @property
     def is_right(self) -> bool:
-        """Whether the answer is the digit that was written."""
         return self.digit == self.label
 
 
 def ask_all(url: str, pictures: Sequence[tuple[bytes, int]], clients: int) -> list[Answer]:
-    """One answer per picture, in order, asked by that many clients at once.
+    """Asks about each picture, with that many clients at once; returns the answers in order.
 
     Raises:
-        httpx.HTTPError: the server is not there, or one answer was not 200.
+        httpx.HTTPError: no server answers, or an answer is not 200.
     """
     with (
         httpx.Client(trust_env=False, timeout=30) as client,
@@ -78,7 +77,7 @@ def _ask(client: httpx.Client, url: str, png: bytes, label: int) -> Answer:
 
 
 def draw(answer: Answer) -> Panel:
-    """The picture in text, its answer above, green when right."""
+    """Draws the picture in text, with its answer above, green when right."""
     with Image.open(io.BytesIO(answer.png)) as image:
         levels = np.rint(np.asarray(image) / 255 * (len(SHADES) - 1)).astype(int)
     # Two characters a pixel: a terminal's cell is twice as high as wide.
@@ -90,17 +89,17 @@ def draw(answer: Answer) -> Panel:
 
 
 def to_draw(answers: Sequence[Answer]) -> list[Answer]:
-    """Every mistake first, then right ones of different digits; at most DRAWN."""
+    """Chooses all mistakes first, then right answers of different digits; at most DRAWN."""
     mistakes = [answer for answer in answers if not answer.is_right]
     one_per_digit = {answer.digit: answer for answer in answers if answer.is_right}
     return [*mistakes, *(one_per_digit[digit] for digit in sorted(one_per_digit))][:DRAWN]
 
 
 def batch_histogram(answers: Sequence[Answer]) -> Table:
-    """One row per batch size that occurred: how many batches of it there were.
+    """Counts the batches of each size that occurred.
 
-    Each of the n answers of a batch names its size n, so the number of batches is answers / n; that
-    is not whole when another client's requests were in the batch too.
+    Each of the n answers of a batch names its size n, so the number of batches is answers / n. The
+    result is no whole number when another client's requests were in a batch, too.
     """
     table = Table(title="batches the server formed", title_justify="left", box=None)
     table.add_column("size", justify="right")
@@ -116,7 +115,7 @@ def batch_histogram(answers: Sequence[Answer]) -> Table:
 
 
 def show(console: Console, answers: Sequence[Answer]) -> None:
-    """Drawings, accuracy, latency and batches are on the console."""
+    """Prints drawings, accuracy, latency and batches."""
     console.print(Columns([draw(answer) for answer in to_draw(answers)]))
     right = sum(answer.is_right for answer in answers)
     latency_ms = statistics.median(answer.latency_ms for answer in answers)
@@ -129,12 +128,12 @@ def show(console: Console, answers: Sequence[Answer]) -> None:
 
 
 def accuracy(answers: Sequence[Answer]) -> float:
-    """The share of right answers, 0 to 1."""
+    """Returns the share of right answers, 0 to 1."""
     return sum(answer.is_right for answer in answers) / len(answers)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The server was asked and its answers shown; returns the exit code."""
+    """Asks the server and shows its answers; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--address", default="http://127.0.0.1:8080", help="inference address")
     parser.add_argument("--model", default="digits")

@@ -33,7 +33,7 @@ class DigitsHandler:
         self._device = torch.device("cpu")
 
     def initialize(self, context: Any) -> None:
-        """The weights are on the device that the worker was given."""
+        """Loads the weights onto the worker's device."""
         properties: Mapping[str, Any] = context.system_properties
         gpu_id = properties.get("gpu_id")
         if gpu_id is not None and torch.cuda.is_available():
@@ -47,7 +47,7 @@ class DigitsHandler:
         self._network.to(self._device).eval()
 
     def handle(self, data: Sequence[Mapping[str, Any]], context: Any) -> list[dict[str, Any]]:
-        """One answer per row, in order; header `x-batch-size` says how many rows ran together."""
+        """Answers each row, in order; header `x-batch-size` says how many rows ran together."""
         answers: list[dict[str, Any]] = [{} for _ in data]
         images: dict[int, np.ndarray] = {}
         for index, row in enumerate(data):
@@ -78,7 +78,7 @@ class DigitsHandler:
 
 
 def read_image(content: Any) -> np.ndarray:
-    """The picture as float32 [8, 8], 0 (paper, black) to 1 (ink, white).
+    """Decodes a picture to float32 [8, 8], 0 (paper, black) to 1 (ink, white).
 
     Raises:
         ValueError: not bytes, not a PNG, damaged, or too large; the message is for the sender.

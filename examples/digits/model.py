@@ -23,6 +23,6 @@ class DigitNet(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [n, 10]; images are 0 (paper) to 1 (ink)."""
+        """Returns logits, float32 [n, 10]; images are 0 (paper) to 1 (ink)."""
         logits: torch.Tensor = self.layers(images)
         return logits

@@ -29,7 +29,7 @@ class Interrupted(Exception):
 
 
 def interrupt(*_: object) -> None:
-    """Ends whatever the main thread waits for, once: the next signal finds the stop under way."""
+    """Interrupts the main thread, once: later signals must not disturb the stop."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     raise Interrupted
@@ -37,7 +37,7 @@ def interrupt(*_: object) -> None:
 
 @contextlib.contextmanager
 def foreground() -> Iterator[None]:
-    """In a terminal, Ctrl-C goes to this process and no longer to the `make` that started it.
+    """Takes the terminal's Ctrl-C from the `make` that started this process.
 
     make would end by the signal itself and report an orderly stop as a failure.
     """
@@ -45,7 +45,8 @@ def foreground() -> Iterator[None]:
     if group == os.getpid() or not os.isatty(0) or os.tcgetpgrp(0) != group:
         yield
         return
-    # SIGTTOU: who is not in front may not change who is. SIGTSTP: only make could be resumed.
+    # SIGTTOU: sent to a background process that changes the terminal's foreground group.
+    # SIGTSTP: only make could be resumed.
     for number in (signal.SIGTTOU, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)
     os.setpgid(0, 0)
@@ -59,7 +60,7 @@ def foreground() -> Iterator[None]:
 
 
 class Demo:
-    """A server of its own and what is shown of it."""
+    """Runs a server and shows what it does."""
 
     def __init__(self, folder: Path, port_base: int, console: Console) -> None:
         self._store = folder / "model_store"
@@ -69,7 +70,7 @@ class Demo:
         self._server: subprocess.Popen[bytes] | None = None
 
     def show(self) -> None:
-        """The model is served and has been asked; the server still runs."""
+        """Starts the server, registers the model and asks it; the server goes on."""
         self._store.mkdir(parents=True, exist_ok=True)
         self._say("Training a small network on handwritten digits (a few seconds)")
         self._run("examples.digits.build", "--model-store", str(self._store))
@@ -88,11 +89,11 @@ class Demo:
         )
 
     def wait(self) -> int:
-        """Returns the server's exit code, should it end by itself."""
+        """Waits until the server ends by itself; returns its exit code."""
         return self._server.wait() if self._server else 0
 
     def stop(self) -> None:
-        """The server and all its processes are gone."""
+        """Stops the server and all its processes."""
         if self._server is None:
             return
         if self._server.returncode is None:
@@ -118,7 +119,7 @@ class Demo:
         for line in self._server.stdout:
             self._console.print(line.decode().rstrip(), markup=False)
             if line.startswith(STARTED):
-                # Whatever else it prints must not fill the pipe and block it.
+                # Later lines must not fill the pipe and block the server.
                 threading.Thread(target=self._server.stdout.read, daemon=True).start()
                 return
         raise SystemExit(self._server.wait() or 1)
@@ -140,7 +141,7 @@ class Demo:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The demo has run until somebody stopped it; returns the exit code."""
+    """Runs the demo until a signal stops it; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path(".demo"))
     parser.add_argument("--port-base", type=int, default=8080, help="inference; then management")

@@ -21,15 +21,15 @@ BATCH_SIZE = 64
 LEARNING_RATE = 2e-3
 
 
-def train() -> DigitNet:
-    """A trained network, in evaluation mode. The caller's random state is left as it was."""
+def train(epochs: int = EPOCHS) -> DigitNet:
+    """Trains a network, without touching the caller's random state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        return _fit(DigitNet())
+        return _fit(DigitNet(), epochs)
 
 
 def save(network: DigitNet, folder: Path) -> Path:
-    """`digits.pt` and `held_out/` lie in the folder; returns the path of the weights."""
+    """Writes `digits.pt` and `held_out/` into the folder; returns the path of the weights."""
     pictures = folder / "held_out"
     pictures.mkdir(parents=True, exist_ok=True)
     for index, (png, label) in enumerate(held_out()):
@@ -39,11 +39,11 @@ def save(network: DigitNet, folder: Path) -> Path:
     return weights
 
 
-def _fit(network: DigitNet) -> DigitNet:
+def _fit(network: DigitNet, epochs: int) -> DigitNet:
     images, labels = (torch.from_numpy(array) for array in training_set())
     optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
     network.train()
-    for _ in range(EPOCHS):
+    for _ in range(epochs):
         for rows in torch.randperm(len(images)).split(BATCH_SIZE):
             loss = nn.functional.cross_entropy(network(images[rows]), labels[rows])
             optimizer.zero_grad()
@@ -53,7 +53,7 @@ def _fit(network: DigitNet) -> DigitNet:
 
 
 def main() -> int:
-    """The files are written; returns the exit code."""
+    """Writes the files; returns the exit code."""
     parser = argparse.ArgumentParser(description="Trains the digit network.")
     parser.add_argument("--output", type=Path, default=Path("build/digits"))
     folder: Path = parser.parse_args().output

@@ -1,12 +1,9 @@
-"""The chart as Helm renders it: with a `helm` on the PATH, else with Helm's Go code in a wheel.
+"""The chart as Helm renders it: Helm's own Go code, in a wheel.
 
-Neither is needed to work on torchferry; without them the tests that render are skipped.
+It is not needed to work on torchferry; without it the tests that render are skipped.
 """
 
-import json
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,13 +20,8 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy/helm/torchferry"
 RELEASE, NAMESPACE = "ferry", "ml"
 NAME = "ferry-torchferry"
-KUBE_VERSION = "1.30.0"
-TIMEOUT_S = 60
-
-HELM = shutil.which("helm")
 needs_helm = pytest.mark.skipif(
-    HELM is None and helm_python is None,
-    reason="no helm here: install it, or `pip install helm-python-sdk`",
+    helm_python is None, reason="no Helm here: `pip install helm-python-sdk`"
 )
 
 # Everything that is off by default.
@@ -58,31 +50,31 @@ class Refused(Exception):
 
 
 def render(values: Mapping[str, Any] | None = None) -> list[Manifest]:
-    """Every manifest of a release with these values.
+    """Returns every manifest of a release with these values.
 
     Raises:
         Refused: the values break the schema, or a template refuses them.
     """
-    text = _render_by_command(values or {}) if HELM else _render_by_library(values or {})
-    return [manifest for manifest in yaml.safe_load_all(text) if manifest]
+    with helm_python.Chart.load(CHART) as chart:
+        try:
+            chart.validate_schema(dict(values or {}))
+            rendered = chart.render(dict(values or {}), name=RELEASE, namespace=NAMESPACE)
+        except helm_python.HelmError as error:
+            raise Refused(str(error)) from error
+    texts = [text for path, text in sorted(rendered.items()) if path.endswith(".yaml")]
+    return [manifest for manifest in yaml.safe_load_all("\n---\n".join(texts)) if manifest]
 
 
 def lint(values: Mapping[str, Any]) -> list[str]:
-    """What `helm lint --strict` has against the chart."""
-    if HELM:
-        done = _helm("lint", str(CHART), "--strict", values=values)
-        return [] if done.returncode == 0 else [done.stdout + done.stderr]
-    report = helm_python.lint(CHART, dict(values), strict=True, kube_version=f"v{KUBE_VERSION}")
+    """Returns what `helm lint --strict` has against the chart."""
+    report = helm_python.lint(CHART, dict(values), strict=True, kube_version="v1.30.0")
     warnings = [str(item) for item in report["messages"] if item["severity"] > 1]
     return [*warnings, *report["errors"]]
 
 
 def package(folder: Path) -> Path:
-    """The archive of the chart, in this folder."""
-    if HELM:
-        _helm("package", str(CHART), "--destination", str(folder), values={})
-    else:
-        helm_python.package(CHART, destination=folder)
+    """Packs the chart into this folder and returns the archive."""
+    helm_python.package(CHART, destination=folder)
     [archive] = folder.iterdir()
     return archive
 
@@ -95,10 +87,9 @@ def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
 
 def container(manifests: list[Manifest], part: str) -> Manifest:
     """The container of `ingress` or `worker`."""
-    [only] = find(manifests, "Deployment", f"{NAME}-{part}")["spec"]["template"]["spec"][
-        "containers"
-    ]
-    found: Manifest = only
+    template = find(manifests, "Deployment", f"{NAME}-{part}")["spec"]["template"]
+    found: Manifest
+    [found] = template["spec"]["containers"]
     return found
 
 
@@ -106,36 +97,6 @@ def environment(manifests: list[Manifest], part: str) -> dict[str, str]:
     """The variables of `ingress` or `worker` that have values of their own."""
     variables = container(manifests, part)["env"]
     return {item["name"]: item["value"] for item in variables if "value" in item}
-
-
-def _render_by_command(values: Mapping[str, Any]) -> str:
-    place = ("--namespace", NAMESPACE, "--kube-version", KUBE_VERSION)
-    done = _helm("template", RELEASE, str(CHART), *place, values=values)
-    if done.returncode:
-        raise Refused(done.stderr)
-    return done.stdout
-
-
-def _helm(*arguments: str, values: Mapping[str, Any]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [str(HELM), *arguments, *(["--values", "-"] if values else [])],
-        input=json.dumps(values),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-
-
-def _render_by_library(values: Mapping[str, Any]) -> str:
-    with helm_python.Chart.load(CHART) as chart:
-        try:
-            chart.validate_schema(dict(values))
-            rendered = chart.render(dict(values), name=RELEASE, namespace=NAMESPACE)
-        except helm_python.HelmError as error:
-            raise Refused(str(error)) from error
-    manifests = [text for path, text in sorted(rendered.items()) if path.endswith(".yaml")]
-    return "\n---\n".join(manifests)
 
 
 def scaling_query() -> str:

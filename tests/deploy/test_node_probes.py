@@ -8,10 +8,10 @@ import subprocess
 import pytest
 import yaml
 
-from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.deploy.chart import CHART
+from tests.deploy.conftest import serving
 from tests.e2e.archives import make_scripted
-from tests.e2e.ferry_process import FerryProcess, FerryServer
+from tests.e2e.ferry_process import FerryProcess
 from tests.support import eventually
 
 LOAD_S = 1.0
@@ -21,23 +21,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture
-def redis_server():
-    with EmbeddedRedis(find_server()) as redis:
-        yield redis
-
-
-@pytest.fixture
 def loaded_server(redis_server, tmp_path):
     """One node that serves a model which takes a second to load."""
-    server = FerryServer(tmp_path, "--redis-url", redis_server.url)
-    server.wait_started()
-    try:
+    with serving(tmp_path, "--redis-url", redis_server.url) as server:
         archive, _ = make_scripted(server.store, "slow", load_delay=str(LOAD_S))
         server.register(archive)
         yield server
-        server.process.stop_cleanly()
-    finally:
-        server.process.kill()
 
 
 class Probes:

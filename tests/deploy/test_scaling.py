@@ -8,7 +8,6 @@ import pytest
 from batching.models.spec import VersionKey
 from batching.store.clients import connect
 from batching.store.keys import VersionKeys
-from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.deploy.chart import (
     EVERYTHING,
     NAME,
@@ -18,11 +17,11 @@ from tests.deploy.chart import (
     render,
     scaling_query,
 )
+from tests.deploy.conftest import serving
 from tests.deploy.expressions import selectors
 from tests.deploy.prometheus import PROMETHEUS, needs_prometheus, running_prometheus
 from tests.e2e.archives import make_scripted
 from tests.e2e.clients import Clients
-from tests.e2e.ferry_process import FerryServer
 from tests.e2e.metrics_text import Scrape
 from tests.support import eventually
 
@@ -35,23 +34,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
-def redis_server():
-    with EmbeddedRedis(find_server()) as redis:
-        yield redis
-
-
-@pytest.fixture(scope="module")
 def busy_server(redis_server, tmp_path_factory):
     """One worker of batches of eight, on a Redis that the test can look into."""
-    server = FerryServer(tmp_path_factory.mktemp("busy"), "--redis-url", redis_server.url)
-    server.wait_started()
-    try:
+    with serving(tmp_path_factory.mktemp("busy"), "--redis-url", redis_server.url) as server:
         archive, _ = make_scripted(server.store, "busy")
         server.register(archive, batch_size=BATCH_SIZE, max_batch_delay=1000)
         yield server
-        server.process.stop_cleanly()
-    finally:
-        server.process.kill()
 
 
 def is_busy_and_nothing_waits(client):

@@ -76,15 +76,10 @@ def test_file_of_variables_has_settings_only():
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
-def test_systemd_waits_for_longer_than_a_drain_takes(unit):
-    settings = Settings()
-    drain_s = settings.drain_timeout_s + settings.drain_delay_s
-    assert float(service(unit)["TimeoutStopSec"]) > drain_s
-
-
-@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
-def test_systemd_does_not_try_again_what_cannot_start(unit):
+def test_systemd_waits_for_a_drain_and_does_not_try_again_what_cannot_start(unit):
     # Given
+    drain_s = Settings().drain_timeout_s + Settings().drain_delay_s
+    assert float(service(unit)["TimeoutStopSec"]) > drain_s
     _, *words = shlex.split(service(unit)["ExecStart"])
     mistaken = {**variables(), "FERRY_JOB_QUEUE_SIZE": "many"}
     # When

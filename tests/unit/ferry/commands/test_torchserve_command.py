@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from ferry.commands.torchserve import chosen_settings, find_config, spread
 from ferry.main import main
-from ferry.process_tree.pid_file import pid_file, remove_pid, running_server, write_pid
+from ferry.process_tree.pid_file import pid_file, running_server, write_pid
 from tests.support import eventually
 
 
@@ -71,12 +71,6 @@ def test_configuration_file_is_the_first_one_found(tmp_path):
     assert found(named, {"TS_CONFIG_FILE": str(variable)}) == variable
 
 
-def test_version_is_said_as_torchserve_says_it():
-    assert (
-        CliRunner().invoke(main, ["torchserve", "-v"]).stdout.startswith("TorchServe Version is ")
-    )
-
-
 def test_flags_without_effect_are_taken_and_a_missing_log_config_is_named(tmp_path):
     # Given
     words = ["torchserve", "--start", "--foreground", "--log-config", "nowhere.xml"]
@@ -131,13 +125,6 @@ def test_snapshot_that_is_named_is_read_though_none_is_looked_for(tmp_path):
     assert settings.config_snapshots is False
 
 
-def test_pid_file_names_this_process_until_it_is_removed():
-    write_pid()
-    assert pid_file().read_text() == str(os.getpid())
-    remove_pid(os.getpid())
-    assert not pid_file().exists()
-
-
 @pytest.mark.parametrize("content", ["", "many", "999999999", str(os.getppid())])
 def test_pid_file_is_stale_when_no_server_has_that_number(content):
     # Given
@@ -156,16 +143,6 @@ def torchserve_itself():
         eventually(psutil.Process(process.pid).cmdline)
         pid_file().write_text(str(process.pid))
         yield process
-
-
-def test_pid_file_names_a_server_of_torchserve_itself_too():
-    # Given
-    with torchserve_itself() as process:
-        # When / Then
-        found = running_server()
-        process.communicate(b"\n")
-    assert found is not None
-    assert found.pid == process.pid
 
 
 def test_stop_says_which_server_it_stops():

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from ferry.load.driver import NO_ANSWER, Load, Outcome, drive
 from ferry.load.figures import BatchCount, Failure, Figures, batch_count, figures, percentile
-from ferry.load.report import Point, table, write_report
+from ferry.load.report import Point, write_report
 from ferry.main import main
 from tests.http_server import serving
 from tests.support import eventually
@@ -41,6 +41,8 @@ class Target(ThreadingHTTPServer):
         self.pause_s = 0.0
         self.status = 200
         self.registered = self.removed = 0
+        self.holds_at = -1
+        self.held = threading.Event()
         self.metrics = METRICS
         self.bodies = Counter()
         self.tokens = set()
@@ -63,6 +65,8 @@ class Target(ThreadingHTTPServer):
                     target.tokens.add((self.path[:7], self.headers["authorization"]))
                 if self.path.startswith("/models"):
                     target.registered += 1
+                    if target.registered == target.holds_at:
+                        target.held.wait(60)
                     self.reply(200, b"{}")
                 else:
                     self.reply(target.status, b"ok")
@@ -118,15 +122,6 @@ def test_open_loop_sends_on_time_whether_or_not_it_is_answered(target):
     # Then far more than one connection's worth were open at once
     assert target.most_open >= 8
     assert outcome.statuses.total() == sum(target.bodies.values())
-
-
-def test_open_loop_counts_the_wait_for_a_connection(target):
-    # Given one connection for requests that take longer than the pause between them
-    target.pause_s = 0.05
-    # When
-    outcome = drive(load(target, connections=1, rate_per_s=60))
-    # Then the last ones waited for those before them
-    assert max(outcome.latencies_s) > 3 * target.pause_s
 
 
 def test_throughput_is_what_the_server_does_and_not_what_is_asked_of_it(target):
@@ -200,16 +195,6 @@ POINTS = [
 ]
 
 
-def test_table_holds_batches_against_single_requests():
-    rows = table(POINTS)
-    assert [row[:4] for row in rows] == [
-        ["1", "0", "10.0", "1.00"],
-        ["8", "5", "40.0", "4.00"],
-        ["8", "50", "42.0", "4.20"],
-    ]
-    assert [row[7] for row in rows] == ["1.0", "7.5", "-"]
-
-
 def test_report_has_the_figures_and_a_chart_that_says_what_was_measured(tmp_path):
     # When a title could be taken for a formula
     record, chart = write_report(tmp_path, "Batching $m", {"archive": "m"}, POINTS)
@@ -221,16 +206,6 @@ def test_report_has_the_figures_and_a_chart_that_says_what_was_measured(tmp_path
     assert first != chart.read_bytes()
 
 
-def test_bench_prints_figures_for_machines(target):
-    # When
-    words = ["bench", "url", target.url, "--duration", "0.3", "--warmup", "0", "--json"]
-    result = CliRunner().invoke(main, [*words, "--metrics-url", target.url])
-    # Then
-    record = json.loads(result.stdout)
-    assert record["requests"] > 0
-    assert record["errors"] == 0
-
-
 def test_bench_at_a_rate_has_connections_for_all_that_leave(target):
     # Given a server that answers nobody before all have asked
     target.pause_s = 0.8
@@ -239,15 +214,6 @@ def test_bench_at_a_rate_has_connections_for_all_that_leave(target):
     CliRunner().invoke(main, ["bench", "url", target.url, *words])
     # Then more than the sixteen that a closed loop has
     assert target.most_open >= 30
-
-
-def test_bench_fails_when_nobody_answers():
-    words = ["bench", "url", "http://127.0.0.1:1/", "--duration", "0.1", "--warmup", "0"]
-    result = CliRunner().invoke(main, words)
-    assert result.exit_code == 1
-    assert "no request was answered with a success" in result.stderr
-    assert "no answer" in result.stdout
-    assert "Cannot connect to host 127.0.0.1:1" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize("words", [("url",), ("batching", "m.mar")], ids=" ".join)
@@ -349,12 +315,6 @@ def test_sweep_has_a_token_for_each_door(target, tmp_path, monkeypatch):
     assert target.tokens == {("/models", "Bearer manage"), ("/predic", "Bearer infer")}
 
 
-def test_sweep_fits_into_the_width_of_a_terminal(target, tmp_path):
-    lines = bench_batching(target, tmp_path).stdout.splitlines()
-    assert "p99 ms batch requests errors" in lines[0]
-    assert all(len(line) <= 80 for line in lines[:3])
-
-
 def test_bench_says_that_it_does_not_know_how_large_batches_were(target, tmp_path):
     # Given
     words = ("--metrics-url", "http://127.0.0.1:1/metrics")
@@ -368,7 +328,8 @@ def test_bench_says_that_it_does_not_know_how_large_batches_were(target, tmp_pat
 @pytest.mark.usefixtures("hears_interrupt")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_figures_so_far_are_printed_when_a_sweep_is_interrupted(target, tmp_path, number):
-    # Given
+    # Given a server that does not answer the third registration
+    target.holds_at = 3
     root = target.url.partition("/predictions")[0]
     addresses = ("--management-url", root, "--inference-url", root, "--metrics-url", root)
     words = ("--duration", "0.5", "--warmup", "0", "--batch-sizes", "2", "--delays", "0,1,2,3,4")
@@ -380,9 +341,10 @@ def test_figures_so_far_are_printed_when_a_sweep_is_interrupted(target, tmp_path
         text=True,
     ) as sweep:
         # When
-        eventually(lambda: target.registered == 3, 30)
+        eventually(lambda: target.registered == 3, 45)
         sweep.send_signal(number)
         printed, complaint = sweep.communicate(timeout=30)
+    target.held.set()
     # Then
     assert [line.split()[:2] for line in printed.splitlines()[1:]] == [["1", "0"], ["2", "0"]]
     assert complaint.strip() == "Aborted!"

@@ -95,20 +95,6 @@ def test_supervisor_stops_its_parts_in_the_reverse_order(scene):
     assert scene.reports == []
 
 
-def test_supervisor_returns_when_a_signal_comes(scene):
-    # Given
-    with scene.supervisor(scene.part("node")) as supervisor:
-        supervisor.start("node")
-        supervisor.wait_until(lambda: scene.has("started node"), timeout_s=10)
-        # When
-        in_background(os.kill, os.getpid(), signal.SIGTERM)
-        supervisor.run()
-        # Then
-        assert supervisor.stop_reason == "SIGTERM"
-        supervisor.stop()
-    assert scene.reports == []
-
-
 def test_supervisor_starts_a_part_again_when_it_dies(scene):
     # Given
     part = scene.part("node")
@@ -123,21 +109,6 @@ def test_supervisor_starts_a_part_again_when_it_dies(scene):
         # Then
         assert part.process.pid != first_pid
         assert scene.reports == ["node ended with exit code -9; starting it again now"]
-
-
-def test_supervisor_waits_longer_when_a_part_dies_again_at_once(scene):
-    # Given a part that can never run
-    part = Part("node", lambda: spawn(["/bin/false"], {}), 0.3)
-    with scene.supervisor(part) as supervisor:
-        supervisor.start("node")
-        # When
-        in_background(end_once, lambda: len(scene.reports) >= 2)
-        supervisor.run()
-    # Then
-    assert scene.reports == [
-        "node ended with exit code 1; starting it again now",
-        "node ended with exit code 1; starting it again in 1 s",
-    ]
 
 
 def test_supervisor_tries_again_when_its_system_starts_no_process(scene):
@@ -267,16 +238,6 @@ def test_signals_that_a_wrapper_sends_twice_cut_nothing_short(scene):
     assert scene.reports == []
 
 
-def test_supervisor_gives_signals_back_when_it_is_done(scene):
-    # Given
-    before = signal.getsignal(signal.SIGTERM)
-    # When
-    with scene.supervisor():
-        assert signal.getsignal(signal.SIGTERM) != before
-    # Then
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
 def test_ready_pipe_tells_failures_and_readiness_however_the_bytes_come():
     # Given
     pipe = ReadyPipe()
@@ -332,13 +293,3 @@ def test_part_knows_whether_it_is_started_again(monkeypatch, number, expected):
         monkeypatch.setenv(READY_VARIABLE, number)
     # When / Then
     assert launch() is expected
-
-
-def test_ready_pipe_has_no_writer_when_a_child_has_taken_it():
-    # Given
-    pipe = ReadyPipe()
-    # When
-    pipe.hand_over()
-    # Then
-    assert pipe.writer() == ()
-    pipe.close()
