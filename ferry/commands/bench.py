@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import click
@@ -46,7 +46,7 @@ def _numbers(smallest: int) -> Callable[[click.Context, click.Parameter, str], l
 _LOAD_OPTIONS = (
     click.option(
         "--body",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        type=click.File("rb"),
         help="File that each request sends as its body. Default: an empty body.",
     ),
     click.option(
@@ -63,12 +63,14 @@ _LOAD_OPTIONS = (
     ),
     click.option(
         "--rate",
+        "rate_per_s",
         type=click.FloatRange(0, 1_000_000),
         default=0.0,
         help="Requests per second. Default: as fast as they are answered.",
     ),
     click.option(
         "--duration",
+        "duration_s",
         type=click.FloatRange(0, _DAY_S, min_open=True),
         default=10.0,
         show_default=True,
@@ -76,6 +78,7 @@ _LOAD_OPTIONS = (
     ),
     click.option(
         "--warmup",
+        "warmup_s",
         type=click.FloatRange(0, _DAY_S),
         default=1.0,
         show_default=True,
@@ -116,7 +119,7 @@ def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None
     Without --rate, each connection sends its next request when it has an answer (closed loop). With
     --rate, requests are sent on schedule whether or not earlier ones were answered (open loop).
     """
-    load = _load(url, options)
+    load = _load(url, **options)
     if not _is_http(url):
         raise click.BadParameter(f"not a URL like http://host:port/path: {url}")
     with progress_bar(load.warmup_s + load.duration_s, is_quiet=as_json) as bar:
@@ -125,8 +128,7 @@ def bench_url(url: str, metrics_url: str, as_json: bool, **options: Any) -> None
         click.echo(json.dumps({"url": url, **asdict(found)}, indent=2))
     else:
         _print_figures(found)
-    if found.errors == found.requests:
-        raise click.ClickException(NO_SUCCESS if found.requests else NONE_MEASURED)
+    _require_success(found)
     if model_of(url):
         _warn_of_unknown_batches([found], metrics_url)
 
@@ -182,7 +184,7 @@ def bench_batching(  # noqa: PLR0917 - click passes all of them by name
     key.
     """
     sweep = Sweep(archive, workers, management_url, inference_url, metrics_url)
-    load = _load("", options)
+    load = _load("", **options)
     with _writing(folder):  # before minutes of measuring
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -195,7 +197,8 @@ def bench_batching(  # noqa: PLR0917 - click passes all of them by name
         with progress_bar(seconds, is_quiet=as_json) as bar:
             for size, delay in plan:
                 points.append(sweep.measure(load, size, delay, bar))
-                _require_success(points)
+                # Without a success in the first run, the others would have none either.
+                _require_success(points[0].figures)
     except KeyboardInterrupt:
         if points and not as_json:
             _print_points(points)
@@ -223,9 +226,7 @@ def _writing(folder: Path) -> Iterator[None]:
         raise click.ClickException(f"cannot write to {folder}: {error.strerror}") from error
 
 
-def _require_success(points: list[Point]) -> None:
-    """Ends a sweep whose first run had no success: the other runs would have none either."""
-    found = points[0].figures
+def _require_success(found: Figures) -> None:
     if not found.requests:
         raise click.ClickException(NONE_MEASURED)
     if found.errors == found.requests:
@@ -246,17 +247,17 @@ def _is_http(url: str) -> bool:
         return False
 
 
-def _load(url: str, options: dict[str, Any]) -> Load:
-    headers = {"content-type": options["content_type"]} if options["content_type"] else {}
-    enough = _CONNECTIONS_OF_OPEN_LOOP if options["rate"] else _CONNECTIONS
+def _load(
+    url: str, body: IO[bytes] | None, content_type: str, connections: int | None, **options: Any
+) -> Load:
+    headers = {"content-type": content_type} if content_type else {}
+    enough = _CONNECTIONS_OF_OPEN_LOOP if options["rate_per_s"] else _CONNECTIONS
     return Load(
         url=url,
-        body=options["body"].read_bytes() if options["body"] else b"",
+        body=body.read() if body else b"",
         headers=headers | (token_header(INFERENCE_TOKEN_VARIABLE) or token_header()),
-        connections=options["connections"] or enough,
-        rate_per_s=options["rate"],
-        duration_s=options["duration"],
-        warmup_s=options["warmup"],
+        connections=connections or enough,
+        **options,
     )
 
 

@@ -36,7 +36,13 @@ class RowRecorder:
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
-    return build.build(tmp_path_factory.mktemp("store"))
+    # Several threads wait for each other in every step: minutes, on a machine that is busy.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return build.build(tmp_path_factory.mktemp("store"))
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
