@@ -1,4 +1,4 @@
-"""What a handler is told about its model and its batch, and where it leaves word on answers."""
+"""Tells a handler about its model and its batch, and takes the status and headers of answers."""
 
 import uuid
 from collections.abc import Callable, Mapping
@@ -10,9 +10,9 @@ CONTENT_TYPE = "content-type"
 
 
 class RequestHeaders(dict[str, Any]):
-    """Headers that are found in any case of their names; an exact match wins.
+    """Headers that are found by their names in any case; an exact match wins.
 
-    Where HTTP brings them in, names are in lower case, as HTTP/2 has them.
+    Names that HTTP brings in are in lower case, as in HTTP/2.
     """
 
     def __init__(self, headers: dict[str, Any]) -> None:
@@ -26,7 +26,6 @@ class RequestHeaders(dict[str, Any]):
         return super().__contains__(key) or str(key).lower() in self._by_lower_name
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Returns the header, or the default without it."""
         try:
             return self[key]
         except KeyError:
@@ -34,7 +33,7 @@ class RequestHeaders(dict[str, Any]):
 
 
 class RequestProcessor:
-    """The headers of one request, and the status and headers that its answer shall have."""
+    """The headers of one request, and the status and headers of its answer."""
 
     def __init__(self, request_header: dict[str, Any]) -> None:
         self._status_code = 200
@@ -44,40 +43,33 @@ class RequestProcessor:
         self._any_case: RequestHeaders | None = None
 
     def get_request_property(self, key: str) -> Any:
-        """A request header, None without it. An exact match wins over one in another case."""
+        """Returns a request header, None without it. An exact match wins over another case."""
         if key in self._request_header:
             return self._request_header[key]
         return self.get_request_properties().get(key)
 
     def get_request_properties(self) -> RequestHeaders:
-        """Returns all request headers; they are found by their names in any case."""
         if self._any_case is None:
             self._any_case = RequestHeaders(self._request_header)
         return self._any_case
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
-        """Sets the answer's status."""
         self._status_code = code
         self._reason_phrase = reason_phrase
 
     def get_response_status_code(self) -> int:
-        """Returns the answer's status, 200 unless set."""
         return self._status_code
 
     def get_response_status_phrase(self) -> str | None:
-        """Returns the answer's reason phrase, None unless set."""
         return self._reason_phrase
 
     def add_response_property(self, key: str, value: str) -> None:
-        """Adds a header to the answer."""
         self._response_header[key] = value
 
     def get_response_headers(self) -> dict[str, str]:
-        """Returns the answer's headers as set so far."""
         return self._response_header
 
     def get_response_header(self, key: str) -> str | None:
-        """One of the answer's headers."""
         return self._response_header.get(key)
 
 
@@ -112,11 +104,11 @@ class Context:
         self.model_yaml_config = model_yaml_config or {}
         self.request_ids: dict[int, str] = {}
         self.request_processor: list[RequestProcessor] = []
-        # An id for what is measured while the model loads, as there.
+        # While the model loads, there is one id, as in TorchServe.
         self.metrics = metrics or MetricsStore(str(uuid.uuid4()), model_name)
         self.stopping_criteria: dict[int, Any] | None = None
         self.cl_socket: Any = None
-        # Takes pieces, and whose they are, while the handler runs; None where nobody listens.
+        # Takes pieces of answers, with their requests, while the handler runs in a worker.
         self.send_pieces: Callable[[Any, Mapping[int, str]], None] | None = None
         self.header_key_sequence_id = "ts_request_sequence_id"
         self.header_key_sequence_start = "ts_request_sequence_start"
@@ -136,35 +128,28 @@ class Context:
         self.request_processor = processors
 
     def get_request_id(self, idx: int = 0) -> str | None:
-        """Returns the id of one request of the batch."""
         return self.request_ids.get(idx)
 
     def get_request_header(self, idx: int, key: str) -> Any:
-        """Returns a header of one request, whatever the case of its name; None without it."""
+        """Returns a header of one request, by its name in any case; None without it."""
         return self.request_processor[idx].get_request_property(key)
 
     def get_all_request_header(self, idx: int) -> RequestHeaders:
-        """Returns all headers of one request; they are found by their names in any case."""
         return self.request_processor[idx].get_request_properties()
 
     def get_sequence_id(self, idx: int) -> Any:
-        """Returns the sequence that one request belongs to; None without one."""
         return self.get_request_header(idx, self.header_key_sequence_id)
 
     def set_response_content_type(self, idx: int, value: str) -> None:
-        """Sets the content type of the answer to one request."""
         self.set_response_header(idx, CONTENT_TYPE, value)
 
     def get_response_content_type(self, idx: int) -> str | None:
-        """Returns the content type set for one answer, None without it."""
         return self.get_response_headers(idx).get(CONTENT_TYPE)
 
     def set_response_header(self, idx: int, key: str, value: str) -> None:
-        """Sets a header of the answer to one request."""
         self.request_processor[idx].add_response_property(key, value)
 
     def get_response_headers(self, idx: int) -> dict[str, str]:
-        """Returns the headers set for one answer."""
         return self.request_processor[idx].get_response_headers()
 
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
@@ -172,11 +157,10 @@ class Context:
         self.request_processor[idx].report_status(code, reason_phrase=phrase)
 
     def get_response_status(self, idx: int) -> tuple[int, str | None]:
-        """Status and reason phrase of one answer; None for a phrase that was not set."""
+        """Returns status and reason phrase of one answer; None for a phrase that was not set."""
         processor = self.request_processor[idx]
         return processor.get_response_status_code(), processor.get_response_status_phrase()
 
     def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
-        """Every answer of the batch has this status."""
         for processor in self.request_processor:
             processor.report_status(code, reason_phrase=phrase)

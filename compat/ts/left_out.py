@@ -1,6 +1,6 @@
-"""What TorchServe has under `ts` and this package leaves out, and why.
+"""Names the modules that TorchServe has under `ts` and this package leaves out, with the reasons.
 
-Importing it says so, instead of that there is no such module.
+Importing such a module raises an error with the reason, not that the module does not exist.
 """
 
 import sys
@@ -19,7 +19,7 @@ _DENSENET = "TorchServe's first image handler; use image_classifier"
 _ASYNCHRONOUS = "handlers that answer out of order; run the engine inside of a handler of your own"
 _FROM_HUBS = "downloads by handlers; call `snapshot_download` of huggingface_hub"
 _FROM_FILES = "metrics that a handler reads from a file itself; those of metrics_config are there"
-_TIMEIT = "a decorator that fails with each Python since 3.8; use handler_utils.timer"
+_TIMEIT = "a decorator that fails with every Python since 3.8; use handler_utils.timer"
 _LAUNCHER = "functions that start and stop a server; run `ferry torchserve --start` and `--stop`"
 _LLM_LAUNCHER = (
     "a command around handlers that answer out of order; start the server that vLLM or "
@@ -32,7 +32,7 @@ _SERVER = (
 )
 _SERVICES = "base classes of TorchServe's predecessor; extend torch_handler.base_handler"
 
-# Module or package -> what it is for; everything below a package is left out with it.
+# Module or package -> the reason; everything below a package is left out with it.
 LEFT_OUT = {
     "ts.arg_parser": _SERVER,
     "ts.async_service": _ASYNCHRONOUS,
@@ -67,10 +67,10 @@ class LeftOutFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """None, so that Python goes on looking.
+        """Returns None, so that Python goes on looking.
 
         Raises:
-            ImportError: the module is one that is left out.
+            ImportError: the module is left out.
         """
         if fullname in LEFT_OUT:
             raise ImportError(
@@ -81,5 +81,5 @@ class LeftOutFinder(MetaPathFinder):
 
 
 def install() -> None:
-    """From now on an import of what is left out says why."""
+    """Makes imports of modules that are left out say why."""
     sys.meta_path.insert(0, LeftOutFinder())

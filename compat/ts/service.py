@@ -1,4 +1,4 @@
-"""What handlers import from TorchServe's own service."""
+"""The names that handlers import from TorchServe's own service."""
 
 from typing import Any
 
@@ -8,4 +8,4 @@ __all__ = ["PredictionException", "emit_metrics"]
 
 
 def emit_metrics(metrics: Any) -> None:
-    """Nothing more happens: what is in `context.metrics` is emitted without being asked for."""
+    """Does nothing: the metrics in `context.metrics` are emitted anyway."""

@@ -1,4 +1,4 @@
-"""Streams what `generate` of a transformers model writes, all rows of a batch at once."""
+"""Streams the text that `generate` of a transformers model writes, all rows of a batch at once."""
 
 import importlib
 from typing import Any
@@ -7,8 +7,8 @@ from typing import Any
 class TextIteratorStreamerBatch:
     """Iterates over steps; each is a list with {"text": new text} of every row.
 
-    Goes to `model.generate(streamer=…)` in one thread and is iterated over in another. Once it has
-    ended, the next call of `generate` with as many rows may take it, too.
+    Pass it to `model.generate(streamer=…)` in one thread and iterate over it in another. Once it
+    has ended, the next call of `generate` with as many rows may use it again.
     """
 
     def __init__(
@@ -19,7 +19,7 @@ class TextIteratorStreamerBatch:
         timeout: float | None = None,
         **decode_kwargs: Any,
     ) -> None:
-        """One streamer of transformers per row.
+        """Makes one streamer of transformers per row.
 
         Raises:
             ImportError: the package transformers is not installed.
@@ -32,7 +32,7 @@ class TextIteratorStreamerBatch:
         ]
 
     def put(self, value: Any) -> None:
-        """Tokens of the prompt, int [batch_size, n], or of one step, int [batch_size].
+        """Takes tokens of the prompt, int [batch_size, n], or of one step, int [batch_size].
 
         Raises:
             ValueError: another number of rows.
@@ -49,7 +49,7 @@ class TextIteratorStreamerBatch:
         return self
 
     def __next__(self) -> list[dict[str, str]]:
-        # Every row is asked: one that is not would begin the next answer with the end of this one.
+        # Asks every row: a row left out would begin the next answer with the end of this one.
         texts = [next(row, None) for row in self._rows]
         if None in texts:
             raise StopIteration

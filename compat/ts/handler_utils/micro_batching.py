@@ -1,11 +1,11 @@
 """Splits a batch so that preprocessing of one part overlaps with inference of another."""
 
-import os
 import sys
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
+
+from ts.handler_utils.utils import answer_batch
 
 STEPS = ("preprocess", "inference", "postprocess")
 
@@ -32,7 +32,7 @@ class MicroBatching:
 
     @property
     def parallelism(self) -> dict[str, int]:
-        """Threads per step. Steps that are not named when it is set keep theirs."""
+        """Threads per step. Setting it for some steps leaves the others as they are."""
         return self._parallelism
 
     @parallelism.setter
@@ -48,44 +48,36 @@ class MicroBatching:
         }
 
     def get_micro_batch_idx(self) -> int | None:
-        """Which part of the batch the calling step works on, counting from 0.
+        """Returns which part of the batch the calling step works on, counting from 0.
 
-        None where it works on the whole one: under the profiler, or for an explanation.
+        None where it works on the whole batch: under the profiler, or for an explanation.
         """
         return getattr(self._local, "index", None)
 
     def shutdown(self) -> None:
-        """Ends the threads."""
         for pool in self._pools.values():
             pool.shutdown()
 
     def __call__(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
-        """One output per row, or the explanation or description that the request asks for.
+        """Returns one output per row, or the explanation or description that the request asks for.
 
         Only outputs are made in parts. With the profiler on, as in TorchServe, nothing is.
 
         Source: TorchServe ts/handler_utils/micro_batching.py @525656c, as an interface.
         """
-        started_s = time.perf_counter()
+        return answer_batch(self.handler, data, context, self._run_steps)
+
+    def _run_steps(self, data: list[dict[str, Any]]) -> list[Any]:
         handler = self.handler
-        handler.context = context
-        if handler._is_describe():  # noqa: SLF001 - TorchServe's names, here and below
-            output = [handler.describe_handle()]
-        elif os.environ.get("ENABLE_TORCH_PROFILER"):
-            output, _ = handler._infer_with_profiler(data)  # noqa: SLF001
-        elif handler._is_explain():  # noqa: SLF001
-            output = handler.explain_handle(handler.preprocess(data), data)
-        else:
-            output = self.handle(data)
-        elapsed_ms = round((time.perf_counter() - started_s) * 1000, 2)
-        context.metrics.add_time("HandlerTime", elapsed_ms, None, "ms")
-        return output
+        if handler._is_explain():  # noqa: SLF001 - TorchServe's name
+            return handler.explain_handle(handler.preprocess(data), data)  # type: ignore[no-any-return]
+        return self.handle(data)
 
     def handle(self, data: list[dict[str, Any]]) -> list[Any]:
-        """One output per row, in their order; raises what the first failing part raised.
+        """Returns one output per row, in their order; raises the error of the first failing part.
 
-        No step runs any more by then: the status or header that a late one sets would go to a
-        request of the next batch.
+        Waits for all steps first: the status or header that a late step sets would go to a request
+        of the next batch.
         """
         self._core_count = _core_count()
         size = self.micro_batch_size
@@ -95,13 +87,13 @@ class MicroBatching:
         return [output for step in last_steps for output in step.result()]
 
     def _take_cores(self) -> None:
-        # Each thread of torch's callers has a number of its own. A new one takes what any other
-        # thread has set last, and those that decode images set 1.
+        # torch keeps this number for each thread. A new thread takes the number that any thread has
+        # set last, and threads that decode images set 1.
         if self._core_count is not None and self._core_count != _core_count():
             sys.modules["torch"].set_num_threads(self._core_count)
 
     def _start(self, index: int, part: list[dict[str, Any]]) -> Future[Any]:
-        """Queues all steps of one part; each waits for the one before it in its own thread.
+        """Queues all steps of one part; each waits in its own thread for the step before it.
 
         This cannot lock up: every pool works first in, first out, and waits for an earlier pool.
         """
@@ -119,9 +111,6 @@ class MicroBatching:
 
 
 def _core_count() -> int | None:
-    """Returns how many cores torch uses for a call from this thread.
-
-    None where nobody has loaded it.
-    """
+    """Returns how many cores torch uses for a call from this thread; None if it is not loaded."""
     torch = sys.modules.get("torch")
     return torch.get_num_threads() if torch else None

@@ -1,12 +1,32 @@
-"""Imports by name, a handler's configuration, and the streaming helper."""
+"""Imports by name, the frame around a handler's steps, and the streaming helper."""
 
 import importlib
+import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 
 def config_of(handler: Any) -> dict[str, Any]:
     """Returns what the handler's model-config.yaml says, also before the handler has a context."""
     return getattr(getattr(handler, "context", None), "model_yaml_config", None) or {}
+
+
+def answer_batch(
+    handler: Any, data: Any, context: Any, run_steps: Callable[[Any], list[Any]]
+) -> list[Any]:
+    """Returns the output of `run_steps`, of the profiler, or a description; measures the time."""
+    started_s = time.perf_counter()
+    handler.context = context
+    if handler._is_describe():  # noqa: SLF001 - TorchServe's names, here and below
+        output = [handler.describe_handle()]
+    elif os.environ.get("ENABLE_TORCH_PROFILER"):
+        output, _ = handler._infer_with_profiler(data)  # noqa: SLF001
+    else:
+        output = run_steps(data)
+    elapsed_ms = round((time.perf_counter() - started_s) * 1000, 2)
+    context.metrics.add_time("HandlerTime", elapsed_ms, None, "ms")
+    return output
 
 
 def import_class(class_name: str, module_prefix: str | None = None) -> Any:

@@ -1,1 +1,1 @@
-"""What handlers measure."""
+"""The metrics of handlers."""

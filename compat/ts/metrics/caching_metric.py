@@ -1,4 +1,4 @@
-"""A metric and its values for each set of labels, until somebody takes them away."""
+"""A metric that keeps its values for each set of labels until they are taken."""
 
 import bisect
 import logging
@@ -13,11 +13,11 @@ from ts.metrics.unit import full_name
 
 logger = logging.getLogger(__name__)
 
-# Those of the Prometheus client that TorchServe uses.
+# The buckets of the Prometheus client that TorchServe uses.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
-# Values of labels may be what clients sent. The room for handlers' metrics is counted in series, so
-# the size of one needs a limit of its own.
+# Clients may choose the values of labels. The room for handlers' metrics is counted in series, so
+# the size of a series needs a limit of its own.
 MAX_LABEL_CHARS = 256
 
 # Label names and their values, in the order in which the handler gave them.
@@ -26,7 +26,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(slots=True)
 class Change:
-    """What was measured under one set of labels since the last `take`.
+    """The measurements under one set of labels since the last `take`.
 
     `value` is the sum for a counter and a histogram, the last value for a gauge; `counts` has a
     histogram's observations by bucket, those above the last bound at the end.
@@ -54,7 +54,7 @@ class CachingMetric:
         self._lock = threading.Lock()
 
     def redefine(self, unit: str, dimension_names: Sequence[str] | None) -> None:
-        """Redefines the metric as the handler says, whatever the metrics_config file has."""
+        """Redefines the metric as the handler says; this overrides the metrics_config file."""
         self.unit = full_name(unit)
         self.dimension_names = list(dimension_names or ())
 
@@ -63,7 +63,7 @@ class CachingMetric:
     ) -> None:
         """Records the value under these dimension values, given in the order of the names.
 
-        What cannot count is logged and dropped: a prediction does not fail for it.
+        A value that cannot count is logged and dropped: no prediction fails because of it.
         """
         dimension_values = dimension_values or ()
         if len(dimension_values) != len(self.dimension_names):
@@ -109,6 +109,6 @@ class CachingMetric:
 
 
 def _label_text(item: object) -> str:
-    # Here and not where series are sent: values that are the same afterwards are one set of labels,
-    # of which a gauge keeps the last value. Half a character, as JSON may bring it, has no UTF-8.
+    # Here and not where series are sent: labels that become equal are one set of labels, of which a
+    # gauge keeps the last value. JSON may bring half a character, which has no UTF-8.
     return str(item)[:MAX_LABEL_CHARS].encode("utf-8", "replace").decode()

@@ -7,7 +7,7 @@ from ts.metrics.unit import full_name
 
 
 class Metric:
-    """What handlers build when they report a value themselves."""
+    """A measurement that handlers build when they report a value themselves."""
 
     def __init__(  # noqa: PLR0917 - TorchServe's order
         self,

@@ -1,4 +1,4 @@
-"""What `context.metrics` raises, so that handlers can catch it."""
+"""The errors of `context.metrics`, for handlers that catch them."""
 
 
 class MetricsCacheKeyError(KeyError):
@@ -6,7 +6,7 @@ class MetricsCacheKeyError(KeyError):
 
 
 class MetricsCacheTypeError(TypeError):
-    """A name or unit is no text."""
+    """A name or unit is not text."""
 
 
 class MetricsCacheValueError(ValueError):

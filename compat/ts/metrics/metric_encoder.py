@@ -11,9 +11,9 @@ class MetricEncoder(json.JSONEncoder):
     """For `json.dumps(metric, cls=MetricEncoder)`."""
 
     def default(self, o: Any) -> Any:
-        """Metrics and dimensions as TorchServe writes them; nothing else that JSON does not know.
+        """Writes metrics and dimensions as TorchServe does.
 
         Raises:
-            TypeError: anything else.
+            TypeError: another type that JSON does not know.
         """
         return o.to_dict() if isinstance(o, Metric | Dimension) else super().default(o)

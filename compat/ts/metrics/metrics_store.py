@@ -1,4 +1,4 @@
-"""`context.metrics`: what the handlers of one worker have measured.
+"""`context.metrics`: the measurements of the handlers of one worker.
 
 Source: TorchServe 0.12 docs/metrics.md and ts/metrics, as an interface.
 """
@@ -17,9 +17,9 @@ from ts.metrics.metric_type_enum import MetricTypes
 
 
 class MetricsStore:
-    """Values by metric. Dimensions of the handler's own come before the model's name and level.
+    """Values by metric. The handler's own dimensions come before the model's name and level.
 
-    Without `request_ids` the level is Error, as there; while the model loads, there is one.
+    Without `request_ids` the level is Error, as in TorchServe; a model that loads has an id.
     """
 
     def __init__(self, request_ids: Any = None, model_name: str = "") -> None:
@@ -34,11 +34,11 @@ class MetricsStore:
         dimension_names: Sequence[str] | None = (),
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> CachingMetric:
-        """The metric of this name and type, with this unit and these dimensions from now on.
+        """Returns the metric of this name and type, redefined with this unit and these dimensions.
 
         Raises:
-            MetricsCacheTypeError: a name or unit that is no text.
-            ValueError: another type than MetricTypes has.
+            MetricsCacheTypeError: a name or unit is not text.
+            ValueError: MetricTypes does not have the type.
         """
         metric = self._found_or_made(metric_name, unit, dimension_names, metric_type)
         metric.redefine(unit, dimension_names)
@@ -67,7 +67,7 @@ class MetricsStore:
         """Returns the metric of this name and type.
 
         Raises:
-            MetricsCacheKeyError: there is none.
+            MetricsCacheKeyError: there is no such metric.
         """
         try:
             return self.cache[metric_name, metric_type]
@@ -86,13 +86,10 @@ class MetricsStore:
         dimensions: Sequence[Dimension] | None = None,
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> None:
-        """One value; the metric is made when it is new. `idx` is TorchServe's: values add up."""
-        labels = list(dimensions or ())
-        known = {dimension.name for dimension in labels}
-        labels += [one for one in self._default_dimensions() if one.name not in known]
+        """Records a value of a metric, which is made when it is new. `idx` has no effect."""
+        labels = _completed(dimensions, self._default_dimensions())
         names = [dimension.name for dimension in labels]
-        metric = self._found_or_made(name, unit, names, metric_type)
-        metric.update(value, "", labels)
+        self._found_or_made(name, unit, names, metric_type).update(value, "", labels)
 
     def add_counter(
         self,
@@ -101,7 +98,6 @@ class MetricsStore:
         idx: int | None = None,
         dimensions: Sequence[Dimension] | None = None,
     ) -> None:
-        """`value` is added to a counter."""
         self.add_metric(name, value, "count", idx, dimensions, MetricTypes.COUNTER)
 
     def add_time(  # noqa: PLR0917 - TorchServe's order
@@ -113,10 +109,10 @@ class MetricsStore:
         dimensions: Sequence[Dimension] | None = None,
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
-        """A duration in `ms` or `s`.
+        """Records a duration.
 
         Raises:
-            MetricsCacheValueError: another unit.
+            MetricsCacheValueError: the unit is not `ms` or `s`.
         """
         _check_unit(unit, ("ms", "s"))
         self.add_metric(name, value, unit, idx, dimensions, metric_type)
@@ -130,10 +126,10 @@ class MetricsStore:
         dimensions: Sequence[Dimension] | None = None,
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
-        """A size in `B`, `kB`, `MB` or `GB`.
+        """Records a size.
 
         Raises:
-            MetricsCacheValueError: another unit.
+            MetricsCacheValueError: the unit is not `B`, `kB`, `MB` or `GB`.
         """
         _check_unit(unit, ("MB", "kB", "GB", "B"))
         self.add_metric(name, value, unit, idx, dimensions, metric_type)
@@ -146,16 +142,13 @@ class MetricsStore:
         dimensions: Sequence[Dimension] | None = None,
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
-        """A share of a hundred."""
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
     def add_error(
         self, name: str, value: float = 1, dimensions: Sequence[Dimension] | None = None
     ) -> None:
-        """Errors outside of a request."""
-        labels = list(dimensions or ())
-        if all(dimension.name != "Level" for dimension in labels):
-            labels.append(Dimension("Level", "Error"))
+        """Counts errors outside of a request."""
+        labels = _completed(dimensions, [Dimension("Level", "Error")])
         names = [dimension.name for dimension in labels]
         self._found_or_made(name, "", names).update(value, "", labels)
 
@@ -163,6 +156,14 @@ class MetricsStore:
         if self.request_ids is None:
             return [Dimension("Level", "Error")]
         return [Dimension("ModelName", self.model_name), Dimension("Level", "Model")]
+
+
+def _completed(
+    dimensions: Sequence[Dimension] | None, defaults: Sequence[Dimension]
+) -> list[Dimension]:
+    labels = list(dimensions or ())
+    known = {dimension.name for dimension in labels}
+    return labels + [one for one in defaults if one.name not in known]
 
 
 def _check_unit(unit: str, known: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import psutil
 
 
 def get_cpu_usage(pid: str) -> int:
-    """Resident memory of a process in bytes (the name is TorchServe's); 0 when it is gone."""
+    """Returns the resident memory of a process in bytes (TorchServe's name); 0 when it is gone."""
     try:
         return int(psutil.Process(int(pid)).memory_info().rss)
     except (psutil.Error, ValueError):
@@ -14,6 +14,6 @@ def get_cpu_usage(pid: str) -> int:
 
 
 def check_process_mem_usage(stdin: Iterable[str]) -> list[str]:
-    """One `pid:bytes` for each line that holds a process id."""
+    """Returns one `pid:bytes` for each line that holds a process id."""
     pids = [line.strip() for line in stdin]
     return [f"{pid}:{get_cpu_usage(pid)}" for pid in pids if pid]

@@ -1,4 +1,4 @@
-"""What the units that handlers abbreviate are called in full."""
+"""The full names of the units that handlers abbreviate."""
 
 NAMES: dict[str | None, str] = {
     "ms": "Milliseconds",
@@ -15,12 +15,12 @@ NAMES: dict[str | None, str] = {
 
 
 class Units:
-    """The same as TorchServe's handlers find it: `Units().units`."""
+    """Holds the names where TorchServe's handlers find them: `Units().units`."""
 
     def __init__(self) -> None:
         self.units = dict(NAMES)
 
 
 def full_name(unit: str | None) -> str:
-    """Returns the unit in full; one that is not known stays as it is."""
+    """Returns the unit in full; an unknown unit stays as it is."""
     return NAMES.get(unit, str(unit))

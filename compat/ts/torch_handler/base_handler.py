@@ -6,7 +6,6 @@ Source: TorchServe 0.12 docs/custom_service.md and ts/torch_handler, as an inter
 import importlib
 import logging
 import os
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from ts.handler_utils.timer import timed
+from ts.handler_utils.utils import answer_batch
 from ts.torch_handler.weights import (
     give_back_memory,
     load_aot_library,
@@ -34,13 +34,13 @@ from ts.utils.util import (
 
 logger = logging.getLogger(__name__)
 
-# What tells torch.compile of a backend that is none of its own.
+# Importing such a package makes its backend known to torch.compile.
 BACKEND_MODULES = {"openvino": "openvino.torch", "tensorrt": "torch_tensorrt"}
 PROFILE_FOLDER = "/tmp/pytorch_profiler"  # noqa: S108 - where TorchServe's documentation says
 
 
 class BaseHandler:
-    """Steps work on a whole batch: `data` is a list of rows, the answer a list as long."""
+    """Its steps work on a whole batch: `data` is a list of rows, the answer a list as long."""
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -60,7 +60,7 @@ class BaseHandler:
         """Loads the model onto its device, in evaluation mode.
 
         Raises:
-            RuntimeError: no weights that this handler can load.
+            RuntimeError: there are no weights that this handler can load.
             ValueError: the model file does not define exactly one class.
         """
         self.context = context
@@ -72,7 +72,7 @@ class BaseHandler:
         model_dir = properties["model_dir"]
         model_section = self.manifest["model"]
         weights_file = model_section.get("serializedFile")
-        # Set here, too: some handlers' `__init__` does not call this class's.
+        # Set here, too: some handlers' `__init__` does not call the one of this class.
         self.model_pt_path = str(Path(model_dir) / weights_file) if weights_file else None
         self.model = self._load_model(model_dir, model_section.get("modelFile", ""))
         self._compile_model()
@@ -81,7 +81,6 @@ class BaseHandler:
         self.initialized = True
 
     def get_device(self) -> Any:
-        """Returns the device that `initialize` has chosen."""
         return self.device
 
     def _load_model(self, model_dir: str, model_file: str) -> Any:
@@ -112,7 +111,7 @@ class BaseHandler:
         return load_pt2(model_so_path, self.device)
 
     def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: Any) -> Any:
-        """Returns the one class of the model file, with the state dict in the weights file if any.
+        """Returns a model of the only class in the model file, with the state dict if there is one.
 
         Weights are data: a checkpoint that wants to run code when it is loaded is refused.
         """
@@ -132,7 +131,7 @@ class BaseHandler:
         if options is None or not isinstance(self.model, torch.nn.Module):
             return
         try:
-            # It compiles when it is first called, and by then it would fail the request.
+            # It compiles when it is first called, when an error would fail the request.
             torch._dynamo.config.suppress_errors = True  # noqa: SLF001 - documented, under this name
             if module := BACKEND_MODULES.get(options.get("backend", "")):
                 importlib.import_module(module)
@@ -143,7 +142,7 @@ class BaseHandler:
             logger.exception("torch.compile failed; the model runs eagerly")
 
     def _compile_options(self) -> dict[str, Any] | None:
-        """Arguments for torch.compile from `pt2` in model-config.yaml; None: do not compile."""
+        """Returns torch.compile's arguments from `pt2` in model-config.yaml; None: no compiling."""
         pt2 = self.model_yaml_config.get("pt2")
         if isinstance(pt2, str):
             pt2 = {"backend": pt2}
@@ -160,14 +159,14 @@ class BaseHandler:
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """Rows as one tensor on the device."""
+        """Turns rows into one tensor on the device."""
         return torch.as_tensor(data, device=self.device)
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the model says of the batch; no gradients are kept.
+        """Runs the model over the batch, without gradients.
 
-        TorchServe leaves calling an onnxruntime session to the handler; this calls it.
+        TorchServe leaves the call of an onnxruntime session to the handler; this method makes it.
         """
         if not callable(self.model):
             return run_onnx(self.model, data)
@@ -176,22 +175,12 @@ class BaseHandler:
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        """One plain Python value per row."""
+        """Returns one plain Python value per row."""
         return data.tolist()  # type: ignore[no-any-return]
 
     def handle(self, data: Any, context: Any) -> list[Any]:
-        """One output per row, or the explanation or description that the request asks for."""
-        started_s = time.perf_counter()
-        self.context = context
-        if self._is_describe():
-            output = [self.describe_handle()]
-        elif os.environ.get("ENABLE_TORCH_PROFILER"):
-            output, _ = self._infer_with_profiler(data)
-        else:
-            output = self._run_steps(data)
-        elapsed_ms = round((time.perf_counter() - started_s) * 1000, 2)
-        context.metrics.add_time("HandlerTime", elapsed_ms, None, "ms")
-        return output
+        """Returns an output per row, or the explanation or description that the request asks for."""
+        return answer_batch(self, data, context, self._run_steps)
 
     def _run_steps(self, data: Any, label: Callable[[str], Any] = nullcontext) -> list[Any]:
         with label("preprocess"):
@@ -218,7 +207,7 @@ class BaseHandler:
         return output, profiler
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> list[Any]:
-        """What `get_insights` says of the batch for the class number under `target` of row 0."""
+        """Explains the batch for the class number under `target` of row 0."""
         row = raw_data[0] if raw_data else {}
         inputs = None
         target: Any = 0
@@ -230,10 +219,10 @@ class BaseHandler:
         return self.get_insights(data_preprocess, inputs, target)  # type: ignore[no-any-return]
 
     def get_insights(self, tensor_data: Any, _: Any, target: Any = 0) -> Any:
-        """Why the model decided so; handlers that can tell override it.
+        """Explains the model's decisions; handlers that can do so override it.
 
         Raises:
-            NotImplementedError: this one cannot.
+            NotImplementedError: this handler cannot.
         """
         raise NotImplementedError(f"{type(self).__name__} does not explain its predictions")
 

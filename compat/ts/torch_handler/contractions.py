@@ -1,6 +1,6 @@
-"""English contractions, and what they stand for. Source: TorchServe 0.12 CONTRACTION_MAP.
+"""English contractions and their full forms. Source: TorchServe 0.12 CONTRACTION_MAP.
 
-Those that TorchServe leaves as they are ("he've") are left out, so that scores are the same.
+Those that TorchServe leaves as they are ("he've") are not in it, so that scores are the same.
 """
 
 _ASKING = ["what", "when", "where", "who", "why"]

@@ -1,4 +1,4 @@
-"""Which of its classes a model sees in an image."""
+"""Names the classes that a model sees in an image."""
 
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from ts.utils.util import map_class_to_label
 
 
 class ImageClassifier(VisionHandler):
-    """Image in, {label: probability} of the most likely classes out, most likely first."""
+    """Turns images into {label: probability} of the most likely classes, most likely first."""
 
     topk = 5
     has_one_size: ClassVar[bool] = True
@@ -26,16 +26,15 @@ class ImageClassifier(VisionHandler):
     )
 
     def set_max_result_classes(self, topk: int) -> None:
-        """Answers name this many classes, if the model has them."""
+        """Sets how many classes answers name, if the model has as many."""
         self.topk = topk
 
     def get_max_result_classes(self) -> int:
-        """Returns how many classes an answer names."""
         return self.topk
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        """Float [n, classes] → n times {label: probability}."""
+        """Turns float [n, classes] into n times {label: probability}."""
         probabilities = torch.nn.functional.softmax(data, dim=1)
         count = min(self.topk, probabilities.shape[1])
         values, classes = torch.topk(probabilities, count, dim=1)

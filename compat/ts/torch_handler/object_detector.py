@@ -1,4 +1,4 @@
-"""Where a model sees things in an image."""
+"""Finds the boxes of things in an image."""
 
 from typing import Any, ClassVar
 
@@ -11,14 +11,14 @@ from ts.utils.util import map_class_to_label
 
 
 class ObjectDetector(VisionHandler):
-    """Image in, list of {label: [x1, y1, x2, y2], "score": probability} out."""
+    """Turns images into lists of {label: [x1, y1, x2, y2], "score": probability}."""
 
     threshold = 0.5
     image_processing: ClassVar[Any] = transforms.Compose([transforms.ToTensor()])
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """float32 [n, 3, height, width], or a list of n images when their sizes differ.
+        """Returns float32 [n, 3, height, width], or a list of n images when their sizes differ.
 
         torchvision's detectors take both; TorchServe fails on images of different sizes.
         """
@@ -27,10 +27,7 @@ class ObjectDetector(VisionHandler):
         return torch.stack(images) if is_uniform else images
 
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the model says.
-
-        Of torchvision's, one {"boxes", "labels", "scores"} per image.
-        """
+        """Runs the model; torchvision's return one {"boxes", "labels", "scores"} per image."""
         if not isinstance(data, list):
             return super().inference(data, *args, **kwargs)
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Which of its classes a model reads in a text."""
+"""Names the classes that a model reads in a text."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from ts.utils.util import PredictionException, map_class_to_label
 
 
 class TextClassifier(TextHandler):
-    """Text in, {label: probability} out.
+    """Turns texts into {label: probability}.
 
-    The model takes (tokens int64 [all tokens of the batch], offsets int64 [n]), which is what
-    torch.nn.EmbeddingBag takes. TorchServe looks at the first row of a batch only.
+    The model takes (tokens int64 [all tokens of the batch], offsets int64 [n]), as
+    torch.nn.EmbeddingBag does. TorchServe looks at the first row of a batch only.
     """
 
     ngrams = 2
 
     def preprocess(self, data: Any) -> Any:
-        """The token numbers of all rows in a line, int64, and the words that they were made of.
+        """Returns the token numbers of all rows one after the other, int64, and their words.
 
         Raises:
             PredictionException: status 400, a row without text.
@@ -34,18 +34,18 @@ class TextClassifier(TextHandler):
         return torch.as_tensor(tokens, dtype=torch.int64, device=self.device), words
 
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Float [n, classes]; of tokens beside anything but our words, as of one row."""
+        """Returns float [n, classes]; tokens without our `Words` beside them count as one row."""
         tokens, words = data
         starts = words.starts if isinstance(words, Words) else Words.starts
         offsets = torch.as_tensor(starts, dtype=torch.int64, device=self.device)
         return super().inference(tokens, offsets, *args, **kwargs)
 
     def postprocess(self, data: Any) -> list[Any]:
-        """N times {label: probability}."""
+        """Returns n times {label: probability}."""
         return map_class_to_label(torch.nn.functional.softmax(data, dim=1).tolist(), self.mapping)
 
     def get_insights(self, tensor_data: Any, _: Any, target: Any = 0) -> list[Any]:
-        """How much the model's layer `embedding` has to do with one class, beside the words.
+        """Attributes one class to the model's layer `embedding`, word by word.
 
         Raises:
             PredictionException: status 501, the package captum is not installed.

@@ -1,4 +1,4 @@
-"""What the text handlers share: clean-up, tokens and the vocabulary."""
+"""The clean-up, tokens and vocabulary that text handlers share."""
 
 import functools
 import re
@@ -17,17 +17,17 @@ from ts.utils.util import ENTITY
 
 WORD_MARK = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"
 UNKNOWN_TOKEN = "<unk>"  # noqa: S105 - a word of the vocabulary, not a secret
-# As in TorchServe a short one is found before a longer one, and inside of words, too.
+# As in TorchServe, a short contraction is found before a longer one, and inside of words, too.
 _CONTRACTIONS = re.compile("|".join(sorted(CONTRACTION_MAP, key=len)), re.IGNORECASE)
 _ENTITIES = re.compile(ENTITY)
-# A tag; without `>` at its end, the rest of a line that has no tag any more.
+# A tag; or, without `>` at its end, the rest of a line that has no further tag.
 _TAGS = re.compile(rf"<[^>\n]*>?|{ENTITY}")
 # Accents that follow each other are sorted by insertion: as one piece, 500 kB took a minute.
 _PIECE_CHARACTERS = 256
 
 
 class TextHandler(BaseHandler):
-    """Expects `source_vocab.pt`: a dict of token and number, saved with torch.save."""
+    """Needs `source_vocab.pt`: a dict of token and number, saved with torch.save."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,8 +38,8 @@ class TextHandler(BaseHandler):
         """Loads the model and its vocabulary.
 
         Raises:
-            FileNotFoundError: no source_vocab.pt in the model's folder.
-            RuntimeError: it is not a dict of token and number, such as a pickled torchtext object.
+            FileNotFoundError: the model's folder has no source_vocab.pt.
+            RuntimeError: it is not a dict of token and number, but perhaps a torchtext object.
         """
         super().initialize(context)
         path = self.get_source_vocab_path(context)
@@ -54,12 +54,12 @@ class TextHandler(BaseHandler):
             ) from error
 
     def get_source_vocab_path(self, context: Any) -> str:
-        """Returns where the vocabulary is: `sourceVocab` of the manifest, else source_vocab.pt."""
+        """Returns the path of `sourceVocab` in the manifest, else of source_vocab.pt."""
         name = context.manifest["model"].get("sourceVocab", "source_vocab.pt")
         return str(Path(context.system_properties["model_dir"]) / name)
 
     def get_token_number(self, token: str) -> int:
-        """Returns the token's number; unknown tokens share that of `<unk>`, 0 without it."""
+        """Returns the token's number; unknown tokens share the number of `<unk>`, 0 without it."""
         unknown = self.source_vocab.get(UNKNOWN_TOKEN, 0)
         return int(self.source_vocab.get(token, unknown))
 
@@ -75,17 +75,17 @@ class TextHandler(BaseHandler):
         return gradients(self.model, self.model.embedding)
 
     def get_word_token(self, input_tokens: Iterable[str]) -> list[str]:
-        """The tokens without the mark that a byte-pair encoding puts where a word begins."""
+        """Removes the mark that a byte-pair encoding puts where a word begins."""
         return [token.replace(WORD_MARK, "") for token in input_tokens]
 
     def summarize_attributions(self, attributions: torch.Tensor) -> torch.Tensor:
-        """Float [n, dimensions] as shares of each row, over the length of all rows' sums."""
+        """Turns float [n, dimensions] into shares of each row, over the norm of all rows' sums."""
         shares = torch.nn.functional.softmax(attributions, dim=-1)
         return shares / torch.linalg.vector_norm(shares.sum(dim=-1))
 
     def _remove_html_tags(self, text: str) -> str:
-        # As TorchServe's CLEANUP_REGEX, which reads the rest of a line for each `<` that is not
-        # closed there: 40 kB of them took 15 s.
+        # Gives the same as TorchServe's CLEANUP_REGEX, which reads the rest of a line for each `<`
+        # that is not closed there: 40 kB of them took 15 s.
         return _TAGS.sub(_without_markup, text)
 
     def _expand_contractions(self, text: str) -> str:
@@ -93,7 +93,7 @@ class TextHandler(BaseHandler):
         return _CONTRACTIONS.sub(_expanded, text).replace("'", "")
 
     def _remove_accented_characters(self, text: str) -> str:
-        # In pieces, wherever they end: what would be sorted across an end is not ASCII, and goes.
+        # In pieces of any end: characters that would be sorted across an end are not ASCII, and go.
         pieces = (
             unicodedata.normalize("NFKD", text[start : start + _PIECE_CHARACTERS])
             for start in range(0, len(text), _PIECE_CHARACTERS)

@@ -15,7 +15,7 @@ import yaml
 
 logger = logging.getLogger(__name__)
 
-# None of its runs holds an ampersand, so that no text is looked at more than twice.
+# No run in it holds an ampersand, so no part of a text is looked at more than twice.
 ENTITY = "&(?:[a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});"
 CLEANUP_REGEX = re.compile(f"<.*?>|{ENTITY}")
 
@@ -60,11 +60,11 @@ def check_valid_pt2_backend(backend: str) -> bool:
 
 
 def get_yaml_config(yaml_file_path: str | Path) -> Any:
-    """Returns what a YAML file holds.
+    """Reads a YAML file.
 
     Raises:
-        OSError: it cannot be read.
-        yaml.YAMLError: it is no YAML.
+        OSError: the file cannot be read.
+        yaml.YAMLError: the file is not YAML.
     """
     return yaml.safe_load(Path(yaml_file_path).read_text(encoding="utf-8"))
 
@@ -80,12 +80,12 @@ def list_classes_from_module(module: ModuleType, parent_class: type | None = Non
 
 
 def load_label_mapping(mapping_file_path: str | Path) -> dict[str, str] | None:
-    """Class number as text → label; None without the file.
+    """Returns class number as text → label; None without the file.
 
     Accepts {"0": "label"}, {"0": ["id", "label"]} and {"object_type_names": ["label", ...]}.
 
     Raises:
-        ValueError: none of these.
+        ValueError: the file has another form.
     """
     path = Path(mapping_file_path)
     if not path.is_file():
@@ -109,7 +109,7 @@ def map_class_to_label(
     mapping: dict[str, str] | None = None,
     lbl_classes: Iterable[Iterable[Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """One {label: probability} per row, in the order given.
+    """Returns one {label: probability} per row, in the order given.
 
     Args:
         probs: rows of probabilities.
@@ -117,7 +117,7 @@ def map_class_to_label(
         lbl_classes: for each row the class numbers; 0, 1, 2, … when left out.
 
     Raises:
-        TypeError: a tensor instead of lists, or a mapping that is none.
+        TypeError: a tensor instead of lists, or a mapping that is not a dict.
     """
     if not isinstance(probs, list):
         raise TypeError("probs must be a list: call .tolist() first")

@@ -49,31 +49,23 @@ def test_every_module_imports_without_captum_and_is_documented():
     [
         ('{"0": "a", "1": ["id", "b"]}', {"0": "a", "1": "b"}),
         ('{"object_type_names": ["a", "b"]}', {"0": "a", "1": "b"}),
+        ("[]", None),
+        ('{"0": 1}', None),
+        ('{"0": ["a", 1]}', None),
     ],
 )
-def test_label_mapping_is_read_in_all_its_forms(text, mapping, tmp_path):
+def test_label_mapping_is_read_in_all_its_forms_and_no_others(text, mapping, tmp_path):
     # Given
     path = tmp_path / "index_to_name.json"
+    assert util.load_label_mapping(path) is None
     path.write_text(text)
 
     # When / Then
-    assert util.load_label_mapping(path) == mapping
-
-
-@pytest.mark.parametrize("text", ["[]", '{"0": 1}', '{"0": ["a", 1]}'])
-def test_label_mapping_of_another_shape_is_refused(text, tmp_path):
-    # Given
-    path = tmp_path / "index_to_name.json"
-    path.write_text(text)
-
-    # When / Then
-    with pytest.raises(ValueError, match=r"index_to_name\.json"):
-        util.load_label_mapping(path)
-
-
-def test_label_mapping_is_none_without_the_file(tmp_path):
-    # When / Then
-    assert util.load_label_mapping(tmp_path / "none.json") is None
+    if mapping:
+        assert util.load_label_mapping(path) == mapping
+    else:
+        with pytest.raises(ValueError, match=r"index_to_name\.json"):
+            util.load_label_mapping(path)
 
 
 def test_classes_are_mapped_to_labels():
@@ -103,6 +95,8 @@ def test_context_answers_by_row():
     context.set_response_content_type(1, "text/plain")
 
     # Then
+    assert context._system_properties["model_dir"] == "/"
+    assert context._request_processor is context.request_processor
     assert (context.get_request_id(), context.get_request_id(1)) == ("a", "b")
     assert (context.get_sequence_id(0), context.get_sequence_id(1)) == ("s", None)
     assert RequestProcessor({}).get_response_status_phrase() is None
@@ -131,25 +125,6 @@ def test_all_headers_of_a_request_are_found_in_any_case():
         headers["X-Other"]
 
 
-def test_context_is_found_where_torchserve_keeps_it():
-    # Given
-    context = Context("m", "/models/m", None, 2, None, "0.12.0")
-    context.request_processor = [RequestProcessor({})]
-
-    # When / Then
-    assert context._system_properties["model_dir"] == "/models/m"
-    assert context._request_processor is context.request_processor
-
-
-def test_yaml_config_is_read(tmp_path):
-    # Given
-    path = tmp_path / "config.yaml"
-    path.write_text("handler: {top_k: 3}\n")
-
-    # When / Then
-    assert util.get_yaml_config(str(path)) == {"handler": {"top_k": 3}}
-
-
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [
@@ -171,19 +146,8 @@ def test_runs_of_words_follow_the_words():
     assert list(text_utils.ngrams_iterator(["a", "b", "c"], 3)) == expected
 
 
-def test_metrics_are_written_in_json():
-    # Given
-    metric = Metric("Load", 1, "percent", [Dimension("Level", "Host")])
-
-    # When / Then
-    assert json.loads(json.dumps([metric], cls=MetricEncoder)) == [metric.to_dict()]
-    assert emit_metrics([metric]) is None
-    with pytest.raises(TypeError):
-        json.dumps(object(), cls=MetricEncoder)
-
-
 def test_users_own_stand_ins_are_built_as_under_torchserve(tmp_path):
-    # Given what tests of handlers do, by hand and with the stand-in
+    # Given a context that a handler's test builds by hand, and the stand-in
     (tmp_path / "model-config.yaml").write_text("handler: {top_k: 3}")
     context = Context("m", "/", {"model": {}}, None, None, None)
 
@@ -223,8 +187,11 @@ def test_metrics_add_up_by_dimension():
     metrics.add_time("took", 1.5, None, "ms")
     metrics.add_time("took", 2.5, None, "ms")
     metrics.add_error("oops")
+    metrics.add_metric_to_cache("plain", "ms", None).add_or_update(3, None)
 
     # Then
+    assert [change.value for change in metrics.get_metric("plain").take().values()] == [3]
+    assert metrics.get_metric("plain").take() == {}
     mine = (("ModelName", "m"), ("Level", "Model"))
     calls = metrics.get_metric("calls").take()
     assert calls[mine].value == 3
@@ -237,19 +204,6 @@ def test_metrics_add_up_by_dimension():
     assert oops == (("Level", "Error"),)
     (loads,) = metrics.get_metric("loads").take()
     assert loads == (("Level", "Error"),)
-
-
-def test_metric_that_was_taken_starts_anew():
-    # Given
-    metrics = MetricsStore(None, "m")
-    metrics.add_counter("calls", 2)
-
-    # When
-    first, second = metrics.get_metric("calls").take(), metrics.get_metric("calls").take()
-
-    # Then
-    assert [change.value for change in first.values()] == [2]
-    assert second == {}
 
 
 def test_histogram_counts_by_bucket():
@@ -284,8 +238,8 @@ def test_measurement_that_cannot_count_is_dropped_and_logged(caplog):
     assert len(caplog.records) == 4
 
 
-def test_metric_is_what_its_handler_says_last():
-    # Given one of a metrics_config file, and a value that was measured as that
+def test_metric_is_defined_by_what_its_handler_says_last():
+    # Given a metric of a metrics_config file, and a value that was measured as such
     metrics = MetricsStore(None, "m")
     listed = metrics.add_metric_to_cache("h", "ms", ["A"], MetricTypes.GAUGE)
     listed.add_or_update(1, ["a"])
@@ -303,17 +257,6 @@ def test_metric_is_what_its_handler_says_last():
     assert own.unit == "Megabytes"
 
 
-def test_metric_may_have_no_dimensions():
-    # Given
-    metrics = MetricsStore(None, "m")
-
-    # When
-    metrics.add_metric_to_cache("h", "ms", None).add_or_update(3, None)
-
-    # Then
-    assert [change.value for change in metrics.get_metric("h").take().values()] == [3]
-
-
 def test_metric_of_unknown_unit_type_or_name_is_refused():
     # Given
     metrics = MetricsStore(None, "m")
@@ -329,24 +272,7 @@ def test_metric_of_unknown_unit_type_or_name_is_refused():
         metrics.get_metric("absent")
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "ts.torch_handler.dali_handler",
-        "ts.torch_handler.vllm_handler",
-        "ts.torch_handler.distributed.base_pippy_handler",
-        "ts.handler_utils.distributed.deepspeed",
-        "ts.model_loader",
-        "ts.metrics.system_metrics",
-    ],
-)
-def test_what_is_left_out_says_why(module):
-    # When / Then
-    with pytest.raises(ImportError, match=r"is not part of torchferry, which leaves out .{20}"):
-        importlib.import_module(module)
-
-
-def test_left_out_modules_are_none_that_are_there():
+def test_no_module_is_both_there_and_left_out():
     # Given / When
     there = {module.name for module in pkgutil.walk_packages(ts.__path__, "ts.")}
 
@@ -383,31 +309,16 @@ def test_batch_streamer_gives_the_text_of_all_rows_step_by_step(monkeypatch):
     )
     streamer = TextIteratorStreamerBatch(dict(enumerate("abcd")), 2)
 
-    # When
-    streamer.put(torch.tensor([[0, 1], [2, 3]]))
-    streamer.put(torch.tensor([1, 2]))
-    streamer.end()
-
-    # Then
-    assert list(streamer) == [[{"text": "ab"}, {"text": "cd"}], [{"text": "b"}, {"text": "c"}]]
-    with pytest.raises(ValueError, match="shorter"):
-        streamer.put(torch.tensor([1]))
-
-
-def test_batch_streamer_may_be_used_again(monkeypatch):
-    # Given
-    monkeypatch.setitem(
-        sys.modules, "transformers", types.SimpleNamespace(TextIteratorStreamer=Streamer)
-    )
-    streamer = TextIteratorStreamerBatch(dict(enumerate("abcd")), 2)
-
+    # When it is used, and then used again
     for _ in range(2):
-        # When
         streamer.put(torch.tensor([[0, 1], [2, 3]]))
+        streamer.put(torch.tensor([1, 2]))
         streamer.end()
 
         # Then
-        assert list(streamer) == [[{"text": "ab"}, {"text": "cd"}]]
+        assert list(streamer) == [[{"text": "ab"}, {"text": "cd"}], [{"text": "b"}, {"text": "c"}]]
+    with pytest.raises(ValueError, match="shorter"):
+        streamer.put(torch.tensor([1]))
 
 
 def test_metric_is_written_as_torchserve_writes_it():
@@ -420,6 +331,10 @@ def test_metric_is_written_as_torchserve_writes_it():
     # Then
     assert str(metric) == "Load.Percent:3|#Level:Host"
     assert metric.to_dict()["Dimensions"] == [{"Name": "Level", "Value": "Host"}]
+    assert json.loads(json.dumps([metric], cls=MetricEncoder)) == [metric.to_dict()]
+    assert emit_metrics([metric]) is None
+    with pytest.raises(TypeError):
+        json.dumps(object(), cls=MetricEncoder)
 
 
 def test_memory_of_this_process_is_known():
@@ -486,7 +401,7 @@ def test_class_is_imported_by_name():
 
 
 @pytest.mark.parametrize("home", ["ts.handler_utils.utils", "ts.protocol.otf_message_handler"])
-def test_piece_of_an_answer_goes_to_whoever_the_context_names(home):
+def test_piece_of_an_answer_goes_where_the_context_says(home):
     # Given
     send = importlib.import_module(home).send_intermediate_predict_response
     context, sent = Context("m", "/", None, 1, None, "0.12.0"), []

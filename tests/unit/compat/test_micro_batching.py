@@ -98,29 +98,21 @@ def test_micro_batches_overlap_and_keep_their_order():
     # Then
     assert output == list("ABCDE")
     assert steps.seen == [0, 1, 2]
+    assert steps.batching.get_micro_batch_idx() is None
     steps.batching.shutdown()
 
 
-def test_steps_that_are_not_named_keep_their_threads():
-    # Given
-    batching = MicroBatching(Steps(), parallelism={"preprocess": 3})
-    # When
-    batching.parallelism = {"inference": 2}
-    # Then
-    assert batching.parallelism == {"preprocess": 3, "inference": 2, "postprocess": 1}
-    batching.shutdown()
-
-
-def test_micro_batch_error_reaches_the_caller():
+def test_micro_batch_error_reaches_the_caller_and_steps_keep_their_threads():
     # Given
     steps = Steps()
     steps.batching = MicroBatching(steps)
     steps.batching.parallelism = {"preprocess": 2}
+    steps.batching.parallelism = {"inference": 2}
 
     # When / Then
     with pytest.raises(PredictionException, match="no x"):
         steps.batching(list("xy"), MockContext())
-    assert steps.batching.parallelism == {"preprocess": 2, "inference": 1, "postprocess": 1}
+    assert steps.batching.parallelism == {"preprocess": 2, "inference": 2, "postprocess": 1}
     with pytest.raises(ValueError, match="parallelism knows"):
         steps.batching.parallelism = {"other": 1}
     steps.batching.shutdown()
@@ -128,29 +120,18 @@ def test_micro_batch_error_reaches_the_caller():
 
 @pytest.mark.parametrize(
     ("headers", "expected"),
-    [({}, ["a", "b"]), ({"explain": "True"}, ["why a", "why b"])],
+    [
+        ({}, ["a", "b"]),
+        ({"explain": "True"}, ["why a", "why b"]),
+        ({"describe": "True"}, [{"input": "x"}]),
+    ],
 )
 def test_micro_batching_answers_what_the_request_asks_for(plain, headers, expected):
-    # When / Then
-    assert plain.handle(["a", "b"], context_with(headers)) == expected
-
-
-def test_micro_batching_describes_the_handler_without_its_steps(plain):
     # Given
-    plain.preprocess = None
+    context = context_with(headers)
 
     # When / Then
-    assert plain.handle([{}], context_with({"describe": "True"})) == [{"input": "x"}]
-
-
-def test_micro_batching_measures_the_handler(plain):
-    # Given
-    context = context_with({})
-
-    # When
-    plain.handle(["a"], context)
-
-    # Then
+    assert plain.handle(["a", "b"], context) == expected
     assert "HandlerTime" in [name for name, _ in context.metrics.cache]
 
 
@@ -200,8 +181,3 @@ def test_micro_batches_run_on_all_cores_after_images_were_decoded_on_one_each(pl
 
     # When / Then
     assert plain.handle(["a"], context_with({})) == [2]
-
-
-def test_whole_batch_is_no_part(plain):
-    # When / Then
-    assert plain.handle.get_micro_batch_idx() is None

@@ -1,4 +1,4 @@
-"""Weights without Python source: ONNX, torch.export, AOTInductor."""
+"""Weights without Python source (ONNX, torch.export, AOTInductor), compiling and profiling."""
 
 import io
 import json
@@ -13,7 +13,6 @@ import zipfile
 import pytest
 import torch
 from ts.context import RequestProcessor
-from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.weights import load_onnx, load_pt2, load_torchscript, run_onnx
 
 from tests.unit.compat.onnx_bytes import doubling_model
@@ -25,6 +24,30 @@ CPU = torch.device("cpu")
 def answer(loaded, rows):
     loaded.context.request_processor = [RequestProcessor({}) for _ in rows]
     return loaded.entry(rows, loaded.context)
+
+
+@pytest.fixture
+def load_compiled(load_handler):
+    """Loads the weights of a model whose model-config.yaml has this `pt2`."""
+
+    def run(pt2, model):
+        files = {
+            "compiled_net.py": MODEL_SOURCE.format(classes=2),
+            "w.pt": saved(model.state_dict()),
+            "c.yaml": json.dumps({"pt2": pt2}),
+        }
+        section = manifest(modelFile="compiled_net.py", serializedFile="w.pt", configFile="c.yaml")
+        return load_handler(files, handler="base_handler", manifest=section)
+
+    yield run
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def answer_of_compiled(loaded, images):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of torch's compiler about itself
+        return torch.tensor(answer(loaded, images.tolist()))
 
 
 def exported(model, example):
@@ -189,59 +212,33 @@ def test_b13_exported_program_that_runs_code_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "pt2", ["eager", {"compile": {"enable": True, "backend": "eager"}}], ids=["name", "options"]
 )
-def test_model_is_compiled_as_the_config_says(pt2, load_handler, caplog):
+def test_model_is_compiled_as_the_config_says(pt2, load_compiled, caplog):
     # Given
     model, images = Pooled(2).eval(), torch.rand(2, 3, 4, 4)
-    files = {
-        "compiled_net.py": MODEL_SOURCE.format(classes=2),
-        "w.pt": saved(model.state_dict()),
-        "model-config.yaml": json.dumps({"pt2": pt2}),
-    }
-    section = manifest(
-        modelFile="compiled_net.py", serializedFile="w.pt", configFile="model-config.yaml"
-    )
     caplog.set_level(logging.INFO)
 
     # When
-    loaded = load_handler(files, handler="base_handler", manifest=section)
+    loaded = load_compiled(pt2, model)
 
     # Then
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of torch's compiler about itself
-        output = torch.tensor(answer(loaded, images.tolist()))
-    assert torch.allclose(output, model(images), atol=1e-6)
+    assert torch.allclose(answer_of_compiled(loaded, images), model(images), atol=1e-6)
     assert torch._dynamo.utils.counters["frames"]["ok"] >= 1
     assert "Compiled model with backend eager" in caplog.messages
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 @pytest.mark.slow
-def test_model_that_cannot_be_compiled_runs_eagerly(load_handler, tmp_path, monkeypatch):
+def test_model_that_cannot_be_compiled_runs_eagerly(load_compiled, tmp_path, monkeypatch):
     # Given a machine without a C++ compiler, which is noticed when the model is first called
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(torch._dynamo.config, "suppress_errors", False)
     model, images = Pooled(2).eval(), torch.rand(2, 3, 4, 4)
-    files = {
-        "eager_net.py": MODEL_SOURCE.format(classes=2),
-        "w.pt": saved(model.state_dict()),
-        "model-config.yaml": json.dumps({"pt2": "inductor"}),
-    }
-    section = manifest(
-        modelFile="eager_net.py", serializedFile="w.pt", configFile="model-config.yaml"
-    )
-    loaded = load_handler(files, handler="base_handler", manifest=section)
 
     # When
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of torch's compiler about itself
-        output = torch.tensor(answer(loaded, images.tolist()))
+    output = answer_of_compiled(load_compiled("inductor", model), images)
 
     # Then
     assert torch.allclose(output, model(images), atol=1e-6)
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 def test_file_that_is_no_pt2_is_refused(tmp_path):
@@ -254,14 +251,17 @@ def test_file_that_is_no_pt2_is_refused(tmp_path):
         load_pt2(str(path), CPU)
 
 
-def test_profiler_may_be_on_for_a_handler_with_arguments_of_its_own(
-    tmp_path, monkeypatch, load_handler
-):
-    # Given
+@pytest.fixture
+def traces(tmp_path, monkeypatch):
+    """The folder where a profile of each batch is written."""
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "TRUE")
     monkeypatch.setattr("ts.torch_handler.base_handler.PROFILE_FOLDER", str(tmp_path / "traces"))
+    return tmp_path / "traces"
+
+
+def test_profiler_may_be_on_for_a_handler_with_arguments_of_its_own(traces, load_handler):
+    # Given
     source = """
-from ts.torch_handler.base_handler import BaseHandler
 class Own(BaseHandler):
     def initialize(self, context):
         self.profiler_args = {"with_stack": False}
@@ -274,16 +274,7 @@ class Own(BaseHandler):
 
     # Then
     assert answer(loaded, [1, 2]) == [1, 2]
-    assert list((tmp_path / "traces" / "m").iterdir())
-
-
-def test_device_is_the_one_that_initialize_has_chosen():
-    # Given
-    handler = BaseHandler()
-    handler.device = CPU
-
-    # When / Then
-    assert handler.get_device() == CPU
+    assert list((traces / "m").iterdir())
 
 
 def with_engine(folder):
@@ -299,7 +290,7 @@ def with_engine(folder):
     return plain
 
 
-# On import it makes the class known; this one makes the file one without it.
+# The real package makes the class known on import; this one replaces the file by one without it.
 TENSORRT = "from pathlib import Path; Path({path!r}).write_bytes({plain!r})"
 
 
@@ -328,7 +319,7 @@ def test_torchscript_with_tensorrt_engines_says_what_is_missing(tmp_path):
 
 
 def test_backend_of_another_package_is_imported_before_it_is_asked_for(
-    load_handler, tmp_path, monkeypatch
+    load_compiled, tmp_path, monkeypatch
 ):
     # Given
     backends = tmp_path / "packages"
@@ -339,30 +330,18 @@ def test_backend_of_another_package_is_imported_before_it_is_asked_for(
         "torch._dynamo.register_backend(tensorrt)\n"
     )
     monkeypatch.syspath_prepend(backends)
-    files = {
-        "eager_net.py": MODEL_SOURCE.format(classes=2),
-        "w.pt": saved(Pooled(2).state_dict()),
-        "c.yaml": "pt2: {compile: {enable: true, backend: tensorrt}}",
-    }
-    section = manifest(modelFile="eager_net.py", serializedFile="w.pt", configFile="c.yaml")
 
     # When
-    loaded = load_handler(files, handler="base_handler", manifest=section)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of torch's compiler about itself
-        answer(loaded, torch.rand(1, 3, 4, 4).tolist())
+    loaded = load_compiled({"compile": {"enable": True, "backend": "tensorrt"}}, Pooled(2))
+    answer_of_compiled(loaded, torch.rand(1, 3, 4, 4))
 
     # Then
     assert sys.modules["torch_tensorrt"].calls
     del sys.modules["torch_tensorrt"]
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
-def test_profile_names_the_steps(tmp_path, monkeypatch, load_handler):
+def test_profile_names_the_steps(traces, load_handler):
     # Given
-    monkeypatch.setenv("ENABLE_TORCH_PROFILER", "TRUE")
-    monkeypatch.setattr("ts.torch_handler.base_handler.PROFILE_FOLDER", str(tmp_path / "traces"))
     section = manifest(serializedFile="model.pt", modelName="archived")
     loaded = load_handler(
         {"model.pt": scripted(Pooled(2))},
@@ -375,6 +354,6 @@ def test_profile_names_the_steps(tmp_path, monkeypatch, load_handler):
     answer(loaded, torch.rand(1, 3, 4, 4).tolist())
 
     # Then they are where TorchServe has them: under the archive's own name
-    [trace] = (tmp_path / "traces" / "archived").glob("*.pt.trace.json")
+    [trace] = (traces / "archived").glob("*.pt.trace.json")
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"preprocess", "inference", "postprocess"} <= names

@@ -11,7 +11,7 @@ from ts.utils.util import get_yaml_config
 
 
 class MockContext:
-    """As much of a context as `initialize` and `handle` of a default handler look at."""
+    """The part of a context that `initialize` and `handle` of a default handler use."""
 
     def __init__(  # noqa: PLR0917 - TorchServe's order
         self,
