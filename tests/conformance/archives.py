@@ -1,4 +1,4 @@
-"""The model store of both servers: archives by torch-model-archiver, and broken ones."""
+"""Fills the model store of both servers: archives by torch-model-archiver, and broken ones."""
 
 import json
 import os
@@ -27,7 +27,7 @@ handler:
 
 @dataclass(frozen=True)
 class Model:
-    """What torch-model-archiver is told; the archive's name is the model's."""
+    """The arguments for torch-model-archiver; the archive has the model's name."""
 
     name: str
     handler: str
@@ -56,7 +56,7 @@ MODELS = (
 
 _MODEL = {"modelName": "odd", "modelVersion": "1.0", "handler": "probe.py"}
 
-# Manifests that the archiver would not write; a text is stored as it is.
+# Manifests that the archiver would not write; a string is stored as it is.
 ODD_MANIFESTS: dict[str, Any] = {
     "no-json": "{ no json",
     "list": ["a", "list"],
@@ -70,7 +70,7 @@ ODD_MANIFESTS: dict[str, Any] = {
 
 
 def fill_store(store: Path, scratch: Path) -> None:
-    """The store holds every archive that the cases name."""
+    """Writes every archive that the cases name."""
     for model in MODELS:
         _archive(model, store, scratch)
     for name, manifest in ODD_MANIFESTS.items():

@@ -3,20 +3,20 @@
 A scene is one server, from its start with `cases/SCENE/config.properties` to its end, with all that
 was registered in between. A file is a list of cases; a case is one request, or several at once:
 
-    id:       unique; the recording and the test are called so
+    id:       unique; the name of the recording and of the test
     send:     METHOD target; `{store}` stands for the model store's path
-    port:     inference (unless said otherwise), management or metrics
-    headers:  a mapping; `{inference_key}`, `{management_key}` and `{API_key}` are keys of the key
-              file as it is now, `{first_...}` as it was at first
+    port:     inference (the default), management or metrics
+    headers:  a mapping; `{inference_key}`, `{management_key}` and `{API_key}` are keys of the
+              current key file, `{first_...}` of the first one
     text, json, base64, form, multipart: the body, at most one of them
     raw:      instead of send: the bytes of the request, with \\r\\n as written
     together: bodies that are sent at once, each in a request of its own
     until:    {path: value}: asked again until the JSON answer has these values
-    until_text: asked again until the answer has this in it
-    outline:  openapi or metrics: what is kept of a long document
-    differs:  where our answer is another, on purpose: `because` is a name in reasons.yaml, `ours`
-              maps a place in the answer (see compare.py) to our value there, null meaning that
-              there is none; the place `error` stands for an error's whole answer
+    until_text: asked again until the answer contains this
+    outline:  openapi or metrics: only the outline of a long document is kept
+    differs:  where our answer differs on purpose: `because` is a name in reasons.yaml, `ours`
+              maps a place in the answer (see compare.py) to our value there, or to null if we have
+              none; the place `error` stands for an error's whole answer
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ CASES = HERE / "cases"
 
 @dataclass(frozen=True)
 class Difference:
-    """What is another with us in one answer, and why."""
+    """The places where one of our answers differs on purpose, and the reason."""
 
     because: str
     ours: Mapping[str, Any]
@@ -61,14 +61,14 @@ class Case:
     differs: Sequence[Difference] = ()
 
     def request(self) -> dict[str, Any]:
-        """What is sent, for the recording: a case that changed needs a new recording."""
+        """Returns the request as recorded: a case that changed needs a new recording."""
         names = ("send", "port", "headers", "text", "json", "base64", "form", "multipart")
         said = {name: getattr(self, name) for name in (*names, "raw", "together", "outline")}
         return {name: value for name, value in said.items() if value not in (None, "", {}, ())}
 
 
 def load_scenes() -> dict[str, list[Case]]:
-    """The cases of each scene, in the order in which they are sent."""
+    """Returns the cases of each scene, in the order in which they are sent."""
     scenes: dict[str, list[Case]] = {}
     for path in sorted(CASES.glob("*/*.yaml")):
         scenes.setdefault(path.parent.name, []).extend(_load(path))
@@ -76,22 +76,13 @@ def load_scenes() -> dict[str, list[Case]]:
 
 
 def properties_of(scene: str) -> str:
-    """The scene's config.properties, for both servers, without addresses and model store."""
+    """Returns the scene's config.properties for both servers, without addresses and model store."""
     return (CASES / scene / "config.properties").read_text(encoding="utf-8")
 
 
 def load_reasons() -> dict[str, str]:
-    """Why answers may differ, by name."""
-    return _mapping("reasons.yaml")
-
-
-def load_not_yet() -> dict[str, str]:
-    """Cases that differ and should not: id to what is missing. This list only shrinks."""
-    return _mapping("not_yet.yaml")
-
-
-def _mapping(name: str) -> dict[str, str]:
-    return yaml.safe_load((HERE / name).read_text(encoding="utf-8")) or {}
+    """Returns the reasons for which answers may differ, by name."""
+    return yaml.safe_load((HERE / "reasons.yaml").read_text(encoding="utf-8"))
 
 
 def _load(path: Path) -> list[Case]:

@@ -1,4 +1,4 @@
-"""Holds an answer of ours against the recorded one; what may differ is said case by case."""
+"""Compares one of our answers with the recorded one; each case lists what may differ."""
 
 import json
 import re
@@ -16,8 +16,8 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TORCHSERVES_LAYOUT = "two spaces and a newline"
 
 _BODY = "body"
-# In an OpenAPI document order says nothing, and more paths and parameters than TorchServe's are
-# held against the code elsewhere.
+# In an OpenAPI document the order has no meaning, and another test compares further paths and
+# parameters with the code.
 _DOCUMENTED = "body.paths"
 
 Places = dict[str, Any]
@@ -28,9 +28,9 @@ def differences(
     seen: Sequence[Mapping[str, Any]],
     allowed: Sequence[Difference],
 ) -> list[str]:
-    """One line for each place where we answer otherwise than allowed; empty when all is well.
+    """Returns one line for each place where our answer differs and must not.
 
-    A difference that is allowed and is not there is one, too: the list says what is true.
+    An allowed difference that does not show is an error, too: the list must be true.
     """
     lines = [f"{len(seen)} answers, not {len(recorded)}"] if len(seen) != len(recorded) else []
     for index, (one, other) in enumerate(zip(recorded, seen, strict=False)):
@@ -46,7 +46,7 @@ def differences(
 
 
 def flat(record: Mapping[str, Any]) -> Places:
-    """An answer as places and values.
+    """Returns an answer as places and values.
 
     `status`, `is_closed`, `header NAME`; the body as `body`, or as `body.PATH` of its JSON, or as
     `family NAME` and `sample NAME{LABELS}` of metrics.

@@ -19,7 +19,7 @@ Seen = dict[str, list[dict[str, Any]]]
 def drive(
     cases: Sequence[Case], target: Target, on_case: Callable[[Case], object] = lambda _: None
 ) -> Seen:
-    """The answers to each case, by its id, in normal form."""
+    """Returns the answers to each case, by its id, in normal form."""
     first_keys = {f"first_{name}": key for name, key in target.keys().items()}
     target = replace(target, places={**target.places, **first_keys})
     seen: Seen = {}

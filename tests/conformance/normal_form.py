@@ -1,4 +1,4 @@
-"""An answer as data that is the same in each run: what changes from run to run has named rules."""
+"""Turns an answer into data that is the same in each run, by named rules."""
 
 import base64
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.conformance.wire import Answer
 
-# Name of the rule, what it finds in a body, what it leaves there.
+# Name of the rule, the pattern that it finds in a body, and what it leaves there.
 _TEXT_RULES = (
     ("request-id", r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", "<uuid>"),
     ("start-time", r'("startTime": )"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"', r'\1"<time>"'),
@@ -23,11 +23,11 @@ _UNRECORDED = ("date",)
 
 
 def normal_form(answer: Answer, places: Mapping[str, str], outline: str = "") -> dict[str, Any]:
-    """The answer as JSON, with the names of the rules that changed it.
+    """Returns the answer as JSON, with the names of the rules that changed it.
 
     Args:
         answer: as received.
-        places: what stands for `{name}` in the cases; put back into the body.
+        places: values that become `{name}` again in the body.
         outline: `openapi` or `metrics` for a document of which only the outline is kept.
     """
     body = answer.body
@@ -105,7 +105,7 @@ def _parameter(parameter: Mapping[str, Any]) -> str:
 
 
 def _metrics_outline(text: str) -> str:
-    """Families in alphabetical order, each with its samples; host names and amounts left out."""
+    """Sorts families by name, each with its samples; leaves host names and amounts out."""
     families: dict[str, list[str]] = {}
     name = ""
     for line in text.splitlines():

@@ -12,14 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.archives import fill_store
-from tests.conformance.case_list import (
-    HERE,
-    Case,
-    load_not_yet,
-    load_reasons,
-    load_scenes,
-    properties_of,
-)
+from tests.conformance.case_list import HERE, Case, load_reasons, load_scenes, properties_of
 from tests.conformance.compare import differences
 from tests.conformance.driving import Seen, drive
 from tests.conformance.wire import Target
@@ -28,27 +21,23 @@ from tests.e2e.ferry_process import FerryServer
 SCENES = load_scenes()
 CASES = [case for cases in SCENES.values() for case in cases]
 KEY_FILE = "key_file.json"
-NOT_YET = load_not_yet()
 RECORDINGS = HERE / "recordings"
 DOCUMENT = HERE.parents[1] / "docs" / "torchserve-compatibility.md"
 
 pytestmark = pytest.mark.conformance
 
 
-def recorded() -> dict[str, dict[str, Any]]:
-    """What TorchServe was asked and answered, by case."""
-    documents = [
-        json.loads(path.read_text("utf-8")) for path in sorted(RECORDINGS.glob("*/*.json"))
-    ]
-    return {name: entry for document in documents for name, entry in document["cases"].items()}
-
-
-RECORDED = recorded()
+# What TorchServe was asked and answered, by case.
+RECORDED: dict[str, dict[str, Any]] = {
+    name: entry
+    for path in sorted(RECORDINGS.glob("*/*.json"))
+    for name, entry in json.loads(path.read_text("utf-8"))["cases"].items()
+}
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Seen]]:
-    """Our answers to the whole list, by scene; a scene may have broken off."""
+    """Plays the whole list; gives our answers by scene, and a scene may have broken off."""
     folders = {scene: tmp_path_factory.mktemp(scene) for scene in SCENES}
     # The main scene is as long as all others together.
     with ThreadPoolExecutor(2) as pool:
@@ -59,7 +48,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Seen]]:
 
 
 def play(scene: str, cases: list[Case], folder: Path) -> Seen:
-    """Our answers to one scene."""
+    """Starts a server, plays one scene, and stops the server; returns our answers."""
     config = folder / "config.properties"
     config.write_text(properties_of(scene))
     (folder / "store").mkdir()
@@ -82,18 +71,6 @@ def target_of(server: FerryServer, folder: Path) -> Target:
     return Target(ports, {"store": str(folder / "store")}, folder / KEY_FILE)
 
 
-def parameters() -> list[Any]:
-    """The cases; one that is not right yet has to fail, or its entry has to go."""
-    return [
-        pytest.param(
-            case,
-            id=case.id,
-            marks=[pytest.mark.xfail(reason=NOT_YET[case.id])] if case.id in NOT_YET else [],
-        )
-        for case in CASES
-    ]
-
-
 # The first test waits for the whole list.
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -105,9 +82,9 @@ def test_scene_is_played_to_its_end(scene: str, played: dict[str, Future[Seen]])
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("case", parameters())
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_answer_is_torchserves(case: Case, played: dict[str, Future[Seen]]) -> None:
-    # Given what TorchServe answered, and what is another with us on purpose
+    # Given TorchServe's answer, and the differences that are on purpose
     answers = RECORDED[case.id]["answers"]
     if played[case.scene].exception() is not None:
         pytest.skip(f"the scene {case.scene} broke off")
@@ -139,11 +116,6 @@ def test_reasons_are_all_used_and_documented() -> None:
     assert named == set(reasons)
     text = DOCUMENT.read_text(encoding="utf-8")
     assert [name for name in reasons if f"`{name}`" not in text] == []
-
-
-def test_cases_that_are_not_right_yet_are_in_the_list() -> None:
-    # Then nothing is excused that is not there
-    assert set(NOT_YET) <= {case.id for case in CASES}
 
 
 def test_differences_are_found_wherever_they_are() -> None:

@@ -1,4 +1,4 @@
-"""Sends a case over a socket of its own and reads the whole answer, byte for byte."""
+"""Sends a case over its own socket and reads the whole answer, byte for byte."""
 
 import base64
 import json
@@ -33,20 +33,20 @@ class Answer:
 
 @dataclass(frozen=True)
 class Target:
-    """A running server: the ports that cases name, and what stands for `{name}` in them."""
+    """A running server: the ports that cases name, and the values of `{name}` in cases."""
 
     ports: Mapping[str, int]
     places: Mapping[str, str]
     key_file: Path
 
     def fill(self, text: str) -> str:
-        """The text with each `{name}` replaced that is one of ours, or a key of the key file."""
+        """Replaces each `{name}` that is a place, or a key of the key file."""
         for name, value in {**self.places, **self.keys()}.items():
             text = text.replace(f"{{{name}}}", value)
         return text
 
     def keys(self) -> dict[str, str]:
-        """`{inference_key}` and so on, as they are now; none where no tokens are asked for."""
+        """Returns the current values of `{inference_key}` and so on; none without tokens."""
         if not self.key_file.exists():
             return {}
         document = json.loads(self.key_file.read_text(encoding="utf-8"))
@@ -54,7 +54,7 @@ class Target:
 
 
 def ask(case: Case, target: Target) -> list[Answer]:
-    """The answers to the case's request, or to each of its requests in the order of sending."""
+    """Returns the answers to the case's requests in the order of sending."""
     messages = messages_of(case, target)
     sockets = []
     try:
@@ -71,7 +71,6 @@ def ask(case: Case, target: Target) -> list[Answer]:
 
 
 def messages_of(case: Case, target: Target) -> list[bytes]:
-    """The bytes of each request."""
     if case.raw is not None:
         return [target.fill(case.raw).encode("latin-1")]
     kind, body = _body(case, target)

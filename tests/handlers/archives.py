@@ -1,4 +1,4 @@
-"""The archives around the handlers of the corpus, and what each of them is asked."""
+"""The archives around the handlers of the corpus, and the questions for each."""
 
 import base64
 import io
@@ -31,7 +31,7 @@ JSON = {"content-type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request; with several bodies, as many at the same time."""
+    """A request; with several bodies, that many requests at the same time."""
 
     name: str
     bodies: tuple[bytes, ...] = (b"",)
@@ -44,7 +44,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A handler, what is archived with it, how it is registered, and what it is asked."""
+    """A handler, its archived files, how it is registered, and the questions for it."""
 
     name: str
     asks: tuple[Ask, ...]
@@ -55,7 +55,7 @@ class Archive:
     query: Mapping[str, int] = field(default_factory=dict)
 
     def write(self, store: Path) -> str:
-        """`NAME.mar` is in the store; its name."""
+        """Writes `NAME.mar` into the store; returns its name."""
         handler = self.handler or f"{self.name}.py"
         model = {"modelName": self.name, "modelVersion": "1.0", "handler": handler, **self.model}
         files = dict(self.files)
@@ -74,7 +74,7 @@ class Archive:
 
 
 def one(name: str, body: bytes | str | Any, headers: Mapping[str, str] | None = None) -> Ask:
-    """A POST of bytes, of text as bytes, or of anything else as JSON."""
+    """Makes a POST of bytes, of text as bytes, or of anything else as JSON."""
     if isinstance(body, bytes | str):
         content = body.encode() if isinstance(body, str) else body
         return Ask(name, (content,), headers or {})
@@ -108,7 +108,6 @@ def with_files(parts: dict[str, Any], **files: bytes | str) -> dict[str, Any]:
 
 
 def all_archives() -> list[Archive]:
-    """The whole corpus."""
     return [*_plain(), *_torch(), *_pictures()]
 
 

@@ -1,4 +1,4 @@
-"""Asks a server everything that the corpus has to ask: the same for a recording and for a test."""
+"""Asks a server all questions of the corpus, both for a recording and for a test."""
 
 import base64
 import concurrent.futures
@@ -15,7 +15,7 @@ from tests.handlers.archives import Archive, Ask, all_archives
 TIMEOUT_S = 90
 # Each worker of a model with torch takes hundreds of megabytes and seconds of a core.
 AT_ONCE = 6
-# What says nothing of the handler.
+# Headers that do not depend on the handler.
 _PASSING_HEADERS = frozenset(
     {
         "cache-control",
@@ -38,14 +38,14 @@ Answers = dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where the three listeners are."""
+    """The URLs of the three listeners."""
 
     inference: str
     management: str
     metrics: str
 
     def scrape(self) -> list[str]:
-        """The lines of /metrics that the handler `measured` is the cause of, without the host."""
+        """Returns the lines of /metrics that the handler `measured` causes, without the host."""
         with _session() as session:
             response = session.get(f"{self.metrics}/metrics", timeout=TIMEOUT_S)
         lines = [line for line in response.text.splitlines() if "Corpus" in line]
@@ -55,9 +55,9 @@ class Server:
 def drive(
     server: Server, store: Path, on_archive: Callable[[str], object] = lambda _: None
 ) -> Answers:
-    """The answers to each ask, by `archive/ask`; those to asks at the same time are sorted.
+    """Returns the answers to each ask, by `archive/ask`; those to simultaneous asks are sorted.
 
-    `on_archive` is told the name of an archive before it is asked.
+    `on_archive` is called with the name of each archive before its asks.
     """
     answers: Answers = {}
     archives = all_archives()

@@ -1,4 +1,4 @@
-"""Tiny models with weights that are the same on every machine, and their files."""
+"""Tiny models with the same weights on every machine, and their files."""
 
 import io
 
@@ -37,7 +37,7 @@ class Detector(torch.nn.Module):
 
 
 def spread(module):
-    """The module with weights that are spread evenly over a small range, in evaluation mode."""
+    """Spreads the module's weights evenly over a small range; returns it in evaluation mode."""
     with torch.no_grad():
         for weights in module.parameters():
             values = torch.linspace(-0.5, 0.75, weights.numel())
@@ -46,7 +46,7 @@ def spread(module):
 
 
 class Coloured(torch.nn.Module):
-    """Pictures to a class for each pixel."""
+    """Turns pictures into a class for each pixel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,13 +56,9 @@ class Coloured(torch.nn.Module):
         return {"out": self.layer(images)}
 
 
-def linear(inputs: int, outputs: int):
-    return spread(torch.nn.Linear(inputs, outputs))
-
-
 def linear_state(inputs: int, outputs: int) -> bytes:
-    """The state dict for FEATURES_SOURCE."""
-    layer = linear(inputs, outputs)
+    """Returns the state dict for FEATURES_SOURCE."""
+    layer = spread(torch.nn.Linear(inputs, outputs))
     torch.save(
         {f"layer.{name}": value for name, value in layer.state_dict().items()},
         buffer := io.BytesIO(),

@@ -14,13 +14,13 @@ from tests.support import came_true
 from tests.unit.workers.archives.wheels import offline, write_wheel
 from workers.doctor.examination import examine
 
-# One of its models needs it, and there is none yet for the newest Python.
+# One model of the corpus needs it, and the newest Python has none yet.
 pytest.importorskip("onnxruntime")
 
 _DOCUMENT = json.loads(RECORDING.read_text(encoding="utf-8"))
 RECORDED: Answers = _DOCUMENT["answers"]
 METRICS: list[str] = _DOCUMENT["metrics"]
-# What is answered otherwise on purpose: status and text. A client's mistake is told to the client.
+# Answers that differ on purpose, with status and text: the client is told its mistake.
 BETTER = {"image_classifier/no picture": (400, "Input is not a readable image: ")}
 # Kernels of other machines round differently.
 TOLERANCE = 1e-4
@@ -29,7 +29,7 @@ DRIVE_TIMEOUT_S = 240
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FerryServer]:
-    """One server for the whole corpus; it installs requirements and shows every metric."""
+    """Runs one server for the whole corpus; it installs requirements and shows every metric."""
     folder = tmp_path_factory.mktemp("corpus")
     write_wheel(folder / "wheels")
     running = FerryServer(
@@ -48,13 +48,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FerryServer]:
 
 @pytest.fixture(scope="module")
 def seen(server: FerryServer) -> dict[str, Any]:
-    """Every answer, and what /metrics showed while the models were there."""
+    """Gives every answer, and the lines of /metrics while the models were there."""
     target = Server(server.inference, server.management, server.metrics)
     lines: list[str] = []
 
     def on_archive(name: str) -> None:
         if name == "refusing":  # in one group with `measured`, and after it
-            # It fails nowhere here: a test of its own compares them, and all need the answers.
+            # Does not fail here: another test compares the lines, and all tests need the answers.
             came_true(lambda: target.scrape() == METRICS, 10)
             lines[:] = target.scrape()
 
@@ -123,7 +123,7 @@ def test_doctor_finds_no_problem_with_handlers_that_run(archive, tmp_path) -> No
 
 
 def value_of(text: str | None) -> Any:
-    """JSON as its value, anything else as it is."""
+    """Reads JSON; returns anything else as it is."""
     try:
         return json.loads(text or "")
     except ValueError:
@@ -131,7 +131,7 @@ def value_of(text: str | None) -> Any:
 
 
 def approximately(value: Any) -> Any:
-    """The value, its numbers with a tolerance, at any depth."""
+    """Gives the numbers of a value a tolerance, at any depth."""
     if isinstance(value, dict):
         return {key: approximately(item) for key, item in value.items()}
     if isinstance(value, list):

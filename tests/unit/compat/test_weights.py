@@ -262,6 +262,7 @@ def traces(tmp_path, monkeypatch):
 def test_profiler_may_be_on_for_a_handler_with_arguments_of_its_own(traces, load_handler):
     # Given
     source = """
+from ts.torch_handler.base_handler import BaseHandler
 class Own(BaseHandler):
     def initialize(self, context):
         self.profiler_args = {"with_stack": False}
