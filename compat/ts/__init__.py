@@ -1,4 +1,4 @@
-"""The `ts` package that TorchServe handlers import, as far as they use it.
+"""The part of TorchServe's package `ts` that handlers import.
 
 Worker processes find it on their own path; it is never installed as a top-level `ts`.
 """

@@ -1,5 +1,6 @@
 """Tells a handler about its model and its batch, and takes the status and headers of answers."""
 
+import functools
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -40,18 +41,17 @@ class RequestProcessor:
         self._reason_phrase: str | None = None
         self._response_header: dict[str, str] = {}
         self._request_header = request_header
-        self._any_case: RequestHeaders | None = None
 
     def get_request_property(self, key: str) -> Any:
         """Returns a request header, None without it. An exact match wins over another case."""
-        if key in self._request_header:
-            return self._request_header[key]
-        return self.get_request_properties().get(key)
+        return self._any_case.get(key)
 
     def get_request_properties(self) -> RequestHeaders:
-        if self._any_case is None:
-            self._any_case = RequestHeaders(self._request_header)
         return self._any_case
+
+    @functools.cached_property
+    def _any_case(self) -> RequestHeaders:
+        return RequestHeaders(self._request_header)
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
         self._status_code = code

@@ -1,4 +1,4 @@
-"""The list of requests, as data: `cases/SCENE/*.yaml`, in the order of their names.
+"""Loads the list of requests, which is data: `cases/SCENE/*.yaml`, in the order of their names.
 
 A scene is one server, from its start with `cases/SCENE/config.properties` to its end, with all that
 was registered in between. A file is a list of cases; a case is one request, or several at once:

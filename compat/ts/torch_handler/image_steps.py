@@ -1,4 +1,4 @@
-"""What an `image_processing` says about images before it runs: their size, and their colours."""
+"""Finds out from an `image_processing`, before it runs, which size and colours it wants."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the image handlers share: rows of bytes become one batch of pixels."""
+"""The base of the image handlers: turns rows of bytes into one batch of pixels."""
 
 import functools
 from typing import Any, ClassVar
@@ -9,9 +9,9 @@ from PIL import Image
 from ts.handler_utils.timer import timed
 from ts.handler_utils.utils import config_of
 from ts.torch_handler import acceleration
-from ts.torch_handler.acceleration.gpu_jpegs import read_decoder
+from ts.torch_handler.acceleration.gpu_jpegs import DECODERS
 from ts.torch_handler.acceleration.image_batches import ImageBatches
-from ts.torch_handler.acceleration.precision import read_dtype
+from ts.torch_handler.acceleration.precision import DTYPES
 from ts.torch_handler.acceleration.preparation import prepare
 from ts.torch_handler.base_handler import BaseHandler, captum_attributions
 from ts.torch_handler.image_steps import keeps_grey, short_side_after
@@ -42,7 +42,7 @@ class VisionHandler(BaseHandler):
         if self._fast_batches is None:
             return
         config = self.model_yaml_config
-        if read_decoder(config.get("jpeg_decoder", "cpu")) == "gpu":
+        if acceleration.choice(config, "jpeg_decoder", DECODERS) == "gpu":
             self._fast_batches.decode_on_gpu(keeps_grey=self._keeps_grey)
         is_built_in = type(self).__module__.startswith("ts.")
         if config.get("prepare", is_built_in or "dtype" in config) is True:
@@ -60,7 +60,7 @@ class VisionHandler(BaseHandler):
         return keeps_grey(self)
 
     def _prepare_model(self, context: Any) -> None:
-        dtype = read_dtype(self.model_yaml_config.get("dtype", "float32"))
+        dtype = DTYPES[acceleration.choice(self.model_yaml_config, "dtype", DTYPES)]
         if not self.has_one_size or self._compile_options() is not None:
             return
         properties, section = context.system_properties, self.manifest["model"]

@@ -21,7 +21,7 @@ CLEANUP_REGEX = re.compile(f"<.*?>|{ENTITY}")
 
 
 class PredictionException(Exception):
-    """The client gets `message` with status `error_code`."""
+    """Answers the client with `message` and status `error_code`."""
 
     def __init__(self, message: str, error_code: int = 500) -> None:
         super().__init__(message)

@@ -6,7 +6,6 @@ import types
 import pytest
 import torch
 from ts.context import RequestProcessor
-from ts.metrics.metric_type_enum import MetricTypes
 from ts.service import PredictionException
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.image_classifier import ImageClassifier
@@ -16,24 +15,7 @@ from tests.unit.models import MODEL_SOURCE, Pooled, Touch, manifest, saved, scri
 from workers.machine.devices import Device
 
 
-def test_eager_model_gets_its_state_dict(load_handler):
-    # Given
-    model = Pooled(2).eval()
-    files = {"eager_net.py": MODEL_SOURCE.format(classes=2), "w.pth": saved(model.state_dict())}
-    section = manifest(modelFile="eager_net.py", serializedFile="w.pth")
-
-    # When
-    loaded = load_handler(files, handler="base_handler", manifest=section)
-    loaded.context.request_processor = [RequestProcessor({})]
-    images = torch.rand(2, 3, 4, 4)
-    output = loaded.entry(images.tolist(), loaded.context)
-
-    # Then
-    assert torch.allclose(torch.tensor(output), model(images))
-    assert ("HandlerTime", MetricTypes.GAUGE) in loaded.context.metrics.cache
-
-
-def test_gpu_that_torch_does_not_see_is_logged_with_what_to_do(load_handler, monkeypatch, caplog):
+def test_log_says_what_to_do_when_torch_does_not_see_the_gpu(load_handler, monkeypatch, caplog):
     # Given
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     files, section = {"w.pt": scripted(Pooled(2).eval())}, manifest(serializedFile="w.pt")
@@ -122,7 +104,7 @@ def test_pt2_in_the_config_asks_for_torch_compile(pt2, options):
     assert handler._compile_options() == options
 
 
-def test_explanation_without_captum_is_told_to_the_client(monkeypatch):
+def test_client_is_told_that_explanations_need_captum(monkeypatch):
     # Given
     monkeypatch.setitem(sys.modules, "captum.attr", None)
     handler = ImageClassifier()
@@ -195,7 +177,7 @@ def test_text_is_cleaned_as_in_torchserve(text, words):
 
 
 class Gradients:
-    """As much of captum's attributions as the handlers call."""
+    """The part of captum's attributions that the handlers call."""
 
     def __init__(self, model, layer=None):
         self.model, self.layer = model, layer

@@ -1,4 +1,4 @@
-"""The `ts` package: what handlers written for TorchServe import, and what they get."""
+"""The `ts` package does for handlers what TorchServe's does."""
 
 import importlib
 import json
@@ -222,7 +222,7 @@ def test_histogram_counts_by_bucket():
 
 
 def test_measurement_that_cannot_count_is_dropped_and_logged(caplog):
-    # Given: a prediction must not fail for what it measures
+    # Given measurements, which must not fail a prediction
     metrics = MetricsStore(None, "m")
     metric = metrics.add_metric_to_cache("h", "ms", ["A"], MetricTypes.HISTOGRAM)
 
@@ -281,7 +281,7 @@ def test_no_module_is_both_there_and_left_out():
 
 
 class Streamer:
-    """As much of transformers' TextIteratorStreamer as a batch of them needs."""
+    """The part of transformers' TextIteratorStreamer that a batch of them uses."""
 
     def __init__(self, tokenizer, skip_prompt, timeout, **options):
         self.tokenizer = tokenizer

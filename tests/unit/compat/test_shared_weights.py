@@ -1,4 +1,4 @@
-"""What a worker's weights cost: shared with others where that is safe, nothing left of loading."""
+"""Workers share the memory of weights where that is safe, and loading leaves no memory in use."""
 
 import io
 import os
@@ -20,7 +20,7 @@ ONES = torch.ones(1, INPUTS)
 
 
 class Network(torch.nn.Module):
-    """A weight, a buffer, and the weight once more where no state dict knows of it."""
+    """Has a weight, a buffer, and the weight once more where no state dict finds it."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ def loaded(folder, device=CPU):
 
 
 def mapping(model):
-    """What the kernel says of the memory around the model's weight, by name; sizes in bytes."""
+    """Returns the kernel's figures for the memory around the model's weight, in bytes."""
     address = model.weigh.weight.data_ptr()
     found, is_here = {}, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -104,7 +104,7 @@ def test_shared_weights_that_are_changed_in_place_change_for_one_only(folder):
     assert torch.equal(loaded(folder).weigh.weight, trained().weigh.weight)
 
 
-def test_shared_weights_are_those_of_every_name_they_have(folder):
+def test_shared_weights_are_found_under_every_name(folder):
     # When
     model = loaded(folder)
 
@@ -180,7 +180,7 @@ def as_old_format(folder):
 @pytest.mark.parametrize(
     "made", [as_link, as_link_to_weights, as_just_written, as_old_format, as_deflated]
 )
-def test_weights_that_may_change_or_do_not_lie_open_are_copied(made, folder):
+def test_weights_that_may_change_or_cannot_be_mapped_are_copied(made, folder):
     # When
     model = loaded(made(folder))
 
@@ -196,7 +196,7 @@ class Wasteful(torch.nn.Module):
         super().__init__()
         self.weigh = torch.nn.Linear(3, 2)
         pieces = [torch.ones(16_000) for _ in range(1000)]
-        # What lies between these is free, and not at an end of the heap.
+        # The memory between these pieces is free, and not at an end of the heap.
         self.kept = pieces[::100]
     def forward(self, images):
         return self.weigh(images.mean(dim=(2, 3)))
@@ -209,8 +209,8 @@ def resident_bytes():
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to give back")
 @pytest.mark.parametrize("handler", ["base_handler", "image_classifier"])
-def test_memory_that_loading_has_used_is_given_back(handler, load_handler):
-    # Given a model that is loaded already, for what torch itself takes once
+def test_memory_of_loading_is_given_back(handler, load_handler):
+    # Given that a model was loaded before, which is when torch takes memory for itself
     state = {f"weigh.{name}": value for name, value in torch.nn.Linear(3, 2).state_dict().items()}
     files = {"w.pth": saved(state), "index_to_name.json": "{}"}
 

@@ -113,7 +113,7 @@ def test_onnx_weights_without_onnxruntime_say_what_is_missing(load_handler, monk
 
 
 class Session:
-    """As much of an onnxruntime session as a model of two inputs and outputs has."""
+    """The part of an onnxruntime session that a model with two inputs and outputs needs."""
 
     class Named:
         def __init__(self, name):
@@ -279,7 +279,7 @@ class Own(BaseHandler):
 
 
 def with_engine(folder):
-    """TorchScript that holds an object of a class of torch_tensorrt's, as its modules do."""
+    """Writes TorchScript that holds an object of a class of torch_tensorrt, as its modules do."""
     plain = scripted(torch.nn.Identity())
     with zipfile.ZipFile(io.BytesIO(plain)) as old, zipfile.ZipFile(folder, "w") as new:
         for name in old.namelist():

@@ -99,34 +99,47 @@ def _name_as_scripted(graph: Graph, convolution: Node) -> None:
     source, weight, bias, stride, padding, dilation, transposed, _, groups, *_ = inputs
     if transposed.toIValue() is not False or len(stride.toIValue() or ()) != IMAGE_DIMENSIONS:
         return
-    graph.setInsertPoint(convolution)
-    settings = [stride, padding, dilation, groups]
-    new = graph.insertNode(graph.create("aten::conv2d", [source, weight, bias, *settings]))
+    inputs = [source, weight, bias, stride, padding, dilation, groups]
+    _replace(graph, [convolution], "aten::conv2d", inputs)
+
+
+def _replace(graph: Graph, nodes: list[Node], kind: str, inputs: list[Value]) -> Node:
+    """Puts a new node in place of these, which follow each other, and returns it."""
+    *_, last = nodes
+    graph.setInsertPoint(last)
+    new = graph.insertNode(graph.create(kind, inputs))
     new.output().setType(_C.TensorType.get())
-    convolution.output().replaceAllUsesWith(new.output())
-    convolution.destroy()
+    last.output().replaceAllUsesWith(new.output())
+    for node in reversed(nodes):
+        node.destroy()
+    return new
 
 
 class _Layouts:
-    """Weights in oneDNN's layout."""
+    """Brings weights into oneDNN's layout."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = calls
         self._is_worth_it = max(call.rows for call in calls) <= MOST_ROWS_PACKED
         self._has_one: dict[str, bool] = {}
 
-    def packed(self, convolution: Node, size: list[int]) -> torch.Tensor | None:
-        """Returns the weight in the layout that every call wants; None if calls disagree.
+    def insert_weight(self, graph: Graph, convolution: Node, size: list[int]) -> Value:
+        """Inserts the weight in the layout that every call wants; the plain one if calls disagree.
 
         Converting from one such layout to another is far slower than from the plain layout.
         """
+        _, plain, *_ = convolution.inputs()
         _, weight, _, *settings = (value.toIValue() for value in convolution.inputs())
         if not self._is_worth_it or not isinstance(weight, torch.Tensor):
-            return None
+            return plain
         key = str((size, weight.shape, settings))
         if key not in self._has_one:
             self._has_one[key] = self._is_one(weight, settings, size)
-        return _packed(weight, settings, size) if self._has_one[key] else None
+        if not self._has_one[key]:
+            return plain
+        node = graph.create("prim::ConstantMKLDNNTensor")
+        node.t_("value", _packed(weight, settings, size))
+        return graph.insertNode(node).output()
 
     def _is_one(self, weight: torch.Tensor, settings: Any, size: list[int]) -> bool:
         rows, *others = size
@@ -174,10 +187,8 @@ def _fuse(graph: Graph, convolution: Node, sizes: Sizes, layouts: _Layouts) -> b
     if relu:
         replaced.append(relu)
     graph.setInsertPoint(replaced[-1])
-    source, weight, bias, stride, padding, dilation, groups = convolution.inputs()
-    packed = layouts.packed(convolution, sizes[source.debugName()])
-    if packed is not None:
-        weight = _insert_packed(graph, packed)
+    source, _, bias, stride, padding, dilation, groups = convolution.inputs()
+    weight = layouts.insert_weight(graph, convolution, sizes[source.debugName()])
     inputs = [weight, bias, padding, stride, dilation, groups]
     scalars = graph.insertNode(graph.create("prim::ListConstruct")).output()
     scalars.setType(_C.ListType(_C.OptionalType(_C.NumberType.get())))
@@ -187,12 +198,8 @@ def _fuse(graph: Graph, convolution: Node, sizes: Sizes, layouts: _Layouts) -> b
         inputs += [constant("relu" if relu else None), scalars, constant(None)]
     else:
         inputs = [source, *inputs, constant("relu" if relu else "none"), scalars, constant("")]
-    new = graph.insertNode(graph.create(FUSED, inputs))
-    new.output().setType(_C.TensorType.get())
-    sizes[new.output().debugName()] = sizes[convolution.output().debugName()]
-    replaced[-1].output().replaceAllUsesWith(new.output())
-    for node in reversed(replaced):
-        node.destroy()
+    size = sizes[convolution.output().debugName()]
+    sizes[_replace(graph, replaced, FUSED, inputs).output().debugName()] = size
     return True
 
 
@@ -239,17 +246,7 @@ def _write_over_summand(graph: Graph, node: Node) -> None:
     is_own = maker.kind() in FRESH and maker.owningBlock() == graph.block()
     if not (is_own and is_unseen) or source.debugName() == summand.debugName():
         return
-    graph.setInsertPoint(node)
-    new = graph.insertNode(graph.create(FUSED_IN_PLACE, [summand, source, *others]))
-    new.output().setType(_C.TensorType.get())
-    node.output().replaceAllUsesWith(new.output())
-    node.destroy()
-
-
-def _insert_packed(graph: Graph, packed: torch.Tensor) -> Value:
-    node = graph.create("prim::ConstantMKLDNNTensor")
-    node.t_("value", packed)
-    return graph.insertNode(node).output()
+    _replace(graph, [node], FUSED_IN_PLACE, [summand, source, *others])
 
 
 def _of_kind(graph: Graph, kind: str) -> list[Node]:

@@ -22,17 +22,6 @@ logger = logging.getLogger(__name__)
 DECODERS = ("cpu", "gpu")
 
 
-def read_decoder(name: object) -> str:
-    """Returns the decoder that `jpeg_decoder` in model-config.yaml names.
-
-    Raises:
-        ValueError: there is no such decoder.
-    """
-    if name not in DECODERS:
-        raise ValueError(f"jpeg_decoder in model-config.yaml must be one of {', '.join(DECODERS)}.")
-    return str(name)
-
-
 def on_tensors(processing: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """Returns the same steps for uint8 [3, height, width]; None if one needs a Pillow image."""
     if not isinstance(processing, transforms.Compose):

@@ -15,7 +15,7 @@ FEWEST_DECODERS, MOST_DECODERS = 4, 16
 
 
 class ImageBatches:
-    """The steps of `VisionHandler` over a batch, faster.
+    """Does the steps of `VisionHandler` over a batch, faster.
 
     Args:
         handler: has `device` and `image_processing`. Both are asked for anew each time, because a
@@ -87,7 +87,7 @@ class ImageBatches:
 
     @property
     def steps(self) -> PixelSteps | None:
-        """What a GPU does to all images at once, if there is a GPU and such steps.
+        """Steps that a GPU does to all images at once; None without a GPU or such steps.
 
         On a processor each image is one thread's work.
         """
@@ -105,8 +105,8 @@ class ImageBatches:
             return torch.stack(images).to(device)
         if any(image.is_cuda for image in images):
             return torch.stack([image.to(device) for image in images])
-        # The GPU copies by itself from memory that is pinned to its place. torch keeps such memory,
-        # and hands it out again when the copy is done.
+        # The GPU copies by itself from pinned memory. torch hands this memory out again when the
+        # copy is done.
         shape = (len(images), *images[0].shape)
         pinned = torch.empty(shape, dtype=images[0].dtype, pin_memory=True)
         return torch.stack(images, out=pinned).to(device, non_blocking=True)

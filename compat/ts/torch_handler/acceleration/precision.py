@@ -1,4 +1,4 @@
-"""Reads the precision that a model computes in, and measures whether half precision is worth it."""
+"""Measures whether half precision is worth it."""
 
 from collections.abc import Callable
 from timeit import timeit
@@ -8,17 +8,6 @@ import torch
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 ROUNDS = 20
-
-
-def read_dtype(name: object) -> torch.dtype:
-    """Returns the precision that `dtype` in model-config.yaml asks for.
-
-    Raises:
-        ValueError: there is no such precision.
-    """
-    if name not in DTYPES:
-        raise ValueError(f"dtype in model-config.yaml must be one of {', '.join(DTYPES)}.")
-    return DTYPES[str(name)]
 
 
 def times_of_float32(dtype: torch.dtype) -> float:

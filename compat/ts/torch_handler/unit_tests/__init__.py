@@ -1,1 +1,1 @@
-"""What tests of handlers import."""
+"""Helpers that tests of handlers import."""

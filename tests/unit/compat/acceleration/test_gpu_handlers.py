@@ -23,7 +23,7 @@ CONTENTS = [picture(image_format="JPEG"), picture("L"), picture("L", image_forma
 
 
 def classify(load_handler, device, config, model):
-    """The answers to one batch of all contents."""
+    """Returns the answers to one batch of all contents."""
     files = {"model.pt": scripted(model), "index_to_name.json": NAMES, "config.yaml": config}
     loaded = load_handler(
         files,

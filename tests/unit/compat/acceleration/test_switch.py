@@ -68,7 +68,8 @@ def test_nothing_of_the_folder_runs_when_acceleration_is_off(load, config, varia
 def test_everything_in_the_folder_runs_when_acceleration_is_on(load):
     # When
     with noted_functions() as noted:
-        answers_of(load(scripted(trained(Convolved)), EVERYTHING))
+        for dtype in ("float32", "bfloat16"):
+            answers_of(load(scripted(trained(Convolved)), EVERYTHING | {"dtype": dtype}))
 
     # Then
     modules = {path.stem for path in FOLDER.glob("*.py")}
