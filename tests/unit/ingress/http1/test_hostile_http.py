@@ -48,6 +48,13 @@ def test_b01_announced_body_over_the_limit_is_refused_unread(door):
     assert statuses(answer) == [413]
 
 
+def test_b01_client_that_asks_first_is_refused_before_it_sends(door):
+    url, path = door
+    lines = b"Expect: 100-continue", b"Content-Length: %d" % (LIMIT + 1)
+    answer = exchange(url, post(path, *lines))
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
 def test_b01_chunked_body_without_end_is_refused_and_not_kept(door):
     url, path = door
     piece = chunk(b"x" * 0x40000)

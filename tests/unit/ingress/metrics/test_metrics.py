@@ -20,14 +20,6 @@ def sample(metrics, start):
     return float(line.rpartition(" ")[2])
 
 
-def test_text_has_torchserves_trailing_comma_and_floats():
-    # Given
-    metrics = Metrics()
-    metrics.version(KEY, None).count_answer(200, 0.01, None)
-    # When / Then
-    assert 'ferry_requests_total{model="m",version="1.0",code="200",} 1.0' in lines(metrics)
-
-
 def test_b19_text_is_written_whatever_a_label_holds():
     # Given half of a character, which has no UTF-8
     metrics = Metrics()

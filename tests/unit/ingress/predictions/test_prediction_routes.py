@@ -14,8 +14,6 @@ from tests.support import eventually
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
-FORM = {"content-type": "application/x-www-form-urlencoded"}
-
 
 @pytest.mark.parametrize(
     "path", ["/models/echo/invoke", "/echo/predict", "/echo/1.0/predict", "/invocations"]
@@ -27,20 +25,6 @@ def test_query_is_part_of_the_row_before_the_body(echo, path):
     # Then: types are empty, the body wins over the query
     assert answer.text == "model_name:,a:,b:,body:|echo|2|café|tabby"
     assert answer.headers["x-seen"] == "None None"
-
-
-@pytest.mark.parametrize(
-    ("query", "headers", "body"),
-    [
-        ("?model_name=echo", {}, b"x"),
-        ("?model_name=echo", FORM, b"model_name=unknown"),
-        ("?model_name=echo&model_name=unknown", {}, b"x"),
-        ("", FORM, b"model_name=echo"),
-        ("?model_name=", FORM, b"model_name=echo"),
-    ],
-)
-def test_invocation_finds_its_model(echo, query, headers, body):
-    assert echo.predict("/invocations" + query, data=body, headers=headers).status_code == 200
 
 
 def test_invocation_means_the_only_model_that_was_loaded_at_start(echo):
