@@ -20,8 +20,6 @@ _REQUEST_ID = "x-request-id"
 # each answer.
 _USUAL_HEADERS = 3
 
-_date: tuple[int, str] = (0, "")
-
 
 def head_bytes(
     status: int,
@@ -48,8 +46,9 @@ def head_bytes(
         own, headers = _line(*headers[0]), headers[1:]
     render = _known_lines if len(headers) <= _USUAL_HEADERS else _lines
     lines = render(status, tuple(headers), tuple(added), keeps_alive)
+    date = _date_line(int(time.time()))  # noqa: TID251 - it is written for people and caches
     end = f"{framing}\r\n" if framing else ""
-    return f"{lines}{own}{_date_line()}{end}\r\n".encode("latin-1", "replace")
+    return f"{lines}{own}{date}{end}\r\n".encode("latin-1", "replace")
 
 
 def with_added(headers: Sequence[Header], added: Sequence[Header]) -> list[Header]:
@@ -83,9 +82,6 @@ def _line(name: str, value: str) -> str:
     return line
 
 
-def _date_line() -> str:
-    global _date  # noqa: PLW0603 - one clock for the process, and its text is made once a second
-    now_s = int(time.time())  # noqa: TID251 - it is written for people and caches
-    if now_s != _date[0]:
-        _date = (now_s, _line("date", formatdate(now_s, usegmt=True)))
-    return _date[1]
+@lru_cache(maxsize=1)
+def _date_line(now_s: int) -> str:
+    return _line("date", formatdate(now_s, usegmt=True))
