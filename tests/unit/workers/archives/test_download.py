@@ -252,36 +252,6 @@ def test_download_is_refused_when_the_file_is_there_already(store):
     assert (store / "echo.mar").read_bytes() == b"mine"
 
 
-def served_anew(store):
-    """A download that is in the store, and the web with another archive under its URL."""
-    locate_archive(URL, store, downloader=web_with_archive().downloader())
-    newer = archive_bytes(handler=b"def handle(data, context): return []")
-    return Web({"models.example/store/echo.mar": served(newer)}), newer
-
-
-def test_download_that_nobody_needs_is_replaced_by_a_newer_one(store):
-    # Given a download whose registration has failed afterwards
-    web, newer = served_anew(store)
-
-    # When
-    path = locate_archive(URL, store, is_unused=lambda: True, downloader=web.downloader())
-
-    # Then
-    assert path.read_bytes() == newer
-    assert [path.name for path in store.glob(".*")] == [".echo.mar.url"]
-
-
-def test_download_that_a_version_needs_stays(store):
-    # Given
-    web, _ = served_anew(store)
-
-    # When / Then
-    with pytest.raises(InternalError, match=r"^Model file already exists echo\.mar$"):
-        locate_archive(URL, store, is_unused=lambda: False, downloader=web.downloader())
-    assert (store / "echo.mar").read_bytes() == archive_bytes()
-    assert not web.requests
-
-
 def test_file_that_comes_into_the_store_during_a_download_stays(store):
     # Given an operator who copies an archive of that name there
     web = web_with_archive()
@@ -309,34 +279,6 @@ def test_download_that_another_node_has_brought_meanwhile_is_in_nobodys_way(stor
 
     # Then
     assert path.read_bytes() == archive_bytes()
-
-
-@pytest.mark.parametrize("note", [None, "https://models.example/other/echo.mar"])
-def test_file_that_did_not_come_from_the_url_is_never_replaced(note, store):
-    # Given
-    (store / "echo.mar").write_bytes(b"mine")
-    if note is not None:
-        (store / ".echo.mar.url").write_text(note)
-    web = web_with_archive()
-
-    # When / Then
-    with pytest.raises(InternalError, match=r"^Model file already exists echo\.mar$"):
-        locate_archive(URL, store, is_unused=lambda: True, downloader=web.downloader())
-    assert (store / "echo.mar").read_bytes() == b"mine"
-    assert not web.requests
-
-
-def test_registered_download_is_used_from_the_store(store):
-    # Given
-    (store / "echo.mar").write_bytes(b"mine")
-    web = web_with_archive()
-
-    # When
-    path = locate_archive(URL, store, is_registered=True, downloader=web.downloader())
-
-    # Then
-    assert path == store / "echo.mar"
-    assert not web.requests
 
 
 @pytest.mark.parametrize("path", ["", "x/", "%2e%2e%2fevil.mar", ".hidden"])

@@ -64,30 +64,29 @@ def slow_disk(monkeypatch):
 
 @pytest.mark.parametrize("count", [1, MANY])
 @pytest.mark.parametrize("is_unpacked", [True, False], ids=["unpacked", "not unpacked"])
-def test_model_is_prepared_while_others_are_unpacked(files, slow_disk, quick, is_unpacked, count):
+async def test_model_is_prepared_while_others_are_unpacked(
+    files, slow_disk, quick, is_unpacked, count
+):
     slow = [
         make_spec(model_url=f"slow-{number}.mar", archive_sha256=f"{number:064x}")
         for number in range(count)
     ]
 
-    async def run() -> None:
-        # Given
-        if is_unpacked:
-            await files.prepare(quick)
-        at_work = [asyncio.create_task(files.prepare(spec)) for spec in slow]
-        await eventually_async(slow_disk.is_at_work.is_set, AT_ONCE_S)
-        try:
-            # When
-            prepared = await asyncio.wait_for(files.prepare(quick), AT_ONCE_S)
-            # Then
-            assert (prepared.model_dir / "echo.py").is_file()
-            assert not any(task.done() for task in at_work)
-        finally:
-            slow_disk.end()
-        outcomes = await asyncio.gather(*at_work, return_exceptions=True)
-        assert {type(outcome) for outcome in outcomes} == {ModelNotFound}
-
-    asyncio.run(run())
+    # Given
+    if is_unpacked:
+        await files.prepare(quick)
+    at_work = [asyncio.create_task(files.prepare(spec)) for spec in slow]
+    await eventually_async(slow_disk.is_at_work.is_set, AT_ONCE_S)
+    try:
+        # When
+        prepared = await asyncio.wait_for(files.prepare(quick), AT_ONCE_S)
+        # Then
+        assert (prepared.model_dir / "echo.py").is_file()
+        assert not any(task.done() for task in at_work)
+    finally:
+        slow_disk.end()
+    outcomes = await asyncio.gather(*at_work, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {ModelNotFound}
 
 
 def test_archive_is_unpacked_once_for_all_workers_that_start_together(files, quick, monkeypatch):
@@ -112,34 +111,30 @@ def test_archive_is_unpacked_once_for_all_workers_that_start_together(files, qui
     assert len(unpacked) == 1
 
 
-def test_downloads_to_one_file_name_come_one_after_the_other(files, monkeypatch):
+async def test_downloads_to_one_file_name_come_one_after_the_other(files, monkeypatch):
     # Given two URLs whose archives have the same place in the store, and a third with another
     at_work: list[str] = []
     together: set[tuple[str, ...]] = set()
 
-    async def run() -> None:
-        loop, all_asked = asyncio.get_running_loop(), asyncio.Event()
+    loop, all_asked = asyncio.get_running_loop(), asyncio.Event()
 
-        def locate(url, *_, **__):
-            at_work.append(url)
-            together.add(tuple(sorted(at_work)))
-            asyncio.run_coroutine_threadsafe(all_asked.wait(), loop).result(AT_ONCE_S)
-            at_work.remove(url)
-            raise InvalidModel("not needed any more")
+    def locate(url, *_, **__):
+        at_work.append(url)
+        together.add(tuple(sorted(at_work)))
+        asyncio.run_coroutine_threadsafe(all_asked.wait(), loop).result(AT_ONCE_S)
+        at_work.remove(url)
+        raise InvalidModel("not needed any more")
 
-        monkeypatch.setattr("workers.archives.fetch.locate_archive", locate)
-        urls = ("https://a.example/m.mar", "https://b.example/m.mar", "https://c.example/n.mar")
-        specs = [
-            make_spec(model_url=url, archive_sha256=f"{number:064x}")
-            for number, url in enumerate(urls)
-        ]
-        # When
-        tasks = [asyncio.create_task(files.prepare(spec)) for spec in specs]
-        await eventually_async(lambda: len(at_work) == 2, AT_ONCE_S)
-        all_asked.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.run(run())
+    monkeypatch.setattr("workers.archives.fetch.locate_archive", locate)
+    urls = ("https://a.example/m.mar", "https://b.example/m.mar", "https://c.example/n.mar")
+    specs = [
+        make_spec(model_url=url, archive_sha256=f"{number:064x}") for number, url in enumerate(urls)
+    ]
+    # When
+    tasks = [asyncio.create_task(files.prepare(spec)) for spec in specs]
+    await eventually_async(lambda: len(at_work) == 2, AT_ONCE_S)
+    all_asked.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
     # Then
     names = [[url.rpartition("/")[2] for url in group] for group in together]

@@ -29,17 +29,6 @@ def test_download_is_removed_again_and_nothing_else_ever(store):
     assert not list(store.glob(".*"))
 
 
-def test_node_forgets_downloads_and_keeps_the_operators_files(store):
-    # Given
-    locate_archive(URL, store, downloader=web_with_archive().downloader())
-    (store / "own.mar").write_bytes(b"mine")
-    files = ModelFiles(Settings(model_store=store))
-    # When
-    files.forget([URL, "own.mar", "file:///own.mar", ""])
-    # Then
-    assert [path.name for path in store.iterdir()] == ["own.mar"]
-
-
 @pytest.mark.parametrize(
     "other", ["echo.mar", "file:///store/echo.mar", "https://x.example/echo.mar"]
 )

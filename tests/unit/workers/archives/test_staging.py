@@ -77,7 +77,7 @@ def test_removal_of_what_is_abandoned_goes_on_behind_a_folder_that_another_user_
     assert not any(place.exists() for place in gone)
 
 
-def test_removal_takes_old_quarantine_and_nothing_else(tmp_path):
+def test_removal_takes_old_staging_folders_and_nothing_else(tmp_path):
     # Given
     old = ABANDONED_AFTER_S + 60
     abandoned = [make(tmp_path, ".unpack-a", old), make(tmp_path, ".download-b", old)]

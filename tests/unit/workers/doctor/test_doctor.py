@@ -1,6 +1,5 @@
 """What `ferry doctor` says of archives before they are deployed."""
 
-import importlib.metadata
 import io
 import json
 import sys
@@ -66,23 +65,6 @@ def test_good_archive_has_no_problems(tmp_path):
     ]
 
 
-def test_torch_is_named_and_an_old_one_is_a_problem(tmp_path, monkeypatch):
-    # Given
-    files = {"own.py": "def handle(data, context): pass"}
-    version = importlib.metadata.version("torch")
-
-    # When it is new enough, or too old
-    taken = diagnose(tmp_path, files, handler="own.py")
-    monkeypatch.setattr("workers.machine.torch_version.MIN_VERSION", (99, 0))
-    refused = diagnose(tmp_path, files, handler="own.py")
-
-    # Then
-    assert ("torch", "ok", f"{version} is installed here") in taken
-    assert problems(refused) == [
-        f"torch {version} loads malicious checkpoints: 2.6 or later is needed"
-    ]
-
-
 def test_file_that_is_no_archive_is_the_only_finding(tmp_path):
     # Given
     path = tmp_path / "model.mar"
@@ -101,7 +83,6 @@ def test_file_that_is_no_archive_is_the_only_finding(tmp_path):
 HANDLERS = {
     "syntax": ("def handle(data, context)\n  pass", "own.py, line 1: not Python"),
     "no entry": ("x = 1", r"needs a function handle(data, context) or exactly one class"),
-    "two classes": ("class A: pass\nclass B: pass", "its classes: A, B"),
     "left out": (
         "import ts.torch_handler.dali_handler\ndef handle(d, c): pass",
         "ts.torch_handler.dali_handler is not part of torchferry, which leaves out NVIDIA DALI",
@@ -147,18 +128,6 @@ def test_nothing_of_the_archive_is_executed(tmp_path, monkeypatch):
     assert not trace.exists()
     assert "own" not in sys.modules
     assert "w.pth holds more than weights (" in notes(found)[0]
-
-
-def test_archive_brings_its_own_modules(tmp_path):
-    # Given
-    files = {
-        "own.py": "import helper, package.part, json, torch\ndef handle(data, context): pass",
-        "helper.py": "",
-        "package/part.py": "from ts.utils.util import PredictionException, CLEANUP_REGEX",
-    }
-
-    # When / Then
-    assert problems(diagnose(tmp_path, files, handler="own.py")) == []
 
 
 @pytest.mark.parametrize(
@@ -231,24 +200,11 @@ def test_requirements_are_read_and_not_installed(tmp_path):
     assert f"{missing}requirements.txt names it" in texts
 
 
-def test_requirements_that_name_an_index_are_a_problem(tmp_path):
-    # Given
-    files = {"own.py": "def handle(d, c): pass", "r.txt": "--index-url http://x.example\na"}
-
-    # When
-    (text,) = problems(diagnose(tmp_path, files, handler="own.py", requirementsFile="r.txt"))
-
-    # Then
-    assert "r.txt has the option --index-url" in text
-
-
 CONFIG = {
     "unknown": ("batchsize: 4", "note", "batchsize is unknown and only reaches the handler; did"),
     "type": ("batchSize: four", "note", "batchSize: 'four' is ignored, it should be of type int"),
-    "workers": ("minWorkers: 2", "note", "minWorkers and maxWorkers are ignored: give both"),
     "no effect": ("useVenv: true", "note", "useVenv has no effect"),
     "parallel": ("parallelType: pp", "problem", "parallelType: pp has no counterpart"),
-    "asynchronous": ("asyncCommunication: true", "problem", "handlers answer a whole batch"),
 }
 
 

@@ -6,17 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from batching.errors import InvalidModel
 from batching.settings.settings import Settings
 from workers.machine.devices import Device, list_gpus
 
 FUNCTION = "calls = []\ndef handle(data, context):\n    calls.append(data)\n    return data\n"
-CLASS = """
-from collections import OrderedDict  # an imported class does not count
-class Service:
-    def initialize(self, context): self.context = context
-    def handle(self, data, context): return [self.context.model_name for _ in data]
-"""
 
 
 def test_module_function_is_called_once_without_data(load_handler):
@@ -52,14 +45,6 @@ def test_handler_outside_of_the_model_is_importable(load_handler, tmp_path):
 
     # Then
     assert model.entry([1], model.context) == [1]
-
-
-def test_only_class_is_initialised_and_its_handle_is_the_entry(load_handler):
-    # When
-    model = load_handler({"cls_one.py": CLASS}, handler="cls_one", model_name="served")
-
-    # Then
-    assert model.entry([1, 2], model.context) == ["served", "served"]
 
 
 NO_ENTRY = {
@@ -133,15 +118,6 @@ def test_context_tells_the_handler_about_its_model(load_handler):
         "server_version": "0.12.0",
         "limit_max_image_pixels": True,
     }
-
-
-def test_missing_model_config_is_a_load_error(load_handler):
-    # Given
-    manifest = {"model": {"modelName": "m", "configFile": "gone.yaml"}}
-
-    # When / Then
-    with pytest.raises(InvalidModel, match=r"gone\.yaml"):
-        load_handler({"cfg.py": FUNCTION}, handler="cfg", manifest=manifest)
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(1000, 1000), (0, None)])

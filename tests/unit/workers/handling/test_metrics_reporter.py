@@ -66,28 +66,6 @@ def text_of(harness, declared=DEFAULT_METRICS):
     return write_text(collector.collect()).decode()
 
 
-def test_metrics_are_shown_as_torchserve_shows_them(make, harness):
-    # Given
-    store, reporter = make()
-
-    # When
-    store.add_time("HandlerTime", 12.5, None, "ms")
-    store.add_counter("Calls", 2, None, [Dimension("Who", "me")])
-    reporter.report()
-
-    # Then
-    assert text_of(harness).splitlines() == [
-        "# HELP Calls Torchserve prometheus counter metric with unit: Count",
-        "# TYPE Calls counter",
-        f'Calls{{Who="me",ModelName="m",Level="Model",Hostname="{HOST}",}} 2.0',
-        "# HELP HandlerTime Torchserve prometheus gauge metric with unit: ms",
-        "# TYPE HandlerTime gauge",
-        f'HandlerTime{{ModelName="m",Level="Model",Hostname="{HOST}",}} 12.5',
-        "# HELP PredictionTime Torchserve prometheus gauge metric with unit: ms",
-        "# TYPE PredictionTime gauge",
-    ]
-
-
 def test_histogram_is_shown_with_cumulative_buckets(make, harness):
     # Given
     store, reporter = make(())

@@ -51,17 +51,6 @@ def test_b19_type_of_a_body_that_cannot_be_decoded_is_quoted_in_the_log(caplog):
     assert caplog.messages == [f"undecodable part='body' type={quoted}: the handler gets its bytes"]
 
 
-def test_row_stays_raw_when_decoding_is_off():
-    # Given
-    handler = Handler(lambda rows, context: ["ok"])
-
-    # When
-    runner(handler, decode_input_request=False).run(batch(body(b"{}", "application/json")))
-
-    # Then
-    assert handler.batches == [[{"body": bytearray(b"{}")}]]
-
-
 def test_row_has_one_value_per_part_and_the_last_of_equal_names():
     # Given
     handler = Handler(lambda rows, context: ["ok"])

@@ -1,7 +1,5 @@
 """Tensors of the Open Inference Protocol: every datatype, JSON and binary, good and bad."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -69,20 +67,6 @@ def test_bytes_have_their_lengths_before_them():
 @pytest.mark.parametrize("data", [[1, 2, 3, 4], [[1, 2], [3, 4]]], ids=["flat", "nested"])
 def test_json_values_may_be_flat_or_nested(data):
     assert read_tensor("INT64", [2, 2], data).nested() == [[1, 2], [3, 4]]
-
-
-@pytest.mark.parametrize(
-    ("shape", "values", "nested"),
-    [
-        ([], [7], 7),
-        ([0], [], []),
-        ([2, 0], [], []),
-        ([1, 1, 2], [1, 2], [[[1, 2]]]),
-        ([1] * 32, [7], json.loads("[" * 32 + "7" + "]" * 32)),
-    ],
-)
-def test_shape_gives_the_nesting(shape, values, nested):
-    assert Tensor("INT64", shape, values).nested() == nested
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_b13_missing_torch_is_no_error(monkeypatch):
 
 def test_b13_no_handler_loads_beside_an_old_torch(load_handler, monkeypatch):
     # Given
-    monkeypatch.setattr("workers.machine.torch_version.MIN_VERSION", (99, 0))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.5.1")
     source = "def handle(data, context): return data"
     # When / Then
     with pytest.raises(ImportError, match="malicious checkpoints"):

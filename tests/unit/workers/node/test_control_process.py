@@ -16,7 +16,7 @@ from tests.support import eventually, eventually_async
 from workers.node import control_process
 
 
-def test_node_goes_on_while_its_system_starts_no_process(monkeypatch, caplog):
+async def test_node_goes_on_while_its_system_starts_no_process(monkeypatch, caplog):
     # Given
     starts = []
 
@@ -26,23 +26,18 @@ def test_node_goes_on_while_its_system_starts_no_process(monkeypatch, caplog):
 
     monkeypatch.setattr(control_process, "spawn", spawn)
 
-    async def run():
-        # When
-        keeping = asyncio.create_task(
-            control_process.keep_control_worker(Settings(), restart_s=0.01)
-        )
-        await eventually_async(lambda: len(starts) > 5)
-        # Then it is tried again
-        assert not keeping.done()
-        keeping.cancel()
-
-    asyncio.run(run())
+    # When
+    keeping = asyncio.create_task(control_process.keep_control_worker(Settings(), restart_s=0.01))
+    await eventually_async(lambda: len(starts) > 5)
+    # Then it is tried again
+    assert not keeping.done()
+    keeping.cancel()
     # And said once
     [line] = [one for one in caplog.messages if one.startswith("cannot run a control worker: ")]
     assert line.endswith(os.strerror(errno.EAGAIN))
 
 
-def test_node_has_a_second_control_worker_for_the_time_that_a_download_takes(redis_server):
+async def test_node_has_a_second_control_worker_for_the_time_that_a_download_takes(redis_server):
     # Given
     client = connect(redis_server.url)
     client.flushall()
@@ -52,21 +47,18 @@ def test_node_has_a_second_control_worker_for_the_time_that_a_download_takes(red
     def workers():
         return client.scard("rq:workers")
 
-    async def run():
-        # When
-        settings = Settings(redis_url=redis_server.url)
-        keeping = asyncio.create_task(
-            control_process.keep_control_workers(settings, second_after_s=0.1)
-        )
-        await eventually_async(lambda: workers() == 2, 20)
-        children = set(psutil.Process().children()) - before
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-        # Then both end with the node
-        assert len(children) == 2
-        assert not any(child.is_running() for child in children)
-
-    asyncio.run(run())
+    # When
+    settings = Settings(redis_url=redis_server.url)
+    keeping = asyncio.create_task(
+        control_process.keep_control_workers(settings, second_after_s=0.1)
+    )
+    await eventually_async(lambda: workers() == 2, 20)
+    children = set(psutil.Process().children()) - before
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    # Then both end with the node
+    assert len(children) == 2
+    assert not any(child.is_running() for child in children)
     client.flushall()
     client.close()
 

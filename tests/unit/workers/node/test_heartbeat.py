@@ -67,142 +67,91 @@ def parts():
     return Parts()
 
 
-def test_nodes_that_nobody_was_there_to_miss_are_forgotten_by_the_next_one(parts):
+async def test_nodes_that_nobody_was_there_to_miss_are_forgotten_by_the_next_one(parts):
     gone, other = (replace(NODE, node_id=node_id) for node_id in ("node-x", "node-b"))
     lost = replace(WORKER, worker_id="node-x-1", node_id="node-x")
     client = fakeredis.FakeRedis(server=parts.server)
 
-    async def run():
-        # Given all nodes dead for so long that their last beats have expired
-        parts.registry.create(make_spec())
-        await join(parts.verbs, gone)
-        await parts.verbs.report(KEY, lost)
-        client.delete(keys.NODES, VersionKeys.of(KEY).worker_beats)
-        # When
-        await join(parts.verbs, other)
-        await parts.heart.beat()
-
-    asyncio.run(run())
+    # Given all nodes dead for so long that their last beats have expired
+    parts.registry.create(make_spec())
+    await join(parts.verbs, gone)
+    await parts.verbs.report(KEY, lost)
+    client.delete(keys.NODES, VersionKeys.of(KEY).worker_beats)
+    # When
+    await join(parts.verbs, other)
+    await parts.heart.beat()
     # Then
     assert sorted(client.hkeys(keys.NODE_INFO)) == [b"node-a", b"node-b"]
     assert client.hkeys(VersionKeys.of(KEY).workers) == [b"node-a-1"]
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["known", "new"])
-def test_nobody_is_taken_for_dead_right_after_an_outage(parts, is_new):
+async def test_nobody_is_taken_for_dead_right_after_an_outage(parts, is_new):
     other = replace(WORKER, worker_id="node-b-1", node_id="node-b")
 
-    async def run():
-        # Given two nodes' workers that beat, unless the version is newer than the last beat
-        if not is_new:
-            await parts.heart.beat()
-        await parts.verbs.report(KEY, other)
-        await parts.verbs.beat({KEY: ["node-b-1"]})
-        await join(parts.verbs, replace(NODE, node_id="node-b"))
-        # When nobody can be heard for longer than anybody may be silent
-        parts.server.connected = False
-        with pytest.raises(redis.ConnectionError):
-            await parts.heart.beat()
-        await eventually_async(lambda: not parts.heart.is_steady(KEY))
-        parts.server.connected = True
-        parts.silence("node-b-1")
+    # Given two nodes' workers that beat, unless the version is newer than the last beat
+    if not is_new:
         await parts.heart.beat()
-        # Then silence means nothing yet
-        assert await parts.verbs.dead_workers([KEY]) == [(KEY, "node-b-1")]
-        await parts.dead_workers.reap()
-        assert await parts.verbs.dead_workers([KEY]) == [(KEY, "node-b-1")]
-
-        # And means something again when there was time to beat, and nobody did
-        living = asyncio.create_task(parts.heart.run())
-        reaping = asyncio.create_task(parts.dead_workers.run())
-        await eventually_async(lambda: parts.workers() == ["node-a-1"])
-        await end_tasks([living, reaping])
-
-    asyncio.run(run())
-
-
-def test_silent_worker_is_looked_for_when_it_would_be_dead(parts):
-    async def run():
-        # Given
+    await parts.verbs.report(KEY, other)
+    await parts.verbs.beat({KEY: ["node-b-1"]})
+    await join(parts.verbs, replace(NODE, node_id="node-b"))
+    # When nobody can be heard for longer than anybody may be silent
+    parts.server.connected = False
+    with pytest.raises(redis.ConnectionError):
         await parts.heart.beat()
-        reaping = asyncio.create_task(parts.dead_workers.run())
-        await parts.verbs.report(KEY, replace(WORKER, worker_id="node-b-1", node_id="node-b"))
-        await join(parts.verbs, replace(NODE, node_id="node-b"))
-        await parts.verbs.beat({KEY: ["node-b-1"]})
-        parts.silence("node-b-1")
-        # When nobody beats any more
-        await parts.heart.beat()
-        # Then
-        await eventually_async(lambda: parts.workers() == ["node-a-1"])
-        await end_tasks([reaping])
+    await eventually_async(lambda: not parts.heart.is_steady(KEY))
+    parts.server.connected = True
+    parts.silence("node-b-1")
+    await parts.heart.beat()
+    # Then silence means nothing yet
+    assert await parts.verbs.dead_workers([KEY]) == [(KEY, "node-b-1")]
+    await parts.dead_workers.reap()
+    assert await parts.verbs.dead_workers([KEY]) == [(KEY, "node-b-1")]
 
-    asyncio.run(run())
+    # And means something again when there was time to beat, and nobody did
+    living = asyncio.create_task(parts.heart.run())
+    reaping = asyncio.create_task(parts.dead_workers.run())
+    await eventually_async(lambda: parts.workers() == ["node-a-1"])
+    await end_tasks([living, reaping])
 
 
-def test_silent_node_is_forgotten_and_told_of(parts, caplog):
-    async def run():
-        # Given
-        await parts.heart.beat()
-        await join(parts.verbs, replace(NODE, node_id="node-b"))
-        client = fakeredis.FakeRedis(server=parts.server)
-        client.zincrby(keys.NODES, -2000 * DEAD_AFTER_S, "node-b")
-        # When; if the beat is old by then, silence means nothing until the next ones
-        async with asyncio.timeout(10):
-            while client.hkeys(keys.NODE_INFO) != [b"node-a"]:
-                await parts.heart.beat()
-                await parts.dead_workers.reap()
-
-    asyncio.run(run())
+async def test_worker_that_its_server_forgot_is_reported_again(parts):
+    # Given
+    await parts.heart.beat()
+    await parts.heart.beat()
+    before = parts.forgotten
+    # When the server of the version loses everything, and that of the registry does not
+    client = fakeredis.FakeRedis(server=parts.server)
+    client.delete(*client.keys("{model2:*"))
+    assert parts.workers() == []
+    await parts.heart.beat()
     # Then
-    [message] = caplog.messages
-    said, silent_s = message.split(" silent_s=")
-    assert said == "node gone node=node-b host=host"
-    assert 2 * DEAD_AFTER_S <= float(silent_s) < 10
-
-
-def test_worker_that_its_server_forgot_is_reported_again(parts):
-    async def run():
-        # Given
-        await parts.heart.beat()
-        await parts.heart.beat()
-        before = parts.forgotten
-        # When the server of the version loses everything, and that of the registry does not
-        client = fakeredis.FakeRedis(server=parts.server)
-        client.delete(*client.keys("{model2:*"))
-        assert parts.workers() == []
-        await parts.heart.beat()
-        # Then
-        assert parts.workers() == ["node-a-1"]
-        assert parts.forgotten == before + 1
-
-    asyncio.run(run())
+    assert parts.workers() == ["node-a-1"]
+    assert parts.forgotten == before + 1
 
 
 @pytest.mark.parametrize("is_noticed", [True, False], ids=["beat failed", "in doubt"])
-def test_worker_that_a_server_that_took_over_lists_again_is_forgotten(parts, is_noticed):
+async def test_worker_that_a_server_that_took_over_lists_again_is_forgotten(parts, is_noticed):
     former = replace(WORKER, worker_id="node-a-0", state=WorkerState.FAILED)
     other = replace(WORKER, worker_id="node-b-0", node_id="node-b", state=WorkerState.FAILED)
 
-    async def run():
-        # Given
-        await parts.heart.beat()
-        await join(parts.verbs, replace(NODE, node_id="node-b"))
-        # When Redis was away, and has not heard that this node's worker had been forgotten
-        if is_noticed:
-            parts.server.connected = False
-            with pytest.raises(redis.ConnectionError):
-                await parts.heart.beat()
-            parts.server.connected = True
-        else:
-            parts.heart.doubt()
-        for listed in (former, other, replace(WORKER, state=WorkerState.LOADING)):
-            await parts.verbs.report(KEY, listed)
-        await parts.heart.beat()
-        # Then other nodes' workers are theirs to forget
-        assert parts.workers() == ["node-a-1", "node-b-0"]
-        assert parts.registry.workers(KEY)[0].state is WorkerState.READY
-
-    asyncio.run(run())
+    # Given
+    await parts.heart.beat()
+    await join(parts.verbs, replace(NODE, node_id="node-b"))
+    # When Redis was away, and has not heard that this node's worker had been forgotten
+    if is_noticed:
+        parts.server.connected = False
+        with pytest.raises(redis.ConnectionError):
+            await parts.heart.beat()
+        parts.server.connected = True
+    else:
+        parts.heart.doubt()
+    for listed in (former, other, replace(WORKER, state=WorkerState.LOADING)):
+        await parts.verbs.report(KEY, listed)
+    await parts.heart.beat()
+    # Then other nodes' workers are theirs to forget
+    assert parts.workers() == ["node-a-1", "node-b-0"]
+    assert parts.registry.workers(KEY)[0].state is WorkerState.READY
 
 
 class Interrupted(NodeQueue):
@@ -217,21 +166,18 @@ class Interrupted(NodeQueue):
         return await super().beat(*arguments, **options)
 
 
-def test_worker_that_is_given_up_during_a_beat_stays_listed(parts):
+async def test_worker_that_is_given_up_during_a_beat_stays_listed(parts):
     verbs = Interrupted(parts.verbs._client, int(DEAD_AFTER_S * 1000))
     parts.heart._verbs = verbs
     [record] = parts.heart._records()
 
-    async def run():
-        # Given
-        await parts.heart.beat()
-        # When
-        verbs.meanwhile = lambda: record.set_state(WorkerState.FAILED, error="no weights")
-        await parts.heart.beat()
-        # Then it does not count, and once its beat is old, nobody takes it for dead
-        client = fakeredis.FakeRedis(server=parts.server)
-        assert not client.exists(VersionKeys.of(KEY).worker_beats)
-        assert await parts.verbs.dead_workers([KEY]) == []
-        assert parts.workers() == ["node-a-1"]
-
-    asyncio.run(run())
+    # Given
+    await parts.heart.beat()
+    # When
+    verbs.meanwhile = lambda: record.set_state(WorkerState.FAILED, error="no weights")
+    await parts.heart.beat()
+    # Then it does not count, and once its beat is old, nobody takes it for dead
+    client = fakeredis.FakeRedis(server=parts.server)
+    assert not client.exists(VersionKeys.of(KEY).worker_beats)
+    assert await parts.verbs.dead_workers([KEY]) == []
+    assert parts.workers() == ["node-a-1"]

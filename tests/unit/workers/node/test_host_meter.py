@@ -57,6 +57,11 @@ def test_gpu_is_not_measured_by_a_line_of_another_kind(line):
     assert list(gpu_samples(line)) == []
 
 
+@pytest.fixture
+def assignment():
+    return Assignment(ModelSpec("m", "1.0", "m.mar", "m.py"), "w", Path("m"), Device("cpu"), 3)
+
+
 def test_worker_does_not_get_variables_that_are_named():
     # Given
     environment = {"AWS_SECRET": "s", "MY_AWS": "m", "PATH": "p"}
@@ -65,10 +70,10 @@ def test_worker_does_not_get_variables_that_are_named():
     assert set(allowed_environment(environment, "AWS_.*|PATH")) == {"MY_AWS"}
 
 
-def test_threads_of_a_worker_are_its_share_unless_the_operator_says_otherwise(monkeypatch):
+def test_threads_of_a_worker_are_its_share_unless_the_operator_says_otherwise(
+    assignment, monkeypatch
+):
     # Given
-    spec = ModelSpec("m", "1.0", "m.mar", "m.py")
-    assignment = Assignment(spec, "w", Path("m"), Device("cpu"), 3)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     # When
@@ -77,10 +82,8 @@ def test_threads_of_a_worker_are_its_share_unless_the_operator_says_otherwise(mo
     assert (found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"]) == ("7", "2")
 
 
-def test_worker_finds_the_files_of_its_settings_from_the_models_folder():
+def test_worker_finds_the_files_of_its_settings_from_the_models_folder(assignment):
     # Given files that are named from where the node was started
-    spec = ModelSpec("m", "1.0", "m.mar", "m.py")
-    assignment = Assignment(spec, "w", Path("m"), Device("cpu"), 3)
     settings = Settings(
         redis_url="rediss://localhost", redis_ca_file=Path("ca.pem"), metrics_config=Path("m.yaml")
     )
@@ -93,10 +96,10 @@ def test_worker_finds_the_files_of_its_settings_from_the_models_folder():
     assert told.metrics_config == Path.cwd() / "m.yaml"
 
 
-def test_packages_of_the_server_do_not_come_before_those_of_a_model(tmp_path, monkeypatch):
+def test_packages_of_the_server_do_not_come_before_those_of_a_model(
+    assignment, tmp_path, monkeypatch
+):
     # Given an environment that is installed, and reached through a link
-    spec = ModelSpec("m", "1.0", "m.mar", "m.py")
-    assignment = Assignment(spec, "w", Path("m"), Device("cpu"), 3)
     installed = Path(__file__).parents[4]
     link = tmp_path / "current"
     link.symlink_to(installed)
@@ -107,10 +110,8 @@ def test_packages_of_the_server_do_not_come_before_those_of_a_model(tmp_path, mo
     assert found == str(installed / "compat")
 
 
-def test_worker_numbers_gpus_as_nvidia_smi_does_unless_told_otherwise(tmp_path, monkeypatch):
+def test_worker_numbers_gpus_as_nvidia_smi_does_unless_told_otherwise(assignment, monkeypatch):
     # Given
-    spec = ModelSpec("m", "1.0", "file:m.mar", "handler.py")
-    assignment = Assignment(spec, "w", tmp_path, Device("cuda", 0), 3)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
 
     # When / Then

@@ -29,70 +29,61 @@ def registry(real_backend):
     client.connection_pool.disconnect()
 
 
-def test_node_lives_on_when_one_of_its_roles_fails(real_backend, registry, settings, caplog):
+async def test_node_lives_on_when_one_of_its_roles_fails(real_backend, registry, settings, caplog):
     # Given a node that follows the registry
     said = "task failed name=_reconcile_forever"
 
-    async def run():
-        node = Node(settings, [])
-        living = asyncio.create_task(node.run())
-        await eventually_async(registry.alive_nodes, 10)
-        # When the epoch is one that no code has written
-        epoch = await eventually_async(registry.epoch)
-        real_backend.client.set(keys.EPOCH, b"\xff")
-        registry.announce("nobody")
-        await eventually_async(lambda: said in caplog.text, 10)
-        # Then it lives, and goes on once that is mended
-        assert not living.done()
-        real_backend.client.set(keys.EPOCH, epoch)
-        registry.create(make_spec(min_worker=1))
-        await eventually_async(lambda: registry.workers(make_spec().key), 10)
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(living, 10)
-
-    asyncio.run(run())
+    node = Node(settings, [])
+    living = asyncio.create_task(node.run())
+    await eventually_async(registry.alive_nodes, 10)
+    # When the epoch is one that no code has written
+    epoch = await eventually_async(registry.epoch)
+    real_backend.client.set(keys.EPOCH, b"\xff")
+    registry.announce("nobody")
+    await eventually_async(lambda: said in caplog.text, 10)
+    # Then it lives, and goes on once that is mended
+    assert not living.done()
+    real_backend.client.set(keys.EPOCH, epoch)
+    registry.create(make_spec(min_worker=1))
+    await eventually_async(lambda: registry.workers(make_spec().key), 10)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(living, 10)
 
 
-def test_node_tells_a_redis_that_came_back_with_an_older_state_what_is_so(
+async def test_node_tells_a_redis_that_came_back_with_an_older_state_what_is_so(
     real_backend, registry, settings
 ):
     client = real_backend.client
 
-    async def run():
-        # Given a node that has joined, and a state without it
-        node = Node(settings, [])
-        living = asyncio.create_task(node.run())
-        [known] = await eventually_async(registry.nodes, 10)
-        await eventually_async(lambda: client.pubsub_numsub(keys.CHANGES)[0][1] == 1)
-        client.hdel(keys.NODE_INFO, known.node_id)
-        # When its connections break between two beats
-        client.client_kill_filter(_type="pubsub")
-        # Then
-        assert await eventually_async(registry.nodes, 10) == [known]
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(living, 10)
-
-    asyncio.run(run())
+    # Given a node that has joined, and a state without it
+    node = Node(settings, [])
+    living = asyncio.create_task(node.run())
+    [known] = await eventually_async(registry.nodes, 10)
+    await eventually_async(lambda: client.pubsub_numsub(keys.CHANGES)[0][1] == 1)
+    client.hdel(keys.NODE_INFO, known.node_id)
+    # When its connections break between two beats
+    client.client_kill_filter(_type="pubsub")
+    # Then
+    assert await eventually_async(registry.nodes, 10) == [known]
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(living, 10)
 
 
-def test_node_is_known_again_before_what_it_serves_is(real_backend, registry, settings):
+async def test_node_is_known_again_before_what_it_serves_is(real_backend, registry, settings):
     # Given a node whose second beat is far away
-    async def run():
-        node = Node(settings, [], beat_s=3600.0)
-        living = asyncio.create_task(node.run())
-        await eventually_async(registry.alive_nodes, 10)
-        registry.create(make_spec())
-        await eventually_async(node._specs, 10)
-        # When Redis is emptied, and the node sees it by a change
-        real_backend.client.flushall()
-        registry.announce("anything")
-        # Then
-        await eventually_async(registry.specs, 10)
-        assert registry.alive_nodes() == {node._node.node_id}
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(living, 10)
-
-    asyncio.run(run())
+    node = Node(settings, [], beat_s=3600.0)
+    living = asyncio.create_task(node.run())
+    await eventually_async(registry.alive_nodes, 10)
+    registry.create(make_spec())
+    await eventually_async(node._specs, 10)
+    # When Redis is emptied, and the node sees it by a change
+    real_backend.client.flushall()
+    registry.announce("anything")
+    # Then
+    await eventually_async(registry.specs, 10)
+    assert registry.alive_nodes() == {node._node.node_id}
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(living, 10)
 
 
 def test_node_leaves_nothing_open(registry, settings):

@@ -44,17 +44,6 @@ def keeper(registry):
     return keeper
 
 
-def test_emptied_redis_is_told_what_was_registered(client, registry, keeper):
-    # Given
-    client.flushall()
-    # When
-    found = keeper.look()
-    # Then
-    assert found == registry.snapshot()
-    assert registry.specs() == [SPEC]
-    assert not registry.is_lost()
-
-
 def test_emptied_redis_is_told_who_lives_before_it_is_told_what_is_registered(
     client, registry, keeper
 ):
@@ -95,16 +84,6 @@ def test_redis_emptied_while_it_is_looked_at_is_told_too(client, registry, keepe
     # Then
     assert found == registry.snapshot()
     assert registry.specs() == [SPEC]
-
-
-def test_what_is_unregistered_stays_so(registry, keeper):
-    # Given
-    registry.remove(KEY)
-    # When
-    found = [keeper.look(), keeper.look()]
-    # Then
-    assert found == [{}, {}]
-    assert registry.specs() == []
 
 
 def test_model_whose_record_cannot_be_read_any_more_stays_until_it_has_gone(

@@ -1,4 +1,4 @@
-"""Who is told that nobody will come: clients of versions that were scaled to nothing."""
+"""Requests for versions that have no workers any more are refused."""
 
 import asyncio
 
@@ -8,22 +8,21 @@ from workers.node.unregistered_versions import UnregisteredVersions
 
 
 def look_once(harness, before, after):
-    """A node's unregistered_versions has followed the registry from one state to another, and
-    looked."""
+    """Follows the registry from one state to another and looks once; returns what is left."""
 
     async def run():
         client = harness.backend.connect_async()
-        unregistered_versions = UnregisteredVersions(NodeQueue(client, DEAD_AFTER_MS))
-        unregistered_versions.follow([], before)
-        unregistered_versions.follow(before.values(), after)
-        await unregistered_versions.look()
+        versions = UnregisteredVersions(NodeQueue(client, DEAD_AFTER_MS))
+        versions.follow([], before)
+        versions.follow(before.values(), after)
+        await versions.look()
         await client.aclose()
-        return unregistered_versions.ended
+        return versions.ended
 
     return asyncio.run(run())
 
 
-def test_new_node_refuses_who_waits_for_what_was_scaled_to_nothing_before_it_came(harness):
+def test_new_node_refuses_requests_for_versions_that_were_scaled_to_nothing_before(harness):
     # Given a request whose worker has gone with the only node
     wanted = {KEY: make_spec(min_worker=0)}
     harness.submit("a")
@@ -33,7 +32,7 @@ def test_new_node_refuses_who_waits_for_what_was_scaled_to_nothing_before_it_cam
     assert harness.reply_value("a") == b"a!no_worker"
 
 
-def test_undertaker_looks_on_while_a_worker_may_give_something_back(harness):
+def test_version_is_looked_at_while_a_worker_may_give_something_back(harness):
     # Given one that is silent, and not yet known to be dead
     wanted = {KEY: make_spec(min_worker=0)}
     harness.submit("a")
@@ -42,7 +41,7 @@ def test_undertaker_looks_on_while_a_worker_may_give_something_back(harness):
     assert look_once(harness, wanted, wanted) == [KEY]
 
 
-def test_undertaker_leaves_alone_who_is_wanted(harness):
+def test_version_that_is_wanted_is_left_alone(harness):
     # Given
     wanted = {KEY: make_spec(min_worker=1)}
     harness.submit("a")

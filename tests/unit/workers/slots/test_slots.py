@@ -12,7 +12,7 @@ from workers.slots.slot import SlotContext
 from workers.slots.slots import Slots
 
 
-def test_drained_slots_are_not_opened_again():
+async def test_drained_slots_are_not_opened_again():
     # Given a slot whose archive never comes
     wanted = {KEY: make_spec(min_worker=1)}
     prepared, ends = [], []
@@ -21,19 +21,14 @@ def test_drained_slots_are_not_opened_again():
         prepared.append(spec)
         await asyncio.Event().wait()
 
-    async def run():
-        verbs = NodeQueue(fakeredis.aioredis.FakeRedis(), 3000)
-        context = SlotContext(
-            "node-a", Settings(), verbs, itertools.count(), prepare, make_outage()
-        )
-        slots = Slots(context, [], lambda: ends.append(True))
-        slots.follow(wanted)
-        await eventually_async(lambda: prepared)
-        # When it is drained, and a look at the registry comes late
-        await slots.drain(asyncio.Event())
-        await eventually_async(lambda: ends)
-        slots.follow(wanted)
-        # Then
-        assert slots.all() == []
-
-    asyncio.run(run())
+    verbs = NodeQueue(fakeredis.aioredis.FakeRedis(), 3000)
+    context = SlotContext("node-a", Settings(), verbs, itertools.count(), prepare, make_outage())
+    slots = Slots(context, [], lambda: ends.append(True))
+    slots.follow(wanted)
+    await eventually_async(lambda: prepared)
+    # When it is drained, and a look at the registry comes late
+    await slots.drain(asyncio.Event())
+    await eventually_async(lambda: ends)
+    slots.follow(wanted)
+    # Then
+    assert slots.all() == []

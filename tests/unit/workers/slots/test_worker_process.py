@@ -82,32 +82,26 @@ def family(tmp_path):
     kill_group(made.worker._child)
 
 
-def test_child_of_a_worker_that_ends_as_it_is_told_to_goes_with_it(family, monkeypatch):
-    async def run():
-        watching = await family.begin()
-        worker = psutil.Process(family.worker.pid)
-        worker.kill()
-        eventually(lambda: worker.status() == psutil.STATUS_ZOMBIE)  # before its node learns of it
-        # When the node stops it, having seen it alive a moment ago
-        monkeypatch.setattr(worker_process, "has_exited", lambda _: False)
-        family.worker.terminate()
-        # Then
-        await watching
-        await eventually_async(family.is_gone)
-
-    asyncio.run(run())
+async def test_child_of_a_worker_that_ends_as_it_is_told_to_goes_with_it(family, monkeypatch):
+    watching = await family.begin()
+    worker = psutil.Process(family.worker.pid)
+    worker.kill()
+    eventually(lambda: worker.status() == psutil.STATUS_ZOMBIE)  # before its node learns of it
+    # When the node stops it, having seen it alive a moment ago
+    monkeypatch.setattr(worker_process, "has_exited", lambda _: False)
+    family.worker.terminate()
+    # Then
+    await watching
+    await eventually_async(family.is_gone)
 
 
-def test_child_of_a_worker_that_its_node_leaves_goes_with_it(family):
-    async def run():
-        watching = await family.begin()
-        # When
-        watching.cancel()
-        await asyncio.wait({watching})
-        # Then
-        await eventually_async(family.is_gone)
-
-    asyncio.run(run())
+async def test_child_of_a_worker_that_its_node_leaves_goes_with_it(family):
+    watching = await family.begin()
+    # When
+    watching.cancel()
+    await asyncio.wait({watching})
+    # Then
+    await eventually_async(family.is_gone)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans over")
