@@ -34,6 +34,24 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class Patience:
+    """Holds the time limits of registrations.
+
+    `node_s`: for a node to come. One that starts together with the ingress has to load torch first.
+    `archive_s`: for an archive to be downloaded and unpacked. The largest have tens of gigabytes.
+    `listed_s`: for a node to take a version on. It takes milliseconds, unless the node is busy or
+    about to die. `grace_s`: beyond `startup_timeout`, which the nodes measure as well and then
+    report. `remind_s`: between two log lines about a startup model that cannot be loaded yet.
+    """
+
+    node_s: float = 10.0
+    archive_s: float = 900.0
+    listed_s: float = 2.0
+    grace_s: float = 5.0
+    remind_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
 class Services:
     """The parts of one ingress.
 
@@ -57,6 +75,7 @@ class Services:
     metrics: Metrics
     lifecycle: Lifecycle
     health: Health
+    patience: Patience = Patience()
 
     def on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Returns what the coroutine returns or raises on the loop.

@@ -1,4 +1,4 @@
-"""Registers, scales and unregisters model versions; the management API and start-up both use it."""
+"""Registers, scales and unregisters model versions, for the management API and at start-up."""
 
 import contextlib
 import logging
@@ -30,23 +30,17 @@ from batching.models.registration import (
     spec_from_registration,
 )
 from batching.models.spec import ArchiveInfo, ModelSpec
-from ingress.models.worker_wait import Progress, WorkerWait, failed_text, failures_by_slot
+from ingress.models.worker_wait import Progress, Slot, WorkerWait, failed_text, failures_by_slot
 from ingress.services import Services
 
 log = logging.getLogger(__name__)
-
-# For the download too: the largest archives are tens of gigabytes.
-INSPECT_TIMEOUT_S = 900.0
-
-# Ingress and node are started at the same moment, and a node that has to load torch comes later.
-NODE_TIMEOUT_S = 10.0
 
 PROCESSING = "Processing worker updates..."
 IN_PROGRESS = "Workers scaling in progress..."
 
 
 class Registrar:
-    """Commands on the registry, each with TorchServe's status text. Blocks; call from a thread.
+    """Changes the registry and answers with TorchServe's texts. Blocks; call from a thread.
 
     Source: TorchServe 0.12 `ManagementRequestHandler`, `ApiUtils`.
     """
@@ -57,13 +51,15 @@ class Registrar:
         self._control = services.control
         self._predictor = services.predictor
         self._loop = services.loop
-        self._wait = WorkerWait(services.registry, lambda: services.lifecycle.is_draining)
-
-    def _install_patience_s(self, spec: ModelSpec) -> float:
-        return install_patience_s(spec, is_allowed=self._settings.install_py_dep_per_model)
+        self._patience = services.patience
+        self._wait = WorkerWait(
+            services.registry,
+            should_stop=lambda: services.lifecycle.is_draining,
+            patience=services.patience,
+        )
 
     def register(self, parameters: Mapping[str, Any]) -> tuple[int, str]:
-        """HTTP status and text of `POST /models` with these parameters.
+        """Returns HTTP status and text of `POST /models` with these parameters.
 
         Raises:
             ServeError: nothing is registered then.
@@ -95,13 +91,13 @@ class Registrar:
         if not url:
             raise ModelNotFound("empty url")
         check_parameters(parameters)  # a download may take many minutes
-        if not self._wait.for_node(NODE_TIMEOUT_S):
-            self._registry.require_writable()  # or no node can say that it runs
+        if not self._wait.for_node():
+            self._registry.require_writable()  # else no node can report that it runs
             raise Unavailable(
                 "No node is running to load models. Start one: ferry node", retry_after_s=5.0
             )
         archive = self._control.inspect_archive(
-            str(url), timeout_s=INSPECT_TIMEOUT_S, may_be_downloaded=at_startup
+            str(url), timeout_s=self._patience.archive_s, may_be_downloaded=at_startup
         )
         if not at_startup:
             _require_name(parameters, archive)
@@ -120,7 +116,7 @@ class Registrar:
     def scale(
         self, model_name: str, model_version: str | None, parameters: Mapping[str, Any]
     ) -> tuple[int, str]:
-        """HTTP status and text of `PUT /models/M[/V]` with these parameters.
+        """Returns HTTP status and text of `PUT /models/M[/V]` with these parameters.
 
         Raises:
             ServeError: a wrong parameter, an unknown version, or workers that do not start.
@@ -140,12 +136,7 @@ class Registrar:
         self._take_on(spec)
         if not bool_parameter(parameters, "synchronous", default=False):
             return 202, PROCESSING
-        progress = self._wait.for_workers(
-            spec,
-            failures_before=failures_before,
-            version_text=asked or "null",
-            install_patience_s=self._install_patience_s(spec),
-        )
+        progress = self._workers(spec, failures_before, asked or "null")
         if progress is not Progress.DONE:
             return 206, IN_PROGRESS
         version = f", version: {asked}" if asked else ""
@@ -163,12 +154,12 @@ class Registrar:
         return f'Default version successfully updated for model "{model_name}" to "{model_version}"'
 
     def unregister(self, model_name: str, model_version: str | None) -> str:
-        """Returns the status text of `DELETE /models/M[/V]`, when the workers are gone.
+        """Returns the status text of `DELETE /models/M[/V]`, once the workers are gone.
 
-        Those of a model whose record cannot be read are waited for by nobody.
+        Does not wait for the workers of a model whose record cannot be read.
 
         Raises:
-            ServeError: unknown, the default of several, or workers that do not go in time.
+            ServeError: unknown, the default of several versions, or workers that stay too long.
         """
         try:
             key = self.resolve(model_name, model_version).key
@@ -177,7 +168,7 @@ class Registrar:
             self._wait.until_gone(key, self._settings.unregister_model_timeout_s)
         except RecordUnreadable:
             if model_version is not None:
-                raise  # there may be other versions, and their workers serve
+                raise  # the model may have other versions, whose workers serve
             self._registry.remove_unreadable(model_name)
             self._forget(model_name)
         return f'Model "{model_name}" unregistered'
@@ -186,24 +177,19 @@ class Registrar:
         """Returns the version that a management path names.
 
         Raises:
-            ModelNotFound, VersionNotFound: unknown, or no name that a model could have.
+            ModelNotFound, VersionNotFound: unknown, or not a valid name.
         """
         check_names(model_name, model_version)
         return self._registry.resolve(model_name, model_version)
 
     def _first_workers(self, spec: ModelSpec) -> Progress:
         try:
-            progress = self._wait.for_workers(
-                spec,
-                failures_before={},
-                version_text=spec.model_version,
-                install_patience_s=self._install_patience_s(spec),
-            )
+            progress = self._workers(spec, {}, spec.model_version)
             if progress is Progress.NONE:
                 raise InternalError(failed_text(spec.model_name, spec.model_version))
         except (InternalError, OutOfResources, DependenciesFailed, Draining):
-            # A version whose workers cannot load is not left behind half registered; and a client
-            # that asks another server, since this one stops, must not be told that it is there.
+            # A version whose workers cannot load does not stay half registered. And when this
+            # server stops, its client registers with another one, which must not refuse that.
             with contextlib.suppress(ServeError):
                 self._registry.remove(spec.key, only=spec)
                 log.warning("removed model=%s version=%s: not started", *spec.key)
@@ -211,9 +197,20 @@ class Registrar:
             raise
         return progress
 
+    def _workers(
+        self, spec: ModelSpec, failures_before: Mapping[Slot, int], version_text: str
+    ) -> Progress:
+        is_allowed = self._settings.install_py_dep_per_model
+        return self._wait.for_workers(
+            spec,
+            failures_before=failures_before,
+            version_text=version_text,
+            install_patience_s=install_patience_s(spec, is_allowed=is_allowed),
+        )
+
     def _take_on(self, spec: ModelSpec) -> None:
-        # TorchServe's workers are listed when it answers, so a request that follows at once waits
-        # for them to load instead of being refused.
+        # TorchServe lists workers before it answers. So a request that follows at once waits for
+        # them to load and is not refused.
         if spec.min_worker > 0:
             self._wait.until_listed(spec.key)
 
@@ -222,13 +219,13 @@ class Registrar:
 
 
 def _require_name(parameters: Mapping[str, Any], archive: ArchiveInfo) -> None:
-    # Only a model that is loaded at start is named after its file, as in TorchServe.
+    # As in TorchServe, only models of the start are named after their files.
     if archive.manifest is None and not parameters.get("model_name"):
         raise InvalidModel("Model name is not defined.")
 
 
 def _require_handler(spec: ModelSpec) -> None:
-    # load_models=all names whatever a folder has, also what is no model: lost+found, for one.
-    # Registered, that would keep the server from ever being ready.
+    # load_models=all names all that a folder has, even lost+found. If that were registered, the
+    # server would never be ready.
     if spec.min_worker > 0 and not spec.handler:
         raise InvalidModel("It names no handler, and default_service_handler is not set.")

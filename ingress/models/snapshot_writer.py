@@ -1,6 +1,6 @@
-"""Saves what is registered as a file at start, after each change, and at the end.
+"""Saves the registered models in a file at start, after each change, and at the end.
 
-Only with a Redis that ends with the server: with any other, the registry is the truth.
+This is for a Redis that ends with the server. Any other Redis keeps the registry itself.
 """
 
 import contextlib
@@ -22,17 +22,21 @@ _RETRY_S = 0.2
 _CLOSE_S = 0.5
 # Only a bound: the thread is woken by changes, by `close`, and by its connection's end.
 _LISTEN_S = 60.0
-# What a full disk did not take.
-_SAVE_AGAIN_S = 30.0
 
 
 class SnapshotWriter:
-    """Watches the registry in a thread of its own, from `start` to `close`."""
+    """Watches the registry in a thread of its own, from `start` to `close`.
 
-    def __init__(self, registry: Registry, settings: Settings, folder: Path) -> None:
+    What a full disk did not take is saved again after `save_again_s`.
+    """
+
+    def __init__(
+        self, registry: Registry, settings: Settings, folder: Path, *, save_again_s: float = 30.0
+    ) -> None:
         self._registry = registry
         self._settings = settings
         self._folder = folder
+        self._save_again_s = save_again_s
         self._saved: Mapping[str, Any] | None = None
         self._is_whole = True
         self._has_failed = False
@@ -43,17 +47,17 @@ class SnapshotWriter:
         self._is_writing = threading.Lock()
 
     def start(self, *, is_whole: bool = True) -> None:
-        """Saves the registry now and after each change of it. Blocks.
+        """Saves the registry now and after each change. Blocks.
 
-        Unless the last snapshot could not be restored as a whole: then it stays the newest one
-        until somebody changes what is registered. What is missing may be there at the next start.
+        If the last snapshot was not restored as a whole (`is_whole`), it stays the newest one until
+        the registry changes: an archive that was missing may be back at the next start.
         """
         self._is_whole = is_whole
         self._save(STARTUP)
         self._thread.start()
 
     def close(self) -> None:
-        """Saves the registry for the last time. Blocks. Needs no `start`."""
+        """Saves the registry for the last time, if it was started. Blocks."""
         self._is_over.set()
         if self._saved is not None:
             self._save(SHUTDOWN)
@@ -68,8 +72,8 @@ class SnapshotWriter:
                 with self._registry.changes() as wait:
                     self._save(CHANGE)
                     while not self._is_over.is_set():
-                        # Workers' states come over the same channel; those change nothing here.
-                        wait(_SAVE_AGAIN_S if self._has_failed else _LISTEN_S)
+                        # Workers' states come over the same channel and change nothing here.
+                        wait(self._save_again_s if self._has_failed else _LISTEN_S)
                         self._save(CHANGE)
             except StoreUnavailable:
                 self._is_over.wait(_RETRY_S)
@@ -96,10 +100,10 @@ class SnapshotWriter:
             except (StoreUnavailable, OSError) as error:
                 self._has_failed = True
                 words = error.strerror if isinstance(error, OSError) else str(error)
-                # News of workers come by the dozen, and each is one more try.
+                # Workers report often, and each report is one more try.
                 if self._reminder.is_due(str(words)):
                     log.error("snapshot not saved folder=%s: %s", self._folder, words)
 
     def _is_lost(self, state: Mapping[str, Any]) -> bool:
-        # A Redis that was emptied is filled again by the nodes; that is no operator's wish.
+        # The nodes will fill an emptied Redis again. No operator has emptied it.
         return not state and self._registry.is_lost()

@@ -1,4 +1,4 @@
-"""Registers the models of `load_models` and of a snapshot, once a node is there to load them.
+"""Registers the models of `load_models` and of a snapshot, once a node can load them.
 
 Source: TorchServe 0.12 `ModelServer.initModelStore`, `SnapshotManager.restore`.
 """
@@ -21,7 +21,6 @@ from ingress.services import Services
 
 log = logging.getLogger(__name__)
 
-SAY_EVERY_S = 30.0
 _RETRY_S = 0.5
 _ARCHIVE_SUFFIXES = (".mar", ".model", ".tar.gz")
 
@@ -32,9 +31,9 @@ T = TypeVar("T")
 class StartupLoader:
     """Registers the models of `load_models` and of a snapshot. Blocks; call from a thread.
 
-    Redis remembers what is registered, and operators change it since. So a server that comes back
-    by itself registers each startup model once in the life of that Redis, and what was unregistered
-    stays so; only whoever starts `ferry up` asks for its models again.
+    Redis remembers the registered models, and operators change them. So a server that comes back by
+    itself registers each startup model once in the life of that Redis, and does not bring back a
+    model that was unregistered. An operator who starts `ferry up` (`is_awaited`) asks for all.
     """
 
     def __init__(
@@ -54,8 +53,8 @@ class StartupLoader:
     def load(self) -> list[Failure]:
         """Registers each startup model; returns `{"model", "error"}` for each that failed.
 
-        What a snapshot holds comes first, so that `load_models` can only add to it. Workers load
-        in the background: a registered model is not a ready one.
+        The snapshot comes first, so that `load_models` can only add to it. Workers load in the
+        background: a registered model need not be ready.
         """
         with contextlib.suppress(Draining):
             self._restore_snapshot()
@@ -80,8 +79,8 @@ class StartupLoader:
         self._persist(str(path), lambda: self._marks.add(str(path)))
 
     def _may_restore(self, path: str) -> bool:
-        # A snapshot is a whole registry: mixed with another one it would undo what was changed
-        # since, the default version for one.
+        # A snapshot is a whole registry. Mixed with another one, it would undo later changes, for
+        # example of the default version.
         known = self._persist(path, self._services.registry.snapshot)
         if known:
             log.warning("not restored snapshot=%s: Redis has models=%d", path, len(known))
@@ -89,12 +88,12 @@ class StartupLoader:
         return self._is_asked_for(path)
 
     def _complete(self, saved: SavedVersion, spec: ModelSpec) -> None:
-        """A restored version is as it was saved."""
+        """Gives a restored version the workers and the default that were saved."""
         if spec.model_version != saved.model_version:
             log.warning(
                 "model=%s: its archive has version %s now", spec.model_name, spec.model_version
             )
-        # A model-config.yaml wins over parameters, but not over what an operator has scaled since.
+        # model-config.yaml wins over the parameters, but not over the operator who scaled last.
         if (spec.min_worker, spec.max_worker) != (saved.min_worker, saved.max_worker):
             self._services.registry.scale(spec.key, saved.min_worker, saved.max_worker)
         if saved.is_default:
@@ -126,7 +125,7 @@ class StartupLoader:
             self._persist(model, lambda: complete(spec))
             log.info("registered model=%s version=%s", *spec.key)
         except Conflict as error:
-            # Another ingress was faster, a snapshot has it, or Redis remembers it from before.
+            # Another ingress was faster, the snapshot has the model, or Redis remembers it.
             log.info("kept model=%s: %s", model, error.message)
         except Draining:
             raise
@@ -137,12 +136,10 @@ class StartupLoader:
         return True
 
     def _persist(self, model: str, attempt: Callable[[], T]) -> T:
-        """Returns what the attempt returns.
+        """Repeats the attempt as long as its obstacle may pass by itself.
 
-        It is tried again as long as what it misses may come by itself.
-
-        Without an end: a server that gave up would be ready with nothing to serve, while its nodes
-        wait for a disk or for another machine.
+        It never gives up: the server would be ready with nothing to serve, while its nodes wait
+        for a disk or for another machine.
         """
         say_at_s = 0.0
         while not self._services.lifecycle.is_draining:
@@ -150,14 +147,14 @@ class StartupLoader:
                 return attempt()
             except Unavailable as error:
                 if time.monotonic() >= say_at_s:
-                    say_at_s = time.monotonic() + SAY_EVERY_S
+                    say_at_s = time.monotonic() + self._services.patience.remind_s
                     log.warning("not yet loaded model=%s: %s", model, error.message)
                 time.sleep(_RETRY_S)
         raise Draining("The server is shutting down.")
 
 
 def startup_parameters(settings: Settings) -> list[dict[str, Any]]:
-    """Registration parameters for each model that `load_models` names.
+    """Returns the registration parameters of each model that `load_models` names.
 
     Unlike TorchServe, 0 default workers mean one here, not one per CPU core.
     """
@@ -175,7 +172,7 @@ def startup_parameters(settings: Settings) -> list[dict[str, Any]]:
 
 def _named_archive(entry: str) -> tuple[str, str]:
     name, equals, url = entry.strip().partition("=")
-    # A URL may hold an equals sign, too, but never before a character that names cannot have.
+    # A URL may contain an equals sign, too, but only after characters that no name has.
     if equals and NAME_PATTERN.fullmatch(name.strip()):
         return name.strip(), url.strip()
     return "", entry.strip()
@@ -188,7 +185,7 @@ def _archives_of(model_store: Path | None) -> Iterator[str]:
     try:
         paths = sorted(model_store.iterdir())
     except OSError as error:
-        # The server starts, as where an archive cannot be read.
+        # The server starts anyway, as it does when an archive cannot be read.
         log.error("load_models=all cannot read the model_store: %s", error)
         return
     for path in paths:

@@ -1,4 +1,4 @@
-"""The Flask application of one listener: TorchServe's REST dialect, whole without the front."""
+"""Builds the Flask application of one listener, complete under any WSGI server."""
 
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -59,7 +59,7 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
 
 
 class _DescriptionView:
-    """One method per route; HTTP in, HTTP out."""
+    """Answers each route with one method; HTTP in, HTTP out."""
 
     def __init__(self, roles: Collection[Role]) -> None:
         self._document = api_document(roles)
@@ -69,7 +69,7 @@ class _DescriptionView:
 
 
 class _IgnoreTrailingSlashes:
-    """`/models/M/` is `/models/M`; the router alone would redirect or refuse."""
+    """Makes `/models/M/` mean `/models/M`; Flask alone would redirect or refuse."""
 
     def __init__(self, app: WSGIApplication) -> None:
         self._app = app

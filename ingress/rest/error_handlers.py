@@ -1,4 +1,4 @@
-"""Every exception that leaves a Flask route becomes one answer."""
+"""Turns every exception that leaves a Flask route into an answer."""
 
 import logging
 from urllib.parse import quote
@@ -27,9 +27,9 @@ _VERB = "manage"
 
 
 def install_error_handlers(app: Flask, services: Services) -> None:
-    """Errors of this application are answered in TorchServe's shape; none leaks internals.
+    """Makes this application answer errors in TorchServe's shape, without internals.
 
-    That Redis is away, or refuses, is said to the outage, and when an operator is answered again.
+    Notes in the log of outages when Redis fails, and when the management API is answered again.
     """
     outage, failed = services.outage, FailedRequests()
 
@@ -39,14 +39,14 @@ def install_error_handlers(app: Flask, services: Services) -> None:
 
     @app.after_request
     def succeed(response: Response) -> Response:
-        # Not a probe's answer, which may be an old one.
+        # A probe's answer may be an old one, so it does not count.
         if request.blueprint == Role.MANAGEMENT and response.status_code < BadRequest.status:
             outage.over(_VERB)
         return response
 
     @app.after_request
     def note(response: Response) -> Response:
-        # Predictions are noted where they are answered, and what probes are told is no failure.
+        # Predictions are noted where they are answered, and a probe's answer is no failure.
         reason = response.headers.get("x-ferry-reason")
         status, is_prediction = response.status_code, request.blueprint == Role.INFERENCE
         if reason and status >= LOWEST_STATUS and not is_prediction:
@@ -76,7 +76,7 @@ def _translated(status: int) -> ServeError:
         return PayloadTooLarge("")
     if status == BadRequest.status:
         return BadRequest("Invalid HTTP message.")
-    # Redirects of the router included: TorchServe has none.
+    # This includes Flask's redirects: TorchServe has none.
     return not_found()
 
 

@@ -1,4 +1,4 @@
-"""The management port's routes.
+"""Answers the management port's routes.
 
 Source: TorchServe 0.12 management API.
 """
@@ -30,7 +30,7 @@ _HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class CrossOrigin(ServeError):
-    """A web page wants to change something here."""
+    """Refuses a web page that would change models."""
 
     status = 403
     type = "IllegalArgumentException"
@@ -38,7 +38,7 @@ class CrossOrigin(ServeError):
 
 
 def management_blueprint(services: Services) -> Blueprint:
-    """Register, scale, describe, list, set-default, unregister."""
+    """Returns the management port's routes."""
     blueprint = Blueprint("management", __name__)
     blueprint.before_request(partial(_refuse_web_pages, services.settings.cors_allowed_origin))
     add_routes(blueprint, _ManagementView(services, Registrar(services)), MANAGEMENT)
@@ -46,7 +46,7 @@ def management_blueprint(services: Services) -> Blueprint:
 
 
 class _ManagementView:
-    """One method per route; HTTP in, HTTP out."""
+    """Answers each route with one method; HTTP in, HTTP out."""
 
     def __init__(self, services: Services, registrar: Registrar) -> None:
         self._services = services
@@ -109,7 +109,7 @@ class _ManagementView:
     def list_nodes(self) -> Response:
         nodes = self._registry.nodes()
         if not nodes:
-            self._registry.require_writable()  # or no node can say that it runs
+            self._registry.require_writable()  # else no node can report that it runs
         return json_response([describe_node(node) for node in nodes])
 
     def _require_model_api(self) -> None:
@@ -143,8 +143,8 @@ class _ManagementView:
 def _refuse_web_pages(allowed_origin: str) -> None:
     # Loopback needs no token, but any page in a browser on this machine can post to it (and, with
     # a name that resolves to 127.0.0.1, look like this server's own). Registering a model runs its
-    # code. Browsers announce themselves with `Origin`; curl, SDKs and our own commands do not.
-    # What an operator allows by name is that operator's own page; `*` names nobody.
+    # code. Browsers send `Origin`; curl, SDKs and our own commands do not. An origin that the
+    # operator allows by name is trusted; `*` names no page.
     origin = request.headers.get("Origin")
     is_known = origin is None or origin == allowed_origin
     if request.method not in _HARMLESS_METHODS and not is_known:
@@ -152,7 +152,7 @@ def _refuse_web_pages(allowed_origin: str) -> None:
 
 
 def _metadata(reply: Reply) -> dict[str, Any]:
-    # TorchServe: whatever is not an object becomes an empty one.
+    # As in TorchServe, all that is not an object becomes an empty one.
     try:
         document = json.loads(reply.body)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The metrics port's route."""
+"""Answers the metrics port's route."""
 
 from collections.abc import Iterable
 
@@ -25,7 +25,7 @@ def metrics_blueprint(services: Services) -> Blueprint:
 
 
 class _MetricsView:
-    """One method per route; HTTP in, HTTP out."""
+    """Answers each route with one method; HTTP in, HTTP out."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

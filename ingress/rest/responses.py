@@ -1,4 +1,4 @@
-"""Answers as Flask responses, and Flask requests as what the shared functions take."""
+"""Translates between Flask and the functions that both HTTP doors share."""
 
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
@@ -13,7 +13,7 @@ from ingress.torchserve.answers import json_answer, status_answer
 
 
 class PlainResponse(Response):
-    """A response without a content type of its own invention."""
+    """Leaves the content type to the answer's headers."""
 
     default_mimetype = None
 
@@ -26,7 +26,7 @@ def to_response(answer: Answer) -> Response:
 def stream_response(
     answer: StreamedAnswer, on_loop: Callable[[Coroutine[Any, Any, bytes | None]], bytes | None]
 ) -> Response:
-    """Returns the answer in pieces; an exception breaks it off, and the connection is closed.
+    """Sends the answer in pieces. An exception ends it and closes the connection.
 
     Args:
         answer: closed when the response is.
@@ -51,12 +51,12 @@ def json_response(document: Any, status: int = 200) -> Response:
 
 
 def status_response(text: str, status: int = 200) -> Response:
-    """`{"status": text}` under a fresh request id."""
+    """Returns `{"status": text}` under a fresh request id."""
     return to_response(status_answer(text, fresh_request_id(), status))
 
 
 def lower_case_headers(request: Request) -> dict[str, str]:
-    """Returns the request's headers as the front sees them; WSGI has joined duplicates."""
+    """Returns the headers as the router sees them, but with duplicates joined, as in WSGI."""
     headers = {}
     for name, value in request.headers.items():
         with contextlib.suppress(UnicodeDecodeError):

@@ -28,7 +28,7 @@ def token_blueprint(keys: KeyFile) -> Blueprint:
 
 
 class _TokenView:
-    """One method per route; HTTP in, HTTP out."""
+    """Answers each route with one method; HTTP in, HTTP out."""
 
     def __init__(self, keys: KeyFile) -> None:
         self._keys = keys
@@ -45,5 +45,5 @@ class _TokenView:
             log.exception("renewing a key failed")
             raise InternalError("The key file cannot be written.") from error
         headers = [("x-request-id", fresh_request_id()), JSON_CONTENT_TYPE, *NO_CACHE_HEADERS]
-        # The new key is in the file only, as in TorchServe: a client must be able to read that.
+        # As in TorchServe, only the file has the new key: the client must be able to read it.
         return to_response(Answer(200, headers, b"\n"))

@@ -1,7 +1,7 @@
-"""What leaves the ingress: status, headers and bytes in TorchServe's dialect.
+"""Makes answers as TorchServe does: status, headers and bytes.
 
 Source: TorchServe 0.12, `NettyUtils.sendHttpResponse` and `JsonUtils`.
-An answer carries no `connection` header: the connection adds it.
+The connection adds the `connection` header.
 """
 
 import json
@@ -28,7 +28,7 @@ NO_CACHE_HEADERS = (
     ("Expires", "Thu, 01 Jan 1970 00:00:00 UTC"),
 )
 
-# Names that a handler cannot set: the server writes them itself, or they steer the connection.
+# A handler cannot set these: the server writes them itself, or they control the connection.
 _OWNED_NAMES = frozenset(
     {
         "cache-control",
@@ -53,15 +53,12 @@ _OWNED_NAMES = frozenset(
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
-# After a status below this range a client would wait for another answer; above it, HTTP has none.
+# Below this range, a client would wait for another answer. Above it, HTTP has no statuses.
 _LOWEST_STATUS, _HIGHEST_STATUS = 200, 599
 
 
 def json_bytes(document: Any) -> bytes:
-    """Returns the document as TorchServe prints it.
-
-    Two-space JSON, UTF-8 unescaped, one newline.
-    """
+    """Returns JSON as TorchServe prints it: two spaces, UTF-8 unescaped, one newline."""
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     return text.encode("utf-8", "replace")
 
@@ -78,7 +75,7 @@ def status_answer(text: str, request_id: str, status: int = 200) -> Answer:
 
 
 def error_answer(error: ServeError, request_id: str) -> Answer:
-    """Returns the answer that this error is; 413 is bare, as in TorchServe."""
+    """Returns the answer to a request that failed so; 413 is bare, as in TorchServe."""
     if isinstance(error, PayloadTooLarge):
         return Answer(error.status, [], b"")
     answer = _failure(error.status, error.type, error.message, error.reason, request_id)
@@ -89,9 +86,9 @@ def error_answer(error: ServeError, request_id: str) -> Answer:
 
 
 def reply_answer(reply: Reply, request_id: str) -> Answer:
-    """Returns what the worker replied, with a handler's headers cleaned.
+    """Returns a worker's reply as an answer, with the handler's headers cleaned.
 
-    A prediction gets no content type unless the handler set one.
+    A prediction has no content type unless the handler sets one.
     """
     if not _LOWEST_STATUS <= reply.status <= _HIGHEST_STATUS:
         return error_answer(InternalError("Invalid model predict output"), request_id)
@@ -105,7 +102,7 @@ def reply_answer(reply: Reply, request_id: str) -> Answer:
 
 
 def stream_head(first: ReplyChunk, request_id: str) -> tuple[int, list[tuple[str, str]]]:
-    """Status and headers of an answer in pieces, of which this is the first.
+    """Returns status and headers of an answer in pieces, of which this is the first.
 
     Raises:
         InternalError: a status that no answer can have.
@@ -139,7 +136,7 @@ def not_found() -> NotFound:
 
 
 def wrong_method() -> MethodNotAllowed:
-    """Returns the error for a path that is known, by a method that it is not for."""
+    """Returns the error for a known path with the wrong method."""
     return MethodNotAllowed("Requested method is not allowed, please refer to API document.")
 
 
@@ -149,13 +146,13 @@ def unknown_method() -> Answer:
 
 
 def _clean_value(value: str) -> str:
-    # ASCII only: what other bytes mean, clients do not agree on.
+    # ASCII only: clients disagree on what other bytes mean.
     return _CONTROL_CHARACTERS.sub("", value).encode("ascii", "replace").decode().strip()
 
 
 def _failure(status: int, kind: str, message: str, reason: str, request_id: str) -> Answer:
     answer = json_answer({"code": status, "type": kind, "message": message}, request_id, status)
     if reason:
-        # The JSON keeps TorchServe's three keys; the stable word for machines travels beside it.
+        # The JSON keeps TorchServe's three keys, so the stable word for machines is a header.
         answer.headers.append(("x-ferry-reason", reason))
     return answer

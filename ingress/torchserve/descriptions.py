@@ -28,7 +28,7 @@ def describe_version(
     is_default: bool,
     hosts: Mapping[str, str],
 ) -> dict[str, Any]:
-    """One version, keys in TorchServe's order, then our own.
+    """Describes one version: keys in TorchServe's order, then our own.
 
     Args:
         spec: as registered.
@@ -67,7 +67,7 @@ def describe_version(
 
 
 def describe_node(node: NodeStatus) -> dict[str, Any]:
-    """One live node, in the words that describe has for a worker's."""
+    """Describes a live node, with the keys that describe has for a worker."""
     return {
         "node": node.node_id,
         "host": node.hostname,
@@ -79,7 +79,7 @@ def describe_node(node: NodeStatus) -> dict[str, Any]:
 def list_page(
     names: Sequence[str], urls: Mapping[str, str], parameters: Mapping[str, str]
 ) -> dict[str, Any]:
-    """One page of the models; a token is there whenever a full page was given.
+    """Lists one page of the models. A full page has a token for the next one.
 
     Args:
         names: all names, sorted.
@@ -107,13 +107,13 @@ def _describe_worker(worker: WorkerStatus, host: str) -> dict[str, Any]:
         "pid": worker.pid,
         "gpu": is_gpu,
         "gpuUsage": f"gpuId::{index or 0}" if is_gpu else "N/A",
-        # Beyond TorchServe, so at the end: the machine that runs it.
+        # Beyond TorchServe, so at the end.
         "node": worker.node_id,
     }
     if host:
         document["host"] = host
     if worker.state is not WorkerState.READY:
-        # All of these are UNLOADING to TorchServe.
+        # TorchServe calls all of these UNLOADING.
         document["state"] = worker.state.value
     if worker.error:
         document["error"] = worker.error

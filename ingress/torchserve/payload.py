@@ -1,4 +1,4 @@
-"""An HTTP body becomes a Request: parts with names, undecoded.
+"""Makes a Request of an HTTP body: parts with names, undecoded.
 
 Source: TorchServe 0.12 `NettyUtils.getFormData` and `InferenceRequestHandler`.
 """
@@ -16,8 +16,8 @@ from ingress.torchserve.prediction_paths import Target
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 
-# How many bytes of the body are JSON, before those of tensors. Source: Triton's "Binary Tensor Data
-# Extension" of the Open Inference Protocol.
+# The length of the JSON that precedes the tensors. Source: Triton's "Binary Tensor Data Extension"
+# of the Open Inference Protocol.
 TENSOR_HEADER = "inference-header-content-length"
 
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,12}")
@@ -25,7 +25,7 @@ _MAX_PARTS = 32
 _MAX_FIELDS = 1000
 _MAX_PART_HEADER_BYTES = 8192
 _MAX_BOUNDARY_CHARS = 200
-# Tabs may be in a header. The rest of them would end a line for others, or move a cursor.
+# A header may contain tabs. Other control characters would end a line elsewhere, or move a cursor.
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _BINARY = "application/octet-stream"
 _MULTIPART = "multipart/form-data"
@@ -33,13 +33,13 @@ _URLENCODED = "application/x-www-form-urlencoded"
 
 
 def read_request(target: Target, headers: dict[str, str], body: bytes, query: str = "") -> Request:
-    """Returns the request that these headers and this body are; `headers` becomes part of it.
+    """Makes a request of headers and body; `headers` becomes part of it.
 
     Args:
-        target: what the path asked for; overwrites the headers `explain` and `url_path`.
+        target: what the path asks for; overwrites the headers `explain` and `url_path`.
         headers: names in lower case.
         body: whole and already within `max_request_size`.
-        query: whose pairs are parts, too, before those of the body.
+        query: its pairs are parts, too, before those of the body.
 
     Raises:
         BadRequest: a form that cannot be parsed or has too many parts.
@@ -57,17 +57,17 @@ def read_request(target: Target, headers: dict[str, str], body: bytes, query: st
 def speaks_of_binary(headers: Mapping[str, str], body: bytes) -> bool:
     """Returns whether a request to the Open Inference Protocol uses the binary extension.
 
-    Triton's clients do, if only to say that they want JSON. Others send JSON that TorchServe gives
-    to the handler as it is.
+    Triton's clients do, if only to ask for JSON. TorchServe gives the JSON of others to the handler
+    unchanged.
     """
     return TENSOR_HEADER in headers or b'"binary_data' in body
 
 
 def read_tensors(target: Target, headers: dict[str, str], body: bytes) -> Request:
-    """Returns the Open Inference Protocol's request that these headers and this body are.
+    """Makes a request of the headers and the body of the Open Inference Protocol.
 
     Raises:
-        BadRequest: the header that says where the tensors begin cannot be true.
+        BadRequest: the tensors cannot begin where the header says.
     """
     text = headers.get(TENSOR_HEADER, str(len(body)))
     if not _WHOLE_NUMBER.fullmatch(text) or int(text) > len(body):
@@ -98,15 +98,15 @@ def read_parts(content_type: str, body: bytes) -> list[Part]:
 
 
 def is_form(content_type: str) -> bool:
-    """Returns whether `read_parts` takes a body of this type apart, which may take long."""
+    """Returns whether `read_parts` splits a body of this type, which may take long."""
     return _mime(content_type) in (_MULTIPART, _URLENCODED)
 
 
 def read_timeout_s(headers: Mapping[str, str]) -> float | None:
-    """Returns seconds that the client is ready to wait, or None when it does not say.
+    """Returns how many seconds the client will wait, or None when it does not say.
 
     Raises:
-        BadRequest: a number that nobody can wait.
+        BadRequest: not a number of milliseconds.
     """
     text = headers.get(TIMEOUT_HEADER)
     if text is None:
@@ -157,7 +157,7 @@ def _multipart_parts(content_type: str, body: bytes) -> Iterator[Part]:
 
 
 def _multipart_part(section: bytes) -> Part:
-    # A section is what follows a delimiter: padding, CRLF, header lines, an empty line, the value.
+    # After its delimiter, a section has padding, CRLF, header lines, an empty line, the value.
     head_end = section.find(b"\r\n\r\n", 0, _MAX_PART_HEADER_BYTES)
     padding, line_break, head = section[: max(head_end, 0)].partition(b"\r\n")
     if head_end < 0 or padding.strip(b" \t") or not line_break:

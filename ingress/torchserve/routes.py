@@ -79,7 +79,7 @@ _V1_MODEL = "/v1/models/{model_name}"
 _V2_MODEL = "/v2/models/{model_name}"
 _V2_VERSION = "/v2/models/{model_name}/versions/{model_version}"
 _NOT_THERE = "not in TorchServe"
-_ALWAYS_ON = "on without being asked for"
+_ALWAYS_ON = "always on"
 _NO_VERSIONS = "TorchServe answers 501 or 404"
 
 EVERYWHERE = (
@@ -108,7 +108,7 @@ PREDICTIONS = (
         "/predictions/{model_name}/{model_version}/{tail}",
         "predict",
         asked=_NATIVE,
-        note="`url_path` is `tail`",
+        note="the handler finds `tail` in the header `url_path`",
     ),
     Route(ANY, "/explanations/{model_name}", "predict", asked=_NATIVE_EXPLAIN),
     Route(ANY, "/explanations/{model_name}/{model_version}", "predict", asked=_NATIVE_EXPLAIN),
@@ -135,7 +135,7 @@ OPEN_INFERENCE = (
         "GET",
         _V1_MODEL,
         "model_ready",
-        better="KServe asks the inference port; ready if a worker is",
+        better="KServe asks the inference port; ready if a worker is ready",
     ),
 )
 
@@ -159,14 +159,14 @@ INFERENCE = (
         "closed then",
     ),
     Route("OPTIONS", "/ping", "ping"),
-    Route(ANY, LIVE_PATH, "livez", "live", better="the process answers"),
+    Route(ANY, LIVE_PATH, "livez", "live", better="whether the process answers"),
     Route(
         "GET",
         "/readyz",
         "readyz",
         "ready",
         codes=("200", "503"),
-        better="a request would be served now",
+        better="whether a request would be served now",
     ),
     Route(ANY, "/wfpredict/{tail}", "predict_workflow", note="404 `WorkflowNotFoundException`"),
 )
@@ -202,14 +202,14 @@ MANAGEMENT = (
     Route("PUT", _VERSION, "scale", "versionSetAutoScale", _SCALE, codes=_SCALED),
     Route("DELETE", _VERSION, "unregister", "versionUnregisterModel"),
     Route("PUT", f"{_VERSION}/set-default", "set_default", "setDefault"),
-    Route("GET", _V1_MODEL, "kserve_ready", better="not ready by a worker that failed"),
+    Route("GET", _V1_MODEL, "kserve_ready", better="a failed worker does not make it ready"),
     Route(
         "GET",
         "/downloads",
         "list_downloads",
         "listDownloads",
         gives=schemas.DOCUMENTS,
-        better="archives that are being fetched; not in TorchServe",
+        better="archives that nodes download now; not in TorchServe",
     ),
     Route(
         "GET",
@@ -217,7 +217,7 @@ MANAGEMENT = (
         "list_nodes",
         "listNodes",
         gives=schemas.DOCUMENTS,
-        better="those that run, with and without workers; not in TorchServe",
+        better="nodes that run, with or without workers; not in TorchServe",
     ),
 )
 

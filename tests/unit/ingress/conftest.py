@@ -14,7 +14,7 @@ from ingress.listeners import Address, Listener
 from ingress.rest.app import create_app
 from ingress.role import Role
 from ingress.server import application
-from ingress.services import Services, build_services
+from ingress.services import Patience, Services, build_services
 from tests.ports import free_ports
 from tests.tls import write_certificate
 from tests.unit.ingress.leaks import assert_tells_nothing
@@ -104,7 +104,13 @@ def keys():
 
 
 @pytest.fixture
-def ingress(redis_url, keys):
+def patience():
+    """The usual time limits of registrations; a test that waits for one shortens it."""
+    return Patience()
+
+
+@pytest.fixture
+def ingress(redis_url, keys, patience):
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -120,7 +126,8 @@ def ingress(redis_url, keys):
         dead_after_s=DEAD_AFTER_S,
     )
     archives = KnownArchives()
-    services = replace(build_services(settings, keys, loop), control=archives)
+    services = build_services(settings, keys, loop)
+    services = replace(services, control=archives, patience=patience)
     call(services.start())
     apps = {role: create_app(services, [role]) for role in Role}
     listeners = call(_listen(services))

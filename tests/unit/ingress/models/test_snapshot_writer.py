@@ -11,7 +11,6 @@ from batching.settings.snapshots import newest_snapshot, read_snapshot
 from batching.store import keys
 from batching.store.clients import connect
 from batching.store.registry.registry import Registry
-from ingress.models import snapshot_writer
 from ingress.models.snapshot_writer import SnapshotWriter
 from tests.support import eventually, make_spec
 
@@ -32,7 +31,8 @@ def folder(tmp_path):
 
 @pytest.fixture
 def writer(registry, folder):
-    made = SnapshotWriter(registry, replace(Settings(), job_queue_size=7), folder)
+    settings = replace(Settings(), job_queue_size=7)
+    made = SnapshotWriter(registry, settings, folder, save_again_s=0.05)
     yield made
     made.close()
 
@@ -92,7 +92,7 @@ def test_snapshot_that_was_not_restored_as_a_whole_stays_until_something_changes
     # Given a start at which a model was missing
     registry.create(make_spec(model_name="found"))
     writer.start(is_whole=False)
-    # When nobody changes anything
+    # When nothing changes
     registry.announce("found")
     writer.close()
     # Then the old snapshot stays the newest
@@ -114,8 +114,7 @@ def test_folder_that_cannot_be_written_does_not_stop_the_server(registry, tmp_pa
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-def test_what_the_disk_did_not_take_is_saved_when_it_does(registry, writer, folder, monkeypatch):
-    monkeypatch.setattr(snapshot_writer, "_SAVE_AGAIN_S", 0.05)
+def test_what_the_disk_did_not_take_is_saved_when_it_does(registry, writer, folder):
     # Given
     writer.start()
     shutil.rmtree(folder)

@@ -6,7 +6,7 @@ import pytest
 from batching.errors import StoreUnavailable, Unavailable
 from batching.store import keys
 from batching.store.clients import connect
-from ingress.models import registrar, startup_models
+from ingress.services import Patience
 from tests.support import eventually
 from tests.unit.ingress.simulated_node import SimulatedNode
 from tests.unit.ingress.startup import load
@@ -41,7 +41,7 @@ def test_startup_leaves_out_what_names_no_handler(ingress):
 
 @pytest.mark.usefixtures("node")
 @pytest.mark.parametrize(("is_awaited", "found"), [(False, ["new"]), (True, ["echo", "new"])])
-def test_unregistered_model_comes_back_only_when_somebody_starts_a_server(
+def test_unregistered_model_comes_back_only_when_an_operator_starts_a_server(
     ingress, is_awaited, found
 ):
     # Given: a startup model that was unregistered since
@@ -69,11 +69,7 @@ def test_emptied_redis_is_given_the_startup_models_again(ingress):
     assert sorted(ingress.registry.snapshot()) == ["echo"]
 
 
-@pytest.fixture
-def hurry(monkeypatch):
-    """What takes half a minute takes no time."""
-    monkeypatch.setattr(registrar, "NODE_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(startup_models, "SAY_EVERY_S", 0.3)
+IN_A_HURRY = pytest.mark.parametrize("patience", [Patience(node_s=0.1, remind_s=0.3)])
 
 
 class Start(threading.Thread):
@@ -89,7 +85,7 @@ class Start(threading.Thread):
         self.failures = self._load()
 
 
-@pytest.mark.usefixtures("hurry")
+@IN_A_HURRY
 def test_startup_waits_for_a_node_however_long_and_says_so(ingress, redis_url, caplog):
     # Given
     ingress.archives.add("echo.mar", "echo")
@@ -108,7 +104,8 @@ def test_startup_waits_for_a_node_however_long_and_says_so(ingress, redis_url, c
         node.close()
 
 
-@pytest.mark.usefixtures("node", "hurry")
+@IN_A_HURRY
+@pytest.mark.usefixtures("node")
 @pytest.mark.parametrize("error", [Unavailable("Not now."), StoreUnavailable("Redis is away.")])
 def test_startup_tries_again_what_passes_by_itself(ingress, error, caplog):
     # Given
@@ -132,7 +129,7 @@ class FailsTwice:
         return self._archives.inspect_archive(*arguments, **options)
 
 
-@pytest.mark.usefixtures("hurry")
+@IN_A_HURRY
 def test_startup_that_waits_ends_with_its_server(ingress):
     # Given
     start = Start(ingress, load_models="echo.mar")

@@ -4,7 +4,8 @@ import pytest
 
 from batching.errors import Draining, InternalError
 from batching.models.statuses import NodeStatus, WorkerState, WorkerStatus
-from ingress.models.worker_wait import Progress, WorkerWait, _is_preparing, _progress
+from ingress.models.worker_wait import Progress, WorkerWait, _progress
+from ingress.services import Patience
 from tests.support import KEY, make_spec
 
 READY, LOADING, STARTING = WorkerState.READY, WorkerState.LOADING, WorkerState.STARTING
@@ -35,13 +36,6 @@ def test_workers_are_counted_for_each_node(states, nodes, expected):
     assert _progress(workers(*states), spec, nodes=nodes) is expected
 
 
-@pytest.mark.parametrize(
-    ("state", "pid", "expected"), [(STARTING, 0, True), (STARTING, 42, False), (LOADING, 0, False)]
-)
-def test_archive_is_unpacked_before_a_process_is_started(state, pid, expected):
-    assert _is_preparing(workers(READY) + workers(state, pid=pid)) is expected
-
-
 class Nodes:
     """Live nodes, each with one worker in a state that the test gives."""
 
@@ -59,7 +53,8 @@ class Nodes:
 
     def wait(self, should_stop=lambda: False):
         options = {"failures_before": {}, "version_text": "1.0", "install_patience_s": 0.0}
-        return WorkerWait(self.registry, should_stop).for_workers(self.spec, **options)
+        wait = WorkerWait(self.registry, should_stop=should_stop, patience=Patience())
+        return wait.for_workers(self.spec, **options)
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from batching.models.spec import ModelSpec, VersionKey
 from batching.store import keys
 from batching.store.clients import connect
-from ingress.models import registrar
 from ingress.models.worker_wait import Progress, WorkerWait
+from ingress.services import Patience
 from tests.support import eventually
 from tests.unit.ingress.simulated_node import ERROR, SimulatedNode
 
@@ -35,22 +35,12 @@ def error_of(answer):
     return answer.status_code, document["type"], document["message"]
 
 
-def test_register_waits_for_the_workers_by_default(manager):
-    # When
-    answer = manager.manage("POST", "/models?url=echo.mar&initial_workers=2&batch_size=8")
-    # Then
-    assert status_of(answer) == (200, f"{ECHO_TEXT} 2 initial workers")
-    [document] = manager.manage("GET", "/models/echo").json()
-    assert document["batchSize"] == 8
-    assert [worker["status"] for worker in document["workers"]] == ["READY", "READY"]
-
-
+@pytest.mark.parametrize("patience", [Patience(node_s=0.0)])
 @pytest.mark.parametrize("asked", [("POST", "/models?url=echo.mar"), ("GET", "/nodes")])
 def test_answer_says_that_redis_refuses_and_not_that_no_node_is_there(
-    ingress, redis_url, monkeypatch, caplog, asked
+    ingress, redis_url, caplog, asked
 ):
     # Given a Redis that takes no writes, and so no beat of any node
-    monkeypatch.setattr(registrar, "NODE_TIMEOUT_S", 0.0)
     with closing(connect(redis_url)) as client:
         client.config_set("min-replicas-to-write", 1)
         # When
@@ -74,25 +64,10 @@ def test_answer_says_that_redis_refuses_and_not_that_no_node_is_there(
     assert again.startswith("Redis answers again")
 
 
-@pytest.mark.parametrize(
-    ("path", "error"),
-    [
-        ("/models", (400, "BadRequestException", "Parameter url is required.")),
-        ("/models?url=", (404, "ModelNotFoundException", "empty url")),
-        ("/models?url=no.mar", (404, "ModelNotFoundException", "Model not found at: no.mar")),
-        (
-            "/models?url=echo.mar&runtime=LISP",
-            (400, "BadRequestException", "Invalid RuntimeType value: LISP"),
-        ),
-        (
-            "/models?url=no.mar&batch_size=0",  # before anything is looked for, or downloaded
-            (400, "BadRequestException", "batch_size must be 1 or more, not 0."),
-        ),
-    ],
-)
-def test_register_is_refused(manager, path, error):
-    assert error_of(manager.manage("POST", path)) == error
-    assert sorted(manager.registry.snapshot()) == []
+def test_register_refuses_a_wrong_parameter_before_it_looks_for_the_archive(manager):
+    answer = manager.manage("POST", "/models?url=no.mar&batch_size=0")
+    text = "batch_size must be 1 or more, not 0."
+    assert error_of(answer) == (400, "BadRequestException", text)
 
 
 LEFT_OUT = {
@@ -105,7 +80,7 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize(("config", "expected"), LEFT_OUT.values(), ids=LEFT_OUT)
-def test_register_is_refused_when_the_archive_asks_for_what_is_left_out(manager, config, expected):
+def test_register_is_refused_when_the_archive_needs_what_is_left_out(manager, config, expected):
     # Given
     manager.archives.add("asking.mar", "asking", **config)
     # When
@@ -157,8 +132,8 @@ def test_register_leaves_nothing_but_a_reason_in_the_log_when_the_workers_fail(
     assert f"not started model=echo version=1.0: {ERROR}" in caplog.text
 
 
-class Asked(threading.Thread):
-    """A request of the management API that is under way."""
+class PendingCall(threading.Thread):
+    """Sends a request to the management API; `answer` waits for it."""
 
     def __init__(self, manager, *request):
         super().__init__()
@@ -174,8 +149,8 @@ class Asked(threading.Thread):
 
 
 def registering(manager):
-    """A registration that waits for its worker."""
-    asked = Asked(manager, "POST", "/models?url=echo.mar&initial_workers=1")
+    """Starts a registration that waits for its worker."""
+    asked = PendingCall(manager, "POST", "/models?url=echo.mar&initial_workers=1")
     eventually(lambda: manager.registry.workers(KEY))
     return asked
 
@@ -184,7 +159,7 @@ def test_register_removes_no_other_registration_than_its_own(manager, node):
     # Given
     node.behaviour = "loading"
     asked = registering(manager)
-    # When somebody else registers another one under that name
+    # When another client registers another model under that name
     manager.registry.remove(KEY)
     other = ModelSpec(*KEY, "other.mar", "h.py")
     manager.registry.create(other)
@@ -194,12 +169,12 @@ def test_register_removes_no_other_registration_than_its_own(manager, node):
     assert manager.registry.specs() == [other]
 
 
-def test_time_to_unpack_is_not_time_to_load(manager, node, monkeypatch):
+@pytest.mark.parametrize("patience", [Patience(grace_s=0.1)])
+def test_time_to_unpack_is_not_time_to_load(manager, node):
     # Given
-    monkeypatch.setattr("ingress.models.worker_wait.STARTUP_GRACE_S", 0.1)
     node.behaviour = "unpacking"
     manager.register("echo", startup_timeout_s=0.2)
-    asked = Asked(manager, "PUT", "/models/echo?min_worker=1&synchronous=true")
+    asked = PendingCall(manager, "PUT", "/models/echo?min_worker=1&synchronous=true")
     # When it takes longer than loading may
     asked.join(0.6)
     assert asked.is_alive()
@@ -208,15 +183,15 @@ def test_time_to_unpack_is_not_time_to_load(manager, node, monkeypatch):
     assert asked.answer().status_code == 200
 
 
-def test_time_to_install_is_no_time_to_load(manager, node, monkeypatch):
+def test_time_to_install_is_no_time_to_load(manager, node):
     # Given
-    monkeypatch.setattr("ingress.models.worker_wait.STARTUP_GRACE_S", 0.1)
     node.behaviour = "loading"
     spec = manager.register("echo", startup_timeout_s=0.2)
     words = {"failures_before": {}, "version_text": "1.0", "install_patience_s": 0.5}
     # When
     started_s = time.monotonic()
-    progress = WorkerWait(manager.registry, lambda: False).for_workers(spec, **words)
+    wait = WorkerWait(manager.registry, should_stop=lambda: False, patience=Patience(grace_s=0.1))
+    progress = wait.for_workers(spec, **words)
     # Then
     assert progress is Progress.NONE
     assert time.monotonic() - started_s >= 0.8
@@ -231,7 +206,7 @@ def test_register_ends_when_the_server_drains(manager, node):
     # Then
     text = "The server is shutting down."
     assert error_of(asked.answer()) == (503, "ServiceUnavailableException", text)
-    # And it can be asked of another one
+    # And another server can register it
     assert manager.registry.specs() == []
 
 
@@ -239,7 +214,7 @@ def test_register_goes_on_when_redis_was_away(manager, node, redis_url):
     # Given
     node.behaviour = "loading"
     asked = registering(manager)
-    # When the connection over which changes are told breaks
+    # When the connection that announces changes breaks
     client = connect(redis_url)
     eventually(lambda: client.pubsub_numsub(keys.CHANGES)[0][1] == 2)
     client.client_kill_filter(_type="pubsub")
@@ -279,9 +254,9 @@ def test_scale_waits_for_more_and_for_fewer_workers(manager):
     assert len(manager.registry.workers(spec.key)) == 1
 
 
-def test_scale_says_206_when_only_some_workers_are_ready_in_time(manager, node, monkeypatch):
+@pytest.mark.parametrize("patience", [Patience(grace_s=0.1)])
+def test_scale_says_206_when_only_some_workers_are_ready_in_time(manager, node):
     # Given a worker that is ready, and no other that will be
-    monkeypatch.setattr("ingress.models.worker_wait.STARTUP_GRACE_S", 0.1)
     manager.register("echo", startup_timeout_s=1)
     node.behaviour = "loading"
     # When
@@ -303,7 +278,7 @@ def test_scale_fails_at_the_first_worker_that_fails_and_keeps_the_model(manager,
         "Failed to start workers for model echo version: null",
     )
     assert sorted(manager.registry.snapshot()) == ["echo"]
-    # And the log knows which version the default one is
+    # And the log names the version
     assert f"not started model=echo version=1.0: {ERROR}" in caplog.text
 
 
@@ -327,7 +302,7 @@ def test_name_with_an_underscore_and_version_with_a_plus_are_served(version, man
     assert [answer.status_code for answer in answers] == [200] * 4
 
 
-def test_unregister_does_not_wait_for_the_workers_of_who_has_registered_again(manager, node):
+def test_unregister_does_not_wait_for_the_workers_of_a_new_registration(manager, node):
     # Given a worker that does not go at once
     spec = manager.register("echo")
     node.close()
@@ -357,7 +332,7 @@ def test_unregister_ends_a_model_whose_record_cannot_be_read(manager, redis_url)
         "What is registered as echo cannot be read. Unregister the model as a whole, and register "
         "it anew.",
     )
-    # When / Then: nobody knows of which version it is, and of which others
+    # When / Then: it is unknown which versions the model has
     for method, path in (
         ("GET", "/models/echo"),
         ("PUT", "/models/echo?min_worker=2"),
@@ -386,10 +361,10 @@ def test_unregister_ends_a_model_whose_record_cannot_be_read(manager, redis_url)
     ],
 )
 def test_unregister_does_not_wait_for_ever_for_workers_that_stay(manager, node, is_draining, error):
-    # Given workers of a node that does not hear of it
+    # Given workers of a node that has stopped listening
     manager.register("echo")
     node.close()
-    asked = Asked(manager, "DELETE", "/models/echo")
+    asked = PendingCall(manager, "DELETE", "/models/echo")
     eventually(lambda: manager.registry.get("echo") is None)
     # When
     manager.services.lifecycle.is_draining = is_draining

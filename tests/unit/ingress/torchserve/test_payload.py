@@ -65,11 +65,6 @@ def test_multipart_takes_tabs_and_any_script_in_a_head():
     assert read_parts(BOUNDARY, body) == [Part("名\u3000é", "text/plain", b"x")]
 
 
-def test_multipart_keeps_the_last_of_equal_names():
-    parts = read_parts(BOUNDARY, multipart(field("data", b"a"), field("data", b"b")))
-    assert parts == [Part("data", "", b"b")]
-
-
 def test_multipart_reads_a_quoted_boundary():
     content_type = 'multipart/form-data; boundary="a b:c"'
     body = multipart(field("x", b"1"), boundary="a b:c")
