@@ -38,14 +38,10 @@ def install_error_handlers(app: Flask, services: Services) -> None:
         return _answer(error)
 
     @app.after_request
-    def succeed(response: Response) -> Response:
-        # A probe's answer may be an old one, so it does not count.
+    def note(response: Response) -> Response:
+        # A probe's answer may be an old one, so it does not end an outage.
         if request.blueprint == Role.MANAGEMENT and response.status_code < BadRequest.status:
             outage.over(_VERB)
-        return response
-
-    @app.after_request
-    def note(response: Response) -> Response:
         # Predictions are noted where they are answered, and a probe's answer is no failure.
         reason = response.headers.get("x-ferry-reason")
         status, is_prediction = response.status_code, request.blueprint == Role.INFERENCE
@@ -66,18 +62,14 @@ def _answer(error: ServeError) -> Response:
 
 
 def _answer_http(error: HTTPException) -> Response:
-    return _answer(_translated(error.code or 500))
-
-
-def _translated(status: int) -> ServeError:
-    if status == MethodNotAllowed.status:
-        return wrong_method()
-    if status == PayloadTooLarge.status:
-        return PayloadTooLarge("")
-    if status == BadRequest.status:
-        return BadRequest("Invalid HTTP message.")
+    if error.code == MethodNotAllowed.status:
+        return _answer(wrong_method())
+    if error.code == PayloadTooLarge.status:
+        return _answer(PayloadTooLarge(""))
+    if error.code == BadRequest.status:
+        return _answer(BadRequest("Invalid HTTP message."))
     # This includes Flask's redirects: TorchServe has none.
-    return not_found()
+    return _answer(not_found())
 
 
 def _answer_unforeseen(error: Exception) -> Response:

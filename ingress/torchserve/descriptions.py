@@ -1,4 +1,4 @@
-"""The JSON documents of describe and list.
+"""Makes the JSON documents that describe and list models.
 
 Source: TorchServe 0.12 `DescribeModelResponse`, `ListModelsResponse`.
 """
@@ -13,7 +13,7 @@ from batching.models.statuses import NodeStatus, QueueStatus, WorkerState, Worke
 
 MAX_PAGE = 100
 
-# Key of describe -> the keys before it of what is left out here.
+# Key of describe -> keys that precede it, of features that this server leaves out.
 _LEFT_OUT_BEFORE: Mapping[str, Mapping[str, Any]] = {
     "deviceType": {"parallelType": "", "parallelLevel": 0},
     "useJobTicket": {"continuousBatching": False},

@@ -1,4 +1,4 @@
-"""Tells predictions from other paths, and what they ask for.
+"""Tells the paths of predictions from others, and finds out what they ask for.
 
 Source: TorchServe 0.12 `InferenceRequestHandler`, `KFV1/V2InferenceRequestHandler`.
 """
@@ -27,7 +27,7 @@ _MAX_KEPT_CHARS = 256
 
 def parse_prediction_path(path: str) -> Target | None:
     """Returns the target of a percent-decoded path, or None when it is not a prediction's."""
-    # Few paths are asked for again and again; long ones, which may be anybody's, are not kept.
+    # Clients ask for a few paths again and again. Long paths could fill the memory.
     return _known_target(path) if len(path) <= _MAX_KEPT_CHARS else _target(path)
 
 

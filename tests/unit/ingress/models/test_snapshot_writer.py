@@ -1,4 +1,4 @@
-"""When what is registered is saved, and when it is not."""
+"""Tests when the registered models are saved, and when they are not."""
 
 import shutil
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a snapshot brings back when a server starts."""
+"""Tests what a snapshot brings back when a server starts."""
 
 from dataclasses import replace
 
@@ -71,7 +71,7 @@ def test_models_of_the_configuration_choose_the_default_version(ingress):
 def test_snapshot_undoes_nothing_in_a_redis_that_remembers_models(
     ingress, tmp_path, caplog, is_awaited
 ):
-    # Given a snapshot of version 1.0, and what an operator has put in its place since
+    # Given a snapshot of version 1.0, and version 2.0, which an operator registered later
     ingress.archives.add("echo.mar", "echo", "1.0")
     ingress.register("echo", "1.0")
     path = saved(ingress, tmp_path)

@@ -1,4 +1,4 @@
-"""How far the workers of a version have come, on one node and on several."""
+"""Tests the wait for the workers of a version, on one node and on several."""
 
 import pytest
 

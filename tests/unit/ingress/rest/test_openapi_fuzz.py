@@ -1,4 +1,4 @@
-"""B17: random requests to everything that the OpenAPI documents name, and the answers' promises."""
+"""B17: sends random requests to every operation of the OpenAPI documents."""
 
 import json
 from urllib.parse import quote
@@ -91,7 +91,7 @@ def operations(role):
 
 @st.composite
 def asked(draw, role):
-    """Method, path, query, content type and body of a request that the document allows."""
+    """Draws method, path, query, content type and body of a request that the document allows."""
     method, path, operation = draw(st.sampled_from(operations(role)))
     query = {}
     filled = path
@@ -117,7 +117,7 @@ def send(session, url, request, headers=None):
 
 
 def check(answer, request):
-    """What every answer promises, whatever was asked."""
+    """Checks what every answer promises."""
     status = answer.status_code
     assert (
         200 <= status < 500
@@ -164,7 +164,7 @@ def test_b17_every_documented_operation_keeps_its_promises(target, keys, path, r
             check(send(session, url, request, authorization), request)
 
         run()
-    # Then the server is as well as before
+    # Then the server still serves
     answer = requests.post(
         f"{target.inference_url}/predictions/echo",
         data=b"alive",

@@ -1,4 +1,4 @@
-"""docs/torchserve-compatibility.md says what the code does: its tables, row by row."""
+"""Compares the tables of docs/torchserve-compatibility.md with the code, row by row."""
 
 import importlib
 import json
@@ -100,7 +100,7 @@ def json_of(answer):
 
 
 def test_routes_are_those_of_the_document(ingress):
-    # Given the routes that the document names, with the model m1 that nobody has registered
+    # Given the routes that the document names, with the unknown model m1
     rows = [
         (port, method, path, verdict)
         for ports, methods, path, verdict, _ in table("Routes")
@@ -174,7 +174,7 @@ def test_configuration_keys_are_those_of_the_document():
     # Given
     rows = verdicts("Configuration keys", 1)
 
-    # Then what is there is understood, and what is left out is declared to be without effect
+    # Then the server understands the supported keys, and ignores those that are left out
     assert there(rows) == UNDERSTOOD - OWN_KEYS
     assert left_out(rows) == set(IGNORED)
 
@@ -190,7 +190,7 @@ def test_model_config_keys_are_those_of_the_document():
     rows = verdicts("model-config.yaml", 1)
     changing = {text for text in rows if spec_with(yaml.safe_load(f"{{{text}}}")) != spec_with({})}
 
-    # Then it changes what is registered wherever the document says so
+    # Then exactly the supported keys change the registration
     assert changing == there(rows)
 
 
@@ -200,7 +200,7 @@ def test_flags_are_those_of_the_document():
     options = [option for option in torchserve.params if "--help" not in option.opts]
     takes = {name: option for option in options for name in option.opts}
 
-    # Then they are the same, those that are left out too, and each says when it has no effect
+    # Then they are the same, and those that are left out say that they have no effect
     assert set(rows) == set(takes)
     without_effect = {name for name in rows if "No effect" in (takes[name].help or "")}
     assert without_effect == left_out(rows)
@@ -213,7 +213,7 @@ def test_flags_are_those_of_the_document():
     ("module", "names", "verdict"), [row[:3] for row in table("Handler imports")]
 )
 def test_imports_of_handlers_are_those_of_the_document(module, names, verdict):
-    # Then what is there imports, and what is left out says so
+    # Then supported modules import, and others say that they are left out
     assert verdict in VERDICTS
     if verdict == "left out":
         with pytest.raises(ImportError, match="leaves out"):
@@ -227,7 +227,7 @@ def test_imports_of_handlers_are_those_of_the_document(module, names, verdict):
 
 
 def test_metrics_of_the_document_are_the_recorded_ones():
-    # Given the families that TorchServe had, which the conformance tests find here as well
+    # Given the families of TorchServe, which the conformance tests compare with ours
     cases = json.loads(METRICS.read_text(encoding="utf-8"))["cases"]
     lines = cases["metrics-all"]["answers"][0]["body"]
     recorded = {tuple(line.split()[2:4]) for line in lines if line.startswith("# TYPE")}
