@@ -14,6 +14,8 @@ from rich.console import Console
 from examples.digits import build, demo, train
 from examples.digits.data import held_out, training_set
 
+pytestmark = pytest.mark.timeout(300)  # with the training, which a busy machine takes minutes for
+
 
 class RowRecorder:
     """What the handler tells a server about its rows, kept."""
