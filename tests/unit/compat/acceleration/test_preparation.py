@@ -253,7 +253,7 @@ class Costly:
     ("model", "is_divided"),
     [
         # Parts that wait for each other take twice as long, parts that need not take half.
-        (Costly(threading.Lock(), call_s=0.02), False),
+        (Costly(threading.Lock(), call_s=0.05), False),
         (Costly(threading.Semaphore(2), row_s=0.01), True),
     ],
     ids=["slower", "faster"],
