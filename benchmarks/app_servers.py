@@ -32,7 +32,7 @@ class AppServer(Server):
 
     @abstractmethod
     def _arguments(self) -> list[str]:
-        """Of Python, in the folder of the apps."""
+        """Returns the arguments of Python, in the folder of the apps."""
 
     def _command(self, folder: Path) -> list[str]:
         del folder
@@ -46,7 +46,7 @@ class AppServer(Server):
             "BENCH_WEIGHTS": str(self._job.weights or ""),
             "BENCH_BATCH_SIZE": str(self._job.batch_size),
             "BENCH_DELAY_MS": str(self._job.max_batch_delay_ms),
-            # Whoever measures does not want to be counted.
+            # The users of a benchmark do not want to be counted.
             "RAY_USAGE_STATS_ENABLED": "0",
             "BENTOML_DO_NOT_TRACK": "True",
         }

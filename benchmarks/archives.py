@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_archive(archive: Path, model: Mapping[str, str], *files: Path) -> None:
-    """The archive has these files and a manifest that says this of the model.
+    """Writes an archive with these files and a manifest that says this of the model.
 
     Nothing is deflated: random weights would take long and save little.
     """

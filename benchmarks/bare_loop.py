@@ -24,7 +24,7 @@ from workers.machine.devices import Device
 
 
 def loop(archive: Path, photo: bytes, batch_size: int, seconds: float) -> LoadReport:
-    """Whole batches for at least that many seconds, after one that is not measured."""
+    """Runs whole batches for at least that many seconds, after one that is not measured."""
     with tempfile.TemporaryDirectory(prefix="bare-") as folder:
         info = inspect_archive(archive, archive.name)
         spec = spec_from_registration({"batch_size": batch_size}, info, ModelDefaults())

@@ -25,10 +25,10 @@ class BareLoop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is left of a run."""
+        """Ends the process of a run."""
 
     def measure(self, seconds: float) -> LoadReport:
-        """What the loop did in that many seconds, after it has loaded the model.
+        """Measures the loop for that many seconds, after it has loaded the model.
 
         Raises:
             BenchmarkError: the model cannot be loaded, or failed.

@@ -18,7 +18,7 @@ LOG_TAIL_CHARS = 3000
 
 
 def run_module(module: str, *words: object, environment: Mapping[str, str] = os.environ) -> str:
-    """The last line that `benchmarks.<module>` printed; handlers' `ts` is on its path.
+    """Runs `benchmarks.<module>`, with handlers' `ts` on its path; returns its last line.
 
     Raises:
         BenchmarkError: it failed.
@@ -51,7 +51,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """The process runs, in its folder, with exactly this environment."""
+        """Starts the process in its folder, with exactly this environment."""
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -65,7 +65,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The first process.
+        """Returns the first process.
 
         Raises:
             RuntimeError: it was not started, or has been stopped.
@@ -76,15 +76,15 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """Whether the first process is still there."""
+        """Returns whether the first process still runs."""
         return self._process is not None and self._process.poll() is None
 
     def log_tail(self) -> str:
-        """The end of what it printed."""
+        """Returns the end of what it printed."""
         return self._log.read_text(errors="replace")[-LOG_TAIL_CHARS:] if self._log.exists() else ""
 
     def stop(self, *, whole_group: bool) -> None:
-        """Nothing of it runs. SIGTERM first, to the first process or to the whole group.
+        """Stops all processes: SIGTERM first, to the first process or to the whole group.
 
         Blocks up to STOP_TIMEOUT_S; what is left then is killed, as it is when the wait is
         interrupted (a second Ctrl-C).

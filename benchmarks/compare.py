@@ -42,7 +42,7 @@ PAIRS, SHORT_PAIRS, SHORT_SECONDS = 5, 2, 2.0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options, checked."""
+    """Reads and checks the options."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.compare", description=(__doc__ or "").partition("\n")[0]
     )
@@ -69,7 +69,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The comparisons are printed and written; returns the exit code, the worst of all."""
+    """Prints and writes the comparisons; returns the worst of their exit codes."""
     options = parse(arguments)
     end_servers_on_sigterm()
     console = Console()
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compare(workload: Workload, options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """The record of one workload. Blocks for all runs.
+    """Measures one workload and returns its record. Blocks for all runs.
 
     Raises:
         BenchmarkError: torchferry or a tool is missing or failed.
@@ -142,7 +142,7 @@ def compare(workload: Workload, options: argparse.Namespace, console: Console) -
 
 
 def publish(record: dict[str, Any], name: str, *, is_short: bool) -> Path:
-    """The record lies at the path returned; unless short, its table is in docs/performance.md."""
+    """Writes the record, and its table into docs/performance.md unless short; returns the path."""
     path = (SHORT_RESULTS if is_short else RESULTS) / f"{name}.json"
     write_record(record, path)
     if is_short:

@@ -27,7 +27,7 @@ def to_record(
     left_out: Mapping[str, str],
     about: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Everything that a claim citing this measurement needs, as a JSON object.
+    """Returns everything that a claim citing this measurement needs, as a JSON object.
 
     Args:
         workload: what was compared.
@@ -49,7 +49,7 @@ def to_record(
 
 
 def median_run(runs: Sequence[LoadReport]) -> LoadReport:
-    """Median of each figure by itself; errors are added up."""
+    """Returns the median of each figure by itself; adds up errors."""
     return LoadReport(
         requests_per_s=statistics.median(run.requests_per_s for run in runs),
         p50_ms=round(statistics.median(run.p50_ms for run in runs), 3),
@@ -59,7 +59,7 @@ def median_run(runs: Sequence[LoadReport]) -> LoadReport:
 
 
 def is_reached(record: Mapping[str, Any]) -> bool | None:
-    """Whether all bars are; None when one of them could not be judged, and none was missed."""
+    """Returns whether all bars are reached; None when one was not judged and none missed."""
     found = [verdict["is_reached"] for verdict in record["verdicts"]]
     if False in found:
         return False
@@ -84,7 +84,7 @@ def _beside(pairs: Pairs) -> dict[str, Any]:
 
 
 def _agreement(pairs: Pairs) -> dict[str, Any]:
-    """How far the answers to the photos are the same; the difference is that of any two scores."""
+    """Compares the answers to the photos; the difference is the largest of two scores."""
     differences = [
         abs(ours.get(name, 0.0) - theirs.get(name, 0.0))
         for ours, theirs in pairs.answers

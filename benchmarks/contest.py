@@ -76,7 +76,7 @@ class Contest:
         return Torchferry(self.job)
 
     def rival(self, name: str, *, is_quiet: bool) -> Rival:
-        """The other server, installed and not yet started.
+        """Returns the other server, installed and not yet started.
 
         Raises:
             BenchmarkError: it cannot be installed here, or is none for this workload.
@@ -94,7 +94,7 @@ class Contest:
     def measure(
         self, ours: Server, rival: Rival, pairs: int, seconds: float, on_run: OnRun
     ) -> Pairs:
-        """Both are right and warm, and were measured in turns. Blocks for all runs.
+        """Checks and warms both servers and measures them in turns. Blocks for all runs.
 
         TorchServe's JVM reaches its speed after some 20,000 requests.
 
@@ -117,7 +117,7 @@ class Contest:
         return found
 
     def check(self, server: Server) -> None:
-        """An echo is one: it answers with what it is asked.
+        """Checks that an echo answers with its request's body.
 
         Raises:
             BenchmarkError: it does not.
@@ -132,7 +132,7 @@ class Contest:
         return drive(self.load(server), seconds)
 
     def load(self, server: Server) -> Load:
-        """How this server is driven."""
+        """Returns how this server is driven."""
         return Load(
             url=server.url,
             body=server.packed(self.bodies[0]),

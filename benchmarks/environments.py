@@ -12,7 +12,7 @@ from benchmarks.load import BenchmarkError
 
 
 def environment_python(cache: Path, name: str, installs: Sequence[Sequence[str]]) -> Path:
-    """The interpreter of an environment with these packages.
+    """Returns the interpreter of an environment with these packages.
 
     The first call makes it: torch and what comes with it is not installed again, a .pth file points
     at what this interpreter uses. The folder's name carries Python's version beside `name`, which

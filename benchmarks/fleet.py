@@ -52,7 +52,7 @@ class Fleet:
         self._ports = ports or free_ports(3)
 
     def __enter__(self) -> Self:
-        """All nodes have joined.
+        """Starts the servers and waits until all nodes have joined.
 
         Raises:
             BenchmarkError: something did not start.
@@ -72,15 +72,15 @@ class Fleet:
 
     @property
     def metrics_url(self) -> str:
-        """Where batch sizes are told."""
+        """Returns the address with the batch sizes."""
         return f"{self._address(2)}/metrics"
 
     def url(self, model_name: str) -> str:
-        """Where predictions of this model are asked for."""
+        """Returns the address for predictions of this model."""
         return f"{self._address(0)}/predictions/{model_name}"
 
     def register(self, model_name: str, **parameters: str | int) -> None:
-        """The model is registered and its workers, one per node unless said otherwise, are ready.
+        """Registers the model and waits for its workers, by default one per node.
 
         Raises:
             BenchmarkError: it was refused.
@@ -89,7 +89,7 @@ class Fleet:
         self._manage("POST", "models", url=_ARCHIVE, model_name=model_name, **asked)
 
     def unregister(self, model_name: str) -> None:
-        """The model is gone, with its workers.
+        """Unregisters the model and waits until its workers have ended.
 
         Raises:
             BenchmarkError: it was not there.
@@ -97,7 +97,7 @@ class Fleet:
         self._manage("DELETE", f"models/{model_name}")
 
     def scale(self, model_name: str, workers: int) -> None:
-        """Each node has this many workers of the model, ready.
+        """Scales the model to this many workers per node and waits for them.
 
         Raises:
             BenchmarkError: it was refused.
@@ -105,7 +105,7 @@ class Fleet:
         self._manage("PUT", f"models/{model_name}", min_worker=workers, synchronous="true")
 
     def processes(self) -> dict[str, list[int]]:
-        """The ids of all its processes, by what they are."""
+        """Returns the ids of all its processes, by their roles."""
         return by_role(*(child.pid for child in self._children), *self._redis_pids)
 
     def _start(self, folder: Path, stack: contextlib.ExitStack) -> None:

@@ -47,7 +47,7 @@ WORKERS_OF = {"cpu": (4, 8), "gpu": (1, 4)}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options, checked."""
+    """Reads and checks the options."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=(__doc__ or "").partition("\n")[0]
     )
@@ -73,7 +73,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Everything is measured, printed and written; returns the exit code."""
+    """Measures everything, prints and writes it; returns the exit code."""
     options = parse(arguments)
     console = Console(highlight=False, soft_wrap=True)
     gpu = find_gpu() if options.device == "cuda" else None
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def head(options: argparse.Namespace, gpu: dict[str, str] | None) -> dict[str, Any]:
-    """What holds for every point; asked for before anything is measured."""
+    """Returns what holds for every point; called before the first measurement."""
     return {
         "measured": "images/s of JPEGs to their five best classes, served and the forward alone",
         **origin(),
@@ -116,7 +116,7 @@ def head(options: argparse.Namespace, gpu: dict[str, str] | None) -> dict[str, A
 
 
 def measure(network: str, options: argparse.Namespace, record: GpuRecord, console: Console) -> None:
-    """The record has every point of this network. Blocks for all runs.
+    """Measures every point of this network into the record. Blocks for all runs.
 
     Raises:
         BenchmarkError: a server or a tool is missing or failed.
@@ -141,7 +141,7 @@ def measure_batch(
     record: GpuRecord,
     console: Console,
 ) -> None:
-    """The record has these points, of one network and batch size; the best one has its parts.
+    """Measures the points of one network and batch size, and the parts of the best one.
 
     Raises:
         BenchmarkError: a server or a tool is missing or failed.
@@ -164,7 +164,7 @@ def measure_batch(
 
 
 def find_gpu() -> dict[str, str] | None:
-    """The first GPU that torch sees, and its driver; None when it sees none."""
+    """Returns the first GPU that torch sees, and its driver; None when it sees none."""
     # Not above: each process of load imports this module.
     import torch  # noqa: PLC0415
 

@@ -22,7 +22,7 @@ FORWARDS = {"cpu": 1, "cuda": 8}
 
 
 def loaded(archive: Path, kind: str, batch_size: int) -> ImageClassifier:
-    """The built-in handler with the archive's model on the device."""
+    """Loads the archive's model onto the device, with the built-in handler."""
     info = inspect_archive(archive, archive.name)
     gpu = 0 if kind == "cuda" else None
     handler = ImageClassifier()

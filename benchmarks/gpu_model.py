@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_model FOLDER NETWORK DTYPE DECODE...
 
-A process of its own, so that whoever drives the load has no torch in its memory.
+A process of its own, so that the driver of the load has no torch in its memory.
 """
 
 import sys
@@ -23,7 +23,7 @@ SEED = 152
 
 
 def write_all(folder: Path, network: str, dtype: str, decoders: Sequence[str]) -> None:
-    """The folder has a photo and the network's archives: as it came, and two for each decoder."""
+    """Writes a photo and the network's archives: as it came, and two for each decoder."""
     (folder / PHOTO).write_bytes(photo(0))
     weights = folder / f"{network}.pt"
     save_script(make_network(network), weights)
@@ -37,7 +37,7 @@ def write_all(folder: Path, network: str, dtype: str, decoders: Sequence[str]) -
 
 
 def write_one(archive: Path, weights: Path, config: str, *handlers: Path) -> None:
-    """The archive has the weights and the first of the handlers; the built-in one without any."""
+    """Writes an archive with the weights and the first handler, or the built-in one."""
     config_file = archive.with_name("model-config.yaml")
     config_file.write_text(config)
     model = {
@@ -51,7 +51,7 @@ def write_one(archive: Path, weights: Path, config: str, *handlers: Path) -> Non
 
 
 def make_network(name: str) -> torch.nn.Module:
-    """Seeded; normalised by statistics of its own, so that half precision does not overflow."""
+    """Makes a seeded network with statistics of its own, so that half precision cannot overflow."""
     torch.manual_seed(SEED)
     network: torch.nn.Module = torchvision.models.get_model(name, weights=None)
     normalise(network, torch.randn(EXAMPLES, 3, 224, 224))

@@ -34,7 +34,7 @@ STEPS = ("decode", "to_device", "forward", "from_device")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is measured; `decode` is who decodes JPEGs, `cpu` or `gpu`."""
+    """What is measured; `decode` is the decoder of JPEGs, `cpu` or `gpu`."""
 
     network: str
     batch_size: int
@@ -51,12 +51,12 @@ class Served:
 
 
 def archive_path(folder: Path, kind: str, decode: str = "cpu") -> Path:
-    """Where `write_model` puts an archive."""
+    """Returns the path at which `write_model` puts an archive."""
     return folder / f"{kind}-{decode}.mar"
 
 
 def write_model(folder: Path, network: str, dtype: str, decoders: Sequence[str]) -> None:
-    """The archives and the photo are in the folder.
+    """Writes the archives and the photo into the folder.
 
     Raises:
         BenchmarkError: there is no such network.
@@ -74,7 +74,7 @@ def forwards_per_s(archive: Path, kind: str, batch_size: int, seconds: float) ->
 
 
 def served(folder: Path, point: Point, kind: str, seconds: float) -> Served:
-    """What came of the built-in handler, after a warm-up.
+    """Measures the built-in handler, after a warm-up.
 
     Raises:
         BenchmarkError: the server did not start or answered nothing; none of its GPUs decodes.
@@ -114,7 +114,7 @@ def split_ms(folder: Path, point: Point, kind: str, seconds: float) -> dict[str,
 
 
 def per_batch(spent: Mapping[str, float], images_per_s: float) -> dict[str, float]:
-    """The parts of one batch, in ms, and how many images it had.
+    """Returns the parts of one batch, in ms, and how many images it had.
 
     Args:
         spent: sums by the names of samples in /metrics.
@@ -130,7 +130,7 @@ def per_batch(spent: Mapping[str, float], images_per_s: float) -> dict[str, floa
 
 
 def ingress_count() -> int:
-    """How many ingresses a server gets, each with a process of load of its own."""
+    """Returns the number of ingresses, each of which gets a process of load of its own."""
     return max(1, min(MOST_INGRESSES, (os.cpu_count() or 1) // CORES_PER_INGRESS))
 
 

@@ -26,15 +26,15 @@ class GpuRecord:
 
     @property
     def content(self) -> dict[str, Any]:
-        """All of it, as it is on disk; points in order."""
+        """Returns the whole record as it is on disk, with the points in order."""
         return {**self._head, "points": [self._points[key] for key in sorted(self._points)]}
 
     def find(self, point: Point) -> dict[str, Any] | None:
-        """What was measured of the point, by this command or one before it."""
+        """Returns the point's measurement, by this command or an earlier one."""
         return self._points.get(tuple(getattr(point, name) for name in _KEY))
 
     def keep(self, measured: Mapping[str, Any]) -> None:
-        """The record on disk has this point, in the place of the one of the same key."""
+        """Writes this point into the record on disk, instead of the one with the same key."""
         self._points[tuple(measured[name] for name in _KEY)] = dict(measured)
         write_record(self.content, self.path)
 

@@ -29,7 +29,7 @@ assert set(STEPS) < set(_PARTS)
 
 
 def to_point(point: Point, alone_per_s: float, raw_per_s: float, served: Served) -> dict[str, Any]:
-    """One point and what was measured of it, as a JSON object; `batch_ms` may follow.
+    """Returns a point and its measurement as a JSON object; `batch_ms` may follow.
 
     Args:
         point: what was measured.
@@ -53,7 +53,7 @@ def to_point(point: Point, alone_per_s: float, raw_per_s: float, served: Served)
 
 
 def best_points(points: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The point that serves most, for each network and batch size, in their order."""
+    """Returns the point that serves most, for each network and batch size, in their order."""
     best: dict[tuple[str, int], Mapping[str, Any]] = {}
     for point in points:
         key = (point["network"], point["batch_size"])
@@ -63,7 +63,7 @@ def best_points(points: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def verdict(record: Mapping[str, Any]) -> bool:
-    """Whether each network with each batch size is served at the bar in one way, without errors."""
+    """Returns whether each network and batch size reaches the bar in one way, without errors."""
     points = record["points"]
     return not any(point["errors"] for point in points) and all(
         point["share"] >= record["bar"] for point in best_points(points)
@@ -71,7 +71,7 @@ def verdict(record: Mapping[str, Any]) -> bool:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """Who measured, and three tables: what was served, at what cost, and what a batch took."""
+    """Returns the origin and three tables: throughput, cost, and the parts of a batch."""
     gpu, setting, points = record["gpu"], record["setting"], record["points"]
     roles = sorted({role for point in points for role in point["cores"]})
     where = "no GPU" if gpu is None else f"{gpu['name']}, driver {gpu.get('driver', 'unknown')}"

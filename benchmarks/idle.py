@@ -1,4 +1,4 @@
-"""What a server costs that nobody asks: processor time, wake-ups, memory.
+"""What an idle server costs: processor time, wake-ups, memory.
 
     python -m benchmarks.idle
 
@@ -46,7 +46,7 @@ class Found:
 
 
 def measure(fleet: Fleet, seconds: float) -> Found:
-    """The figures of this fleet, to which the models are added. Blocks for twice `seconds`."""
+    """Adds the models to the fleet and measures it. Blocks for twice `seconds`."""
     register_models(fleet)
     usage, resident = watch(fleet, seconds), ingress_bytes(fleet)
     before_more_bytes, after_more_bytes = register_more(fleet)
@@ -55,14 +55,14 @@ def measure(fleet: Fleet, seconds: float) -> Found:
 
 
 def register_models(fleet: Fleet, settle_s: float = SETTLE_S) -> None:
-    """The models, a worker each, are served, and nothing goes on any more."""
+    """Registers the models, with a worker each, and waits until the server is idle."""
     for number in range(MODELS):
         fleet.register(f"model{number}")
     time.sleep(settle_s)
 
 
 def register_more(fleet: Fleet, settle_s: float = SETTLE_S / 2) -> tuple[int, int]:
-    """Further models are registered, without workers; the ingress's bytes before and after.
+    """Registers further models without workers; returns the ingress's bytes before and after.
 
     What registering itself needs, code that runs for the first time and garbage that waits for its
     collection, is no cost of being registered: all are registered and removed once before.
@@ -81,20 +81,20 @@ def register_more(fleet: Fleet, settle_s: float = SETTLE_S / 2) -> tuple[int, in
 
 
 def ingress_bytes(fleet: Fleet) -> int:
-    """Memory that the ingress holds, shared pages included."""
+    """Returns the memory that the ingress holds, shared pages included."""
     (ingress,) = fleet.processes()["ingress"]
     return resident_bytes(ingress)
 
 
 def watch(fleet: Fleet, seconds: float) -> dict[str, Usage]:
-    """What each kind of process uses. Blocks for `seconds`."""
+    """Measures what each kind of process uses. Blocks for `seconds`."""
     meter = Meter(fleet.processes())
     time.sleep(seconds)
     return meter.read()
 
 
 def verdicts(found: Found) -> Iterator[Verdict]:
-    """Each figure that has a bar."""
+    """Returns each figure that has a bar."""
     total = total_percent(found.usage)
     text = f"idle, {MODELS} models: {{}} of a core, all processes together"
     yield at_most(total, TOTAL_PERCENT, text, "{:.2f} %")
@@ -108,7 +108,7 @@ def verdicts(found: Found) -> Iterator[Verdict]:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """Who measured, a table, verdicts."""
+    """Returns the origin, a table and the verdicts."""
     found, more = record["found"]["usage"], record["found"]["usage_with_more"]
     lines = [
         f"`python -m benchmarks.idle` at {told(record)}; load average before: "
@@ -133,7 +133,7 @@ def _total(usage: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Everything is measured, printed and written; returns the exit code."""
+    """Measures everything, prints and writes it; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.idle")
     parser.add_argument("--seconds", type=positive, default=None, help="of each look")
     parser.add_argument("--short", action="store_true", help="leave the document as it is")

@@ -44,7 +44,7 @@ class LoadReport:
 
     @classmethod
     def from_wrk(cls, output: str, least_answer_bytes: int) -> "LoadReport":
-        """The report in wrk's output; answers too short to be right are all errors.
+        """Reads the report in wrk's output; counts all as errors if answers are too short.
 
         Raises:
             BenchmarkError: no report in the output, or not a single answer.
@@ -68,7 +68,7 @@ class LoadReport:
 
 
 def wrk_path() -> str:
-    """Where wrk is.
+    """Returns the path of wrk.
 
     Raises:
         BenchmarkError: wrk is not on PATH.
@@ -80,7 +80,7 @@ def wrk_path() -> str:
 
 
 def drive_with_wrk(load: Load, seconds: float) -> LoadReport:
-    """What wrk saw in that many seconds, rounded up. For thousands of requests per second.
+    """Drives with wrk for that many seconds, rounded up; for thousands of requests per second.
 
     Raises:
         BenchmarkError: wrk is missing, failed, or got no answer at all.
@@ -98,7 +98,7 @@ def drive_with_wrk(load: Load, seconds: float) -> LoadReport:
 
 
 def drive_to_the_end(load: Load, seconds: float) -> LoadReport:
-    """What came of requests that began in that many seconds, all of them waited for.
+    """Sends requests for that many seconds and waits for all of their answers.
 
     For a few requests per second, each worth much: a rate over exactly `seconds` would be out by a
     batch.

@@ -16,7 +16,7 @@ class Driven:
 
 
 def driven(load: Load, seconds: float) -> Driven:
-    """What came of requests that began in that many seconds; called in a process of its own."""
+    """Sends requests for that many seconds; runs in a process of its own."""
     started_s, used_s = time.perf_counter(), time.process_time()
     report = drive_to_the_end(load, seconds)
     elapsed_s = time.perf_counter() - started_s
@@ -24,7 +24,7 @@ def driven(load: Load, seconds: float) -> Driven:
 
 
 def together(parts: Sequence[Driven]) -> Driven:
-    """What they saw and used in all; of percentiles the worst."""
+    """Adds up what they saw and used; of percentiles takes the worst."""
     reports = [part.report for part in parts]
     return Driven(
         LoadReport(

@@ -21,7 +21,7 @@ class MeasuredFerry(Torchferry):
         self._more = {"FERRY_MODEL_METRICS_AUTO_DETECT": "true", **(environment or {})}
 
     def totals(self) -> dict[str, float]:
-        """What /metrics says: sums over all labels, by the names of samples."""
+        """Reads /metrics: sums over all labels, by the names of samples."""
         answer = httpx.get(f"{self._address(2)}/metrics", trust_env=False, timeout=_TIMEOUT_S)
         totals: dict[str, float] = {}
         for family in text_string_to_metric_families(answer.raise_for_status().text):
@@ -31,7 +31,7 @@ class MeasuredFerry(Torchferry):
         return totals
 
     def worker_pids(self) -> list[int]:
-        """The processes of the model's workers."""
+        """Returns the processes of the model's workers."""
         url = f"{self._address(1)}/models/{self._job.model_name}"
         (model,) = httpx.get(url, trust_env=False, timeout=_TIMEOUT_S).raise_for_status().json()
         return [worker["pid"] for worker in model["workers"]]

@@ -45,12 +45,12 @@ LAYERS = {"resnet152": [3, 8, 36, 3], "resnet50": [3, 4, 6, 3]}
 
 
 def pss_bytes(pid: int) -> int:
-    """The process's share of the memory that it uses."""
+    """Returns the process's share of the memory that it uses."""
     return int(psutil.Process(pid).memory_full_info().pss)
 
 
 def write_model(folder: Path, network: str, way: str) -> Path:
-    """The model that came this way; the same weights each time."""
+    """Writes the model in this form; the weights are the same each time."""
     torch.manual_seed(152)
     module = torchvision.models.get_model(network, weights=None).eval()
     config, source = folder / "model-config.yaml", folder / "network.py"
@@ -79,7 +79,7 @@ def write_model(folder: Path, network: str, way: str) -> Path:
 
 
 def workers_bytes(network: str, way: str, workers: int) -> list[int]:
-    """PSS of each worker once all have loaded the model.
+    """Returns PSS of each worker once all have loaded the model.
 
     Raises:
         BenchmarkError: the server did not start or refused the model.
@@ -92,7 +92,7 @@ def workers_bytes(network: str, way: str, workers: int) -> list[int]:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """Who measured, and a table."""
+    """Returns the origin and a table."""
     lines = [
         f"`python -m benchmarks.memory` at {told(record)}, torch {torch.__version__}; "
         f"{record['network']}, weights of {record['weights_bytes'] / MB:.0f} MB:",
@@ -107,7 +107,7 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Everything is measured, printed and written; returns the exit code."""
+    """Measures everything, prints and writes it; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory")
     parser.add_argument("--network", choices=list(LAYERS), default=NETWORK)
     parser.add_argument("--workers", type=int, default=2)

@@ -4,7 +4,7 @@ import time
 
 
 def handle(data, context):  # noqa: ANN001, ANN201 - the signature is TorchServe's
-    """The bodies of the rows as they came; an empty list for the call made at load."""
+    """Returns the bodies of the rows as they came; an empty list for the call made at load."""
     bodies = [bytes(row["body"]) for row in data or ()]
     longest_ms = max(map(float, bodies), default=0.0)
     if longest_ms > 0:

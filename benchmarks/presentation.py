@@ -18,7 +18,7 @@ _MANY = 100.0
 
 
 def print_record(console: Console, record: Mapping[str, Any]) -> None:
-    """Table, servers that were left out, and verdicts are on the console."""
+    """Prints the table, the servers that were left out, and the verdicts."""
     table = Table(title=record["title"], title_justify="left")
     for head in HEADS:
         table.add_column(head, justify="left" if head == HEADS[0] else "right")
@@ -33,7 +33,7 @@ def print_record(console: Console, record: Mapping[str, Any]) -> None:
 
 
 def rows(record: Mapping[str, Any]) -> Iterator[list[str]]:
-    """One row of texts per server, under HEADS."""
+    """Returns one row of texts per server, under HEADS."""
     for name, found in record["beside"].items():
         ours, theirs = found["medians"][OURS], found["medians"][name]
         pairs = found["ratios_of_pairs"]
@@ -50,7 +50,7 @@ def rows(record: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def markdown(record: Mapping[str, Any], name: str, chart: str) -> str:
-    """The record as a section of a document has it.
+    """Returns the record as a section of a document has it.
 
     Args:
         record: what was measured.
@@ -75,7 +75,7 @@ def markdown(record: Mapping[str, Any], name: str, chart: str) -> str:
 
 
 def write_chart(record: Mapping[str, Any], path: Path) -> None:
-    """The chart lies at `path`: requests/s of both beside each other, from slowest to fastest run.
+    """Writes the chart: requests/s of both, from the slowest to the fastest run.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -111,7 +111,7 @@ def _slower(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _short(why: str) -> str:
-    """What failed, and pip's or the server's first word on it."""
+    """Shortens a failure to its kind and the first line of pip or the server."""
     return " ".join(why.splitlines()[:2])
 
 

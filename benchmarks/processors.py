@@ -30,7 +30,7 @@ class Usage:
 
 
 def processor_s(pid: int) -> float:
-    """Processor time of all threads of the process so far.
+    """Returns the processor time of all threads of the process so far.
 
     Of its clock, which counts nanoseconds; /proc tells hundredths of a second, most of what an idle
     process uses in ten.
@@ -45,7 +45,7 @@ def processor_s(pid: int) -> float:
 
 
 def wakes(pid: int) -> int:
-    """How often threads of the process have waited for something so far; ended ones aside."""
+    """Returns how often living threads of the process have waited for something so far."""
     total = 0
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         for line in status.read_text(encoding="ascii", errors="replace").splitlines():
@@ -55,12 +55,12 @@ def wakes(pid: int) -> int:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that the process holds, shared pages included."""
+    """Returns the memory that the process holds, shared pages included."""
     return int(psutil.Process(pid).memory_info().rss)
 
 
 def by_role(*pids: int) -> dict[str, list[int]]:
-    """These processes and all that descend from them, by what they are."""
+    """Returns these processes and their descendants, by their roles."""
     found: dict[str, list[int]] = {}
     for pid in pids:
         process = psutil.Process(pid)
@@ -87,7 +87,7 @@ class Meter:
         self._before = self._read()
 
     def read(self) -> dict[str, Usage]:
-        """What each role has used, all its processes together, of one core."""
+        """Returns the use of each role, all its processes together, in percent of one core."""
         seconds = time.monotonic() - self._started_s
         return {
             role: Usage(
@@ -105,5 +105,5 @@ class Meter:
 
 
 def total_percent(usage: Mapping[str, Usage]) -> float:
-    """Of one core, everything together."""
+    """Returns the use of all roles together, in percent of one core."""
     return sum(one.percent for one in usage.values())

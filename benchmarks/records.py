@@ -20,7 +20,7 @@ _CODE = (":/", ":/!benchmarks/results", ":/!docs")
 
 
 def origin() -> dict[str, Any]:
-    """When, at which commit and on which machine this is asked, for the head of a record.
+    """Returns time, commit and machine of now, for the head of a record.
 
     `is_clean`: the code is that commit's. What measurements write may differ: one follows another.
     Where there is no git, or only a copy of the files, BENCH_COMMIT says which commit's they are.
@@ -39,7 +39,7 @@ def origin() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What a figure cannot be compared without."""
+    """Describes the machine, without which figures cannot be compared."""
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "processor": _processor(),
@@ -49,7 +49,7 @@ def machine() -> dict[str, Any]:
 
 
 def told(record: Mapping[str, Any]) -> str:
-    """Commit and machine of a record, as a table is introduced by them."""
+    """Returns the words about commit and machine that introduce a record's table."""
     where = record["machine"]
     changed = "" if record["is_clean"] else ", with changes that are not committed,"
     return (
@@ -59,13 +59,13 @@ def told(record: Mapping[str, Any]) -> str:
 
 
 def write_record(record: Mapping[str, Any], path: Path) -> None:
-    """The record lies at `path`."""
+    """Writes the record to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def write_block(name: str, content: str) -> None:
-    """docs/performance.md has this Markdown between its two marks, and is otherwise as it was.
+    """Replaces the Markdown between two marks of docs/performance.md.
 
     Raises:
         ValueError: it lacks the marks.
@@ -75,7 +75,7 @@ def write_block(name: str, content: str) -> None:
 
 
 def with_block(text: str, name: str, content: str) -> str:
-    """The text with this Markdown between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+    """Returns the text with this Markdown between `<!-- begin NAME -->` and `<!-- end NAME -->`.
 
     Raises:
         ValueError: the text lacks the marks.

@@ -24,12 +24,12 @@ WORDS = {True: "reached", False: "missed", None: "not judged"}
 
 
 def end_servers_on_sigterm() -> None:
-    """SIGTERM unwinds the stack like Ctrl-C does, and the servers end with it."""
+    """Lets SIGTERM unwind the stack as Ctrl-C does, so that the servers end with it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def positive(text: str) -> int:
-    """The value of an option that counts something.
+    """Returns the value of an option that counts something.
 
     Raises:
         ArgumentTypeError: it is less than 1.
@@ -41,7 +41,7 @@ def positive(text: str) -> int:
 
 
 def at_most(value: float, bar: float, text: str, form: str) -> Verdict:
-    """Whether the value is no more than the bar.
+    """Judges whether the value is at most the bar.
 
     Args:
         value: what was measured.
@@ -53,14 +53,14 @@ def at_most(value: float, bar: float, text: str, form: str) -> Verdict:
 
 
 def at_least(value: float, bar: float, text: str, form: str) -> Verdict:
-    """Whether the value is no less than the bar; arguments as `at_most`."""
+    """Judges whether the value is at least the bar; arguments as `at_most`."""
     return Verdict(value >= bar, f"{text.format(form.format(value))} (at least {form.format(bar)})")
 
 
 def to_record(
     measured: str, about: Mapping[str, Any], verdicts: Sequence[Verdict]
 ) -> dict[str, Any]:
-    """Everything that a claim citing this measurement needs, as a JSON object."""
+    """Returns everything that a claim citing this measurement needs, as a JSON object."""
     return {
         "measured": measured,
         **origin(),
@@ -70,7 +70,7 @@ def to_record(
 
 
 def verdict_lines(record: Mapping[str, Any]) -> list[str]:
-    """One line per bar."""
+    """Returns one line per bar."""
     return [f"{WORDS[one['is_reached']]}: {one['text']}" for one in record["verdicts"]]
 
 
@@ -81,7 +81,7 @@ def finish(
     *,
     is_short: bool,
 ) -> int:
-    """What was measured is printed and written; returns the exit code.
+    """Prints and writes the measurement; returns the exit code.
 
     Unless short, the table is also in docs/performance.md.
     """

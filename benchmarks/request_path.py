@@ -50,7 +50,7 @@ class Found:
 
 
 def measure(contest: Contest, server: Server, seconds: float, *, is_split: bool) -> Found:
-    """What this server, up and with its model, takes for each request. Blocks."""
+    """Measures what this server, up and with its model, takes for each request. Blocks."""
     load = contest.load(server)
     drive_with_wrk(load, min(seconds, WARM_UP_SECONDS))
     roles = by_role(server.pid)
@@ -78,7 +78,7 @@ def _times_s(pids: Mapping[str, Sequence[int]]) -> dict[str, tuple[float, float]
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """The shares as a table."""
+    """Returns the shares as a table."""
     lines = [
         f"`python -m benchmarks.request_path` at {told(record)}; load average before:"
         f" {record['load_average']}:",
@@ -102,7 +102,7 @@ def _row(name: str, own_us: float, kernel_us: float) -> str:
 
 
 def run(seconds: float, *, is_alone: bool) -> dict[str, Any]:
-    """The record.
+    """Measures both servers and returns the record.
 
     Raises:
         BenchmarkError: a server or a tool is missing or failed.
@@ -129,7 +129,7 @@ def run(seconds: float, *, is_alone: bool) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The shares are printed and written; returns the exit code."""
+    """Prints and writes the shares; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.request_path", description=(__doc__ or "").partition("\n")[0]
     )

@@ -2,7 +2,7 @@
 
     python -m benchmarks.resnet FOLDER
 
-A process of its own, so that whoever drives the load has no torch in its memory.
+A process of its own, so that the driver of the load has no torch in its memory.
 """
 
 import io
@@ -29,7 +29,7 @@ MARGIN = 9.0
 
 
 def write_all(folder: Path) -> None:
-    """The folder has the photos, the scripted network and its two archives."""
+    """Writes the photos, the scripted network and its two archives into the folder."""
     photos = [photo(number) for number in range(PHOTOS)]
     for number, content in enumerate(photos):
         (folder / f"photo-{number}.jpg").write_bytes(content)
@@ -45,7 +45,7 @@ def write_all(folder: Path) -> None:
 
 
 def save_script(network: torch.nn.Module, path: Path) -> None:
-    """The network lies at `path` as TorchScript."""
+    """Writes the network to `path` as TorchScript."""
     with warnings.catch_warnings():
         # Existing archives hold TorchScript, whatever new models should be compiled with.
         warnings.filterwarnings("ignore", r".*torch\.jit.*")
@@ -53,7 +53,7 @@ def save_script(network: torch.nn.Module, path: Path) -> None:
 
 
 def photo(number: int) -> bytes:
-    """A JPEG of SIDE x SIDE pixels with edges, areas and noise; the same one every time."""
+    """Makes a JPEG of SIDE x SIDE pixels with edges, areas and noise; the same every time."""
     dice = np.random.default_rng(number)
     noise = dice.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
     image = Image.fromarray(noise).filter(ImageFilter.GaussianBlur(1 + number))
@@ -69,7 +69,7 @@ def photo(number: int) -> bytes:
 
 
 def pixels(content: bytes) -> torch.Tensor:
-    """float32 [1, 3, 224, 224] as ImageNet's networks want it."""
+    """Returns float32 [1, 3, 224, 224] as ImageNet's networks want it."""
     prepare = transforms.Compose(
         [
             transforms.Resize(256),
@@ -84,7 +84,7 @@ def pixels(content: bytes) -> torch.Tensor:
 
 
 def make_decided_network(examples: Sequence[torch.Tensor]) -> torch.nn.Module:
-    """One that is as sure of its classes as a trained one: even half precision finds the same best.
+    """Makes a network as sure of its classes as a trained one, even in half precision.
 
     Example i is of class i by a wide margin, and the other classes are random.
     """
@@ -104,7 +104,7 @@ def make_decided_network(examples: Sequence[torch.Tensor]) -> torch.nn.Module:
 
 
 def make_network(examples: Sequence[torch.Tensor], branch_weight: float = 1.0) -> torch.nn.Module:
-    """ResNet-152 with random weights whose answers differ from photo to photo.
+    """Makes a ResNet-152 with random weights whose answers differ from photo to photo.
 
     Without statistics of real activations 152 random layers answer the same to everything.
 

@@ -34,7 +34,7 @@ LAYOUTS = {1: (1, 2, 4, 8), 2: (2, 4, 8), 4: (4, 8)}  # nodes: workers of all of
 # So many requests per worker are open that a batch is full before the one before it has ended.
 OPEN_BATCHES = 3
 LEAST_SHARE = 0.95
-FULL_PERCENT = 90.0  # of a core by one process, or of the machine by everybody
+FULL_PERCENT = 90.0  # of a core by one process, or of the machine by all
 
 DELAY_MS, FIXED_MORE_MS, ADAPTIVE_MS = 10, 1.5, 2.0
 RATE_PER_S, IDLE_WORKERS, LEAST_BATCH_SHARE = 300.0, (1, 2, 4, 8), 0.95
@@ -51,19 +51,19 @@ class Point:
     workers: int
     requests_per_s: float
     errors: int
-    # Of one core, by the busiest process, and of all cores, by everybody, the load's maker too.
+    # Of one core, by the busiest process, and of all cores, by all processes, the load's maker too.
     busiest: str
     busiest_percent: float
     machine_percent: float
 
     @property
     def is_full(self) -> bool:
-        """Whether a core, or the machine, had nothing left to give."""
+        """Returns whether a core, or the machine, was full."""
         return max(self.busiest_percent, self.machine_percent) >= FULL_PERCENT
 
 
 def alone_ms(seconds: float, rounds: int) -> dict[str, float]:
-    """What one client waits, by policy: the median of its rounds' medians."""
+    """Measures how long a single client waits, by policy: the median of its rounds' medians."""
     found: dict[str, list[float]] = {"fixed": [], "adaptive": []}
     with Fleet() as fleet:
         for policy in found:
@@ -80,7 +80,7 @@ def alone_ms(seconds: float, rounds: int) -> dict[str, float]:
 
 
 def throughputs(layouts: Mapping[int, Sequence[int]], seconds: float) -> Iterator[Point]:
-    """One point per number of nodes and workers, each on servers of its own."""
+    """Measures a point per number of nodes and workers, each on servers of its own."""
     for nodes, counts in layouts.items():
         with Fleet(nodes) as fleet:
             fleet.register("napping", batch_size=BATCH_SIZE, max_batch_delay=0, initial_workers=0)
@@ -114,7 +114,7 @@ def _point(fleet: Fleet, nodes: int, workers: int, seconds: float) -> Point:
 
 
 def batch_sizes(workers: Sequence[int], rate_per_s: float, seconds: float) -> dict[int, float]:
-    """Mean batch size at a load that leaves one worker idle most of the time, by workers.
+    """Measures the mean batch at a load that one worker can carry, by number of workers.
 
     Raises:
         BenchmarkError: a request was not answered, or /metrics says nothing of batches.
@@ -145,7 +145,7 @@ def batch_sizes(workers: Sequence[int], rate_per_s: float, seconds: float) -> di
 
 
 def claim_ms(claims: int) -> dict[str, float]:
-    """Median and worst of claims while many wait."""
+    """Measures the median and the worst of claims while many requests wait."""
     with EmbeddedRedis(find_server()) as redis:
         times = claim_times_ms(redis.url, waiting=WAITING, limit=CLAIMED, claims=claims)
     return {"median": round(statistics.median(times), 3), "worst": round(max(times), 3)}
@@ -159,7 +159,7 @@ def _load(url: str, body: bytes, connections: int) -> Load:
 
 
 def shares(points: Sequence[Point]) -> list[float]:
-    """Of each point, its throughput per worker over that of one worker alone."""
+    """Returns each point's throughput per worker over that of one worker alone."""
     one = points[0].requests_per_s / points[0].workers
     return [point.requests_per_s / point.workers / one for point in points]
 
@@ -170,7 +170,7 @@ def verdicts(
     sizes: Mapping[int, float],
     claim: Mapping[str, float],
 ) -> Iterator[Verdict]:
-    """Each figure that has a bar."""
+    """Returns each figure that has a bar."""
     text = f"one client, delay {DELAY_MS} ms, {{policy}}: p50 {{{{}}}}"
     fixed, adaptive = (text.format(policy=policy) for policy in ("fixed", "adaptive"))
     yield at_most(alone["fixed"], DELAY_MS + FIXED_MORE_MS, fixed, "{:.2f} ms")
@@ -201,7 +201,7 @@ def _judge(point: Point, share: float) -> Verdict:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """Who measured, and tables."""
+    """Returns the origin and the tables."""
     points = [Point(**point) for point in record["points"]]
     lines = [
         f"`python -m benchmarks.scaling` at {told(record)}; load average before: "
@@ -226,7 +226,7 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options."""
+    """Reads the options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling")
     parser.add_argument("--seconds", type=positive, default=None, help="of each run")
     parser.add_argument(
@@ -238,7 +238,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Everything is measured, printed and written; returns the exit code."""
+    """Measures everything, prints and writes it; returns the exit code."""
     options = parse(arguments)
     load_average = round(os.getloadavg()[0], 2)
 

@@ -43,7 +43,7 @@ class Job:
 
     @property
     def threads(self) -> int:
-        """OpenMP threads of each worker: together not more than there are cores."""
+        """Returns the OpenMP threads of each worker: together no more than there are cores."""
         return max(1, len(os.sched_getaffinity(0)) // self.workers)
 
 
@@ -68,7 +68,7 @@ class Server(ABC):
 
     @property
     def pid(self) -> int:
-        """The first of its processes.
+        """Returns the first of its processes.
 
         Raises:
             RuntimeError: it is not up.
@@ -80,34 +80,34 @@ class Server(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where predictions of the model are asked for."""
+        """Returns the address for predictions of the model."""
 
     @property
     @abstractmethod
     def _health_url(self) -> str:
-        """What is answered with a success once the server is up."""
+        """Returns the address that answers with a success once the server is up."""
 
     @abstractmethod
     def _command(self, folder: Path) -> list[str]:
-        """The command that starts the server in the foreground."""
+        """Returns the command that starts the server in the foreground."""
 
     @abstractmethod
     def _environment(self, folder: Path) -> dict[str, str]:
-        """What the server's environment has beyond this process's."""
+        """Returns what the server's environment has beyond this process's."""
 
     def _register(self) -> None:  # noqa: B027 - most begin with it
-        """The model is there, if the server has not begun with it."""
+        """Registers the model, unless the server has begun with it."""
 
     def packed(self, body: bytes) -> bytes:
-        """The request's body as this server wants it."""
+        """Returns the request's body as this server wants it."""
         return body
 
     def unpacked(self, answer: bytes) -> bytes:
-        """The model's answer in the body that this server sent."""
+        """Returns the model's answer in the body that this server sent."""
         return answer
 
     def ask(self, body: bytes) -> bytes:
-        """The model's answer to one request.
+        """Asks the server once and returns the model's answer.
 
         Raises:
             BenchmarkError: it was answered with an error.
@@ -119,7 +119,7 @@ class Server(ABC):
         return self.unpacked(reply.content)
 
     def __enter__(self) -> Self:
-        """The server is up, with the model.
+        """Starts the server and waits for it and the model.
 
         Raises:
             BenchmarkError: the server did not start or refused the model.
@@ -192,18 +192,18 @@ def inherited_environment() -> dict[str, str]:
 
 
 def ferry_addresses(ports: Sequence[int]) -> dict[str, str]:
-    """What has an ingress listen on the first three of these ports."""
+    """Returns the options that let an ingress listen on the first three of these ports."""
     names = ("INFERENCE", "MANAGEMENT", "METRICS")
     return {f"FERRY_{name}_ADDRESS": local(port) for name, port in zip(names, ports, strict=False)}
 
 
 def local(port: int) -> str:
-    """The URL of what listens on this port."""
+    """Returns the URL of what listens on this port."""
     return f"http://127.0.0.1:{port}"
 
 
 def ferry_command() -> str:
-    """The `ferry` of this environment.
+    """Returns the `ferry` of this environment.
 
     Raises:
         BenchmarkError: it is not installed.
@@ -215,7 +215,7 @@ def ferry_command() -> str:
 
 
 def json_answer(answer: bytes) -> Any:
-    """What a JSON answer says.
+    """Returns the content of a JSON answer.
 
     Raises:
         BenchmarkError: it is no JSON.
@@ -227,7 +227,7 @@ def json_answer(answer: bytes) -> Any:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on now."""
+    """Returns ports of the loopback interface that are free now."""
     found: list[int] = []
     with contextlib.ExitStack() as held:
         while len(found) < count:

@@ -33,7 +33,7 @@ Shares = Mapping[str, Mapping[str, float]]
 
 
 def shares(prepare_ms: Sequence[int], seconds: float) -> dict[str, dict[str, float]]:
-    """Of the batches that the device could do one after the other, how many it does.
+    """Measures the share of batches done, of those that the device could do.
 
     Raises:
         BenchmarkError: requests were not answered.
@@ -63,7 +63,7 @@ def shares(prepare_ms: Sequence[int], seconds: float) -> dict[str, dict[str, flo
 
 
 def verdicts(found: Shares) -> Iterator[Verdict]:
-    """Whether two workers leave the device no time to wait."""
+    """Judges whether two workers leave the device no time to wait."""
     for ms, by_workers in found.items():
         text = f"{ms} ms to prepare, {JUDGED_WORKERS} workers: {{}} of the device"
         share = by_workers[str(JUDGED_WORKERS)]
@@ -71,7 +71,7 @@ def verdicts(found: Shares) -> Iterator[Verdict]:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """Who measured, and a table."""
+    """Returns the origin and a table."""
     lines = [
         f"`python -m benchmarks.sharing` at {told(record)}; load average before: "
         f"{record['load_average']}. Of what the device could do, with batches that take it for "
@@ -89,7 +89,7 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Everything is measured, printed and written; returns the exit code."""
+    """Measures everything, prints and writes it; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sharing")
     parser.add_argument("--short", action="store_true", help="leaves the document as it is")
     is_short = parser.parse_args(arguments).short

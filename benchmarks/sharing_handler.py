@@ -5,7 +5,7 @@ import time
 
 
 def handle(data, context):  # noqa: ANN001, ANN201 - the signature is TorchServe's
-    """The bodies of the rows as they came: ms to prepare and ms on the device, of each batch."""
+    """Returns the bodies of the rows, which say the ms to prepare and on the device."""
     bodies = [bytes(row["body"]) for row in data or ()]
     if bodies:
         prepare_ms, device_ms = map(float, bodies[0].split())

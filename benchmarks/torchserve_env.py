@@ -10,12 +10,12 @@ from benchmarks.load import BenchmarkError
 TORCHSERVE_VERSION = "0.12.0"
 # What TorchServe and its workers import, besides torch, numpy and pillow.
 REQUIREMENTS = ("psutil", "packaging", "pyyaml", "wheel")
-# TorchServe's image handlers import captum, for explanations only, which nobody asks them for.
+# TorchServe's image handlers import captum, for explanations only, which no benchmark asks for.
 _CAPTUM = "class IntegratedGradients:\n    def __init__(self, model):\n        pass\n"
 
 
 def torchserve_python(cache: Path) -> Path:
-    """The interpreter of an environment in which `python -m ts.model_server` runs.
+    """Returns the interpreter of an environment in which `python -m ts.model_server` runs.
 
     The first call makes it, in about 20 s and with a few MB.
 
@@ -29,7 +29,7 @@ def torchserve_python(cache: Path) -> Path:
 
 
 def write_captum(folder: Path) -> None:
-    """The folder, put on PYTHONPATH, has a stand-in for captum that TorchServe can import."""
+    """Writes a stand-in for captum, which TorchServe can import with the folder on PYTHONPATH."""
     package = folder / "captum"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()

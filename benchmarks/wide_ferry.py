@@ -34,12 +34,12 @@ class WideFerry(MeasuredFerry):
 
     @property
     def urls(self) -> list[str]:
-        """Where predictions are asked for, one for each ingress."""
+        """Returns an address for predictions for each ingress."""
         path = f"/predictions/{self._job.model_name}"
         return [self.url, *(address + path for _, address in self._children)]
 
     def processes(self) -> dict[str, list[int]]:
-        """The ids of all its processes, by what they are."""
+        """Returns the ids of all its processes, by their roles."""
         return by_role(self.pid, self._redis.pid, *(child.pid for child, _ in self._children))
 
     def _start(self, folder: Path) -> None:

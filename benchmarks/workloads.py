@@ -43,7 +43,7 @@ class Workload:
     servers: str = "torchserve,mosec,litserve,bentoml,rayserve"
 
     def setting(self) -> dict[str, Any]:
-        """How it is served and driven, for the record."""
+        """Returns how the model is served and driven, for the record."""
         record = asdict(self)
         for name in ("title", "bars", "seconds", "servers"):
             del record[name]
@@ -97,7 +97,7 @@ WORKLOADS = {
 
 
 def echo_job(workload: Workload, folder: Path) -> Job:
-    """The echo's archive lies in the folder."""
+    """Writes the echo's archive into the folder."""
     archive = folder / "echo.mar"
     model = {"modelName": "echo", "modelVersion": "1.0", "handler": HANDLER.name}
     write_archive(archive, model, HANDLER)

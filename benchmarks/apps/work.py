@@ -17,7 +17,7 @@ PORT = int(os.environ.get("BENCH_PORT", "8000"))
 
 
 def load() -> Work:
-    """The model that BENCH_WEIGHTS names; an echo without it."""
+    """Loads the model that BENCH_WEIGHTS names; an echo without it."""
     weights = os.environ.get("BENCH_WEIGHTS")
     return _classifier(weights) if weights else _echo
 

@@ -2,5 +2,5 @@
 
 
 def handle(data, context):  # noqa: ANN001, ANN201 - the signature is TorchServe's
-    """The bodies of the rows as they came; an empty list for the call made at load."""
+    """Returns the bodies of the rows as they came; an empty list for the call made at load."""
     return [row["body"] for row in data or ()]

@@ -18,7 +18,7 @@ from ferry.role_settings import OF_INGRESS, OF_NODE, OF_WHOLE_SERVERS
 @click.command()
 @partial(settings_options, unlisted=OF_NODE | OF_WHOLE_SERVERS)
 def ingress(settings: Settings) -> None:
-    """Run the HTTP front only. Needs a Redis: --redis-url or REDIS_URL."""
+    """Run the HTTP server only. Needs a Redis: --redis-url or REDIS_URL."""
     _require_redis(settings)
     allow_many_files()
     from ingress.server import run  # noqa: PLC0415 - see above

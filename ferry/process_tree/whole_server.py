@@ -163,7 +163,7 @@ class _Server:
                 supervisor.wait_until(pipe.poll, pipe.read_fd)
 
     def announce(self) -> None:
-        """Prints what was not loaded and where the server listens, and tells who waits for it."""
+        """Prints what was not loaded and where the server listens, and reports it ready."""
         for failure in self.ingress_ready.failures:
             words = ": ".join(str(value) for value in failure.values())
             err().print(f"[red]not loaded:[/] {escape(words)}", soft_wrap=True)

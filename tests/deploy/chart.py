@@ -80,13 +80,13 @@ def package(folder: Path) -> Path:
 
 
 def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
-    """The only manifest of this kind and name."""
+    """Returns the only manifest of this kind and name."""
     [found] = [m for m in manifests if m["kind"] == kind and m["metadata"]["name"] == name]
     return found
 
 
 def container(manifests: list[Manifest], part: str) -> Manifest:
-    """The container of `ingress` or `worker`."""
+    """Returns the container of `ingress` or `worker`."""
     template = find(manifests, "Deployment", f"{NAME}-{part}")["spec"]["template"]
     found: Manifest
     [found] = template["spec"]["containers"]
@@ -94,13 +94,13 @@ def container(manifests: list[Manifest], part: str) -> Manifest:
 
 
 def environment(manifests: list[Manifest], part: str) -> dict[str, str]:
-    """The variables of `ingress` or `worker` that have values of their own."""
+    """Returns the variables of `ingress` or `worker` that have values of their own."""
     variables = container(manifests, part)["env"]
     return {item["name"]: item["value"] for item in variables if "value" in item}
 
 
 def scaling_query() -> str:
-    """The expression that nodes are scaled by; without Helm, as its template has it."""
+    """Returns the expression that nodes are scaled by; without Helm, as its template has it."""
     text = (CHART / "templates/_helpers.tpl").read_text()
     body = text.partition('"torchferry.openRequestsQuery"')[2].partition("{{- end -}}")[0]
     line = body.strip().splitlines()[-1]

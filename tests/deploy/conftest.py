@@ -64,7 +64,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FerryServer]:
 
 @pytest.fixture(scope="session")
 def exported(server: FerryServer) -> Exported:
-    """What /metrics has after answers, errors, full batches and single requests."""
+    """Reads /metrics after answers, errors, full batches and single requests."""
     with Clients(server.inference, BATCH_SIZE) as clients:
         clients.ask("/predictions/watched", ["sleep 0.01|"] * BATCH_SIZE)
     assert server.predict("watched", b"alone").status_code == 200

@@ -34,7 +34,7 @@ class Selector:
 
 
 def selectors(expression: str) -> list[Selector]:
-    """Every metric in the expression; each alternative of a regular expression is a value."""
+    """Returns the metrics in the expression; alternatives of a regular expression are values."""
     assert set(_OTHER_WORD.findall(expression)) <= {s[0] for s in _SELECTOR.findall(expression)}
     return [
         Selector(
@@ -45,30 +45,30 @@ def selectors(expression: str) -> list[Selector]:
 
 
 def groupings(expression: str) -> set[str]:
-    """Every label that the expression groups by."""
+    """Returns every label that the expression groups by."""
     found = (name.strip() for text in _GROUPING.findall(expression) for name in text.split(","))
     return {name for name in found if name}
 
 
 def panels() -> list[dict]:
-    """The panels of the dashboard, rows left out."""
+    """Returns the panels of the dashboard, rows left out."""
     found = json.loads(DASHBOARD.read_text())["panels"]
     return [panel for panel in found if panel["type"] != "row"]
 
 
 def panel_expressions() -> Iterator[tuple[str, str]]:
-    """Title and expression of everything that the dashboard shows."""
+    """Yields title and expression of everything that the dashboard shows."""
     for panel in panels():
         for target in panel["targets"]:
             yield panel["title"], target["expr"]
 
 
 def alerts() -> list[dict]:
-    """The alert rules."""
+    """Returns the alert rules."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
 def all_expressions() -> list[tuple[str, str]]:
-    """Name and expression of every panel and alert."""
+    """Returns name and expression of every panel and alert."""
     return [*panel_expressions(), *((rule["alert"], rule["expr"]) for rule in alerts())]

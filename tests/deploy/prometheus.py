@@ -48,7 +48,7 @@ class Prometheus:
         return [(series["metric"], float(series["value"][1])) for series in result]
 
     def value(self, expression: str) -> float | None:
-        """The one value that a scaler gets; None where there is no series."""
+        """Returns the one value that a scaler gets; None where there is no series."""
         found = self.query(expression)
         assert len(found) <= 1, found
         return found[0][1] if found else None

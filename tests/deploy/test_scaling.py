@@ -102,7 +102,7 @@ def test_query_follows_the_work_and_has_no_value_without_a_server(
         eventually(lambda: prometheus.query("ferry_queue_open_requests") == [], 10)
         assert prometheus.value(query) == 0
 
-        # And somebody else's open requests are not ours
+        # And another server's open requests are not ours
         assert prometheus.value(query.replace(NAMESPACE, "elsewhere")) is None
 
         # When Redis stands still, it is none: a scaler that took it for 0 would remove busy nodes

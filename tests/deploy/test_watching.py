@@ -81,7 +81,7 @@ def test_metrics_of_redis_are_not_summed_over_ingresses():
     # Given what every ingress tells alike
     shared = r"(?:rate\(|increase\()?ferry_(?:queue_(?!wait)|workers|nodes|redis)"
     for name, expression in all_expressions():
-        # Then nobody adds it up
+        # Then no expression adds it up
         assert not re.search(rf"sum(?: by \([^)]*\))? ?\({shared}", expression), name
 
 
@@ -198,13 +198,13 @@ def test_guide_says_where_to_read_on_for_each_error_of_the_server():
     errors = {(str(kind.status), kind.reason) for kind in subclasses(ServeError)}
     # Then
     assert {pair for pair in errors if pair[0] >= "500"} <= named
-    # And it sends nobody to where nothing is
+    # And it names no alert that does not exist
     headings = set(re.findall(r"^### (Ferry\w+)$", OPERATIONS, re.MULTILINE))
     assert set(re.findall(r"Ferry\w+", table)) <= headings
 
 
 def codes_and_words(row):
-    """(status, word) of each that the first cell names; a status counts for the words behind it."""
+    """Yields (status, word) of each in the first cell; a status counts for the words behind it."""
     status = ""
     for number, word in re.findall(r"(\d{3})|`(\w+)`", row.split("|")[1]):
         status = number or status

@@ -52,7 +52,7 @@ class Server:
     def __init__(self):
         self.answers = {}
         self.asked = []
-        self.breaks_at = b"nobody's body"
+        self.breaks_at = b"no such body"
         outer = self
 
         class Handler(BaseHTTPRequestHandler):

@@ -46,23 +46,3 @@ def test_help_leaves_out_only_what_the_role_does_not_read(
 def test_role_takes_the_settings_of_the_other_one_all_the_same() -> None:
     result = CliRunner().invoke(main, ["node", "--job-queue-size", "0"])
     assert "job_queue_size must be from 1 to" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "redis://, unix://",
-        "body, json, kserve",
-        "prometheus: all",
-        "'all' or a comma",
-        "PEM file",
-        "Largest request body.",
-    ],
-)
-def test_help_begins_sentences_and_leaves_values_as_they_are(words: str) -> None:
-    assert f"  {words}" in help_of("up")
-
-
-@pytest.mark.parametrize("command", [("models", "list"), ("status",), ("predict",), ("up",)])
-def test_help_names_the_variable_of_the_token(command: tuple[str, ...]) -> None:
-    assert "FERRY_TOKEN" in help_of(*command)

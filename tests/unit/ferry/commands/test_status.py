@@ -1,4 +1,4 @@
-"""`ferry status`: the reason why a server is not ready, whoever answers for it."""
+"""`ferry status`: the reason why a server is not ready, which a proxy may give instead."""
 
 import httpx
 import pytest

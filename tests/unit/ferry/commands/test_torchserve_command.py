@@ -86,7 +86,7 @@ def test_flags_without_effect_are_taken_and_a_missing_log_config_is_named(tmp_pa
     ("disable_tokens", "enable_api", "is_open"),
     [(True, None, True), (True, True, False), (None, True, False), (None, None, False)],
 )
-def test_management_is_for_everybody_only_when_it_runs_nobodys_code(
+def test_management_is_open_only_when_no_client_can_bring_code(
     tmp_path, disable_tokens, enable_api, is_open
 ):
     # Given TorchServe's container: its listeners are open to the network
@@ -157,8 +157,8 @@ def test_stop_says_which_server_it_stops():
     ]
 
 
-def test_stop_takes_a_server_that_nobody_reaps_for_stopped(tmp_path):
-    # Given one whose parent does not ask after it; we are that parent
+def test_stop_counts_a_zombie_as_stopped(tmp_path):
+    # Given a server that its parent, this test, does not reap
     words = [sys.executable, "-c", "import time; time.sleep(60)", "torchserve"]
     with subprocess.Popen(words) as process:
         eventually(psutil.Process(process.pid).cmdline)
@@ -184,7 +184,7 @@ def test_stop_takes_a_server_that_nobody_reaps_for_stopped(tmp_path):
 
 
 def test_stop_leaves_the_pid_file_of_a_server_that_was_started_meanwhile():
-    # Given a server at whose end another one is there
+    # Given a server at whose end another one has started
     another = f"open({str(pid_file())!r}, 'w').write('4')"
     script = (
         f"import signal, time; signal.signal(15, lambda *_: exit({another})); print(flush=True)"
@@ -202,7 +202,7 @@ def test_stop_leaves_the_pid_file_of_a_server_that_was_started_meanwhile():
 
 
 def test_pid_file_is_not_written_through_a_link(tmp_path):
-    # Given somebody else's trap in the temporary folder
+    # Given a link that another user has laid in the temporary folder
     pid_file().symlink_to(tmp_path / "precious")
     # When / Then
     with pytest.raises(OSError, match="symbolic links"):

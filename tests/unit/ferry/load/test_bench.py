@@ -115,7 +115,7 @@ def test_closed_loop_keeps_as_many_requests_open_as_it_has_connections(target):
 
 
 def test_open_loop_sends_on_time_whether_or_not_it_is_answered(target):
-    # Given a server that answers nobody before all have asked
+    # Given a server that answers no request before all have come
     target.pause_s = 0.6
     # When
     outcome = drive(load(target, connections=100, rate_per_s=60))
@@ -207,7 +207,7 @@ def test_report_has_the_figures_and_a_chart_that_says_what_was_measured(tmp_path
 
 
 def test_bench_at_a_rate_has_connections_for_all_that_leave(target):
-    # Given a server that answers nobody before all have asked
+    # Given a server that answers no request before all have come
     target.pause_s = 0.8
     # When
     words = ("--rate", "100", "--duration", "0.7", "--warmup", "0", "--metrics-url", target.url)
@@ -289,7 +289,7 @@ def test_figures_are_printed_even_if_the_report_cannot_be_written(target, tmp_pa
     assert len(result.stdout.splitlines()) == 3
 
 
-def test_sweep_ends_when_nobody_is_answered(target, tmp_path):
+def test_sweep_ends_when_no_request_succeeds(target, tmp_path):
     # Given
     target.status = 400
     # When

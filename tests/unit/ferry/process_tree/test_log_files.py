@@ -1,4 +1,4 @@
-"""TorchServe's log files: lines of several processes, sorted by who wrote them."""
+"""TorchServe's log files: lines of several processes, sorted by their origin."""
 
 import io
 import logging
@@ -96,7 +96,7 @@ def test_metric_files_have_a_folder_of_their_own_when_it_is_named(tmp_path, monk
     monkeypatch.setenv("METRICS_LOCATION", str(tmp_path / "metrics"))
     # When
     with LogFiles(tmp_path / "logs", io.BytesIO()) as logs:
-        # Then they are there before the first line, for those who follow them
+        # Then they are there before the first line, for programs that follow them
         assert names_in(tmp_path / "logs") == ["access_log.log", "model_log.log", "ts_log.log"]
         assert names_in(tmp_path / "metrics") == ["model_metrics.log", "ts_metrics.log"]
         os.write(logs.stderr_fd, (ACCESS + METRIC).encode())
@@ -107,7 +107,7 @@ def test_metric_files_have_a_folder_of_their_own_when_it_is_named(tmp_path, monk
 
 @pytest.mark.parametrize("is_of_metrics", [False, True], ids=["logs", "metrics"])
 def test_server_goes_on_when_a_folder_cannot_be_made(is_of_metrics, tmp_path, monkeypatch):
-    # Given a place in which nobody can make a folder, as in a container that may only read
+    # Given a place where no folder can be made, as in a read-only container
     blocked = tmp_path / "file" / "logs"
     blocked.parent.touch()
     if is_of_metrics:

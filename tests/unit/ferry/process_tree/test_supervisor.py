@@ -151,7 +151,7 @@ def test_supervisor_that_was_started_to_outlive_its_terminal_does(scene):
         signal.signal(signal.SIGHUP, before)
 
 
-def test_server_outlives_whoever_reads_what_it_says(monkeypatch):
+def test_server_outlives_the_reader_of_its_output(monkeypatch):
     # Given a pipe whose reader has gone, as that of `ferry up 2>&1 | head` has
     reader, writer = os.pipe()
     os.close(reader)
@@ -207,7 +207,7 @@ def test_supervisor_kills_at_once_when_a_second_signal_comes(scene):
         supervisor.wait_until(lambda: scene.has(*ready), timeout_s=10)
         in_background(os.kill, os.getpid(), signal.SIGINT)
         supervisor.run()
-        # When somebody insists
+        # When a second signal comes
         wish_ends_s = time.monotonic() + ONE_WISH_S
         in_background(
             lambda: (
@@ -274,7 +274,7 @@ def test_ready_pipe_hears_what_notify_ready_says(monkeypatch):
 
 
 @pytest.mark.parametrize("number", ["", "none", "9999"])
-def test_notify_ready_does_nothing_when_nobody_listens(monkeypatch, number):
+def test_notify_ready_does_nothing_when_no_process_listens(monkeypatch, number):
     # Given
     monkeypatch.setenv(READY_VARIABLE, number)
     # When
