@@ -198,13 +198,6 @@ def test_chart_runs_without_rights(manifests, part):
 
 @needs_helm
 @pytest.mark.parametrize("part", PARTS)
-def test_chart_mounts_only_volumes_that_it_declares(manifests, part):
-    mounted = {mount["name"] for mount in container(manifests, part)["volumeMounts"]}
-    assert mounted == {volume["name"] for volume in pod(manifests, part)["volumes"]}
-
-
-@needs_helm
-@pytest.mark.parametrize("part", PARTS)
 def test_chart_selects_its_pods_by_labels_that_they_have(manifests, part):
     # Given
     template = find(manifests, "Deployment", f"{NAME}-{part}")["spec"]["template"]
