@@ -19,7 +19,7 @@ from tests.timing import assert_within
 
 DELAY_S = 0.005
 ADDED_S = 0.003
-DEAD_AFTER_S = 3.5  # an ingress' last beat may be half a second younger than its end
+DEAD_AFTER_S = 3.5  # an ingress is dead three seconds after its last beat
 MEASURED_AGAIN_S = 30.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]

@@ -14,12 +14,7 @@ import requests
 
 from tests.e2e.archives import Ledger, make_scripted
 from tests.e2e.clients import Clients
-from tests.e2e.ferry_process import (
-    FERRY,
-    STOP_TIMEOUT_S,
-    FerryProcess,
-    FerryServer,
-)
+from tests.e2e.ferry_process import FERRY, STOP_TIMEOUT_S, FerryProcess, FerryServer
 from tests.ports import free_ports
 from tests.support import came_true, eventually
 from tests.timing import assert_within

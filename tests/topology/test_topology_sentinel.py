@@ -9,12 +9,7 @@ from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.rig import Rig
 from tests.support import came_true, eventually
 from tests.topology.servers import Node, SentinelGroup
-from tests.topology.verdict import (
-    RECOVERED_S,
-    Note,
-    check_nothing_stays,
-    check_recovery,
-)
+from tests.topology.verdict import RECOVERED_S, Note, check_nothing_stays, check_recovery
 from tests.topology.whole_suite import is_long
 
 FAILOVER_S = 20.0
