@@ -59,8 +59,6 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
 
 
 class _DescriptionView:
-    """Answers each route with one method; HTTP in, HTTP out."""
-
     def __init__(self, roles: Collection[Role]) -> None:
         self._document = api_document(roles)
 

@@ -1,4 +1,4 @@
-"""The inference port's routes; whole by itself, so that any WSGI server can run it.
+"""Answers the inference port's routes, predictions included, so that any WSGI server can run them.
 
 Source: TorchServe 0.12 inference API.
 """
@@ -23,7 +23,7 @@ from ingress.torchserve.openapi import model_prediction_document
 from ingress.torchserve.prediction_paths import parse_prediction_path
 from ingress.torchserve.routes import INFERENCE
 
-# Paths that look like a prediction's and are none.
+# Paths that only look like those of predictions.
 _NO_PREDICTIONS = (
     "/predictions/<path:_>",
     "/explanations/<path:_>",
@@ -34,17 +34,17 @@ _NO_PREDICTIONS = (
 
 
 class WorkflowNotFound(NotFound):
-    """There are no workflows; TorchServe has given them up, too."""
+    """Refuses workflows, which TorchServe has given up as well."""
 
     type = "WorkflowNotFoundException"
     reason = "workflow_not_found"
 
 
 def inference_blueprint(services: Services) -> Blueprint:
-    """Predictions and probes."""
+    """Returns the routes of predictions and probes."""
     blueprint = Blueprint("inference", __name__)
     view = _InferenceView(services)
-    # Before any rule: the parser that both doors share knows these paths.
+    # Before any rule, since both HTTP doors share one parser of these paths.
     blueprint.before_app_request(view.predict)
     for rule in _NO_PREDICTIONS:
         blueprint.add_url_rule(rule, f"no {rule}", view.deny, methods=ANY_METHOD)
@@ -53,19 +53,17 @@ def inference_blueprint(services: Services) -> Blueprint:
 
 
 class _InferenceView:
-    """One method per route; HTTP in, HTTP out."""
-
     def __init__(self, services: Services) -> None:
         self._services = services
         self._health = services.health
 
     def predict(self) -> Response | None:
-        # As it came: to the router, many slashes at its beginning are one.
+        # The path as it was sent: Flask makes one slash of several at the beginning.
         is_plain = not request.environ["PATH_INFO"].startswith("//")
         target = parse_prediction_path(request.path) if is_plain else None
         if target is None or request.method == "OPTIONS":
             return None
-        # As in the front: the body is read, and refused if too large, before anything else.
+        # As in the router, the body is read, or refused as too large, before anything else.
         body = request.get_data(cache=False)
         headers = lower_case_headers(request)
         if self._services.keys is not None:
@@ -100,6 +98,6 @@ class _InferenceView:
     def readyz(self) -> Response:
         reason = self._health.why_not_ready()
         if self._services.keys is not None:
-            # A probe brings no key, so it is told no model names.
+            # A probe has no key, so its answer names no models.
             reason = reason.partition(":")[0]
         return status_response(reason, status=503) if reason else status_response("Ready")

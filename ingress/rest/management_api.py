@@ -46,8 +46,6 @@ def management_blueprint(services: Services) -> Blueprint:
 
 
 class _ManagementView:
-    """Answers each route with one method; HTTP in, HTTP out."""
-
     def __init__(self, services: Services, registrar: Registrar) -> None:
         self._services = services
         self._registry = services.registry

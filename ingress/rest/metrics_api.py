@@ -25,8 +25,6 @@ def metrics_blueprint(services: Services) -> Blueprint:
 
 
 class _MetricsView:
-    """Answers each route with one method; HTTP in, HTTP out."""
-
     def __init__(self, services: Services) -> None:
         self._services = services
 

@@ -1,4 +1,4 @@
-"""Health, readiness and metadata of the Open Inference Protocol, and KServe's v1 readiness.
+"""Answers for health, readiness and metadata, in the Open Inference Protocol and KServe's v1.
 
 Inference itself goes the way of every prediction. Source: KServe Open Inference Protocol v2, REST;
 TorchServe 0.12 `OpenInferenceProtocolRequestHandler`.
@@ -21,7 +21,7 @@ _NOT_READY = 503
 
 
 def open_inference_blueprint(services: Services) -> Blueprint:
-    """Whatever a client asks before it infers."""
+    """Returns the routes that a client calls before it infers."""
     blueprint = Blueprint("open_inference", __name__)
     add_routes(blueprint, _OpenInferenceView(services), OPEN_INFERENCE)
     blueprint.register_error_handler(ServeError, _answer)
@@ -29,14 +29,12 @@ def open_inference_blueprint(services: Services) -> Blueprint:
 
 
 class _OpenInferenceView:
-    """One method per route; HTTP in, HTTP out."""
-
     def __init__(self, services: Services) -> None:
         self._services = services
         self._health = services.health
 
     def server(self) -> Response:
-        # The key is TorchServe's spelling; the right one stands beside it.
+        # The first key has TorchServe's spelling, the second the right one.
         names = {"extenstion": _EXTENSIONS[:2], "extensions": _EXTENSIONS}
         return json_response({"name": "torchferry", "version": VERSION, **names})
 

@@ -28,8 +28,6 @@ def token_blueprint(keys: KeyFile) -> Blueprint:
 
 
 class _TokenView:
-    """Answers each route with one method; HTTP in, HTTP out."""
-
     def __init__(self, keys: KeyFile) -> None:
         self._keys = keys
 

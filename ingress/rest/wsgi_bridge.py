@@ -20,7 +20,7 @@ _SERVER_OWNED = frozenset({"content-length", "connection", "server", "date"})
 
 
 class WsgiBridge:
-    """An application around a WSGI one; at most `max_threads` requests at once."""
+    """Runs a WSGI application in threads, at most `max_threads` requests at once."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class WsgiBridge:
         """Answers the request."""
         headers = dict(exchange.headers)
         try:
-            # The application asks again; here it keeps strangers from having a body read.
+            # The application checks again. Here, no body is read for a client without a key.
             self._authorizer.admit(exchange.method, exchange.path, headers.get("authorization", ""))
             body = await read_body(exchange, headers, self._max_request_size_bytes)
             environ = make_environ(exchange, body)
@@ -52,7 +52,7 @@ class WsgiBridge:
 
 
 def make_environ(exchange: Exchange, body: bytes) -> dict[str, Any]:
-    """Returns the PEP 3333 environ of this request; texts are bytes disguised as Latin-1."""
+    """Returns the environ of this request; by PEP 3333, strings are bytes read as Latin-1."""
     server_host, _, server_port = exchange.server.rpartition(":")
     client_host, _, client_port = exchange.client.rpartition(":")
     environ: dict[str, Any] = {
@@ -103,7 +103,7 @@ def run_wsgi(app: WSGIApplication, environ: dict[str, Any]) -> Answer:
 
 
 def _add_header(environ: dict[str, Any], name: str, value: str) -> None:
-    # An underscore would be indistinguishable from the dash of a trusted header.
+    # In an environ, an underscore could not be told from the dash of a trusted header.
     if "_" in name or name in ("content-length", "transfer-encoding"):
         return
     key = name.upper().replace("-", "_")
