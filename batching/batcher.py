@@ -1,4 +1,4 @@
-"""Forms batches: a policy, a source of requests, and the source's own local clock."""
+"""Forms batches from a source of requests, as a policy decides."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ from batching.protocol import Batch
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Fewer than a batch wait, and this worker is the one who collects."""
+    """Fewer requests than a batch wait, and this worker is the collector."""
 
     waiting: int
     oldest_age_s: float
 
 
 class Nothing(Enum):
-    """Why a claim brought nothing."""
+    """The reason why a claim brought nothing."""
 
     EMPTY = "nothing waits"
     BUSY = "another worker collects"
 
 
 class Source(Protocol):
-    """Where requests come from."""
+    """The queue as a worker sees it."""
 
     def claim(self, limit: int, patience_s: float) -> Batch | Partial | Nothing:
-        """Ownership of up to `limit` requests, unless a partial batch may wait for more."""
+        """Claims up to `limit` requests, unless a partial batch may wait for more."""
 
     def wait_more(self, timeout_s: float) -> bool:
         """Blocks until the batch being collected is full; false after `timeout_s`."""
@@ -37,11 +37,11 @@ class Source(Protocol):
         """Blocks until there may be work; false after `timeout_s` without, or a little later."""
 
     def wake_one(self) -> None:
-        """Another idle worker is woken."""
+        """Wakes another idle worker."""
 
 
 class Batcher:
-    """gather() is the whole of batching: block for the first, fill until full or late."""
+    """Gathers batches: blocks for the first request, then fills the batch until full or late."""
 
     def __init__(self, source: Source, policy: BatchPolicy) -> None:
         self._source = source
@@ -50,9 +50,9 @@ class Batcher:
     def gather(self, should_stop: Callable[[], bool], idle_s: float) -> Batch | None:
         """Returns a batch that this worker owns, or None once `should_stop`.
 
-        Blocks while nothing waits, and looks by itself every `idle_s`. The wait of a partial batch
-        is measured here, on the local clock: Redis looks at its own blocking time-outs only a few
-        times a second when idle.
+        Blocks while nothing waits, but looks every `idle_s`. The wait of a partial batch is
+        measured here, on the local clock, because an idle Redis checks its blocking time-outs only
+        a few times a second.
         """
         policy, source = self._policy, self._source
         patience_s = policy.patience_s
@@ -67,7 +67,7 @@ class Batcher:
                 if not is_full:
                     patience_s = 0.0  # the window is over: take what is there
             elif source.wait_for_work(idle_s) and should_stop():
-                source.wake_one()  # the token was meant for somebody who still works
+                source.wake_one()  # the token was meant for a worker that goes on
         return None
 
     def observe(self, batch: Batch, run_s: float, now_s: float) -> None:

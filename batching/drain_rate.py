@@ -1,4 +1,4 @@
-"""How fast a queue empties, and so when it is worth coming back."""
+"""Measures how fast a queue empties, and so when a refused client should come back."""
 
 WINDOW_S = 5.0
 SHORTEST_S, LONGEST_S = 1.0, 60.0
@@ -6,9 +6,9 @@ UNKNOWN_S = 5.0  # nothing has been answered lately
 
 
 class DrainRate:
-    """Answers per second over the last few seconds: two counts, no history.
+    """Measures answers per second over the last few seconds, with two counts and no history.
 
-    Times are any monotonic clock's seconds, passed in.
+    Times are seconds of any monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -17,18 +17,18 @@ class DrainRate:
         self._previous = 0
 
     def count(self, now_s: float) -> None:
-        """One request was answered."""
+        """Counts one answered request."""
         self._roll(now_s)
         self._count += 1
 
     def per_s(self, now_s: float) -> float:
-        """Answers per second over WINDOW_S; the window before counts by its share in that time."""
+        """Returns answers per second; the previous window counts by its share in WINDOW_S."""
         self._roll(now_s)
         share = 1.0 - (now_s - self._window_start) / WINDOW_S
         return (self._previous * share + self._count) / WINDOW_S
 
     def retry_after_s(self, waiting: int, now_s: float) -> float:
-        """Seconds after which `waiting` requests will have been answered, between 1 and 60."""
+        """Estimates when `waiting` requests will have been answered, from 1 to 60 seconds."""
         rate = self.per_s(now_s)
         if rate <= 0.0:
             return UNKNOWN_S

@@ -1,4 +1,4 @@
-"""The errors that a client can be answered with. Those of a single place are classes there.
+"""Errors that become answers to clients. One that is raised in a single place is declared there.
 
     ServeError
     ├── BadRequest 400
@@ -80,7 +80,7 @@ class DependenciesFailed(BadRequest):
 
 
 class VersionInUse(ServeError):
-    """The default version cannot go while other versions remain."""
+    """The default version cannot be removed while others remain."""
 
     status = 403
     type = "InvalidModelVersionException"
@@ -103,14 +103,14 @@ class ModelNotFound(NotFound):
 
 
 class VersionNotFound(NotFound):
-    """The model is known, that version of it is not."""
+    """The model is known, but not this version."""
 
     type = "ModelVersionNotFoundException"
     reason = "version_not_found"
 
 
 class MethodNotAllowed(ServeError):
-    """The path is known, the method is not for it."""
+    """The path is known, but not with this method."""
 
     status = 405
     type = "MethodNotAllowedException"
@@ -126,7 +126,7 @@ class RequestTimeout(ServeError):
 
 
 class Conflict(ServeError):
-    """Something of that name is there already."""
+    """The name is taken."""
 
     status = 409
     type = "ConflictStatusException"
@@ -146,11 +146,11 @@ class InternalError(ServeError):
 
 
 class RecordUnreadable(InternalError):
-    """What Redis has under a model's name is nothing that this program has written."""
+    """Redis has a record under a model's name that this program did not write."""
 
 
 class WorkerDied(InternalError):
-    """The request's worker died under it, on every attempt."""
+    """The request's worker died, on every attempt."""
 
     reason = "worker_crashed"
 
@@ -176,7 +176,7 @@ class NoTicket(Unavailable):
 
 
 class QueueFull(Unavailable):
-    """`job_queue_size` requests wait already."""
+    """As many requests wait as `job_queue_size` allows."""
 
     reason = "queue_full"
 
@@ -194,13 +194,13 @@ class QueueLost(Unavailable):
 
 
 class StoreUnavailable(Unavailable):
-    """Redis does not answer, or refuses what it is asked."""
+    """Redis does not answer, or refuses a command."""
 
     reason = "redis_unavailable"
 
 
 class StoreFull(StoreUnavailable):
-    """Redis answers, and takes nothing more: it is at its `maxmemory`."""
+    """Redis answers, but accepts no more data: it is at its `maxmemory`."""
 
     reason = QueueMemoryFull.reason
 
@@ -225,7 +225,7 @@ class PredictionFailed(ServeError):
 
 
 class DeadlineExceeded(ServeError):
-    """The request's deadline passed before its answer was there."""
+    """The request's deadline passed before the answer came."""
 
     status = 504
     type = "RequestTimeoutException"

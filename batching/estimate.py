@@ -1,15 +1,15 @@
-"""What a worker learns of its model: how fast requests come, and what a batch costs."""
+"""Estimates, for one worker, how fast requests come and what a batch costs."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A pause counts as one gap of this length at most: after a quiet night, the first few requests of
-# the morning would otherwise be taken for all there is.
+# A pause counts as a gap of this length at most. Otherwise a quiet night would outweigh the first
+# few requests of the morning.
 LONGEST_GAP_S = 1.0
 GAP_WEIGHT = 0.2
 COST_DECAY = 0.95
-LEAST_VARIANCE = 0.25  # of the batch size: below, one cannot tell what one more request costs
+LEAST_VARIANCE = 0.25  # of the batch size; below, the cost of one more request is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Estimate:
     per_item_s: float = 0.0
 
     def run_s(self, size: int) -> float:
-        """Returns seconds that a batch of this size takes."""
+        """Returns how long a batch of this size takes."""
         return self.fixed_s + size * self.per_item_s
 
 
@@ -38,7 +38,7 @@ class Estimator:
         self._cost = _Regression()
 
     def observe(self, ages_s: Sequence[float], run_s: float, now_s: float) -> None:
-        """A batch has been answered.
+        """Learns from a batch that was answered.
 
         Args:
             ages_s: how long each request had waited when the batch began; float [n], n >= 1.
@@ -67,7 +67,6 @@ class _Regression:
         self._slope = 0.0
 
     def add(self, size: int, cost_s: float) -> None:
-        """One more point."""
         sums = (self._weight, self._x, self._y, self._xx, self._xy)
         point = (1.0, size, cost_s, size * size, size * cost_s)
         self._weight, self._x, self._y, self._xx, self._xy = (
@@ -75,10 +74,10 @@ class _Regression:
         )
 
     def line(self) -> tuple[float, float]:
-        """Cost of a batch and of each request in it, neither negative.
+        """Returns the cost of a batch and of each request in it, neither negative.
 
-        While all batches have one size, the slope stays as it was last known, 0 at first: more is
-        then expected of a larger batch than it may bring, and trying it tells.
+        While all batches have one size, the slope stays as it was last known, 0 at first. Larger
+        batches then look better than they may be, and trying them tells.
         """
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
         variance = self._xx / self._weight - mean_x * mean_x

@@ -1,9 +1,8 @@
-"""When a batch leaves. The decisions are pure: numbers in, seconds left out."""
+"""Decides when a batch leaves. The decisions are pure: numbers in, seconds left out."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from batching.estimate import Estimate, Estimator
 from batching.models.spec import ModelSpec
@@ -18,43 +17,29 @@ RUN_SHARE = 0.5
 BUSY_SHARE = 0.25
 
 
-class BatchPolicy(Protocol):
-    """Decides how long a partial batch may still wait."""
-
-    @property
-    def batch_size(self) -> int:
-        """Largest batch."""
-
-    @property
-    def patience_s(self) -> float:
-        """Longest wait of a partial batch, from the arrival of its oldest request."""
-
-    def seconds_left(self, waiting: int, oldest_age_s: float) -> float:
-        """Seconds for which `waiting` requests should go on waiting for more; 0 = leave now."""
-
-    def observe(self, ages_s: Sequence[float], run_s: float, now_s: float) -> None:
-        """Learns from a batch: how long each request had waited, and how long the batch took."""
-
-
 @dataclass(frozen=True, slots=True)
 class FixedPolicy:
-    """A full batch leaves at once, a partial one when its oldest request is old enough.
+    """Lets a full batch leave at once, a partial one when its oldest request is old enough.
 
     TorchServe starts the clock when a worker takes the first job; here it starts when that request
     arrives, so time spent waiting for a busy worker counts.
+
+    Attributes:
+        batch_size: the largest batch.
+        patience_s: the longest wait of a partial batch, from the arrival of its oldest request.
     """
 
     batch_size: int
     patience_s: float
 
     def seconds_left(self, waiting: int, oldest_age_s: float) -> float:
-        """Seconds for which `waiting` requests should go on waiting for more; 0 = leave now."""
+        """Returns how long `waiting` requests should go on waiting for more; 0: leave now."""
         if waiting >= self.batch_size:
             return 0.0
         return max(0.0, self.patience_s - oldest_age_s)
 
     def observe(self, ages_s: Sequence[float], run_s: float, now_s: float) -> None:
-        """Nothing is learned."""
+        """Does nothing: this policy learns nothing."""
 
 
 def worthwhile_size(estimate: Estimate, batch_size: int) -> int:
@@ -84,7 +69,7 @@ def largest_size(estimate: Estimate, batch_size: int, latency_slo_s: float) -> i
 
 
 def sufficient_size(estimate: Estimate, batch_size: int) -> int:
-    """The smallest batch with which a worker is busy for no more than BUSY_SHARE of its time.
+    """Returns the smallest batch that keeps a worker busy for no more than BUSY_SHARE of its time.
 
     In that share of n gaps between arrivals, a batch of n has to run.
     """
@@ -99,9 +84,9 @@ class AdaptivePolicy:
     """Waits only as long as waiting is expected to pay, and never longer than `max_wait_s`.
 
     Args:
-        max_batch_size: largest batch.
-        max_wait_s: longest wait of a partial batch, from the arrival of its oldest request.
-        latency_slo_s: the 99th percentile aimed at, from arrival to reply; 0 = none.
+        max_batch_size: the largest batch.
+        max_wait_s: the longest wait of a partial batch, from the arrival of its oldest request.
+        latency_slo_s: the 99th percentile aimed at, from arrival to reply; 0: none.
     """
 
     max_batch_size: int
@@ -111,16 +96,16 @@ class AdaptivePolicy:
 
     @property
     def batch_size(self) -> int:
-        """Largest batch, as far as the latency target asks for smaller ones."""
+        """Returns the largest batch that the latency target allows."""
         return largest_size(self.estimator.estimate, self.max_batch_size, self.latency_slo_s)
 
     @property
     def patience_s(self) -> float:
-        """Longest wait of a partial batch; 0 as long as a lone request gains nothing by waiting."""
+        """Returns the longest wait of a partial batch; 0 while a lone request should not wait."""
         return self.seconds_left(1, 0.0)
 
     def seconds_left(self, waiting: int, oldest_age_s: float) -> float:
-        """Seconds for which `waiting` requests should go on waiting for more; 0 = leave now."""
+        """Returns how long `waiting` requests should go on waiting for more; 0: leave now."""
         estimate, batch_size = self.estimator.estimate, self.batch_size
         missing = worthwhile_size(estimate, batch_size) - waiting
         if missing <= 0:
@@ -131,14 +116,17 @@ class AdaptivePolicy:
         return max(0.0, left_s)
 
     def observe(self, ages_s: Sequence[float], run_s: float, now_s: float) -> None:
-        """Updates the estimates by this batch."""
+        """Learns from a batch: how long each request had waited, and how long the batch took."""
         self.estimator.observe(ages_s, run_s, now_s)
+
+
+BatchPolicy = FixedPolicy | AdaptivePolicy
 
 
 def policy_of(spec: ModelSpec) -> BatchPolicy:
     """Returns the policy that this model version was registered with."""
     if spec.use_job_ticket:
-        # A ticket is one idle worker for one request: nobody is there to wait for.
+        # A ticket is one idle worker for one request: there are no others to wait for.
         return FixedPolicy(1, 0.0)
     max_wait_s = spec.max_batch_delay_ms / 1000
     if spec.batch_policy == "adaptive":

@@ -1,4 +1,4 @@
-"""Request, Reply, ReplyChunk and Batch; their bytes are msgpack, versioned, never pickle.
+"""Defines Request, Reply, ReplyChunk and Batch; their bytes are versioned msgpack, never pickle.
 
 Redis is a socket that others may write to, so decoding trusts nothing: a foreign version, a wrong
 shape or a pickle raises `ProtocolError` and touches nothing else.
@@ -11,22 +11,22 @@ from typing import NamedTuple, Self
 
 from msgspec import DecodeError, Struct, msgpack
 
-# What ingresses and nodes have to agree on to share a queue: the bytes here, and what the keys, the
-# scripts and the records of open requests in batching/store/ mean. Releases that do not agree have
-# queues of their own (docs/adr/0016-releases.md).
+# Ingresses and nodes that share a queue must agree on the bytes here, and on the keys, scripts and
+# records of batching/store/. Releases that do not agree have queues of their own
+# (docs/adr/0016-releases.md).
 WIRE_VERSION = 2
 
 # A body of up to this many bytes travels inside the request's record; a larger one has its own key,
 # written by SET and read by MGET, because Lua copies every argument (docs/adr/0001).
 INLINE_LIMIT_BYTES = 16 * 1024
 
-# The content type of a body that the Open Inference Protocol's rules are for; its parameter `json`
-# says how many of its bytes are JSON, before those of the tensors. No client can set it.
+# The content type of a body under the Open Inference Protocol. Its parameter `json` says how many
+# of the bytes are JSON, before those of the tensors. No client can set this type.
 OPEN_INFERENCE_TYPE = "application/vnd.ferry.open-inference"
 
 
 class ProtocolError(ValueError):
-    """Bytes that no version of this program wrote."""
+    """The bytes are not a message of this wire version."""
 
 
 _encode = msgpack.Encoder().encode
@@ -34,22 +34,21 @@ _decoder = cache(msgpack.Decoder)
 
 
 class _Array(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Fields that are an array on the wire, and whose types are checked when it is read."""
+    """An array of fields on the wire; reading it checks their types."""
 
 
 class _Message(_Array, frozen=True, tag=WIRE_VERSION):
-    """What is sent by itself: the first element of its array is the version."""
+    """A message of its own: the first element of its array is the version."""
 
     def encode(self) -> bytes:
-        """Bytes for the wire."""
         return _encode(self)
 
     @classmethod
     def decode(cls, wire: bytes) -> Self:
-        """Returns what `encode` wrote.
+        """Parses what `encode` wrote.
 
         Raises:
-            ProtocolError: foreign version or shape.
+            ProtocolError: the bytes have another version or shape.
         """
         try:
             message: Self = _decoder(cls).decode(wire)
@@ -67,22 +66,22 @@ class Part(_Array, frozen=True):
 
 
 class Request(_Message, frozen=True):
-    """What a client asked of a model, undecoded: the worker turns parts into Python values."""
+    """A client's request, undecoded: the worker turns its parts into Python values."""
 
     headers: Mapping[str, str]
     parts: Sequence[Part]
 
     def encode(self) -> bytes:
-        """Bytes for the wire, which are held for as long as the client waits."""
         wire = _encode(self)
-        # msgspec makes room for half as much again, and gives nothing of it back.
+        # The ingress holds these bytes while the client waits, and msgspec allocates half as much
+        # again.
         return bytes(memoryview(wire)) if len(wire) > INLINE_LIMIT_BYTES else wire
 
 
 class BatchTiming(_Array, frozen=True):
-    """What the worker measured; rides on the reply so that the ingress can publish it.
+    """The worker's measurements, which the ingress publishes.
 
-    `is_first` marks the one reply of each batch that speaks for the batch in the histograms.
+    `is_first` marks the one reply of each batch that counts the batch in the histograms.
     """
 
     batch_size: int
@@ -95,8 +94,8 @@ class Reply(_Message, frozen=True):
     """The one answer to a request.
 
     With `error_type` set, `body` is the message of TorchServe's JSON error and `reason` its stable
-    word; otherwise `body` is sent as it is. `chunks` is how many pieces of the answer went before:
-    `body` is then the last piece, or the answer ends broken.
+    word; otherwise `body` is sent as it is. After `chunks` pieces of a streamed answer, `body` is
+    the last piece, or the answer ends broken.
     """
 
     status: int
@@ -112,8 +111,7 @@ class Reply(_Message, frozen=True):
 class ReplyChunk(_Message, frozen=True):
     """A piece of an answer that is sent while its handler still runs.
 
-    Pieces are numbered from 0 by `index`; status and headers are the answer's, and count on the
-    first one only.
+    `index` counts from 0. Status and headers are the answer's, and count on the first piece only.
     """
 
     index: int
@@ -123,7 +121,7 @@ class ReplyChunk(_Message, frozen=True):
 
 
 class Owned(NamedTuple):
-    """What a worker says of a request to answer it: which, in which attempt, and for whom."""
+    """Identifies a claimed request: its id, the attempt, and the ingress that waits for it."""
 
     request_id: str
     attempt: int
@@ -139,13 +137,12 @@ class Claimed(NamedTuple):
 
     @property
     def request_id(self) -> str:
-        """Returns the request's id."""
         return self.owned.request_id
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the handler gets at once, in arrival order."""
+    """The requests that a handler gets at once, in order of arrival."""
 
     items: Sequence[Claimed]
 

@@ -1,4 +1,4 @@
-"""Request ids: UUID4s from the kernel's random source, many per system call."""
+"""Makes request ids: UUID4s from the kernel's random source, many per system call."""
 
 import os
 
@@ -7,9 +7,9 @@ _made: list[str] = []  # pop and extend are atomic, so any thread may ask
 
 
 def fresh_request_id() -> str:
-    """Returns a new UUID4 as text: 122 random bits that cannot be guessed. Not after a fork.
+    """Returns a new UUID4 as text: 122 random bits that cannot be guessed.
 
-    What a client sent as x-request-id is never used.
+    A client's x-request-id is never used as an id. Do not call this after a fork.
     """
     while True:
         try:

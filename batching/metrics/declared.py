@@ -1,4 +1,4 @@
-"""The metrics_config file: which metrics of handlers are shown, in TorchServe's format.
+"""Reads the metrics_config file: which metrics of handlers are shown, in TorchServe's format.
 
 Source: TorchServe 0.12 ts/configs/metrics.yaml and docs/metrics.md, as an interface.
 """
@@ -33,10 +33,10 @@ DEFAULT_METRICS = (
 
 
 def read_metrics_config(path: Path | None) -> tuple[DeclaredMetric, ...]:
-    """`model_metrics` of the file; the default ones without a file.
+    """Returns the `model_metrics` of the file; without a file, the default ones.
 
     Raises:
-        SettingsError: the file cannot be read, or is not what metrics_config has to be.
+        SettingsError: the file cannot be read, or has another form.
     """
     if path is None:
         return DEFAULT_METRICS

@@ -1,4 +1,4 @@
-"""TorchServe's own metrics: their names and units, and the lines by which its log tells them.
+"""Writes TorchServe's own metrics as its log lines; has their names and units.
 
 Source: TorchServe 0.12 docs/metrics.md and ts/configs/metrics.yaml.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from batching.models.spec import VersionKey
 from batching.models.statuses import HostSample
 
-# The names by which operators of TorchServe find these lines.
+# Operators of TorchServe look for these names.
 metric_log = logging.getLogger("TS_METRICS")
 model_metric_log = logging.getLogger("MODEL_METRICS")
 
@@ -44,7 +44,7 @@ HOST_LEVEL = {"Level": "Host"}
 def metric_line(
     name: str, value: float, dimensions: Mapping[str, str], hostname: str, unit: str = ""
 ) -> str:
-    """One update as TorchServe logs it; metrics of TorchServe's own have units of their own."""
+    """Returns one update as TorchServe logs it; TorchServe's own metrics need no `unit`."""
     unit = unit or COUNTERS.get(name) or GAUGES[name]
     labels = ",".join(f"{key}:{text}" for key, text in dimensions.items())
     timestamp = int(datetime.datetime.now(datetime.UTC).timestamp())
@@ -52,16 +52,14 @@ def metric_line(
 
 
 def host_dimensions(sample: HostSample) -> dict[str, str]:
-    """Returns the labels of a host's metric, without the host."""
     return {**HOST_LEVEL, **({"DeviceId": sample.device_id} if sample.device_id else {})}
 
 
 def worker_dimensions(worker_id: str, key: VersionKey) -> dict[str, str]:
-    """Returns the labels of a worker's metric, without the host."""
     return {"WorkerName": f"W-{worker_id}-{key.model_name}_{key.model_version}", **HOST_LEVEL}
 
 
 def log_load_time(worker_id: str, key: VersionKey, load_ms: int) -> None:
-    """A worker took so long to load its model; TorchServe's name for that is in the log."""
+    """Logs how long a worker took to load its model."""
     dimensions = worker_dimensions(worker_id, key)
     metric_log.info(metric_line("WorkerLoadTime", load_ms, dimensions, socket.gethostname()))

@@ -1,7 +1,7 @@
-"""What handlers measure, on its way from a worker to an ingress.
+"""Carries handlers' metrics from a worker to an ingress.
 
-A worker adds what it has measured to one hash per model version, at most once a second and only
-what has changed. An ingress reads the hash when somebody scrapes it.
+A worker adds its measurements to one hash per model version, at most once a second and only what
+has changed. An ingress reads the hash when it is scraped.
 """
 
 import json
@@ -31,8 +31,8 @@ ABOVE = "+Inf"
 class Series:
     """One number that handlers measure.
 
-    `part` is empty but for a histogram, which has its sum and one count per bucket: the bucket's
-    upper bound as text. Counts are not cumulative.
+    `part` is for histograms: the sum, or a bucket's upper bound as text. Counts of buckets are not
+    cumulative.
     """
 
     name: str
@@ -42,16 +42,15 @@ class Series:
     part: str = ""
 
     def to_field(self) -> str:
-        """Returns the name of its field in the hash."""
         record = [self.name, self.kind.value, self.unit, self.labels, self.part]
         return json.dumps(record, separators=(",", ":"))
 
     @classmethod
     def from_field(cls, field: str | bytes) -> Self:
-        """Returns the series that `to_field` wrote.
+        """Parses what `to_field` wrote.
 
         Raises:
-            ValueError: somebody else wrote it.
+            ValueError: the field is something else.
         """
         try:
             name, kind, unit, labels, part = json.loads(field)
@@ -68,17 +67,14 @@ class Series:
 
     @property
     def is_named_well(self) -> bool:
-        """Returns whether a scraper takes the name and those of the labels."""
+        """Returns whether a scraper accepts the name and the labels' names."""
         return _NAME.fullmatch(self.name) is not None and all(
             _LABEL.fullmatch(label) for label, _ in self.labels
         )
 
     @property
     def has_known_part(self) -> bool:
-        """Returns whether a metric of this kind has such a part.
-
-        Whoever shows buckets sorts the bounds.
-        """
+        """Returns whether a metric of this kind has such a part; bounds of buckets are numbers."""
         if self.kind is not MetricKind.HISTOGRAM:
             return not self.part
         return self.part in {SUM, ABOVE} or _is_bound(self.part)
@@ -86,7 +82,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A series and what it was set to (a gauge) or what is added to it (all others)."""
+    """A series and its new value (a gauge) or what is added to it (all others)."""
 
     series: Series
     value: float

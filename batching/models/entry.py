@@ -11,14 +11,13 @@ from batching.models.spec import NAME_PATTERN, VERSION_PATTERN, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """All versions of one model. `others` is what only a later version of this program knows."""
+    """All versions of one model; `others` has what only a later release understands."""
 
     default_version: str
     versions: Mapping[str, ModelSpec]
     others: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> str:
-        """One line of JSON for the registry."""
         versions = {name: spec.to_record() for name, spec in self.versions.items()}
         record = {**self.others, "default": self.default_version, "versions": versions}
         # A date in model-config.yaml is a date to YAML and has no JSON: it becomes its text.
@@ -26,17 +25,17 @@ class ModelEntry:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "ModelEntry":
-        """Returns the entry that `to_json` wrote.
+        """Parses what `to_json` wrote.
 
         Raises:
-            ValueError, TypeError, LookupError, AttributeError: nobody wrote this with it.
+            ValueError, TypeError, LookupError, AttributeError: the text is something else.
         """
         record = json.loads(text)
         specs = record.pop("versions")
         versions = {name: ModelSpec.from_record(spec) for name, spec in specs.items()}
         default = record.pop("default")
         if default not in versions:
-            raise ValueError("its default version is none of its versions")
+            raise ValueError("the default version is not one of the versions")
         return cls(default, versions, others=record)
 
     def with_spec(self, spec: ModelSpec) -> "ModelEntry":
@@ -44,10 +43,7 @@ class ModelEntry:
         return replace(self, versions={**self.versions, spec.model_version: spec})
 
     def completed_by(self, newer: "ModelEntry | None") -> "ModelEntry":
-        """Returns the newer entry with the versions that only this one has.
-
-        This one if there is none.
-        """
+        """Returns the newer entry, if any, with the versions that only this one has."""
         if newer is None:
             return self
         return replace(newer, versions={**self.versions, **newer.versions})
@@ -55,7 +51,7 @@ class ModelEntry:
     def without(self, model_version: str) -> "ModelEntry | None":
         """Returns the entry without this version; None when it was the last one.
 
-        Without its default version, the one that was registered first of the others is.
+        If it was the default version, the oldest of the others becomes the default.
         """
         rest = {name: spec for name, spec in self.versions.items() if name != model_version}
         if not rest:
@@ -66,12 +62,11 @@ class ModelEntry:
 
 
 def specs_of(entries: Iterable[ModelEntry]) -> list[ModelSpec]:
-    """Returns all versions of all these models."""
     return [spec for entry in entries for spec in entry.versions.values()]
 
 
 def pick_version(entry: ModelEntry | None, model_name: str, model_version: str | None) -> ModelSpec:
-    """Returns the asked version of this entry, or its default.
+    """Returns the requested version of this entry, or its default.
 
     Raises:
         ModelNotFound: there is no entry.
@@ -88,7 +83,7 @@ def existing(entry: ModelEntry | None, model_name: str) -> ModelEntry:
     """Returns the entry.
 
     Raises:
-        ModelNotFound: there is none.
+        ModelNotFound: the entry is None.
     """
     if entry is None:
         raise _no_model(model_name)
@@ -96,10 +91,10 @@ def existing(entry: ModelEntry | None, model_name: str) -> ModelEntry:
 
 
 def check_names(model_name: str, model_version: str | None = None) -> None:
-    """A model and its version can be called this.
+    """Checks that a model and a version can have these names, before keys are built from them.
 
     Raises:
-        ModelNotFound, VersionNotFound: none can be called that, so no key is built from it.
+        ModelNotFound, VersionNotFound: they cannot.
     """
     if not NAME_PATTERN.fullmatch(model_name):
         raise _no_model(model_name)
@@ -112,15 +107,14 @@ def _no_model(model_name: str) -> ModelNotFound:
 
 
 def no_version(model_name: str, model_version: str) -> VersionNotFound:
-    """Returns the error for a version that this model does not have."""
     return VersionNotFound(f"Model version: {model_version} does not exist for model: {model_name}")
 
 
 def still_registered(entry: ModelEntry | None, spec: ModelSpec) -> ModelSpec:
-    """This registration, as it is scaled now.
+    """Returns this registration, as it is scaled now.
 
     Raises:
-        VersionNotFound: it is gone; another one may have taken over its name.
+        VersionNotFound: it is gone; another registration may have its name.
     """
     current = entry.versions.get(spec.model_version) if entry else None
     if current is None or not current.is_same_registration(spec):

@@ -1,4 +1,4 @@
-"""Whether the requirements.txt of an archive is installed, and how long that may take."""
+"""Says whether an archive's requirements.txt is installed, and how long that may take."""
 
 from batching.models.spec import ModelSpec
 

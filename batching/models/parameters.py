@@ -14,6 +14,7 @@ from batching.errors import BadRequest
 # clock or system call takes them.
 MIN_INTEGER, MAX_INTEGER = -(2**31), 2**31 - 1
 
+_UNITS = {"ms": "milliseconds", "s": "seconds"}
 _KINDS: dict[Any, type] = {int: int, float: int, bool: bool, str: str}
 
 
@@ -25,11 +26,10 @@ class Parameter:
         name: the field.
         kind: what requests and files hold: int, bool, str, or list (of integers).
         default: where neither a request nor a file says anything.
-        word: TorchServe's name in files, snapshots and describe.
-        doc: one sentence for people.
         rest: the parameter of `POST /models`; "" where only the archive can say it. Snapshots keep
             what a request can say: the archive brings the rest back.
-        unit: of the value, in the plural.
+        word: TorchServe's name in files, snapshots and describe.
+        doc: one sentence for people.
         lowest: the lowest number allowed.
         choices: the texts allowed; empty: any.
         refusal: the error for another value, instead of one made of name and range.
@@ -43,10 +43,9 @@ class Parameter:
     name: str
     kind: type
     default: Any
+    rest: str
     word: str
     doc: str
-    rest: str = ""
-    unit: str = ""
     lowest: int = MIN_INTEGER
     choices: tuple[str, ...] = ()
     refusal: str = ""
@@ -55,6 +54,11 @@ class Parameter:
     is_described: bool = True
     shown_with: str = ""
     is_unset_by_zero: bool = False
+
+    @property
+    def unit(self) -> str:
+        """Returns the unit in which the field's name ends."""
+        return _UNITS.get(self.name.rpartition("_")[2], "")
 
     def check(self, value: Any) -> None:
         """Checks that a version can have this value.
@@ -70,9 +74,9 @@ class Parameter:
             raise BadRequest(self.refusal or text)
 
 
-def parameter(default: Any, **facts: Any) -> Any:
-    """Declares a field that is a parameter; `facts` are the attributes of `Parameter`."""
-    return field(default=default, metadata=facts)
+def parameter(default: Any, rest: str, word: str, **facts: Any) -> Any:
+    """Declares a field that is a parameter; `facts` are further attributes of `Parameter`."""
+    return field(default=default, metadata={"rest": rest, "word": word, **facts})
 
 
 def parameters_of(spec_type: type[Any]) -> tuple[Parameter, ...]:

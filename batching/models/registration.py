@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batching.errors import BadRequest, InvalidModel
-from batching.models.config_types import has_type, worker_range
+from batching.models.config_keys import has_type, worker_range
 from batching.models.parameters import MAX_INTEGER, MIN_INTEGER, Parameter
 from batching.models.spec import (
     DEFAULT_VERSION,
@@ -22,22 +22,13 @@ _INTEGER_PATTERN = re.compile(r"[+-]?[0-9]{1,20}")
 RUNTIMES = ("python", "python3")
 MAX_WORKERS_PER_NODE = 1024
 
-# Stands for the archive in `check_parameters`, before it is fetched. It fits all parameters that
-# some archive would fit, so that only those are refused that would be with every archive.
-_ANY_ARCHIVE = ArchiveInfo(
-    url="",
-    sha256="",
-    model_name="any",
-    model_version=DEFAULT_VERSION,
-    handler="",
-    runtime="python",
-    manifest=None,
-    config={
-        **{one.word: 1 for one in PARAMETERS if one.is_archives},
-        "maxWorkers": 1,
-        "batchPolicy": "adaptive",
-    },
-)
+# Stands for the archive in `check_parameters`, before it is fetched. With it, only those parameters
+# are refused that every archive would make invalid.
+_ANY_CONFIG = {one.word: 1 for one in PARAMETERS if one.is_archives} | {
+    "maxWorkers": 1,
+    "batchPolicy": "adaptive",
+}
+_ANY_ARCHIVE = ArchiveInfo("", "", "any", DEFAULT_VERSION, "", "python", None, _ANY_CONFIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +77,27 @@ def spec_from_registration(
         BadRequest: a runtime, number or name that cannot be served.
         InvalidModel: the archive does not say how the model is called.
     """
-    model_name = _checked_name(str(parameters.get("model_name") or archive.model_name))
-    model_version = _checked_version(archive.model_version or DEFAULT_VERSION)
+    model_name = str(parameters.get("model_name") or archive.model_name)
+    if not model_name:
+        raise InvalidModel("Model name is not defined.")
+    _check_text(model_name, NAME_PATTERN, "name", "'.', '_'")
+    model_version = archive.model_version or DEFAULT_VERSION
+    _check_text(model_version, VERSION_PATTERN, "version", "'.', '_', '+'")
     configured = defaults.model_settings.get(model_name, {}).get(model_version, {})
     config = {**configured, **archive.config}
-    values = {
-        one.name: _value(one, parameters, config, defaults.parameters.get(one.name, one.default))
-        for one in PARAMETERS
-    }
-    if values["latency_slo_ms"] and values["batch_policy"] != "adaptive":
-        raise BadRequest(LATENCY_SLO_REFUSAL)
-    default_workers = defaults.parameters.get("min_worker", 0)
-    values["min_worker"], values["max_worker"] = _workers(parameters, config, default_workers)
-    check_worker_count(values["min_worker"])
+    runtime = str(parameters.get("runtime", archive.runtime))
+    if runtime not in RUNTIMES:
+        raise BadRequest(f"Invalid RuntimeType value: {runtime}")
     return ModelSpec(
         model_name=model_name,
         model_version=model_version,
         model_url=archive.url,
         handler=str(parameters.get("handler") or archive.handler or defaults.handler),
-        runtime=_checked_runtime(parameters, archive),
+        runtime=runtime,
         archive_sha256=archive.sha256,
         manifest=archive.manifest,
         config=archive.config,
-        **values,
+        **_values(parameters, config, defaults.parameters),
     )
 
 
@@ -121,11 +110,19 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
     spec_from_registration(parameters, _ANY_ARCHIVE, ModelDefaults())
 
 
-def _checked_runtime(parameters: Mapping[str, Any], archive: ArchiveInfo) -> str:
-    runtime = str(parameters.get("runtime", archive.runtime))
-    if runtime not in RUNTIMES:
-        raise BadRequest(f"Invalid RuntimeType value: {runtime}")
-    return runtime
+def _values(
+    parameters: Mapping[str, Any], config: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    values = {
+        one.name: _value(one, parameters, config, defaults.get(one.name, one.default))
+        for one in PARAMETERS
+    }
+    if values["latency_slo_ms"] and values["batch_policy"] != "adaptive":
+        raise BadRequest(LATENCY_SLO_REFUSAL)
+    requested = max(0, int_parameter(parameters, "initial_workers", defaults.get("min_worker", 0)))
+    workers = worker_range(config) or (requested, requested)
+    check_worker_count(min(workers))
+    return values | {"min_worker": workers[0], "max_worker": workers[1]}
 
 
 def _value(
@@ -163,13 +160,6 @@ def _configured(one: Parameter, config: Mapping[str, Any], default: Any) -> Any:
     return _checked_integer(value, one.word) if one.kind is int else value
 
 
-def _workers(
-    parameters: Mapping[str, Any], config: Mapping[str, Any], default: int
-) -> tuple[int, int]:
-    requested = max(0, int_parameter(parameters, "initial_workers", default))
-    return worker_range(config) or (requested, requested)
-
-
 def check_worker_count(min_worker: int) -> None:
     """Checks that a node may run that many workers of a model.
 
@@ -178,17 +168,6 @@ def check_worker_count(min_worker: int) -> None:
     """
     if min_worker > MAX_WORKERS_PER_NODE:
         raise BadRequest(f"A node runs at most {MAX_WORKERS_PER_NODE} workers of a model.")
-
-
-def _checked_name(name: str) -> str:
-    if not name:
-        raise InvalidModel("Model name is not defined.")
-    if not NAME_PATTERN.fullmatch(name):
-        raise BadRequest(
-            "Invalid model name: use letters, digits, '.', '_' and '-', at most 128 of them, "
-            "beginning with a letter, digit or '_'."
-        )
-    return name
 
 
 def _checked_integers(values: list[Any], name: str) -> tuple[int, ...]:
@@ -203,10 +182,9 @@ def _checked_integer(value: int, name: str) -> int:
     return value
 
 
-def _checked_version(version: str) -> str:
-    if not VERSION_PATTERN.fullmatch(version):
+def _check_text(text: str, pattern: re.Pattern[str], kind: str, signs: str) -> None:
+    if not pattern.fullmatch(text):
         raise BadRequest(
-            "Invalid model version: use letters, digits, '.', '_', '+' and '-', at most 128 of "
-            "them, beginning with a letter, digit or '_'."
+            f"Invalid model {kind}: use letters, digits, {signs} and '-', at most 128 of them, "
+            "beginning with a letter, digit or '_'."
         )
-    return version

@@ -18,6 +18,10 @@ class WorkerState(StrEnum):
     READY = "READY"
     FAILED = "FAILED"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        return cls("LOADING")  # a later release's state: neither ready nor given up
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
@@ -43,14 +47,12 @@ class WorkerStatus:
     load_ms: int = 0
 
     def to_json(self) -> str:
-        """One line of JSON for the registry."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Returns the status that `to_json` wrote."""
         record = json.loads(text)
-        record["state"] = _state(record["state"])
+        record["state"] = WorkerState(record["state"])
         return cls(**known_fields(cls, record))
 
 
@@ -64,9 +66,9 @@ class HostSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One live node. `samples` are what it last measured of its host.
+    """One live node; `samples` are its latest measurements of its host.
 
-    `wire_version` is what its requests and replies are written in; 1 where it is not said.
+    A record without a wire version is of a release that wrote version 1.
     """
 
     node_id: str
@@ -77,12 +79,10 @@ class NodeStatus:
     wire_version: int = 1
 
     def to_json(self) -> str:
-        """One line of JSON for the registry."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Returns the status that `to_json` wrote."""
         record = json.loads(text)
         rows = record.get("samples", ())
         record["samples"] = tuple(
@@ -95,8 +95,8 @@ class NodeStatus:
 class QueueStatus:
     """The queue of one model version.
 
-    `open_requests` are those that wait and those that workers own; `oldest_age_s` is that of the
-    oldest one that waits, 0 when none does.
+    `open_requests` counts those that wait and those that workers own; `oldest_age_s` is the age of
+    the oldest one that waits, or 0.
     """
 
     waiting: int
@@ -118,14 +118,7 @@ class StoreStatus:
     evicted_keys: int
 
 
-def _state(text: str) -> WorkerState:
-    try:
-        return WorkerState(text)
-    except ValueError:
-        return WorkerState.LOADING  # a later version's: neither ready nor given up
-
-
 def utc_now() -> str:
-    """This moment as TorchServe writes dates."""
+    """Returns this moment as TorchServe writes dates."""
     now = datetime.datetime.now(datetime.UTC)
-    return now.strftime("%Y-%m-%dT%H:%M:%S.") + f"{now.microsecond // 1000:03d}Z"
+    return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,11 +1,11 @@
-"""How long to wait before a process that keeps failing is started again, and when to give up."""
+"""Spaces out the restarts of a process that keeps failing, and says when to give up."""
 
 DELAYS_S = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 DOUBTFUL_AFTER = 2  # failures in a row; requests are not queued for such a worker
 
 
 class Backoff:
-    """Counts failures in a row. Times are a monotonic clock's seconds, passed in."""
+    """Counts failures in a row. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self.failures = 0
@@ -13,25 +13,24 @@ class Backoff:
 
     @property
     def delay_s(self) -> float:
-        """Returns seconds to wait before the next start."""
+        """Returns how long to wait before the next start."""
         return DELAYS_S[min(self.failures, len(DELAYS_S) - 1)]
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it has failed so often in a row that the next start cannot be counted on."""
+        """Returns whether there were so many failures that the next start is not relied on."""
         return self.failures >= DOUBTFUL_AFTER
 
     def fail(self, now_s: float) -> None:
-        """One more start or run has failed."""
         self.failures += 1
         if self._failing_since_s is None:
             self._failing_since_s = now_s
 
     def succeed(self) -> None:
-        """Forgets the failures so far: the process has proven itself."""
+        """Forgets the failures so far."""
         self.failures = 0
         self._failing_since_s = None
 
     def has_failed_for(self, limit_s: float, now_s: float) -> bool:
-        """Returns whether the first failure of this episode is longer ago than `limit_s`."""
+        """Returns whether the first failure in this row is longer ago than `limit_s`."""
         return self._failing_since_s is not None and now_s - self._failing_since_s > limit_s

@@ -1,8 +1,8 @@
 """Starts child processes that cannot outlive this one.
 
-`ferry up` starts the ingress, the node and the embedded Redis; a node starts its workers. Whatever
-kills the parent, SIGKILL included, must not leave a worker holding a GPU, so on Linux each child
-asks the kernel to be killed with its parent (`PR_SET_PDEATHSIG`).
+`ferry up` starts the ingress, the node and the embedded Redis; a node starts its workers. A parent
+that dies, by SIGKILL too, must not leave a worker holding a GPU, so on Linux each child asks the
+kernel to be killed with its parent (`PR_SET_PDEATHSIG`).
 
 Each child leads a session of its own: Ctrl-C in a terminal reaches only the parent, which then
 stops its children in the right order.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1
-# What to do where a system starts no process, or no thread, any more.
+# What to do about a system that starts no more processes or threads.
 PROCESS_LIMIT_ADVICE = (
     "raise this server's limit of processes (pids limit, TasksMax, ulimit -u), or of memory"
 )
@@ -38,18 +38,11 @@ def spawn(
     *,
     cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Returns a running child that dies with this process and leads its own session.
+    """Starts a child that dies with this process and leads its own session.
 
     The kernel sends the signal when the *thread* that forked ends, not the process, so only the
-    main thread may call this.
-
-    Args:
-        argv: program and arguments; the program is looked up on PATH.
-        env: the child's whole environment.
-        pass_fds: descriptors of this process that stay open in the child under the same number.
-        stdout: as for `subprocess.Popen`; None inherits.
-        stderr: as for `subprocess.Popen`; None inherits.
-        cwd: the child's current directory; None inherits.
+    main thread may call this. `env` is the child's whole environment; the other arguments are those
+    of `subprocess.Popen`.
 
     Raises:
         RuntimeError: called from another thread than the main one.
@@ -78,8 +71,8 @@ def spawn(
 def kill_group(child: subprocess.Popen[bytes]) -> None:
     """Kills the child and its session's group, and reaps the child.
 
-    An exited child that nobody has reaped yet keeps its process group's number from being reused,
-    so call this before `poll` or `wait` has seen the exit; afterwards it does nothing.
+    Call this before `poll` or `wait` has seen the exit; afterwards it does nothing. Until then, an
+    exited child keeps the number of its process group from being used again.
     """
     if child.returncode is None:
         try:
@@ -90,7 +83,7 @@ def kill_group(child: subprocess.Popen[bytes]) -> None:
 
 
 def has_exited(child: subprocess.Popen[bytes]) -> bool:
-    """Returns whether the child has ended; it is not reaped, so `kill_group` may still follow."""
+    """Returns whether the child has ended, without reaping it, so that `kill_group` may follow."""
     if child.returncode is not None:
         return True
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -126,7 +119,7 @@ def _die_with(parent_pid: int) -> Callable[[], None] | None:
 
     def ask_kernel() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # The parent may have died before the prctl: then nobody would ever send the signal.
+        # If the parent died before the prctl, the signal never comes.
         if os.getppid() != parent_pid:
             os._exit(1)
 

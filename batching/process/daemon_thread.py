@@ -1,11 +1,11 @@
-"""Blocking work beside an event loop, in threads that a stopping process does not wait for."""
+"""Runs blocking work beside an event loop, in threads that a stopping process does not wait for."""
 
 import asyncio
-import contextlib
+import concurrent.futures
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from batching.errors import NoThread
 from batching.process.child_process import PROCESS_LIMIT_ADVICE
@@ -18,12 +18,12 @@ _NO_THREAD = f"No thread can be started: {PROCESS_LIMIT_ADVICE}."
 async def in_daemon_thread(work: Callable[[], T]) -> T:
     """Returns what `work` returns or raises in a thread of its own.
 
-    Not an executor: the interpreter joins an executor's threads at exit, and a registration that
-    waits two minutes for its workers, or a download, would keep a stopped process alive. Nor do
-    they wait for each other: an executor has few threads, and slow work would take them all.
+    An executor would not do. The interpreter joins its threads at exit, so a download, or a
+    registration that waits two minutes for its workers, would keep a stopped process alive. And it
+    has few threads, all of which slow work would take.
 
     Raises:
-        NoThread: none can be started.
+        NoThread: no thread can be started.
     """
     outcome, run = _piece(work)
     _start(run, "blocking work")
@@ -31,16 +31,16 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
 
 
 class DaemonThread:
-    """One thread for blocking work, a piece after the other.
+    """Runs blocking work in one thread, in order.
 
-    Started early, it still works when the system refuses to start further threads.
+    Started early, it works even when the system refuses to start further threads.
     """
 
     def __init__(self) -> None:
         self._pieces: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Starts the thread, which waits for work.
+        """Starts the thread.
 
         Raises:
             NoThread: it cannot be started.
@@ -48,13 +48,13 @@ class DaemonThread:
         _start(self._work, "blocking pieces")
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Returns what `work` returns or raises, when all before it has been done."""
+        """Returns what `work` returns or raises; earlier work is done first."""
         outcome, run = _piece(work)
         self._pieces.put(run)
         return await outcome
 
     def end(self) -> None:
-        """Lets the thread end after its last work, without waiting for that."""
+        """Lets the thread end after its last work; does not wait for that."""
         self._pieces.put(None)
 
     def _work(self) -> None:
@@ -69,25 +69,17 @@ def _start(run: Callable[[], None], name: str) -> None:
         raise NoThread(_NO_THREAD, retry_after_s=1.0) from error
 
 
-def _piece(work: Callable[[], T]) -> "tuple[asyncio.Future[T], Callable[[], None]]":
-    """A future for the outcome of the work, and the function that does the work in a thread."""
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_outcome: Callable[[Any], None], value: object) -> None:
-        if not outcome.done():
-            set_outcome(value)
-
-    def report(set_outcome: Callable[[Any], None], value: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-            loop.call_soon_threadsafe(settle, set_outcome, value)
+def _piece(work: Callable[[], T]) -> tuple[asyncio.Future[T], Callable[[], None]]:
+    """Returns a future for the outcome of the work, and the function to run in a thread."""
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    outcome.set_running_or_notify_cancel()  # the work is done even if its caller is cancelled
 
     def run() -> None:
         try:
             result = work()
         except BaseException as error:  # it crosses to the waiting coroutine
-            report(outcome.set_exception, error)
+            outcome.set_exception(error)
         else:
-            report(outcome.set_result, result)
+            outcome.set_result(result)
 
-    return outcome, run
+    return asyncio.wrap_future(outcome), run

@@ -1,4 +1,4 @@
-"""What `python -m ingress` and `python -m workers` do alike."""
+"""Holds the common part of `python -m ingress` and `python -m workers`."""
 
 import sys
 from collections.abc import Callable
@@ -11,12 +11,12 @@ _EXIT_UNUSABLE_NOW = 1
 
 
 def exit_code_for(error: SettingsError) -> int:
-    """2 if no start with these settings can succeed, 1 if a later one may."""
+    """Returns 2 if no start with these settings can succeed, 1 if a later one may."""
     return _EXIT_UNUSABLE_NOW if isinstance(error, UnusableNow) else EXIT_UNUSABLE
 
 
 def run_from_environment(run: Callable[[Settings], int]) -> int:
-    """Returns the exit code of a part that runs with the environment's settings."""
+    """Runs a part with the environment's settings; returns its exit code."""
     try:
         settings, _ = load_settings()
     except SettingsError as error:

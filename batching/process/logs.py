@@ -1,4 +1,4 @@
-"""How every process writes its log."""
+"""Configures the log that every process writes."""
 
 import logging
 import re
@@ -11,20 +11,19 @@ from batching.metrics.lines import metric_log, model_metric_log
 
 LOG_FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"
 
-# Lines of these have TorchServe's form, to the end.
+# Lines of these logs have TorchServe's form, without our fields at the end.
 _METRIC_LOGS = frozenset({metric_log.name, model_metric_log.name})
 
-# What moves a terminal's cursor, ends a line for some reader, or turns the order of text around.
-# Messages hold text of clients and archives. Tabs do none of this, and handlers write tables.
+# Characters that move a terminal's cursor, end a line for some reader, or reverse the text's order.
+# Messages hold text of clients and archives. Tabs are harmless, and handlers write tables.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-# The log files' sorter takes a line that begins like this for a new event, and others for part of
-# one.
+# To the sorter of log files, a line that begins like this is a new event.
 _EVENT = re.compile(r"^(?=[0-9-]{10}T)", re.MULTILINE)
 _INDENT = "    "
 
 
 class LineFormatter(logging.Formatter):
-    """One line per event, ending with the fields of this process (`model=`); times in UTC."""
+    """Writes one line per event, ending with the fields of this process (`model=`)."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         super().__init__(LOG_FORMAT, "%Y-%m-%dT%H:%M:%S")
@@ -32,7 +31,7 @@ class LineFormatter(logging.Formatter):
         self._fields = fields
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's name)
-        """Returns the line, and those of the process' fields that it does not have itself."""
+        """Appends the fields of the process that the line does not have itself."""
         text = super().formatMessage(record)
         if record.name in _METRIC_LOGS:
             return _escaped(text).replace("\n", "\\n")
@@ -43,22 +42,16 @@ class LineFormatter(logging.Formatter):
         return line + end + rest
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  (logging's name)
-        """Returns the traceback.
-
-        Nothing in it, which may be a client's text, looks like another event.
-        """
+        """Indents lines of the traceback that look like an event: they may be a client's text."""
         return _EVENT.sub(_INDENT, _escaped(super().formatException(ei)))
 
 
 def configure_logging(
     level: str, stream: TextIO | None = None, fields: Mapping[str, str] | None = None
 ) -> None:
-    """Every logger writes one line per event to standard error, or `stream`; times in UTC.
+    """Makes every logger write one line per event to `stream` or standard error, times in UTC.
 
-    Args:
-        level: of the least important lines that are written.
-        stream: instead of standard error.
-        fields: end each line that does not say them itself.
+    Each line ends with those of the `fields` that it does not have itself.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(LineFormatter(fields or {}))
@@ -66,5 +59,5 @@ def configure_logging(
 
 
 def _escaped(text: str) -> str:
-    """The text with each control character but tabs and ends of lines as Python writes it."""
+    """Escapes each control character but tabs and ends of lines, as Python writes it."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

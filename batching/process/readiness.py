@@ -1,8 +1,8 @@
-"""How a node or an ingress tells `ferry up` that it has joined in.
+"""Tells `ferry up` that a node or an ingress is ready.
 
 The child finds the number of an open descriptor in `FERRY_READY_FD` and writes lines to it: one
-JSON object for each startup model that failed, then `ready`. A part that is started again, after it
-has died, finds the variable empty: nobody waits for it.
+JSON object for each startup model that failed, then `ready`. For a part that is started again after
+it died, the variable is empty: `ferry up` does not wait for it.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ READY_LINE = "ready"
 
 
 class Launch(Enum):
-    """Who has started this process."""
+    """How this process was started."""
 
-    AWAITED = "by `ferry up`, which waits for it: somebody wants a server now"
+    AWAITED = "by `ferry up`, which waits for it"
     AGAIN = "by `ferry up`, after the one before it died"
-    ALONE = "by an operator, a container or systemd; whether for the first time, it cannot know"
+    ALONE = "by an operator, a container or systemd, for the first time or again"
 
 
 def launch() -> Launch:
-    """Returns how this process came to be. Ask before `notify_ready`."""
+    """Returns how this process was started. Call this before `notify_ready`."""
     number = os.environ.get(READY_VARIABLE)
     if number is None:
         return Launch.ALONE
@@ -32,7 +32,7 @@ def launch() -> Launch:
 
 
 def notify_ready(failures: Iterable[Mapping[str, str]] = ()) -> None:
-    """Whoever started this process with a descriptor in FERRY_READY_FD knows; once at most."""
+    """Reports readiness through the descriptor in FERRY_READY_FD, if there is one; only once."""
     number = os.environ.pop(READY_VARIABLE, "")
     if not number.isdigit():
         return

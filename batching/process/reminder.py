@@ -1,4 +1,4 @@
-"""When a failure that comes at every try is logged: while its words are new, then now and then."""
+"""Keeps a failure that comes at every try from filling the log."""
 
 import time
 
@@ -6,14 +6,14 @@ REMIND_S = 30.0
 
 
 class Reminder:
-    """Remembers what was said last, and when."""
+    """Remembers the last words in the log, and when they were written."""
 
     def __init__(self) -> None:
         self._said = ""
         self._silent_until_s = 0.0
 
     def is_due(self, words: str) -> bool:
-        """Returns whether these words are worth a line now; they count as said then."""
+        """Returns whether these words are new, or REMIND_S old; if so, notes them as written."""
         now_s = time.monotonic()
         if words == self._said and now_s < self._silent_until_s:
             return False

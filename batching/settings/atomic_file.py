@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Writes files that appear whole or not at all."""
 
 import os
 import tempfile
@@ -9,9 +9,9 @@ def write_atomically(path: Path, text: str) -> None:
     """Writes the text so that no reader ever sees half of it; only the owner may read the file.
 
     Raises:
-        OSError: it cannot be written; it is as it was, and nothing else lies beside it.
+        OSError: the file cannot be written. It is as it was, and no other file is left.
     """
-    # Beside it, because a rename cannot leave a file system. mkstemp makes it 0600.
+    # In the same folder, because a rename cannot leave a file system. mkstemp makes it 0600.
     number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     unfinished = Path(name)
     try:
@@ -19,6 +19,6 @@ def write_atomically(path: Path, text: str) -> None:
             stream.write(text)
         unfinished.replace(path)
     except BaseException:
-        # Nobody else would: each attempt has another name, and a full disk brings many attempts.
+        # Each attempt has another name, and a full disk brings many attempts.
         unfinished.unlink(missing_ok=True)
         raise

@@ -1,4 +1,4 @@
-"""Settings that do not fit together are refused at start, not at the first request."""
+"""Refuses settings that cannot work at start, not at the first request."""
 
 import dataclasses
 import difflib
@@ -8,16 +8,19 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from batching.models.config_types import SERVER_TYPES, ignored_values
+from batching.models.config_keys import SERVER_TYPES, ignored_values
 from batching.models.parameters import MAX_INTEGER
 from batching.settings.per_model import ModelSettings, model_settings
 from batching.settings.redis_url import RedisUrl, RedisUrlError
 from batching.settings.settings import Settings
 from batching.settings.sources import SettingsError
 
-METRICS_MODES = ("log", "prometheus", "legacy")
-ENVELOPES = ("", "body", "json", "kserve", "kservev2")
-# Numbers that are smaller keep everything from working; those that are not here may be 0.
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "metrics_mode": ("log", "prometheus", "legacy"),
+    "service_envelope": ("", "body", "json", "kserve", "kservev2"),
+    "acceleration": ("on", "off"),
+}
+# The lowest numbers with which anything works; all others may be 0.
 _LOWEST: Mapping[str, float] = {
     "dead_after_s": 2,  # nodes beat every 0.9 s (workers/node/heartbeat.py)
     "default_response_timeout_s": 1,
@@ -34,7 +37,7 @@ _LOWEST: Mapping[str, float] = {
 }
 
 CORS = ("cors_allowed_origin", "cors_allowed_methods", "cors_allowed_headers")
-# What one version may be given by `models`.
+# The settings of one version in `models`.
 _WORDS = frozenset({*SERVER_TYPES, "defaultVersion", "marName"})
 
 
@@ -56,16 +59,10 @@ def check_settings(settings: Settings) -> None:
 
 
 def _check_words(settings: Settings) -> None:
-    if settings.metrics_mode not in METRICS_MODES:
-        raise SettingsError(
-            f"metrics_mode={settings.metrics_mode!r} is none of: {', '.join(METRICS_MODES)}"
-        )
-    if settings.service_envelope not in ENVELOPES:
-        raise SettingsError(
-            f"service_envelope={settings.service_envelope!r} is none of: {', '.join(ENVELOPES[1:])}"
-        )
-    if settings.acceleration not in ("on", "off"):
-        raise SettingsError(f"acceleration={settings.acceleration!r} is none of: on, off")
+    for name, choices in _CHOICES.items():
+        if (value := getattr(settings, name)) not in choices:
+            known = ", ".join(filter(None, choices))
+            raise SettingsError(f"{name}={value!r} is none of: {known}")
     if settings.service_envelope and settings.open_inference_rows:
         raise SettingsError("open_inference_rows is for handlers without a service_envelope")
     if settings.log_level.upper() not in logging.getLevelNamesMapping():
@@ -75,7 +72,7 @@ def _check_words(settings: Settings) -> None:
 
 
 def _check_cors(settings: Settings) -> None:
-    # Every answer has them as headers: one that cannot be written would keep all from being sent.
+    # Every answer carries them as headers.
     for key in CORS:
         value = getattr(settings, key)
         if not (value.isascii() and value.isprintable()):
@@ -86,7 +83,7 @@ def _check_numbers(settings: Settings) -> None:
     for spec in dataclasses.fields(settings):
         value, low = getattr(settings, spec.name), _LOWEST.get(spec.name, 0)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and not low <= value <= MAX_INTEGER:  # of which NaN is neither
+        if is_number and not low <= value <= MAX_INTEGER:  # NaN is outside, too
             key, doc = spec.metadata["key"] or spec.name, spec.metadata["doc"]
             raise SettingsError(f"{key} must be from {low} to {MAX_INTEGER}, not {value}: {doc}")
 
@@ -107,7 +104,7 @@ def _check_redis(settings: Settings) -> None:
 
 
 def doubts(settings: Settings) -> list[str]:
-    """Returns what can be used, but is probably not what was meant."""
+    """Returns a warning for each setting that works, but is probably a mistake."""
     return [
         *_doubts_of_addresses(settings),
         *_doubts_of_cors(settings),
@@ -144,7 +141,7 @@ def _doubts_of_models(models: ModelSettings) -> Iterator[str]:
 
 
 def _without_lone(version: Mapping[str, Any]) -> Mapping[str, Any]:
-    # Of these two, the archive's model-config.yaml may have the other one.
+    # The archive's model-config.yaml may have the other one of the two.
     pair = {"minWorkers", "maxWorkers"}
     lone = pair if not pair <= version.keys() else set()
     return {word: value for word, value in version.items() if word not in lone}

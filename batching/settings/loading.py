@@ -1,6 +1,6 @@
 """Loads settings: defaults < file < environment < flags < TorchServe's variables.
 
-TorchServe's own `TS_*` variables count only where the file says `enable_envvars_config=true`; then
+TorchServe's own `TS_*` variables count only if the file says `enable_envvars_config=true`; then
 they win over all others.
 """
 
@@ -20,7 +20,7 @@ from batching.settings.sources import (
     torchserve_environment,
 )
 
-# Variables that are not ours, and the fields they set; a FERRY_ variable is more specific.
+# Variables of other programs, and the fields that they set; a FERRY_ variable wins.
 _FOREIGN_VARIABLES = {"REDIS_URL": "redis_url", "LOG_LOCATION": "log_location"}
 
 
@@ -35,11 +35,11 @@ def load_settings(
     Args:
         config_file: properties, TorchServe's keys included.
         environment: instead of this process' own.
-        flags: field values from a command line; None is not given.
+        flags: field values from a command line; None means that a flag was not given.
         defaults: field values for settings that no source names.
 
     Raises:
-        SettingsError: an unreadable file, a value of the wrong type or one that cannot work.
+        SettingsError: the file cannot be read, or a value cannot be used.
     """
     environment = os.environ if environment is None else environment
     values = dict(defaults or {})
@@ -49,7 +49,7 @@ def load_settings(
     values |= from_file
     if SNAPSHOT in properties:
         values["snapshot_file"] = config_file
-        # What its server began with; some of that may have been unregistered since.
+        # Its server began with these models; some may have been unregistered since.
         values.pop("load_models", None)
     values |= _from_environment(environment)
     values |= {name: value for name, value in (flags or {}).items() if value is not None}
@@ -57,7 +57,7 @@ def load_settings(
     if values.get("limit_max_image_pixels") is False:
         values["max_image_pixels"] = 0
     if mode := values.get("metrics_mode"):
-        values["metrics_mode"] = mode.lower()  # TorchServe takes it in any case
+        values["metrics_mode"] = mode.lower()  # TorchServe accepts any case
     settings = Settings(**values)
     check_settings(settings)
     return settings, without_effect
@@ -69,7 +69,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     for variable, name in _FOREIGN_VARIABLES.items():
         if variable in environment:
             values[name] = parse(variable, fields[name], environment[variable])
-    # The field's own name comes last, and counts: children are told by it.
+    # The field's own name comes last and wins: children get it.
     for words, spec in (*Settings.fields_by_key().items(), *fields.items()):
         variable = ENV_PREFIX + words.upper()
         if (text := environment.get(variable)) is not None:

@@ -1,4 +1,4 @@
-"""Certificates and keys in PEM files: loaded, or refused with the files' names and the reason."""
+"""Loads certificates and keys from PEM files; errors name the files and the reason."""
 
 import ssl
 from pathlib import Path
@@ -12,7 +12,7 @@ def load_pair(
     """Loads the certificate and its key; without a key file, the certificate's file has the key.
 
     Raises:
-        SettingsError: that is no certificate with its key. The context may have half of it.
+        SettingsError: they cannot be loaded. The context may then have one of the two.
     """
     try:
         context.load_cert_chain(certificate_file, private_key_file, _no_passphrase)
@@ -26,7 +26,7 @@ def load_authorities(context: ssl.SSLContext, file: Path) -> None:
     """Lets the context trust the certificates in this file.
 
     Raises:
-        SettingsError: there are none.
+        SettingsError: the file has none.
     """
     try:
         context.load_verify_locations(file)

@@ -1,13 +1,13 @@
-"""What a Redis URL may look like, and which servers it means.
+"""Parses Redis URLs.
 
     redis://[user:pass@]host[:6379][/db]            one server; rediss:// with TLS
     unix:///path/to/socket                          one server on this machine
     redis+sentinel://[user:pass@]host[:26379],host/service[/db]
     redis+cluster://[user:pass@]host[:6379],host    rediss+sentinel://, rediss+cluster:// with TLS
 
-User and password are those of the servers that hold the keys. Sentinels that want a password of
-their own get `?sentinel_username=` and `?sentinel_password=`. The other words after the `?` are
-options of redis-py's connections.
+User and password are those of the servers that hold the keys; those of sentinels are
+`?sentinel_username=` and `?sentinel_password=`. Other words after the `?` are options of redis-py's
+connections.
 """
 
 import re
@@ -24,12 +24,11 @@ _SINGLE = ("redis", "rediss", "unix")
 _SPREAD = ("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 _URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<place>[^/?#]*)(?P<path>/[^?#]*)?(\?(?P<query>.*))?$")
 _HOST = re.compile(r"(\[(?P<ipv6>[0-9a-fA-F:.%]+)\]|(?P<name>[^\[\]:\s@]+))(:(?P<port>\d+))?$")
-_DEFAULT_PORTS = {SENTINEL: 26379}
 _MAX_PORT = 65535
 
 
 class RedisUrlError(ValueError):
-    """Not a URL of a Redis; the message says what is wrong and never repeats a password."""
+    """The text is not the URL of a Redis; the message says why and never repeats a password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class RedisUrl:
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Returns the parts of this URL.
+        """Parses the URL.
 
         Raises:
             RedisUrlError: it is malformed.
@@ -74,7 +73,7 @@ class RedisUrl:
 
     @property
     def kind(self) -> str:
-        """SENTINEL, CLUSTER, or '' for one server."""
+        """Returns SENTINEL, CLUSTER, or '' for one server."""
         return _kind(self.scheme)
 
     @property
@@ -84,17 +83,16 @@ class RedisUrl:
 
     @property
     def service(self) -> str:
-        """Returns what the sentinels call the server; '' where there are none."""
+        """Returns the sentinels' name for the server; '' without sentinels."""
         return (self.path + "/").split("/")[1] if self.kind == SENTINEL else ""
 
     @property
     def db(self) -> int:
-        """Returns the number of the database."""
         number = self._db_text()
         return int(number) if number else 0
 
     def without_secrets(self) -> str:
-        """Returns the URL as it may be shown and logged."""
+        """Returns the URL without login and options, for people and logs."""
         if self.scheme == "unix":
             return f"unix://{self.path}"
         hosts = ",".join(
@@ -134,16 +132,14 @@ def _addresses(text: str, kind: str) -> tuple[Address, ...]:
         raise RedisUrlError("several hosts are for redis+sentinel:// and redis+cluster://")
     if not kind and not text:
         return (("localhost", 6379),)  # as redis-py has it
-    return tuple(
-        _address(number, host, _DEFAULT_PORTS.get(kind, 6379))
-        for number, host in enumerate(hosts, 1)
-    )
+    port = 26379 if kind == SENTINEL else 6379
+    return tuple(_address(number, host, port) for number, host in enumerate(hosts, 1))
 
 
 def _address(number: int, text: str, default_port: int) -> Address:
     found = _HOST.match(text)
     if found is None:
-        # Not repeated: it may be the half of a password that a / has cut in two.
+        # The text is not repeated: it may be half of a password that a / has cut in two.
         raise RedisUrlError(
             f"address {number} is not host:port (in a password, write / as %2F and @ as %40)"
         )

@@ -1,4 +1,4 @@
-"""YAML files that nobody has vouched for, as the Python values that they describe."""
+"""Reads YAML from untrusted files."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import yaml
 
 
 def load_yaml(text: str | bytes) -> Any:
-    """Returns what the one document of the text describes, in plain Python values.
+    """Parses the one document of the text into plain Python values.
 
     Raises:
-        ValueError: no YAML, or tags that make objects; its text is one line.
+        ValueError: the text is not YAML, or has tags that make objects; the message is one line.
     """
     try:
         return yaml.safe_load(text)

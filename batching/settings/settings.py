@@ -1,4 +1,4 @@
-"""Settings: one frozen dataclass.
+"""Declares all settings, in one frozen dataclass.
 
 A field's TorchServe name is its own name unless `key` in its metadata says otherwise; its
 environment variable is `FERRY_` and either of them in upper case. `loading` reads them.
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 ENV_PREFIX = "FERRY_"
-# TorchServe allows any address, which is how others got it to fetch from inside of networks
-# (CVE-2023-43654). Its public archives are what its documentation registers by URL.
+# TorchServe allows any address, which let attackers fetch from inside of networks
+# (CVE-2023-43654). Its documentation registers these public archives by URL.
 DEFAULT_ALLOWED_URLS = r"https://torchserve\.pytorch\.org/.*"
 
-# As TorchServe does, in the folder from which the server was started.
+# In the current folder, as in TorchServe.
 DEFAULT_KEY_FILE = "key_file.json"
 
-# Prefixes of fields that `ferry up` fills in; the URL of Redis may hold a password, too.
+# Prefixes of fields that each start fills in; the URL of Redis may hold a password, too.
 _FOUND_AT_START = ("redis_", "snapshot_", "drain_timeout_s")
 
 
@@ -40,7 +40,7 @@ def _setting(default: Any, *, key: str = "", doc: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an ingress, a node or `ferry up` is told before it starts."""
+    """The settings of an ingress, a node or `ferry up`."""
 
     redis_url: str = _setting(
         "",
@@ -173,26 +173,26 @@ class Settings:
 
     @classmethod
     def fields_by_key(cls) -> dict[str, "dataclasses.Field[Any]"]:
-        """Returns the fields, by the keys that config.properties has for them."""
+        """Returns the fields by their keys in config.properties."""
         return {spec.metadata["key"] or name: spec for name, spec in cls.fields().items()}
 
     def to_environment(self) -> dict[str, str]:
-        """Environment variables from which `load` makes the same settings in a child process."""
+        """Returns the variables from which a child process loads the same settings."""
         return {
             ENV_PREFIX + name.upper(): "" if value is None else str(value)
             for name, value in ((name, getattr(self, name)) for name in self.fields())
         }
 
     def absolute(self) -> Self:
-        """The same settings with absolute paths, for a process whose current folder is another."""
-        paths: dict[str, Any] = {}
-        for name in self.fields():
-            if isinstance(value := getattr(self, name), Path):
-                paths[name] = value.absolute()
+        """Returns the same settings with absolute paths, for a process in another folder."""
+        values = {name: getattr(self, name) for name in self.fields()}
+        paths: dict[str, Any] = {
+            name: value.absolute() for name, value in values.items() if isinstance(value, Path)
+        }
         return dataclasses.replace(self, **paths)
 
     def to_properties(self) -> dict[str, str]:
-        """The settings as config.properties has them, but for what each start finds by itself."""
+        """Returns the properties that snapshots keep: not those that each start fills in."""
         values = {
             key: getattr(self, spec.name)
             for key, spec in self.fields_by_key().items()
@@ -206,22 +206,21 @@ class Settings:
 
     @property
     def is_logging_metrics(self) -> bool:
-        """Whether metrics are log lines, all of them or those that /metrics does not show."""
+        """Returns whether metrics are log lines, all of them or those that /metrics lacks."""
         return self.metrics_mode != "prometheus"
 
     def addresses(self) -> dict[str, str]:
-        """Which of TorchServe's three APIs are served, and where."""
+        """Returns the addresses of TorchServe's APIs that are served, by their names."""
         addresses = {"inference": self.inference_address, "management": self.management_address}
         return addresses | ({"metrics": self.metrics_address} if self.enable_metrics_api else {})
 
     def keys_path(self) -> Path | None:
-        """Returns where the keys are; None when no tokens are asked for."""
+        """Returns the path of the key file; None without tokens."""
         if self.disable_token_authorization or not (self.token_auth or self.key_file):
             return None
         return self.key_file or Path(DEFAULT_KEY_FILE)
 
     def model_defaults(self) -> ModelDefaults:
-        """Returns the part of the settings that registrations fall back to."""
         return ModelDefaults(
             parameters={
                 "min_worker": self.default_workers_per_model,

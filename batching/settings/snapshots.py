@@ -1,7 +1,7 @@
-"""Snapshots: what is registered, as files that the next start reads.
+"""Writes and reads snapshots: files that bring the registered models back at the next start.
 
 A snapshot is a config.properties with one more key, `model_snapshot`, so TorchServe's own snapshots
-can be read as well. Source: TorchServe 0.12 `SnapshotManager`, `FSSnapshotSerializer`.
+can be read, too. Source: TorchServe 0.12 `SnapshotManager`, `FSSnapshotSerializer`.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import datetime
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from batching.settings.sources import SNAPSHOT, SettingsError, read_properties
 
 STARTUP, CHANGE, SHUTDOWN = "startup", "snapshot", "shutdown"
 
-# TorchServe keeps all of them; an autoscaler would fill the disk.
+# TorchServe keeps all snapshots; an autoscaler would fill the disk.
 MAX_FILES = 100
 
 _FILE_NAME = re.compile(r"[0-9]{17}-(startup|snapshot|shutdown)\.cfg")
@@ -53,17 +53,15 @@ def newest_snapshot(
     *,
     report: Callable[[str], None] = log.warning,
 ) -> Path | None:
-    """Returns the youngest whole snapshot in the folder, by its name; None when there is none.
+    """Returns the newest whole snapshot in the folder, by name; None when there is none.
 
-    A host that lost its power, or a disk, may leave one that is empty or cut short: the one before
-    it is nearer to what was registered than nothing at all.
+    A crashed host may leave one that is empty or cut short. The one before it is better than none.
 
     Args:
         folder: where to look.
-        is_own: whether one with these properties counts: two servers that were started in one
-            folder are not each other's past.
-        report: told why the newest of those that cannot be read is passed over, and how many more
-            are; of files of another user, that may be all.
+        is_own: whether a snapshot with these properties counts. Two servers in one folder must not
+            restore each other's models.
+        report: told once which unreadable snapshot was passed over, why, and how many before it.
     """
     found = None
     reasons = []
@@ -84,20 +82,25 @@ def newest_snapshot(
 
 
 def write_snapshot(
-    folder: Path, kind: str, properties: Mapping[str, str], models: Mapping[str, ModelEntry]
+    folder: Path,
+    kind: str,
+    properties: Mapping[str, str],
+    models: Mapping[str, ModelEntry],
+    max_files: int = MAX_FILES,
 ) -> Path:
-    """Returns the new snapshot; it appears whole, and the oldest beyond MAX_FILES are gone.
+    """Writes a whole snapshot and deletes the oldest ones beyond `max_files`; returns its path.
 
-    But for the newest one of another server in this folder, which may change far less often.
+    The newest one of each other server in this folder stays, as that may change far less often.
 
     Args:
         folder: made if need be.
         kind: STARTUP, CHANGE or SHUTDOWN.
-        properties: the configuration that goes with it.
+        properties: the configuration that goes with the models.
         models: the whole registry.
+        max_files: how many snapshots are kept.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the snapshot cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.UTC)
@@ -110,12 +113,12 @@ def write_snapshot(
     }
     text = javaproperties.dumps({**properties, SNAPSHOT: json.dumps(record, indent=2)})
     write_atomically(path, text)
-    _remove_oldest(folder)
+    _remove_oldest(folder, max_files)
     return path
 
 
 def saved_models(models: Mapping[str, ModelEntry]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Model → version → what brings it back, in TorchServe's words."""
+    """Returns model → version → the record that restores it, in TorchServe's words."""
     return {
         name: {
             version: _saved(spec, is_default=version == entry.default_version)
@@ -126,10 +129,10 @@ def saved_models(models: Mapping[str, ModelEntry]) -> dict[str, dict[str, dict[s
 
 
 def read_snapshot(path: Path) -> list[SavedVersion]:
-    """Returns the versions that the snapshot holds; [] when it holds none.
+    """Returns the versions that the snapshot holds.
 
     Raises:
-        SettingsError: the file cannot be read, or is no snapshot.
+        SettingsError: the file cannot be read, or is not a snapshot.
     """
     return _versions_in(path, read_properties(path))
 
@@ -177,20 +180,21 @@ def _restored(name: str, version: str, record: Mapping[str, Any]) -> SavedVersio
 
 
 def _stamp(now: datetime.datetime, folder: Path) -> str:
-    """This moment, or what comes after the folder's newest snapshot where that one is ahead of it.
+    """Returns this moment, or the one after the newest snapshot's.
 
-    TorchServe names its own by local time, and clocks are set back: what is written last has to be
-    the newest by its name.
+    The last one written must be the newest by name, although clocks are set back and TorchServe
+    uses local time.
     """
     stamp = now.strftime("%Y%m%d%H%M%S") + f"{now.microsecond // 1000:03d}"
-    taken = max((int(path.name[: len(stamp)]) for path in _snapshots(folder)), default=0)
+    newest = _newest_first(folder)[:1]
+    taken = int(newest[0].name[: len(stamp)]) if newest else 0
     return f"{max(int(stamp), taken + 1):017d}"
 
 
-def _remove_oldest(folder: Path) -> None:
+def _remove_oldest(folder: Path, max_files: int) -> None:
     paths = _newest_first(folder)
-    old = paths[MAX_FILES:]
-    servers = {_server_of(path) for path in paths[:MAX_FILES]} if old else set()
+    old = paths[max_files:]
+    servers = {_server_of(path) for path in paths[:max_files]} if old else set()
     for path in old:
         if (server := _server_of(path)) in servers:
             path.unlink(missing_ok=True)
@@ -198,7 +202,7 @@ def _remove_oldest(folder: Path) -> None:
 
 
 def _server_of(path: Path) -> bytes:
-    """Returns the line with the address by which servers in one folder are told apart."""
+    """Returns the line with the management address, which tells servers in one folder apart."""
     with contextlib.suppress(OSError), path.open("rb") as stream:
         if match := _ADDRESS.search(stream.read(_HEAD_BYTES)):
             return match[0]
@@ -206,18 +210,14 @@ def _server_of(path: Path) -> bytes:
 
 
 def _archive_name(url: str) -> str:
-    """Returns the name in the model store.
-
-    What was downloaded lies there under its last segment.
-    """
+    """Returns the archive's name in the model store: the last segment of a URL."""
     parts = urlsplit(url)
     return unquote(parts.path.rpartition("/")[2]) if parts.scheme else url
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted(_snapshots(folder), key=lambda path: path.name, reverse=True)
-
-
-def _snapshots(folder: Path) -> Iterator[Path]:
-    with contextlib.suppress(OSError):
-        yield from (path for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name))
+    try:
+        paths = [path for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name)]
+    except OSError:
+        return []
+    return sorted(paths, key=lambda path: path.name, reverse=True)

@@ -1,4 +1,4 @@
-"""Where settings come from: a properties file, TorchServe's environment variables, and our own.
+"""Reads settings from a properties file and from TorchServe's environment variables.
 
 Source: TorchServe 0.12 `ConfigManager`, as documented under "Advanced configuration".
 """
@@ -7,7 +7,7 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ import javaproperties
 Field = dataclasses.Field[Any]
 
 _VARIABLE = re.compile(r"\$\$(\w+)\$\$")
-# A file can have them as \uXXXX.
+# Characters that a file can have as \uXXXX.
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
-# TorchServe's variables are `TS_` and the upper-cased key, but for these.
+# A variable of TorchServe's is `TS_` and the upper-cased key; these have other names, or none.
 TS_PREFIX = "TS_"
 TS_NAMES = {"token_expiration_min": "TS_TOKEN_EXPIRATION_TIME_MIN"}
 TS_NONE = frozenset(
@@ -39,7 +39,7 @@ ENABLE_ENVIRONMENT_URLS = "use_env_allowed_urls"
 SNAPSHOT = "model_snapshot"
 STEERING_KEYS = frozenset({ENABLE_ENVIRONMENT, ENABLE_ENVIRONMENT_URLS, SNAPSHOT})
 
-# Switches that TorchServe does not have: `parse_own` says why they are read more strictly.
+# Switches that TorchServe does not have; `parse_own` reads them more strictly.
 OWN_SWITCHES = frozenset(
     {
         "access_log",
@@ -57,24 +57,23 @@ KEY_ALIASES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "model_control_mode": ("enable_model_api", {"explicit": "true", "none": "false"}),
 }
 
-
-# What these types are called by people.
+# Names of types in messages.
 _KINDS: Mapping[type, str] = {int: "whole number", float: "number"}
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be used; the message names it and says what would do."""
+    """A setting cannot be used; the message names it and says what would work."""
 
 
 class UnusableNow(SettingsError):
-    """Nothing is wrong with the setting as such: a moment later it may do."""
+    """A setting cannot be used now, but may be a moment later."""
 
 
 def read_properties(path: Path) -> dict[str, str]:
     """Returns the file's keys and values, as they are written.
 
     Raises:
-        SettingsError: there is no such file, or it is something else.
+        SettingsError: the file cannot be read, or has another form.
     """
     try:
         return dict(javaproperties.loads(_decoded(path.read_bytes())))
@@ -83,7 +82,7 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 def _decoded(content: bytes) -> str:
-    """Returns the text, in UTF-8 or as Java reads such files: a comment may be in any encoding."""
+    """Decodes UTF-8, or else Latin-1 as Java does: a comment may be in any encoding."""
     if b"\0" in content:
         raise ValueError("it is no text")
     try:
@@ -98,8 +97,8 @@ def file_values(
     """Returns the field values in a file's properties, and the keys without effect, sorted.
 
     Raises:
-        SettingsError: a value of the wrong type or that no variable of a child can hold, or a
-            `$$NAME$$` whose variable is not set.
+        SettingsError: a value has the wrong type, or characters that no environment variable of a
+            child can hold, or names a `$$VARIABLE$$` that is not set.
     """
     values: dict[str, Any] = {}
     without_effect = []
@@ -120,9 +119,9 @@ def file_values(
 def switches_read_as_false(
     properties: Mapping[str, str], by_key: Mapping[str, Field]
 ) -> dict[str, str]:
-    """Returns what a file says of switches that is neither true nor false.
+    """Returns the switches of a file, with their text, that are neither true nor false.
 
-    To TorchServe that is false.
+    TorchServe reads these as false.
     """
     return {
         key: text
@@ -135,37 +134,28 @@ def switches_read_as_false(
 def torchserve_environment(
     properties: Mapping[str, str], by_key: Mapping[str, Field], environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Field values from TorchServe's `TS_*` variables; none unless the file switches them on.
+    """Returns field values from TorchServe's `TS_*` variables, if the file switches them on.
 
     Raises:
-        SettingsError: a value of the wrong type.
+        SettingsError: a value has the wrong type.
     """
     if not _is_true(properties.get(ENABLE_ENVIRONMENT, "")):
         return {}
-    return {
-        spec.name: parse(variable, spec, environment[variable])
-        for key, spec, variable in _torchserve_variables(properties, by_key)
-        if variable in environment
-    }
-
-
-def _torchserve_variables(
-    properties: Mapping[str, str], by_key: Mapping[str, Field]
-) -> Iterator[tuple[str, Field, str]]:
+    values = {}
     for key, spec in by_key.items():
-        if key in TS_NONE:
-            continue
-        # Whoever sets a process' environment cannot yet choose where code is fetched from.
-        if key == "allowed_urls" and not _is_true(properties.get(ENABLE_ENVIRONMENT_URLS, "")):
-            continue
-        yield key, spec, TS_NAMES.get(key, TS_PREFIX + key.upper())
+        variable = TS_NAMES.get(key, TS_PREFIX + key.upper())
+        # Control of a process' environment is not yet control of where code is fetched from.
+        is_allowed = key != "allowed_urls" or _is_true(properties.get(ENABLE_ENVIRONMENT_URLS, ""))
+        if variable in environment and key not in TS_NONE and is_allowed:
+            values[spec.name] = parse(variable, spec, environment[variable])
+    return values
 
 
 def parse(name: str, spec: Field, text: str) -> Any:
     """Returns the text as a value of this field.
 
     Raises:
-        SettingsError: it is none; the error names `name`, where the text was found.
+        SettingsError: the text has the wrong type; the message names its source, `name`.
     """
     kind: Any = spec.type
     if isinstance(kind, types.UnionType):
@@ -183,13 +173,13 @@ def parse(name: str, spec: Field, text: str) -> Any:
 
 
 def parse_own(name: str, spec: Field, text: str) -> Any:
-    """As `parse`, for variables and keys that TorchServe does not have.
+    """Parses the text of a variable or key that TorchServe does not have.
 
-    To TorchServe whatever is not `true` is false. Here that would leave tokens off where somebody
-    has written 1 or yes.
+    TorchServe reads every text but `true` as false. Here that would leave tokens off for an
+    operator who wrote 1 or yes.
 
     Raises:
-        SettingsError: it is no value of this field.
+        SettingsError: the text has the wrong type.
     """
     if spec.type is bool and text.strip().lower() not in ("true", "false", ""):
         raise SettingsError(f"{name}={text!r} is neither true nor false: {spec.metadata['doc']}")

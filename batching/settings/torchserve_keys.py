@@ -1,6 +1,6 @@
-"""TorchServe 0.12's configuration keys as plain data: understood, or without effect and why.
+"""Lists TorchServe 0.12's configuration keys: understood, or without effect and why.
 
-A key that is in neither list is unknown; it costs a warning, never an error.
+A key in neither list is unknown; it costs a warning, never an error.
 Source: TorchServe 0.12 docs/configuration.md and `ConfigManager`.
 """
 
@@ -60,7 +60,7 @@ IGNORED: Mapping[str, str] = {
 
 
 def why_without_effect(key: str) -> str:
-    """Returns what the owner of a configuration file is told of a key that is not `UNDERSTOOD`."""
+    """Explains a key of a configuration file that is not `UNDERSTOOD`."""
     if key in IGNORED:
         return f"{key} has no effect here: {IGNORED[key]}"
     alike = difflib.get_close_matches(key, UNDERSTOOD, n=1, cutoff=0.8)

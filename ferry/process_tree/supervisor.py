@@ -198,7 +198,7 @@ class Supervisor:
                 pass
 
     def _record(self, number: int, _frame: FrameType | None) -> None:
-        if self._stop_signals.is_new_wish():
+        if self._stop_signals.is_new_request():
             self._signals.append(number)
 
     @property

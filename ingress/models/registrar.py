@@ -18,10 +18,9 @@ from batching.errors import (
     ServeError,
     Unavailable,
 )
-from batching.models.config_types import ignored_values
+from batching.models.config_keys import ignored_values, require_served
 from batching.models.entry import check_names
 from batching.models.installation import install_patience_s
-from batching.models.left_out_keys import require_served
 from batching.models.registration import (
     bool_parameter,
     check_parameters,

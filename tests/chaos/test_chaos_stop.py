@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from batching.process.stop_signals import ONE_WISH_S
+from batching.process.stop_signals import REPEAT_WINDOW_S
 from tests.chaos import checker
 from tests.chaos.crowd import Crowd, for_seconds
 from tests.chaos.rig import Rig
@@ -118,7 +118,7 @@ def test_f32_second_signal_gives_back_at_once(rig: Rig, crowd: Crowd, record_pro
         node = model.node_of(call.pid)
         os.kill(node.pid, signal.SIGTERM)
         node.wait_for_line("draining")
-        for_seconds(ONE_WISH_S)
+        for_seconds(REPEAT_WINDOW_S)
 
         # When it is told again
         told_at = time.monotonic()

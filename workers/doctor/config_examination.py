@@ -4,8 +4,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from batching.models.config_types import SERVER_TYPES, ignored_values
-from batching.models.left_out_keys import NOT_HERE, why_not_here
+from batching.models.config_keys import NOT_HERE, SERVER_TYPES, ignored_values, why_not_here
 from workers.doctor.findings import Finding, note, ok, problem
 
 PART = "model-config"

@@ -27,15 +27,6 @@ def test_adaptive_policy_does_not_wait_when_it_knows_nothing():
     assert policy_that_knows(Estimate()).patience_s == 0.0
 
 
-def test_adaptive_policy_does_not_wait_for_requests_that_come_more_slowly_than_batches_run():
-    # Given one client: its next request comes after the answer to this one
-    policy = policy_that_knows(Estimate(gap_s=0.021, fixed_s=0.020))
-
-    # Then
-    assert policy.patience_s == 0.0
-    assert policy.seconds_left(1, oldest_age_s=0.0) == 0.0
-
-
 def test_adaptive_policy_waits_for_as_many_as_pay():
     # Given: 6 gaps are less than the fixed cost, 7 are not
     policy = policy_that_knows(Estimate(gap_s=0.003, fixed_s=0.020, per_item_s=0.001))
@@ -80,41 +71,26 @@ def test_adaptive_policy_never_waits_longer_than_the_fixed_one(
         assert 0.0 <= left_s <= fixed.seconds_left(waiting, age_s)
 
 
-def test_adaptive_policy_keeps_batches_within_half_of_the_latency_target():
-    # Given: 20 ms + 10 ms each, and 100 ms from arrival to reply
-    estimate = Estimate(gap_s=0.200, fixed_s=0.020, per_item_s=0.010)
-
-    # Then
-    assert largest_size(estimate, 8, latency_slo_s=0.100) == 3
-    assert largest_size(estimate, 8, latency_slo_s=0.0) == 8
-
-
-def test_adaptive_policy_gives_up_no_throughput_for_a_target_that_is_out_of_reach():
-    # Given: a batch of one takes 30 ms, which is more than half of the target
-    estimate = Estimate(gap_s=0.200, fixed_s=0.020, per_item_s=0.010)
-
-    # Then
-    assert largest_size(estimate, 8, latency_slo_s=0.062) == 1
-    assert largest_size(estimate, 8, latency_slo_s=0.058) == 8
-
-
 @pytest.mark.parametrize(
-    ("gap_s", "size"),
+    ("gap_s", "slo_s", "size"),
     [
-        (float("inf"), 1),
-        (0.121, 1),  # in a quarter of one gap, a batch of 1 just runs
-        (0.082, 2),
-        (0.057, 5),
-        (0.040, 8),  # no size is enough: the time for each item alone takes that quarter
-        (0.0, 8),
+        (0.200, 0.100, 3),  # 20 ms + 10 ms each run in half of the target
+        (0.200, 0.0, 8),
+        # A batch of one takes 30 ms: a target that is out of reach costs no throughput.
+        (0.200, 0.062, 1),
+        (0.200, 0.058, 8),
+        # Batches stay large enough for the requests that come.
+        (float("inf"), 0.062, 1),
+        (0.121, 0.062, 1),  # in a quarter of one gap, a batch of 1 just runs
+        (0.082, 0.062, 2),
+        (0.057, 0.062, 5),
+        (0.040, 0.062, 8),  # no size is enough: the time for each item alone takes that quarter
+        (0.0, 0.062, 8),
     ],
 )
-def test_adaptive_policy_keeps_batches_large_enough_for_the_requests_that_come(gap_s, size):
-    # Given: 20 ms + 10 ms each, of which a batch of one alone fits into half of the target
+def test_largest_size_keeps_to_the_latency_target_as_far_as_traffic_allows(gap_s, slo_s, size):
     estimate = Estimate(gap_s, fixed_s=0.020, per_item_s=0.010)
-
-    # Then
-    assert largest_size(estimate, 8, latency_slo_s=0.062) == size
+    assert largest_size(estimate, 8, latency_slo_s=slo_s) == size
 
 
 def test_adaptive_policy_does_not_wait_away_its_latency_target():
@@ -123,15 +99,6 @@ def test_adaptive_policy_does_not_wait_away_its_latency_target():
 
     # Then
     assert policy.seconds_left(1, oldest_age_s=0.020) == pytest.approx(0.010)
-
-
-def test_adaptive_policy_waits_no_longer_than_it_may():
-    # Given requests that come so fast that seven more would pay, and 50 ms at most
-    policy = policy_that_knows(Estimate(gap_s=0.010, fixed_s=1.0))
-
-    # Then
-    assert policy.patience_s == pytest.approx(0.050)
-    assert policy.seconds_left(1, oldest_age_s=0.030) == pytest.approx(0.020)
 
 
 def test_adaptive_policy_learns_from_what_it_observes():

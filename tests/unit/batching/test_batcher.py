@@ -42,41 +42,40 @@ class ScriptedSource:
     def wake_one(self):
         self.calls.append(("wake_one",))
 
-    @property
-    def is_finished(self):
-        return not self._script
-
 
 def gather(source, should_stop=lambda: False):
     return Batcher(source, POLICY).gather(should_stop, IDLE_S)
 
 
-def test_gather_returns_a_full_batch_at_once():
+FULL = batch_of("a", "b", "c", "d")
+SOME = batch_of("a")
+
+
+@pytest.mark.parametrize(
+    ("script", "calls"),
+    [
+        ([("claim", FULL)], [("claim", 4, 0.050)]),
+        (  # the window passes
+            [("claim", Partial(1, 0.020)), ("wait_more", False), ("claim", SOME)],
+            [("claim", 4, 0.050), ("wait_more", 0.030), ("claim", 4, 0.0)],
+        ),
+        (  # the window was over before
+            [("claim", Partial(1, 0.060)), ("claim", SOME)],
+            [("claim", 4, 0.050), ("claim", 4, 0.0)],
+        ),
+    ],
+    ids=["full", "partial", "late"],
+)
+def test_gather_claims_what_is_there_when_the_batch_is_full_or_its_window_over(script, calls):
     # Given
-    full = batch_of("a", "b", "c", "d")
-    source = ScriptedSource(("claim", full))
+    source = ScriptedSource(*script)
 
     # When
     batch = gather(source)
 
     # Then
-    assert batch is full
-    assert source.calls == [("claim", 4, 0.050)]
-
-
-def test_gather_takes_what_is_there_when_the_window_is_over():
-    # Given
-    partial = batch_of("a")
-    source = ScriptedSource(
-        ("claim", Partial(waiting=1, oldest_age_s=0.020)), ("wait_more", False), ("claim", partial)
-    )
-
-    # When
-    batch = gather(source)
-
-    # Then
-    assert batch is partial
-    assert source.calls == [("claim", 4, 0.050), ("wait_more", 0.030), ("claim", 4, 0.0)]
+    assert batch is script[-1][1]
+    assert source.calls == calls
 
 
 def test_gather_goes_on_collecting_when_it_was_woken_for_a_batch_that_another_took():
@@ -98,48 +97,33 @@ def test_gather_goes_on_collecting_when_it_was_woken_for_a_batch_that_another_to
     assert [call[-1] for call in source.calls] == [0.050, 0.050, 0.050, 0.040, 0.0]
 
 
-def test_gather_does_not_wait_when_the_oldest_has_waited_long_enough():
-    # Given
-    late = batch_of("a")
-    source = ScriptedSource(("claim", Partial(waiting=1, oldest_age_s=0.060)), ("claim", late))
-
-    # When
-    batch = gather(source)
-
-    # Then
-    assert batch is late
-    assert source.calls[-1] == ("claim", 4, 0.0)
-
-
 @pytest.mark.parametrize("nothing", list(Nothing))
-def test_gather_parks_on_the_bell_when_there_is_nothing_for_it(nothing):
+def test_gather_parks_when_there_is_nothing_for_it(nothing):
     # Given
-    full = batch_of("a", "b", "c", "d")
     source = ScriptedSource(
         ("claim", nothing),
         ("wait_for_work", False),
         ("claim", nothing),
         ("wait_for_work", True),
-        ("claim", full),
+        ("claim", FULL),
     )
 
     # When
     batch = gather(source)
 
     # Then
-    assert batch is full
+    assert batch is FULL
     assert ("wake_one",) not in source.calls
 
 
 def test_gather_opens_a_new_window_when_the_last_one_ended_with_nothing():
     # Given: the only request was cancelled while its window was open
-    full = batch_of("a", "b", "c", "d")
     source = ScriptedSource(
         ("claim", Partial(waiting=1, oldest_age_s=0.0)),
         ("wait_more", False),
         ("claim", Nothing.EMPTY),
         ("wait_for_work", True),
-        ("claim", full),
+        ("claim", FULL),
     )
 
     # When
@@ -165,50 +149,27 @@ def test_gather_claims_nothing_when_it_is_stopped_already():
     assert source.calls == []
 
 
-def test_gather_passes_the_bell_on_when_it_was_stopped_while_parked():
+@pytest.mark.parametrize(
+    ("claimed", "wait", "is_woken", "wakes_another"),
+    [
+        (Nothing.EMPTY, "wait_for_work", True, True),
+        (Nothing.EMPTY, "wait_for_work", False, False),
+        (Partial(waiting=1, oldest_age_s=0.0), "wait_more", False, False),
+    ],
+)
+def test_gather_claims_no_more_when_it_was_stopped_while_it_waited(
+    claimed, wait, is_woken, wakes_another
+):
     # Given
     stopped = []
-    source = ScriptedSource(
-        ("claim", Nothing.EMPTY), ("wait_for_work", lambda: stopped.append(True) or True)
-    )
+    source = ScriptedSource(("claim", claimed), (wait, lambda: stopped.append(True) or is_woken))
 
     # When
     batch = gather(source, should_stop=lambda: bool(stopped))
 
-    # Then
+    # Then the token of a wakeup goes to a worker that goes on
     assert batch is None
-    assert source.calls[-1] == ("wake_one",)
-
-
-def test_gather_rings_nobody_when_it_was_stopped_and_no_bell_was_heard():
-    # Given
-    stopped = []
-    source = ScriptedSource(
-        ("claim", Nothing.EMPTY), ("wait_for_work", lambda: stopped.append(True) or False)
-    )
-
-    # When
-    batch = gather(source, should_stop=lambda: bool(stopped))
-
-    # Then
-    assert batch is None
-    assert ("wake_one",) not in source.calls
-
-
-def test_gather_claims_no_more_when_it_was_stopped_in_its_window():
-    # Given
-    stopped = []
-    source = ScriptedSource(
-        ("claim", Partial(waiting=1, oldest_age_s=0.0)),
-        ("wait_more", lambda: stopped.append(True) or False),
-    )
-
-    # When
-    batch = gather(source, should_stop=lambda: bool(stopped))
-
-    # Then
-    assert batch is None
-    assert source.is_finished
+    assert (source.calls[-1] == ("wake_one",)) is wakes_another
 
 
 def test_policy_learns_from_what_was_gathered():

@@ -17,57 +17,28 @@ def test_estimator_expects_nothing_at_first():
     assert Estimator().estimate.gap_s == float("inf")
 
 
-def test_estimator_learns_gap_and_cost():
+@pytest.mark.parametrize(
+    ("sizes", "cost_s", "fixed_s", "per_item_s"),
+    [
+        ([1, 4, 2, 8] * 10, lambda n: 0.020 + 0.003 * n, 0.020, 0.003),
+        ([1] * 5, lambda n: 0.020, 0.020, 0.0),  # one size: all cost counts as fixed
+        ([1, 8] * 5, lambda n: 0.1 / n, None, 0.0),  # larger batches are never cheaper,
+        ([1, 8] * 5, lambda n: 0.001 * n * n, 0.0, None),  # nor cheaper than their items
+    ],
+)
+def test_estimator_learns_gap_and_cost(sizes, cost_s, fixed_s, per_item_s):
     # Given
     estimator = Estimator()
 
     # When
-    observe_steadily(
-        estimator, gap_s=0.010, sizes=[1, 4, 2, 8] * 10, cost_s=lambda n: 0.020 + 0.003 * n
-    )
+    observe_steadily(estimator, gap_s=0.010, sizes=sizes, cost_s=cost_s)
 
     # Then
     estimate = estimator.estimate
     assert estimate.gap_s == pytest.approx(0.010)
-    assert estimate.fixed_s == pytest.approx(0.020)
-    assert estimate.per_item_s == pytest.approx(0.003)
-    assert estimate.run_s(8) == pytest.approx(0.044)
-
-
-def test_estimator_takes_all_cost_for_fixed_while_batches_have_one_size():
-    # Given
-    estimator = Estimator()
-
-    # When
-    observe_steadily(estimator, gap_s=0.010, sizes=[1] * 5, cost_s=lambda n: 0.020)
-
-    # Then
-    assert estimator.estimate.fixed_s == pytest.approx(0.020)
-    assert estimator.estimate.per_item_s == 0.0
-
-
-def test_estimator_never_believes_that_larger_batches_are_cheaper():
-    # Given
-    estimator = Estimator()
-
-    # When
-    observe_steadily(estimator, gap_s=0.010, sizes=[1, 8] * 5, cost_s=lambda n: 0.1 / n)
-
-    # Then
-    assert estimator.estimate.per_item_s == 0.0
-    assert estimator.estimate.fixed_s > 0.0
-
-
-def test_estimator_never_believes_that_a_batch_costs_less_than_its_items():
-    # Given
-    estimator = Estimator()
-
-    # When
-    observe_steadily(estimator, gap_s=0.010, sizes=[1, 8] * 5, cost_s=lambda n: 0.001 * n * n)
-
-    # Then
-    assert estimator.estimate.fixed_s == pytest.approx(0.0, abs=1e-9)
-    assert estimator.estimate.per_item_s > 0.0
+    for value, expected in ((estimate.fixed_s, fixed_s), (estimate.per_item_s, per_item_s)):
+        assert value > 0 if expected is None else value == pytest.approx(expected, abs=1e-9)
+    assert estimate.run_s(8) == pytest.approx(estimate.fixed_s + 8 * estimate.per_item_s)
 
 
 def test_estimator_counts_from_arrival_to_arrival():

@@ -4,7 +4,15 @@ import pickle  # noqa: TID251 - what an attacker would send
 import pytest
 from msgspec import msgpack
 
-from batching.protocol import BatchTiming, Part, ProtocolError, Reply, ReplyChunk, Request
+from batching.protocol import (
+    WIRE_VERSION,
+    BatchTiming,
+    Part,
+    ProtocolError,
+    Reply,
+    ReplyChunk,
+    Request,
+)
 
 REQUEST = Request(
     {"content-type": "image/jpeg", "x-note": "schön"},
@@ -33,43 +41,21 @@ class Trap:
         return (setattr, (Trap, "was_sprung", True))
 
 
-@pytest.mark.parametrize("request_", [REQUEST, Request({}, [])])
-def test_request_survives_the_wire(request_):
-    assert Request.decode(request_.encode()) == request_
-
-
 @pytest.mark.parametrize(
-    "reply",
+    "message",
     [
+        REQUEST,
+        Request({}, []),
         REPLY,
         Reply(status=204, body=b""),
         Reply(status=599, body=b"no", error_type="InternalServerException", reason="odd"),
         Reply(status=200, body=b"the last piece", chunks=3),
+        CHUNK,
+        ReplyChunk(0, b""),
     ],
 )
-def test_reply_survives_the_wire(reply):
-    assert Reply.decode(reply.encode()) == reply
-
-
-@pytest.mark.parametrize("chunk", [CHUNK, ReplyChunk(0, b"")])
-def test_chunk_survives_the_wire(chunk):
-    assert ReplyChunk.decode(chunk.encode()) == chunk
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        (),
-        ("0", b"", 200, {}),
-        (0, "text", 200, {}),
-        (0, b"", 200, {"a": 1}),
-        (0, b"", 200, {}, 0),
-    ],
-    ids=str,
-)
-def test_chunk_of_the_wrong_shape_is_refused(fields):
-    with pytest.raises(ProtocolError):
-        ReplyChunk.decode(msgpack.encode((2, *fields)))
+def test_message_survives_the_wire(message):
+    assert type(message).decode(message.encode()) == message
 
 
 @pytest.mark.parametrize("message", [REQUEST, REPLY, CHUNK], ids=["request", "reply", "chunk"])
@@ -106,15 +92,10 @@ def test_b08_decode_refuses_a_pickle_and_never_runs_it(kind, protocol):
 
 @pytest.mark.parametrize("version", [0, 1, -1, "1", None, [1], True, 1.0])
 def test_decode_refuses_a_foreign_version(version):
-    # Given
-    request_wire = msgpack.encode((version, {}, []))
-    reply_wire = msgpack.encode((version, 200, b"", {}, "", "", "", None, 0))
-
-    # When / Then
     with pytest.raises(ProtocolError):
-        Request.decode(request_wire)
+        Request.decode(msgpack.encode((version, {}, [])))
     with pytest.raises(ProtocolError):
-        Reply.decode(reply_wire)
+        Reply.decode(msgpack.encode((version, 200, b"", {}, "", "", "", None, 0)))
 
 
 @pytest.mark.parametrize("kind", [Request, Reply, ReplyChunk])
@@ -149,43 +130,32 @@ def test_decode_refuses_bytes_that_are_no_message(kind, wire):
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("kind", "fields"),
     [
-        ({},),
-        ({}, [], "more"),
-        ({1: "a"}, []),
-        ({"a": b"b"}, []),
-        ({}, [("a", "b", "c")]),
-        ({}, [("a", b"b", b"c")]),
-        ({}, ["abc"]),
-    ],
-)
-def test_request_of_the_wrong_shape_is_refused(fields):
-    with pytest.raises(ProtocolError):
-        Request.decode(msgpack.encode((2, *fields)))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {0: "200"},
-        {1: "text"},
-        {2: []},
-        {2: {"a": b"b"}},
-        {5: None},
-        {6: [1, 2, 3]},
-        {6: [1, "2", 3, True]},
-        {6: [1, 2, 3, 4]},
-        {7: "1"},
+        (Request, ({},)),
+        (Request, ({}, [], "more")),
+        (Request, ({1: "a"}, [])),
+        (Request, ({"a": b"b"}, [])),
+        (Request, ({}, [("a", "b", "c")])),
+        (Request, ({}, [("a", b"b", b"c")])),
+        (Request, ({}, ["abc"])),
+        (ReplyChunk, ()),
+        (ReplyChunk, ("0", b"", 200, {})),
+        (ReplyChunk, (0, "text", 200, {})),
+        (ReplyChunk, (0, b"", 200, {"a": 1})),
+        (ReplyChunk, (0, b"", 200, {}, 0)),
+        (Reply, ("200", b"", {}, "", "", "", None, 0)),
+        (Reply, (200, "text", {}, "", "", "", None, 0)),
+        (Reply, (200, b"", [], "", "", "", None, 0)),
+        (Reply, (200, b"", {"a": b"b"}, "", "", "", None, 0)),
+        (Reply, (200, b"", {}, "", "", None, None, 0)),
+        (Reply, (200, b"", {}, "", "", "", [1, 2, 3], 0)),
+        (Reply, (200, b"", {}, "", "", "", [1, "2", 3, True], 0)),
+        (Reply, (200, b"", {}, "", "", "", [1, 2, 3, 4], 0)),
+        (Reply, (200, b"", {}, "", "", "", None, "1")),
     ],
     ids=str,
 )
-def test_reply_of_the_wrong_shape_is_refused(changes):
-    # Given
-    fields = [200, b"", {}, "", "", "", None, 0]
-    for position, value in changes.items():
-        fields[position] = value
-
-    # When / Then
+def test_message_of_the_wrong_shape_is_refused(kind, fields):
     with pytest.raises(ProtocolError):
-        Reply.decode(msgpack.encode((2, *fields)))
+        kind.decode(msgpack.encode((WIRE_VERSION, *fields)))

@@ -67,16 +67,21 @@ def test_parameter_of_a_request_counts_and_outlives_a_snapshot(one, tmp_path):
 
 
 @pytest.mark.parametrize("one", named(one for one in PARAMETERS if one.is_in_files))
-def test_parameter_in_a_file_counts(one):
+def test_parameter_in_a_file_counts_if_its_type_is_right(one):
     # Given
     value = other_value(one)
     company = PAIR if one.word in PAIR else COMPANY.get(one.name, {})
     # When
     spec = register({}, {one.word: value, **company})
-    wrong = register({}, {one.word: {"a": "dictionary"}})
+    others = [
+        other
+        for other in ("8", 1, True, [0, "1"], None)
+        if one.kind is list or type(other) is not one.kind
+    ]
+    wrong = [register({}, {one.word: other}) for other in others]
     # Then
     assert getattr(spec, one.name) == (tuple(value) if one.kind is list else value)
-    assert getattr(wrong, one.name) == one.default
+    assert {getattr(spec, one.name) for spec in wrong} == {one.default}
 
 
 @pytest.mark.parametrize("one", named(one for one in PARAMETERS if one.lowest >= 0))

@@ -8,7 +8,7 @@ from tests.support import make_spec
 
 
 def in_registry(spec: ModelSpec) -> ModelSpec:
-    """The spec as somebody else reads it there."""
+    """The spec as another process reads it there."""
     entry = ModelEntry(spec.model_version, {spec.model_version: spec})
     return ModelEntry.from_json(entry.to_json()).versions[spec.model_version]
 

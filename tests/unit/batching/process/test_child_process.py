@@ -1,4 +1,4 @@
-"""Children, watched by whatever means the system has."""
+"""Children are watched and started where the system offers less, or refuses."""
 
 import asyncio
 import errno

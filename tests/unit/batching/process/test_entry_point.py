@@ -50,7 +50,7 @@ def test_part_does_not_start_beside_nodes_of_another_release(part, real_harness)
     real_harness.join(NodeStatus("node-b", "host", 1, "now", wire_version=WIRE_VERSION + 1))
     # When
     done = start(part, {"REDIS_URL": real_harness.backend.url})
-    # Then whoever starts it again may succeed, once they have gone
+    # Then the next start may succeed, once they have gone
     assert done.returncode == 1
     assert "cannot start: nodes of another release are at work on this Redis" in done.stderr
     assert "Traceback" not in done.stderr

@@ -106,7 +106,3 @@ def test_b19_exception_cannot_begin_a_line_of_the_log(log_lines):
         f"    {FORGED}",
         "last",
     ]
-
-
-def test_process_without_fields_adds_nothing(log_lines):
-    assert log_lines(None, "ingress", "stopped") == ["stopped"]

@@ -1,32 +1,24 @@
-"""One wish to stop may be several signals; a second wish is another matter."""
+"""One request to stop may be several signals; a second one hurries."""
 
 import asyncio
 import os
 import signal
-from types import SimpleNamespace
 
 import pytest
 
-from batching.process import stop_signals
 from batching.process.stop_signals import StopEvents
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """[seconds]"""
-    now = [100.0]
-    monkeypatch.setattr(stop_signals, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    return now
-
-
-def after(clock, *steps):
+def after(*steps):
     """(whether to stop, whether to hurry) once each (seconds later, signal) has come."""
+    now_s = 100.0
 
     async def told():
-        events = StopEvents()
+        nonlocal now_s
+        events = StopEvents(clock=lambda: now_s)
         events.listen()
         for later_s, number in steps:
-            clock[0] += later_s
+            now_s += later_s
             heard = asyncio.Event()
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, heard.set)
             os.kill(os.getpid(), number)
@@ -56,16 +48,14 @@ TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
         ([(0, HUP), (0.3, TERM), (0.3, TERM)], (True, True)),
     ],
 )
-def test_second_wish_to_stop_hurries_and_the_first_ones_signal_sent_again_does_not(
-    steps, told, clock
-):
-    assert after(clock, *steps) == told
+def test_second_request_to_stop_hurries_and_the_first_ones_signal_sent_again_does_not(steps, told):
+    assert after(*steps) == told
 
 
-def test_process_that_was_started_to_outlive_its_terminal_does(clock):
+def test_process_that_was_started_to_outlive_its_terminal_does():
     # Given a signal that `nohup` has its command ignore
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert after(clock, (0, HUP)) == (False, False)
+        assert after((0, HUP)) == (False, False)
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -13,7 +13,7 @@ import pytest
 
 from batching.process.child_process import spawn
 from batching.process.readiness import READY_VARIABLE, Launch, launch, notify_ready
-from batching.process.stop_signals import ONE_WISH_S
+from batching.process.stop_signals import REPEAT_WINDOW_S
 from ferry.process_tree.ready_pipe import ReadyPipe
 from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
 from ferry.process_tree.whole_server import print_report
@@ -208,10 +208,10 @@ def test_supervisor_kills_at_once_when_a_second_signal_comes(scene):
         in_background(os.kill, os.getpid(), signal.SIGINT)
         supervisor.run()
         # When a second signal comes
-        wish_ends_s = time.monotonic() + ONE_WISH_S
+        window_ends_s = time.monotonic() + REPEAT_WINDOW_S
         in_background(
             lambda: (
-                eventually(lambda: time.monotonic() > wish_ends_s),
+                eventually(lambda: time.monotonic() > window_ends_s),
                 os.kill(os.getpid(), signal.SIGINT),
             )
         )

@@ -11,6 +11,8 @@ import yaml
 
 from batching.models.registration import ModelDefaults, spec_from_registration
 from batching.models.spec import PARAMETERS, ArchiveInfo
+from batching.settings.settings import Settings
+from batching.settings.sources import OWN_SWITCHES
 from batching.settings.torchserve_keys import IGNORED, UNDERSTOOD
 from ferry.commands.torchserve import torchserve
 from ingress.role import Role
@@ -177,6 +179,11 @@ def test_configuration_keys_are_those_of_the_document():
     # Then the server understands the supported keys, and ignores those that are left out
     assert there(rows) == UNDERSTOOD - OWN_KEYS
     assert left_out(rows) == set(IGNORED)
+
+
+def test_own_switches_are_those_that_torchserve_does_not_have():
+    switches = {key for key, spec in Settings.fields_by_key().items() if spec.type is bool}
+    assert switches & OWN_KEYS == OWN_SWITCHES
 
 
 def spec_with(config):
