@@ -6,7 +6,6 @@ import json
 import mimetypes
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -40,7 +39,13 @@ class Prediction:
 
 @click.command()
 @click.argument("model")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument(
+    "files",
+    nargs=-1,
+    required=True,
+    metavar="FILE...",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+)
 @version_option
 @click.option(
     "--content-type",
@@ -59,7 +64,10 @@ def predict(  # noqa: PLR0917 - click passes all of them by name
     as_json: bool,
 ) -> None:
     """Send each FILE to MODEL, several at once, and print the answers. `-` is standard input."""
-    bodies = [(name, _read(name)) for name in files]
+    bodies = []
+    for name in files:
+        with click.open_file(name, "rb") as file:
+            bodies.append((name, file.read()))
     path = [segment for segment in ("predictions", model, version) if segment]
     with (
         Api(inference_url) as api,
@@ -86,15 +94,6 @@ def predict(  # noqa: PLR0917 - click passes all of them by name
         _print(predictions)
     if not all(prediction.is_ok for prediction in predictions):
         sys.exit(1)
-
-
-def _read(name: str) -> bytes:
-    if name == "-":
-        return sys.stdin.buffer.read()
-    try:
-        return Path(name).read_bytes()
-    except OSError as error:
-        raise click.ClickException(f"cannot read {name}: {error.strerror}") from error
 
 
 def _content_type(name: str) -> str:

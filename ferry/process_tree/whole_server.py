@@ -1,13 +1,16 @@
 """A whole server in one process tree: Redis, unless there is one, ingress and one node."""
 
 import contextlib
+import errno
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 from rich.markup import escape
@@ -19,7 +22,6 @@ from batching.process.readiness import READY_VARIABLE, notify_ready
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError
 from batching.settings.snapshots import newest_snapshot, read_snapshot
-from ferry.addresses import check_free
 from ferry.console import err, out, spinner, warn
 from ferry.open_files import allow_many_files
 from ferry.options import UnusableSettings, require_store
@@ -77,6 +79,41 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
         )
         cleanup.enter_context(supervisor)
         _serve(supervisor, server, report)
+
+
+def check_free(addresses: Iterable[str]) -> None:
+    """Checks that each address is free now, before anything is started.
+
+    Another process may take it before the listener does; this only puts the usual mistake, a second
+    server, into a sentence.
+
+    Raises:
+        ClickException: an address is in use, or is not one of this machine.
+    """
+    for address in dict.fromkeys(addresses):
+        try:
+            parts = urlsplit(address)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise UnusableSettings(f"not an address like http://host:port: {address}") from error
+        # A unix socket, or an address without a port: the listener knows its own defaults.
+        if parts.scheme in ("http", "https") and host and port:
+            _bind_once(address, host, port)
+
+
+def _bind_once(address: str, host: str, port: int) -> None:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, place = found[0]
+        # As of servers: a socket in TIME_WAIT does not count as in use.
+        socket.create_server(place, family=family).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise click.ClickException(
+                f"{address} is in use: is another server running? Stop it, or choose other ports, "
+                "for example with `ferry up --port-base 18080`"
+            ) from error
+        raise click.ClickException(f"cannot listen on {address}: {error.strerror}") from error
 
 
 def print_report(line: str) -> None:

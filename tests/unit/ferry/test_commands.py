@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ferry.addresses import check_free
 from ferry.api import Api
 from ferry.commands.models import registration_stage
 from ferry.main import main
+from ferry.process_tree.whole_server import check_free
 from ingress.models.worker_wait import failed_text
 from tests.http_server import serving
 from tests.ports import free_ports
@@ -507,7 +507,7 @@ def test_predict_names_the_file_when_it_cannot_be_read(server, ferry):
     # Given / When
     result = ferry("predict", "m", "missing.jpg")
     # Then
-    assert result.stderr == "Error: cannot read missing.jpg: No such file or directory\n"
+    assert "File 'missing.jpg' does not exist" in result.stderr
     assert server.asked == []
 
 
