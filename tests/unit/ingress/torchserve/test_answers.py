@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from batching.errors import PayloadTooLarge, QueueFull
+from batching.errors import QueueFull
 from batching.protocol import Reply
 from ingress.torchserve.answers import (
     clean_headers,
@@ -18,25 +18,10 @@ def test_json_survives_a_lone_surrogate():
     assert json.loads(json_bytes({"a": "x\udcff"})) == {"a": "x?"}
 
 
-def test_error_for_a_large_body_is_bare():
-    assert error_answer(PayloadTooLarge("x"), RID) == (413, [], b"")
-
-
 @pytest.mark.parametrize(("seconds", "header"), [(0.2, "1"), (1.0, "1"), (1.5, "2")])
 def test_refusal_says_in_whole_seconds_when_to_retry(seconds, header):
     answer = error_answer(QueueFull("full", retry_after_s=seconds), RID)
     assert dict(answer.headers)["retry-after"] == header
-
-
-def test_prediction_has_torchserves_headers_and_no_content_type():
-    answer = reply_answer(Reply(200, b"tabby"), RID)
-    assert answer.headers == [
-        ("x-request-id", RID),
-        ("Pragma", "no-cache"),
-        ("Cache-Control", "no-cache; no-store, must-revalidate, private"),
-        ("Expires", "Thu, 01 Jan 1970 00:00:00 UTC"),
-    ]
-    assert (answer.status, answer.body) == (200, b"tabby")
 
 
 @pytest.mark.parametrize("status", [-1, 0, 99, 100, 101, 199, 600, 1000])

@@ -156,11 +156,6 @@ def test_request_headers_say_what_the_path_asked():
     assert request.headers == {"explain": "True", "url_path": "v1/chat", "x-a": "1"}
 
 
-def test_request_has_no_url_path_on_kserve_paths():
-    request = read_request(Target("m", None, "False", None), {}, b"")
-    assert request.headers == {"explain": "False"}
-
-
 def test_timeout_header_is_milliseconds():
     assert read_timeout_s({"x-request-timeout-ms": "1500"}) == 1.5
     assert read_timeout_s({}) is None
