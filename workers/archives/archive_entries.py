@@ -103,7 +103,6 @@ def _checked(
     raw_entries: Iterator[_Raw], archive_name: str, max_unpacked_bytes: int
 ) -> Iterator[Entry]:
     seen: dict[str, tuple[PurePosixPath, bool]] = {}
-    stated: set[PurePosixPath] = set()
     total_bytes = 0
     for count, raw in enumerate(raw_entries, start=1):
         if count > MAX_ENTRIES:
@@ -115,9 +114,6 @@ def _checked(
             )
         if not path.parts:  # "./", the root itself
             continue
-        if path in stated:
-            raise InvalidModel(f"Archive entry {path} is there twice.")
-        stated.add(path)
         _refuse_clash(path, raw.is_folder, seen)
         if raw.size_bytes < 0:  # it would make room for others in the total
             raise InvalidModel(f"Archive entry {path} claims a negative size.")
@@ -139,14 +135,19 @@ def _inside(name: str, archive_name: str) -> PurePosixPath:
 def _refuse_clash(
     path: PurePosixPath, is_folder: bool, seen: dict[str, tuple[PurePosixPath, bool]]
 ) -> None:
-    """Refuses a path that a file system which ignores case would take for another one.
+    """Refuses a path that is there twice, or would be for a file system that ignores case.
 
     Adds the path and the folders around it to `seen`.
     """
+    if not is_folder and seen.get(_folded(path)) == (path, False):
+        raise InvalidModel(f"Archive entry {path} is there twice.")
     for one, is_a_folder in ((path, is_folder), *((parent, True) for parent in path.parents)):
-        folded = unicodedata.normalize("NFC", str(one)).casefold()
-        if seen.setdefault(folded, (one, is_a_folder)) != (one, is_a_folder):
+        if seen.setdefault(_folded(one), (one, is_a_folder)) != (one, is_a_folder):
             raise InvalidModel(f"Archive entry {one} clashes with another entry's name.")
+
+
+def _folded(path: PurePosixPath) -> str:
+    return unicodedata.normalize("NFC", str(path)).casefold()
 
 
 def _zip_entries(bundle: zipfile.ZipFile) -> Iterator[_Raw]:

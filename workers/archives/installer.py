@@ -26,7 +26,6 @@ import weakref
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from batching.errors import DependenciesFailed
 from batching.models.installation import INSTALL_TIMEOUT_S, requirements_file
@@ -51,14 +50,6 @@ _NO_ROOM = {f"[Errno {number}]": number for number in (errno.ENOSPC, errno.EDQUO
 _PTH = "shared_with_the_server.pth"
 
 
-class _Failure(NamedTuple):
-    """Why an environment could not be made when it was last tried."""
-
-    at_s: float
-    reason: str
-    cause: BaseException | None
-
-
 class Installer:
     """The environments of one node."""
 
@@ -77,7 +68,8 @@ class Installer:
         self._timeout_s = timeout_s
         # Weak: a lock lives for as long as a task holds it or waits for it.
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        self._failures: dict[str, _Failure] = {}
+        # Name of an environment that could not be made -> when, and the error.
+        self._failures: dict[str, tuple[float, DependenciesFailed]] = {}
 
     async def python_for(self, spec: ModelSpec, model_dir: Path) -> Path:
         """Installs the model's requirements and returns the interpreter that has them.
@@ -132,9 +124,9 @@ class Installer:
         python = _python_in(place)
         if _is_ready(place) and mark_used(place):
             return python
-        failure = self._failures.get(name)
-        if failure is not None and time.monotonic() - failure.at_s < FAILURE_LASTS_S:
-            raise DependenciesFailed(failure.reason) from failure.cause
+        failed_s, failure = self._failures.get(name, (0.0, None))
+        if failure is not None and time.monotonic() - failed_s < FAILURE_LASTS_S:
+            raise DependenciesFailed(failure.message) from failure.__cause__
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             async with asyncio.timeout(self._timeout_s), _locked(place.with_suffix(".lock")):
@@ -147,11 +139,11 @@ class Installer:
                     (place / READY).touch()
                     log.info("installed model=%s version=%s", *spec.key)
         except TimeoutError:
-            reason = f"not done within {self._timeout_s:.0f} s."
-            self._failures[name] = _Failure(time.monotonic(), reason, None)
-            raise DependenciesFailed(reason) from None
+            failure = DependenciesFailed(f"not done within {self._timeout_s:.0f} s.")
+            self._failures[name] = time.monotonic(), failure
+            raise failure from None
         except DependenciesFailed as error:
-            self._failures[name] = _Failure(time.monotonic(), error.message, error.__cause__)
+            self._failures[name] = time.monotonic(), error
             raise
         return python
 

@@ -22,12 +22,7 @@ from workers.archives.download_notes import (
     remove_unused_downloads,
 )
 from workers.archives.installer import Installer
-from workers.archives.staging import (
-    folder_to_unpack_in,
-    mark_used,
-    remove_abandoned,
-    remove_unused,
-)
+from workers.archives.staging import folder_to_unpack_in, mark_used, remove_abandoned, remove_unused
 
 log = logging.getLogger(__name__)
 

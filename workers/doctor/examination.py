@@ -208,9 +208,6 @@ class _Examination:
 
 def _examine_torch() -> Iterator[Finding]:
     try:
-        version = require_safe_torch()
+        require_safe_torch()
     except ImportError as error:
         yield problem("torch", str(error))
-    else:
-        if version is not None:
-            yield ok("torch", f"{version} is installed here")

@@ -175,11 +175,7 @@ def main() -> int:
     configure_logging(
         settings.log_level,
         sys.stdout if settings.log_files else None,
-        {
-            "model": spec.model_name,
-            "version": spec.model_version,
-            "worker": assignment.worker_id,
-        },
+        {"model": spec.model_name, "version": spec.model_version, "worker": assignment.worker_id},
     )
     faulthandler.enable()
     # The handler's stacks are written before the default action ends the process.

@@ -7,17 +7,12 @@ import re
 MIN_VERSION = (2, 6)
 
 
-def require_safe_torch() -> str | None:
-    """Returns the version of torch, or None without one, as handlers need none.
-
-    Raises:
-        ImportError: it is too old.
-    """
+def require_safe_torch() -> None:
+    """Raises ImportError if torch is too old; handlers may do without torch."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return None
+        return
     found = re.match(r"(\d+)\.(\d+)", version)
     if found and (int(found[1]), int(found[2])) < MIN_VERSION:
         raise ImportError(f"torch {version} loads malicious checkpoints: 2.6 or later is needed")
-    return version

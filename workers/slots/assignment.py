@@ -24,11 +24,7 @@ class Assignment:
 
     def to_environment(self) -> dict[str, str]:
         """Returns the variable that `from_environment` reads."""
-        record = {
-            **asdict(self),
-            "spec": self.spec.to_record(),
-            "model_dir": str(self.model_dir),
-        }
+        record = {**asdict(self), "spec": self.spec.to_record(), "model_dir": str(self.model_dir)}
         return {ENV_NAME: json.dumps(record)}
 
     @classmethod

@@ -119,16 +119,6 @@ def test_job_that_two_workers_died_of_is_given_up(real_backend, start_worker):
     assert error.message.startswith("Two nodes ended while they inspected the archive: m.mar.")
 
 
-def test_job_waits_for_a_node_that_is_free(real_backend, start_worker):
-    # Given nobody who takes it
-    inspection = Inspection(real_backend.connect())
-    inspection.join(LOST_AFTER_S * 2)
-    assert inspection.is_alive()
-    # When
-    worker = start_worker(0)
-    # Then it has been waiting all the time, and is not a second one
-    assert inspection.result().model_name == str(worker.pid)
-    assert not has_job(worker)
 
 
 def test_job_that_redis_has_lost_is_done_all_the_same(real_backend, start_worker):

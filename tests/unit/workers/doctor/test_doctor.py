@@ -58,7 +58,6 @@ def test_good_archive_has_no_problems(tmp_path):
     assert [part for part, _, _ in found] == [
         "archive",
         "manifest",
-        "torch",
         "handler",
         "weights",
         "model-config",
