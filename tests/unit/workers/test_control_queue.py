@@ -119,8 +119,6 @@ def test_job_that_two_workers_died_of_is_given_up(real_backend, start_worker):
     assert error.message.startswith("Two nodes ended while they inspected the archive: m.mar.")
 
 
-
-
 def test_job_that_redis_has_lost_is_done_all_the_same(real_backend, start_worker):
     # Given
     inspection = Inspection(real_backend.connect())
