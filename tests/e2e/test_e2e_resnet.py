@@ -18,6 +18,7 @@ from tests.e2e.photos import photos
 
 ARCHIVER = Path(sys.executable).parent / "torch-model-archiver"
 PHOTOS = 8
+LOAD_S = 400  # preparing 152 layers takes a busy machine minutes
 
 # The archive's model as it came; and prepared, with its normalisations folded into its layers.
 # 152 random layers magnify the last digits.
@@ -25,7 +26,7 @@ TOLERANCES = {"prepare: false": 1e-4, "prepare: true": 1e-3}
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     needs_curl,
     # TorchScript, which archives hold, is deprecated; some torch versions warn of it.
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
@@ -47,7 +48,7 @@ def archive(network: torch.nn.Module, config: str, folder: Path, store: Path) ->
     """`resnet-152.mar`, made by torch-model-archiver from the scripted network."""
     weights = folder / "resnet-152.pt"
     torch.jit.script(network).save(str(weights))
-    (folder / "model-config.yaml").write_text(config)
+    (folder / "model-config.yaml").write_text(f"{config}\nstartupTimeout: {LOAD_S}\n")
     arguments = {
         "--model-name": "resnet-152",
         "--version": "1.0",
@@ -81,7 +82,7 @@ def served(
     response = server.http.post(
         f"{server.management}/models?url={file_name}"
         f"&batch_size=8&max_batch_delay={TIME_TO_FILL_MS}&initial_workers=1&synchronous=true",
-        timeout=150,
+        timeout=LOAD_S + 30,
     )
     assert response.status_code == 200, response.text
     yield Served("resnet-152", paths, expected, TOLERANCES[request.param])
