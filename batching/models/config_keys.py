@@ -58,7 +58,7 @@ def require_served(config: Mapping[str, Any]) -> None:
     """Refuses a model that asks for something that is left out.
 
     Raises:
-        InvalidModel: it does; the message says for what, and why that is left out.
+        InvalidModel: the model asks for it; the message says for what, and why that is left out.
     """
     reasons = [reason for key, value in config.items() if (reason := why_not_here(key, value))]
     if reasons:

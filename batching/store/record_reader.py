@@ -28,7 +28,7 @@ class RecordReader(Generic[T]):
     def read(
         self, records: Mapping[bytes, bytes], former: Mapping[str, T] | None = None
     ) -> dict[str, T]:
-        """Returns the records by name; an unreadable one is as in `former`, or left out."""
+        """Returns the records by name; takes an unreadable one from `former`, or leaves it out."""
         found: dict[str, T] = {}
         for name, text in records.items():
             try:

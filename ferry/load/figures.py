@@ -42,7 +42,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run. `errors` are answers with 4xx and 5xx and requests without an answer.
+    """Holds the figures of one run. `errors` are 4xx and 5xx answers, and requests without one.
 
     `mean_batch` is None where the server does not tell. Percentiles are of successes, in ms.
     """

@@ -102,7 +102,7 @@ class LogFiles:
 
 
 class _File(RotatingFileHandler):
-    """One log file. The console shows each line anyway, and once that the file takes none."""
+    """Writes one log file. The console shows all lines, and says once that the file takes none."""
 
     def __init__(self, path: Path, show: Callable[[bytes], None], **options: Any) -> None:
         super().__init__(path, **options)

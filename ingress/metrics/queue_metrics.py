@@ -1,4 +1,4 @@
-"""What Redis knows of queues, workers and itself, as metrics. Asked at each scrape, never between.
+"""Exports what Redis knows of queues, workers and itself. Asks it at each scrape, never between.
 
 Every ingress exports the same values: expressions take the maximum over ingresses, not the sum.
 """

@@ -51,7 +51,7 @@ class StreamedAnswer:
         return piece
 
     async def close(self) -> None:
-        """Counts the answer; a handler that is still running is told to stop."""
+        """Counts the answer, and tells a handler that still runs to stop."""
         status, reason = self._outcome
         self._count(status, self._stream.timing, reason)
         await self._stream.close()

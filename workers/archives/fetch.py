@@ -146,7 +146,7 @@ def _file_of_the_name(path: str, model_store: Path) -> Path | None:
 
 
 def _is_archive(place: Path) -> bool:
-    """Returns whether it is a file or folder: to open a named pipe would block for ever."""
+    """Returns whether the path is a file or folder: opening a named pipe would block for ever."""
     return place.is_file() or place.is_dir()
 
 

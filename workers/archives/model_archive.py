@@ -78,7 +78,7 @@ def find_unpacked(sha256: str, work_dir: Path) -> Path | None:
 
 
 def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
-    """Unpacks the model's files into the folder `work_dir/<sha256>`, unless it is there.
+    """Unpacks the model's files into the folder `work_dir/<sha256>`, unless they are there.
 
     A folder is not copied but linked to, as TorchServe does: weights may be large. Several
     processes may race; the first rename wins and the others throw theirs away.

@@ -250,7 +250,7 @@ def _shape(outputs: Any) -> str:
 
 
 def _error_reply(error: ServeError | PredictionException) -> Reply:
-    """Returns the answer to an error, with texts only that are meant for the client."""
+    """Returns the answer to an error, with only the texts that are meant for the client."""
     if isinstance(error, ServeError):
         return error_reply(error)
     return Reply(

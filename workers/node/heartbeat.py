@@ -73,7 +73,7 @@ class Heartbeat:
         """Beats once; repeats everything to a Redis that had forgotten this node or a worker.
 
         Redis was emptied then, or another node took a living worker for dead. After a beat whose
-        answer was lost everything is repeated, too, as that answer may have said so.
+        answer was lost, everything is repeated too, as that answer may have said so.
         """
         workers: dict[VersionKey, list[str]] = {key: [] for key in self._versions()}
         for record in self._records():

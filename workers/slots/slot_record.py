@@ -16,7 +16,7 @@ RETRY_S = 0.1
 
 
 class SlotRecord:
-    """The status of one slot's worker, in Redis under the worker's name.
+    """Keeps the status of one slot's worker in Redis, under the worker's name.
 
     Only a worker that serves, or can be counted on to serve soon, is listed as alive. Others are
     hidden: their status can be seen, but no request is queued for them.

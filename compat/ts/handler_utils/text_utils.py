@@ -16,7 +16,7 @@ _BLANK = re.compile(r"<br />|[;:]")
 
 
 class Words(list[str]):
-    """The words of a batch's rows, one after the other, as handlers find them beside the tokens.
+    """Holds the words of a batch's rows, one after the other; handlers find them at the tokens.
 
     `starts` says where the tokens of each row begin. Not in text_classifier.py: a handler has to be
     the only class of its module.

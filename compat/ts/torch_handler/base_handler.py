@@ -40,7 +40,7 @@ PROFILE_FOLDER = "/tmp/pytorch_profiler"  # noqa: S108 - where TorchServe's docu
 
 
 class BaseHandler:
-    """Its steps work on a whole batch: `data` is a list of rows, the answer a list as long."""
+    """Runs a model on whole batches, in steps: `data` is a list of rows, the answer as long."""
 
     def __init__(self) -> None:
         self.model: Any = None

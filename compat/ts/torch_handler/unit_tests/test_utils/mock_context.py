@@ -40,5 +40,5 @@ class MockContext:
         self.metrics = MetricsStore(uuid.uuid4(), model_name)
 
     def get_request_header(self, idx: int, key: str) -> str | bool:
-        """Only `explain` may be set."""
+        """Returns `explain`, the only header that may be set."""
         return key == "explain" and idx == 0 and self.explain
