@@ -23,9 +23,15 @@ LEARNING_RATE = 2e-3
 
 def train(epochs: int = EPOCHS) -> DigitNet:
     """Trains a network, without touching the caller's random state."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        return _fit(DigitNet(), epochs)
+    threads = torch.get_num_threads()
+    # Images this small are not worth a second thread: on a busy machine, both wait for each other.
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            return _fit(DigitNet(), epochs)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def save(network: DigitNet, folder: Path) -> Path:

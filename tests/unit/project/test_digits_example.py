@@ -38,13 +38,7 @@ class RowRecorder:
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
-    # Several threads wait for each other in every step: minutes, on a machine that is busy.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return build.build(tmp_path_factory.mktemp("store"))
-    finally:
-        torch.set_num_threads(threads)
+    return build.build(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture(scope="module")
