@@ -1,4 +1,4 @@
-"""Walks archives that nobody has vouched for: every entry is checked before a byte of it is used.
+"""Walks archives from any source: every entry is checked before a byte of it is used.
 
 .mar → zip · anything else → tar, gzipped or not
 """

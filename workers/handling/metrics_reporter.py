@@ -40,14 +40,14 @@ class MetricsReporter:
     def __init__(
         self,
         store: MetricsStore,
-        verbs: HandlerMeasurements,
+        queue: HandlerMeasurements,
         declared: Sequence[DeclaredMetric],
         *,
         is_showing_all: bool,
         is_logging: bool = False,
     ) -> None:
         self._store = store
-        self._verbs = verbs
+        self._queue = queue
         self._declared = {metric.name: metric for metric in declared}
         self._is_showing_all = is_showing_all
         self._is_logging = is_logging
@@ -89,7 +89,7 @@ class MetricsReporter:
             return
         try:
             unsent = [Measurement(series, value) for series, value in self._unsent.items()]
-            dropped = self._verbs.record(unsent)
+            dropped = self._queue.record(unsent)
         except AWAY as error:
             log.debug("metrics kept for the next second: %s", error)
             return

@@ -65,7 +65,7 @@ class Worker:
     def __init__(
         self,
         batcher: Batcher,
-        verbs: WorkerQueue,
+        queue: WorkerQueue,
         run: Callable[[Batch], list[Reply]],
         is_broken: Callable[[], bool] = lambda: False,
         *,
@@ -75,7 +75,7 @@ class Worker:
         outage: OutageLog,
     ) -> None:
         self._batcher = batcher
-        self._verbs = verbs
+        self._queue = queue
         self._run = run
         self._is_broken = is_broken
         self._idle_s = idle_s
@@ -89,7 +89,7 @@ class Worker:
     def stop(self, _signum: int = 0, _frame: FrameType | None = None) -> None:
         """Stops claiming; `serve` finishes the running batch. Safe as a signal handler."""
         self._should_stop = True
-        self._verbs.interrupt()
+        self._queue.interrupt()
 
     def serve(self) -> None:
         """Runs and answers batches until it is stopped.
@@ -124,7 +124,7 @@ class Worker:
         end = time.monotonic() + self._reply_patience_s
         while True:
             try:
-                self._verbs.reply(items, replies)
+                self._queue.reply(items, replies)
             except AWAY as error:
                 # Requests that cannot be answered are given back before the next claim.
                 self._unsure_until = time.monotonic() + UNSURE_S
@@ -147,18 +147,18 @@ class Worker:
         with contextlib.suppress(*AWAY):
             for item, reply in zip(items, replies, strict=True):
                 try:
-                    self._verbs.reply([item], [reply])
+                    self._queue.reply([item], [reply])
                 except AWAY:
                     if len(reply.body) <= INLINE_LIMIT_BYTES:
                         raise
-                    self._verbs.reply([item], [error_reply(NOT_TAKEN)])
+                    self._queue.reply([item], [error_reply(NOT_TAKEN)])
 
     def _gather(self) -> Batch | None:
         """Returns a batch; None when it is time to stop, or to look again at the lease."""
         now_s = time.monotonic()
         is_unsure = now_s < self._unsure_until
         if is_unsure or now_s >= self._look_at:
-            self._verbs.recover()
+            self._queue.recover()
             self._outage.over("recover", is_for_all=True)
             self._look_at = now_s + (LOOK_AGAIN_S if is_unsure else self._look_s)
         end = self._look_at
@@ -203,7 +203,7 @@ def main() -> int:
 def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> int:
     spec = assignment.spec
     client = connect(store_url(settings))
-    verbs = WorkerQueue(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
+    queue = WorkerQueue(client, spec.key, assignment.worker_id, int(settings.dead_after_s * 1000))
     outage = OutageLog(log, settings.redis_url)
     reporter = MetricsReporter(
         model.context.metrics,
@@ -217,14 +217,14 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         model,
         settings.service_envelope,
         timeout_s,
-        partial(verbs.send, patience_s=timeout_s),
+        partial(queue.send, patience_s=timeout_s),
         on_measured=reporter.wake,
     )
     stream = BatchStream(model.context, call.send, outage)
     runner = Runner(replace(model, entry=call), settings, stream)
     worker = Worker(
-        Batcher(verbs, policy_of(spec)),
-        verbs,
+        Batcher(queue, policy_of(spec)),
+        queue,
         runner.run,
         lambda: runner.is_device_broken,
         # A ticket is only good while it is young.
@@ -237,7 +237,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
     if spec.use_job_ticket:
         # Before it is known to be ready. While Redis is away: with the first claim.
         with contextlib.suppress(*AWAY):
-            verbs.give_tickets()
+            queue.give_tickets()
     _report(assignment, state="READY")
     with contextlib.suppress(DeviceBroken):
         worker.serve()

@@ -1,1 +1,1 @@
-"""Turns what the registry wants into running workers, and tells the registry who is alive."""
+"""Turns what the registry wants into running workers, and beats for them."""

@@ -23,13 +23,13 @@ class DeadWorkers:
 
     def __init__(
         self,
-        verbs: NodeQueue,
+        queue: NodeQueue,
         versions: Callable[[], Iterable[VersionKey]],
         is_steady: Callable[[VersionKey | None], bool],
         overdue: Callable[[], Awaitable[None]],
         outage: OutageLog,
     ) -> None:
-        self._verbs = verbs
+        self._queue = queue
         self._versions = versions
         self._is_steady = is_steady
         self._overdue = overdue
@@ -49,20 +49,20 @@ class DeadWorkers:
 
     async def reap(self) -> None:
         """Looks once for dead workers of all versions, and for dead nodes."""
-        groups = self._verbs.groups(key for key in self._versions() if self._is_steady(key))
+        groups = self._queue.groups(key for key in self._versions() if self._is_steady(key))
         calls = [partial(self._reap_versions, group) for group in groups if group]
-        await self._verbs.together([self._reap_nodes, *calls] if self._is_steady(None) else calls)
+        await self._queue.together([self._reap_nodes, *calls] if self._is_steady(None) else calls)
 
     async def _reap_versions(self, group: Sequence[VersionKey]) -> None:
-        for key, worker_id in await self._verbs.dead_workers(group):
-            count = await self._verbs.reclaim(key, worker_id, ReclaimMode.DEAD)
+        for key, worker_id in await self._queue.dead_workers(group):
+            count = await self._queue.reclaim(key, worker_id, ReclaimMode.DEAD)
             if count is not None:
                 log.warning(
                     "reclaimed model=%s version=%s worker=%s requests=%d", *key, worker_id, count
                 )
 
     async def _reap_nodes(self) -> None:
-        for gone in await self._verbs.forget_nodes(await self._verbs.dead_nodes()):
+        for gone in await self._queue.forget_nodes(await self._queue.dead_nodes()):
             log.warning(
                 "node gone node=%s host=%s silent_s=%.1f",
                 gone.node_id,

@@ -30,7 +30,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        verbs: NodeQueue,
+        queue: NodeQueue,
         node: NodeStatus,
         records: Callable[[], Iterable[SlotRecord]],
         versions: Callable[[], Iterable[VersionKey]],
@@ -40,7 +40,7 @@ class Heartbeat:
         beat_s: float = BEAT_S,
         outage: OutageLog,
     ) -> None:
-        self._verbs = verbs
+        self._queue = queue
         self._node = node
         self._records = records
         self._versions = versions
@@ -83,12 +83,12 @@ class Heartbeat:
         if self._is_in_doubt:
             self._is_in_doubt, self._is_node_unsure = False, True
             self._unsure.update(workers)
-        groups = [{key: workers[key] for key in group} for group in self._verbs.groups(workers)]
+        groups = [{key: workers[key] for key in group} for group in self._queue.groups(workers)]
         calls: list[Callable[[], Awaitable[object]]] = [
             partial(self._beat_with_node, groups[0], workers)
         ]
         calls += [partial(self._beat_workers, group) for group in groups[1:]]
-        await self._verbs.together(calls)
+        await self._queue.together(calls)
         if self._is_forgotten:
             self._is_forgotten = False
             self._on_forgotten()
@@ -124,8 +124,8 @@ class Heartbeat:
         if await self._beat_workers(workers, self._node.node_id) or is_unsure:
             self._unsure.update(set(versions).difference(workers))
             self._is_forgotten = True
-            await self._verbs.describe(self._node)
-            await self._verbs.forget_unheard()
+            await self._queue.describe(self._node)
+            await self._queue.forget_unheard()
         self._is_node_unsure = False
 
     async def _beat_workers(
@@ -136,7 +136,7 @@ class Heartbeat:
         # Only those are listed whose deadline comes before the beat after next; the next beat lists
         # the others in time.
         quiet_s = max(0.0, self._dead_after_s - 2 * self._beat_s)
-        heard = await self._verbs.beat(workers, node_id, quiet_s=quiet_s)
+        heard = await self._queue.beat(workers, node_id, quiet_s=quiet_s)
         await self._hide_late(workers)
         self._expect(heard.silent_s)
         for key in (*workers, *([None] if node_id else [])):
@@ -163,17 +163,17 @@ class Heartbeat:
         expected = {record.worker_id for record in self._records() if record.is_expected}
         for key, worker_ids in workers.items():
             for worker_id in set(worker_ids) - expected:
-                await self._verbs.hide(key, worker_id)
+                await self._queue.hide(key, worker_id)
 
     async def _forget_former(self, key: VersionKey) -> None:
         """Forgets workers that had ended, and that a server which took over lists again."""
         # Asked first: a worker that begins meanwhile is known before it is listed.
-        listed = await self._verbs.listed_workers(key, self._node.node_id)
+        listed = await self._queue.listed_workers(key, self._node.node_id)
         known = {record.worker_id for record in self._records()}
         for worker_id in listed:
             if worker_id not in known:
                 # What it owned may be back, too. DeadWorkers acts on one that still seems to beat.
-                await self._verbs.reclaim(key, worker_id, ReclaimMode.DEAD)
+                await self._queue.reclaim(key, worker_id, ReclaimMode.DEAD)
 
     def _expect(self, silent_s: Iterable[float]) -> None:
         loop = asyncio.get_running_loop()

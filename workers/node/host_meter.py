@@ -35,7 +35,7 @@ class HostMeter:
 
     def __init__(
         self,
-        verbs: NodeQueue,
+        queue: NodeQueue,
         node: NodeStatus,
         slots: Callable[[], Iterable[Slot]],
         *,
@@ -43,7 +43,7 @@ class HostMeter:
         is_logging: bool,
         outage: OutageLog,
     ) -> None:
-        self._verbs = verbs
+        self._queue = queue
         self._node = node
         self._slots = slots
         self._interval_s = interval_s
@@ -65,7 +65,7 @@ class HostMeter:
             await asyncio.sleep(self._interval_s)
 
     async def _report(self, samples: tuple[HostSample, ...]) -> None:
-        await self._verbs.describe(replace(self._node, samples=samples))
+        await self._queue.describe(replace(self._node, samples=samples))
         for slot in list(self._slots()):
             await slot.measure()
         if self._is_logging:

@@ -81,20 +81,20 @@ class Node:
         self._registry = Registry(self._blocking_client, dead_after_s=settings.dead_after_s)
         self._keeper = RegistryMemory(self._registry)
         self._client = connect_async(store_url(settings))
-        self._verbs = NodeQueue(self._client, int(settings.dead_after_s * 1000))
+        self._queue = NodeQueue(self._client, int(settings.dead_after_s * 1000))
         # Made once, so that workers can be scaled down where no further thread can be started.
         self._thread = DaemonThread()
         self._wanted: Mapping[str, ModelEntry] = {}
         self._has_reconciled = asyncio.Event()
         self._repairs_due = self._repairs_done = 0
         self._files = ModelFiles(settings)
-        self._unregistered_versions = UnregisteredVersions(self._verbs)
+        self._unregistered_versions = UnregisteredVersions(self._queue)
         self._signals = StopEvents()
         self._must_look = asyncio.Event()
         context = SlotContext(
             node_id=self._node.node_id,
             settings=settings,
-            verbs=self._verbs,
+            queue=self._queue,
             sequence=itertools.count(1),
             prepare=self._files.prepare,
             outage=self._outage,
@@ -102,7 +102,7 @@ class Node:
         # A version whose last worker has ended may be closed for good now.
         self._slots = Slots(context, gpus, on_ended=self._must_look.set)
         self._heartbeat = Heartbeat(
-            self._verbs,
+            self._queue,
             self._node,
             self._records,
             self._versions,
@@ -121,7 +121,7 @@ class Node:
             self._files, self._known_specs, kept_s=self._settings.unused_files_kept_s
         )
         dead_workers = DeadWorkers(
-            self._verbs, self._versions, heartbeat.is_steady, heartbeat.overdue, self._outage
+            self._queue, self._versions, heartbeat.is_steady, heartbeat.overdue, self._outage
         )
         starters = [
             self._keep(self._reconcile_forever, "reconciler"),
@@ -149,7 +149,7 @@ class Node:
         await end_tasks([*roles, exiting])
         with contextlib.suppress(*AWAY, StoreUnavailable, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
-                await self._verbs.leave(self._node.node_id)
+                await self._queue.leave(self._node.node_id)
                 # For versions that were unregistered just before the stop.
                 await self._follow_registry()
                 await self._unregistered_versions.look()
@@ -167,7 +167,7 @@ class Node:
 
     def _host_meter(self) -> HostMeter:
         return HostMeter(
-            self._verbs,
+            self._queue,
             self._node,
             self._slots.all,
             interval_s=self._settings.metric_time_interval_s,
@@ -248,7 +248,7 @@ class Node:
         # requests wait.
         await self._unregistered_versions.look()
         at_work = [slot.spec.key for slot in self._slots.all()]
-        await self._verbs.close_unused([*self._versions(), *at_work])
+        await self._queue.close_unused([*self._versions(), *at_work])
 
     async def _follow_registry(self) -> tuple[list[ModelSpec], dict[VersionKey, ModelSpec]]:
         """Returns what was registered when this node last looked, and what is now."""

@@ -16,8 +16,8 @@ class UnregisteredVersions:
     Every node runs one: a worker's own node may be the one that dies before its last batch is over.
     """
 
-    def __init__(self, verbs: NodeQueue) -> None:
-        self._verbs = verbs
+    def __init__(self, queue: NodeQueue) -> None:
+        self._queue = queue
         # Version -> whether it is still registered.
         self._ended: dict[VersionKey, bool] = {}
         self._is_new = True
@@ -47,16 +47,16 @@ class UnregisteredVersions:
 
     async def look(self) -> None:
         """Refuses the requests that wait for a version whose last worker has gone for good."""
-        await self._verbs.together([partial(self._close, *ended) for ended in self._ended.items()])
+        await self._queue.together([partial(self._close, *ended) for ended in self._ended.items()])
 
     async def _close(self, key: VersionKey, is_registered: bool) -> None:
         # Asked first: the next look refuses the requests that are given back after that.
-        is_staffed = await self._verbs.is_staffed(key)
+        is_staffed = await self._queue.is_staffed(key)
         reason = "no_worker" if is_registered else "unregistered"
-        if count := await self._verbs.refuse_waiting(key, reason):
+        if count := await self._queue.refuse_waiting(key, reason):
             log.warning("refused model=%s version=%s requests=%d", *key, count)
         if is_staffed:
             return
         if not is_registered:
-            await self._verbs.bury(key)
+            await self._queue.bury(key)
         self._ended.pop(key, None)

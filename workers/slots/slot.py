@@ -42,7 +42,7 @@ class SlotContext:
 
     node_id: str
     settings: Settings
-    verbs: NodeQueue
+    queue: NodeQueue
     sequence: "itertools.count[int]"
     prepare: Callable[[ModelSpec], Awaitable[Prepared]]
     outage: OutageLog
@@ -60,7 +60,7 @@ class Slot:
         self._context = context
         self._threads = threads
         self._backoff = Backoff()
-        self.record = SlotRecord(context.verbs, context.outage, spec.key, self._backoff)
+        self.record = SlotRecord(context.queue, context.outage, spec.key, self._backoff)
         self._process: WorkerProcess | None = None
         self._started_at = 0.0
         self._ready_at: float | None = None
@@ -98,7 +98,7 @@ class Slot:
                 await self.record.set_state(WorkerState.FAILED)
                 # Unless another worker of the version lives, no request waits for one any more.
                 count = await self.record.retry(
-                    self._context.verbs.refuse_waiting, self.spec.key, "no_worker"
+                    self._context.queue.refuse_waiting, self.spec.key, "no_worker"
                 )
                 if count:
                     log.warning("refused model=%s version=%s requests=%d", *self.spec.key, count)
@@ -266,7 +266,7 @@ class Slot:
         mode = ReclaimMode.RELEASED if is_stopping else ReclaimMode.CRASHED
         reason = "out_of_resources" if ended.is_out_of_memory else "worker_crashed"
         count: int = await self.record.retry(
-            self._context.verbs.reclaim, self.spec.key, worker_id, mode, reason
+            self._context.queue.reclaim, self.spec.key, worker_id, mode, reason
         )
         if count:
             log.warning(

@@ -23,12 +23,12 @@ class SlotRecord:
     """
 
     def __init__(
-        self, verbs: NodeQueue, outage: OutageLog, key: VersionKey, backoff: Backoff
+        self, queue: NodeQueue, outage: OutageLog, key: VersionKey, backoff: Backoff
     ) -> None:
         self.key = key
         self.status: WorkerStatus | None = None
         self.successor_id: str | None = None
-        self._verbs = verbs
+        self._queue = queue
         self._outage = outage
         self._backoff = backoff
 
@@ -58,16 +58,16 @@ class SlotRecord:
         await self.beat(status.worker_id)
         await self.set_state(status.state)
         if previous_id is not None:
-            await self.retry(self._verbs.forget, self.key, previous_id)
+            await self.retry(self._queue.forget, self.key, previous_id)
 
     async def set_state(self, state: WorkerState, **changes: Any) -> None:
         """Sets the worker's state and publishes it."""
         assert self.status is not None
         self.status = replace(self.status, state=state, **changes)
-        await self.retry(self._verbs.report, self.key, self.status)
+        await self.retry(self._queue.report, self.key, self.status)
         if not self.is_expected:
             for worker_id in self._worker_ids():
-                await self.retry(self._verbs.hide, self.key, worker_id)
+                await self.retry(self._queue.hide, self.key, worker_id)
 
     async def expect(self, successor_id: str) -> None:
         """Lists the slot's next worker as alive, beside the current one, before it begins.
@@ -80,22 +80,22 @@ class SlotRecord:
     async def beat(self, worker_id: str) -> None:
         """Lists the worker as alive, unless the slot has been given up."""
         if self.is_expected:
-            await self.retry(self._verbs.beat, {self.key: [worker_id]})
+            await self.retry(self._queue.beat, {self.key: [worker_id]})
 
     async def report_again(self, **changes: Any) -> None:
         """Publishes the state once more, with these changes; raises if Redis does not answer."""
         if self.status is None:
             return
         status = self.status = replace(self.status, **changes)
-        await self._verbs.report(self.key, status)
+        await self._queue.report(self.key, status)
         if self.worker_id != status.worker_id:  # it has ended, and been forgotten, meanwhile
-            await self._verbs.forget(self.key, status.worker_id)
+            await self._queue.forget(self.key, status.worker_id)
 
     async def end(self) -> None:
         """Takes the worker and its successor off the list."""
         last_ids, self.status = self._worker_ids(), None
         for worker_id in last_ids:
-            await self.retry(self._verbs.forget, self.key, worker_id)
+            await self.retry(self._queue.forget, self.key, worker_id)
 
     async def retry(self, verb: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
         """Returns the verb's result, once Redis answers; only for those that may be repeated."""

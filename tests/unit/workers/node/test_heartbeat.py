@@ -168,7 +168,7 @@ class Interrupted(NodeQueue):
 
 async def test_worker_that_is_given_up_during_a_beat_stays_listed(parts):
     verbs = Interrupted(parts.verbs._client, int(DEAD_AFTER_S * 1000))
-    parts.heart._verbs = verbs
+    parts.heart._queue = verbs
     [record] = parts.heart._records()
 
     # Given
