@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
-from ingress.http1.exchange import Answer, ChunkWriter, ConnectionEnded, Exchange, Header
+from ingress.http1.exchange import Answer, ConnectionEnded, Exchange, Header
 from ingress.http1.head import CHUNKED, CONTINUE, WITHOUT_BODY, head_bytes
 from ingress.http1.host import HttpHost
 from ingress.http1.request_parser import RequestParser, UnknownMethod, Unreadable
@@ -219,33 +219,27 @@ class HttpConnection(asyncio.Protocol):
         """
         if not self._is_answering(exchange):
             return
-        keeps_alive = self._keeps_alive(exchange, status)
         framing = f"content-length: {len(body)}"
         if exchange.method == "HEAD" or status in WITHOUT_BODY:
             body, framing = b"", ""
-        added = exchange.added_headers
-        head = head_bytes(status, headers, added, keeps_alive=keeps_alive, framing=framing)
+        head = self._head(exchange, status, headers, framing)
         self._is_answered = True
-        self._loop.call_soon(self._send, exchange, head, body, keeps_alive)
+        self._loop.call_soon(self._send, exchange, head, body)
 
-    def stream(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> ChunkWriter:
-        """Sends the answer's head."""
-        keeps_alive = self._keeps_alive(exchange, status)
+    def stream(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> None:
+        """Sends the head of an answer in pieces."""
         if self._is_answering(exchange):
-            added = exchange.added_headers
-            head = head_bytes(status, headers, added, keeps_alive=keeps_alive, framing=CHUNKED)
-            self._transport.write(head)
-        return ChunkWriter(self, exchange, keeps_alive=keeps_alive)
+            self._transport.write(self._head(exchange, status, headers, CHUNKED))
 
-    async def write(self, exchange: Exchange, data: bytes) -> None:
-        """Sends a part of this answer; returns when the client is not far behind.
+    async def write_piece(self, exchange: Exchange, piece: bytes) -> None:
+        """Sends a piece of this answer; returns when the client is not far behind.
 
         Raises:
             ConnectionEnded: the client has gone, or has read nothing for too long.
         """
         if not self._is_answering(exchange):
             raise ConnectionEnded
-        self._transport.write(data)
+        self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
         while (drained := self._drained) is not None:
             unsent_bytes = self._transport.get_write_buffer_size()
             await asyncio.wait({drained}, timeout=self._host.timeouts.stall_s)
@@ -254,13 +248,20 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.abort()
                 raise ConnectionEnded
 
-    def end_stream(self, exchange: Exchange, *, keeps_alive: bool) -> None:
-        """Tells the client that it has the whole answer."""
+    def end_stream(self, exchange: Exchange) -> None:
+        """Tells the client that it has all pieces."""
         if self._is_answering(exchange):
             self._transport.write(b"0\r\n\r\n")
-            self._end(exchange, keeps_alive=keeps_alive)
+            self._end(exchange)
 
-    def _send(self, exchange: Exchange, head: bytes, body: bytes, keeps_alive: bool) -> None:
+    def _head(
+        self, exchange: Exchange, status: int, headers: Sequence[Header], framing: str
+    ) -> bytes:
+        exchange.keeps_alive = keeps_alive = self._keeps_alive(exchange, status)
+        added = exchange.added_headers
+        return head_bytes(status, headers, added, keeps_alive=keeps_alive, framing=framing)
+
+    def _send(self, exchange: Exchange, head: bytes, body: bytes) -> None:
         self._is_answered = False
         if not self._is_answering(exchange):
             return
@@ -268,7 +269,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
-        self._end(exchange, keeps_alive=keeps_alive)
+        self._end(exchange)
 
     def _on_request(self, exchange: Exchange) -> None:
         if self._is_last:
@@ -296,7 +297,8 @@ class HttpConnection(asyncio.Protocol):
         if exchange.status == 0:
             exchange.respond(HTTPStatus.INTERNAL_SERVER_ERROR, [], b"")
         else:
-            self._end(exchange, keeps_alive=False)
+            exchange.keeps_alive = False
+            self._end(exchange)
 
     def _is_answering(self, exchange: Exchange) -> bool:
         return not self._is_answered and bool(self._asked) and self._asked[0] is exchange
@@ -311,11 +313,11 @@ class HttpConnection(asyncio.Protocol):
             and not (self._is_last and len(self._asked) == 1)
         )
 
-    def _end(self, exchange: Exchange, *, keeps_alive: bool) -> None:
+    def _end(self, exchange: Exchange) -> None:
         """Goes from this request, which is answered, to the next one."""
         self._asked.popleft()
         is_last = self._host.is_draining or (self._is_last and not self._asked)
-        if is_last or not keeps_alive:
+        if is_last or not exchange.keeps_alive:
             self._is_last = True
             is_all_read = (
                 exchange.is_received and not self._held and not self._asked and not self._is_paused

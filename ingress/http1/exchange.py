@@ -15,21 +15,6 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class Head(NamedTuple):
-    """The part of a request before its body.
-
-    `path` is percent-decoded, `query` is not. `headers` are in order, with names in lower case;
-    those whose values are not UTF-8 are left out.
-    """
-
-    method: str
-    path: str
-    query: str
-    http_version: str
-    headers: Sequence[Header]
-    keeps_alive: bool
-
-
 # So much of a body is kept for an application that reads it in pieces; then its client waits.
 AHEAD_BYTES = 256 * 1024
 
@@ -52,17 +37,18 @@ class Connection(Protocol):
     def answer(
         self, exchange: "Exchange", status: int, headers: Sequence[Header], body: bytes
     ) -> None: ...
-    def stream(
-        self, exchange: "Exchange", status: int, headers: Sequence[Header]
-    ) -> "ChunkWriter": ...
-    async def write(self, exchange: "Exchange", data: bytes) -> None: ...
-    def end_stream(self, exchange: "Exchange", *, keeps_alive: bool) -> None: ...
+    def stream(self, exchange: "Exchange", status: int, headers: Sequence[Header]) -> None: ...
+    async def write_piece(self, exchange: "Exchange", piece: bytes) -> None: ...
+    def end_stream(self, exchange: "Exchange") -> None: ...
 
 
 class Exchange:
     """A request that can be answered once. Lives on its connection's event loop.
 
-    `status` is 0 until there is an answer. `added_headers` go with it, with names in lower case.
+    `path` is percent-decoded, `query` is not. `headers` are in order, with names in lower case;
+    those whose values are not UTF-8 are left out. `keeps_alive`: whether another request may follow
+    on the connection. `status` is 0 until there is an answer. `added_headers` go with it, with
+    names in lower case.
     """
 
     __slots__ = (
@@ -85,21 +71,28 @@ class Exchange:
         "status",
     )
 
-    def __init__(self, connection: Connection, head: Head, body: bytes | None = None) -> None:
-        """Takes a request's head, and its body if that has come as well."""
-        (
-            self.method,
-            self.path,
-            self.query,
-            self.http_version,
-            self.headers,
-            self.keeps_alive,
-        ) = head
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        method: str,
+        path: str,
+        query: str,
+        http_version: str,
+        headers: Sequence[Header],
+        keeps_alive: bool,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.http_version = http_version
+        self.headers = headers
+        self.keeps_alive = keeps_alive
         self.status = 0
         self.added_headers: Sequence[Header] = ()
-        self.is_received = body is not None
+        self.is_received = False
         self._connection = connection
-        self._chunks: list[bytes] = [body] if body else []
+        self._chunks: list[bytes] = []
         self._kept_bytes = 0
         self._takes_all = False
         self._is_broken = False
@@ -168,11 +161,22 @@ class Exchange:
         self._connection.answer(self, status, headers, body)
         self.status = status
 
-    def respond_in_pieces(self, status: int, headers: Sequence[Header]) -> "ChunkWriter":
-        """Sends the answer's head. Only for HTTP/1.1."""
-        stream = self._connection.stream(self, status, headers)
+    def respond_in_pieces(self, status: int, headers: Sequence[Header]) -> None:
+        """Sends the answer's head. Only for HTTP/1.1. Without `end` the answer is broken off."""
+        self._connection.stream(self, status, headers)
         self.status = status
-        return stream
+
+    async def send(self, piece: bytes) -> None:
+        """Sends a piece of the answer; returns when the client is not far behind.
+
+        Raises:
+            ConnectionEnded: the client has gone, or has read nothing for too long.
+        """
+        await self._connection.write_piece(self, piece)
+
+    def end(self) -> None:
+        """Tells the client that it has all pieces."""
+        self._connection.end_stream(self)
 
     # --- the connection's side
 
@@ -219,27 +223,6 @@ class Exchange:
         arrival, self._arrival = self._arrival, None
         if arrival is not None and not arrival.done():
             arrival.set_result(None)
-
-
-class ChunkWriter:
-    """Sends an answer in pieces. Without `end` the answer is broken off."""
-
-    def __init__(self, connection: Connection, exchange: Exchange, *, keeps_alive: bool) -> None:
-        self._connection = connection
-        self._exchange = exchange
-        self._keeps_alive = keeps_alive
-
-    async def send(self, piece: bytes) -> None:
-        """Sends the piece; returns when the client is not far behind.
-
-        Raises:
-            ConnectionEnded: the client has gone, or has read nothing for too long.
-        """
-        await self._connection.write(self._exchange, b"%x\r\n%b\r\n" % (len(piece), piece))
-
-    def end(self) -> None:
-        """Tells the client that it has the whole answer."""
-        self._connection.end_stream(self._exchange, keeps_alive=self._keeps_alive)
 
 
 Application = Callable[[Exchange], Awaitable[None]]

@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from ingress.http1.exchange import Connection, Exchange, Head, Header
+from ingress.http1.exchange import Connection, Exchange, Header
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
@@ -173,15 +173,15 @@ class RequestParser:
     def _exchange(self) -> Exchange:
         is_short = len(self._url) <= _MAX_KEPT_CHARS
         path, query = _known_split(self._url) if is_short else _split(self._url)
-        head = Head(
-            self._parser.get_method().decode("ascii"),
-            path,
-            query,
-            self._parser.get_http_version(),
-            self._headers,
-            self._parser.should_keep_alive(),
+        return Exchange(
+            self._connection,
+            method=self._parser.get_method().decode("ascii"),
+            path=path,
+            query=query,
+            http_version=self._parser.get_http_version(),
+            headers=self._headers,
+            keeps_alive=self._parser.should_keep_alive(),
         )
-        return Exchange(self._connection, head)
 
 
 def _has_transfer_encoding(exchange: Exchange) -> bool:

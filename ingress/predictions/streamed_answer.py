@@ -78,11 +78,11 @@ async def send_answer(answer: StreamedAnswer, exchange: Exchange, limit_bytes: i
 
 async def _send_pieces(answer: StreamedAnswer, exchange: Exchange) -> None:
     """Sends the pieces no faster than the client reads, or breaks the connection off."""
-    stream = exchange.respond_in_pieces(answer.status, answer.headers)
+    exchange.respond_in_pieces(answer.status, answer.headers)
     try:
         async for piece in answer:
-            await stream.send(piece)
-        stream.end()
+            await exchange.send(piece)
+        exchange.end()
     except ServeError as error:
         log.warning("stream broken off: %s", error.message)
     except ConnectionEnded:

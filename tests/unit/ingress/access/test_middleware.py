@@ -8,7 +8,7 @@ import pytest
 
 from batching.settings.settings import Settings
 from ingress.access.middleware import AccessMiddleware, cors_headers
-from ingress.http1.exchange import Exchange, Head
+from ingress.http1.exchange import Exchange
 from ingress.http1.head import with_added
 
 CORS = replace(
@@ -32,7 +32,18 @@ class Wire:
 
 
 def request(wire, path="/ping", query="", method="GET", headers=()):
-    return Exchange(wire, Head(method, path, query, "1.1", [*headers], keeps_alive=True), b"body")
+    exchange = Exchange(
+        wire,
+        method=method,
+        path=path,
+        query=query,
+        http_version="1.1",
+        headers=[*headers],
+        keeps_alive=True,
+    )
+    exchange.feed(b"body")
+    exchange.receive()
+    return exchange
 
 
 async def echo(exchange):

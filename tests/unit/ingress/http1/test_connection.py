@@ -40,7 +40,8 @@ class Application:
             case "/splits":
                 exchange.respond(200, [("x-a", "b\r\nx-c: d")], b"")
             case "/stream":
-                await exchange.respond_in_pieces(200, []).send(b"abc")
+                exchange.respond_in_pieces(200, [])
+                await exchange.send(b"abc")
             case "/large":
                 exchange.respond(200, [], bytes(LARGE_BYTES))
             case "/204" | "/304" as path:

@@ -170,10 +170,10 @@ def test_f34_stream_that_is_read_slowly_is_not_taken_for_one_that_is_not_read(is
     context = ssl.create_default_context(cafile=str(tls.certificate_file))
 
     async def answer(exchange):
-        stream = exchange.respond_in_pieces(200, [])
+        exchange.respond_in_pieces(200, [])
         for _ in range(count):
-            await stream.send(piece)
-        stream.end()
+            await exchange.send(piece)
+        exchange.end()
 
     def read(port):
         # When: a megabyte, a third of what the system would take by itself, takes twice as long
