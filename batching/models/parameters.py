@@ -15,7 +15,7 @@ from batching.errors import BadRequest
 MIN_INTEGER, MAX_INTEGER = -(2**31), 2**31 - 1
 
 _UNITS = {"ms": "milliseconds", "s": "seconds"}
-_KINDS: dict[Any, type] = {int: int, float: int, bool: bool, str: str}
+_KINDS: dict[Any, type] = {int: int, float: int, int | float: int, bool: bool, str: str}
 
 
 @dataclass(frozen=True, slots=True)

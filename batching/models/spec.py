@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
+import msgspec
+
 from batching.models.parameters import parameter, parameters_of
 
 # Names that keys, paths and labels can hold without being quoted.
@@ -21,23 +23,6 @@ FILES_ONLY = ""
 _TIMEOUT_REFUSAL = "response_timeout and startup_timeout must be 1 second or more."
 _QUEUE_REFUSAL = "jobQueueSize and queue_timeout must be 1 or more."
 LATENCY_SLO_REFUSAL = "latency_slo_ms is a number of milliseconds, with batch_policy=adaptive."
-
-
-def known_fields(of: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries of a record that are fields of this data class.
-
-    A later release may have written more.
-
-    Raises:
-        TypeError: a value has the wrong type.
-    """
-    fields = of.__dataclass_fields__
-    known = {name: record[name] for name in fields if name in record}
-    for name, value in known.items():
-        kind = fields[name].type
-        if kind in (str, int, bool) and not isinstance(value, kind):
-            raise TypeError(f"{name} is no {kind.__name__}")
-    return known
 
 
 class VersionKey(NamedTuple):
@@ -102,7 +87,7 @@ class ModelSpec:
         is_archives=True,
         doc="How long a batch may run.",
     )
-    startup_timeout_s: float = parameter(
+    startup_timeout_s: int | float = parameter(
         120,
         "startup_timeout",
         "startupTimeout",
@@ -192,12 +177,11 @@ class ModelSpec:
         """Builds the spec from what `to_record` returned; keeps fields of a later release.
 
         Raises:
-            TypeError: a field is missing, or has the wrong type.
+            ValueError: a field is missing, or has the wrong type.
         """
-        known = known_fields(cls, record)
-        known["device_ids"] = tuple(known.get("device_ids", ()))
-        known["others"] = {name: value for name, value in record.items() if name not in known}
-        return cls(**known)
+        known = cls.__dataclass_fields__
+        others = {name: value for name, value in record.items() if name not in known}
+        return replace(msgspec.convert(record, cls), others=others)
 
     def to_record(self) -> dict[str, Any]:
         """Returns what the registry keeps and a worker process is told."""

@@ -3,11 +3,25 @@
 import datetime
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import Self
 
-from batching.models.spec import known_fields
+import msgspec
+
+
+class _Record:
+    """Goes through Redis as JSON; a later release may have written more fields."""
+
+    __slots__ = ()
+
+    def to_json(self) -> str:
+        # Not msgspec's own encoder: it refuses the lone surrogates that a handler's error may have.
+        return json.dumps(msgspec.to_builtins(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        return msgspec.convert(json.loads(text), cls)
 
 
 class WorkerState(StrEnum):
@@ -24,7 +38,7 @@ class WorkerState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerStatus:
+class WorkerStatus(_Record):
     """One worker process as its node last described it.
 
     `slot` counts from 0 over the node's slots for this version; `failures` counts the starts since
@@ -46,17 +60,8 @@ class WorkerStatus:
     is_out_of_memory: bool = False
     load_ms: int = 0
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
 
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        record = json.loads(text)
-        record["state"] = WorkerState(record["state"])
-        return cls(**known_fields(cls, record))
-
-
-class HostSample(NamedTuple):
+class HostSample(msgspec.Struct, array_like=True, frozen=True):
     """One measurement of a host, or of its GPU `device_id`, under TorchServe's name and unit."""
 
     name: str
@@ -65,7 +70,7 @@ class HostSample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeStatus:
+class NodeStatus(_Record):
     """One live node; `samples` are its latest measurements of its host.
 
     A record without a wire version is of a release that wrote version 1.
@@ -77,18 +82,6 @@ class NodeStatus:
     started_at: str
     samples: tuple[HostSample, ...] = ()
     wire_version: int = 1
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        record = json.loads(text)
-        rows = record.get("samples", ())
-        record["samples"] = tuple(
-            HostSample(str(name), float(value), *map(str, rest[:1])) for name, value, *rest in rows
-        )
-        return cls(**known_fields(cls, record))
 
 
 @dataclass(frozen=True, slots=True)

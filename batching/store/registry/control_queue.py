@@ -5,9 +5,9 @@ RQ's default serializer is pickle, by which anyone who reaches Redis could run c
 
 import logging
 import time
-from dataclasses import fields
 from typing import Any
 
+import msgspec
 from rq import Queue
 from rq.job import Job, JobStatus
 from rq.results import Result
@@ -30,7 +30,6 @@ JOB_BEAT_S = 1.0
 LOST_AFTER_S = 10.0
 RETRY_S = 0.2
 
-_ARCHIVE_FIELDS = [spec.name for spec in fields(ArchiveInfo)]
 _WAITS = b"waits"
 
 log = logging.getLogger(__name__)
@@ -69,7 +68,8 @@ class ControlQueue:
             # The first node's download may be in a store that the second one shares.
             known = may_be_downloaded or is_second
             try:
-                return _archive_of(self._run(INSPECT_ARCHIVE, url, known, timeout_s=left_s))
+                record = self._run(INSPECT_ARCHIVE, url, known, timeout_s=left_s)
+                return msgspec.convert(record, ArchiveInfo)
             except _JobLost:
                 log.warning("lost control job url=%s: its node has gone, or Redis forgot it", url)
         # A third time would be one node more, if it is the archive that ends them.
@@ -136,11 +136,6 @@ class ControlQueue:
         status, beat = job.connection.hmget(job.key, "status", "last_heartbeat")
         is_queued = status == JobStatus.QUEUED.encode() and job.id in self._queue.job_ids
         return _WAITS if is_queued else beat or b""
-
-
-def _archive_of(record: dict[str, Any]) -> ArchiveInfo:
-    # A node of another release may send more fields, or fewer.
-    return ArchiveInfo(**{name: record[name] for name in _ARCHIVE_FIELDS if name in record})
 
 
 def wrap_error(error: errors.ServeError) -> dict[str, Any]:
