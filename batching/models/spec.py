@@ -17,6 +17,8 @@ VERSION_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
 DEFAULT_VERSION = "1.0"  # of an archive that names none
 BATCH_POLICIES = ("fixed", "adaptive")
 
+INSTALL_TIMEOUT_S = 600.0  # for the requirements of one archive
+
 # In the place of a name in requests.
 FILES_ONLY = ""
 
@@ -163,6 +165,13 @@ class ModelSpec:
     @cached_property
     def key(self) -> VersionKey:
         return VersionKey(self.model_name, self.model_version)
+
+    @property
+    def requirements_file(self) -> str:
+        """Returns the requirements.txt that the archive's manifest names; empty without one."""
+        model = (self.manifest or {}).get("model")
+        name = model.get("requirementsFile") if isinstance(model, dict) else None
+        return name if isinstance(name, str) else ""
 
     def scaled(self, min_worker: int, max_worker: int) -> "ModelSpec":
         """Returns the same version with other worker counts (per node)."""

@@ -20,7 +20,6 @@ from batching.errors import (
 )
 from batching.models.config_keys import ignored_values, require_served
 from batching.models.entry import check_names
-from batching.models.installation import install_patience_s
 from batching.models.registration import (
     bool_parameter,
     check_parameters,
@@ -28,7 +27,7 @@ from batching.models.registration import (
     int_parameter,
     spec_from_registration,
 )
-from batching.models.spec import ArchiveInfo, ModelSpec
+from batching.models.spec import INSTALL_TIMEOUT_S, ArchiveInfo, ModelSpec
 from ingress.models.worker_wait import Progress, Slot, WorkerWait, failed_text, failures_by_slot
 from ingress.services import Services
 
@@ -199,12 +198,12 @@ class Registrar:
     def _workers(
         self, spec: ModelSpec, failures_before: Mapping[Slot, int], version_text: str
     ) -> Progress:
-        is_allowed = self._settings.install_py_dep_per_model
+        is_installed = self._settings.install_py_dep_per_model and spec.requirements_file
         return self._wait.for_workers(
             spec,
             failures_before=failures_before,
             version_text=version_text,
-            install_patience_s=install_patience_s(spec, is_allowed=is_allowed),
+            install_patience_s=INSTALL_TIMEOUT_S if is_installed else 0.0,
         )
 
     def _take_on(self, spec: ModelSpec) -> None:

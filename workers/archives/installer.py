@@ -28,8 +28,7 @@ from functools import partial
 from pathlib import Path
 
 from batching.errors import DependenciesFailed
-from batching.models.installation import INSTALL_TIMEOUT_S, requirements_file
-from batching.models.spec import ModelSpec
+from batching.models.spec import INSTALL_TIMEOUT_S, ModelSpec
 from batching.process.child_process import exited, kill_group, spawn
 from batching.process.daemon_thread import in_daemon_thread
 from workers.archives.requirements import environment_name, read_requirements
@@ -80,7 +79,7 @@ class Installer:
             DependenciesFailed: pip says no, the time is up, or the disk fails, which is its cause
                 then; the log has pip's own words.
         """
-        file_name = requirements_file(spec)
+        file_name = spec.requirements_file
         if not file_name:
             return Path(sys.executable)
         if not self._is_allowed:
@@ -107,7 +106,7 @@ class Installer:
             ) from error
 
     def mark_used(self, spec: ModelSpec, model_dir: Path) -> None:
-        file_name = requirements_file(spec)
+        file_name = spec.requirements_file
         if not file_name or not self._is_allowed:
             return
         with contextlib.suppress(DependenciesFailed, OSError):

@@ -7,7 +7,7 @@ from batching.store import keys
 from batching.store.client_types import Client
 from batching.store.record_reader import RecordReader
 from batching.store.redis_errors import AWAY
-from batching.store.unavailable import store_unavailable
+from batching.store.unavailable import telling_unavailable
 
 _TTL_S = 60
 
@@ -46,10 +46,8 @@ class Downloads:
         Raises:
             StoreUnavailable: Redis does not answer.
         """
-        try:
+        with telling_unavailable():
             records = self._client.hgetall(keys.DOWNLOADS)
-        except AWAY as error:
-            raise store_unavailable(error) from error
         found = self._records.read(records)
         return [Download(url, *progress) for url, progress in sorted(found.items())]
 
