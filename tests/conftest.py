@@ -55,7 +55,8 @@ def pytest_pyfunc_call(pyfuncitem):
 def pytest_runtest_makereport(item, call):
     """A test that took all of its time has failed.
 
-    Its time-out is raised wherever it is just then: in a task that nobody asks, it goes unseen.
+    Its time-out is raised wherever it is just then: in a task that is never awaited, it goes
+    unseen.
     """
     report = yield
     marker = item.get_closest_marker("timeout")

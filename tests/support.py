@@ -51,7 +51,7 @@ def eventually(predicate: Callable[[], Any], timeout_s: float = 5.0) -> Any:
 
 
 def came_true(predicate: Callable[[], Any], timeout_s: float) -> bool:
-    """Whether the predicate came true in time, for whoever has more to say when it did not.
+    """Returns whether the predicate came true in time; the caller reports it when it did not.
 
     Called for its waiting alone it passes in silence: that is what `eventually` is for.
     """
@@ -124,7 +124,7 @@ async def eventually_async(predicate: Callable[[], Any], timeout_s: float = 5.0)
 
 
 def make_outage(redis_url: str = "") -> OutageLog:
-    """Where a part that calls Redis notes that it is away; nobody else does."""
+    """Returns the log in which one part that calls Redis notes that Redis is away."""
     return OutageLog(logging.getLogger("test"), redis_url)
 
 
@@ -199,7 +199,7 @@ def is_permanent(name: str) -> bool:
 
 
 def fake_backend(server: fakeredis.FakeServer | None = None) -> Backend:
-    """An in-process Redis that nobody else sees, but for who has made it."""
+    """Returns an in-process Redis that only its maker sees."""
     server = server or fakeredis.FakeServer()
     return Backend(
         client=fakeredis.FakeRedis(server=server),

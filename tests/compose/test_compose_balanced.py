@@ -42,7 +42,7 @@ def test_ingress_that_leaves_is_not_missed(balanced):
     balanced.compose("up", "-d", "--scale", "ingress=2")
 
 
-def test_balancer_says_that_nobody_is_there(balanced):
+def test_balancer_says_that_no_ingress_is_there(balanced):
     # Given
     balanced.compose("stop", "ingress")
     # When

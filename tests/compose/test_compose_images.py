@@ -38,7 +38,7 @@ def test_ingress_image_is_small_and_has_no_torch(stack):
     assert execute(ingress, "python", "-c", "import flask").returncode == 0
 
 
-def test_containers_run_as_nobody_special_on_a_file_system_they_cannot_change(stack):
+def test_containers_run_without_privileges_on_a_file_system_they_cannot_change(stack):
     for container in stack.containers(*OUR_SERVICES):
         # When
         user = execute(container, "id", "-u").stdout.strip()

@@ -47,7 +47,7 @@ def test_three_workers_serve_nearly_three_times_as_much(stack, pausing, record_p
     assert any(speed_up() >= MIN_SPEED_UP for _ in range(ROUNDS))
 
 
-def test_nobody_notices_that_workers_come_and_go(stack, pausing, crowd):
+def test_no_client_notices_that_workers_come_and_go(stack, pausing, crowd):
     # Given
     with crowd.flow(pausing, 40, "flow"):
         # When

@@ -1,7 +1,7 @@
 """A host is cut off for ten seconds under load, and joined again: a node's, an ingress', Redis'.
 
-No process is touched. Packets vanish silently, so that whoever waits for an answer learns nothing;
-the long form also pulls cables, switches cards off and loses one direction only.
+No process is touched. Packets vanish silently, so that a caller that waits for an answer learns
+nothing; the long form also pulls cables, switches cards off and loses one direction only.
 """
 
 import signal
@@ -127,19 +127,19 @@ def test_ingress_cut_off_tells_its_clients_and_recovers(
         assert_within(back_s, RECOVERED_S + SLACK_S)
         assert checker.statuses(patient) == {"200": 40}
 
-        # And nothing ran for nobody for longer than an ingress may be silent
+        # And nothing ran without a client for longer than an ingress may be silent
         crowd.log[:] = [one for one in crowd.log if one not in unseen]
         silent_at = cut_at + DEAD_AFTER_S + SLACK_S + (HEARD_S if how is Cut.DEAF else 0.0)
         in_vain = [at - cut_at for at in calls_since(model, silent_at) if at < joined_at]
         assert in_vain == []
-        assert ran_for_nobody(model, hasty) == []
+        assert ran_without_client(model, hasty) == []
         # A deaf ingress is heard with what it submits, and alive to Redis for as long from there.
         late_slack_s = DEAD_AFTER_S if how is Cut.DEAF else SLACK_S
-        assert ran_for_nobody(model, late, late_slack_s) == []
+        assert ran_without_client(model, late, late_slack_s) == []
         model.check(crowd)
 
 
-def test_ingress_cut_off_while_nobody_asks_serves_the_first_who_does(
+def test_ingress_cut_off_without_clients_serves_the_first_one_that_comes(
     rig: NetworkRig, crowd: Crowd, record_promise
 ) -> None:
     with rig.serve("cut-idle") as model:
@@ -174,7 +174,7 @@ def test_redis_cut_off_costs_everybody_time_and_nothing_else(
         hasty = crowd.send(name, [f"hasty {n}" for n in range(20)], timeout_ms=5000)
         eventually(lambda: model.counters().get("accepted", 0) == 41, 5)
 
-        # When nobody reaches Redis for ten seconds
+        # When no part reaches Redis for ten seconds
         with rig.network.cut_off(rig.hosts["redis"], how):
             cut_at = time.monotonic()
             model.let_go()
@@ -198,9 +198,9 @@ def test_redis_cut_off_costs_everybody_time_and_nothing_else(
         assert_within(probes_s, TOLD_S + SLACK_S)
         assert_within(back_s, RECOVERED_S + SLACK_S)
         assert checker.statuses([held, *patient]) == {"200": 21}
-        assert ran_for_nobody(model, hasty + late) == []
+        assert ran_without_client(model, hasty + late) == []
 
-        # And nobody was taken for dead who was only unheard
+        # And no worker was taken for dead that was only unheard
         assert model.bodies().count(held.body) == 1
         assert model.counters().get("reclaimed", 0) == 0
         assert came_true(lambda: set(model.pids()) == pids, 10), rig.describe(name)
@@ -217,7 +217,7 @@ def test_parts_cut_off_stop_in_time_when_they_are_told_to(
         model.wait_calls(2)
         node = rig.nodes[0]
 
-        # When both are told to stop while nobody reaches Redis
+        # When both are told to stop while no part reaches Redis
         with rig.network.cut_off(rig.hosts["redis"]):
             for_seconds(2.0)
             stopped = stop_together([node, rig.process])
@@ -246,7 +246,7 @@ def control_workers(node: FerryProcess) -> list[str]:
     return [line for line in node.family() if "workers.control_jobs" in line]
 
 
-def ran_for_nobody(model: Served, sent: list[Sent], slack_s: float = SLACK_S) -> list[str]:
+def ran_without_client(model: Served, sent: list[Sent], slack_s: float = SLACK_S) -> list[str]:
     """Returns requests that were begun after their clients had been told of their failure."""
     failed = {one.body: one.answered_at for one in sent if one.status != 200}
     return [

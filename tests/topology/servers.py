@@ -242,7 +242,7 @@ class Cluster(Servers):
                 for first, last, master, *_ in node.client.execute_command("CLUSTER SLOTS"):
                     if first <= slot <= last:
                         return self.node(int(master[1]))
-        raise AssertionError(f"nobody has slot {slot}")
+        raise AssertionError(f"no master has slot {slot}")
 
     def is_well(self) -> bool:
         """Returns whether all nodes serve, and each replica has all that its master has."""

@@ -83,7 +83,7 @@ def test_refused_call_is_carried_out_once_by_the_successor(cluster: Cluster) -> 
         assert client.rpush(LIST, "blocking") == 7
 
 
-def test_clients_of_hash_tags_that_nobody_needs_are_closed(cluster: Cluster) -> None:
+def test_clients_of_hash_tags_that_are_not_needed_are_closed(cluster: Cluster) -> None:
     async def run() -> None:
         async with connect_async(cluster.url) as client:
             # Given
@@ -134,7 +134,7 @@ def connections(cluster: Cluster) -> int:
     return sum(len(node.client.client_list()) for node in cluster.masters)
 
 
-def test_blocking_clients_of_versions_that_nobody_asks_for_are_let_go(cluster: Cluster) -> None:
+def test_blocking_clients_of_versions_that_are_not_used_are_let_go(cluster: Cluster) -> None:
     url = RedisUrl.parse(cluster.url)
     with contextlib.closing(deployments.connect(url, 3.0, kept_s=0.0)) as client:
         # Given one that is at work, in another thread perhaps
@@ -202,19 +202,19 @@ def test_call_whose_connection_was_lost_is_not_sent_again(cluster: Cluster) -> N
         # When its connection breaks
         home.client.client_kill_filter(_type="normal", skipme=True)
         waiting.join(5)
-        # Then its caller is told, and nobody has repeated it
+        # Then its caller is told, and it is not repeated
         assert len(failures) == 1
         assert home.client.info("clients")["blocked_clients"] == 0
 
 
 def test_client_finds_its_server_when_most_seeds_are_gone(cluster: Cluster) -> None:
-    # Given two addresses at which nobody is
+    # Given two addresses without a server
     seeds = [f"{HOST}:{free_ports(1)}", f"{HOST}:{free_ports(1)}", cluster.masters[0].address]
     with contextlib.closing(connect(f"redis+cluster://{','.join(seeds)}")) as client:
         assert client.ping()
 
 
-def test_client_says_at_once_that_nobody_is_there() -> None:
+def test_client_says_at_once_that_no_server_is_there() -> None:
     started = time.monotonic()
     for url in ("redis+cluster://{}", "redis+sentinel://{}/main"):
         client = connect(url.format(f"{HOST}:{free_ports(1)}"))
@@ -229,7 +229,7 @@ def pings(node: Node) -> int:
     return int(stats.get("cmdstat_ping", {"calls": 0})["calls"])
 
 
-def test_frozen_server_does_not_keep_who_listens_for_changes() -> None:
+def test_frozen_server_does_not_keep_a_listener_for_changes() -> None:
     async def run(node: Node) -> None:
         client = connect_async(f"redis://{node.address}")
         async with client, contextlib.aclosing(changed_models(client, silence_s=0.1)) as names:
@@ -291,7 +291,7 @@ def test_transaction_begins_anew_when_the_server_is_elsewhere_now(cluster: Clust
         def change(pipe: redis.client.Pipeline) -> None:
             seen.append(pipe.get("{ferry}:watched"))
             if len(seen) == 1:
-                # When another connection finds the server moved, and somebody writes there
+                # When another connection finds the server moved, and another client writes there
                 client.connection_pool.connection_kwargs["finder"].address = (HOST, 1)
                 with contextlib.closing(connect(cluster.url)) as other:
                     other.set("{ferry}:watched", "theirs")

@@ -150,7 +150,7 @@ def test_master_that_forgets_everything_is_filled_again(
 @pytest.mark.skipif(not is_long(), reason="make topology has the long form")
 @pytest.mark.parametrize("whose", ["model", "registry"])
 @pytest.mark.parametrize("how", ["killed", "frozen"])
-def test_nobody_hangs_when_a_master_of_the_cluster_fails(
+def test_no_client_hangs_when_a_master_of_the_cluster_fails(
     on_cluster_of_six: Started, note: Note, how: str, whose: str
 ) -> None:
     rig, cluster = on_cluster_of_six

@@ -31,7 +31,7 @@ def wait_failed_over(group: SentinelGroup, old: Node) -> float:
     return time.monotonic()
 
 
-def test_nobody_hangs_when_the_master_dies(
+def test_no_client_hangs_when_the_master_dies(
     on_sentinels: tuple[Rig, SentinelGroup], note: Note
 ) -> None:
     rig, group = on_sentinels
@@ -52,7 +52,7 @@ def test_nobody_hangs_when_the_master_dies(
 
 @pytest.mark.skipif(not is_long(), reason="make topology has the long form")
 @pytest.mark.parametrize("thawed", ["at once", "later"])
-def test_nobody_hangs_when_the_master_freezes_and_comes_back_as_a_replica(
+def test_no_client_hangs_when_the_master_freezes_and_comes_back_as_a_replica(
     on_sentinels: tuple[Rig, SentinelGroup], note: Note, thawed: str
 ) -> None:
     rig, group = on_sentinels
@@ -66,7 +66,7 @@ def test_nobody_hangs_when_the_master_freezes_and_comes_back_as_a_replica(
             over_at = wait_failed_over(group, old)
             if thawed == "later":
                 for_seconds(RECOVERED_S + 1.5)
-            # It takes writes, from whoever has not noticed, until the sentinels tell it.
+            # It takes writes, from clients that have not noticed, until the sentinels tell it.
             old.thaw()
             eventually(lambda: is_replica(old), FAILOVER_S)
             for_seconds(1.0)

@@ -10,7 +10,7 @@ from tests.timing import assert_within
 
 RECOVERED_S = 2.0
 SETTLED_S = 15.0
-# What a request may be told while nobody can say where it is, or whether it was lost.
+# What a request may be told while no part knows where it is, or whether it was lost.
 TOLD = {"200", "503 redis_unavailable", "503 queue_lost", "503 no_worker"}
 
 Note = Callable[[str], None]

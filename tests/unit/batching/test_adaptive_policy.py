@@ -114,7 +114,7 @@ def test_adaptive_policy_learns_from_what_it_observes():
 
 
 @pytest.mark.parametrize("batch_policy", ["fixed", "adaptive"])
-def test_policy_of_a_spec_with_job_tickets_waits_for_nobody(batch_policy):
+def test_policy_of_a_spec_with_job_tickets_does_not_wait(batch_policy):
     # Given
     spec = ModelSpec(
         "m", "1", "m.mar", "h.py", batch_size=4, batch_policy=batch_policy, use_job_ticket=True

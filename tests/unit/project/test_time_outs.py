@@ -25,7 +25,7 @@ def test_endless():
 
 
 @pytest.mark.slow
-def test_time_out_in_a_task_that_nobody_asks_is_a_failure(tmp_path):
+def test_time_out_in_a_task_that_is_never_awaited_is_a_failure(tmp_path):
     # Given
     file = tmp_path / "test_endless.py"
     file.write_text(ENDLESS)

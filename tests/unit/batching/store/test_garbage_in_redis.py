@@ -130,7 +130,7 @@ def test_b08_request_whose_id_is_garbage_is_ignored(real_harness):
 
 
 @pytest.mark.parametrize("value", GARBAGE.values(), ids=GARBAGE)
-def test_b08_garbage_in_a_lease_harms_nobody(real_harness, value):
+def test_b08_garbage_in_a_lease_harms_no_request(real_harness, value):
     # Given
     harness = real_harness
     harness.submit("good")
@@ -230,7 +230,7 @@ def test_b08_garbage_in_the_registry_keeps_no_dead_node_listed(real_harness):
     assert harness.client.hkeys(harness.keys.workers) == [b"\xff"]
 
 
-def test_b08_garbage_among_the_beats_keeps_nobody_from_being_found(real_harness):
+def test_b08_dead_workers_are_found_among_garbage_beats(real_harness):
     # Given
     harness = real_harness
     for name in ("node-a", "node-b"):

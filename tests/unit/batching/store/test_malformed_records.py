@@ -31,7 +31,7 @@ MALFORMED = {
     "endless time": b"0 - 0 " + DIGITS + b" 0 60000 ingress-a\nwire",
     "age that is no number": b"0 - 0 %d nan 60000 ingress-a\nwire",
     "age without end in the past": b"0 - 0 %d -inf 60000 ingress-a\nwire",
-    "unknown ingress": b"0 - 0 %d 0 60000 nobody\nwire",
+    "unknown ingress": b"0 - 0 %d 0 60000 unknown\nwire",
 }
 
 

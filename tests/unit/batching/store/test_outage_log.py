@@ -104,7 +104,7 @@ def test_server_that_comes_back_with_another_password_is_told_of_at_once(outage,
 
 async def test_ingress_says_that_redis_refuses_its_password(real_backend, caplog):
     # Given
-    url = real_backend.url.replace("unix://", "unix://somebody:secret@")
+    url = real_backend.url.replace("unix://", "unix://user:secret@")
 
     broker = Broker(url, make_outage(url))
     # When

@@ -206,7 +206,7 @@ def test_users_may_work_with_the_registry(server, user):
         ("REPLICAOF", "NO", "ONE"),
         ("MODULE", "LIST"),
         ("CLIENT", "KILL", "TYPE", "normal"),
-        ("GET", "somebody-elses"),
+        ("GET", "another-owners"),
         ("SET", "m:echo:1.0", "x"),
         ("PUBLISH", "elsewhere", "x"),
     ],
@@ -246,7 +246,7 @@ def test_user_may_run_every_command_of_its_scripts(user):
     assert {path.stem for path in (ROOT / "batching/store/scripts").glob("*.lua")} == known
 
 
-def test_nobody_gets_in_without_a_name_and_no_password_is_shipped():
+def test_no_client_gets_in_without_a_name_and_no_password_is_shipped():
     assert USERS["default"] == ["off", "sanitize-payload", "resetchannels", "-@all"]
     assert set(USERS) == {"default", "admin", "ingress", "worker"}
     for rules in USERS.values():

@@ -59,7 +59,7 @@ def test_real_server_is_taken_and_its_policy_is_looked_at(real_backend, caplog):
 def test_silent_redis_is_not_refused(tmp_path, caplog):
     # When
     with caplog.at_level(logging.WARNING):
-        check_server(Settings(redis_url=f"unix://user:secret@{tmp_path}/nobody.sock"))
+        check_server(Settings(redis_url=f"unix://user:secret@{tmp_path}/no_server.sock"))
     # Then
     (line,) = caplog.messages
     assert "could not be checked" in line
@@ -86,7 +86,7 @@ def test_nodes_of_another_release_are_refused_while_they_live(harness):
 
 
 @pytest.mark.parametrize("record", [None, b"hello", b"[]", b'{"colour": 1}', b"[" * 9999])
-def test_node_that_nobody_can_read_keeps_nobody_from_starting(harness, record):
+def test_unreadable_record_of_a_node_keeps_no_other_node_from_starting(harness, record):
     # Given
     harness.join(THEIRS)
     harness.client.hdel(keys.NODE_INFO, "node-b")

@@ -24,7 +24,7 @@ def test_seed_nodes_begin_with_the_one_that_answered_last():
     assert list(seed_nodes) == [B, A, C]
 
 
-def test_seed_nodes_begin_with_the_next_one_when_nobody_waited_for_an_answer():
+def test_seed_nodes_begin_with_the_next_one_when_no_caller_waited_for_an_answer():
     # Given: the first one is asked, and the caller is cancelled
     seed_nodes = SeedNodes([A, B, C], doubt_s=0.0)
     assert next(iter(seed_nodes)) == A

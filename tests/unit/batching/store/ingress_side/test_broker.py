@@ -128,7 +128,7 @@ async def test_broker_closes_connections_of_versions_that_were_unregistered(real
 
 
 @pytest.mark.parametrize(("unused_s", "is_closed"), [(0.0, True), (60.0, False)])
-async def test_broker_closes_a_channel_that_nobody_has_used_for_long(
+async def test_broker_closes_a_channel_that_was_not_used_for_long(
     real_backend, registry, unused_s, is_closed
 ):
     async with open_broker(real_backend, unused_s) as broker:

@@ -91,7 +91,7 @@ async def test_what_does_not_come_alone_is_fetched_when_it_is_named_again():
     assert list(scene.delivered) == ["r1"]
 
 
-async def test_reply_that_nobody_waits_for_is_deleted_and_not_fetched():
+async def test_reply_that_no_client_waits_for_is_deleted_and_not_fetched():
     # Given
     scene = Scene()
     scene.wanted.remove("r0")

@@ -82,7 +82,7 @@ async def test_channel_returns_each_reply_to_its_own_client(harness):
     assert harness.unaccounted() == 0
 
 
-async def test_channel_tells_when_it_is_idle_and_for_how_long_nobody_has_used_it(harness):
+async def test_channel_tells_when_it_is_idle_and_for_how_long_it_was_not_used(harness):
     async with open_channel(harness, audit_s=0.05, block_s=0.05) as channel:
         # Given one that was made long ago
         assert channel.is_idle
@@ -139,7 +139,7 @@ async def test_channel_fetches_a_large_reply_again_when_the_connection_broke_und
     [b"", b"garbage", b"a", b"a\xc1", b"a\x80\x04\x95K.", b"b@1", b"a@\xff\xfe", b"a!nonsense"],
     ids=repr,
 )
-async def test_channel_answers_500_for_a_reply_that_cannot_be_read_and_nobody_else_is_hit(
+async def test_channel_answers_500_for_a_reply_that_cannot_be_read_and_no_other_client(
     real_harness, garbage
 ):
     async with open_channel(real_harness, audit_s=0.05) as channel:
@@ -559,7 +559,7 @@ def fake_harness():
 
 
 async def test_channel_says_within_a_second_that_redis_is_down(tmp_path):
-    client = connect_async(f"unix://{tmp_path}/nobody.sock")
+    client = connect_async(f"unix://{tmp_path}/no_server.sock")
     async with open_channel(client) as channel:
         # Given: the second client comes while the first one's submit is being repeated
         started = time.monotonic()

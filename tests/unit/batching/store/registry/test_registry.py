@@ -19,7 +19,7 @@ from tests.support import KEY, items_of, make_reply, make_spec
 
 V1 = make_spec(model_version="1.0", job_queue_size=10, config={"handler": {"top": 3}})
 V2 = make_spec(model_version="2.0", device_ids=(0, 2))
-NOBODY = VersionKey("nobody", "1.0")
+UNKNOWN = VersionKey("unknown", "1.0")
 
 
 @pytest.fixture
@@ -101,21 +101,21 @@ def test_create_succeeds_for_exactly_one_of_many_at_the_same_time(store_backend)
     assert spec.max_batch_delay_ms == winners[0]
 
 
-UNKNOWN_MODEL = (errors.ModelNotFound, "Model not found: nobody")
+UNKNOWN_MODEL = (errors.ModelNotFound, "Model not found: unknown")
 UNKNOWN_VERSION = (errors.VersionNotFound, "Model version: 9 does not exist for model: digits")
 
 
 @pytest.mark.parametrize(
     ("do", "error", "text"),
     [
-        (lambda registry: registry.resolve("nobody", None), *UNKNOWN_MODEL),
-        (lambda registry: registry.resolve("nobody", "9"), *UNKNOWN_MODEL),
+        (lambda registry: registry.resolve("unknown", None), *UNKNOWN_MODEL),
+        (lambda registry: registry.resolve("unknown", "9"), *UNKNOWN_MODEL),
         (lambda registry: registry.resolve("digits", "9"), *UNKNOWN_VERSION),
-        (lambda registry: registry.scale(NOBODY, 1, 1), *UNKNOWN_MODEL),
+        (lambda registry: registry.scale(UNKNOWN, 1, 1), *UNKNOWN_MODEL),
         (lambda registry: registry.scale(VersionKey("digits", "9"), 1, 1), *UNKNOWN_VERSION),
-        (lambda registry: registry.remove(NOBODY), *UNKNOWN_MODEL),
+        (lambda registry: registry.remove(UNKNOWN), *UNKNOWN_MODEL),
         (lambda registry: registry.remove(VersionKey("digits", "9")), *UNKNOWN_VERSION),
-        (lambda registry: registry.set_default("nobody", "1.0"), *UNKNOWN_MODEL),
+        (lambda registry: registry.set_default("unknown", "1.0"), *UNKNOWN_MODEL),
         (
             lambda registry: registry.set_default("digits", "9"),
             errors.VersionNotFound,
@@ -456,7 +456,7 @@ def test_changes_of_a_workers_state_are_heard(harness):
 )
 def test_registry_says_that_redis_does_not_answer(tmp_path, call):
     # Given
-    registry = Registry(connect(f"unix://{tmp_path}/nobody.sock"))
+    registry = Registry(connect(f"unix://{tmp_path}/no_server.sock"))
 
     # When / Then
     with pytest.raises(errors.StoreUnavailable) as caught:

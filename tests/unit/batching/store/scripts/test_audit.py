@@ -16,7 +16,7 @@ def test_audit_keeps_the_ingress_alive(harness):
     assert isinstance(harness.worker().claim(1, 0.0), Batch)
 
 
-def test_audit_tells_of_what_is_left_of_a_version_that_nobody_knows_any_more(harness):
+def test_audit_finds_what_is_left_of_a_version_that_is_not_registered_any_more(harness):
     # Given one that was unregistered while its worker had a batch
     worker = harness.worker()
     harness.submit("replied", "leased", "queued")

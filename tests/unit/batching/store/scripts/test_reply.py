@@ -152,7 +152,7 @@ def test_reply_keeps_large_and_small_answers_of_a_batch_apart(harness, size):
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "stale"])
-def test_reply_leaves_no_large_answer_behind_when_nobody_wants_it(harness, reason):
+def test_reply_leaves_no_large_answer_behind_when_no_client_wants_it(harness, reason):
     # Given
     worker = harness.worker()
     items = claim(harness, worker, "a")

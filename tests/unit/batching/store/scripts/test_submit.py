@@ -134,7 +134,7 @@ def test_submit_wakes_one_worker_when_the_queue_stops_being_empty(harness):
     assert harness.wakeups() == 1
 
 
-def test_submit_tells_the_collector_when_its_batch_is_full_and_nobody_else(harness):
+def test_submit_tells_only_the_collector_when_its_batch_is_full(harness):
     # Given
     harness.submit("a")
     harness.worker().claim(3, 60.0)
