@@ -60,9 +60,10 @@ def move_registry(cluster: Cluster) -> None:
     cluster.move_slot(FERRY_SLOT, next(node for node in cluster.masters if node is not home))
 
 
-def test_refused_call_is_carried_out_once_by_the_successor(cluster: Cluster) -> None:
-    # Given connections that have been used, one of them held
-    async def run() -> list[int]:
+async def test_refused_call_is_carried_out_once_by_the_successor(cluster: Cluster) -> None:
+    with contextlib.closing(connect(cluster.url)) as client:
+        # Given connections that have been used, one of them held
+        client.rpush(LIST, "blocking")
         async with connect_async(cluster.url) as pooled:
             held = pooled.client()
             await pooled.rpush(LIST, "pooled")
@@ -70,48 +71,42 @@ def test_refused_call_is_carried_out_once_by_the_successor(cluster: Cluster) -> 
             # When the slot goes to another master
             await asyncio.to_thread(move_registry, cluster)
             # Then
-            lengths = [await held.rpush(LIST, "held"), await pooled.rpush(LIST, "pooled")]
+            assert await held.rpush(LIST, "held") == 4
+            assert await pooled.rpush(LIST, "pooled") == 5
             await held.aclose()
-            return lengths
-
-    with contextlib.closing(connect(cluster.url)) as client:
-        client.rpush(LIST, "blocking")
-        assert asyncio.run(asyncio.wait_for(run(), 10)) == [4, 5]
         with client.pipeline(transaction=False) as pipe:
             pipe.rpush(LIST, "blocking")
             assert pipe.execute() == [6]
         assert client.rpush(LIST, "blocking") == 7
 
 
-def test_clients_of_hash_tags_that_are_not_needed_are_closed(cluster: Cluster) -> None:
-    async def run() -> None:
-        async with connect_async(cluster.url) as client:
-            # Given
-            kept, idle, busy = (at(client, tag) for tag in ("{kept}", "{idle}", "{busy}"))
-            await idle.exists("{idle}:x")
-            held = await busy.connection_pool.get_connection()
+async def test_clients_of_hash_tags_that_are_not_needed_are_closed(cluster: Cluster) -> None:
+    async with connect_async(cluster.url) as client:
+        # Given
+        kept, idle, busy = (at(client, tag) for tag in ("{kept}", "{idle}", "{busy}"))
+        await idle.exists("{idle}:x")
+        held = await busy.connection_pool.get_connection()
 
-            # When
-            await close_unused(client, ["{kept}"])
+        # When
+        await close_unused(client, ["{kept}"])
 
-            # Then
-            assert at(client, "{ferry}") is client
-            assert at(client, "{kept}") is kept
-            assert at(client, "{busy}") is busy
-            assert at(client, "{idle}") is not idle
-            assert not any(one.is_connected for one in idle.connection_pool._available_connections)
-            assert held.is_connected
-            await busy.connection_pool.release(held)
+        # Then
+        assert at(client, "{ferry}") is client
+        assert at(client, "{kept}") is kept
+        assert at(client, "{busy}") is busy
+        assert at(client, "{idle}") is not idle
+        assert not any(one.is_connected for one in idle.connection_pool._available_connections)
+        assert held.is_connected
+        await busy.connection_pool.release(held)
 
-            # And
-            await close_unused(client, ["{kept}"])
-            assert not held.is_connected
-
-    asyncio.run(asyncio.wait_for(run(), 10))
+        # And
+        await close_unused(client, ["{kept}"])
+        assert not held.is_connected
 
 
-def test_ingress_keeps_no_client_of_versions_that_were_unregistered(cluster: Cluster) -> None:
-    async def run(registry: Registry) -> int:
+async def test_ingress_keeps_no_client_of_unregistered_versions(cluster: Cluster) -> None:
+    with contextlib.closing(connect(cluster.url)) as client:
+        registry = Registry(client)
         broker = Broker(cluster.url, make_outage(), patience=Patience(audit_s=0.01, block_s=0.01))
         # When versions come and go
         for number in range(10):
@@ -121,13 +116,9 @@ def test_ingress_keeps_no_client_of_versions_that_were_unregistered(cluster: Clu
                 await broker.predict(spec, wire_of("x"), request_id=str(number))
             await asyncio.to_thread(registry.remove, spec.key)
             await eventually_async(lambda s=spec: broker._channels[s.key].is_idle)
-        count = len(broker._client.connection_pool.deployment._clients)
+        # Then
+        assert len(broker._client.connection_pool.deployment._clients) <= 4
         await broker.close()
-        return count
-
-    # Then
-    with contextlib.closing(connect(cluster.url)) as client:
-        assert asyncio.run(asyncio.wait_for(run(Registry(client)), 10)) <= 4
 
 
 def connections(cluster: Cluster) -> int:
@@ -229,8 +220,10 @@ def pings(node: Node) -> int:
     return int(stats.get("cmdstat_ping", {"calls": 0})["calls"])
 
 
-def test_frozen_server_does_not_keep_a_listener_for_changes() -> None:
-    async def run(node: Node) -> None:
+async def test_frozen_server_does_not_keep_a_listener_for_changes() -> None:
+    with contextlib.closing(Node(PLAIN)) as node:
+        node.wait_started()
+        node.client.config_resetstat()
         client = connect_async(f"redis://{node.address}")
         async with client, contextlib.aclosing(changed_models(client, silence_s=0.1)) as names:
             # Given: it answers when it is asked in a silence, and announces a change
@@ -243,11 +236,6 @@ def test_frozen_server_does_not_keep_a_listener_for_changes() -> None:
             node.freeze()
             with pytest.raises(redis.TimeoutError):
                 await anext(names)
-
-    with contextlib.closing(Node(PLAIN)) as node:
-        node.wait_started()
-        node.client.config_resetstat()
-        asyncio.run(asyncio.wait_for(run(node), 10))
         node.thaw()
 
 
@@ -303,39 +291,32 @@ def test_transaction_begins_anew_when_the_server_is_elsewhere_now(cluster: Clust
         assert seen == [None, b"theirs"]
 
 
-def test_channel_that_was_broken_meanwhile_is_given_up(cluster: Cluster) -> None:
-    async def run() -> None:
-        client = connect_async(cluster.url)
-        async with client, contextlib.aclosing(changed_models(client, silence_s=0.1)) as names:
-            # Given
-            assert await anext(names) is None
-            # When it connects anew, and may have missed something
-            client.connection_pool.connection_kwargs["finder"].address = (HOST, 1)
-            # Then
-            with pytest.raises(redis.ConnectionError):
-                await anext(names)
-
-    asyncio.run(asyncio.wait_for(run(), 10))
+async def test_channel_that_was_broken_meanwhile_is_given_up(cluster: Cluster) -> None:
+    client = connect_async(cluster.url)
+    async with client, contextlib.aclosing(changed_models(client, silence_s=0.1)) as names:
+        # Given
+        assert await anext(names) is None
+        # When it connects anew, and may have missed something
+        client.connection_pool.connection_kwargs["finder"].address = (HOST, 1)
+        # Then
+        with pytest.raises(redis.ConnectionError):
+            await anext(names)
 
 
-def test_one_dead_master_does_not_keep_the_calls_of_others(cluster: Cluster) -> None:
-    from_nobody: list[str] = []
+async def test_one_dead_master_does_not_keep_the_calls_of_others(cluster: Cluster) -> None:
+    called: list[str] = []
 
-    async def run() -> None:
-        async with connect_async(cluster.url) as client:
-            queue = NodeQueue(client, 3000, call_s=0.2)
+    async def hang() -> None:
+        await asyncio.sleep(60)
 
-            async def hang() -> None:
-                await asyncio.sleep(60)
+    async def note() -> None:
+        called.append("note")
 
-            async def note() -> None:
-                from_nobody.append("called")
-
-            with pytest.raises(TimeoutError):
-                await queue.together([hang, note])
-
-    asyncio.run(asyncio.wait_for(run(), 10))
-    assert from_nobody == ["called"]
+    async with connect_async(cluster.url) as client:
+        queue = NodeQueue(client, 3000, call_s=0.2)
+        with pytest.raises(TimeoutError):
+            await queue.together([hang, note])
+    assert called == ["note"]
 
 
 def test_sentinels_may_have_a_password_of_their_own() -> None:

@@ -10,13 +10,13 @@ from batching.process.daemon_thread import DaemonThread, in_daemon_thread
 from tests.support import eventually
 
 
-def test_what_work_returns_or_raises_comes_back():
+async def test_what_work_returns_or_raises_comes_back():
     def fail():
         raise KeyError("mine")
 
-    assert asyncio.run(in_daemon_thread(threading.current_thread)).daemon
+    assert (await in_daemon_thread(threading.current_thread)).daemon
     with pytest.raises(KeyError, match="mine"):
-        asyncio.run(in_daemon_thread(fail))
+        await in_daemon_thread(fail)
 
 
 @pytest.fixture
@@ -27,36 +27,33 @@ def no_more_threads():
     threading.stack_size(before)
 
 
-def test_work_that_gets_no_thread_says_what_to_raise(no_more_threads):
+async def test_work_that_gets_no_thread_says_what_to_raise(no_more_threads):
     # Given
     no_more_threads()
     # When / Then
     with pytest.raises(NoThread, match="raise this server's limit of processes"):
-        asyncio.run(in_daemon_thread(threading.current_thread))
+        await in_daemon_thread(threading.current_thread)
 
 
-def test_thread_that_is_there_works_when_no_other_can_be_started(no_more_threads):
+async def test_thread_that_is_there_works_when_no_other_can_be_started(no_more_threads):
     def fail():
         raise KeyError("mine")
 
-    async def run():
-        # Given
-        thread = DaemonThread()
-        thread.start()
-        no_more_threads()
-        # When / Then
-        first, second = [await thread.run(threading.current_thread) for _ in range(2)]
-        assert first is second
-        with pytest.raises(KeyError, match="mine"):
-            await thread.run(fail)
-        assert await thread.run(lambda: 7) == 7
-        # When
-        thread.end()
-        # Then
-        first.join(5)
-        assert not first.is_alive()
-
-    asyncio.run(run())
+    # Given
+    thread = DaemonThread()
+    thread.start()
+    no_more_threads()
+    # When / Then
+    first, second = [await thread.run(threading.current_thread) for _ in range(2)]
+    assert first is second
+    with pytest.raises(KeyError, match="mine"):
+        await thread.run(fail)
+    assert await thread.run(lambda: 7) == 7
+    # When
+    thread.end()
+    # Then
+    first.join(5)
+    assert not first.is_alive()
 
 
 @pytest.mark.parametrize("outcome", [None, KeyError("late")], ids=["returns", "raises"])

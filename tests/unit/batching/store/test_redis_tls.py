@@ -1,6 +1,5 @@
 """rediss:// verifies the server. The embedded server has no TLS, so a proxy here brings it."""
 
-import asyncio
 import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -96,7 +95,7 @@ def test_tls_connection_shows_our_certificate(proxy, certificates):
     )
 
 
-def test_renewed_files_are_read_by_the_next_connection(tmp_path, redis_server):
+async def test_renewed_files_are_read_by_the_next_connection(tmp_path, redis_server):
     # Given
     folder = make_certificates(tmp_path)
     context = server_context(folder, "here", wants_client=True)
@@ -105,9 +104,8 @@ def test_renewed_files_are_read_by_the_next_connection(tmp_path, redis_server):
         redis_cert_file=folder / "client.pem",
         redis_key_file=folder / "client.key",
     )
-
-    async def run(port):
-        url = store_url(replace(settings, redis_url=f"rediss://localhost:{port}/0"))
+    with TlsProxy(context, redis_server.socket_path) as proxy:
+        url = store_url(replace(settings, redis_url=f"rediss://localhost:{proxy.port}/0"))
         async with connect_async(url) as client:
             assert await client.ping()
             await client.connection_pool.disconnect()
@@ -116,9 +114,6 @@ def test_renewed_files_are_read_by_the_next_connection(tmp_path, redis_server):
             proxy.context = renewed
             # Then
             assert await client.ping()
-
-    with TlsProxy(context, redis_server.socket_path) as proxy:
-        asyncio.run(run(proxy.port))
 
 
 @pytest.mark.parametrize(

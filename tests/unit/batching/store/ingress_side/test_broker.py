@@ -33,24 +33,24 @@ async def ask(backend, spec):
         await broker.close()
 
 
-def test_unregistered_version_does_not_exist(real_backend, registry):
+async def test_unregistered_version_does_not_exist(real_backend, registry):
     # Given
     spec = make_spec()
     registry.create(spec)
     registry.remove(spec.key)
     # When / Then
     with pytest.raises(errors.VersionNotFound):
-        asyncio.run(ask(real_backend, spec))
+        await ask(real_backend, spec)
 
 
-def test_version_is_worth_another_try_when_redis_was_emptied(real_backend, registry):
+async def test_version_is_worth_another_try_when_redis_was_emptied(real_backend, registry):
     # Given
     spec = make_spec()
     registry.create(spec)
     real_backend.client.flushall()
     # When
     with pytest.raises(errors.QueueLost) as caught:
-        asyncio.run(ask(real_backend, spec))
+        await ask(real_backend, spec)
     # Then
     assert caught.value.status == 503
     assert caught.value.retry_after_s == 1.0
