@@ -11,7 +11,6 @@ from http import HTTPStatus
 from urllib.parse import quote
 
 from batching.errors import Draining
-from batching.request_ids import fresh_request_id
 from batching.settings.settings import Settings
 from ingress.http1.exchange import Application, Exchange, Header
 from ingress.torchserve.answers import error_answer
@@ -70,7 +69,7 @@ class AccessMiddleware:
             # The server ends before the request has come whole.
             if exchange.status == 0:
                 error = Draining("The server is shutting down.", retry_after_s=1.0)
-                exchange.respond(*error_answer(error, fresh_request_id()))
+                exchange.respond(*error_answer(error))
             raise
         finally:
             # The connection answers 500 when the application answers nothing.

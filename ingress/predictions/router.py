@@ -73,7 +73,7 @@ class InferenceRouter:
                 await send_answer(answer, exchange, self._max_response_size_bytes)
                 return
         except ServeError as error:
-            answer = error_answer(error, fresh_request_id())
+            answer = error_answer(error)
         except ClientLeft:
             answer = Answer(CLIENT_CLOSED_REQUEST, [], b"")
         except Exception:  # the outermost frame that can name the model
@@ -85,4 +85,4 @@ class InferenceRouter:
 
 async def _say_live(exchange: Exchange) -> None:
     # Not through Flask: its threads may all wait for Redis.
-    exchange.respond(*status_answer(LIVE_TEXT, fresh_request_id()))
+    exchange.respond(*status_answer(LIVE_TEXT))

@@ -14,7 +14,6 @@ from batching.errors import (
     ServeError,
     StoreUnavailable,
 )
-from batching.request_ids import fresh_request_id
 from ingress.predictions.failed_requests import LOWEST_STATUS, FailedRequests
 from ingress.rest.responses import to_response
 from ingress.role import Role
@@ -58,7 +57,7 @@ def install_error_handlers(app: Flask, services: Services) -> None:
 
 
 def _answer(error: ServeError) -> Response:
-    return to_response(error_answer(error, fresh_request_id()))
+    return to_response(error_answer(error))
 
 
 def _answer_http(error: HTTPException) -> Response:

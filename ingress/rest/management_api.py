@@ -16,7 +16,6 @@ from batching.models.entry import ModelEntry, check_names, existing, pick_versio
 from batching.models.registration import bool_parameter
 from batching.models.spec import ModelSpec
 from batching.protocol import Reply
-from batching.request_ids import fresh_request_id
 from ingress.models.registrar import Registrar
 from ingress.rest.responses import json_response, status_response, to_response
 from ingress.rest.rules import add_routes
@@ -75,7 +74,7 @@ class _ManagementView:
         if bool_parameter(request.args, "customized", default=False):
             reply = self._ask_handler(spec)
             if reply.error_type:
-                return to_response(reply_answer(reply, fresh_request_id()))
+                return to_response(reply_answer(reply))
             document["customizedMetadata"] = _metadata(reply)
         return json_response([document])
 

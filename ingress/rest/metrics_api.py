@@ -5,15 +5,13 @@ from collections.abc import Iterable
 from flask import Blueprint, Response, request
 from prometheus_client.core import Metric
 
-from batching.request_ids import fresh_request_id
-from ingress.http1.exchange import Answer
 from ingress.metrics.ingress_metrics import Metrics
 from ingress.metrics.metrics_text import CONTENT_TYPE, write_text
 from ingress.metrics.torchserve_metrics import LEGACY
 from ingress.rest.responses import to_response
 from ingress.rest.rules import add_routes
 from ingress.services import Services
-from ingress.torchserve.answers import NO_CACHE_HEADERS
+from ingress.torchserve.answers import typed_answer
 from ingress.torchserve.routes import METRICS
 
 
@@ -31,12 +29,7 @@ class _MetricsView:
     def metrics(self) -> Response:
         families = _visible(self._services.settings.metrics_mode, self._services.metrics)
         body = write_text(families, request.args.getlist("name[]"))
-        headers = [
-            ("x-request-id", fresh_request_id()),
-            ("content-type", CONTENT_TYPE),
-            *NO_CACHE_HEADERS,
-        ]
-        return to_response(Answer(200, headers, body))
+        return to_response(typed_answer(body, CONTENT_TYPE))
 
 
 def _visible(mode: str, metrics: Metrics) -> Iterable[Metric]:

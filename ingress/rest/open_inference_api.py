@@ -8,7 +8,6 @@ from flask import Blueprint, Response
 
 from batching.errors import ServeError
 from batching.models.spec import ModelSpec
-from batching.request_ids import fresh_request_id
 from ingress.rest.responses import json_response, to_response
 from ingress.rest.rules import add_routes
 from ingress.services import Services
@@ -71,4 +70,4 @@ class _OpenInferenceView:
 
 
 def _answer(error: ServeError) -> Response:
-    return to_response(with_error_key(error_answer(error, fresh_request_id())))
+    return to_response(with_error_key(error_answer(error)))

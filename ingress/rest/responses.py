@@ -6,7 +6,6 @@ from typing import Any
 
 from flask import Request, Response
 
-from batching.request_ids import fresh_request_id
 from ingress.http1.exchange import Answer
 from ingress.predictions.streamed_answer import StreamedAnswer
 from ingress.torchserve.answers import json_answer, status_answer
@@ -47,12 +46,12 @@ def stream_response(
 
 def json_response(document: Any, status: int = 200) -> Response:
     """Returns a JSON document under a fresh request id."""
-    return to_response(json_answer(document, fresh_request_id(), status))
+    return to_response(json_answer(document, status))
 
 
 def status_response(text: str, status: int = 200) -> Response:
     """Returns `{"status": text}` under a fresh request id."""
-    return to_response(status_answer(text, fresh_request_id(), status))
+    return to_response(status_answer(text, status))
 
 
 def lower_case_headers(request: Request) -> dict[str, str]:

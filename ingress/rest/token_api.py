@@ -8,13 +8,11 @@ import logging
 from flask import Blueprint, Response, request
 
 from batching.errors import InternalError
-from batching.request_ids import fresh_request_id
 from ingress.access.authorizer import refused_renewal, require_api_key
 from ingress.access.key_file import RENEWABLE, KeyFile
-from ingress.http1.exchange import Answer
 from ingress.rest.responses import to_response
 from ingress.rest.rules import add_routes
-from ingress.torchserve.answers import JSON_CONTENT_TYPE, NO_CACHE_HEADERS
+from ingress.torchserve.answers import JSON_CONTENT_TYPE, typed_answer
 from ingress.torchserve.routes import TOKEN
 
 log = logging.getLogger(__name__)
@@ -42,6 +40,5 @@ class _TokenView:
         except (OSError, ValueError) as error:
             log.exception("renewing a key failed")
             raise InternalError("The key file cannot be written.") from error
-        headers = [("x-request-id", fresh_request_id()), JSON_CONTENT_TYPE, *NO_CACHE_HEADERS]
         # As in TorchServe, only the file has the new key: the client must be able to read it.
-        return to_response(Answer(200, headers, b"\n"))
+        return to_response(typed_answer(b"\n", JSON_CONTENT_TYPE))

@@ -1,7 +1,7 @@
 """Makes answers as TorchServe does: status, headers and bytes.
 
 Source: TorchServe 0.12, `NettyUtils.sendHttpResponse` and `JsonUtils`.
-The connection adds the `connection` header.
+The connection adds the `connection` header. An answer without a given request id gets a fresh one.
 """
 
 import json
@@ -21,12 +21,13 @@ from batching.protocol import Reply, ReplyChunk
 from batching.request_ids import fresh_request_id
 from ingress.http1.exchange import Answer
 
-JSON_CONTENT_TYPE = ("content-type", "application/json")
-NO_CACHE_HEADERS = (
+_NO_CACHE_HEADERS = (
     ("Pragma", "no-cache"),
     ("Cache-Control", "no-cache; no-store, must-revalidate, private"),
     ("Expires", "Thu, 01 Jan 1970 00:00:00 UTC"),
 )
+
+JSON_CONTENT_TYPE = "application/json"
 
 # A handler cannot set these: the server writes them itself, or they control the connection.
 _OWNED_NAMES = frozenset(
@@ -63,18 +64,23 @@ def json_bytes(document: Any) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def json_answer(document: Any, request_id: str, status: int = 200) -> Answer:
+def typed_answer(body: bytes, content_type: str, status: int = 200, request_id: str = "") -> Answer:
+    """Returns an answer whose body has this type."""
+    own = [("x-request-id", request_id or fresh_request_id()), ("content-type", content_type)]
+    return Answer(status, [*own, *_NO_CACHE_HEADERS], body)
+
+
+def json_answer(document: Any, status: int = 200, request_id: str = "") -> Answer:
     """Returns an answer with a JSON document."""
-    headers = [("x-request-id", request_id), JSON_CONTENT_TYPE, *NO_CACHE_HEADERS]
-    return Answer(status, headers, json_bytes(document))
+    return typed_answer(json_bytes(document), JSON_CONTENT_TYPE, status, request_id)
 
 
-def status_answer(text: str, request_id: str, status: int = 200) -> Answer:
+def status_answer(text: str, status: int = 200) -> Answer:
     """Returns an answer of the form `{"status": text}`."""
-    return json_answer({"status": text}, request_id, status)
+    return json_answer({"status": text}, status)
 
 
-def error_answer(error: ServeError, request_id: str) -> Answer:
+def error_answer(error: ServeError, request_id: str = "") -> Answer:
     """Returns the answer to a request that failed so; 413 is bare, as in TorchServe."""
     if isinstance(error, PayloadTooLarge):
         return Answer(error.status, [], b"")
@@ -85,7 +91,7 @@ def error_answer(error: ServeError, request_id: str) -> Answer:
     return answer
 
 
-def reply_answer(reply: Reply, request_id: str) -> Answer:
+def reply_answer(reply: Reply, request_id: str = "") -> Answer:
     """Returns a worker's reply as an answer, with the handler's headers cleaned.
 
     A prediction has no content type unless the handler sets one.
@@ -95,7 +101,7 @@ def reply_answer(reply: Reply, request_id: str) -> Answer:
     if reply.error_type:
         message = reply.body.decode("utf-8", "replace")
         return _failure(reply.status, reply.error_type, message, reply.reason, request_id)
-    headers = [("x-request-id", request_id), *NO_CACHE_HEADERS]
+    headers = [("x-request-id", request_id or fresh_request_id()), *_NO_CACHE_HEADERS]
     if reply.headers:
         headers += clean_headers(reply.headers)
     return Answer(reply.status, headers, reply.body)
@@ -109,7 +115,7 @@ def stream_head(first: ReplyChunk, request_id: str) -> tuple[int, list[tuple[str
     """
     if not _LOWEST_STATUS <= first.status <= _HIGHEST_STATUS:
         raise InternalError("Invalid model predict output")
-    headers = [("x-request-id", request_id), *NO_CACHE_HEADERS, ("ts_stream_next", "true")]
+    headers = [("x-request-id", request_id), *_NO_CACHE_HEADERS, ("ts_stream_next", "true")]
     return first.status, headers + clean_headers(first.headers)
 
 
@@ -142,7 +148,7 @@ def wrong_method() -> MethodNotAllowed:
 
 def unknown_method() -> Answer:
     """Answers a request with a method that HTTP does not know, as TorchServe does."""
-    return error_answer(wrong_method(), fresh_request_id())
+    return error_answer(wrong_method())
 
 
 def _clean_value(value: str) -> str:
@@ -151,7 +157,7 @@ def _clean_value(value: str) -> str:
 
 
 def _failure(status: int, kind: str, message: str, reason: str, request_id: str) -> Answer:
-    answer = json_answer({"code": status, "type": kind, "message": message}, request_id, status)
+    answer = json_answer({"code": status, "type": kind, "message": message}, status, request_id)
     if reason:
         # The JSON keeps TorchServe's three keys, so the stable word for machines is a header.
         answer.headers.append(("x-ferry-reason", reason))
