@@ -3,16 +3,15 @@
 import asyncio
 import io
 import sys
-from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from wsgiref.types import WSGIApplication
 
 from batching.errors import ServeError
 from batching.process.daemon_thread import in_daemon_thread
-from batching.request_ids import fresh_request_id
 from ingress.access.authorizer import Authorizer
 from ingress.http1.body_reader import read_body
 from ingress.http1.exchange import Answer, Exchange
+from ingress.rest.responses import PlainResponse
 from ingress.torchserve.answers import error_answer
 
 # The connection writes these itself.
@@ -44,11 +43,10 @@ class WsgiBridge:
             body = await read_body(exchange, headers, self._max_request_size_bytes)
             environ = make_environ(exchange, body)
             async with self._slots:
-                answer = await in_daemon_thread(lambda: run_wsgi(self._app, environ))
+                answer = await in_daemon_thread(lambda: _answer(self._app, environ))
         except ServeError as error:
-            answer = error_answer(error, fresh_request_id())
-        kept = [(name, value) for name, value in answer.headers if name not in _SERVER_OWNED]
-        exchange.respond(answer.status, kept, answer.body)
+            answer = error_answer(error)
+        exchange.respond(*answer)
 
 
 def make_environ(exchange: Exchange, body: bytes) -> dict[str, Any]:
@@ -79,27 +77,12 @@ def make_environ(exchange: Exchange, body: bytes) -> dict[str, Any]:
     return environ
 
 
-def run_wsgi(app: WSGIApplication, environ: dict[str, Any]) -> Answer:
+def _answer(app: WSGIApplication, environ: dict[str, Any]) -> Answer:
     """Returns the application's whole answer, header names in lower case."""
-    status_line = ""
-    headers: list[tuple[str, str]] = []
-    written: list[bytes] = []
-
-    def start_response(
-        status: str, response_headers: Sequence[tuple[str, str]], exc_info: object = None
-    ) -> Callable[[bytes], object]:
-        nonlocal status_line, headers
-        status_line = status
-        headers = [(name.lower(), value) for name, value in response_headers]
-        return written.append
-
-    chunks: Iterable[bytes] = app(environ, start_response)
-    try:
-        written.extend(chunks)
-    finally:
-        if hasattr(chunks, "close"):
-            chunks.close()
-    return Answer(int(status_line[:3]), headers, b"".join(written))
+    response = PlainResponse.from_app(app, environ, buffered=True)
+    headers = [(name.lower(), value) for name, value in response.headers]
+    kept = [header for header in headers if header[0] not in _SERVER_OWNED]
+    return Answer(response.status_code, kept, response.get_data())
 
 
 def _add_header(environ: dict[str, Any], name: str, value: str) -> None:
