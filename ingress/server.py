@@ -22,7 +22,6 @@ from batching.process.readiness import Launch, launch, notify_ready
 from batching.process.stop_signals import StopEvents
 from batching.settings.settings import Settings, SettingsError
 from batching.store.background_tasks import keep_going
-from batching.store.registry.startup_marks import StartupMarks
 from batching.store.server_check import check_server
 from ingress.access.authorizer import Authorizer
 from ingress.access.certificate import Certificate
@@ -160,8 +159,7 @@ class _Ingress:
         try:
             if self._is_told_to_load():
                 services, is_awaited = self._services, self._launch is Launch.AWAITED
-                marks = StartupMarks(services.client)
-                loader = StartupLoader(services, Registrar(services), marks, is_awaited=is_awaited)
+                loader = StartupLoader(services, Registrar(services), is_awaited=is_awaited)
                 failures = await in_daemon_thread(loader.load)
         finally:
             self._services.lifecycle.is_loading = False

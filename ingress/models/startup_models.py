@@ -15,7 +15,6 @@ from batching.errors import Conflict, Draining, ServeError, Unavailable
 from batching.models.spec import NAME_PATTERN, ModelSpec
 from batching.settings.settings import Settings, SettingsError
 from batching.settings.snapshots import SavedVersion, read_snapshot
-from batching.store.registry.startup_marks import StartupMarks
 from ingress.models.registrar import Registrar
 from ingress.services import Services
 
@@ -36,17 +35,10 @@ class StartupLoader:
     model that was unregistered. An operator who starts `ferry up` (`is_awaited`) asks for all.
     """
 
-    def __init__(
-        self,
-        services: Services,
-        registrar: Registrar,
-        marks: StartupMarks,
-        *,
-        is_awaited: bool,
-    ) -> None:
+    def __init__(self, services: Services, registrar: Registrar, *, is_awaited: bool) -> None:
         self._services = services
+        self._registry = services.registry
         self._registrar = registrar
-        self._marks = marks
         self._is_awaited = is_awaited
         self._failures: list[Failure] = []
 
@@ -76,12 +68,12 @@ class StartupLoader:
         for version in saved:
             name = f"{version.model_name} {version.model_version}"
             self._register(name, version.parameters, partial(self._complete, version))
-        self._persist(str(path), lambda: self._marks.add(str(path)))
+        self._persist(str(path), lambda: self._registry.note_started(str(path)))
 
     def _may_restore(self, path: str) -> bool:
         # A snapshot is a whole registry. Mixed with another one, it would undo later changes, for
         # example of the default version.
-        known = self._persist(path, self._services.registry.snapshot)
+        known = self._persist(path, self._registry.snapshot)
         if known:
             log.warning("not restored snapshot=%s: Redis has models=%d", path, len(known))
             return False
@@ -95,7 +87,7 @@ class StartupLoader:
             )
         # model-config.yaml wins over the parameters, but not over the operator who scaled last.
         if (spec.min_worker, spec.max_worker) != (saved.min_worker, saved.max_worker):
-            self._services.registry.scale(spec.key, saved.min_worker, saved.max_worker)
+            self._registry.scale(spec.key, saved.min_worker, saved.max_worker)
         if saved.is_default:
             self._registrar.set_default(*spec.key)
 
@@ -105,7 +97,7 @@ class StartupLoader:
         if not self._is_asked_for(entry):
             log.info("left out model=%s: it was loaded at an earlier start", name or url)
         elif self._register(str(name or url), parameters, self._make_default):
-            self._persist(entry, lambda: self._marks.add(entry))
+            self._persist(entry, lambda: self._registry.note_started(entry))
 
     def _make_default(self, spec: ModelSpec) -> None:
         models = self._services.settings.model_defaults().model_settings
@@ -114,7 +106,8 @@ class StartupLoader:
             self._registrar.set_default(*spec.key)
 
     def _is_asked_for(self, entry: str) -> bool:
-        return self._is_awaited or not self._persist(entry, lambda: self._marks.has(entry))
+        was_started = partial(self._registry.was_started, entry)
+        return self._is_awaited or not self._persist(entry, was_started)
 
     def _register(
         self, model: str, parameters: Mapping[str, Any], complete: Callable[[ModelSpec], None]

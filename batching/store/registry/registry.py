@@ -197,6 +197,16 @@ class Registry:
             # It was registered again before its configuration was deleted.
             self._configs.write(again)
 
+    def was_started(self, entry: str) -> bool:
+        """Returns whether this entry of `load_models`, or snapshot, was registered before."""
+        with telling_unavailable():
+            return bool(self._client.hexists(keys.STARTED, entry))
+
+    def note_started(self, entry: str) -> None:
+        """Notes that the entry was registered: no restart brings it back."""
+        with telling_unavailable():
+            self._client.hset(keys.STARTED, entry, 1)
+
     def workers(self, key: VersionKey, alive: Set[str] | None = None) -> list[WorkerStatus]:
         """Returns the workers of live nodes, by node and slot.
 
