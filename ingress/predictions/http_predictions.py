@@ -22,7 +22,7 @@ from ingress.torchserve.payload import (
     read_timeout_s,
     speaks_of_binary,
 )
-from ingress.torchserve.prediction_paths import Target
+from ingress.torchserve.routes import Target
 
 # A form larger than this is parsed in a thread: 6 MB of percent signs take half a second.
 LARGE_FORM_BYTES = 256 * 1024

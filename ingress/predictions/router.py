@@ -20,8 +20,8 @@ from ingress.predictions.streamed_answer import (
     send_answer,
 )
 from ingress.torchserve.answers import error_answer, status_answer
-from ingress.torchserve.prediction_paths import Target, parse_prediction_path
-from ingress.torchserve.routes import LIVE_PATH
+from ingress.torchserve.prediction_paths import parse_prediction_path
+from ingress.torchserve.routes import LIVE_PATH, Target
 
 log = logging.getLogger(__name__)
 

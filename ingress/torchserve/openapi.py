@@ -51,7 +51,7 @@ def _document(title: str, version: str, routes: Iterable[Route]) -> dict[str, An
 
 def _method(route: Route) -> str:
     if route.method == ANY:
-        return "get" if route.asked is None else "post"
+        return "get" if route.target is None else "post"
     return route.method.lower()
 
 
@@ -61,8 +61,8 @@ def _operation(route: Route) -> dict[str, Any]:
         "parameters": list(_parameters(route)),
     }
     gives = route.gives
-    if route.asked is not None:
-        gives = schemas.HANDLERS_JSON if route.asked.url_path is None else schemas.HANDLERS_BYTES
+    if route.target is not None:
+        gives = schemas.HANDLERS_JSON if route.target.url_path is None else schemas.HANDLERS_BYTES
         operation["requestBody"] = {"content": gives["content"]}
     answers = dict.fromkeys(route.codes, gives)
     operation["responses"] = {**answers, "default": schemas.ERROR}

@@ -12,7 +12,7 @@ from werkzeug.http import parse_options_header
 
 from batching.errors import BadRequest
 from batching.protocol import OPEN_INFERENCE_TYPE, Part, Request
-from ingress.torchserve.prediction_paths import Target
+from ingress.torchserve.routes import Target
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 

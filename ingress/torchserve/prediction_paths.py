@@ -4,23 +4,9 @@ Source: TorchServe 0.12 `InferenceRequestHandler`, `KFV1/V2InferenceRequestHandl
 """
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
 
-from ingress.torchserve.routes import OPEN_INFERENCE, PREDICTIONS, QUERY_PREDICTIONS, Asked, Route
-
-
-class Target(NamedTuple):
-    """What a prediction's path names and asks for; the last four are those of `Asked`."""
-
-    model_name: str
-    model_version: str | None
-    explain: str | None
-    url_path: str | None
-    takes_query: bool = False
-    is_v2: bool = False
-
+from ingress.torchserve.routes import OPEN_INFERENCE, PREDICTIONS, QUERY_PREDICTIONS, Route, Target
 
 _MAX_KEPT_CHARS = 256
 
@@ -33,22 +19,22 @@ def parse_prediction_path(path: str) -> Target | None:
 
 def _target(path: str) -> Target | None:
     path = path.rstrip("/")
-    for pattern, asked in _PATTERNS:
+    for pattern, target in _PATTERNS:
         if found := pattern.fullmatch(path):
-            return None if asked is None else _filled(asked, found.groupdict())
+            words = found.groupdict()
+            return target and target._replace(
+                model_name=words.get("model_name", ""),
+                model_version=words.get("model_version") or None,
+                url_path=words.get("tail", target.url_path),
+            )
     return None
-
-
-def _filled(asked: Asked, words: Mapping[str, str]) -> Target:
-    asked = asked._replace(url_path=words.get("tail", asked.url_path))
-    return Target(words.get("model_name", ""), words.get("model_version") or None, *asked)
 
 
 _known_target = lru_cache(maxsize=1024)(_target)
 
 
 def _pattern(route: Route) -> re.Pattern[str]:
-    is_native = route.asked is not None and route.asked.url_path is not None
+    is_native = route.target is not None and route.target.url_path is not None
     # TorchServe splits its own paths at each slash, and then looks for a model without a name.
     word = "[^/]*" if is_native else "[^/]+"
     path = route.path.replace("{tail}", "(?P<tail>.+)")
@@ -56,5 +42,5 @@ def _pattern(route: Route) -> re.Pattern[str]:
 
 
 _PATTERNS = [
-    (_pattern(route), route.asked) for route in (*PREDICTIONS, *OPEN_INFERENCE, *QUERY_PREDICTIONS)
+    (_pattern(route), route.target) for route in (*PREDICTIONS, *OPEN_INFERENCE, *QUERY_PREDICTIONS)
 ]

@@ -23,25 +23,28 @@ LIVE_PATH = "/livez"
 TOKEN_PATH = "/token"  # noqa: S105 - a path
 
 
-class Asked(NamedTuple):
-    """What a prediction's path asks for, beside the model.
+class Target(NamedTuple):
+    """What a prediction's path names and asks for.
 
     `explain` and `url_path` are request headers for the handler, None where TorchServe adds none.
     `takes_query`: the query string belongs to the row, and may name the model where the path does
     not. `is_v2`: a path of the Open Inference Protocol.
     """
 
-    explain: str | None
+    model_name: str = ""
+    model_version: str | None = None
+    explain: str | None = None
     url_path: str | None = None
     takes_query: bool = False
     is_v2: bool = False
 
 
 # Capitals as Python prints booleans.
-_NATIVE, _NATIVE_EXPLAIN = Asked("False", url_path=""), Asked("True", url_path="")
-_V1, _V1_EXPLAIN = Asked("False"), Asked("True")
-_V2, _V2_EXPLAIN = Asked("False", is_v2=True), Asked("True", is_v2=True)
-_QUERY = Asked(None, takes_query=True)
+_NATIVE = Target(explain="False", url_path="")
+_NATIVE_EXPLAIN = Target(explain="True", url_path="")
+_V1, _V1_EXPLAIN = Target(explain="False"), Target(explain="True")
+_V2, _V2_EXPLAIN = Target(explain="False", is_v2=True), Target(explain="True", is_v2=True)
+_QUERY = Target(takes_query=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class Route:
         query: the query's parameters and their schemas.
         gives: an answer that is no error. A prediction gives what the handler does.
         codes: the status codes of such answers.
-        asked: what a prediction's route asks for; None for all others.
+        target: what a prediction's route asks for, of any model; None for all others.
         note: a remark for the compatibility page.
         better: the same, where TorchServe has no such route or a worse one.
     """
@@ -68,9 +71,15 @@ class Route:
     query: Mapping[str, Any] = field(default_factory=dict)
     gives: Mapping[str, Any] = field(default_factory=lambda: schemas.STATUS)
     codes: tuple[str, ...] = ("200",)
-    asked: Asked | None = None
+    target: Target | None = None
     note: str = ""
     better: str = ""
+
+
+def _prediction(
+    path: str, target: Target, operation: str = "", *, note: str = "", better: str = ""
+) -> Route:
+    return Route(ANY, path, "predict", operation, target=target, note=note, better=better)
 
 
 _MODEL = "/models/{model_name}"
@@ -89,32 +98,22 @@ EVERYWHERE = (
 
 # The first row that fits a path decides, here and in the next two tables.
 PREDICTIONS = (
-    Route(ANY, f"{_V1_MODEL}:predict", "predict", "kserveV1Predict", asked=_V1),
-    Route(ANY, f"{_V1_MODEL}:explain", "predict", asked=_V1_EXPLAIN),
-    Route(ANY, f"{_V2_MODEL}/infer", "predict", "kserveV2Infer", asked=_V2),
-    Route(ANY, f"{_V2_MODEL}/explain", "predict", asked=_V2_EXPLAIN),
-    Route(ANY, f"{_V2_VERSION}/infer", "predict", asked=_V2, better=_NO_VERSIONS),
-    Route(ANY, f"{_V2_VERSION}/explain", "predict", asked=_V2_EXPLAIN, better=_NO_VERSIONS),
-    Route(ANY, "/predictions/{model_name}", "predict", "predictions", asked=_NATIVE),
-    Route(
-        ANY,
-        "/predictions/{model_name}/{model_version}",
-        "predict",
-        "versionPredictions",
-        asked=_NATIVE,
-    ),
-    Route(
-        ANY,
+    _prediction(f"{_V1_MODEL}:predict", _V1, "kserveV1Predict"),
+    _prediction(f"{_V1_MODEL}:explain", _V1_EXPLAIN),
+    _prediction(f"{_V2_MODEL}/infer", _V2, "kserveV2Infer"),
+    _prediction(f"{_V2_MODEL}/explain", _V2_EXPLAIN),
+    _prediction(f"{_V2_VERSION}/infer", _V2, better=_NO_VERSIONS),
+    _prediction(f"{_V2_VERSION}/explain", _V2_EXPLAIN, better=_NO_VERSIONS),
+    _prediction("/predictions/{model_name}", _NATIVE, "predictions"),
+    _prediction("/predictions/{model_name}/{model_version}", _NATIVE, "versionPredictions"),
+    _prediction(
         "/predictions/{model_name}/{model_version}/{tail}",
-        "predict",
-        asked=_NATIVE,
+        _NATIVE,
         note="the handler finds `tail` in the header `url_path`",
     ),
-    Route(ANY, "/explanations/{model_name}", "predict", asked=_NATIVE_EXPLAIN),
-    Route(ANY, "/explanations/{model_name}/{model_version}", "predict", asked=_NATIVE_EXPLAIN),
-    Route(
-        ANY, "/explanations/{model_name}/{model_version}/{tail}", "predict", asked=_NATIVE_EXPLAIN
-    ),
+    _prediction("/explanations/{model_name}", _NATIVE_EXPLAIN),
+    _prediction("/explanations/{model_name}/{model_version}", _NATIVE_EXPLAIN),
+    _prediction("/explanations/{model_name}/{model_version}/{tail}", _NATIVE_EXPLAIN),
 )
 
 OPEN_INFERENCE = (
@@ -140,10 +139,10 @@ OPEN_INFERENCE = (
 )
 
 QUERY_PREDICTIONS = (
-    Route(ANY, "/invocations", "predict", asked=_QUERY, note="SageMaker"),
-    Route(ANY, f"{_MODEL}/invoke", "predict", asked=_QUERY, note="SageMaker"),
-    Route(ANY, "/{model_name}/predict", "predict", asked=_QUERY),
-    Route(ANY, "/{model_name}/{model_version}/predict", "predict", asked=_QUERY),
+    _prediction("/invocations", _QUERY, note="SageMaker"),
+    _prediction(f"{_MODEL}/invoke", _QUERY, note="SageMaker"),
+    _prediction("/{model_name}/predict", _QUERY),
+    _prediction("/{model_name}/{model_version}/predict", _QUERY),
 )
 
 INFERENCE = (

@@ -14,7 +14,7 @@ def test_row_without_a_method_is_named():
 def test_applications_have_the_rules_of_the_table_and_no_others(ingress):
     for role, app in ingress.apps.items():
         # Given
-        routes = [one for one in (*EVERYWHERE, *ROUTES[role]) if one.asked is None]
+        routes = [one for one in (*EVERYWHERE, *ROUTES[role]) if one.target is None]
         # When
         found = {
             rule.endpoint.rpartition(".")[2]

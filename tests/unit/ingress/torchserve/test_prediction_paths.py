@@ -1,6 +1,7 @@
 import pytest
 
-from ingress.torchserve.prediction_paths import Target, parse_prediction_path
+from ingress.torchserve.prediction_paths import parse_prediction_path
+from ingress.torchserve.routes import Target
 
 
 @pytest.mark.parametrize(
