@@ -22,13 +22,13 @@ def run(url: str, worker_id: str, point: str) -> None:
         if here == point:
             os._exit(EXIT_CRASHED)
 
-    verbs = WorkerQueue(connect(url), KEY, worker_id, DEAD_AFTER_MS)
+    queue = WorkerQueue(connect(url), KEY, worker_id, DEAD_AFTER_MS)
     reach("before claim")
-    batch = verbs.claim(8, 0.0)
+    batch = queue.claim(8, 0.0)
     assert isinstance(batch, Batch)
     reach("after claim")
     items = items_of(batch)
-    verbs.reply(items, [make_reply(f"first {item.request_id}") for item in items])
+    queue.reply(items, [make_reply(f"first {item.request_id}") for item in items])
     reach("after reply")
 
 

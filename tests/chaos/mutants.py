@@ -47,7 +47,7 @@ MUTANTS = (
         f"{CHAOS}workers.py::test_f08_frozen_worker_that_wakes_up_cannot_answer_any_more",
     ),
     Mutant(
-        "who has the request in its lease may answer it, and nobody else",
+        "only a worker that has the request in its lease may answer it",
         "batching/store/scripts/reply.lua",
         "local is_whole = is_owning_all(first, last)",
         "local is_whole = true",
@@ -124,12 +124,12 @@ MUTANTS = (
         f"{CHAOS}redis.py::test_f15_f17_requests_survive_a_redis_that_lost_everything[flush]",
     ),
     Mutant(
-        "who waits for a version that nobody knows any more is told",
+        "a client that waits for an unregistered version is told",
         "batching/store/scripts/audit.lua",
         "is_abandoned and 4 or 1",
         "1",
         f"{CHAOS}registry.py"
-        "::test_unregistered_version_keeps_nobody_waiting_when_the_last_node_dies",
+        "::test_unregistered_version_keeps_no_client_waiting_when_the_last_node_dies",
     ),
     Mutant(
         "nodes restore the registry",
@@ -227,7 +227,7 @@ MUTANTS = (
         f"{CHAOS}scripts.py::test_f39_cancel_storm_leaves_nothing_to_wade_through",
     ),
     Mutant(
-        "a cancelled request is in nobody's lease",
+        "a cancelled request is in no lease",
         "batching/store/scripts/cancel.lua",
         "      end_lease(id, (string.match(record, '^%d+') or 0) + 1)\n",
         "",

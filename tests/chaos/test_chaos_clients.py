@@ -56,7 +56,7 @@ def test_f26_work_of_clients_that_left_the_queue_is_not_done(
         model.check(crowd)
 
 
-def test_f27_client_that_leaves_a_running_batch_harms_nobody(
+def test_f27_client_that_leaves_a_running_batch_harms_no_other_request(
     rig: Rig, crowd: Crowd, record_promise
 ) -> None:
     with rig.serve("f27", batch_size=4, max_batch_delay=TIME_TO_FILL_MS) as model:
@@ -192,7 +192,7 @@ def open_connections(rig: Rig) -> int:
 
 
 @pytest.mark.timeout(150)
-def test_f34_clients_that_hardly_read_slow_nobody_down(
+def test_f34_clients_that_hardly_read_slow_no_other_client_down(
     rig: Rig, crowd: Crowd, record_promise
 ) -> None:
     with rig.serve("f34", pace_s=0.002) as model:
@@ -211,7 +211,7 @@ def test_f34_clients_that_hardly_read_slow_nobody_down(
             for reader in readers:
                 reader.recv(1)
 
-            # Then nobody else waits longer
+            # Then no other client waits longer
             beside_s = percentile(latencies(crowd, "f34", 100, "beside"), 0.9)
 
             # And, in the long form: who takes nothing in for a minute is closed

@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
 class Line:
-    """The three parts' verbs over connections that the proxy can cut."""
+    """The three parts' queues over connections that the proxy can cut."""
 
     def __init__(self, harness: QueueHarness, proxy: ChaosProxy) -> None:
         self.harness = harness
@@ -57,8 +57,8 @@ class Line:
         self._runner = asyncio.Runner()
         self._async_client = connect_async(proxy.url)
         self._client = connect(proxy.url)
-        self._verbs = IngressQueue(self._async_client, KEY, "ingress-a", DEAD_AFTER_MS)
-        self.ingress: Any = Blocking(self._runner, self._verbs)
+        self._ingress = IngressQueue(self._async_client, KEY, "ingress-a", DEAD_AFTER_MS)
+        self.ingress: Any = Blocking(self._runner, self._ingress)
         self.node: Any = Blocking(self._runner, NodeQueue(self._async_client, DEAD_AFTER_MS, 2))
         self.worker = WorkerQueue(self._client, KEY, "worker-a", DEAD_AFTER_MS)
         for path in Path(scripts.__file__).parent.glob("*.lua"):
@@ -68,7 +68,7 @@ class Line:
     def warm_up(self) -> None:
         """Makes the connections, so that the next reply is that of the next command."""
         self.worker._scripts._call(("PING",))
-        for connection in (self._verbs._listener, self._verbs._submitter):
+        for connection in (self._ingress._listener, self._ingress._submitter):
             self._runner.run(connection.call(("PING",)))
         # Last: the connections of their own come from the same pools.
         self._client.ping()
@@ -87,7 +87,7 @@ class Line:
 
     def close(self) -> None:
         self._client.close()
-        self._runner.run(self._verbs.close())
+        self._runner.run(self._ingress.close())
         self._runner.run(self._async_client.aclose())
         self._runner.close()
 
@@ -411,7 +411,7 @@ def test_f21_claim_that_arrives_late_is_given_back_by_a_worker_that_waits(line: 
         eventually(lambda: line.proxy.cuts and harness.client.info("clients")["blocked_clients"])
 
         # When that claim is carried out after all, and brings something without waking it
-        harness.client.hset(harness.keys.gather, mapping={"worker": "nobody", "limit": 100})
+        harness.client.hset(harness.keys.gather, mapping={"worker": "unknown", "limit": 100})
         harness.submit("a")
         assert ids_of(harness.worker("worker-a").claim(1, 0.0)) == ["a"]
         harness.client.delete(harness.keys.gather)

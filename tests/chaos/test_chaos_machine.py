@@ -70,7 +70,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     backend: ClassVar[Backend]
     has_tickets: ClassVar[bool] = False
-    held = Bundle("held")  # what somebody may reply to
+    held = Bundle("held")  # requests that a worker may reply to
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,11 +106,11 @@ class QueueMachine(RuleBasedStateMachine):
         self.submit(INGRESSES[0], count)
 
     def worker(self, name: str) -> WorkerQueue:
-        verbs = self.harness.worker(name)
+        queue = self.harness.worker(name)
         if self.has_tickets:
-            verbs.give_tickets()
+            queue.give_tickets()
             self.idle.add(name)
-        return verbs
+        return queue
 
     # --- what the model does
 
@@ -208,7 +208,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.taken_away())
     @rule(pick=st.randoms(use_true_random=False))
     def reply_out_of_time(self, pick: Any) -> None:
-        """By a worker that was taken for dead, before or after somebody else has claimed again."""
+        """By a worker that was taken for dead, before or after another worker has claimed again."""
         self.reply_once(*pick.choice(self.taken_away()))
 
     @precondition(lambda self: self.suspects)

@@ -128,7 +128,7 @@ def test_f18_killed_connections_lose_nothing(rig: Rig, crowd: Crowd, record_prom
 
 
 @pytest.mark.parametrize("how", ["CLIENT PAUSE", "SIGSTOP"])
-def test_f19_redis_that_stands_still_makes_nobody_dead(
+def test_f19_redis_that_stands_still_makes_no_worker_dead(
     rig: Rig, crowd: Crowd, chaos_redis: EmbeddedRedis, record_promise, how: str
 ) -> None:
     name = "f19-pause" if how == "CLIENT PAUSE" else "f19-stop"
@@ -137,7 +137,7 @@ def test_f19_redis_that_stands_still_makes_nobody_dead(
         [long_one] = crowd.send(name, ["hold|at work"])
         eventually(lambda: "hold|at work" in model.bodies(), 5)
 
-        # When Redis answers nobody for two seconds
+        # When Redis answers no part for two seconds
         if how == "CLIENT PAUSE":
             rig.redis.client_pause(2000, all=True)
             for_seconds(2.0)
@@ -165,7 +165,7 @@ def test_f20_forgotten_scripts_are_sent_again(rig: Rig, crowd: Crowd, record_pro
         with crowd.flow("f20", 50, "r"), again_and_again(rig.redis.script_flush, 0.1):
             for_seconds(2.0)
 
-        # Then nobody sees it
+        # Then no client sees it
         record_promise("F20", str(checker.statuses(crowd.log)))
         assert set(checker.statuses(crowd.log)) == {"200"}
         model.check(crowd)
@@ -200,7 +200,7 @@ def test_f23_full_memory_stops_admission_only(rig: Rig, crowd: Crowd, record_pro
             for_seconds(10.0 if is_long() else 4.0)
             [over] = crowd.ask("f23", ["over"])
 
-            # Then beats and replies go on, and nobody is taken for dead
+            # Then beats and replies go on, and no worker is taken for dead
             assert held.status == 200
             assert (over.status, over.reason) == (503, "queue_memory")
             assert model.pids() == workers
@@ -278,7 +278,7 @@ def test_f22_f24_far_and_failing_over_redis_loses_nothing(
             # More came than could be worked off; those are answered now, before they lose patience.
             proxy.heal()
 
-        # Then nobody is lost; who was refused was told so
+        # Then no request is lost; each one that was refused was told so
         found = checker.statuses(crowd.log[:seen])
         beyond = checker.statuses(crowd.log[seen:])
         record_promise("F22 100", f"{cuts} resets: {found}")

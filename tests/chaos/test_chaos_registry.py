@@ -46,7 +46,7 @@ def test_node_that_missed_a_new_registration_serves_it_all_the_same(rig: Rig, cr
         eventually(lambda: model.pids() not in ([], [pid]), 10)
         assert [one.answer for one in crowd.ask("renewed", ["hello"])] == ["new"]
 
-        # And scaling replaces nobody
+        # And scaling replaces no worker
         [pid] = model.pids()
         rig.manage("PUT", "models/renewed", min_worker=2, synchronous="true")
         assert pid in model.pids()
@@ -75,7 +75,9 @@ def test_request_waits_for_the_next_worker_when_its_version_is_scaled_to_none_an
         model.check(crowd)
 
 
-def test_unregistered_version_keeps_nobody_waiting_when_a_node_dies(rig: Rig, crowd: Crowd) -> None:
+def test_unregistered_version_keeps_no_client_waiting_when_a_node_dies(
+    rig: Rig, crowd: Crowd
+) -> None:
     rig.add_node()
     with rig.serve("orphan") as model:
         # Given a worker of each of two nodes at its last batch, and requests behind them
@@ -102,7 +104,7 @@ def test_unregistered_version_keeps_nobody_waiting_when_a_node_dies(rig: Rig, cr
         assert came_true(lambda: _permanent(rig, "orphan") == [], 5), _permanent(rig, "orphan")
 
 
-def test_unregistered_version_keeps_nobody_waiting_when_the_last_node_dies(
+def test_unregistered_version_keeps_no_client_waiting_when_the_last_node_dies(
     rig: Rig, crowd: Crowd
 ) -> None:
     with rig.serve("alone") as model:
@@ -112,7 +114,7 @@ def test_unregistered_version_keeps_nobody_waiting_when_the_last_node_dies(
         waiting = crowd.send("alone", ["one"])
         eventually(lambda: model.waiting() == 1, 5)
 
-        # When the version is unregistered, and nobody is left who knew of it
+        # When the version is unregistered, and the only node that knew of it is gone
         Registry(rig.redis).remove(VersionKey("alone", "1.0"))
         rig.remove_node(rig.nodes[0])
         killed_at = time.monotonic()
@@ -140,7 +142,7 @@ def test_node_that_is_stopped_refuses_what_waits_for_an_unregistered_version(
         stopped = node.stop_by(lambda: (os.kill(node.pid, signal.SIGTERM), model.let_go()))
         crowd.wait()
 
-        # Then nobody is left to wait, and nothing is left
+        # Then no client is left to wait, and nothing is left
         assert stopped.exit_code == 0
         assert [one.status for one in busy + waiting] == [200, 404]
         assert came_true(lambda: _permanent(rig, "last") == [], 5), _permanent(rig, "last")

@@ -78,7 +78,7 @@ def test_f09_f10_f11_crash_at_any_point_of_a_turn_loses_and_doubles_nothing(
     assert real_harness.open_ids() == set()
 
 
-def test_f12_late_reply_counts_once_and_nobody_runs_the_request_again(
+def test_f12_late_reply_counts_once_and_the_request_is_not_run_again(
     harness: QueueHarness, record_promise
 ) -> None:
     # Given a worker that was taken for dead while it worked
@@ -117,7 +117,7 @@ def test_f25_clock_steps_of_parts_mean_nothing(
     monkeypatch.setattr(time, "monotonic", lambda: real_mono() + hours * 3600)
     assert abs(datetime.datetime.now(datetime.UTC).timestamp() - time.time()) > 3000  # noqa: TID251
 
-    # Then nobody is dead, nothing expires, and what is submitted now lives as long as it should
+    # Then no worker is dead, nothing expires, and what is submitted now lives as long as it should
     assert real_harness.node().dead_workers([KEY]) == []
     assert real_harness.node().reclaim(KEY, "worker-a", ReclaimMode.DEAD) is None
     assert real_harness.submit("new", ttl_ms=5_000) == [1]
@@ -145,7 +145,9 @@ class WakeupThief(WorkerQueue):
         return super().wait_for_work(timeout_s)
 
 
-def test_f38_lost_wakeup_costs_a_second_at_most(real_harness: QueueHarness, record_promise) -> None:
+async def test_f38_lost_wakeup_costs_a_second_at_most(
+    real_harness: QueueHarness, record_promise
+) -> None:
     # Given a worker about to wait, a node that has just beaten, and a request that comes just then
     client = real_harness.backend.connect()
     worker = WakeupThief(client, KEY, "worker-a", DEAD_AFTER_MS)
@@ -154,18 +156,14 @@ def test_f38_lost_wakeup_costs_a_second_at_most(real_harness: QueueHarness, reco
     batcher = Batcher(worker, FixedPolicy(8, 0.005))
 
     # When its wake-up is lost
-    async def gather() -> tuple[Batch | None, float]:
-        async with connect_async(real_harness.backend.url) as node_client:
-            heart = heart_of(NodeQueue(node_client, DEAD_AFTER_MS))
-            await heart.beat()
-            beating = asyncio.create_task(heart.run())
-            began = time.monotonic()
-            batch = await asyncio.to_thread(batcher.gather, lambda: False, IDLE_S)
-            took_s = time.monotonic() - began
-            await end_tasks([beating])
-            return batch, took_s
-
-    batch, took_s = asyncio.run(gather())
+    async with connect_async(real_harness.backend.url) as node_client:
+        heart = heart_of(NodeQueue(node_client, DEAD_AFTER_MS))
+        await heart.beat()
+        beating = asyncio.create_task(heart.run())
+        began = time.monotonic()
+        batch = await asyncio.to_thread(batcher.gather, lambda: False, IDLE_S)
+        took_s = time.monotonic() - began
+        await end_tasks([beating])
 
     # Then the request is found all the same
     record_promise("F38", f"{took_s:.2f} s")
@@ -174,12 +172,12 @@ def test_f38_lost_wakeup_costs_a_second_at_most(real_harness: QueueHarness, reco
     client.connection_pool.disconnect()
 
 
-def heart_of(verbs: NodeQueue) -> Heartbeat:
+def heart_of(queue: NodeQueue) -> Heartbeat:
     """Returns the heartbeat of a node with the one worker of these tests."""
     outage = make_outage()
-    record = SlotRecord(verbs, outage, KEY, Backoff())
+    record = SlotRecord(queue, outage, KEY, Backoff())
     record.status = WORKER
-    return Heartbeat(verbs, NODE, lambda: [record], lambda: [KEY], lambda: None, outage=outage)
+    return Heartbeat(queue, NODE, lambda: [record], lambda: [KEY], lambda: None, outage=outage)
 
 
 def test_f39_cancel_storm_leaves_nothing_to_wade_through(

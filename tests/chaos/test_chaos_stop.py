@@ -39,7 +39,7 @@ def test_f30_nodes_can_be_replaced_under_load(rig: Rig, crowd: Crowd, record_pro
                 codes.append(stopped.exit_code)
                 assert stopped.left_behind == []
 
-        # Then nobody sees it
+        # Then no client sees it
         record_promise("F30", f"{checker.statuses(crowd.log)}, {max(seconds):.1f} s")
         assert codes == [0, 0, 0]
         assert_within(max(seconds), STOP_S)
@@ -98,7 +98,7 @@ def test_f31_clients_that_keep_their_connections_lose_no_accepted_request(
         for client in clients:
             client.close()
 
-        # Then who was accepted was answered, every time, and nobody hangs
+        # Then each accepted request was answered, every time, and no client hangs
         ok, accepted = found.count(200), model.counters()["accepted"]
         record_promise("F31 kept", f"{ok} of {accepted}, {stopped.seconds:.1f} s")
         assert not any(thread.is_alive() for thread in threads)

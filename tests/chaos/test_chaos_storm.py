@@ -61,7 +61,7 @@ def test_f03_kill_storm_loses_nothing(rig: Rig, crowd: Crowd, record_promise) ->
             for _ in range(turns):
                 killer.turn(2.0)
 
-        # Then nobody sees anything but a delay
+        # Then no client sees anything but a delay
         found = checker.statuses(crowd.log)
         slowest_s = max(one.seconds for one in crowd.log)
         doubled = model.counters()["replied"] - len(crowd.log)

@@ -86,7 +86,7 @@ def test_f04_f05_poison_fails_alone(
         bad = [f"segfault|{number}" for number in range(poisons)]
         sent = crowd.ask(row.lower(), good[:3] + bad + good[3:])
 
-        # Then each poison is answered for itself, after its second crash, and nobody else is hit
+        # Then each poison is answered for itself, after its second crash, and no other is hit
         statuses = {one.body: one.status for one in sent}
         crashes = max(model.bodies().count(body) for body in bad)
         ok = sum(statuses[body] == 200 for body in good)
@@ -100,14 +100,16 @@ def test_f04_f05_poison_fails_alone(
         model.check(crowd)
 
 
-def test_f04_poison_that_keeps_coming_costs_nobody_else_an_answer(rig: Rig, crowd: Crowd) -> None:
+def test_f04_poison_that_keeps_coming_costs_no_other_client_an_answer(
+    rig: Rig, crowd: Crowd
+) -> None:
     with rig.serve("f04b") as model:
         # When one after the other kills the only worker, right after its start
         with crowd.flow("f04b", 20, "good"):
             for number in range(3):
                 crowd.ask("f04b", [f"segfault|{number}"])
 
-        # Then only they fail, and whoever comes while the worker is replaced waits for the next one
+        # Then only they fail, and a request that comes while the worker is replaced waits
         crowd.wait()
         statuses = Counter((one.status, one.body.startswith("good")) for one in crowd.log)
         assert statuses.pop((500, False)) == 3
@@ -218,7 +220,7 @@ def test_f13_worker_that_never_starts_backs_off_and_the_queue_refuses(
         # Given a worker that dies at each start
         eventually(lambda: len(ledger.calls()) >= 3, 15)
 
-        # When somebody asks
+        # When a client asks
         [sent] = crowd.ask("f13", ["hello"])
         ready = rig.http.get(f"{rig.inference}/readyz", timeout=5)
 
@@ -260,7 +262,7 @@ def test_f14_requests_wait_for_the_successor_of_the_last_worker(
         model.check(crowd)
 
 
-def test_f14_requests_are_told_at_their_deadline_when_nobody_comes(
+def test_f14_requests_are_told_at_their_deadline_when_no_worker_comes(
     rig: Rig, crowd: Crowd, record_promise
 ) -> None:
     with rig.serve("f14b", batch_size=1) as model:

@@ -24,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FerryServer]:
 
 @pytest.fixture(scope="session")
 def scripted(server: FerryServer) -> str:
-    """An archive of the scripted handler in the server's store; registered by nobody."""
+    """An archive of the scripted handler in the server's store, not registered."""
     return make_scripted(server.store, "scripted")[0]
 
 

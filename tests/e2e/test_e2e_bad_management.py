@@ -1,4 +1,4 @@
-"""Archives and commands that go wrong get TorchServe's words, change nothing and harm nobody.
+"""Archives and commands that go wrong get TorchServe's words, change nothing and harm no model.
 
 Source of the texts: TorchServe 0.12, management API.
 """

@@ -1,4 +1,4 @@
-"""A kernel that fails poisons its whole process; nobody but the request at fault notices."""
+"""A kernel that fails poisons its whole process; only the request at fault notices."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a server costs that nobody asks, and that a long queue costs a claim nothing."""
+"""What an idle server costs, and that a long queue costs a claim nothing."""
 
 import statistics
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
-    """Five models, a worker each, and nobody who asks."""
+    """Five models, a worker each, and no client."""
     first = free_ports(3)
     with Fleet(ports=range(first, first + 3)) as running:
         idle.register_models(running, SETTLE_S)

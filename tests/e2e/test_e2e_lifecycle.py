@@ -78,7 +78,7 @@ def test_scaling_to_none_answers_what_waits(
         server.manage("PUT", "models/abandoned", min_worker=0, synchronous="true")
         statuses = [answer.status for answer in clients.receive(4)]
 
-    # Then the running request is answered and the waiting ones are refused; nobody hangs
+    # Then the running request is answered and the waiting ones are refused; no client hangs
     assert sorted(statuses) == [200, 503, 503, 503]
     assert_within(time.monotonic() - started, 5)
 
@@ -113,7 +113,7 @@ def test_unregistering_answers_what_is_queued_and_leaves_no_worker(
 
 
 @pytest.mark.slow
-def test_node_clears_its_disk_of_what_nobody_needs_for_long(tmp_path: Path) -> None:
+def test_node_clears_its_disk_of_what_was_not_needed_for_long(tmp_path: Path) -> None:
     # Given a server with one model, and what was unpacked for another one
     work_dir = tmp_path / "work"
     server = FerryServer(tmp_path, environment={"FERRY_UNUSED_FILES_KEPT_S": "60"})

@@ -54,7 +54,7 @@ def test_model_runs_in_an_environment_of_its_own(server: FerryServer) -> None:
     with server.model(archive, "needy", initial_workers=2):
         answer, prefix = server.predict("needy", b"").text.split()
 
-        # Then its workers have the package, and nobody else does
+        # Then its workers have the package, and no other worker has it
         assert answer == "42"
         assert Path(prefix).is_relative_to(server.folder / "work" / "environments")
         refused = server.manage("POST", "models", url=plain, initial_workers=1)
@@ -63,7 +63,7 @@ def test_model_runs_in_an_environment_of_its_own(server: FerryServer) -> None:
 
 @pytest.mark.slow
 def test_installation_that_fails_is_told_and_nothing_is_registered(server: FerryServer) -> None:
-    # Given a model that requires what nobody has
+    # Given a model that requires a package that does not exist
     archive = archive_with(server.store, "hopeless", "no_such_package_anywhere\n")
 
     # When it is registered

@@ -139,7 +139,7 @@ def test_b11_server_with_tokens_serves_who_has_the_key(tmp_path: Path) -> None:
         archive, _ = make_scripted(server.store, "guarded")
         keys = {scope: entry["key"] for scope, entry in json.loads(path.read_text()).items()}
 
-        # When / Then nobody gets in without
+        # When / Then no client gets in without
         assert server.manage("GET", "models").status_code == 400
         assert server.predict("guarded").json()["type"] == "InvalidKeyException"
 

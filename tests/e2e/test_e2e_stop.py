@@ -232,7 +232,7 @@ def test_make_demo_shows_the_digits_and_ctrl_c_leaves_nothing(tmp_path: Path) ->
         assert "batches the server formed" in shown
         assert requests.get("http://127.0.0.1:8080/ping", timeout=5).status_code == 200
 
-        # When somebody presses Ctrl-C
+        # When a user presses Ctrl-C
         stopped = demo.stop_by(lambda: os.write(keyboard, CTRL_C))
     finally:
         demo.kill()

@@ -58,7 +58,7 @@ def test_second_node_serves_registered_models_and_shares_their_batches(
         assert [worker["status"] for worker in workers] == ["READY", "READY"]
         assert len({worker["node"] for worker in workers}) == 2
 
-        # And eight simultaneous requests are one batch of eight, whoever takes it
+        # And eight simultaneous requests are one batch of eight, on either node
         sizes = []
         with Clients(shared_server.inference, 16) as clients:
             for number in range(TRIES):

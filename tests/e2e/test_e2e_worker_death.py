@@ -1,4 +1,4 @@
-"""A worker dies under a batch: every request is answered once, by somebody else."""
+"""A worker dies under a batch: every request is answered once, by another worker."""
 
 import os
 import signal
@@ -50,7 +50,7 @@ def test_killed_worker_batch_is_answered_by_others_exactly_once(
         assert [answer.body.decode() for answer in answers] == bodies
         assert clients.unasked(0.5) == 0
 
-        # And nothing was run more than twice, after the kill alone and by somebody else
+        # And nothing was run more than twice, after the kill alone and by another worker
         calls = ledger.calls()
         assert {ledger.executions(body) for body in bodies} == {MAX_EXECUTIONS}
         assert [len(call.bodies) for call in calls[1:]] == [1] * BATCH_SIZE

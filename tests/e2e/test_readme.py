@@ -129,7 +129,7 @@ def redis_url() -> Iterator[str]:
 def test_document_marks_every_shell_block(document, least):
     # Given
     text = (ROOT / document).read_text(encoding="utf-8")
-    # When / Then: a block that nobody runs rots
+    # When / Then: a block that is never run rots
     assert len(blocks(document)) == len(ANY_SHELL.findall(text)) >= least
 
 

@@ -140,5 +140,5 @@ def test_job_that_was_broken_off_is_begun_again(real_backend, start_worker):
     assert inspection.result().model_name == str(worker.pid)
 
 
-def test_job_that_nobody_takes_is_given_up(real_backend):
+def test_job_that_no_node_takes_is_given_up(real_backend):
     assert isinstance(Inspection(real_backend.connect(), timeout_s=1.0).result(), RequestTimeout)

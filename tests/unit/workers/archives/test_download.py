@@ -268,7 +268,7 @@ def test_file_that_comes_into_the_store_during_a_download_stays(store):
     assert not list(store.glob(".*"))
 
 
-def test_download_that_another_node_has_brought_meanwhile_is_in_nobodys_way(store):
+def test_download_that_another_node_has_brought_meanwhile_is_not_in_the_way(store):
     # Given nodes that share their store, and start a worker each
     def bring(*_):
         if not (store / "echo.mar").exists():

@@ -120,7 +120,7 @@ def test_file_url_that_a_link_leads_out_of_the_store_says_so(store, tmp_path):
 
 
 def test_named_pipe_in_the_store_is_no_archive(store):
-    # Given one that has a model's name; whoever opens it waits for ever
+    # Given one that has a model's name; opening it takes for ever
     os.mkfifo(store / "pipe.mar")
 
     # When / Then

@@ -44,7 +44,7 @@ def test_node_keeps_a_download_that_another_version_may_mean(other, store):
     assert not (store / "echo.mar").exists()
 
 
-def test_download_that_nobody_has_needed_for_long_goes(store, tmp_path):
+def test_download_that_was_not_needed_for_long_goes(store, tmp_path):
     # Given a download that was registered under its name in the store, and the operator's own file
     locate_archive(URL, store, downloader=web_with_archive().downloader())
     (store / "own.mar").write_bytes(b"mine")

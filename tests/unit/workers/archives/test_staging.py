@@ -109,7 +109,7 @@ def test_nothing_is_removed_from_under_an_unpacking_that_a_stop_abandons(tmp_pat
     [folder] = work_dir.glob(".unpack-*")
     assert (folder / "content" / "half").exists()
 
-    # And the folder goes with the others that nobody needs
+    # And the folder goes with the others that are not needed
     old_s = time.time() - ABANDONED_AFTER_S - 60  # noqa: TID251 - what file systems keep
     for place in (folder / "content", folder):
         os.utime(place, (old_s, old_s))
@@ -117,7 +117,7 @@ def test_nothing_is_removed_from_under_an_unpacking_that_a_stop_abandons(tmp_pat
     assert not folder.exists()
 
 
-def test_unpacked_archive_goes_when_nobody_has_needed_it_for_long(tmp_path):
+def test_unpacked_archive_goes_when_it_was_not_needed_for_long(tmp_path):
     # Given
     kept = [
         make(tmp_path / "work", "a" * 64, KEPT_S - 60),

@@ -123,7 +123,7 @@ def test_handler_is_stopped_when_no_client_is_left():
     # When
     replies = runner(handler, send=queue.send).run(batch(body(), body()))
 
-    # Then: nobody sees these, and nothing is run again
+    # Then: no client sees these, and nothing is run again
     assert all(reply.error_type for reply in replies)
     assert queue.calls == 2
     assert len(handler.batches) == 1
@@ -220,8 +220,8 @@ def test_pieces_go_to_the_requests_that_are_named():
 
     def answer(rows, context):
         context.set_response_header(2, "x-n", 2)
-        context.send_pieces(["c", "of nobody"], {0: context.request_ids[2]})
-        context.send_pieces({0: "a", 7: "of nobody"}, {0: context.request_ids[0]})
+        context.send_pieces(["c", "of no row"], {0: context.request_ids[2]})
+        context.send_pieces({0: "a", 7: "of no row"}, {0: context.request_ids[0]})
         return ["end"] * len(rows)
 
     # When

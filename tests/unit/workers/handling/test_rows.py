@@ -106,7 +106,7 @@ HOSTILE_JSON = {
 
 
 @pytest.mark.parametrize(("content", "kind"), HOSTILE_JSON.values(), ids=HOSTILE_JSON)
-def test_b03_hostile_json_costs_little_and_harms_nobody(content, kind):
+def test_b03_hostile_json_costs_little_and_harms_no_other_row(content, kind):
     # Given a handler that gives back what it got
     handler = Handler(lambda rows, context: [row["body"] for row in rows])
 

@@ -137,7 +137,7 @@ def test_oversized_answer_is_refused_alone():
 
 
 def measures(rows, context):
-    """A handler of somebody's own, which opens images by itself."""
+    """A user's own handler, which opens images by itself."""
     return [str(Image.open(io.BytesIO(row["body"])).size) for row in rows]
 
 

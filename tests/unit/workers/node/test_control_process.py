@@ -75,7 +75,7 @@ def test_control_worker_waits_for_a_redis_that_starts_later(tmp_path):
         eventually(lambda: "Redis does not answer" in log.read_text(), 20)
         # When
         with server, connect(server.url) as client:
-            # Then it is the same process, and nobody has to start another every second
+            # Then it is the same process, and the node does not start another every second
             eventually(lambda: _listens_for_jobs(client), 20)
             worker.send_signal(signal.SIGTERM)
             assert worker.wait(20) == 0

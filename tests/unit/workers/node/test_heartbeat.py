@@ -32,13 +32,13 @@ class Parts:
         self.server = fakeredis.FakeServer()
         self.registry = Registry(fakeredis.FakeRedis(server=self.server))
         client = fakeredis.aioredis.FakeRedis(server=self.server)
-        self.verbs = NodeQueue(client, int(DEAD_AFTER_S * 1000))
+        self.queue = NodeQueue(client, int(DEAD_AFTER_S * 1000))
         outage = make_outage()
-        record = SlotRecord(self.verbs, outage, KEY, Backoff())
+        record = SlotRecord(self.queue, outage, KEY, Backoff())
         record.status = WORKER
         self.forgotten = 0
         self.heart = Heartbeat(
-            self.verbs,
+            self.queue,
             NODE,
             lambda: [record],
             lambda: [KEY],
@@ -48,7 +48,7 @@ class Parts:
             outage=outage,
         )
         self.dead_workers = DeadWorkers(
-            self.verbs, lambda: [KEY], self.heart.is_steady, self.heart.overdue, outage
+            self.queue, lambda: [KEY], self.heart.is_steady, self.heart.overdue, outage
         )
 
     def _count(self):
@@ -67,18 +67,18 @@ def parts():
     return Parts()
 
 
-async def test_nodes_that_nobody_was_there_to_miss_are_forgotten_by_the_next_one(parts):
+async def test_nodes_that_died_unseen_are_forgotten_by_the_next_one(parts):
     gone, other = (replace(NODE, node_id=node_id) for node_id in ("node-x", "node-b"))
     lost = replace(WORKER, worker_id="node-x-1", node_id="node-x")
     client = fakeredis.FakeRedis(server=parts.server)
 
     # Given all nodes dead for so long that their last beats have expired
     parts.registry.create(make_spec())
-    await join(parts.verbs, gone)
-    await parts.verbs.report(KEY, lost)
+    await join(parts.queue, gone)
+    await parts.queue.report(KEY, lost)
     client.delete(keys.NODES, VersionKeys.of(KEY).worker_beats)
     # When
-    await join(parts.verbs, other)
+    await join(parts.queue, other)
     await parts.heart.beat()
     # Then
     assert sorted(client.hkeys(keys.NODE_INFO)) == [b"node-a", b"node-b"]
@@ -86,16 +86,16 @@ async def test_nodes_that_nobody_was_there_to_miss_are_forgotten_by_the_next_one
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["known", "new"])
-async def test_nobody_is_taken_for_dead_right_after_an_outage(parts, is_new):
+async def test_no_worker_is_taken_for_dead_right_after_an_outage(parts, is_new):
     other = replace(WORKER, worker_id="node-b-1", node_id="node-b")
 
     # Given two nodes' workers that beat, unless the version is newer than the last beat
     if not is_new:
         await parts.heart.beat()
-    await parts.verbs.report(KEY, other)
-    await parts.verbs.beat({KEY: ["node-b-1"]})
-    await join(parts.verbs, replace(NODE, node_id="node-b"))
-    # When nobody can be heard for longer than anybody may be silent
+    await parts.queue.report(KEY, other)
+    await parts.queue.beat({KEY: ["node-b-1"]})
+    await join(parts.queue, replace(NODE, node_id="node-b"))
+    # When no node can be heard for longer than a node may be silent
     parts.server.connected = False
     with pytest.raises(redis.ConnectionError):
         await parts.heart.beat()
@@ -104,11 +104,11 @@ async def test_nobody_is_taken_for_dead_right_after_an_outage(parts, is_new):
     parts.silence("node-b-1")
     await parts.heart.beat()
     # Then silence means nothing yet
-    assert await parts.verbs.dead_workers([KEY]) == [(KEY, "node-b-1")]
+    assert await parts.queue.dead_workers([KEY]) == [(KEY, "node-b-1")]
     await parts.dead_workers.reap()
-    assert await parts.verbs.dead_workers([KEY]) == [(KEY, "node-b-1")]
+    assert await parts.queue.dead_workers([KEY]) == [(KEY, "node-b-1")]
 
-    # And means something again when there was time to beat, and nobody did
+    # And means something again when there was time to beat, and no beat came
     living = asyncio.create_task(parts.heart.run())
     reaping = asyncio.create_task(parts.dead_workers.run())
     await eventually_async(lambda: parts.workers() == ["node-a-1"])
@@ -137,7 +137,7 @@ async def test_worker_that_a_server_that_took_over_lists_again_is_forgotten(part
 
     # Given
     await parts.heart.beat()
-    await join(parts.verbs, replace(NODE, node_id="node-b"))
+    await join(parts.queue, replace(NODE, node_id="node-b"))
     # When Redis was away, and has not heard that this node's worker had been forgotten
     if is_noticed:
         parts.server.connected = False
@@ -147,7 +147,7 @@ async def test_worker_that_a_server_that_took_over_lists_again_is_forgotten(part
     else:
         parts.heart.doubt()
     for listed in (former, other, replace(WORKER, state=WorkerState.LOADING)):
-        await parts.verbs.report(KEY, listed)
+        await parts.queue.report(KEY, listed)
     await parts.heart.beat()
     # Then other nodes' workers are theirs to forget
     assert parts.workers() == ["node-a-1", "node-b-0"]
@@ -167,17 +167,17 @@ class Interrupted(NodeQueue):
 
 
 async def test_worker_that_is_given_up_during_a_beat_stays_listed(parts):
-    verbs = Interrupted(parts.verbs._client, int(DEAD_AFTER_S * 1000))
-    parts.heart._queue = verbs
+    queue = Interrupted(parts.queue._client, int(DEAD_AFTER_S * 1000))
+    parts.heart._queue = queue
     [record] = parts.heart._records()
 
     # Given
     await parts.heart.beat()
     # When
-    verbs.meanwhile = lambda: record.set_state(WorkerState.FAILED, error="no weights")
+    queue.meanwhile = lambda: record.set_state(WorkerState.FAILED, error="no weights")
     await parts.heart.beat()
-    # Then it does not count, and once its beat is old, nobody takes it for dead
+    # Then it does not count, and once its beat is old, no node takes it for dead
     client = fakeredis.FakeRedis(server=parts.server)
     assert not client.exists(VersionKeys.of(KEY).worker_beats)
-    assert await parts.verbs.dead_workers([KEY]) == []
+    assert await parts.queue.dead_workers([KEY]) == []
     assert parts.workers() == ["node-a-1"]

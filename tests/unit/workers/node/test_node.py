@@ -39,7 +39,7 @@ async def test_node_lives_on_when_one_of_its_roles_fails(real_backend, registry,
     # When the epoch is one that no code has written
     epoch = await eventually_async(registry.epoch)
     real_backend.client.set(keys.EPOCH, b"\xff")
-    registry.announce("nobody")
+    registry.announce("unknown")
     await eventually_async(lambda: said in caplog.text, 10)
     # Then it lives, and goes on once that is mended
     assert not living.done()

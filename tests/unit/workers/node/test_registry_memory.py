@@ -52,7 +52,7 @@ def test_emptied_redis_is_told_who_lives_before_it_is_told_what_is_registered(
     client.flushall()
     # When
     keeper.look(lambda: known.append(registry.snapshot()))
-    # Then: between the two, whoever asks waits instead of being refused
+    # Then: between the two, a request waits instead of being refused
     assert known == [{}]
     assert registry.specs() == [SPEC]
     # When nothing was lost

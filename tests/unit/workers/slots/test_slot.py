@@ -41,13 +41,13 @@ class Parts:
         self.client = fakeredis.FakeRedis(server=self.server)
         self.registry = Registry(self.client, dead_after_s=DEAD_AFTER_S)
         client = fakeredis.aioredis.FakeRedis(server=self.server)
-        self.verbs = NodeQueue(client, DEAD_AFTER_S * 1000)
+        self.queue = NodeQueue(client, DEAD_AFTER_S * 1000)
         self.python = python
         self.starts = 0
         context = SlotContext(
             "node-a",
             settings or Settings(),
-            self.verbs,
+            self.queue,
             itertools.count(),
             prepare or self._prepare,
             make_outage(),
@@ -59,8 +59,8 @@ class Parts:
         return Prepared(Path(), self.python)
 
     async def give_up(self):
-        """The slot has given up, as everybody sees, and is stopped."""
-        await join(self.verbs, NODE)
+        """The slot has given up, as Redis says, and is stopped."""
+        await join(self.queue, NODE)
         living = asyncio.create_task(self.slot.run())
         await eventually_async(lambda: self.states() == [WorkerState.FAILED])
         assert self.slot.record.state is WorkerState.FAILED
@@ -75,10 +75,10 @@ class Parts:
 
     async def fail_often(self):
         """The slot has tried in vain until it is not counted on any more, and is stopped."""
-        await join(self.verbs, NODE)
+        await join(self.queue, NODE)
         living = asyncio.create_task(self.slot.run())
         await eventually_async(lambda: not self.slot.record.is_expected and not self.beats(), 20)
-        # Between its last worker and the next report of it, nobody is seen.
+        # Between its last worker and the next report of it, no worker is seen.
         [worker] = await eventually_async(lambda: self.registry.workers(KEY))
         assert not living.done()
         self.slot.stop()
@@ -260,7 +260,7 @@ def test_standard_error_of_a_worker_goes_with_its_output_into_files(is_in_files,
     assert ("warned\n" in printed, "warned\n" in warned) == (is_in_files, not is_in_files)
 
 
-def test_model_that_cannot_be_installed_is_given_up_at_once_and_nobody_waits_for_it(caplog):
+def test_model_that_cannot_be_installed_is_given_up_at_once_and_no_client_waits(caplog):
     # Given
     spec = make_spec()
     parts = Uninstallable(Path("/nowhere/python"), spec)

@@ -21,8 +21,8 @@ async def test_drained_slots_are_not_opened_again():
         prepared.append(spec)
         await asyncio.Event().wait()
 
-    verbs = NodeQueue(fakeredis.aioredis.FakeRedis(), 3000)
-    context = SlotContext("node-a", Settings(), verbs, itertools.count(), prepare, make_outage())
+    queue = NodeQueue(fakeredis.aioredis.FakeRedis(), 3000)
+    context = SlotContext("node-a", Settings(), queue, itertools.count(), prepare, make_outage())
     slots = Slots(context, [], lambda: ends.append(True))
     slots.follow(wanted)
     await eventually_async(lambda: prepared)
