@@ -63,13 +63,16 @@ class _Secret:
         return self.expires_at is not None and self.expires_at <= _now()
 
 
+_NO_KEY = _Secret(b"", None)  # no token has this digest
+
+
 class KeyFile:
     """Checks tokens against the file and renews its keys. Safe to use from several threads."""
 
     def __init__(self, path: Path, *, lifetime_min: float) -> None:
         self._path = path
         self._lifetime_min = lifetime_min
-        self._secrets: Mapping[KeyScope, _Secret] = {}
+        self._secrets: Mapping[KeyScope, _Secret] = dict.fromkeys(KeyScope, _NO_KEY)
         self._seen: tuple[int, int] | None = None
         self._look_at_s = 0.0
 
@@ -85,7 +88,7 @@ class KeyFile:
                     self._write({str(scope): self._new_entry(scope) for scope in KeyScope})
                     log.info("made key_file=%s", self._path)
                 self._read()
-                expired = [scope for scope in RENEWABLE if self._has_expired(scope)]
+                expired = [scope for scope in RENEWABLE if self._secrets[scope].has_expired()]
                 if expired:
                     self._replace(expired)
         except OSError as error:
@@ -101,10 +104,10 @@ class KeyFile:
         """Returns whether the token is this scope's key now."""
         if time.monotonic() >= self._look_at_s:
             self._look()
-        if self._matches(scope, token):
+        if self._secrets[scope].matches(token):
             return True
         # Another process may have made it a moment ago.
-        return self._look() and self._matches(scope, token)
+        return self._look() and self._secrets[scope].matches(token)
 
     def renew(self, scope: KeyScope) -> None:
         """Writes a new key for this scope into the file; the old key stops working here.
@@ -114,14 +117,6 @@ class KeyFile:
         """
         with self._locked():
             self._replace([scope])
-
-    def _matches(self, scope: KeyScope, token: str) -> bool:
-        secret = self._secrets.get(scope)
-        return secret is not None and secret.matches(token)
-
-    def _has_expired(self, scope: KeyScope) -> bool:
-        secret = self._secrets.get(scope)
-        return secret is not None and secret.has_expired()
 
     def _look(self) -> bool:
         """Reads the file again if it has changed; returns whether it did.
@@ -196,7 +191,8 @@ def open_keys(settings: Settings) -> KeyFile | None:
 
 def _secrets_of(document: Mapping[str, Any]) -> dict[KeyScope, _Secret]:
     """Returns the keys' digests by section; a missing section opens nothing."""
-    return {scope: _secret(scope, document[scope]) for scope in KeyScope if scope in document}
+    found = {scope: _secret(scope, document[scope]) for scope in KeyScope if scope in document}
+    return {**dict.fromkeys(KeyScope, _NO_KEY), **found}
 
 
 def _secret(scope: KeyScope, entry: Any) -> _Secret:
