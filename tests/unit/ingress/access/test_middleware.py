@@ -67,10 +67,10 @@ def test_answer_is_counted_and_otherwise_as_it_was():
     assert wire.sent == [(200, [("a", "b")], b"body")]
 
 
-def test_request_that_broke_the_application_is_counted_as_an_error():
+async def test_request_that_broke_the_application_is_counted_as_an_error():
     counted = []
     with pytest.raises(RuntimeError):
-        asyncio.run(AccessMiddleware(broken, counted.append)(request(Wire())))
+        await AccessMiddleware(broken, counted.append)(request(Wire()))
     assert counted == [500]
 
 

@@ -9,7 +9,7 @@ import uvloop
 
 from ingress.http1.exchange import AHEAD_BYTES
 from ingress.http1.request_parser import MAX_HEADERS
-from ingress.listeners import Address, Listener
+from ingress.listeners import Address, AddressUnavailable, Listener
 from tests.ports import free_ports
 from tests.support import eventually
 from tests.unit.ingress.sockets import connect_to, read_to_end, statuses
@@ -385,7 +385,7 @@ def test_b15_request_behind_one_with_too_large_a_head_is_not_served(serve, lines
     assert app.seen == []
 
 
-def test_client_is_held_up_while_nobody_takes_its_body(serve):
+def test_client_is_held_up_while_its_body_is_not_read(serve):
     size_bytes = 64 * 1024 * 1024
 
     def client(url, app):
@@ -450,18 +450,14 @@ def test_answer_that_is_about_to_leave_is_sent_whatever_comes(serve, event):
     assert bodies(serve(client)) == [b"GET /waits/watched? "]
 
 
-def test_second_server_on_a_unix_socket_is_refused(tmp_path):
+async def test_second_server_on_a_unix_socket_is_refused(tmp_path):
     path = tmp_path / "ferry.sock"
-
-    async def main():
-        with socket.socket(socket.AF_UNIX) as first:
-            first.bind(str(path))
-            first.listen()
-            with pytest.raises(Exception, match="cannot listen"):
-                await Listener(Address("", 0, path), Application()).start()
-        # When: the first one is gone, and has left its file
-        second = Listener(Address("", 0, path), Application())
-        await second.start()
-        second.stop()
-
-    asyncio.run(main())
+    with socket.socket(socket.AF_UNIX) as first:
+        first.bind(str(path))
+        first.listen()
+        with pytest.raises(AddressUnavailable, match="cannot listen"):
+            await Listener(Address("", 0, path), Application()).start()
+    # When: the first one is gone, and has left its file
+    second = Listener(Address("", 0, path), Application())
+    await second.start()
+    second.stop()

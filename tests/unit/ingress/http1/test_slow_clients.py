@@ -197,7 +197,7 @@ def test_f34_stream_that_is_read_slowly_is_not_taken_for_one_that_is_not_read(is
     assert received.count(piece) == count
 
 
-def test_f34_clients_that_do_not_read_slow_nobody_down(ingress, node):
+def test_f34_clients_that_do_not_read_slow_no_other_client_down(ingress, node):
     # Given: twenty clients that ask for an answer of 99 kB and read nothing
     ingress.register("echo")
     body = os.urandom(99_000)

@@ -39,42 +39,39 @@ def metrics():
     return counted
 
 
-def test_version_that_is_not_registered_any_more_loses_its_series(registry, metrics):
-    async def run():
-        stale = StaleSeries(registry, metrics, interval_s=0.001)
-        looking = asyncio.create_task(stale.run())
-        await eventually_async(lambda: metrics.versions() == {KEPT})
-        looking.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await looking
-
-    asyncio.run(run())
+async def test_version_that_is_not_registered_any_more_loses_its_series(registry, metrics):
+    stale = StaleSeries(registry, metrics, interval_s=0.001)
+    looking = asyncio.create_task(stale.run())
+    await eventually_async(lambda: metrics.versions() == {KEPT})
+    looking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await looking
 
 
-def test_version_that_is_registered_again_soon_keeps_its_series(registry, metrics):
+async def test_version_that_is_registered_again_soon_keeps_its_series(registry, metrics):
     # Given
     stale = StaleSeries(registry, metrics)
-    asyncio.run(stale.look())
+    await stale.look()
     registry.create(SPEC)
-    asyncio.run(stale.look())
+    await stale.look()
     registry.remove(GONE)
     # When
-    asyncio.run(stale.look())
+    await stale.look()
     # Then
     assert metrics.versions() == {KEPT, GONE}
     # And not for ever
-    asyncio.run(stale.look())
+    await stale.look()
     assert metrics.versions() == {KEPT}
 
 
-def test_redis_that_is_away_costs_no_series(server, registry, metrics):
+async def test_redis_that_is_away_costs_no_series(server, registry, metrics):
     # Given
     stale = StaleSeries(registry, metrics)
-    asyncio.run(stale.look())
+    await stale.look()
     server.connected = False
-    asyncio.run(stale.look())
+    await stale.look()
     # When: it is back, and has been emptied
     server.connected = True
-    asyncio.run(stale.look())
+    await stale.look()
     # Then
     assert metrics.versions() == {KEPT, GONE}
