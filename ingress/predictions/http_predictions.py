@@ -57,7 +57,7 @@ class HttpPredictions:
             headers: names in lower case; owned by this call.
             body: whole and within `max_request_size`.
             client_left: finishes when the client no longer waits.
-            query: the query string, where `target` takes one.
+            query: the query string, which only counts where `target` takes one.
 
         Raises:
             ClientLeft: the client no longer waits.

@@ -60,14 +60,13 @@ class InferenceRouter:
             if self._authorizer.is_closed:
                 # Neither Redis nor a handler needs the key.
                 headers.pop("authorization", None)
-            query = exchange.query if target.takes_query else ""
             answer = await self._predictions.answer(
                 target,
                 headers,
                 # Without a name here, which would keep the body while its client waits.
                 await read_body(exchange, headers, self._max_request_size_bytes),
                 exchange.client_left,
-                query,
+                exchange.query,
             )
             if isinstance(answer, StreamedAnswer):
                 await send_answer(answer, exchange, self._max_response_size_bytes)

@@ -1,10 +1,11 @@
 """Builds the Flask application of one listener, complete under any WSGI server."""
 
 from collections.abc import Callable, Collection, Iterable
+from types import SimpleNamespace
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from flask import Flask, Response, request
+from flask import Flask, request
 
 from ingress.access.authorizer import Authorizer
 from ingress.http1.body_reader import refuse_encoded
@@ -45,7 +46,9 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
         authorizer.admit(request.method, request.path, request.headers.get("Authorization", ""))
         refuse_encoded(request.headers.get("Content-Encoding", ""))
 
-    add_routes(app, _DescriptionView(roles), EVERYWHERE)
+    document = api_document(roles)
+    description = SimpleNamespace(describe_api=lambda: json_response(document))
+    add_routes(app, description, EVERYWHERE)
     for role in Role:
         if role in roles:
             app.register_blueprint(_BLUEPRINTS[role](services))
@@ -56,14 +59,6 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
     install_error_handlers(app, services)
     app.wsgi_app = _IgnoreTrailingSlashes(app.wsgi_app)  # type: ignore[method-assign]
     return app
-
-
-class _DescriptionView:
-    def __init__(self, roles: Collection[Role]) -> None:
-        self._document = api_document(roles)
-
-    def describe_api(self) -> Response:
-        return json_response(self._document)
 
 
 class _IgnoreTrailingSlashes:

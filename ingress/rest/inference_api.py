@@ -68,7 +68,7 @@ class _InferenceView:
         headers = lower_case_headers(request)
         if self._services.keys is not None:
             headers.pop("authorization", None)
-        query = request.query_string.decode("utf-8", "replace") if target.takes_query else ""
+        query = request.query_string.decode("utf-8", "replace")
         services = self._services
         answering = services.http_predictions.answer(target, headers, body, None, query)
         answer = services.on_loop(answering)
