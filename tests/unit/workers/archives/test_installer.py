@@ -74,17 +74,14 @@ def test_requirements_are_installed_beside_the_servers_packages(tmp_path, model_
 
 
 @pytest.mark.slow
-def test_environment_is_made_once_when_many_ask(tmp_path, model_dir, caplog):
+async def test_environment_is_made_once_when_many_ask(tmp_path, model_dir, caplog):
     # Given two nodes of one machine, and two workers of each
     caplog.set_level(logging.INFO, "workers.archives.installer")
     nodes = [Installer(tmp_path / "work", is_allowed=True) for _ in range(2)]
 
-    async def all_at_once():
-        asked = [node.python_for(SPEC, model_dir) for node in nodes for _ in range(2)]
-        return await asyncio.gather(*asked)
-
     # When
-    pythons = asyncio.run(all_at_once())
+    asked = [node.python_for(SPEC, model_dir) for node in nodes for _ in range(2)]
+    pythons = await asyncio.gather(*asked)
 
     # Then
     assert len(set(pythons)) == 1
@@ -110,7 +107,9 @@ def test_environment_that_was_left_half_made_is_made_again(tmp_path, model_dir):
 
 
 @pytest.mark.slow
-def test_failing_installation_is_told_and_not_tried_again_at_once(tmp_path, model_dir, caplog):
+async def test_failing_installation_is_told_and_not_tried_again_at_once(
+    tmp_path, model_dir, caplog
+):
     # Given
     caplog.set_level(logging.INFO, "workers.archives.installer")
     (model_dir / "requirements.txt").write_text("no_such_package_anywhere==9\n")
@@ -123,7 +122,7 @@ def test_failing_installation_is_told_and_not_tried_again_at_once(tmp_path, mode
     )
     for _ in range(2):
         with pytest.raises(DependenciesFailed) as caught:
-            asyncio.run(installer.python_for(SPEC, model_dir))
+            await installer.python_for(SPEC, model_dir)
         assert caught.value.message.replace("-", "_") == text.replace("-", "_")
         assert not isinstance(caught.value.__cause__, OSError)
     assert runs_of_pip(caplog) == 1
@@ -150,7 +149,7 @@ def test_installation_ends_when_its_time_is_up(tmp_path, model_dir, monkeypatch)
 
 
 @pytest.mark.slow
-def test_disk_that_pip_finds_full_is_the_cause_of_its_failure(
+async def test_disk_that_pip_finds_full_is_the_cause_of_its_failure(
     tmp_path, model_dir, caplog, monkeypatch
 ):
     # Given a pip that says what pip says then
@@ -162,21 +161,21 @@ def test_disk_that_pip_finds_full_is_the_cause_of_its_failure(
     monkeypatch.setattr("workers.archives.installer._python_in", lambda _place: python)
     installer = Installer(tmp_path / "work", is_allowed=True)
 
-    # When / Then: also for who asks while it is not tried again
+    # When / Then: also for a worker that asks while it is not tried again
     for _ in range(2):
         with pytest.raises(DependenciesFailed, match="No space left on device") as caught:
-            asyncio.run(installer.python_for(SPEC, model_dir))
+            await installer.python_for(SPEC, model_dir)
         assert isinstance(caught.value.__cause__, OSError)
         assert caught.value.__cause__.errno == errno.ENOSPC
     assert runs_of_pip(caplog) == 1
 
 
-def test_requirements_are_left_alone_unless_the_server_says_so(tmp_path, model_dir, caplog):
+async def test_requirements_are_left_alone_unless_the_server_says_so(tmp_path, model_dir, caplog):
     # Given
     installer = Installer(tmp_path / "work", is_allowed=False)
 
     # When / Then
-    assert asyncio.run(installer.python_for(SPEC, model_dir)) == Path(sys.executable)
+    assert await installer.python_for(SPEC, model_dir) == Path(sys.executable)
     assert "requirements.txt is not installed, install_py_dep_per_model is off" in caplog.text
 
 

@@ -21,7 +21,7 @@ from tests.unit.workers.archives.web import (
 from workers.archives import fetch
 from workers.archives import model_archive as archive
 from workers.archives.model_archive import hash_archive
-from workers.archives.model_files import ModelFiles, Prepared
+from workers.archives.model_files import ModelFiles
 
 AT_ONCE_S = 2.0
 MANY = 40  # more than the event loop's own executor has threads
@@ -89,7 +89,9 @@ async def test_model_is_prepared_while_others_are_unpacked(
     assert {type(outcome) for outcome in outcomes} == {ModelNotFound}
 
 
-def test_archive_is_unpacked_once_for_all_workers_that_start_together(files, quick, monkeypatch):
+async def test_archive_is_unpacked_once_for_all_workers_that_start_together(
+    files, quick, monkeypatch
+):
     # Given
     unpacked = []
     unpack = archive.unpack_archive
@@ -100,11 +102,8 @@ def test_archive_is_unpacked_once_for_all_workers_that_start_together(files, qui
 
     monkeypatch.setattr(archive, "unpack_archive", count)
 
-    async def run() -> list[Prepared]:
-        return await asyncio.gather(*(files.prepare(quick) for _ in range(4)))
-
     # When
-    prepared = asyncio.run(run())
+    prepared = await asyncio.gather(*(files.prepare(quick) for _ in range(4)))
 
     # Then
     assert len(set(prepared)) == 1
@@ -158,23 +157,25 @@ def remote_spec(content):
     return make_spec(model_url=URL, archive_sha256=hashlib.sha256(content).hexdigest())
 
 
-def test_archive_is_downloaded_anew_where_the_store_has_an_older_one(files, store, stale):
+async def test_archive_is_downloaded_anew_where_the_store_has_an_older_one(files, store, stale):
     # When
-    prepared = asyncio.run(files.prepare(remote_spec(NEWER)))
+    prepared = await files.prepare(remote_spec(NEWER))
 
     # Then: what was there may be needed by others
     assert (prepared.model_dir / "echo.py").read_bytes().endswith(b"[]")
     assert (store / "echo.mar").read_bytes() == archive_bytes()
 
 
-def test_archive_that_its_url_does_not_lead_to_any_more_is_downloaded_once(files, store, stale):
+async def test_archive_that_its_url_does_not_lead_to_any_more_is_downloaded_once(
+    files, store, stale
+):
     # Given
     spec = remote_spec(b"what it was when it was registered")
 
     # When
     for _ in range(3):
         with pytest.raises(InvalidModel, match="has changed since it was registered"):
-            asyncio.run(files.prepare(spec))
+            await files.prepare(spec)
 
     # Then
     assert len(stale.requests) == 1

@@ -1,30 +1,27 @@
 import asyncio
+import contextlib
 
 from tests.support import eventually_async
 from workers.node.probe_files import ProbeFiles
 
 
-def watched(folder, is_ready, steps):
-    """Runs the role while `steps` does."""
-
-    async def run():
-        role = asyncio.create_task(ProbeFiles(folder, is_ready, touch_s=0.01).run())
-        try:
-            await steps()
-        finally:
-            role.cancel()
-            await asyncio.wait({role})
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def probed(folder, is_ready):
+    """Writes the probe files of a node, and ends as the node does."""
+    role = asyncio.create_task(ProbeFiles(folder, is_ready, touch_s=0.01).run())
+    try:
+        yield
+    finally:
+        role.cancel()
+        await asyncio.wait({role})
 
 
-def test_probe_files_follow_the_node(tmp_path):
+async def test_probe_files_follow_the_node(tmp_path):
     folder = tmp_path / "probes"
     alive, ready = folder / "alive", folder / "ready"
     is_ready = False
 
-    async def steps():
-        nonlocal is_ready
+    async with probed(folder, lambda: is_ready):
         # Given a node whose models load
         await eventually_async(alive.exists)
         assert not ready.exists()
@@ -40,20 +37,16 @@ def test_probe_files_follow_the_node(tmp_path):
         written = alive.stat().st_mtime_ns
         await eventually_async(lambda: alive.stat().st_mtime_ns > written)
 
-    watched(folder, lambda: is_ready, steps)
-
     # And a node that has ended is neither
     assert list(folder.iterdir()) == []
 
 
-def test_probe_files_of_a_killed_node_do_not_speak_for_the_next_one(tmp_path):
+async def test_probe_files_of_a_killed_node_do_not_speak_for_the_next_one(tmp_path):
     # Given what a killed node has left
     (tmp_path / "ready").touch()
 
-    async def steps():
+    async with probed(tmp_path, lambda: False):
         # When the next one runs, and is not ready
         await eventually_async((tmp_path / "alive").exists)
         # Then
         assert not (tmp_path / "ready").exists()
-
-    watched(tmp_path, lambda: False, steps)

@@ -118,17 +118,17 @@ def no_room():
     return error
 
 
-def test_worker_that_cannot_be_started_is_tried_again_later_and_not_counted_on():
+async def test_worker_that_cannot_be_started_is_tried_again_later_and_not_counted_on():
     # Given a system that starts no process
     parts = Parts(Path("/nowhere/python"))
     # When
-    worker = asyncio.run(parts.fail_often())
+    worker = await parts.fail_often()
     # Then each start is a failed one, and everybody sees why
     assert parts.starts == TRIED_AT_ONCE
     assert (worker.failures, worker.error) == (TRIED_AT_ONCE, os.strerror(errno.ENOENT))
 
 
-def test_worker_that_cannot_be_watched_is_gone_and_tried_again_later(tmp_path, monkeypatch):
+async def test_worker_that_cannot_be_watched_is_gone_and_tried_again_later(tmp_path, monkeypatch):
     # Given a system that starts processes and has no descriptor left to watch them
     python = script(tmp_path, f"echo $$ >> {tmp_path}/pids\nexec sleep 60")
     pids = tmp_path / "pids"
@@ -141,7 +141,7 @@ def test_worker_that_cannot_be_watched_is_gone_and_tried_again_later(tmp_path, m
     monkeypatch.setattr(worker_process, "exited", exited)
     parts = Parts(python)
     # When
-    worker = asyncio.run(parts.fail_often())
+    worker = await parts.fail_often()
     # Then
     assert parts.starts == TRIED_AT_ONCE
     assert (worker.failures, worker.error) == (TRIED_AT_ONCE, os.strerror(errno.EMFILE))
@@ -149,7 +149,7 @@ def test_worker_that_cannot_be_watched_is_gone_and_tried_again_later(tmp_path, m
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), no_room()], ids=str)
-def test_worker_that_cannot_be_prepared_for_now_is_tried_again_later(error):
+async def test_worker_that_cannot_be_prepared_for_now_is_tried_again_later(error):
     # Given
     async def prepare(_spec):
         parts.starts += 1
@@ -157,18 +157,18 @@ def test_worker_that_cannot_be_prepared_for_now_is_tried_again_later(error):
 
     parts = Parts(None, prepare=prepare)
     # When
-    worker = asyncio.run(parts.fail_often())
+    worker = await parts.fail_often()
     # Then
     assert parts.starts == TRIED_AT_ONCE
     assert (worker.failures, worker.error) == (TRIED_AT_ONCE, str(error))
 
 
-def test_worker_that_loads_too_slowly_is_not_taken_for_one_without_memory(tmp_path):
+async def test_worker_that_loads_too_slowly_is_not_taken_for_one_without_memory(tmp_path):
     # Given
     spec = make_spec(startup_timeout_s=0.2)
     parts = Parts(script(tmp_path, "exec sleep 60"), spec)
     # When
-    worker = asyncio.run(parts.fail_often())
+    worker = await parts.fail_often()
     # Then
     assert worker.error == "did not load within startup_timeout of 0.2 s"
     assert not worker.is_out_of_memory
@@ -197,11 +197,11 @@ async def test_worker_that_has_loaded_in_time_lives_although_redis_is_away(tmp_p
     await living
 
 
-def test_worker_that_the_system_kills_at_its_start_lacks_memory(tmp_path):
+async def test_worker_that_the_system_kills_at_its_start_lacks_memory(tmp_path):
     # Given
     parts = Parts(script(tmp_path, "kill -KILL $$"))
     # When
-    worker = asyncio.run(parts.fail_often())
+    worker = await parts.fail_often()
     # Then
     assert worker.error == "killed, perhaps for memory"
     assert worker.is_out_of_memory
@@ -231,7 +231,7 @@ async def test_stop_does_not_wait_for_files_that_others_will_need():
 
 
 @pytest.mark.parametrize("garbage", ["[", "5", "null", "[]", "{}", '{"state": "ASLEEP"}'])
-def test_report_that_cannot_be_read_does_not_hide_the_next_one(garbage, tmp_path):
+async def test_report_that_cannot_be_read_does_not_hide_the_next_one(garbage, tmp_path):
     # Given a worker that writes more than anybody reads at once, and then why it failed
     text = f"""exec {sys.executable} - <<END
 import json, os
@@ -243,30 +243,32 @@ os._exit(3)
 END"""
     parts = Parts(script(tmp_path, text))
     # When
-    worker = asyncio.run(parts.fail_often())
+    worker = await parts.fail_often()
     # Then
     assert worker.error == "no weights"
 
 
 @pytest.mark.parametrize("is_in_files", [True, False])
-def test_standard_error_of_a_worker_goes_with_its_output_into_files(is_in_files, tmp_path, capfd):
+async def test_standard_error_of_a_worker_goes_with_its_output_into_files(
+    is_in_files, tmp_path, capfd
+):
     # Given
     python = script(tmp_path, "echo printed\necho warned >&2\nexit 3")
     # When
-    asyncio.run(Parts(python, settings=Settings(log_files=is_in_files)).fail_often())
+    await Parts(python, settings=Settings(log_files=is_in_files)).fail_often()
     # Then
     printed, warned = capfd.readouterr()
     assert "printed\n" in printed
     assert ("warned\n" in printed, "warned\n" in warned) == (is_in_files, not is_in_files)
 
 
-def test_model_that_cannot_be_installed_is_given_up_at_once_and_no_client_waits(caplog):
+async def test_model_that_cannot_be_installed_is_given_up_at_once_and_no_client_waits(caplog):
     # Given
     spec = make_spec()
     parts = Uninstallable(Path("/nowhere/python"), spec)
     parts.registry.create(spec)
     # When
-    asyncio.run(parts.give_up())
+    await parts.give_up()
     # Then
     assert parts.starts == 1
     reply = VersionKeys.of(KEY).reply_prefix + "a"
