@@ -13,7 +13,6 @@ from batching.store.clients import connect_async
 from batching.store.connections.async_held_connection import AsyncHeldConnection
 
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)
-LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 
 class PongServer:
@@ -56,8 +55,14 @@ class PongServer:
                 await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("new_loop", LOOPS, ids=["asyncio", "uvloop"])
-def test_held_connection_that_was_lost_while_idle_is_made_anew(new_loop):
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def runner(request):
+    """Runs coroutines on each kind of event loop."""
+    with asyncio.Runner(loop_factory=request.param) as runner:
+        yield runner
+
+
+def test_held_connection_that_was_lost_while_idle_is_made_anew(runner):
     async def run():
         async with PongServer() as server, connect_async(server.url) as client:
             # Given
@@ -69,12 +74,10 @@ def test_held_connection_that_was_lost_while_idle_is_made_anew(new_loop):
             assert await line.call(("PING",)) == [b"PONG"]
             await line.close()
 
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(run())
+    runner.run(run())
 
 
-@pytest.mark.parametrize("new_loop", LOOPS, ids=["asyncio", "uvloop"])
-def test_pooled_connection_that_was_lost_while_idle_is_made_anew(new_loop):
+def test_pooled_connection_that_was_lost_while_idle_is_made_anew(runner):
     async def run():
         async with PongServer() as server, connect_async(server.url) as client:
             # Given
@@ -85,12 +88,10 @@ def test_pooled_connection_that_was_lost_while_idle_is_made_anew(new_loop):
             # Then
             assert await client.ping()
 
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(run())
+    runner.run(run())
 
 
-@pytest.mark.parametrize("new_loop", LOOPS, ids=["asyncio", "uvloop"])
-def test_connection_to_a_server_that_has_gone_is_an_error_of_redis(new_loop):
+def test_connection_to_a_server_that_has_gone_is_an_error_of_redis(runner):
     async def run():
         async with PongServer() as server, connect_async(server.url) as client:
             # Given
@@ -104,5 +105,4 @@ def test_connection_to_a_server_that_has_gone_is_an_error_of_redis(new_loop):
                 await line.call(("PING",))
             await line.close()
 
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(run())
+    runner.run(run())
