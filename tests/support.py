@@ -51,9 +51,9 @@ def eventually(predicate: Callable[[], Any], timeout_s: float = 5.0) -> Any:
 
 
 def came_true(predicate: Callable[[], Any], timeout_s: float) -> bool:
-    """Returns whether the predicate came true in time; the caller reports it when it did not.
+    """Returns whether the predicate came true in time, for callers with a message of their own.
 
-    Called for its waiting alone it passes in silence: that is what `eventually` is for.
+    A call only to wait would pass in silence; `eventually` is for that.
     """
     return bool(_last_value(predicate, timeout_s))
 
@@ -222,7 +222,7 @@ def server_backend(url: str) -> Backend:
 
 
 async def join(queue: NodeQueue, node: NodeStatus) -> None:
-    """The node has beaten and everybody sees its record, as after a heartbeat's first beat."""
+    """Lets the node beat and puts its record into Redis, as after a heartbeat's first beat."""
     await queue.beat({}, node.node_id)
     await queue.describe(node)
 

@@ -309,7 +309,7 @@ def test_f21_node_verbs_may_be_repeated(line: Line, at: int, record_promise: Any
     assert harness.suspects() == ["a", "b"]
     assert harness.counters()["reclaimed"] == 2
 
-    # Refuse: everybody has one answer
+    # Refuse: each request has one answer
     harness.client.delete(harness.keys.worker_beats)
     line.cut(lambda: node.refuse_waiting(KEY, "no_worker"), at)
     assert node.refuse_waiting(KEY, "no_worker") == 0

@@ -66,7 +66,7 @@ class Known:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """One model version's queue and everybody at it."""
+    """One model version's queue and all parts that use it."""
 
     backend: ClassVar[Backend]
     has_tickets: ClassVar[bool] = False

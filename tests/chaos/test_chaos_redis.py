@@ -67,7 +67,7 @@ def test_f15_f17_requests_survive_a_redis_that_lost_everything(
         model.let_go()
         crowd.wait()
 
-        # Then all of them are answered, and so is who comes now
+        # Then all of them are answered, and so is a request that comes now
         ok = sum(one.status == 200 for one in sent)
         last_s = max(one.answered_at for one in sent) - lost_at
         back_s = model.seconds_until_served(crowd, RECOVERED_S)
@@ -98,7 +98,7 @@ def test_f16_outage_is_told_and_ends_by_itself(
         chaos_redis.launch()
         back_s = model.seconds_until_served(crowd, RECOVERED_S + 5)
 
-        # Then everybody was told by the deadline, who came meanwhile at once
+        # Then each client was told by its deadline, and those that came meanwhile at once
         over_s = max(one.seconds for one in early) - deadline_s
         told_s = max(one.seconds for one in late)
         record_promise("F16 in flight", f"{over_s:+.2f} s")

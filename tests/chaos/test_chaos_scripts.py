@@ -89,7 +89,7 @@ def test_f12_late_reply_counts_once_and_the_request_is_not_run_again(
     harness.node().reclaim(KEY, "first", ReclaimMode.DEAD)
     assert harness.suspects() == ["a", "b"]
 
-    # When its replies come before anybody has claimed again, and once more
+    # When its replies come before another worker has claimed again, and once more
     codes = first.reply(items_of(claimed), [make_reply("late")] * 2)
     codes_again = first.reply(items_of(claimed), [make_reply("later")] * 2)
 

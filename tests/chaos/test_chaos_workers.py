@@ -276,7 +276,7 @@ def test_f14_requests_are_told_at_their_deadline_when_no_worker_comes(
         rig.remove_node(rig.nodes[0])
         crowd.wait()
 
-        # Then everybody is told so at the deadline
+        # Then each client is told so at the deadline
         late_s = max(abs(one.seconds - 2.0) for one in sent)
         record_promise("F14 gone", f"+-{late_s * 1000:.0f} ms")
         assert {one.status for one in sent} == {504}

@@ -101,7 +101,7 @@ def test_unregistering_answers_what_is_queued_and_leaves_no_worker(
         answers = clients.receive(5)
         seconds = time.monotonic() - started
 
-    # Then everybody has an answer: the one at work its own, the others that it is gone
+    # Then each client has an answer: the one at work its own, the others that it is gone
     assert response.json() == {"status": 'Model "leaving" unregistered'}
     assert sorted(answer.status for answer in answers) == [200, 404, 404, 404, 404]
     assert_within(seconds, 5)

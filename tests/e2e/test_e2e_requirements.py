@@ -89,7 +89,7 @@ def test_installation_that_fails_is_in_the_description_and_is_not_repeated(
         parameters = {"initial_workers": 1, "synchronous": "false"}
         assert server.manage("POST", "models", url=archive, **parameters).status_code == 202
 
-        # Then who waits for its worker meanwhile does not wait in vain
+        # Then a request that waits for its worker meanwhile is refused in time
         started = time.monotonic()
         assert server.predict("asleep", b"").status_code == 503
         assert_within(time.monotonic() - started, 40)

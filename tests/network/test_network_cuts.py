@@ -110,7 +110,7 @@ def test_ingress_cut_off_tells_its_clients_and_recovers(
         back_s = model.seconds_until_served(crowd, RECOVERED_S + 5)
         crowd.wait()
 
-        # Then everybody was told in time, and who could still be served was
+        # Then each client was told in time, and served where that was possible
         over_s = max(one.seconds for one in hasty) - 5.0
         told_s = max(one.seconds for one in late + unseen)
         told = checker.statuses(hasty + late + unseen)
@@ -185,7 +185,7 @@ def test_redis_cut_off_costs_everybody_time_and_nothing_else(
         back_s = model.seconds_until_served(crowd, RECOVERED_S + 5)
         crowd.wait()
 
-        # Then everybody was told in time, and everything goes on as if nothing had been
+        # Then each client was told in time, and everything goes on as before
         over_s = max(one.seconds for one in hasty) - 5.0
         told_s = max(one.seconds for one in late)
         record_promise("N3 deadlines", f"{how}: {over_s:+.2f} s")

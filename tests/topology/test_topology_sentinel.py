@@ -45,7 +45,7 @@ def test_no_client_hangs_when_the_master_dies(
             over_at = wait_failed_over(group, old)
             for_seconds(RECOVERED_S + 1.5)
 
-        # Then everybody has an answer, soon a good one again, and nothing is left behind
+        # Then each client has an answer, soon a good one again, and nothing is left behind
         check_recovery(crowd.wait(), broken_at, over_at, note)
         check_nothing_stays(model, crowd)
 

@@ -21,7 +21,7 @@ def archive_bytes(handler=b"def handle(data, context): return data"):
 
 
 class Web:
-    """The network: answers by host and path, and remembers who was asked at which address."""
+    """The network: answers by host and path, and remembers its requests."""
 
     def __init__(self, answers, addresses=None):
         self.answers = answers
@@ -46,7 +46,7 @@ class Web:
 
 
 def served(content):
-    # Not content=...: that response would be read before anybody can stream it.
+    # Not content=...: that response would be read before it can be streamed.
     length = {"content-length": str(len(content))}
     return httpx.Response(200, headers=length, stream=httpx.ByteStream(content))
 

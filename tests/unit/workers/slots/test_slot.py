@@ -123,7 +123,7 @@ async def test_worker_that_cannot_be_started_is_tried_again_later_and_not_counte
     parts = Parts(Path("/nowhere/python"))
     # When
     worker = await parts.fail_often()
-    # Then each start is a failed one, and everybody sees why
+    # Then each start is a failed one, and Redis says why
     assert parts.starts == TRIED_AT_ONCE
     assert (worker.failures, worker.error) == (TRIED_AT_ONCE, os.strerror(errno.ENOENT))
 
@@ -232,7 +232,7 @@ async def test_stop_does_not_wait_for_files_that_others_will_need():
 
 @pytest.mark.parametrize("garbage", ["[", "5", "null", "[]", "{}", '{"state": "ASLEEP"}'])
 async def test_report_that_cannot_be_read_does_not_hide_the_next_one(garbage, tmp_path):
-    # Given a worker that writes more than anybody reads at once, and then why it failed
+    # Given a worker that writes more than is read at once, and then why it failed
     text = f"""exec {sys.executable} - <<END
 import json, os
 reports = json.loads(os.environ["{ENV_NAME}"])["status_fd"]
