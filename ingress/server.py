@@ -16,11 +16,9 @@ import uvloop
 
 from batching.errors import StoreUnavailable
 from batching.process.daemon_thread import in_daemon_thread
-from batching.process.entry_point import exit_code_for
-from batching.process.logs import configure_logging
 from batching.process.readiness import Launch, launch, notify_ready
 from batching.process.stop_signals import StopEvents
-from batching.settings.settings import Settings, SettingsError
+from batching.settings.settings import Settings
 from batching.store.background_tasks import keep_going
 from batching.store.server_check import check_server
 from ingress.access.authorizer import Authorizer
@@ -59,20 +57,18 @@ _EXIT_FORCED = 1
 def run(settings: Settings) -> int:
     """Serves until SIGTERM, SIGINT or its terminal's end; returns the exit code.
 
-    0; 1 if a second signal ended the drain, or if a start failed for a reason that may pass, as an
-    address in use or nodes of another release; 2 if it can never start with these settings.
+    0; 1 if a second signal ended the drain.
+
+    Raises:
+        UnusableNow: an address is in use, or nodes of another release are at work.
+        SettingsError: it can never start with these settings.
     """
-    configure_logging(settings.log_level)
-    try:
-        table = listener_table(settings)
-        certificate = certificate_of(settings)
-        check_server(settings)
-        if certificate is not None:
-            certificate.open()
-        return uvloop.run(_serve(settings, table, certificate))
-    except SettingsError as error:
-        log.error("cannot start: %s", error)
-        return exit_code_for(error)
+    table = listener_table(settings)
+    certificate = certificate_of(settings)
+    check_server(settings)
+    if certificate is not None:
+        certificate.open()
+    return uvloop.run(_serve(settings, table, certificate))
 
 
 async def _serve(

@@ -2,8 +2,8 @@
 
 import sys
 
-from batching.process.entry_point import run_from_environment
+from batching.process.entry_point import run_part
 from workers.node.node import run
 
 if __name__ == "__main__":
-    sys.exit(run_from_environment(run))
+    sys.exit(run_part(run))

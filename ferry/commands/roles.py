@@ -9,6 +9,7 @@ from functools import partial
 
 import click
 
+from batching.process.entry_point import run_part
 from batching.settings.settings import Settings
 from ferry.open_files import allow_many_files
 from ferry.options import require_store, settings_options
@@ -23,7 +24,7 @@ def ingress(settings: Settings) -> None:
     allow_many_files()
     from ingress.server import run  # noqa: PLC0415 - see above
 
-    sys.exit(run(settings))
+    sys.exit(run_part(run, settings))
 
 
 @click.command()
@@ -35,7 +36,7 @@ def node(settings: Settings) -> None:
     allow_many_files()
     from workers.node.node import run  # noqa: PLC0415 - see above
 
-    sys.exit(run(settings))
+    sys.exit(run_part(run, settings))
 
 
 def _require_redis(settings: Settings) -> None:

@@ -26,12 +26,10 @@ from batching.models.entry import ModelEntry, specs_of
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus, WorkerState, utc_now
 from batching.process.daemon_thread import DaemonThread
-from batching.process.entry_point import exit_code_for
-from batching.process.logs import configure_logging
 from batching.process.readiness import notify_ready
 from batching.process.stop_signals import StopEvents
 from batching.protocol import WIRE_VERSION
-from batching.settings.settings import Settings, SettingsError
+from batching.settings.settings import Settings
 from batching.store.background_tasks import end_tasks, keep_going
 from batching.store.clients import connect, connect_async, store_url
 from batching.store.node_side.node_queue import NodeQueue
@@ -271,14 +269,13 @@ def _urls(specs: Iterable[ModelSpec]) -> set[str]:
 
 
 def run(settings: Settings) -> int:
-    """Runs a node until it is told to stop; returns the exit status."""
-    configure_logging(settings.log_level)
-    try:
-        read_metrics_config(settings.metrics_config)  # with a bad file no worker would load
-        check_server(settings)
-        node = Node(settings, list_gpus(settings.number_of_gpu))
-    except SettingsError as error:
-        log.error("cannot start: %s", error)
-        return exit_code_for(error)
+    """Runs a node until it is told to stop; returns the exit status.
+
+    Raises:
+        SettingsError: it cannot start with these settings.
+    """
+    read_metrics_config(settings.metrics_config)  # with a bad file no worker would load
+    check_server(settings)
+    node = Node(settings, list_gpus(settings.number_of_gpu))
     asyncio.run(node.run())
     return 0

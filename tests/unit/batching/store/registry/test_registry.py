@@ -475,7 +475,8 @@ def test_registry_says_that_redis_does_not_answer(tmp_path, call):
 )
 def test_change_ends_at_a_server_that_takes_no_writes(real_backend, change):
     # Given
-    registry = Registry(real_backend.connect())
+    client = real_backend.connect()
+    registry = Registry(client)
     registry.create(V1)
     real_backend.client.hset(keys.MODELS, "garbage", b"hello")
     real_backend.client.config_set("min-replicas-to-write", 1)
@@ -488,3 +489,4 @@ def test_change_ends_at_a_server_that_takes_no_writes(real_backend, change):
     finally:
         real_backend.client.config_set("min-replicas-to-write", 0)
     change(registry)
+    client.close()
