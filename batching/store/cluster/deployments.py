@@ -94,7 +94,7 @@ class Deployment:
             client = self._clients.get(name)
             if client is None:
                 self._let_go(now_s - self._kept_s)
-                client = self._make_client(self, self._finder(tag), is_for_rq, self._options)
+                client = self._make_client(self, self._finder(tag), is_for_rq)
                 self._clients[name] = client
             client.connection_pool.asked_for_at = now_s
             return client
@@ -124,7 +124,7 @@ class Deployment:
         return pools[1:] if pools and pools[0] is pool else []
 
     def connection_options(self, parse_url: Callable[[str], Any]) -> dict[str, Any]:
-        """Returns redis-py's options for the URL's options, database, user and password."""
+        """Returns redis-py's options; those of the URL, its user and password included, win."""
         own = {n: v for n, v in self._url.options.items() if not n.startswith("sentinel_")}
         scheme = "rediss" if self.is_tls else "redis"
         options: dict[str, Any] = parse_url(f"{scheme}://found/{self._url.db}?{urlencode(own)}")
@@ -133,7 +133,8 @@ class Deployment:
         options.setdefault("socket_keepalive", True)
         options.setdefault("socket_keepalive_options", TCP_LIMITS)
         login = {"username": self._url.username, "password": self._url.password}
-        return {**options, **{name: text for name, text in login.items() if text}}
+        options |= {name: text for name, text in login.items() if text}
+        return {**_DEFAULTS, **self._options, **options}
 
     def _finder(self, tag: str) -> Finder:
         options = self._asking(redis.connection)
@@ -202,30 +203,24 @@ def connect_async(url: RedisUrl) -> Any:
     return Deployment(url, _make_async_client, socket_timeout=COMMAND_TIMEOUT_S).client(HOME)
 
 
-def _make_client(
-    deployment: Deployment, finder: Finder, is_for_rq: bool, options: dict[str, Any]
-) -> Any:
-    parsed = deployment.connection_options(redis.connection.parse_url)
+def _make_client(deployment: Deployment, finder: Finder, is_for_rq: bool) -> Any:
     kinds = ((FoundConnection, FoundTlsConnection), (RqConnection, RqTlsConnection))
     pool = FoundPool(
         connection_class=kinds[is_for_rq][deployment.is_tls],
         finder=finder,
         retry=Retry(ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN, supported_errors=_NOT_DONE),
-        **{**_DEFAULTS, **options, **parsed},
+        **deployment.connection_options(redis.connection.parse_url),
     )
     pool.deployment = deployment
     return redis.Redis.from_pool(pool)
 
 
-def _make_async_client(
-    deployment: Deployment, finder: Finder, _is_for_rq: bool, options: dict[str, Any]
-) -> Any:
-    parsed = deployment.connection_options(redis.asyncio.connection.parse_url)
+def _make_async_client(deployment: Deployment, finder: Finder, _is_for_rq: bool) -> Any:
     pool = AsyncFoundPool(
         connection_class=AsyncFoundTlsConnection if deployment.is_tls else AsyncFoundConnection,
         finder=finder,
         retry=AsyncRetry(ConstantBackoff(ASK_AGAIN_S), ASK_AGAIN, supported_errors=_NOT_DONE),
-        **{**_DEFAULTS, **options, **parsed},
+        **deployment.connection_options(redis.asyncio.connection.parse_url),
     )
     pool.deployment = deployment
     return redis.asyncio.Redis.from_pool(pool)
