@@ -130,6 +130,6 @@ ACTIONS = {
     "exit": lambda _bodies: sys.exit(),
     "short": lambda bodies: bodies[:-1],
     "scalar": lambda _bodies: 7,
-    "long": lambda bodies, size: ["x" * int(size)] * len(bodies),
+    "long": lambda bodies, size: ["x" * int(size) if "|" in body else body for body in bodies],
     "object": lambda bodies: [object() if "|" in body else body for body in bodies],
 }
