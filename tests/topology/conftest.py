@@ -48,8 +48,10 @@ def whole_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ri
 @pytest.fixture
 def on_cluster_of_three(whole_cluster: tuple[Rig, Cluster]) -> Iterator[tuple[Rig, Cluster]]:
     """An ingress and a node, three masters without replicas."""
+    rig, _ = whole_cluster
     yield whole_cluster
-    whole_cluster[0].restore()
+    rig.restore()
+    rig.unregister_all()
 
 
 @pytest.fixture
