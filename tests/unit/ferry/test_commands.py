@@ -300,41 +300,6 @@ def worker(number, **fields):
     return {"id": f"n1-{number}", "status": "UNLOADING", "node": "n1", "host": "box", **fields}
 
 
-def test_describe_shows_each_error_once_the_hosts_and_the_default(server, ferry):
-    # Given
-    errors = ["ValueError: no [weights]", "ValueError: no [weights]", "exit status 3"]
-    workers = [worker(number, error=error) for number, error in enumerate(errors)]
-    record = {**DESCRIPTION, "workers": workers, "isDefault": True}
-    server.answers["GET", "/models/m/all"] = (200, [record])
-    # When
-    lines = ferry("models", "describe", "m").stdout.splitlines()
-    # Then
-    assert lines[0] == "m version 1.0 (default)"
-    assert lines[-3:] == [
-        "node n1 on box",
-        "not started: ValueError: no [weights]",
-        "not started: exit status 3",
-    ]
-
-
-def test_worker_that_is_not_ready_is_shown_in_the_state_that_it_is_in(server, ferry):
-    # Given
-    record = {**DESCRIPTION, "workers": [worker(1, state="FAILED"), worker(2, state="LOADING")]}
-    server.answers |= {
-        ("GET", "/readyz"): (503, {"status": "No ready worker: m"}),
-        ("GET", "/nodes"): (200, NODES),
-        ("GET", "/models"): (200, {"models": [{"modelName": "m", "modelUrl": "m.mar"}]}),
-        ("GET", "/models/m/all"): (200, [record]),
-    }
-    # When
-    described = ferry("models", "describe", "m").stdout
-    status = " ".join(ferry("status").stdout.split())
-    # Then
-    assert "n1-1 FAILED" in " ".join(described.split())
-    assert "1 FAILED, 1 LOADING" in status
-    assert "UNLOADING" not in described + status
-
-
 def test_list_and_status_show_all_versions_and_the_default(server, ferry):
     # Given a model with two versions, and one that goes while it is asked for
     names = [{"modelName": name, "modelUrl": f"{name}.mar"} for name in ("gone", "m")]
@@ -352,42 +317,6 @@ def test_list_and_status_show_all_versions_and_the_default(server, ferry):
     assert listed[1:] == [["m", "1.0", "m.mar"], ["m", "2.0", "(default)", "m.mar"]]
     assert "m 2.0 (default) 1 UNLOADING" in status
     assert "Nodes: n1 on box (2 workers), n2 (1 worker), n3 on spare (0 workers)" in status
-
-
-def test_names_and_ids_are_printed_whole_whatever_the_width(server, ferry, monkeypatch):
-    # Given
-    monkeypatch.setenv("COLUMNS", "40")
-    name, url = "n" * 120, "https://example.org/" + "a" * 200 + ".mar"
-    described = {**DESCRIPTION, "modelName": name, "modelUrl": url, "workers": [worker(1234567)]}
-    server.answers |= {
-        ("GET", "/readyz"): (200, {}),
-        ("GET", "/nodes"): (200, NODES),
-        ("GET", "/models"): (200, {"models": [{"modelName": name, "modelUrl": url}]}),
-        ("GET", f"/models/{name}/all"): (200, [described]),
-        ("GET", f"/models/{name}"): (200, [described]),
-    }
-    # When
-    listed, status = ferry("models", "list").stdout, ferry("status").stdout
-    shown = ferry("models", "describe", name).stdout
-    # Then
-    assert name in listed
-    assert url in listed
-    assert name in status
-    assert {name, url, worker(1234567)["id"]} <= set(shown.split())
-
-
-def test_name_that_the_encoding_of_the_output_lacks_is_escaped(server):
-    # Given
-    server.answers |= {
-        ("GET", "/models"): (200, {"models": [{"modelName": "m", "modelUrl": "ä.mar"}]}),
-        ("GET", "/models/m/all"): (200, [{**DESCRIPTION, "modelUrl": "ä.mar"}]),
-    }
-    # When
-    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    listed = ferry_process("models", "list", "--management-url", server.url, env=ascii_only)
-    # Then
-    assert listed.stdout.splitlines()[1].split() == ["m", "1.0", r"\xe4.mar"]
-    assert listed.stderr == ""
 
 
 def test_status_counts_workers_by_node_and_state(server, ferry):

@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from click.testing import CliRunner
 
-from ferry.load.driver import NO_ANSWER, Load, Outcome, drive
-from ferry.load.figures import BatchCount, Failure, Figures, batch_count, figures, percentile
+from ferry.load.driver import NO_ANSWER, Load, drive
+from ferry.load.figures import BatchCount, Figures, batch_count, figures, percentile
 from ferry.load.report import Point, write_report
 from ferry.main import main
 from tests.http_server import serving
@@ -162,16 +162,6 @@ def test_failures_and_silence_are_no_successes(target):
 )
 def test_percentile_is_a_value_that_was_measured(share, expected):
     assert percentile(list(range(1, 101)), share) == expected
-
-
-def test_figures_of_an_outcome():
-    # Given
-    outcome = Outcome([0.3, 0.1, 0.2], Counter({200: 3, 503: 1, NO_ANSWER: 1}), seconds=2.0, done=3)
-    outcome.reasons = {503: "full", NO_ANSWER: "refused"}
-    # When / Then
-    failures = (Failure(NO_ANSWER, 1, "refused"), Failure(503, 1, "full"))
-    assert figures(outcome, 1.5) == Figures(5, 2, 1.5, 200.0, 300.0, 300.0, 1.5, failures)
-    assert figures(Outcome()).p99_ms == 0.0
 
 
 def test_batches_of_all_versions_of_a_model_are_counted(target):
