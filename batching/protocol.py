@@ -7,7 +7,7 @@ shape or a pickle raises `ProtocolError` and touches nothing else.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from msgspec import DecodeError, Struct, msgpack
 
@@ -28,6 +28,12 @@ OPEN_INFERENCE_TYPE = "application/vnd.ferry.open-inference"
 class ProtocolError(ValueError):
     """The bytes are not a message of this wire version."""
 
+
+if TYPE_CHECKING:
+    Content = bytes | bytearray
+else:
+    # msgspec writes both, and reads into one type.
+    Content = bytes
 
 _encode = msgpack.Encoder().encode
 _decoder = cache(msgpack.Decoder)
@@ -57,12 +63,34 @@ class _Message(_Array, frozen=True, tag=WIRE_VERSION):
         return message
 
 
+_EMPTY = _encode(b"")
+
+
+def _bytes_header(size: int) -> bytes:
+    """Returns what msgpack writes before so many bytes, more than 255."""
+    return b"\xc5" + size.to_bytes(2) if size < 2**16 else b"\xc6" + size.to_bytes(4)
+
+
 class Part(_Array, frozen=True):
     """One named value of a request: a form field, a file, or the whole body under `body`."""
 
     name: str
     content_type: str
-    content: bytes
+    content: Content
+
+
+class Wire(NamedTuple):
+    """A request's bytes in two pieces, so that a large body is never copied."""
+
+    head: bytes
+    body: bytes | bytearray = b""
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.head) + len(self.body)
+
+
+NO_WIRE = Wire(b"")
 
 
 class Request(_Message, frozen=True):
@@ -76,6 +104,19 @@ class Request(_Message, frozen=True):
         # The ingress holds these bytes while the client waits, and msgspec allocates half as much
         # again.
         return bytes(memoryview(wire)) if len(wire) > INLINE_LIMIT_BYTES else wire
+
+    def to_wire(self) -> Wire:
+        """Encodes the request; a large content of its last part is the wire's body itself.
+
+        The content may be taken for the body as it stands because msgpack's arrays have no end
+        mark: head and body together are what `encode` writes.
+        """
+        last = self.parts[-1] if self.parts else None
+        if last is None or len(last.content) <= INLINE_LIMIT_BYTES:
+            return Wire(self.encode())
+        empty = Part(last.name, last.content_type, b"")
+        head = _encode(Request(self.headers, [*self.parts[:-1], empty]))
+        return Wire(head[: -len(_EMPTY)] + _bytes_header(len(last.content)), last.content)
 
 
 class BatchTiming(_Array, frozen=True):

@@ -24,7 +24,7 @@ def claim_times_ms(redis_url: str, *, waiting: int, limit: int, claims: int) -> 
 
     Before each of them exactly `waiting` wait.
     """
-    wire = Request({}, [Part("body", "", b"x" * BODY_BYTES)]).encode()
+    wire = Request({}, [Part("body", "", b"x" * BODY_BYTES)]).to_wire()
     numbers = itertools.count()
     took_ms = []
     with asyncio.Runner() as runner, connect(redis_url) as client:

@@ -14,7 +14,7 @@ import fakeredis.aioredis
 
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus
-from batching.protocol import Batch, Owned, Part, Reply, Request
+from batching.protocol import Batch, Owned, Part, Reply, Request, Wire
 from batching.store import keys
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_side.ingress_queue import IngressQueue, Submission
@@ -145,8 +145,8 @@ def make_request(text: str = "", *, size: int = 0) -> Request:
     return Request({"content-type": "text/plain"}, [Part("body", "text/plain", body)])
 
 
-def wire_of(text: str, *, size: int = 0) -> bytes:
-    return make_request(text, size=size).encode()
+def wire_of(text: str, *, size: int = 0) -> Wire:
+    return make_request(text, size=size).to_wire()
 
 
 def body_of(request: Request) -> str:

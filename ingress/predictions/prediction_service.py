@@ -93,7 +93,7 @@ class PredictionService:
         """
         spec = prediction.spec
         assert spec is not None
-        wire = request.encode()
+        wire = request.to_wire()
         del request
         try:
             return await self._broker.predict(
@@ -137,7 +137,7 @@ class PredictionService:
             ServeError: no worker, or no answer.
         """
         request = Request({"describe": "True"}, [])
-        reply = await self._broker.predict(spec, request.encode(), request_id=fresh_request_id())
+        reply = await self._broker.predict(spec, request.to_wire(), request_id=fresh_request_id())
         if isinstance(reply, ReplyStream):
             await reply.close()
             raise PredictionFailed("Invalid model predict output")

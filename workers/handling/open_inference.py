@@ -34,7 +34,7 @@ class Inference:
     inputs: Mapping[str, Tensor]
 
     @classmethod
-    def read(cls, content: bytes, json_bytes: int) -> "Inference":
+    def read(cls, content: bytes | bytearray, json_bytes: int) -> "Inference":
         """Returns the request in a body whose first `json_bytes` bytes are JSON."""
         try:
             document = json.loads(content[:json_bytes])
@@ -117,7 +117,7 @@ class Inference:
         return _parameters(self.document).get("binary_data_output") is True
 
 
-def _tensors(inputs: list[Any], binary: bytes) -> Iterator[tuple[str, Tensor]]:
+def _tensors(inputs: list[Any], binary: bytes | bytearray) -> Iterator[tuple[str, Tensor]]:
     start = 0
     for description in inputs:
         if not isinstance(description, dict) or not isinstance(description.get("name"), str):

@@ -5,7 +5,7 @@ import uuid
 
 from batching import errors
 from batching.models.spec import ModelSpec, VersionKey
-from batching.protocol import Reply
+from batching.protocol import Reply, Wire
 from batching.store import keys
 from batching.store.background_tasks import end_tasks
 from batching.store.clients import at, close_unused, connect_async
@@ -67,13 +67,13 @@ class Broker:
     async def predict(
         self,
         spec: ModelSpec,
-        wire: bytes,
+        wire: Wire,
         *,
         request_id: str,
         timeout_s: float | None = None,
         client_left: ClientGone | None = None,
     ) -> Reply | ReplyStream:
-        """Submits a request, as `Request.encode` wrote it, and returns its one reply.
+        """Submits a request, as `Request.to_wire` wrote it, and returns its one reply.
 
         An error reply has `error_type` set. The answer of a handler that sends pieces while it runs
         is a stream of them, which must be read to its end or closed. Each piece gives the next one

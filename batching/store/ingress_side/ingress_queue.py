@@ -7,7 +7,7 @@ from typing import NamedTuple
 from redis.exceptions import OutOfMemoryError
 
 from batching.models.spec import VersionKey
-from batching.protocol import INLINE_LIMIT_BYTES
+from batching.protocol import INLINE_LIMIT_BYTES, Wire
 from batching.store.client_types import AsyncClient
 from batching.store.clients import BLOCK_S, at
 from batching.store.connections.async_held_connection import AsyncHeldConnection, Command
@@ -59,7 +59,7 @@ class Submission(NamedTuple):
 
     request_id: str
     ttl_ms: int
-    wire: bytes
+    wire: Wire
     age_us: int | None = 0
 
 
@@ -96,7 +96,7 @@ class IngressQueue:
 
     async def submit(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
         """Submits each request, or refuses it with a code."""
-        large = [item for item in submissions if len(item.wire) > INLINE_LIMIT_BYTES]
+        large = [item for item in submissions if item.wire.size_bytes > INLINE_LIMIT_BYTES]
         if not large:
             return await self._submit_script(submissions)
         without_room = await self._write_bodies(large)
@@ -122,7 +122,7 @@ class IngressQueue:
         longest_ms = max(item.ttl_ms for item in submissions)
         arguments: list[str | int | bytes] = [ingress_id, self._dead_after_ms, longest_ms]
         for request_id, ttl_ms, wire, age_us in submissions:
-            inline = wire if len(wire) <= INLINE_LIMIT_BYTES else b""
+            inline = wire.head if wire.size_bytes <= INLINE_LIMIT_BYTES else b""
             arguments += (request_id, rest_of_record(ingress_id, ttl_ms, age_us, inline))
         codes = await self._submitter.run("submit", self._submit_keys, arguments)
         return [_SUBMIT_CODES[code] for code in codes]
@@ -135,7 +135,7 @@ class IngressQueue:
         async with self._client.pipeline(transaction=False) as pipe:
             for item in large:
                 name = self._keys.body_prefix + item.request_id
-                pipe.set(name, item.wire, px=item.ttl_ms + 60_000)
+                pipe.set(name, item.wire.head + item.wire.body, px=item.ttl_ms + 60_000)
             results = await pipe.execute(raise_on_error=False)
         refused = [isinstance(result, OutOfMemoryError) for result in results]
         for result, is_refused in zip(results, refused, strict=True):

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from batching.protocol import Reply
+from batching.protocol import NO_WIRE, Reply, Wire
 
 ClientGone = Callable[[], Awaitable[object]]
 
@@ -31,7 +31,7 @@ class PendingRequest:
     """
 
     request_id: str
-    wire: bytes
+    wire: Wire
     timeout_s: float
     entered_at: float
     reply: asyncio.Future[Reply | Pieces]
@@ -61,7 +61,7 @@ class PendingRequest:
     def leave(self) -> None:
         """Drops the body once the client waits no more: lists may hold the request for longer."""
         if self.is_queued:  # otherwise a submit that is being repeated still needs it
-            self.wire = b""
+            self.wire = NO_WIRE
 
     def enter_anew(self, request_id: str, entered_at: float) -> None:
         """Makes the request one that was not submitted yet, under another id."""

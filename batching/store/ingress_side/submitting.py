@@ -22,7 +22,7 @@ def take_some(pending: list[PendingRequest], most_bytes: int) -> list[PendingReq
     """Takes as many from the front as one submit may bring; returns those that still wait."""
     count = size_bytes = 0
     for request in pending[:SUBMIT_AT_ONCE]:
-        size_bytes += len(request.wire)
+        size_bytes += request.wire.size_bytes
         if count and size_bytes > most_bytes:
             break
         count += 1
@@ -85,7 +85,7 @@ def _submission(request: PendingRequest, now: float) -> Submission:
 
 
 def _size_bytes(requests: Sequence[PendingRequest]) -> int:
-    sizes = [len(request.wire) for request in requests]
+    sizes = [request.wire.size_bytes for request in requests]
     return sum(size for size in sizes if size > INLINE_LIMIT_BYTES)
 
 

@@ -18,7 +18,7 @@ from typing import cast
 from batching import errors
 from batching.drain_rate import DrainRate
 from batching.models.spec import VersionKey
-from batching.protocol import ProtocolError, Reply
+from batching.protocol import NO_WIRE, ProtocolError, Reply, Wire
 from batching.request_ids import fresh_request_id
 from batching.store.background_tasks import BackgroundTasks, end_tasks, keep_going
 from batching.store.ingress_side.canceller import Canceller
@@ -88,7 +88,7 @@ class VersionChannel:
         return self._loop.time() - self._used_at
 
     async def ask(
-        self, request_id: str, wire: bytes, timeout_s: float, client_left: ClientGone | None
+        self, request_id: str, wire: Wire, timeout_s: float, client_left: ClientGone | None
     ) -> Reply | ReplyStream:
         """Returns the one reply, as a stream if its first piece comes before its end.
 
@@ -158,7 +158,7 @@ class VersionChannel:
         if isinstance(error, errors.StoreUnavailable):  # a Redis that is full is not away
             self._was_away_at = self._loop.time()
         request.fail(error)
-        request.wire = b""
+        request.wire = NO_WIRE
         self._canceller.cancel(request, error)
 
     def _admit(self, request: PendingRequest, code: SubmitCode) -> None:
@@ -272,7 +272,7 @@ class VersionChannel:
         if request.reply.done():
             return current
         timeout_s, reply = request.timeout_s, self._loop.create_future()
-        rest = PendingRequest(request.request_id, b"", timeout_s, self._loop.time(), reply)
+        rest = PendingRequest(request.request_id, NO_WIRE, timeout_s, self._loop.time(), reply)
         rest.is_queued = True
         self._canceller.watch(rest, None)
         rest.stream = ReplyStream(rest, self._queue, self._leave, self._patience)

@@ -5,6 +5,7 @@ import pytest
 from msgspec import msgpack
 
 from batching.protocol import (
+    INLINE_LIMIT_BYTES,
     WIRE_VERSION,
     BatchTiming,
     Part,
@@ -56,6 +57,37 @@ class Trap:
 )
 def test_message_survives_the_wire(message):
     assert type(message).decode(message.encode()) == message
+
+
+# Around what one byte and two bytes can count, and around what a record may hold.
+SIZES = [0, 255, 256, 2**14 - 30, 2**14, 2**14 + 1, 2**16 - 1, 2**16]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+@pytest.mark.parametrize("first", [[], [Part("a", "", b"before")]], ids=["alone", "last"])
+def test_wire_is_the_request_in_one_piece_or_two(size, kind, first):
+    # Given
+    content = kind(bytes(number % 251 for number in range(size)))
+    request = Request({"x-note": "schön"}, [*first, Part("body", "image/jpeg", content)])
+
+    # When
+    wire = request.to_wire()
+
+    # Then
+    assert wire.head + wire.body == request.encode()
+    assert wire.size_bytes == len(request.encode())
+    assert Request.decode(wire.head + wire.body) == request
+    is_split = size > INLINE_LIMIT_BYTES
+    assert wire.body is content if is_split else wire.body == b""
+
+
+@pytest.mark.parametrize(
+    "parts", [[], [Part("a", "", b"x" * 2**17), Part("b", "", b"last")]], ids=["none", "first"]
+)
+def test_wire_is_in_one_piece_unless_the_last_part_is_large(parts):
+    request = Request({}, parts)
+    assert request.to_wire() == (request.encode(), b"")
 
 
 @pytest.mark.parametrize("message", [REQUEST, REPLY, CHUNK], ids=["request", "reply", "chunk"])

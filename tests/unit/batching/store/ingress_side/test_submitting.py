@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from batching import errors
+from batching.protocol import Wire
 from batching.store.ingress_side.pending_request import PendingRequest
 from batching.store.ingress_side.submitting import SUBMIT_AT_ONCE, submit, take_some
 
@@ -23,7 +24,7 @@ LIMIT = 1000
 async def test_submit_brings_many_requests_or_many_bytes(sizes, turns):
     # Given
     new_reply = asyncio.get_running_loop().create_future
-    pending = [PendingRequest("a", bytes(size), 1.0, 0.0, new_reply()) for size in sizes]
+    pending = [PendingRequest("a", Wire(bytes(size)), 1.0, 0.0, new_reply()) for size in sizes]
 
     # When
     taken = [len(take_some(pending, LIMIT)) for _ in turns]
@@ -46,7 +47,7 @@ class FailingAtTheEnd:
 async def test_submit_is_given_up_although_an_error_came_at_the_same_moment():
     # Given
     loop = asyncio.get_running_loop()
-    request = PendingRequest("a", b"x", 10.0, loop.time(), loop.create_future())
+    request = PendingRequest("a", Wire(b"x"), 10.0, loop.time(), loop.create_future())
     # When
     with pytest.raises(errors.StoreUnavailable) as caught:
         await submit(FailingAtTheEnd(), [request], 0.0)

@@ -151,7 +151,7 @@ def test_chunk_is_stale_when_its_request_was_given_back(harness):
     assert send(worker, items, 0, "old") == [ChunkCode.STALE]
     assert harness.request("a")["chunks"] == "0"
     claimed = harness.worker("worker-b").claim(1, 0.0)
-    assert claimed.items[0].request.encode() == wire_of("a")
+    assert claimed.items[0].request.to_wire() == wire_of("a")
     assert pieces(harness, "a") == []
 
 

@@ -70,7 +70,7 @@ def test_reclaim_keeps_the_body_of_a_request_that_is_tried_again(harness):
     harness.node().reclaim(KEY, "worker-a", ReclaimMode.CRASHED)
 
     # Then
-    assert harness.worker("worker-b").claim(1, 0.0).items[0].request.encode() == wire
+    assert harness.worker("worker-b").claim(1, 0.0).items[0].request.to_wire() == wire
 
 
 def test_reclaim_touches_nothing_that_another_worker_owns_by_now(harness):

@@ -59,9 +59,9 @@ def test_submit_tells_workers_that_have_left_from_silent_ones(harness):
 )
 def test_submit_carries_bodies_of_any_size_to_the_worker(harness, size, has_own_key):
     # Given
-    padding = len(wire_of("hello", size=size)) - size
+    padding = wire_of("hello", size=size).size_bytes - size
     wire = wire_of("hello", size=size - padding)
-    assert len(wire) == size
+    assert wire.size_bytes == size
 
     # When
     harness.ingress().submit([Submission("a", 60_000, wire)])
@@ -70,7 +70,7 @@ def test_submit_carries_bodies_of_any_size_to_the_worker(harness, size, has_own_
     assert harness.has_body("a") == has_own_key
     assert bool(harness.request("a")["wire"]) != has_own_key
     claimed = harness.worker().claim(1, 0.0)
-    assert claimed.items[0].request.encode() == wire
+    assert claimed.items[0].request.to_wire() == wire
     assert body_of(claimed.items[0].request) == "hello"
 
 
