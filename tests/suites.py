@@ -8,6 +8,7 @@ LONG_FOLDERS = frozenset({"compose", "deploy", "network", "topology"})
 LONG_FILES = frozenset(
     {
         # Faults: `make test` keeps those of workers, of cut connections and of the state machine.
+        "test_chaos_buffers.py",
         "test_chaos_clients.py",
         "test_chaos_redis.py",
         "test_chaos_registry.py",

@@ -67,6 +67,7 @@ PROMISES = {
     "F40": ("state machine", "no counter-example"),
     "F41 keys": ("soak: keys and descriptors", "baseline"),
     "F41 memory": ("soak, 80/s with faults: memory", "<= +10 MB after run-in"),
+    "F42": ("bytes of others, a third of the clients leave", "0"),
     "N1 load": ("node's host cut off: load", "all 200"),
     "N1 works": ("node's host joined again: it works", "<= 3 s"),
     "N1 again": ("node's host cut off for 10 s: its requests wait again", "<= 4 s"),

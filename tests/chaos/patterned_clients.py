@@ -1,0 +1,328 @@
+"""Clients that check every byte, and leave when it suits them least.
+
+Each request has a name; body and answer are patterns of it: `patterned_handler.py`.
+"""
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Self
+
+from tests.chaos.patterns import pattern
+
+ANSWER_S = 60.0
+MOST_FAULTS = 20
+# Half a head beside the limits at which a body takes another way: in its record (16 KiB), in one
+# read (64 KiB).
+NEAR_BYTES = 600
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: no farewell, a reset
+GIVEN_UP = 499
+
+
+class WrongAnswer(Exception):
+    """An answer is not the one that this client waits for."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    name: str
+    raw: bytes
+    answer_bytes: int
+    status: int = 200
+
+
+@dataclass
+class Found:
+    """What all clients of a run saw together."""
+
+    sent: int = 0
+    aborted: int = 0  # requests whose client left before it had their answers
+    answered: int = 0
+    names: list[str] = field(default_factory=list)  # of those that were answered with 200
+    request_ids: set[str] = field(default_factory=set)
+    faults: list[str] = field(default_factory=list)
+    slowest_s: float = 0.0
+
+    def blame(self, text: str) -> None:
+        """Keeps the first faults."""
+        if len(self.faults) < MOST_FAULTS:
+            self.faults.append(text)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What clients do. `large_share` is that of bodies and answers beyond a few kB."""
+
+    models: tuple[str, ...]
+    large_share: float = 0.25
+    abort_share: float = 1 / 3  # of the connections
+    error_share: float = 0.01
+    most_at_once: int = 6
+
+
+def some_size(chance: random.Random, large_share: float) -> int:
+    if chance.random() >= large_share:
+        return chance.randint(1, 2000)
+    near = chance.randint(-NEAR_BYTES, NEAR_BYTES)
+    return chance.choice([16 * 1024 + near, 16 * 1024 + near, 64 * 1024 + near, 110_000, 300_000])
+
+
+def some_request(chance: random.Random, plan: Plan, *, has_error: bool = False) -> Asked:
+    """Returns a request: plain, with Expect, in chunks, or a form."""
+    name = f"{chance.getrandbits(96):024x}"
+    answer_bytes = some_size(chance, plan.large_share)
+    size_bytes = some_size(chance, plan.large_share)
+    kind = chance.choices(("plain", "expecting", "chunked", "form"), (75, 3, 12, 10))[0]
+    parts = [("body", size_bytes)]
+    if kind == "form":
+        parts = [("first", size_bytes), ("second", chance.randint(1, 2000))]
+    bodies = [(part, pattern(name, part, size)) for part, size in parts]
+    lines, body = FORMS[kind](chance, bodies)
+    model = "unknown" if has_error else chance.choice(plan.models)
+    told = ",".join(f"{part}={size}" for part, size in parts)
+    head = (
+        f"POST /predictions/{model} HTTP/1.1\r\nHost: x\r\nX-Pattern: {name}\r\n"
+        f"X-Parts: {told}\r\nX-Wants: {answer_bytes}\r\n{lines}\r\n"
+    )
+    return Asked(name, head.encode() + body, answer_bytes, 404 if has_error else 200)
+
+
+def _plain(_: random.Random, bodies: list[tuple[str, bytes]]) -> tuple[str, bytes]:
+    [(_, body)] = bodies
+    return f"Content-Type: application/octet-stream\r\nContent-Length: {len(body)}\r\n", body
+
+
+def _expecting(chance: random.Random, bodies: list[tuple[str, bytes]]) -> tuple[str, bytes]:
+    lines, body = _plain(chance, bodies)
+    return f"Expect: 100-continue\r\n{lines}", body
+
+
+def _chunked(chance: random.Random, bodies: list[tuple[str, bytes]]) -> tuple[str, bytes]:
+    [(_, body)] = bodies
+    chunks = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in split(chance, body, 5)]
+    lines = "Content-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\n"
+    return lines, b"".join([*chunks, b"0\r\n\r\n"])
+
+
+def _form(chance: random.Random, bodies: list[tuple[str, bytes]]) -> tuple[str, bytes]:
+    boundary = f"{chance.getrandbits(64):016x}"
+    head = '--{}\r\nContent-Disposition: form-data; name="{}"; filename="f"\r\n'
+    kind = "Content-Type: application/octet-stream\r\n\r\n"
+    pieces = [(head.format(boundary, part) + kind).encode() + body for part, body in bodies]
+    body = b"\r\n".join([*pieces, f"--{boundary}--\r\n".encode()])
+    kind = f"multipart/form-data; boundary={boundary}"
+    return f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n", body
+
+
+FORMS: dict[str, Callable[[random.Random, list[tuple[str, bytes]]], tuple[str, bytes]]] = {
+    "plain": _plain,
+    "expecting": _expecting,
+    "chunked": _chunked,
+    "form": _form,
+}
+
+
+def split(chance: random.Random, data: bytes, most: int) -> Iterator[bytes]:
+    """Yields the data in `most` pieces at most, none of them empty."""
+    cuts = sorted({chance.randrange(1, len(data)) for _ in range(most - 1)} if data[1:] else ())
+    for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+        yield data[start:end]
+
+
+class Line:
+    """One connection to the inference port."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+
+    @classmethod
+    async def open(cls, port: int) -> Self:
+        end = socket.socket()
+        end.setblocking(False)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(end, ("127.0.0.1", port))
+        line = cls(end)
+        line._reader, line._writer = await asyncio.open_connection(sock=end)
+        return line
+
+    async def send(self, chance: random.Random, data: bytes) -> None:
+        """Sends the data, in most cases in one piece."""
+        most = 1 if chance.random() < 2 / 3 else 4
+        for piece in split(chance, data, most):
+            self._writer.write(piece)
+            await asyncio.sleep(0 if most == 1 else chance.choice((0, 0.001)))
+
+    async def read_head(self) -> tuple[int, dict[str, str]]:
+        """Returns status and headers of the next answer."""
+        status = 100
+        while status == 100:
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            status = int(head[0].split()[1])
+        pairs = [line.partition(": ") for line in head[1:] if line]
+        return status, {name.lower(): value for name, _, value in pairs}
+
+    async def read_body(self, headers: dict[str, str]) -> bytes:
+        """Returns the body of the answer whose head was read last."""
+        if "content-length" in headers:
+            return await self._reader.readexactly(int(headers["content-length"]))
+        pieces = []
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            pieces.append((await self._reader.readexactly(size + 2))[:-2])
+        await self._reader.readexactly(2)
+        return b"".join(pieces)
+
+    async def read_some(self, size_bytes: int) -> None:
+        await self._reader.read(size_bytes)
+
+    def end_sending(self) -> None:
+        self._writer.write_eof()
+
+    def leave(self, *, with_reset: bool) -> None:
+        """Closes the connection, whatever lies in it."""
+        if with_reset:
+            self._end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        self._writer.transport.abort()
+
+
+class Visitor:
+    """One client after the other; each has a connection, and ends it as its plan says."""
+
+    def __init__(self, port: int, chance: random.Random, plan: Plan, found: Found) -> None:
+        self._port = port
+        self._chance = chance
+        self._plan = plan
+        self._found = found
+
+    async def visit(self) -> None:
+        """Opens a connection, asks on it now and again, and leaves."""
+        chance = self._chance
+        line = await Line.open(self._port)
+        try:
+            for _ in range(chance.randint(1, 3)):
+                if not await self._ask(line):
+                    return
+            if chance.random() < self._plan.abort_share * 1.5:
+                await self._ask_and_leave(line)
+        except WrongAnswer as error:
+            self._found.blame(str(error))
+        except TimeoutError:
+            self._found.blame("no answer")
+        except (OSError, EOFError) as error:
+            self._found.blame(f"connection lost: {error!r}")
+        finally:
+            line.leave(with_reset=chance.random() < 0.5)
+
+    def _some(self) -> list[Asked]:
+        chance = self._chance
+        count = 1 if chance.random() < 0.5 else chance.randint(2, self._plan.most_at_once)
+        asked = [some_request(chance, self._plan) for _ in range(count)]
+        self._found.sent += count
+        return asked
+
+    async def _ask(self, line: Line) -> bool:
+        """Sends requests and reads their answers; returns whether more can be sent."""
+        chance, asked = self._chance, self._some()
+        if chance.random() < self._plan.error_share:
+            asked.insert(0, some_request(chance, self._plan, has_error=True))
+            self._found.sent += 1
+        await line.send(chance, b"".join(one.raw for one in asked))
+        is_half_closed = chance.random() < 0.05
+        if is_half_closed:
+            line.end_sending()
+        for number, one in enumerate(asked):
+            is_answered, is_last = await self._read(line, one, may_be_given_up=is_half_closed)
+            if is_last:
+                # What is behind an error gets no answer.
+                self._found.aborted += len(asked) - number - is_answered
+                return False
+        return not is_half_closed
+
+    async def _read(
+        self, line: Line, asked: Asked, *, may_be_given_up: bool = False
+    ) -> tuple[bool, bool]:
+        """Checks an answer; returns whether it is one, and whether the connection ends with it.
+
+        A client that has closed its half of the connection may have left: it is told so, or gets
+        its answer if that was on its way.
+        """
+        began_s = time.monotonic()
+        async with asyncio.timeout(ANSWER_S):
+            status, headers = await line.read_head()
+            body = await line.read_body(headers)
+        self._found.slowest_s = max(self._found.slowest_s, time.monotonic() - began_s)
+        if may_be_given_up and status == GIVEN_UP:
+            return False, True
+        check(asked, status, headers, body)
+        if headers["x-request-id"] in self._found.request_ids:
+            raise WrongAnswer(f"{asked.name}: the id of another answer")
+        self._found.request_ids.add(headers["x-request-id"])
+        self._found.answered += 1
+        if status == 200:
+            self._found.names.append(asked.name)
+        return True, headers["connection"] == "close"
+
+    async def _ask_and_leave(self, line: Line) -> None:
+        """Leaves while a body is sent, while the answers are awaited, or while they come."""
+        chance, asked = self._chance, self._some()
+        raw = b"".join(one.raw for one in asked)
+        moment = chance.choice(("sending", "waiting", "reading"))
+        cut = len(raw) - (chance.randrange(len(asked[-1].raw)) if moment == "sending" else 0)
+        await line.send(chance, raw[:cut])
+        if moment != "reading":
+            await asyncio.sleep(chance.choice((0, 0.001, 0.005, 0.02)))
+        else:
+            whole = chance.randrange(len(asked))
+            for one in asked[:whole]:
+                await self._read(line, one)
+            async with asyncio.timeout(ANSWER_S):
+                await line.read_head()
+                await line.read_some(chance.randint(1, asked[whole].answer_bytes))
+            asked = asked[whole:]
+        self._found.aborted += len(asked)
+
+
+def check(asked: Asked, status: int, headers: dict[str, str], body: bytes) -> None:
+    """Compares an answer with the one that this request must get.
+
+    Raises:
+        WrongAnswer: it is another one.
+    """
+    if status != asked.status:
+        raise WrongAnswer(f"{asked.name}: {status} {body[:200]!r}")
+    if status != 200:
+        return
+    if (
+        headers.get("x-pattern") != asked.name
+        or headers.get("x-seen-id") != headers["x-request-id"]
+    ):
+        raise WrongAnswer(f"{asked.name}: the answer to another request: {headers}")
+    expected = pattern(asked.name, "answer", asked.answer_bytes)
+    if body != expected:
+        places = [
+            n for n, pair in enumerate(zip(body, expected, strict=False)) if len(set(pair)) > 1
+        ]
+        where = f"{len(places)} bytes from {places[0]}" if places else "its length"
+        raise WrongAnswer(f"{asked.name}: {where} of {len(expected)} wrong, {len(body)} came")
+
+
+async def visits(
+    port: int, plan: Plan, seed: int, *, clients: int, until: Callable[[Found], bool]
+) -> Found:
+    """Lets so many clients at a time visit until enough is found; returns what they saw."""
+    found = Found()
+
+    async def come(number: int) -> None:
+        visitor = Visitor(port, random.Random(f"{seed} {number}"), plan, found)
+        while not until(found) and not found.faults:
+            await visitor.visit()
+
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.gather(*(come(number) for number in range(clients)))
+    return found
