@@ -10,6 +10,7 @@ LONG_FILES = frozenset(
         # Faults: `make test` keeps those of workers, of cut connections and of the state machine.
         "test_chaos_buffers.py",
         "test_chaos_clients.py",
+        "test_chaos_fuzz.py",
         "test_chaos_redis.py",
         "test_chaos_registry.py",
         "test_chaos_rig.py",

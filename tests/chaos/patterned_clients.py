@@ -1,7 +1,4 @@
-"""Clients that check every byte, and leave when it suits them least.
-
-Each request has a name; body and answer are patterns of it: `patterned_handler.py`.
-"""
+"""Clients that check every byte of their answers, and leave when it suits them least."""
 
 import asyncio
 import contextlib
@@ -9,31 +6,17 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-from tests.chaos.patterns import pattern
+from tests.chaos.patterned_requests import Asked, Plan, WrongAnswer, check, some_request, split
 
 ANSWER_S = 60.0
 MOST_FAULTS = 20
-# Half a head beside the limits at which a body takes another way: in its record (16 KiB), in one
-# read (64 KiB).
-NEAR_BYTES = 600
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: no farewell, a reset
+FAREWELL = struct.pack("ii", 0, 0)
 GIVEN_UP = 499
-
-
-class WrongAnswer(Exception):
-    """An answer is not the one that this client waits for."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    name: str
-    raw: bytes
-    answer_bytes: int
-    status: int = 200
 
 
 @dataclass
@@ -52,86 +35,6 @@ class Found:
         """Keeps the first faults."""
         if len(self.faults) < MOST_FAULTS:
             self.faults.append(text)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What clients do. `large_share` is that of bodies and answers beyond a few kB."""
-
-    models: tuple[str, ...]
-    large_share: float = 0.25
-    abort_share: float = 1 / 3  # of the connections
-    error_share: float = 0.01
-    most_at_once: int = 6
-
-
-def some_size(chance: random.Random, large_share: float) -> int:
-    if chance.random() >= large_share:
-        return chance.randint(1, 2000)
-    near = chance.randint(-NEAR_BYTES, NEAR_BYTES)
-    return chance.choice([16 * 1024 + near, 16 * 1024 + near, 64 * 1024 + near, 110_000, 300_000])
-
-
-def some_request(chance: random.Random, plan: Plan, *, has_error: bool = False) -> Asked:
-    """Returns a request: plain, with Expect, in chunks, or a form."""
-    name = f"{chance.getrandbits(96):024x}"
-    answer_bytes = some_size(chance, plan.large_share)
-    size_bytes = some_size(chance, plan.large_share)
-    kind = chance.choices(("plain", "expecting", "chunked", "form"), (75, 3, 12, 10))[0]
-    parts = [("body", size_bytes)]
-    if kind == "form":
-        parts = [("first", size_bytes), ("second", chance.randint(1, 2000))]
-    bodies = [(part, pattern(name, part, size)) for part, size in parts]
-    lines, body = FORMS[kind](chance, bodies)
-    model = "unknown" if has_error else chance.choice(plan.models)
-    told = ",".join(f"{part}={size}" for part, size in parts)
-    head = (
-        f"POST /predictions/{model} HTTP/1.1\r\nHost: x\r\nX-Pattern: {name}\r\n"
-        f"X-Parts: {told}\r\nX-Wants: {answer_bytes}\r\n{lines}\r\n"
-    )
-    return Asked(name, head.encode() + body, answer_bytes, 404 if has_error else 200)
-
-
-def _plain(_: random.Random, bodies: list[tuple[str, bytes]]) -> tuple[str, bytes]:
-    [(_, body)] = bodies
-    return f"Content-Type: application/octet-stream\r\nContent-Length: {len(body)}\r\n", body
-
-
-def _expecting(chance: random.Random, bodies: list[tuple[str, bytes]]) -> tuple[str, bytes]:
-    lines, body = _plain(chance, bodies)
-    return f"Expect: 100-continue\r\n{lines}", body
-
-
-def _chunked(chance: random.Random, bodies: list[tuple[str, bytes]]) -> tuple[str, bytes]:
-    [(_, body)] = bodies
-    chunks = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in split(chance, body, 5)]
-    lines = "Content-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\n"
-    return lines, b"".join([*chunks, b"0\r\n\r\n"])
-
-
-def _form(chance: random.Random, bodies: list[tuple[str, bytes]]) -> tuple[str, bytes]:
-    boundary = f"{chance.getrandbits(64):016x}"
-    head = '--{}\r\nContent-Disposition: form-data; name="{}"; filename="f"\r\n'
-    kind = "Content-Type: application/octet-stream\r\n\r\n"
-    pieces = [(head.format(boundary, part) + kind).encode() + body for part, body in bodies]
-    body = b"\r\n".join([*pieces, f"--{boundary}--\r\n".encode()])
-    kind = f"multipart/form-data; boundary={boundary}"
-    return f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n", body
-
-
-FORMS: dict[str, Callable[[random.Random, list[tuple[str, bytes]]], tuple[str, bytes]]] = {
-    "plain": _plain,
-    "expecting": _expecting,
-    "chunked": _chunked,
-    "form": _form,
-}
-
-
-def split(chance: random.Random, data: bytes, most: int) -> Iterator[bytes]:
-    """Yields the data in `most` pieces at most, none of them empty."""
-    cuts = sorted({chance.randrange(1, len(data)) for _ in range(most - 1)} if data[1:] else ())
-    for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
-        yield data[start:end]
 
 
 class Line:
@@ -156,8 +59,13 @@ class Line:
         """Sends the data, in most cases in one piece."""
         most = 1 if chance.random() < 2 / 3 else 4
         for piece in split(chance, data, most):
-            self._writer.write(piece)
+            self.write(piece)
             await asyncio.sleep(0 if most == 1 else chance.choice((0, 0.001)))
+
+    def write(self, data: bytes) -> None:
+        """Sends the data, if the server is still there."""
+        with contextlib.suppress(OSError, RuntimeError):  # the other one is uvloop's
+            self._writer.write(data)
 
     async def read_head(self) -> tuple[int, dict[str, str]]:
         """Returns status and headers of the next answer."""
@@ -181,13 +89,23 @@ class Line:
     async def read_some(self, size_bytes: int) -> None:
         await self._reader.read(size_bytes)
 
+    async def read_to_end(self) -> bytes:
+        """Returns what comes until the connection ends, with or without a farewell."""
+        pieces = []
+        with contextlib.suppress(ConnectionError):
+            while piece := await self._reader.read(65536):
+                pieces.append(piece)
+        return b"".join(pieces)
+
     def end_sending(self) -> None:
-        self._writer.write_eof()
+        with contextlib.suppress(OSError, RuntimeError):
+            self._writer.write_eof()
 
     def leave(self, *, with_reset: bool) -> None:
         """Closes the connection, whatever lies in it."""
-        if with_reset:
-            self._end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        with contextlib.suppress(OSError):  # the server was faster
+            linger = RESET if with_reset else FAREWELL
+            self._end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self._writer.transport.abort()
 
 
@@ -203,12 +121,13 @@ class Visitor:
     async def visit(self) -> None:
         """Opens a connection, asks on it now and again, and leaves."""
         chance = self._chance
+        is_leaving = chance.random() < self._plan.abort_share
         line = await Line.open(self._port)
         try:
             for _ in range(chance.randint(1, 3)):
                 if not await self._ask(line):
                     return
-            if chance.random() < self._plan.abort_share * 1.5:
+            if is_leaving:
                 await self._ask_and_leave(line)
         except WrongAnswer as error:
             self._found.blame(str(error))
@@ -233,7 +152,7 @@ class Visitor:
             asked.insert(0, some_request(chance, self._plan, has_error=True))
             self._found.sent += 1
         await line.send(chance, b"".join(one.raw for one in asked))
-        is_half_closed = chance.random() < 0.05
+        is_half_closed = chance.random() < self._plan.half_close_share
         if is_half_closed:
             line.end_sending()
         for number, one in enumerate(asked):
@@ -286,30 +205,6 @@ class Visitor:
                 await line.read_some(chance.randint(1, asked[whole].answer_bytes))
             asked = asked[whole:]
         self._found.aborted += len(asked)
-
-
-def check(asked: Asked, status: int, headers: dict[str, str], body: bytes) -> None:
-    """Compares an answer with the one that this request must get.
-
-    Raises:
-        WrongAnswer: it is another one.
-    """
-    if status != asked.status:
-        raise WrongAnswer(f"{asked.name}: {status} {body[:200]!r}")
-    if status != 200:
-        return
-    if (
-        headers.get("x-pattern") != asked.name
-        or headers.get("x-seen-id") != headers["x-request-id"]
-    ):
-        raise WrongAnswer(f"{asked.name}: the answer to another request: {headers}")
-    expected = pattern(asked.name, "answer", asked.answer_bytes)
-    if body != expected:
-        places = [
-            n for n, pair in enumerate(zip(body, expected, strict=False)) if len(set(pair)) > 1
-        ]
-        where = f"{len(places)} bytes from {places[0]}" if places else "its length"
-        raise WrongAnswer(f"{asked.name}: {where} of {len(expected)} wrong, {len(body)} came")
 
 
 async def visits(
