@@ -20,7 +20,7 @@ WHEELS_TEST := pytest pytest-rerunfailures pytest-timeout 'fakeredis[lua]' hypot
 # How many tests run at a time, where they measure no times.
 JOBS ?= 2
 
-.PHONY: install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-gpu bench-scale clean topology wheels
+.PHONY: install demo test test-all test-fast chaos chaos-mutants check bench bench-compare bench-gpu bench-resnet bench-scale clean topology wheels
 
 install: $(STAMP)
 
@@ -81,10 +81,14 @@ check: install
 bench: install
 	$(BIN)/python -m benchmarks.compare --workload echo --servers torchserve --short
 
-# Every workload beside every server, at length: some 40 minutes on a machine that does nothing else.
-# Writes benchmarks/results/ and the tables and charts of docs/performance.md.
+# The request path beside TorchServe and mosec: some 11 minutes on a machine that does nothing else.
+# Writes benchmarks/results/ and the tables of docs/performance.md.
 bench-compare: install
 	$(BIN)/python -m benchmarks.compare
+
+# ResNet-152 beside TorchServe and a bare loop: some 20 minutes.
+bench-resnet: install
+	$(BIN)/python -m benchmarks.compare --workload resnet,resnet-bf16
 
 # ResNets on a GPU beside their forward alone: some ten minutes. Says so where there is no GPU.
 #   make bench-gpu BENCH_OPTIONS="--models resnet50"

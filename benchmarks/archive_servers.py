@@ -4,6 +4,8 @@ import importlib.metadata
 import shutil
 from pathlib import Path
 
+from benchmarks.processors import by_role
+from benchmarks.records import OURS, commit_of
 from benchmarks.servers import Job, Server, ferry_addresses, ferry_command
 from benchmarks.torchserve_env import TORCHSERVE_VERSION, write_captum
 
@@ -11,33 +13,41 @@ WARNINGS_ONLY = Path(__file__).with_name("torchserve_warnings_only.xml")
 
 
 class ArchiveServer(Server):
-    """A server that registers the archive in its model store."""
+    """A server that registers the archives in its model store."""
 
-    @property
-    def url(self) -> str:
-        return f"{self._address(0)}/predictions/{self._job.model_name}"
+    def url_of(self, model_name: str) -> str:
+        return f"{self._address(0)}/predictions/{model_name}"
 
     @property
     def _health_url(self) -> str:
         return f"{self._address(0)}/ping"
 
-    def _store(self, folder: Path, archive: Path) -> str:
+    def _archive(self, job: Job) -> Path:
+        return job.archive
+
+    def _parameters(self, job: Job) -> dict[str, str | int]:
+        return {
+            "url": f"{job.model_name}.mar",
+            "batch_size": job.batch_size,
+            "max_batch_delay": job.max_batch_delay_ms,
+            "initial_workers": job.workers,
+            "synchronous": "true",
+        }
+
+    def _store(self, folder: Path) -> str:
         store = folder / "store"
         store.mkdir()
-        shutil.copy(archive, store / f"{self._job.model_name}.mar")
+        for job in self._jobs:
+            archive = self._archive(job)
+            copy = shutil.copytree if archive.is_dir() else shutil.copy
+            copy(archive, store / f"{job.model_name}.mar")
         return str(store)
 
     def _register(self) -> None:
-        parameters: dict[str, str | int] = {
-            "url": f"{self._job.model_name}.mar",
-            "batch_size": self._job.batch_size,
-            "max_batch_delay": self._job.max_batch_delay_ms,
-            "initial_workers": self._job.workers,
-            "synchronous": "true",
-        }
-        reply = self._client.post(f"{self._address(1)}/models", params=parameters)
-        if not reply.is_success:
-            raise self._failure(f"refused the model: {reply.status_code} {reply.text}")
+        for job in self._jobs:
+            reply = self._client.post(f"{self._address(1)}/models", params=self._parameters(job))
+            if not reply.is_success:
+                raise self._failure(f"refused the model: {reply.status_code} {reply.text}")
 
 
 class TorchServe(ArchiveServer):
@@ -51,8 +61,8 @@ class TorchServe(ArchiveServer):
     # Its launcher dies of SIGTERM without passing it on to Java.
     _stops_as_group = True
 
-    def __init__(self, python: Path, job: Job, *, is_quiet: bool = False) -> None:
-        super().__init__(job)
+    def __init__(self, python: Path, *jobs: Job, is_quiet: bool = False) -> None:
+        super().__init__(*jobs)
         self._python = python
         self._is_quiet = is_quiet
 
@@ -67,11 +77,11 @@ class TorchServe(ArchiveServer):
             "disable_token_authorization": "true",
             "enable_metrics_api": "false",
             "disable_system_metrics": "true",
-            "job_queue_size": self._job.job_queue_size,
+            "job_queue_size": max(job.job_queue_size for job in self._jobs),
         }
         config = folder / "config.properties"
         config.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
-        store = self._store(folder, self._job.archive)
+        store = self._store(folder)
         return [
             *(str(self._python), "-m", "ts.model_server", "--start", "--foreground", "--ncs"),
             *("--model-store", store, "--ts-config", str(config)),
@@ -87,24 +97,39 @@ class TorchServe(ArchiveServer):
 
 
 class Torchferry(ArchiveServer):
-    """`ferry up`: embedded Redis, one ingress, one node."""
+    """`ferry up`: embedded Redis, one ingress, one node.
 
-    name = "torchferry"
+    With a `tree`, the code is that of another working tree, on the same interpreter and packages.
+    """
+
+    name = OURS
     # The embedded Redis must outlive the workers' goodbye.
     _stops_as_group = False
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
+    def __init__(self, *jobs: Job, tree: Path | None = None) -> None:
+        super().__init__(*jobs)
+        self._tree = tree
         self.version = importlib.metadata.version("torchferry")
+        if tree is not None:
+            self.name, self.version = f"{OURS} before", commit_of(tree)
+
+    def processes(self) -> dict[str, list[int]]:
+        return by_role(self.pid)
+
+    def _archive(self, job: Job) -> Path:
+        return job.own_archive or job.archive
+
+    def _parameters(self, job: Job) -> dict[str, str | int]:
+        return super()._parameters(job) | job.own_parameters
 
     def _command(self, folder: Path) -> list[str]:
-        store = self._store(folder, self._job.own_archive)
-        return [ferry_command(), "up", "--model-store", store]
+        return [ferry_command(), "up", "--model-store", self._store(folder)]
 
     def _environment(self, folder: Path) -> dict[str, str]:
         return {
             **ferry_addresses(self._ports),
-            "FERRY_JOB_QUEUE_SIZE": str(self._job.job_queue_size),
+            **({"PYTHONPATH": str(self._tree)} if self._tree else {}),
+            "FERRY_JOB_QUEUE_SIZE": str(max(job.job_queue_size for job in self._jobs)),
             "FERRY_WORK_DIR": str(folder / "work"),
             "FERRY_CONFIG_SNAPSHOTS": "false",
         }

@@ -1,6 +1,6 @@
 """Requests per second of torchferry and other servers side by side, in one run.
 
-    python -m benchmarks.compare --workload echo --servers torchserve,mosec
+    python -m benchmarks.compare --workload echo,label-110k --servers torchserve
 
 Exit code 0: every bar is reached; 1: one is missed; 2: one could not be judged.
 """
@@ -8,37 +8,39 @@ Exit code 0: every bar is reached; 1: one is missed; 2: one could not be judged.
 import argparse
 import contextlib
 import importlib.metadata
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from benchmarks.comparison import is_reached, to_record
-from benchmarks.contest import SERVERS, Contest, Pairs
+from benchmarks.contest import SERVERS, Contest
 from benchmarks.load import BenchmarkError, wrk_path
-from benchmarks.presentation import markdown, print_record, write_chart
-from benchmarks.records import (
-    PERFORMANCE,
-    RESULTS,
-    SHORT_RESULTS,
-    write_block,
-    write_record,
-)
+from benchmarks.presentation import costs, markdown, print_record
+from benchmarks.records import RESULTS, SHORT_RESULTS, write_block, write_record
 from benchmarks.reports import EXIT_CODES, end_servers_on_sigterm, positive
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.workloads import REQUEST_PATH, WORKLOADS, Network
 
-CHARTS = PERFORMANCE.parent / "charts"
 # Of tables in a file.
-WIDTH = 110
-PAIRS, SHORT_PAIRS, SHORT_SECONDS = 5, 2, 2.0
+WIDTH = 120
+PAIRS, SHORT_PAIRS, SHORT_SECONDS = 5, 2, 1
+COSTS = "request-path"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -46,11 +48,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.compare", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--workload", type=_names(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--workload", type=_names(WORKLOADS), default=list(REQUEST_PATH))
     parser.add_argument(
         "--servers", type=_names(SERVERS), default=None, help="beside torchferry, with commas"
     )
-    parser.add_argument("--pairs", type=positive, default=None)
+    parser.add_argument(
+        "--before", type=Path, default=None, help="another working tree, measured as well"
+    )
+    parser.add_argument("--pairs", type=positive, default=None, help="turns")
     parser.add_argument("--seconds", type=positive, default=None, help="of each run")
     parser.add_argument(
         "--torchserve-logs",
@@ -75,87 +80,86 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
-    codes = []
-    for name in options.workload:
-        try:
-            record = compare(WORKLOADS[name], options, console)
-        except BenchmarkError as error:
-            console.print(str(error), style="red", markup=False, highlight=False)
-            codes.append(EXIT_CODES[None])
-            continue
-        except KeyboardInterrupt:
-            return 128 + signal.SIGINT
-        print_record(console, record)
-        path = publish(record, name, is_short=options.short)
-        console.print(f"written to {path}", highlight=False)
-        codes.append(EXIT_CODES[is_reached(record)])
+    codes = [EXIT_CODES[True]]
+    try:
+        for network in sorted({WORKLOADS[name].network for name in options.workload}):
+            names = [name for name in options.workload if WORKLOADS[name].network == network]
+            for name, record in compare(network, names, options, console):
+                print_record(console, record)
+                path = publish(record, name, is_short=options.short)
+                console.print(f"written to {path}", highlight=False)
+                codes.append(EXIT_CODES[is_reached(record)])
+    except BenchmarkError as error:
+        console.print(str(error), style="red", markup=False, highlight=False)
+        codes.append(EXIT_CODES[None])
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    if not options.short:
+        write_costs()
     return max(codes)
 
 
-def compare(workload: Workload, options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Measures one workload and returns its record. Blocks for all runs.
+def compare(
+    network: Network, names: Sequence[str], options: argparse.Namespace, console: Console
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Measures these workloads on the same servers; yields each one's record as it is done.
 
     Raises:
         BenchmarkError: torchferry or a tool is missing or failed.
     """
-    if not workload.network:
+    if not network:
         wrk_path()
-    seconds = options.seconds or (SHORT_SECONDS if options.short else workload.seconds)
-    load_average = round(os.getloadavg()[0], 2)
-    measured: list[Pairs] = []
-    left_out: dict[str, str] = {}
-    names = options.servers or workload.servers.split(",")
-    with contextlib.ExitStack() as stack:
-        progress = stack.enter_context(_progress(console))
-        task = progress.add_task(workload.title, total=len(names) * 2 * (options.pairs + 1))
-        # Before the folder goes, the servers have to be gone.
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="model-"))
-        progress.update(task, description=f"{workload.title}: model")
-        contest = Contest.prepared(workload, Path(folder))
-        progress.update(task, description=f"{workload.title}: torchferry")
-        ours = stack.enter_context(contest.torchferry())
-
-        def on_run(text: str) -> None:
-            progress.update(task, advance=1, description=f"{workload.title}: {text}")
-            if not console.is_terminal:
-                console.print(text, highlight=False)
-
-        for name in names:
-            progress.update(task, description=f"{workload.title}: {name}")
-            try:
-                is_quiet = options.torchserve_logs == "warnings"
-                with contest.rival(name, is_quiet=is_quiet) as rival:
-                    pairs = contest.measure(ours, rival, options.pairs, seconds, on_run)
-            except BenchmarkError as error:
-                left_out[SERVERS[name]] = str(error)
-                progress.console.print(f"left out: {name}", highlight=False)
-            else:
-                measured.append(pairs)
+    asked = {name: options.servers or WORKLOADS[name].servers for name in names}
+    everyone = list(dict.fromkeys(name for some in asked.values() for name in some))
     about = {
         "pairs": options.pairs,
-        "seconds": seconds,
-        "load_average": load_average,
+        "load_average": round(os.getloadavg()[0], 2),
         "torchserve_logs": options.torchserve_logs,
         "versions": software_versions(),
     }
-    return to_record(workload, measured, left_out, about)
+    with contextlib.ExitStack() as stack:
+        progress = stack.enter_context(_progress(console))
+        task = progress.add_task("servers", total=None)
+        # Before the folder goes, the servers have to be gone.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="model-")))
+        contest = Contest.prepared(network, folder)
+        is_quiet = options.torchserve_logs == "warnings"
+        lineup = contest.start(stack, everyone, options.before, is_quiet=is_quiet)
+        runs_per_server = options.pairs + 1
+        counts = [len(lineup.among(some)) for some in asked.values()]
+        progress.update(task, total=runs_per_server * sum(counts))
+
+        def on_run(text: str) -> None:
+            progress.update(task, advance=1, description=text)
+            progress.console.print(text, markup=False, highlight=False)
+
+        for name in names:
+            workload = WORKLOADS[name]
+            seconds = options.seconds or (SHORT_SECONDS if options.short else workload.seconds)
+            servers = lineup.among(asked[name])
+            measured = contest.measure(workload, servers, options.pairs, seconds, on_run)
+            left_out = {one: why for one, why in lineup.left_out.items() if one in asked[name]}
+            yield name, to_record(workload, measured, left_out, {**about, "seconds": seconds})
 
 
-def publish(record: dict[str, Any], name: str, *, is_short: bool) -> Path:
+def publish(record: Mapping[str, Any], name: str, *, is_short: bool) -> Path:
     """Writes the record, and its table into docs/performance.md unless short; returns the path."""
     path = (SHORT_RESULTS if is_short else RESULTS) / f"{name}.json"
     write_record(record, path)
-    if is_short:
-        return path
-    chart = CHARTS / f"{name}.png"
-    write_chart(record, chart)
-    place = chart.relative_to(PERFORMANCE.parent).as_posix()
-    write_block(name, markdown(record, name, place))
+    if not is_short:
+        write_block(name, markdown(record, name))
     return path
 
 
+def write_costs() -> None:
+    """Writes into docs/performance.md what the records say of processor time."""
+    paths = [RESULTS / f"{name}.json" for name in REQUEST_PATH]
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    write_block(COSTS, costs(records))
+
+
 def software_versions() -> dict[str, str]:
-    """Versions of what every server shares and of what measured it."""
+    """Returns the versions of what every server shares and of what measured it."""
     names = ("torchferry", "torch", "torchvision", "httptools", "redis", "aiohttp")
     versions = {name: importlib.metadata.version(name) for name in names}
     if shutil.which("java"):
@@ -173,6 +177,7 @@ def _progress(console: Console) -> Progress:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
     )
     return Progress(*columns, console=console, transient=True)
 

@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.contest import Pairs
-from benchmarks.load import LoadReport
-from benchmarks.records import origin
-from benchmarks.workloads import SCORE_TOLERANCE, Answers, Bar, Workload
+from benchmarks.contest import Measured, Run
+from benchmarks.records import OURS, origin
+from benchmarks.workloads import SCORE_TOLERANCE, TORCHSERVE, Answers, Bar, Workload
 
-OURS = "torchferry"
+# How a bar names what a median has.
+_WORDS = {"requests_per_s": "requests/s", "p50_ms": "p50", "p99_ms": "p99"} | {
+    "cpu_us": "processor time per request"
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class Verdict:
 
 def to_record(
     workload: Workload,
-    measured: Sequence[Pairs],
+    measured: Measured,
     left_out: Mapping[str, str],
     about: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -31,30 +33,50 @@ def to_record(
 
     Args:
         workload: what was compared.
-        measured: the runs beside each other server.
-        left_out: those that could not be measured, and why.
+        measured: what came of it.
+        left_out: servers that could not be measured, and why.
         about: what else to say: versions, seconds, load average.
     """
-    beside = {pairs.rival: _beside(pairs) for pairs in measured}
-    verdicts = [verdict for bar in workload.bars for verdict in _judge(bar, beside, left_out)]
+    servers = {name: _server(name, measured) for name in measured.runs}
+    answers = _agreement(measured.answers) if measured.answers else None
+    verdicts = [_judge(bar, servers) for bar in workload.bars]
+    if answers and workload.answers:
+        verdicts.append(_judge_answers(workload.answers, answers))
+    errors = sum(run.errors for run in measured.runs[OURS])
+    text = f"{errors} requests answered with an error by {OURS} (at most 0)"
+    verdicts.append(Verdict(errors == 0, text))
     return {
         "title": workload.title,
         **origin(),
         **about,
         "setting": workload.setting(),
-        "beside": beside,
+        "servers": servers,
+        **({"answers": answers} if answers else {}),
         "left_out": dict(left_out),
-        "verdicts": [asdict(verdict) for verdict in (*verdicts, _no_errors(beside))],
+        "verdicts": [asdict(verdict) for verdict in verdicts],
     }
 
 
-def median_run(runs: Sequence[LoadReport]) -> LoadReport:
+def median_run(runs: Sequence[Run]) -> Run:
     """Returns the median of each figure by itself; adds up errors."""
-    return LoadReport(
-        requests_per_s=statistics.median(run.requests_per_s for run in runs),
-        p50_ms=round(statistics.median(run.p50_ms for run in runs), 3),
-        p99_ms=round(statistics.median(run.p99_ms for run in runs), 3),
+
+    def median(figure: str, digits: int = 3) -> float:
+        return round(statistics.median(getattr(run, figure) for run in runs), digits)
+
+    kinds_us = {
+        kind: tuple(
+            round(statistics.median(run.kinds_us[kind][part] for run in runs), 2) for part in (0, 1)
+        )
+        for kind in runs[0].kinds_us
+    }
+    return Run(
+        requests_per_s=median("requests_per_s"),
+        p50_ms=median("p50_ms"),
+        p99_ms=median("p99_ms"),
         errors=sum(run.errors for run in runs),
+        cpu_us=median("cpu_us", 2),
+        kinds_us=kinds_us,
+        load_us=median("load_us", 2),
     )
 
 
@@ -66,71 +88,64 @@ def is_reached(record: Mapping[str, Any]) -> bool | None:
     return None if None in found else True
 
 
-def _beside(pairs: Pairs) -> dict[str, Any]:
-    ours, theirs = median_run(pairs.ours), median_run(pairs.theirs)
-    both = zip(pairs.ours, pairs.theirs, strict=True)
+def _server(name: str, measured: Measured) -> dict[str, Any]:
+    """Returns the figures of one server, and torchferry's requests/s as multiples of its own."""
+    runs, ours = measured.runs[name], measured.runs[OURS]
+    middle = median_run(runs)
     record = {
-        "version": pairs.version,
-        "ratio": round(ours.requests_per_s / theirs.requests_per_s, 3),
-        "ratios_of_pairs": [round(a.requests_per_s / b.requests_per_s, 3) for a, b in both],
-        "p99_ratio": round(ours.p99_ms / theirs.p99_ms, 3) if theirs.p99_ms else None,
-        "medians": {OURS: asdict(ours), pairs.rival: asdict(theirs)},
-        "runs": {
-            OURS: [asdict(run) for run in pairs.ours],
-            pairs.rival: [asdict(run) for run in pairs.theirs],
-        },
+        "version": measured.versions[name],
+        "median": asdict(middle),
+        "runs": [asdict(run) for run in runs],
     }
-    return record | ({"answers": _agreement(pairs)} if pairs.answers else {})
+    if name == OURS:
+        return record
+    both = zip(ours, runs, strict=True)
+    return record | {
+        "ratio": round(median_run(ours).requests_per_s / middle.requests_per_s, 3),
+        "ratios_of_turns": [round(a.requests_per_s / b.requests_per_s, 3) for a, b in both],
+    }
 
 
-def _agreement(pairs: Pairs) -> dict[str, Any]:
+def _agreement(
+    answers: Sequence[tuple[Mapping[str, float], Mapping[str, float]]],
+) -> dict[str, Any]:
     """Compares the answers to the photos; the difference is the largest of two scores."""
     differences = [
         abs(ours.get(name, 0.0) - theirs.get(name, 0.0))
-        for ours, theirs in pairs.answers
+        for ours, theirs in answers
         for name in {*ours, *theirs}
     ]
     return {
-        "photos": len(pairs.answers),
-        "has_same_five": all(set(ours) == set(theirs) for ours, theirs in pairs.answers),
-        "has_same_best": all(next(iter(a)) == next(iter(b)) for a, b in pairs.answers),
+        "photos": len(answers),
+        "has_same_five": all(set(ours) == set(theirs) for ours, theirs in answers),
+        "has_same_best": all(next(iter(a)) == next(iter(b)) for a, b in answers),
         "largest_difference": round(max(differences), 6),
     }
 
 
-def _judge(bar: Bar, beside: Mapping[str, Any], left_out: Mapping[str, str]) -> list[Verdict]:
-    if bar.rival not in beside:
-        # Not asked for, or asked for and not to be had.
-        return [Verdict(None, f"{bar.rival} was not measured")] if bar.rival in left_out else []
-    found = beside[bar.rival]
-    ratio = found["ratio"]
-    text = f"{ratio:.2f} x {bar.rival}'s requests/s (at least {bar.least_ratio:g})"
-    verdicts = [Verdict(ratio >= bar.least_ratio, text)]
-    if bar.most_p99_ratio is not None:
-        p99_ratio = found["p99_ratio"]
-        text = f"{p99_ratio:.2f} x {bar.rival}'s p99 (at most {bar.most_p99_ratio:g})"
-        verdicts.append(Verdict(p99_ratio <= bar.most_p99_ratio, text))
-    if bar.answers:
-        verdicts.append(_judge_answers(bar.answers, bar.rival, found["answers"]))
-    return verdicts
+def _judge(bar: Bar, servers: Mapping[str, Any]) -> Verdict:
+    word = _WORDS[bar.figure]
+    value = servers[OURS]["median"][bar.figure]
+    text = f"{word} of {value:.2f}"
+    if bar.rival:
+        if bar.rival not in servers:
+            return Verdict(None, f"{bar.rival} was not measured")
+        value /= servers[bar.rival]["median"][bar.figure]
+        text = f"{value:.2f} x {bar.rival}'s {word}"
+    if bar.figure == "requests_per_s":
+        return Verdict(value >= bar.limit, f"{text} (at least {bar.limit:g})")
+    return Verdict(value <= bar.limit, f"{text} (at most {bar.limit:g})")
 
 
-def _judge_answers(asked: Answers, rival: str, found: Mapping[str, Any]) -> Verdict:
+def _judge_answers(asked: Answers, found: Mapping[str, Any]) -> Verdict:
     photos = f"for {found['photos']} photos"
     if asked == "best":
         word = "the same" if found["has_same_best"] else "not the same"
-        return Verdict(found["has_same_best"], f"{word} best class as {rival} {photos}")
+        return Verdict(found["has_same_best"], f"{word} best class as {TORCHSERVE} {photos}")
     word = "the same" if found["has_same_five"] else "not the same"
     difference = found["largest_difference"]
     text = (
-        f"{word} five best classes as {rival} {photos}, "
+        f"{word} five best classes as {TORCHSERVE} {photos}, "
         f"scores within {difference:g} (at most {SCORE_TOLERANCE:g})"
     )
     return Verdict(found["has_same_five"] and difference <= SCORE_TOLERANCE, text)
-
-
-def _no_errors(beside: Mapping[str, Any]) -> Verdict:
-    if not beside:
-        return Verdict(None, "nothing was measured")
-    errors = sum(found["medians"][OURS]["errors"] for found in beside.values())
-    return Verdict(errors == 0, f"{errors} requests answered with an error by {OURS} (at most 0)")

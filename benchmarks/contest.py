@@ -1,150 +1,228 @@
-"""One workload: its model and bodies, and torchferry beside one other server at a time, A B A B."""
+"""Models, and torchferry beside other servers of them, all up at once and driven in turns."""
 
-from collections.abc import Callable
+import resource
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.app_servers import APP_SERVERS
 from benchmarks.archive_servers import Torchferry, TorchServe
 from benchmarks.bare_process import BareLoop
 from benchmarks.child import run_module
 from benchmarks.environments import environment_python
 from benchmarks.load import BenchmarkError, Load, LoadReport, drive_to_the_end, drive_with_wrk
+from benchmarks.mosec_server import Mosec
+from benchmarks.processors import times_s
 from benchmarks.records import CACHE
-from benchmarks.servers import Job, Server, json_answer
+from benchmarks.servers import CONTENT_TYPE, Job, Server, json_answer
 from benchmarks.torchserve_env import torchserve_python
-from benchmarks.workloads import Workload, echo_job
+from benchmarks.workloads import Network, Workload, network_job, request_path_jobs
 
-# As an option names them, and as everything else does.
-SERVERS = {
-    "torchserve": TorchServe.name,
-    **{name: kind.name for name, kind in APP_SERVERS.items()},
-    "bare": BareLoop.name,
-}
+# Beside torchferry, as options name them.
+SERVERS = ("torchserve", "mosec", "bare")
 _CONTENT = bytes(range(128))
+# TorchServe's JVM reaches its speed after some 20,000 requests.
+WARM_UP_S = 3.0
 
 OnRun = Callable[[str], None]
-Rival = Server | BareLoop
+Participant = Server | BareLoop
 
 
-@dataclass(slots=True)
-class Pairs:
-    """The runs beside one other server; run i of both is pair i."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one server; times of processors in microseconds per request."""
 
-    rival: str
-    version: str
-    ours: list[LoadReport] = field(default_factory=list)
-    theirs: list[LoadReport] = field(default_factory=list)
-    # One per photo, for networks: torchferry's and the other's classes and scores.
-    answers: list[tuple[dict[str, float], dict[str, float]]] = field(default_factory=list)
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+    errors: int
+    # Of all processes of the server.
+    cpu_us: float = 0.0
+    # By kind of process: in its own code, in the kernel.
+    kinds_us: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    # Of wrk.
+    load_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lineup:
+    """The servers that are up, others by the names of options; and why any are not."""
+
+    ours: Torchferry
+    before: Torchferry | None
+    others: Mapping[str, Participant]
+    left_out: Mapping[str, str]
+
+    def among(self, names: Iterable[str]) -> list[Participant]:
+        """Returns ours, these others as far as they are up, and ours of before."""
+        others = [self.others[name] for name in names if name in self.others]
+        return [self.ours, *others, *([self.before] if self.before else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All runs of one workload, by the names of the servers; run i of each is of turn i."""
+
+    runs: Mapping[str, Sequence[Run]]
+    versions: Mapping[str, str]
+    # Of a network, for each photo: torchferry's and TorchServe's classes and scores.
+    answers: Sequence[tuple[Mapping[str, float], Mapping[str, float]]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """A workload with its model made and its bodies read."""
+    """Models that are made, by their names, and the photos for a network."""
 
-    workload: Workload
-    job: Job
-    bodies: list[bytes]
-    photo: Path | None
+    jobs: Mapping[str, Job]
+    photos: Sequence[Path] = ()
 
     @classmethod
-    def prepared(cls, workload: Workload, folder: Path) -> "Contest":
+    def prepared(cls, network: Network, folder: Path) -> "Contest":
         """Archives and photos lie in the folder. Takes half a minute for a network.
 
         Raises:
             BenchmarkError: the network cannot be made.
         """
-        if not workload.network:
-            return cls(workload, echo_job(workload, folder), [b"x" * workload.body_bytes], None)
+        if not network:
+            return cls(request_path_jobs(folder))
         run_module("resnet", folder)
-        photos = sorted(folder.glob("photo-*.jpg"))
-        name = "resnet-152"
-        is_half = workload.network == "bfloat16"
-        job = Job(
-            model_name=name,
-            archive=folder / f"{name}.mar",
-            own_archive=folder / (f"{name}-bfloat16.mar" if is_half else f"{name}.mar"),
-            weights=folder / f"{name}.pt",
-            batch_size=workload.batch_size,
-            max_batch_delay_ms=workload.max_batch_delay_ms,
-        )
-        return cls(workload, job, [photo.read_bytes() for photo in photos], photos[0])
+        return cls(network_job(folder, network), sorted(folder.glob("photo-*.jpg")))
 
-    def torchferry(self) -> Torchferry:
-        """Ours, not yet started."""
-        return Torchferry(self.job)
+    def start(
+        self, stack: ExitStack, names: Iterable[str], before: Path | None, *, is_quiet: bool
+    ) -> Lineup:
+        """Starts all servers, until the stack closes. What does not start is left out.
 
-    def rival(self, name: str, *, is_quiet: bool) -> Rival:
-        """Returns the other server, installed and not yet started.
+        Args:
+            stack: ends the servers.
+            names: of the other servers, as options name them.
+            before: another working tree of torchferry, which is to run as well.
+            is_quiet: whether TorchServe logs its warnings only.
 
         Raises:
-            BenchmarkError: it cannot be installed here, or is none for this workload.
+            BenchmarkError: torchferry does not start.
         """
-        if name == "torchserve":
-            return TorchServe(torchserve_python(CACHE), self.job, is_quiet=is_quiet)
-        if name == "bare":
-            if self.photo is None:
-                raise BenchmarkError("an echo without a server is nothing")
-            return BareLoop(self.job, self.photo)
-        kind = APP_SERVERS[name]
-        python = environment_python(CACHE, f"{name}-{kind.version}", (kind.requirements,))
-        return kind(python, self.job)
+        jobs = self.jobs.values()
+        ours = stack.enter_context(Torchferry(*jobs))
+        earlier = stack.enter_context(Torchferry(*jobs, tree=before)) if before else None
+        others: dict[str, Participant] = {}
+        left_out: dict[str, str] = {}
+        for name in names:
+            try:
+                others[name] = stack.enter_context(self._other(name, is_quiet=is_quiet))
+            except BenchmarkError as error:
+                left_out[name] = str(error)
+        return Lineup(ours, earlier, others, left_out)
 
     def measure(
-        self, ours: Server, rival: Rival, pairs: int, seconds: float, on_run: OnRun
-    ) -> Pairs:
-        """Checks and warms both servers and measures them in turns. Blocks for all runs.
-
-        TorchServe's JVM reaches its speed after some 20,000 requests.
+        self,
+        workload: Workload,
+        servers: Sequence[Participant],
+        turns: int,
+        seconds: float,
+        on_run: OnRun,
+    ) -> Measured:
+        """Checks and warms the servers and measures them in turns. Blocks for all runs.
 
         Raises:
             BenchmarkError: one of them failed or answers wrongly.
         """
-        found = Pairs(rival.name, rival.version)
-        if isinstance(rival, Server):
-            self.check(ours)
-            self.check(rival)
-            if self.workload.network:
-                found.answers = [(_scores(ours, one), _scores(rival, one)) for one in self.bodies]
-        for number in range(-1, pairs):
-            what = f"pair {number + 1} of {pairs}" if number >= 0 else "warm-up"
-            for server, reports in ((rival, found.theirs), (ours, found.ours)):
-                on_run(f"{what}: {server.name}")
-                report = self._drive(server, seconds)
-                if number >= 0:
-                    reports.append(report)
-        return found
+        runs: dict[str, list[Run]] = {server.name: [] for server in servers}
+        for server in servers:
+            self._check(workload, server)
+            self._run(workload, server, min(seconds, WARM_UP_S))
+            on_run(f"{workload.title}, warm: {server.name}")
+        for turn in range(1, turns + 1):
+            for server in servers:
+                run = self._run(workload, server, seconds)
+                runs[server.name].append(run)
+                told = f"{run.requests_per_s:,.0f} requests/s, p50 {run.p50_ms:.2f} ms"
+                on_run(f"{workload.title}, {turn} of {turns}: {server.name}: {told}")
+        versions = {server.name: server.version for server in servers}
+        return Measured(runs, versions, self._answers(servers))
 
-    def check(self, server: Server) -> None:
-        """Checks that an echo answers with its request's body.
+    def _answers(
+        self, servers: Sequence[Participant]
+    ) -> list[tuple[dict[str, float], dict[str, float]]]:
+        """Returns what torchferry and TorchServe say of each photo."""
+        asked = [one for one in servers if one.name in (Torchferry.name, TorchServe.name)]
+        each = [
+            [_scores(server, *self.jobs, photo) for photo in self.photos]
+            for server in asked
+            if isinstance(server, Server)
+        ]
+        return list(zip(*each, strict=True)) if len(each) > 1 else []
 
-        Raises:
-            BenchmarkError: it does not.
-        """
-        if not self.workload.network and (answer := server.ask(_CONTENT)) != _CONTENT:
-            raise BenchmarkError(f"{server.name} does not echo: {answer[:200]!r}")
+    def _other(self, name: str, *, is_quiet: bool) -> Participant:
+        jobs = [job for job in self.jobs.values() if not job.own_parameters]
+        if name == "torchserve":
+            return TorchServe(torchserve_python(CACHE), *jobs, is_quiet=is_quiet)
+        if name == "bare" and self.photos:
+            return BareLoop(jobs[0], self.photos[0])
+        if name == "mosec" and not self.photos:
+            installs = (Mosec.requirements,)
+            return Mosec(environment_python(CACHE, f"mosec-{Mosec.version}", installs), *jobs)
+        raise BenchmarkError(f"{name} does not serve {', '.join(self.jobs)}")
 
-    def _drive(self, server: Rival, seconds: float) -> LoadReport:
+    def _check(self, workload: Workload, server: Participant) -> None:
+        if self.photos or isinstance(server, BareLoop):
+            return
+        answer = server.ask(workload.model, _CONTENT)
+        if answer != workload.expected(_CONTENT):
+            raise BenchmarkError(f"{server.name} answers to {workload.model}: {answer[:200]!r}")
+
+    def _run(self, workload: Workload, server: Participant, seconds: float) -> Run:
         if isinstance(server, BareLoop):
-            return server.measure(seconds)
-        drive = drive_to_the_end if self.workload.network else drive_with_wrk
-        return drive(self.load(server), seconds)
+            return _without_server(server.measure(seconds))
+        load = self._load(workload, server)
+        pids = server.processes()
+        before, load_before_s, started_s = times_s(pids), _children_s(), time.perf_counter()
+        report = (drive_to_the_end if self.photos else drive_with_wrk)(load, seconds)
+        elapsed_s = time.perf_counter() - started_s
+        after, load_s = times_s(pids), _children_s() - load_before_s
+        per_request_us = 1e6 / (report.requests_per_s * elapsed_s)
+        kinds_us = {
+            kind: tuple(
+                round((now - then) * per_request_us, 2)
+                for now, then in zip(after[kind], before[kind], strict=True)
+            )
+            for kind in pids
+        }
+        return Run(
+            report.requests_per_s,
+            report.p50_ms,
+            report.p99_ms,
+            report.errors,
+            cpu_us=round(sum(map(sum, kinds_us.values())), 2),
+            kinds_us=kinds_us,
+            load_us=round(load_s * per_request_us, 2),
+        )
 
-    def load(self, server: Server) -> Load:
-        """Returns how this server is driven."""
+    def _load(self, workload: Workload, server: Server) -> Load:
+        body = self.photos[0].read_bytes() if self.photos else b"x" * workload.body_bytes
         return Load(
-            url=server.url,
-            body=server.packed(self.bodies[0]),
-            content_type=server.content_type,
-            connections=self.workload.connections,
+            url=server.url_of(workload.model),
+            body=body,
+            content_type=CONTENT_TYPE,
+            connections=workload.connections,
             # An echo that answers without the body would be fast and wrong.
-            least_answer_bytes=self.workload.body_bytes,
+            least_answer_bytes=0 if self.photos else len(workload.expected(body)),
         )
 
 
-def _scores(server: Server, photo: bytes) -> dict[str, float]:
-    answer = json_answer(server.ask(photo))
+def _without_server(report: LoadReport) -> Run:
+    return Run(report.requests_per_s, report.p50_ms, report.p99_ms, report.errors)
+
+
+def _children_s() -> float:
+    """Returns the processor time of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _scores(server: Server, model_name: str, photo: Path) -> dict[str, float]:
+    answer = json_answer(server.ask(model_name, photo.read_bytes()))
     if not isinstance(answer, dict) or not answer:
         raise BenchmarkError(f"{server.name} does not answer with classes: {answer!r}")
     return {str(name): float(score) for name, score in answer.items()}

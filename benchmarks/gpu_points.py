@@ -138,8 +138,6 @@ def _ferry(archive: Path, point: Point, kind: str) -> WideFerry:
     job = Job(
         model_name=point.network,
         archive=archive,
-        own_archive=archive,
-        weights=None,
         batch_size=point.batch_size,
         max_batch_delay_ms=MAX_BATCH_DELAY_MS,
         job_queue_size=2 * _connections(point),

@@ -12,7 +12,7 @@ from typing import Any
 from ferry.load import driver
 from ferry.load.figures import figures
 
-REPORT_SCRIPT = Path(__file__).with_name("wrk_report.lua")
+WRK_SCRIPT = Path(__file__).with_name("requests.lua")
 REPORT_MARK = "REPORT "
 ERROR_FIELDS = ("connect_errors", "read_errors", "write_errors", "status_errors", "timeouts")
 
@@ -89,7 +89,7 @@ def drive_with_wrk(load: Load, seconds: float) -> LoadReport:
     with tempfile.NamedTemporaryFile(prefix="body-") as body:
         body.write(load.body)
         body.flush()
-        command += ["--timeout", "10s", "-s", str(REPORT_SCRIPT), load.url, "--"]
+        command += ["--timeout", "10s", "-s", str(WRK_SCRIPT), load.url, "--"]
         command += [body.name, load.content_type]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode != 0:

@@ -1,6 +1,5 @@
 """`ferry up` with one model, whose metrics and workers can be looked at."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +13,7 @@ _TIMEOUT_S = 10.0
 
 
 class MeasuredFerry(Torchferry):
-    """Shows what handlers measure, and takes a folder for an archive."""
+    """Shows what handlers measure."""
 
     def __init__(self, job: Job, environment: Mapping[str, str] | None = None) -> None:
         super().__init__(job)
@@ -32,16 +31,9 @@ class MeasuredFerry(Torchferry):
 
     def worker_pids(self) -> list[int]:
         """Returns the processes of the model's workers."""
-        url = f"{self._address(1)}/models/{self._job.model_name}"
+        url = f"{self._address(1)}/models/{self._jobs[0].model_name}"
         (model,) = httpx.get(url, trust_env=False, timeout=_TIMEOUT_S).raise_for_status().json()
         return [worker["pid"] for worker in model["workers"]]
 
     def _environment(self, folder: Path) -> dict[str, str]:
         return super()._environment(folder) | self._more
-
-    def _store(self, folder: Path, archive: Path) -> str:
-        if not archive.is_dir():
-            return super()._store(folder, archive)
-        store = folder / "store"
-        shutil.copytree(archive, store / f"{self._job.model_name}.mar")
-        return str(store)

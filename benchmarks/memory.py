@@ -86,7 +86,7 @@ def workers_bytes(network: str, way: str, workers: int) -> list[int]:
     """
     with tempfile.TemporaryDirectory(prefix="memory-") as name:
         archive = write_model(Path(name), network, way)
-        job = Job(network, archive, archive, None, 1, 0, workers=workers)
+        job = Job(network, archive, batch_size=1, max_batch_delay_ms=0, workers=workers)
         with MeasuredFerry(job) as server:
             return [pss_bytes(pid) for pid in server.worker_pids()]
 

@@ -1,19 +1,18 @@
-"""A record as a table on the console, as Markdown, and as a chart."""
+"""Records as tables, on the console and in Markdown."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.comparison import OURS
-from benchmarks.records import told
+from benchmarks.records import OURS, told
+from benchmarks.workloads import MOSEC, TORCHSERVE
 
-HEADS = ("beside", "req/s", "ours", "ratio", "pairs", "p99 ms", "ours", "errors")
+HEADS = ("", "requests/s", "ours to it", "in turns", "p50 ms", "p99 ms", "processor us", "errors")
+KINDS = ("ingress", "Redis", "workers")
 _WORDS = {True: "reached", False: "missed", None: "not measured"}
 _COLORS = {True: "green", False: "red", None: "yellow"}
-_INCHES_WIDE = 8
 _MANY = 100.0
 
 
@@ -21,7 +20,7 @@ def print_record(console: Console, record: Mapping[str, Any]) -> None:
     """Prints the table, the servers that were left out, and the verdicts."""
     table = Table(title=record["title"], title_justify="left")
     for head in HEADS:
-        table.add_column(head, justify="left" if head == HEADS[0] else "right")
+        table.add_column(head, justify="right" if head else "left")
     for row in rows(record):
         table.add_row(*row)
     console.print(table)
@@ -34,79 +33,66 @@ def print_record(console: Console, record: Mapping[str, Any]) -> None:
 
 def rows(record: Mapping[str, Any]) -> Iterator[list[str]]:
     """Returns one row of texts per server, under HEADS."""
-    for name, found in record["beside"].items():
-        ours, theirs = found["medians"][OURS], found["medians"][name]
-        pairs = found["ratios_of_pairs"]
+    for name, found in record["servers"].items():
+        median, turns = found["median"], found.get("ratios_of_turns")
         yield [
             f"{name} {found['version']}".strip(),
-            _rate(theirs["requests_per_s"]),
-            _rate(ours["requests_per_s"]),
-            f"{found['ratio']:.2f}",
-            f"{min(pairs):.2f} to {max(pairs):.2f}",
-            f"{theirs['p99_ms']:.1f}",
-            f"{ours['p99_ms']:.1f}",
-            f"{theirs['errors']} / {ours['errors']}",
+            _rate(median["requests_per_s"]),
+            f"{found['ratio']:.2f}" if turns else "",
+            f"{min(turns):.2f} to {max(turns):.2f}" if turns else "",
+            f"{median['p50_ms']:.2f}",
+            f"{median['p99_ms']:.1f}",
+            f"{median['cpu_us']:,.0f}" if median["cpu_us"] else "",
+            f"{median['errors']}",
         ]
 
 
-def markdown(record: Mapping[str, Any], name: str, chart: str) -> str:
-    """Returns the record as a section of a document has it.
-
-    Args:
-        record: what was measured.
-        name: of the workload.
-        chart: where the chart lies, seen from the document.
-    """
+def markdown(record: Mapping[str, Any], name: str) -> str:
+    """Returns the record of the workload of this name as a section of a document has it."""
     lines = [
         f"`python -m benchmarks.compare --workload {name}` at {told(record)}; {record['pairs']} "
-        f"pairs of {record['seconds']:g} s each, load average before: {record['load_average']}.",
+        f"turns of {record['seconds']:g} s each, load average before: {record['load_average']}.",
         "",
-        f"| {' | '.join(HEADS)} |",
-        f"|---{'|---:' * (len(HEADS) - 1)}|",
-        *(f"| {' | '.join(row)} |" for row in rows(record)),
+        *_table(HEADS, rows(record)),
         "",
         *(f"- {_WORDS[one['is_reached']]}: {one['text']}" for one in record["verdicts"]),
         *(f"- left out: {name}: {_short(why)}" for name, why in record["left_out"].items()),
         *_slower(record),
-        "",
-        f"![Requests per second]({chart})",
     ]
     return "\n".join(lines)
 
 
-def write_chart(record: Mapping[str, Any], path: Path) -> None:
-    """Writes the chart: requests/s of both, from the slowest to the fastest run.
+def costs(records: Sequence[Mapping[str, Any]]) -> str:
+    """Returns where the processor time of a request goes, in each record and before it."""
+    heads = ("own code + kernel, us", *KINDS, "together", TORCHSERVE, "ours to it", MOSEC, "wrk")
+    found = [row for record in records for row in _costs(record)]
+    return "\n".join(_table(heads, found))
 
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    from matplotlib.figure import Figure  # noqa: PLC0415 - optional
 
-    beside = record["beside"]
-    chart = Figure(figsize=(_INCHES_WIDE, 1.2 + 0.6 * len(beside)), layout="constrained")
-    axes = chart.subplots()
-    for color, shift, is_ours in (("C0", -0.2, True), ("C7", 0.2, False)):
-        for row, (name, found) in enumerate(beside.items()):
-            server = OURS if is_ours else name
-            rates = [run["requests_per_s"] for run in found["runs"][server]]
-            middle = found["medians"][server]["requests_per_s"]
-            reach = [[middle - min(rates)], [max(rates) - middle]]
-            label = (OURS if is_ours else "the other") if row == 0 else None
-            axes.barh(row + shift, middle, 0.36, color=color, label=label, xerr=reach)
-    axes.set_yticks(range(len(beside)), list(beside))
-    axes.invert_yaxis()
-    axes.set_xlabel("requests/s: median, slowest and fastest run")
-    axes.set_title(record["title"], loc="left")
-    axes.grid(axis="x", alpha=0.3)
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # No date and version of the tool: the same record gives the same file.
-    chart.savefig(path, dpi=110, metadata={"Software": None})
+def _costs(record: Mapping[str, Any]) -> Iterator[list[str]]:
+    servers = record["servers"]
+    for name, found in servers.items():
+        median = found["median"]
+        if not set(KINDS) <= set(median["kinds_us"]):
+            continue
+        where = record["title"] if name == OURS else f"... at {found['version']}"
+        row = [where, *("{:.1f} + {:.1f}".format(*median["kinds_us"][kind]) for kind in KINDS)]
+        row.append(f"{median['cpu_us']:.1f}")
+        theirs = servers.get(TORCHSERVE)
+        row.append(f"{theirs['median']['cpu_us']:.1f}" if theirs else "")
+        row.append(f"{median['cpu_us'] / theirs['median']['cpu_us']:.2f}" if theirs else "")
+        row.append(f"{servers[MOSEC]['median']['cpu_us']:.1f}" if MOSEC in servers else "")
+        yield [*row, f"{median['load_us']:.1f}"]
+
+
+def _table(heads: Sequence[str], found: Iterator[list[str]] | list[list[str]]) -> list[str]:
+    lines = [f"| {' | '.join(heads)} |", f"|---{'|---:' * (len(heads) - 1)}|"]
+    return lines + [f"| {' | '.join(row)} |" for row in found]
 
 
 def _slower(record: Mapping[str, Any]) -> Iterator[str]:
-    for name, found in record["beside"].items():
-        if found["ratio"] < 1:
+    for name, found in record["servers"].items():
+        if found.get("ratio", 1.0) < 1:
             yield f"- **slower than {name}**, which does {1 / found['ratio']:.2f} x as much"
 
 

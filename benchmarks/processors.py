@@ -3,7 +3,7 @@
 import ctypes
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,12 +60,30 @@ def resident_bytes(pid: int) -> int:
 
 
 def by_role(*pids: int) -> dict[str, list[int]]:
-    """Returns these processes and their descendants, by their roles."""
+    """Returns these processes of torchferry and their descendants, by their roles."""
+    return _grouped(pids, _role)
+
+
+def by_name(*pids: int) -> dict[str, list[int]]:
+    """Returns these processes and their descendants, by the names of their programs."""
+    return _grouped(pids, psutil.Process.name)
+
+
+def times_s(pids: Mapping[str, Sequence[int]]) -> dict[str, tuple[float, float]]:
+    """Returns the processor time of each kind of process so far: own code, kernel."""
+    found = {}
+    for kind, members in pids.items():
+        times = [psutil.Process(pid).cpu_times() for pid in members]
+        found[kind] = (sum(one.user for one in times), sum(one.system for one in times))
+    return found
+
+
+def _grouped(pids: Sequence[int], kind: Callable[[psutil.Process], str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for pid in pids:
         process = psutil.Process(pid)
         for member in (process, *process.children(recursive=True)):
-            found.setdefault(_role(member), []).append(member.pid)
+            found.setdefault(kind(member), []).append(member.pid)
     return found
 
 

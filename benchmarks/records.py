@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+OURS = "torchferry"
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 # Environments of other servers, and records of measurements too short to be cited.
@@ -25,9 +26,9 @@ def origin() -> dict[str, Any]:
     `is_clean`: the code is that commit's. What measurements write may differ: one follows another.
     Where there is no git, or only a copy of the files, BENCH_COMMIT says which commit's they are.
     """
-    commit, changes = _git("rev-parse", "--short=12", "HEAD"), ""
+    commit, changes = commit_of(ROOT), ""
     if commit:
-        changes = _git("status", "--porcelain", "--untracked-files=no", "--", *_CODE)
+        changes = _git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", *_CODE)
     else:
         commit = os.environ.get("BENCH_COMMIT", "")
     return {
@@ -36,6 +37,11 @@ def origin() -> dict[str, Any]:
         "is_clean": bool(commit) and not changes,
         "machine": machine(),
     }
+
+
+def commit_of(tree: Path) -> str:
+    """Returns the commit of a working tree; empty where there is no git."""
+    return _git(tree, "rev-parse", "--short=12", "HEAD")
 
 
 def machine() -> dict[str, Any]:
@@ -88,8 +94,8 @@ def with_block(text: str, name: str, content: str) -> str:
     return f"{head}{begin}{content.strip()}\n\n{end}{tail}"
 
 
-def _git(*words: str) -> str:
-    command = ["git", "-C", str(ROOT), *words]
+def _git(tree: Path, *words: str) -> str:
+    command = ["git", "-C", str(tree), *words]
     with contextlib.suppress(OSError):
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return ""

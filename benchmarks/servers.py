@@ -9,8 +9,8 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +18,9 @@ import httpx
 
 from benchmarks.child import Child
 from benchmarks.load import BenchmarkError
+from benchmarks.processors import by_name
 
+CONTENT_TYPE = "application/octet-stream"
 START_TIMEOUT_S = 240.0
 PORTS = 5
 # Below those that Linux gives to outgoing connections: one of these, made between the choice of a
@@ -28,18 +30,18 @@ LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every server is to serve, and how."""
+    """A model that a server is to serve, and how."""
 
     model_name: str
-    # For servers of archives; the second one has what only torchferry understands.
+    # An archive, or the folder of one.
     archive: Path
-    own_archive: Path
-    # TorchScript for the servers that have none; None: an echo.
-    weights: Path | None
     batch_size: int
     max_batch_delay_ms: int
     job_queue_size: int = 100
     workers: int = 1
+    # What only torchferry understands.
+    own_archive: Path | None = None
+    own_parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def threads(self) -> int:
@@ -48,7 +50,7 @@ class Job:
 
 
 class Server(ABC):
-    """One server with the job's model.
+    """One server with a model for each job.
 
     Ports, folder and process group are its own, so several run beside each other and beside
     whatever else the machine serves.
@@ -56,11 +58,10 @@ class Server(ABC):
 
     name: str
     version: str
-    content_type = "application/octet-stream"
     _stops_as_group: bool
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, *jobs: Job) -> None:
+        self._jobs = jobs
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._child: Child | None = None
         self._ports: list[int] = []
@@ -77,9 +78,12 @@ class Server(ABC):
             raise RuntimeError(f"{self.name} is not up")
         return self._child.pid
 
-    @property
+    def processes(self) -> dict[str, list[int]]:
+        """Returns the ids of all its processes, by what kind of process they are."""
+        return by_name(self.pid)
+
     @abstractmethod
-    def url(self) -> str:
+    def url_of(self, model_name: str) -> str:
         """Returns the address for predictions of the model."""
 
     @property
@@ -96,33 +100,26 @@ class Server(ABC):
         """Returns what the server's environment has beyond this process's."""
 
     def _register(self) -> None:  # noqa: B027 - most begin with it
-        """Registers the model, unless the server has begun with it."""
+        """Registers the models, unless the server has begun with them."""
 
-    def packed(self, body: bytes) -> bytes:
-        """Returns the request's body as this server wants it."""
-        return body
-
-    def unpacked(self, answer: bytes) -> bytes:
-        """Returns the model's answer in the body that this server sent."""
-        return answer
-
-    def ask(self, body: bytes) -> bytes:
-        """Asks the server once and returns the model's answer.
+    def ask(self, model_name: str, body: bytes) -> bytes:
+        """Asks the model once and returns its answer.
 
         Raises:
             BenchmarkError: it was answered with an error.
         """
-        headers = {"content-type": self.content_type}
-        reply = self._client.post(self.url, content=self.packed(body), headers=headers)
+        reply = self._client.post(
+            self.url_of(model_name), content=body, headers={"content-type": CONTENT_TYPE}
+        )
         if not reply.is_success:
             raise self._failure(f"answered {reply.status_code} {reply.text[:500]}")
-        return self.unpacked(reply.content)
+        return reply.content
 
     def __enter__(self) -> Self:
-        """Starts the server and waits for it and the model.
+        """Starts the server and waits for it and the models.
 
         Raises:
-            BenchmarkError: the server did not start or refused the model.
+            BenchmarkError: the server did not start or refused a model.
         """
         # A short name: unix sockets below it have paths of at most 107 characters.
         self._folder = tempfile.TemporaryDirectory(prefix="cmp-", ignore_cleanup_errors=True)
@@ -147,7 +144,7 @@ class Server(ABC):
 
     def _start(self, folder: Path) -> None:
         self._ports = free_ports(PORTS)
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._job.threads))
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._jobs[0].threads))
         command = self._command(folder)
         environment = inherited_environment() | threads | self._environment(folder)
         self._child = Child(command, environment, folder)

@@ -35,8 +35,9 @@ class WideFerry(MeasuredFerry):
     @property
     def urls(self) -> list[str]:
         """Returns an address for predictions for each ingress."""
-        path = f"/predictions/{self._job.model_name}"
-        return [self.url, *(address + path for _, address in self._children)]
+        url = self.url_of(self._jobs[0].model_name)
+        path = url.removeprefix(self._address(0))
+        return [url, *(address + path for _, address in self._children)]
 
     def processes(self) -> dict[str, list[int]]:
         """Returns the ids of all its processes, by their roles."""

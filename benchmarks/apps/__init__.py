@@ -1,1 +1,0 @@
-"""The same model for servers that take no archives: one file each, run in its environment."""

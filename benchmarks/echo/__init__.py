@@ -1,1 +1,0 @@
-"""The echo model: one handler file that TorchServe and torchferry serve alike."""
