@@ -32,8 +32,8 @@ class ProtocolError(ValueError):
 if TYPE_CHECKING:
     Content = bytes | bytearray
 else:
-    # msgspec writes both, and reads into one type.
-    Content = bytes
+    # msgspec writes both, and reads what a handler is given.
+    Content = bytearray
 
 _encode = msgpack.Encoder().encode
 _decoder = cache(msgpack.Decoder)
@@ -50,7 +50,7 @@ class _Message(_Array, frozen=True, tag=WIRE_VERSION):
         return _encode(self)
 
     @classmethod
-    def decode(cls, wire: bytes) -> Self:
+    def decode(cls, wire: bytes | bytearray) -> Self:
         """Parses what `encode` wrote.
 
         Raises:
@@ -117,6 +117,38 @@ class Request(_Message, frozen=True):
         empty = Part(last.name, last.content_type, b"")
         head = _encode(Request(self.headers, [*self.parts[:-1], empty]))
         return Wire(head[: -len(_EMPTY)] + _bytes_header(len(last.content)), last.content)
+
+    @classmethod
+    def received(cls, wire: bytearray) -> Self:
+        """Parses what `encode` wrote; the bytearray becomes the content of the last part, uncopied.
+
+        Raises:
+            ProtocolError: the bytes have another version or shape.
+        """
+        views = _ReceivedRequest.decode(wire)
+        if not views.parts:
+            return cls(views.headers, [])
+        *others, last = views.parts
+        parts = [Part(one.name, one.content_type, bytearray(one.content)) for one in others]
+        last_bytes = len(last.content)
+        for one in views.parts:
+            one.content.release()
+        # Nothing is moved: a bytearray's start may lie within its memory.
+        del wire[: len(wire) - last_bytes]
+        return cls(views.headers, [*parts, Part(last.name, last.content_type, wire)])
+
+
+class _View(_Array, frozen=True):
+    """A part whose content is still within the bytes that were received."""
+
+    name: str
+    content_type: str
+    content: memoryview
+
+
+class _ReceivedRequest(_Message, frozen=True):
+    headers: Mapping[str, str]
+    parts: Sequence[_View]
 
 
 class BatchTiming(_Array, frozen=True):

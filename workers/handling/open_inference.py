@@ -43,7 +43,7 @@ class Inference:
         inputs = document.get("inputs") if isinstance(document, dict) else None
         if not isinstance(inputs, list) or not inputs:
             raise BadRequest("The inference request has no inputs.")
-        tensors = list(_tensors(inputs, content[json_bytes:]))
+        tensors = list(_tensors(inputs, bytes(memoryview(content)[json_bytes:])))
         check_rows(tensor.shape for _, tensor in tensors)
         return cls(document, dict(tensors))
 
@@ -117,7 +117,7 @@ class Inference:
         return _parameters(self.document).get("binary_data_output") is True
 
 
-def _tensors(inputs: list[Any], binary: bytes | bytearray) -> Iterator[tuple[str, Tensor]]:
+def _tensors(inputs: list[Any], binary: bytes) -> Iterator[tuple[str, Tensor]]:
     start = 0
     for description in inputs:
         if not isinstance(description, dict) or not isinstance(description.get("name"), str):

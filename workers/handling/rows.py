@@ -31,7 +31,7 @@ def decode_row(request: Request, *, is_decoding: bool) -> dict[str, Any]:
     return {
         part.name: _decode(part)
         if is_decoding or part.content_type.startswith(OPEN_INFERENCE_TYPE)
-        else bytearray(part.content)
+        else part.content
         for part in request.parts
     }
 
@@ -85,7 +85,7 @@ def _decode(part: Part) -> Any:
             return part.content.decode()
     except (ValueError, RecursionError):
         log.warning("undecodable part=%r type=%r: the handler gets its bytes", part.name, kind)
-    return bytearray(part.content)
+    return part.content
 
 
 def _save_tensor(output: Any) -> bytes | None:

@@ -7,7 +7,7 @@ item by item, so that only the request at fault fails.
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -35,6 +35,8 @@ from workers.handling.rows import (
 
 log = logging.getLogger(__name__)
 
+ReadAgain = Callable[[Sequence[Claimed]], list[Claimed]]
+
 _STATUSES = range(200, 600)
 _BROKEN_STREAM = InternalError("The client did not take its answer in time.")
 
@@ -47,11 +49,12 @@ class Runner:
     """One loaded model, one batch at a time."""
 
     def __init__(
-        self, model: LoadedModel, settings: Settings, stream: BatchStream | None = None
+        self, model: LoadedModel, settings: Settings, stream: BatchStream, read_again: ReadAgain
     ) -> None:
         self._model = model
         self._settings = settings
-        self._stream = stream or BatchStream(model.context, None)
+        self._stream = stream
+        self._read_again = read_again
         self._questions: dict[int, Inference] = {}
         self._failures = FailureLog(log)
         self.is_device_broken = False
@@ -65,6 +68,7 @@ class Runner:
         Raises:
             DeviceBroken: over several items. In this process all would fail, in another one only
                 the one at fault.
+            RedisError, OSError: the items of a failed batch could not be read again.
         """
         started_ns = time.perf_counter_ns()
         if any(map(_is_special, batch.items)):
@@ -86,7 +90,9 @@ class Runner:
             if self.is_device_broken:
                 raise DeviceBroken
             _free_gpu_memory()
-            replies = [reply for item in items for reply in self._run_together([item])]
+            # The handler may have changed the bodies, which are its own.
+            again = self._read_again(items)
+            replies = [reply for item in again for reply in self._run_together([item])]
         return replies
 
     def _run_apart(self, items: Sequence[Claimed]) -> list[Reply]:

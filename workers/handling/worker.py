@@ -100,15 +100,15 @@ class Worker:
         while not self._should_stop and not self._is_broken():
             try:
                 batch = self._gather()
+                self._outage.over("claim")
+                if batch is not None:
+                    self._serve_batch(batch)
             except AWAY as error:
                 # The claim may have been carried out and only its answer lost.
                 self._unsure_until = time.monotonic() + UNSURE_S
+                # Or the batch has failed and could not be read again: it is given back, too.
                 self._outage.note("claim", error)
                 time.sleep(RETRY_S)
-                continue
-            self._outage.over("claim")
-            if batch is not None:
-                self._serve_batch(batch)
 
     def _serve_batch(self, batch: Batch) -> None:
         started_s = time.monotonic()
@@ -221,7 +221,7 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         on_measured=reporter.wake,
     )
     stream = BatchStream(model.context, call.send, outage)
-    runner = Runner(replace(model, entry=call), settings, stream)
+    runner = Runner(replace(model, entry=call), settings, stream, queue.read_again)
     worker = Worker(
         Batcher(queue, policy_of(spec)),
         queue,

@@ -56,7 +56,11 @@ UNUSED_S = 300.0
 ASK_AGAIN = 3
 ASK_AGAIN_S = 0.05
 
-_DEFAULTS = {"socket_connect_timeout": CONNECT_TIMEOUT_S, "max_connections": MOST_CONNECTIONS}
+_DEFAULTS = {
+    "socket_connect_timeout": CONNECT_TIMEOUT_S,
+    "max_connections": MOST_CONNECTIONS,
+    "protocol": 2,  # RESP3 would cost each new connection a round trip, for nothing
+}
 
 # MOVED, which is an AskError, comes when a slot has moved; ASK and TRYAGAIN while it moves.
 _NOT_DONE = (NotHere, redis.exceptions.AskError, redis.exceptions.TryAgainError)

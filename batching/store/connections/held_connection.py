@@ -1,4 +1,4 @@
-"""A connection of one thread's own, for the scripts that are called for every batch."""
+"""A connection of one thread's own, for the calls that are made for every batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ Command = tuple[str | int | bytes, ...]
 
 
 class HeldConnection:
-    """As `AsyncHeldConnection`, for scripts only."""
+    """As `AsyncHeldConnection`."""
 
     def __init__(self, client: Client) -> None:
         self._pool = client.connection_pool
@@ -28,19 +28,29 @@ class HeldConnection:
         """
         command: Command = ("EVALSHA", scripts.sha(verb), len(keys), *keys, *arguments)
         try:
-            return self._call(command)
+            return self.call(command)
         except NoScriptError:
-            self._call(("SCRIPT", "LOAD", scripts.source(verb)))
-            return self._call(command)
+            self.call(("SCRIPT", "LOAD", scripts.source(verb)))
+            return self.call(command)
 
-    def _call(self, command: Command) -> Any:
+    def fetch(self, names: Sequence[str]) -> list[bytearray | None]:
+        """Returns the strings under these names, as they were received; None for a missing one.
+
+        Raises:
+            RedisError, OSError: Redis did not answer, or refused.
+        """
+        strings: list[bytearray | None] = self.call(("MGET", *names), disable_decoding=True)
+        return strings
+
+    def call(self, command: Command, **options: bool) -> Any:
+        """Returns the answer to the command; raises as `run` does."""
         connection = self._ready()
         # Its stub says "tuple of one".
         packed = [hiredis.pack_command(command)]  # type: ignore[arg-type]
 
         def exchange() -> Any:
             connection.send_packed_command(packed)
-            return connection.read_response()
+            return connection.read_response(**options)
 
         return connection.retry.call_with_retry(exchange, lambda _: connection.disconnect())
 

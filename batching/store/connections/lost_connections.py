@@ -9,8 +9,8 @@ from typing import Any
 
 import redis
 import redis.asyncio.connection
-import redis.connection
 
+from batching.store.connections.string_reader import StringParser
 from batching.store.redis_errors import AWAY, REFUSED
 
 # Sent by a server that is a replica now, or starts, or is cut off.
@@ -32,7 +32,7 @@ def _noticing_the_wrong_server(parser: Any) -> Any:
     return type("Parser", (parser,), {"EXCEPTION_CLASSES": classes})
 
 
-PARSER = _noticing_the_wrong_server(redis.connection.DefaultParser)
+PARSER = _noticing_the_wrong_server(StringParser)
 ASYNC_PARSER = _noticing_the_wrong_server(redis.asyncio.connection.DefaultParser)
 
 

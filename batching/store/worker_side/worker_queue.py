@@ -1,7 +1,6 @@
 """The worker's calls on one version's queue: claim, reply, and waiting for work."""
 
 import contextlib
-import logging
 import time
 from collections.abc import Sequence
 from enum import IntEnum
@@ -17,10 +16,8 @@ from batching.protocol import (
     Batch,
     Claimed,
     Owned,
-    ProtocolError,
     Reply,
     ReplyChunk,
-    Request,
 )
 from batching.store.client_types import Client
 from batching.store.clients import at
@@ -31,9 +28,8 @@ from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_ke
 from batching.store.redis_errors import AWAY
 from batching.store.scripts.loader import ordered_keys, script
 from batching.store.worker_side.large_replies import LargeReplyWriter
+from batching.store.worker_side.request_reader import RequestReader
 from batching.store.worker_side.waits import ParkedPop, Wakeups
-
-log = logging.getLogger(__name__)
 
 MIN_WAIT_S = 0.001
 
@@ -73,7 +69,8 @@ class WorkerQueue:
         self._keys = keys = VersionKeys.of(key)
         self._client = client = at(client, keys.tag)
         self._lease = keys.lease_prefix + worker_id
-        self._scripts = HeldConnection(client)
+        self._connection = HeldConnection(client)
+        self._reader = RequestReader(self._connection, keys.body_prefix)
         self._large_replies = LargeReplyWriter(client, keys.large_reply_prefix)
         self._chunk = script(client, "chunk")
         self._reclaim = script(client, "reclaim")
@@ -120,7 +117,7 @@ class WorkerQueue:
             LEASE_TTL_MS,
             REPLY_TTL_MS,
         ]
-        return self._scripts.run("claim", self._claim_keys, arguments)
+        return self._connection.run("claim", self._claim_keys, arguments)
 
     def recover(self) -> int:
         """Gives back the requests of a claim whose answer was lost; returns how many.
@@ -146,7 +143,7 @@ class WorkerQueue:
         arguments: list[str | int | bytes] = [self._worker_id, REPLY_TTL_MS]
         for item, value in zip(items, values, strict=True):
             arguments += (*item, b"@" if item in stored else value)
-        codes = self._scripts.run("reply", self._reply_keys, arguments)
+        codes = self._connection.run("reply", self._reply_keys, arguments)
         return [ReplyCode(code) for code in codes]
 
     def send(
@@ -204,41 +201,37 @@ class WorkerQueue:
             self._client.delete(self._keys.gather)
             self.wake_one()
 
+    def read_again(self, items: Sequence[Claimed]) -> list[Claimed]:
+        """Returns the requests as they were claimed: a handler may have changed their bodies.
+
+        One that is gone stays as it is, as no client waits for it any more.
+        """
+        ids = [item.request_id for item in items]
+        records = self._connection.call(("HMGET", self._keys.open, *ids))
+        wires = [read_record(record).wire if record else None for record in records]
+        requests = self._reader.read(ids, wires)
+        return [
+            item if request is None else item._replace(request=request)
+            for item, request in zip(items, requests, strict=True)
+        ]
+
     def _batch(self, now_us: int, fields: Sequence[bytes]) -> Batch | Nothing:
         ids = [request_id.decode() for request_id in fields[0::2]]
         records = [*map(read_record, fields[1::2])]
-        wires = self._with_bodies(ids, [record.wire for record in records])
+        requests = self._reader.read(ids, [record.wire for record in records])
         items: list[Claimed] = []
         unreadable: list[Owned] = []
-        for request_id, record, wire in zip(ids, records, wires, strict=True):
-            attempts, queued_us, age_us, ingress_id, _ = record
-            owned = Owned(request_id, attempts + 1, ingress_id)
-            try:
-                request = Request.decode(wire)
-            except ProtocolError as error:
-                if wire:
-                    log.error("unreadable request=%s: %s", request_id, error)
-                else:  # since the claim its client has left, or Redis was emptied
-                    log.info("request=%s has no body any more", request_id)
+        for request_id, record, request in zip(ids, records, requests, strict=True):
+            owned = Owned(request_id, record.attempts + 1, record.ingress_id)
+            if request is None:
                 unreadable.append(owned)
             else:
                 # Not below zero, where Redis' clock has stepped back meanwhile.
-                waited_us = max(0, now_us - queued_us + age_us)
+                waited_us = max(0, now_us - record.queued_us + record.age_us)
                 items.append(Claimed(owned, waited_us, request))
         if unreadable:
             self._refuse(unreadable)
         return Batch(items) if items else Nothing.EMPTY
-
-    def _with_bodies(self, ids: Sequence[str], wires: Sequence[bytes]) -> list[bytes]:
-        """Returns the requests' bytes; reads large ones from keys of their own, in one MGET."""
-        large = [request_id for request_id, wire in zip(ids, wires, strict=True) if not wire]
-        if not large:
-            return list(wires)
-        values = self._client.mget([self._keys.body_prefix + request_id for request_id in large])
-        bodies = dict(zip(large, values, strict=True))
-        return [
-            wire or bodies[request_id] or b"" for request_id, wire in zip(ids, wires, strict=True)
-        ]
 
     def _refuse(self, items: Sequence[Owned]) -> None:
         reply = Reply(

@@ -1,3 +1,4 @@
+import contextlib
 import datetime
 import pickle  # noqa: TID251 - what an attacker would send
 
@@ -81,12 +82,20 @@ def test_wire_is_the_request_in_one_piece_or_two(size, kind, first):
     is_split = size > INLINE_LIMIT_BYTES
     assert wire.body is content if is_split else wire.body == b""
 
+    # And the bytes that are received stay where they are, as the last content
+    received = bytearray(wire.head + wire.body)
+    taken = Request.received(received)
+    assert taken == request
+    assert taken.parts[-1].content is received
+    assert [type(part.content) for part in taken.parts] == [bytearray] * len(request.parts)
+
 
 @pytest.mark.parametrize(
     "parts", [[], [Part("a", "", b"x" * 2**17), Part("b", "", b"last")]], ids=["none", "first"]
 )
 def test_wire_is_in_one_piece_unless_the_last_part_is_large(parts):
     request = Request({}, parts)
+    assert Request.received(bytearray(request.encode())) == request
     assert request.to_wire() == (request.encode(), b"")
 
 
@@ -98,11 +107,10 @@ def test_decode_refuses_every_truncation(message):
     # When
     accepted = []
     for length in range(len(wire)):
-        try:
-            type(message).decode(wire[:length])
-        except ProtocolError:
-            continue
-        accepted.append(length)
+        for read in (type(message).decode, Request.received):
+            with contextlib.suppress(ProtocolError):
+                read(bytearray(wire[:length]))
+                accepted.append(length)
 
     # Then
     assert accepted == []

@@ -15,10 +15,8 @@ from ts.torch_handler.object_detector import ObjectDetector
 from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
 
 from batching.protocol import Part, Request
-from batching.settings.settings import Settings
 from tests.unit.models import NAMES, Pooled, manifest, picture, scripted
-from tests.unit.workers.handling.batches import batch
-from workers.handling.runner import Runner
+from tests.unit.workers.handling.batches import batch, runner_of
 
 
 @pytest.fixture
@@ -32,7 +30,7 @@ def classify(load_handler):
     loaded = load_handler(
         files, handler="image_classifier", manifest=manifest(serializedFile="model.pt")
     )
-    runner = Runner(loaded, Settings())
+    runner = runner_of(loaded)
 
     def run(*bodies, name="data", content_type="image/jpeg"):
         requests = [Request({}, [Part(name, content_type, content)]) for content in bodies]

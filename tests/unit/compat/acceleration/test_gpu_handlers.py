@@ -8,10 +8,8 @@ import torch
 from ts.torch_handler.image_classifier import ImageClassifier
 
 from batching.protocol import Part, Request
-from batching.settings.settings import Settings
 from tests.unit.models import NAMES, Pooled, manifest, picture, scripted
-from tests.unit.workers.handling.batches import batch
-from workers.handling.runner import Runner
+from tests.unit.workers.handling.batches import batch, runner_of
 from workers.machine.devices import Device
 
 pytestmark = [
@@ -33,7 +31,7 @@ def classify(load_handler, device, config, model):
         batch_size=len(CONTENTS),
     )
     requests = [Request({}, [Part("body", "image/jpeg", content)]) for content in CONTENTS]
-    replies = Runner(loaded, Settings()).run(batch(*requests))
+    replies = runner_of(loaded).run(batch(*requests))
     assert [reply.status for reply in replies] == [200] * len(CONTENTS)
     return [json.loads(reply.body) for reply in replies]
 

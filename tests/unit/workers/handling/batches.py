@@ -8,6 +8,9 @@ from workers.handling.batch_stream import BatchStream
 from workers.handling.handlers import LoadedModel
 from workers.handling.runner import Runner
 
+# What the queue would have of the requests of the last batch, by id.
+WIRES = {}
+
 
 class Handler:
     """Remembers the batches that it was given; `answer(rows, context)` is what it does."""
@@ -23,8 +26,12 @@ class Handler:
 
 def runner(handler, *, send=None, stall_s=5.0, **settings):
     context = Context("echo", "/", None, 8, None, "0.12.0")
-    stream = BatchStream(context, send, stall_s=stall_s)
-    return Runner(LoadedModel(handler, context), Settings(**settings), stream)
+    return runner_of(LoadedModel(handler, context), send=send, stall_s=stall_s, **settings)
+
+
+def runner_of(model, *, send=None, stall_s=5.0, **settings):
+    stream = BatchStream(model.context, send, stall_s=stall_s)
+    return Runner(model, Settings(**settings), stream, read_again)
 
 
 def body(content=b"", content_type="", **headers):
@@ -32,7 +39,17 @@ def body(content=b"", content_type="", **headers):
 
 
 def claimed(request_id, request, *, queue_us=0):
-    return Claimed(Owned(request_id, 1, "ingress-a"), queue_us, request)
+    WIRES[request_id] = request.encode()
+    return Claimed(Owned(request_id, 1, "ingress-a"), queue_us, read(request_id))
+
+
+def read(request_id):
+    return Request.decode(WIRES[request_id])
+
+
+def read_again(items):
+    """The items as they were claimed."""
+    return [item._replace(request=read(item.request_id)) for item in items]
 
 
 def batch(*requests):

@@ -180,6 +180,20 @@ def test_bad_request_fails_alone_when_its_batch_fails():
     assert [len(rows) for rows in handler.batches] == [3, 1, 1, 1]
 
 
+def test_body_that_a_handler_has_changed_comes_anew_when_its_batch_failed():
+    # Given a handler that takes the bodies apart, as they are its own
+    def answer(rows, context):
+        taken = [row["body"].pop() for row in rows]
+        rows[0]["body"].clear()
+        return taken if len(rows) == 1 else None
+
+    # When
+    replies = runner(Handler(answer)).run(batch(body(b"xa"), body(b"xb")))
+
+    # Then
+    assert [reply.body for reply in replies] == [b"97", b"98"]
+
+
 BROKEN = raising(RuntimeError("CUDA error: device-side assert triggered"))
 
 

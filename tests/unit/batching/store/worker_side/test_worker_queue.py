@@ -13,6 +13,7 @@ from batching.store.replies import decode_reply
 from batching.store.worker_side.waits import ParkedPop
 from tests.support import (
     attempts_of,
+    body_of,
     eventually,
     ids_of,
     items_of,
@@ -246,6 +247,58 @@ def test_recover_puts_what_was_claimed_unknowingly_back_in_its_old_place(harness
     assert attempts_of(worker.claim(2, 0.0)) == [("r0", 1), ("r1", 1)]
     assert harness.client.zscore(harness.keys.worker_beats, "worker-a") is not None
     assert harness.unaccounted() == 0
+
+
+def test_batch_that_cannot_be_read_again_is_given_back_and_run_anew(real_harness):
+    # Given a batch whose handler failed just before Redis was away
+    real_harness.submit("a", "b")
+    runs = []
+
+    def run(batch):
+        runs.append(attempts_of(batch))
+        if len(runs) == 1:
+            raise redis.ConnectionError
+        return [make_reply("x")] * len(batch)
+
+    queue = real_harness.worker()
+    worker = Worker(Batcher(queue, FixedPolicy(8, 0.0)), queue, run, outage=make_outage())
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(worker.serve)
+
+        # When
+        try:
+            eventually(lambda: sorted(real_harness.done()) == ["a", "b"])
+        finally:
+            worker.stop()
+            serving.result(10.0)
+
+    # Then: no attempt was used
+    assert runs == [[("a", 1), ("b", 1)]] * 2
+
+
+# --- bodies, also large ones
+
+
+def test_changed_bodies_are_read_again(harness):
+    # Given a handler that has changed what it was given
+    sizes = {"small": 10, "large": 50_000, "gone": 20}
+    submissions = [
+        Submission(name, 60_000, wire_of(name, size=size)) for name, size in sizes.items()
+    ]
+    harness.ingress().submit(submissions)
+    worker = harness.worker()
+    items = worker.claim(3, 0.0).items
+    for item in items:
+        item.request.parts[0].content.clear()
+    harness.client.hdel(harness.keys.open, "gone")
+
+    # When
+    again = worker.read_again(items)
+
+    # Then
+    assert [item.owned for item in again] == [item.owned for item in items]
+    assert [body_of(item.request) for item in again] == ["small", "large", ""]
+    assert len(again[1].request.parts[0].content) == 50_000
 
 
 # --- what cannot be read
