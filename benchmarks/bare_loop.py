@@ -17,7 +17,7 @@ from ts.context import RequestProcessor
 
 from batching.models.registration import ModelDefaults, spec_from_registration
 from batching.settings.settings import Settings
-from benchmarks.load import BenchmarkError, LoadReport
+from benchmarks.measuring.load import BenchmarkError, LoadReport
 from workers.archives.model_archive import inspect_archive, unpack_archive
 from workers.handling.handlers import load_model
 from workers.machine.devices import Device

@@ -29,13 +29,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from benchmarks.comparison import is_reached, to_record
-from benchmarks.contest import SERVERS, Contest
-from benchmarks.load import BenchmarkError, wrk_path
-from benchmarks.presentation import costs, markdown, print_record
-from benchmarks.records import RESULTS, SHORT_RESULTS, write_block, write_record
-from benchmarks.reports import EXIT_CODES, end_servers_on_sigterm, positive
-from benchmarks.workloads import REQUEST_PATH, WORKLOADS, Network
+from benchmarks.comparison.contest import SERVERS, Contest
+from benchmarks.comparison.findings import to_record
+from benchmarks.comparison.presentation import costs, markdown, print_record
+from benchmarks.comparison.workloads import REQUEST_PATH, WORKLOADS, Network
+from benchmarks.measuring.load import BenchmarkError, wrk_path
+from benchmarks.measuring.records import RESULTS, SHORT_RESULTS, write_block, write_record
+from benchmarks.measuring.reports import EXIT_CODES, end_servers_on_sigterm, is_reached, positive
 
 # Of tables in a file.
 WIDTH = 120

@@ -21,7 +21,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.gpu_points import (
+from benchmarks.gpu_report import BAR, markdown, to_point, verdict
+from benchmarks.gpus.gpu_points import (
     PLAIN,
     RAW,
     Point,
@@ -32,11 +33,10 @@ from benchmarks.gpu_points import (
     split_ms,
     write_model,
 )
-from benchmarks.gpu_record import GpuRecord
-from benchmarks.gpu_report import BAR, markdown, to_point, verdict
-from benchmarks.load import BenchmarkError
-from benchmarks.records import RESULTS, SHORT_RESULTS, origin, write_block
-from benchmarks.reports import end_servers_on_sigterm, positive
+from benchmarks.gpus.gpu_record import GpuRecord
+from benchmarks.measuring.load import BenchmarkError
+from benchmarks.measuring.records import RESULTS, SHORT_RESULTS, origin, write_block
+from benchmarks.measuring.reports import end_servers_on_sigterm, positive
 
 EXIT_REACHED, EXIT_MISSED, EXIT_FAILED = 0, 1, 2
 DTYPES, DECODERS = ("float32", "bfloat16", "float16"), ("cpu", "gpu")

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_points import STEPS, Point, Served
-from benchmarks.records import told, write_block
+from benchmarks.gpus.gpu_points import STEPS, Point, Served
+from benchmarks.measuring.records import told, write_block
 
 # Of the forward's images per second.
 BAR = 0.9

@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.comparison import Verdict
-from benchmarks.fleet import Fleet
-from benchmarks.processors import Meter, Usage, resident_bytes, total_percent
-from benchmarks.records import told
-from benchmarks.reports import at_most, finish, positive, to_record
+from benchmarks.measuring.processors import Meter, Usage, resident_bytes, total_percent
+from benchmarks.measuring.records import told
+from benchmarks.measuring.reports import Verdict, at_most, finish, positive, to_record
+from benchmarks.servers.fleet import Fleet
 
 MODELS, MORE_MODELS = 5, 100
 SECONDS, SHORT_SECONDS = 30.0, 5.0

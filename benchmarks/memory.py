@@ -19,12 +19,12 @@ import psutil
 import torch
 import torchvision
 
-from benchmarks.archives import write_archive
-from benchmarks.measured_ferry import MeasuredFerry
-from benchmarks.records import told
-from benchmarks.reports import finish, to_record
+from benchmarks.measuring.records import told
+from benchmarks.measuring.reports import finish, to_record
 from benchmarks.resnet import save_script
-from benchmarks.servers import Job
+from benchmarks.servers.archives import write_archive
+from benchmarks.servers.measured_ferry import MeasuredFerry
+from benchmarks.servers.server import Job
 
 NETWORK = "resnet152"
 MB = 1e6

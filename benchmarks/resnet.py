@@ -18,7 +18,7 @@ import torchvision
 from PIL import Image, ImageDraw, ImageFilter
 from torchvision import transforms
 
-from benchmarks.archives import write_archive
+from benchmarks.servers.archives import write_archive
 
 NAME = "resnet-152"
 WEIGHTS, FLOAT32, BFLOAT16 = f"{NAME}.pt", f"{NAME}.mar", f"{NAME}-bfloat16.mar"

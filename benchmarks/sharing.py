@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.comparison import Verdict
-from benchmarks.fleet import Fleet
-from benchmarks.load import BenchmarkError, Load, drive_with_wrk, wrk_path
-from benchmarks.records import told
-from benchmarks.reports import at_least, finish, to_record
+from benchmarks.measuring.load import BenchmarkError, Load, drive_with_wrk, wrk_path
+from benchmarks.measuring.records import told
+from benchmarks.measuring.reports import Verdict, at_least, finish, to_record
+from benchmarks.servers.fleet import Fleet
 
 HANDLER = Path(__file__).with_name("sharing_handler.py")
 BATCH_SIZE, DEVICE_MS = 8, 40

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import records
-from benchmarks.records import origin, told, with_block, write_record
+from benchmarks.measuring import records
+from benchmarks.measuring.records import origin, told, with_block, write_record
 
 RESULTS = records.RESULTS / "chaos.json"
 DOCUMENT = records.ROOT / "docs" / "reliability.md"

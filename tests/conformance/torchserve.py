@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.child import Child
-from benchmarks.servers import free_ports
-from benchmarks.torchserve_env import torchserve_python
+from benchmarks.servers.child import Child
+from benchmarks.servers.server import free_ports
+from benchmarks.servers.torchserve_env import torchserve_python
 from tests.support import eventually
 
 ROOT = Path(__file__).parents[2]

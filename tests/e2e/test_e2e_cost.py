@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import idle, scaling
 from benchmarks.claims import claim_times_ms
-from benchmarks.fleet import Fleet
-from benchmarks.processors import total_percent
+from benchmarks.measuring.processors import total_percent
+from benchmarks.servers.fleet import Fleet
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.ports import free_ports
 from tests.timing import assert_within

@@ -2,25 +2,18 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from benchmarks.contest import Measured, Run
-from benchmarks.records import OURS, origin
-from benchmarks.workloads import SCORE_TOLERANCE, TORCHSERVE, Answers, Bar, Workload
+from benchmarks.comparison.contest import Measured, Run
+from benchmarks.comparison.workloads import SCORE_TOLERANCE, TORCHSERVE, Answers, Bar, Workload
+from benchmarks.measuring.records import OURS, origin
+from benchmarks.measuring.reports import Verdict
 
 # How a bar names what a median has.
 _WORDS = {"requests_per_s": "requests/s", "p50_ms": "p50", "p99_ms": "p99"} | {
     "cpu_us": "processor time per request"
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether one bar is reached; None where its server was not measured."""
-
-    is_reached: bool | None
-    text: str
 
 
 def to_record(
@@ -78,14 +71,6 @@ def median_run(runs: Sequence[Run]) -> Run:
         kinds_us=kinds_us,
         load_us=median("load_us", 2),
     )
-
-
-def is_reached(record: Mapping[str, Any]) -> bool | None:
-    """Returns whether all bars are reached; None when one was not judged and none missed."""
-    found = [verdict["is_reached"] for verdict in record["verdicts"]]
-    if False in found:
-        return False
-    return None if None in found else True
 
 
 def _server(name: str, measured: Measured) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.load import BenchmarkError
-from benchmarks.records import ROOT
+from benchmarks.measuring.load import BenchmarkError
+from benchmarks.measuring.records import ROOT
 
 STOP_TIMEOUT_S = 15.0
 LOG_TAIL_CHARS = 3000

@@ -4,14 +4,13 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.comparison import Verdict, is_reached
-from benchmarks.load import BenchmarkError
-from benchmarks.records import (
+from benchmarks.measuring.load import BenchmarkError
+from benchmarks.measuring.records import (
     RESULTS,
     SHORT_RESULTS,
     origin,
@@ -21,6 +20,22 @@ from benchmarks.records import (
 
 EXIT_CODES = {True: 0, False: 1, None: 2}
 WORDS = {True: "reached", False: "missed", None: "not judged"}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether one bar is reached; None where its server was not measured."""
+
+    is_reached: bool | None
+    text: str
+
+
+def is_reached(record: Mapping[str, Any]) -> bool | None:
+    """Returns whether all bars are reached; None when one was not judged and none missed."""
+    found = [verdict["is_reached"] for verdict in record["verdicts"]]
+    if False in found:
+        return False
+    return None if None in found else True
 
 
 def end_servers_on_sigterm() -> None:

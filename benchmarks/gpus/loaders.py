@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.load import Load, LoadReport, drive_to_the_end
+from benchmarks.measuring.load import Load, LoadReport, drive_to_the_end
 
 
 @dataclass(frozen=True, slots=True)

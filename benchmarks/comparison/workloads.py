@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.archives import write_archive
-from benchmarks.servers import Job
+from benchmarks.servers.archives import write_archive
+from benchmarks.servers.server import Job
 
 TORCHSERVE, MOSEC, BARE_LOOP = "TorchServe", "mosec", "bare loop"
 SCORE_TOLERANCE = 1e-3

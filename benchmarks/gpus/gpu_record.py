@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_points import Point
-from benchmarks.records import write_record
+from benchmarks.gpus.gpu_points import Point
+from benchmarks.measuring.records import write_record
 
 # Points that differ in one of these do not belong in one table.
 _LIKE = ("commit", "versions", "setting", "bar")

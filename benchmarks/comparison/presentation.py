@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.records import OURS, told
-from benchmarks.workloads import MOSEC, TORCHSERVE
+from benchmarks.comparison.workloads import MOSEC, TORCHSERVE
+from benchmarks.measuring.records import OURS, told
 
 HEADS = ("", "requests/s", "ours to it", "in turns", "p50 ms", "p99 ms", "processor us", "errors")
 KINDS = ("ingress", "Redis", "workers")

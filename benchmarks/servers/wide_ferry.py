@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.child import Child
-from benchmarks.measured_ferry import MeasuredFerry
-from benchmarks.processors import by_role
-from benchmarks.servers import (
+from benchmarks.measuring.processors import by_role
+from benchmarks.servers.child import Child
+from benchmarks.servers.measured_ferry import MeasuredFerry
+from benchmarks.servers.server import (
     Job,
     ferry_addresses,
     ferry_command,

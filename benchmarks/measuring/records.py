@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 OURS = "torchferry"
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 # Environments of other servers, and records of measurements too short to be cited.
 CACHE = ROOT / ".bench"

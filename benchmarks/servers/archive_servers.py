@@ -4,10 +4,10 @@ import importlib.metadata
 import shutil
 from pathlib import Path
 
-from benchmarks.processors import by_role
-from benchmarks.records import OURS, commit_of
-from benchmarks.servers import Job, Server, ferry_addresses, ferry_command
-from benchmarks.torchserve_env import TORCHSERVE_VERSION, write_captum
+from benchmarks.measuring.processors import by_role
+from benchmarks.measuring.records import OURS, commit_of
+from benchmarks.servers.server import Job, Server, ferry_addresses, ferry_command
+from benchmarks.servers.torchserve_env import TORCHSERVE_VERSION, write_captum
 
 WARNINGS_ONLY = Path(__file__).with_name("torchserve_warnings_only.xml")
 

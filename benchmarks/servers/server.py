@@ -16,9 +16,9 @@ from typing import Any, Self
 
 import httpx
 
-from benchmarks.child import Child
-from benchmarks.load import BenchmarkError
-from benchmarks.processors import by_name
+from benchmarks.measuring.load import BenchmarkError
+from benchmarks.measuring.processors import by_name
+from benchmarks.servers.child import Child
 
 CONTENT_TYPE = "application/octet-stream"
 START_TIMEOUT_S = 240.0

@@ -1,6 +1,6 @@
 """torchvision's networks with random weights, archived, and a photo for them.
 
-    python -m benchmarks.gpu_model FOLDER NETWORK DTYPE DECODE...
+    python -m benchmarks.gpus.gpu_model FOLDER NETWORK DTYPE DECODE...
 
 A process of its own, so that the driver of the load has no torch in its memory.
 """
@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 import torchvision
 
-from benchmarks.archives import write_archive
-from benchmarks.gpu_points import PHOTO, PLAIN, RAW, TIMED, archive_path
+from benchmarks.gpus.gpu_points import PHOTO, PLAIN, RAW, TIMED, archive_path
 from benchmarks.resnet import normalise, photo, save_script
+from benchmarks.servers.archives import write_archive
 
 STRICT = Path(__file__).with_name("gpu_strict_handler.py")
 STOPWATCH = Path(__file__).with_name("gpu_handler.py")

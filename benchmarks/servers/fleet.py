@@ -9,11 +9,11 @@ from typing import Any, Self
 
 import httpx
 
-from benchmarks.archives import write_archive
-from benchmarks.child import Child
-from benchmarks.load import BenchmarkError
-from benchmarks.processors import by_role
-from benchmarks.servers import (
+from benchmarks.measuring.load import BenchmarkError
+from benchmarks.measuring.processors import by_role
+from benchmarks.servers.archives import write_archive
+from benchmarks.servers.child import Child
+from benchmarks.servers.server import (
     ferry_addresses,
     ferry_command,
     free_ports,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.servers import Job, Server
+from benchmarks.servers.server import Job, Server
 
 APP = Path(__file__).with_name("mosec_app.py")
 

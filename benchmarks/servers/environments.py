@@ -8,7 +8,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.load import BenchmarkError
+from benchmarks.measuring.load import BenchmarkError
 
 
 def environment_python(cache: Path, name: str, installs: Sequence[Sequence[str]]) -> Path:

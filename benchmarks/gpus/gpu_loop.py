@@ -1,6 +1,6 @@
 """A model's forward alone, again and again, prepared as the server prepares it.
 
-    python -m benchmarks.gpu_loop ARCHIVE DEVICE BATCH_SIZE SECONDS
+    python -m benchmarks.gpus.gpu_loop ARCHIVE DEVICE BATCH_SIZE SECONDS
 
 prints images per second: what a server could reach that costs nothing. `compat/` has to be on the
 path.

@@ -4,8 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
-from benchmarks.environments import environment_python
-from benchmarks.load import BenchmarkError
+from benchmarks.measuring.load import BenchmarkError
+from benchmarks.servers.environments import environment_python
 
 TORCHSERVE_VERSION = "0.12.0"
 # What TorchServe and its workers import, besides torch, numpy and pillow.

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.child import run_module
-from benchmarks.load import Load, LoadReport
-from benchmarks.loaders import Driven, driven, together
-from benchmarks.processors import Meter
-from benchmarks.servers import Job
-from benchmarks.wide_ferry import WideFerry
+from benchmarks.gpus.loaders import Driven, driven, together
+from benchmarks.measuring.load import Load, LoadReport
+from benchmarks.measuring.processors import Meter
+from benchmarks.servers.child import run_module
+from benchmarks.servers.server import Job
+from benchmarks.servers.wide_ferry import WideFerry
 
 PHOTO = "photo.jpg"
 # What an archive is for: figures, a stopwatch on each step, the model as it came.
@@ -61,7 +61,7 @@ def write_model(folder: Path, network: str, dtype: str, decoders: Sequence[str])
     Raises:
         BenchmarkError: there is no such network.
     """
-    run_module("gpu_model", folder, network, dtype, *decoders)
+    run_module("gpus.gpu_model", folder, network, dtype, *decoders)
 
 
 def forwards_per_s(archive: Path, kind: str, batch_size: int, seconds: float) -> float:
@@ -70,7 +70,7 @@ def forwards_per_s(archive: Path, kind: str, batch_size: int, seconds: float) ->
     Raises:
         BenchmarkError: the model cannot be loaded, or failed.
     """
-    return float(run_module("gpu_loop", archive, kind, batch_size, seconds))
+    return float(run_module("gpus.gpu_loop", archive, kind, batch_size, seconds))
 
 
 def served(folder: Path, point: Point, kind: str, seconds: float) -> Served:

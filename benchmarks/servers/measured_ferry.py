@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.archive_servers import Torchferry
-from benchmarks.servers import Job
+from benchmarks.servers.archive_servers import Torchferry
+from benchmarks.servers.server import Job
 
 _TIMEOUT_S = 10.0
 

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import Self
 
-from benchmarks.child import run_module
-from benchmarks.load import LoadReport
-from benchmarks.servers import Job
+from benchmarks.measuring.load import LoadReport
+from benchmarks.servers.child import run_module
+from benchmarks.servers.server import Job
 from workers.slots.worker_environment import ALLOCATOR
 
 

@@ -7,17 +7,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.archive_servers import Torchferry, TorchServe
-from benchmarks.bare_process import BareLoop
-from benchmarks.child import run_module
-from benchmarks.environments import environment_python
-from benchmarks.load import BenchmarkError, Load, LoadReport, drive_to_the_end, drive_with_wrk
-from benchmarks.mosec_server import Mosec
-from benchmarks.processors import times_s
-from benchmarks.records import CACHE
-from benchmarks.servers import CONTENT_TYPE, Job, Server, json_answer
-from benchmarks.torchserve_env import torchserve_python
-from benchmarks.workloads import Network, Workload, network_job, request_path_jobs
+from benchmarks.comparison.bare_process import BareLoop
+from benchmarks.comparison.workloads import Network, Workload, network_job, request_path_jobs
+from benchmarks.measuring.load import (
+    BenchmarkError,
+    Load,
+    LoadReport,
+    drive_to_the_end,
+    drive_with_wrk,
+)
+from benchmarks.measuring.processors import times_s
+from benchmarks.measuring.records import CACHE
+from benchmarks.servers.archive_servers import Torchferry, TorchServe
+from benchmarks.servers.child import run_module
+from benchmarks.servers.environments import environment_python
+from benchmarks.servers.mosec_server import Mosec
+from benchmarks.servers.server import CONTENT_TYPE, Job, Server, json_answer
+from benchmarks.servers.torchserve_env import torchserve_python
 
 # Beside torchferry, as options name them.
 SERVERS = ("torchserve", "mosec", "bare")

@@ -1,0 +1,1 @@
+"""torchferry beside other servers: workloads, turns, findings, tables."""

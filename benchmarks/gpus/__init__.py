@@ -1,0 +1,1 @@
+"""ResNets on a GPU: their archives, points, and what is measured of each."""

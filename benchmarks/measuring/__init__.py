@@ -1,0 +1,1 @@
+"""What measurements share: load, processor time, records and verdicts."""

@@ -1,0 +1,1 @@
+"""Servers as child processes, of which nothing is left over."""
