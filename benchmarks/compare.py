@@ -138,7 +138,9 @@ def compare(
             seconds = options.seconds or (SHORT_SECONDS if options.short else workload.seconds)
             servers = lineup.among(asked[name])
             measured = contest.measure(workload, servers, options.pairs, seconds, on_run)
-            left_out = {one: why for one, why in lineup.left_out.items() if one in asked[name]}
+            left_out = {
+                SERVERS[one]: why for one, why in lineup.left_out.items() if one in asked[name]
+            }
             yield name, to_record(workload, measured, left_out, {**about, "seconds": seconds})
 
 

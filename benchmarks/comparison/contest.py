@@ -25,8 +25,8 @@ from benchmarks.servers.mosec_server import Mosec
 from benchmarks.servers.server import CONTENT_TYPE, Job, Server, json_answer
 from benchmarks.servers.torchserve_env import torchserve_python
 
-# Beside torchferry, as options name them.
-SERVERS = ("torchserve", "mosec", "bare")
+# Beside torchferry, as options name them, and as everything else does.
+SERVERS = {"torchserve": TorchServe.name, "mosec": Mosec.name, "bare": BareLoop.name}
 _CONTENT = bytes(range(128))
 # TorchServe's JVM reaches its speed after some 20,000 requests.
 WARM_UP_S = 3.0

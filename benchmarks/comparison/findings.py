@@ -32,7 +32,9 @@ def to_record(
     """
     servers = {name: _server(name, measured) for name in measured.runs}
     answers = _agreement(measured.answers) if measured.answers else None
-    verdicts = [_judge(bar, servers) for bar in workload.bars]
+    # Those of servers that were not asked for say nothing.
+    known = {"", *servers, *left_out}
+    verdicts = [_judge(bar, servers) for bar in workload.bars if bar.rival in known]
     if answers and workload.answers:
         verdicts.append(_judge_answers(workload.answers, answers))
     errors = sum(run.errors for run in measured.runs[OURS])
