@@ -24,6 +24,7 @@ from batching.models.spec import ModelSpec
 from batching.settings.settings import Settings
 from workers.archives.manifest import BUILT_IN_PACKAGE, DEFAULT_FUNCTION, split_handler
 from workers.archives.model_archive import read_model_config
+from workers.handling.deferred_compiler import defer_compiler
 from workers.handling.metrics_reporter import declare
 from workers.machine.devices import Device
 from workers.machine.torch_version import require_safe_torch
@@ -54,6 +55,7 @@ def load_model(spec: ModelSpec, model_dir: Path, device: Device, settings: Setti
     handler raises, and errors of its own if there is no such handler.
     """
     require_safe_torch()
+    defer_compiler()
     model_dir = model_dir.absolute()
     _enter_folder(model_dir, spec.handler)
     _limit_images(settings.max_image_pixels)

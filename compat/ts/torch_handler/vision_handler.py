@@ -72,7 +72,7 @@ class VisionHandler(BaseHandler):
         grey = self.image_processing(image if self._keeps_grey else image.convert("RGB"))
         example = grey.unsqueeze(0).to(self.device)
         prepared = prepare(self.model, reload, example, dtype, properties.get("batch_size", 1))
-        self.model = prepared or self.model
+        self.model = prepared or reload()
         give_back_memory()
 
     @timed

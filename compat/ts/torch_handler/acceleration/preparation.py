@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 # TorchScript measures for two calls of a shape, then compiles.
 WARM_UP_CALLS = 3
 
+# How often a batch is timed, whole and in parts; the first time is a warm-up.
+ROUNDS = 2
+
 # Folding a normalisation into the layer before it moves the last digits.
 TOLERANCE = 1e-3
 # For half precision: where operations are fused, results are rounded once less.
@@ -53,7 +56,7 @@ class PreparedModel:
 
 
 def prepare(
-    model: Model,
+    model: Any,
     reload: Callable[[], Any],
     example: torch.Tensor,
     dtype: torch.dtype,
@@ -62,41 +65,66 @@ def prepare(
     """Returns the model made ready, or None where it resists.
 
     Args:
-        model: the model as it came.
-        reload: loads the model once more, in evaluation mode; this copy is changed.
+        model: as it came, in evaluation mode; it is changed, so that it need not be loaded twice.
+        reload: loads the model once more.
         example: an input of one row, float32 [1, channels, height, width].
         dtype: the precision to compute in. In float32 the answers stay equal within a thousandth
             of the largest; half precision is the archive's own wish.
-        batch_size: the largest batch; this size and a single row are warmed up, and on a GPU some
-            sizes between.
+        batch_size: the largest batch.
     """
     started_s = time.perf_counter()
     try:
         with torch.inference_mode():
-            frozen = _frozen(reload(), dtype)
-            laid_out = example.to(dtype, memory_format=torch.channels_last)
-            fused = _fused(frozen, laid_out, batch_size)
-            compute: Model = functools.partial(computed, fused, dtype)
-            if fused is not frozen:
-                compute = divided(compute, example, batch_size, _tolerance(dtype))
-            prepared = PreparedModel(compute, reload)
-            with _all_digits():
-                expected, answer = model(example), prepared(example)
-            if dtype == torch.float32 and not _are_close(answer, expected):
+            compute = _accelerated(model, example, dtype, batch_size)
+            if compute is None:
                 logger.warning("the prepared model answers differently; the model runs as it is")
                 return None
-            if dtype != torch.float32 and example.device.type == "cpu":
+            if example.is_cuda:
+                _warm_up(compute, example, batch_size)
+            elif dtype != torch.float32:
                 _warn_if_slower(dtype)
-            for rows in warm_up_sizes(batch_size, example.device):
-                batch = example.expand(rows, *example.shape[1:])
-                for _ in range(WARM_UP_CALLS):
-                    prepared(batch)
     except Exception:  # whatever torch raises, the archive's model still runs
         logger.warning("the model cannot be prepared and runs as it is", exc_info=True)
         return None
     seconds = time.perf_counter() - started_s
     logger.info("prepared dtype=%s batch_size=%d seconds=%.1f", dtype, batch_size, seconds)
-    return prepared
+    return PreparedModel(compute, reload)
+
+
+def _accelerated(
+    model: Any, example: torch.Tensor, dtype: torch.dtype, batch_size: int
+) -> Model | None:
+    """Returns the fastest form of the model that answers as it did; None where none does.
+
+    In half precision the frozen model is what others have to agree with.
+    """
+    is_exact = dtype == torch.float32
+    expected = _plain_answer(model, example) if is_exact else None
+    frozen = _frozen(model, dtype)
+    compute: Model = functools.partial(computed, frozen, dtype)
+    if expected is None:
+        expected = compute(example)
+    if fused := _fused(frozen, example, dtype, batch_size, expected):
+        return divided(fused, example, batch_size, _tolerance(dtype))
+    with _all_digits():
+        return compute if not is_exact or _are_close(compute(example), expected) else None
+
+
+def _plain_answer(model: Model, example: torch.Tensor) -> Any:
+    # Without this, TorchScript is optimised for longer than a single call can win.
+    with _all_digits(), torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call]
+        return model(example)
+
+
+def _warm_up(compute: Model, example: torch.Tensor, batch_size: int) -> None:
+    """Runs batches of many sizes, as the first call of a kernel loads it.
+
+    On a GPU only: on a processor the first call takes no longer than later ones.
+    """
+    for rows in warm_up_sizes(batch_size):
+        batch = example.expand(rows, *example.shape[1:])
+        for _ in range(WARM_UP_CALLS):
+            compute(batch)
 
 
 def _warn_if_slower(dtype: torch.dtype) -> None:
@@ -110,17 +138,14 @@ def _warn_if_slower(dtype: torch.dtype) -> None:
         )
 
 
-def warm_up_sizes(batch_size: int, device: torch.device) -> list[int]:
-    """Returns the sizes of the batches that warm a model up.
+def warm_up_sizes(batch_size: int) -> list[int]:
+    """Returns the sizes of the batches that warm a GPU up.
 
-    On a GPU also each power of two: cuDNN picks another kernel for another size, and the first call
-    of a kernel loads it. The full batch comes first: TorchScript compiles the first sizes for
-    themselves, later sizes for any.
+    Each power of two is among them: cuDNN picks another kernel for another size. The full batch
+    comes first: TorchScript compiles the first sizes for themselves, later sizes for any.
     """
-    sizes = [batch_size, 1]
-    if device.type == "cuda":
-        sizes += [2**power for power in range(1, batch_size.bit_length())]
-    return list(dict.fromkeys(sizes))
+    powers = (2**power for power in range(batch_size.bit_length()))
+    return list(dict.fromkeys([batch_size, 1, *powers]))
 
 
 @contextlib.contextmanager
@@ -154,27 +179,27 @@ def _frozen(model: Any, dtype: torch.dtype) -> Any:
     return model
 
 
-def _fused(model: Any, example: torch.Tensor, batch_size: int) -> Any:
-    """Returns the frozen model with fused convolutions; as it is where it has none, or resists.
-
-    Model and `example`, an input of one row, have the same precision and layout.
-    """
-    is_script = isinstance(model, torch.jit.ScriptModule)
-    if not is_script or not can_fuse(example.device, example.dtype):
-        return model
+def _fused(
+    frozen: Any, example: torch.Tensor, dtype: torch.dtype, batch_size: int, expected: Any
+) -> Model | None:
+    """Returns the frozen model with fused convolutions; None where it has none, or resists."""
+    is_script = isinstance(frozen, torch.jit.ScriptModule)
+    if not is_script or not can_fuse(example.device, dtype):
+        return None
+    laid_out = example.to(dtype, memory_format=torch.channels_last)
     try:
-        fused = fuse_convolutions(model, example, calls_of(batch_size, torch.get_num_threads()))
+        fused = fuse_convolutions(frozen, laid_out, calls_of(batch_size, torch.get_num_threads()))
         if fused is None:
-            return model
-        answer, expected = _as_float32(fused(example)), _as_float32(model(example))
-        is_close = _are_close(answer, expected, _tolerance(example.dtype))
+            return None
+        compute = functools.partial(computed, fused, dtype)
+        is_close = _are_close(compute(example), expected, _tolerance(dtype))
     except Exception:  # whatever torch raises, the model runs without
         logger.warning("convolutions cannot be fused", exc_info=True)
-        return model
+        return None
     if not is_close:
         logger.warning("with fused convolutions the model answers differently; it runs without")
-        return model
-    return fused
+        return None
+    return compute
 
 
 def computed(model: Model, dtype: torch.dtype, batch: torch.Tensor) -> Any:
@@ -183,7 +208,7 @@ def computed(model: Model, dtype: torch.dtype, batch: torch.Tensor) -> Any:
 
 
 def divided(model: Model, example: torch.Tensor, batch_size: int, tolerance: float) -> Model:
-    """Returns the model so that parts of a batch run in parallel, and warms up the largest batch.
+    """Returns the model so that parts of a batch run in parallel.
 
     Returns it as it is where parallel parts are slower, or where a row's answer depends on the rows
     beside it.
@@ -202,7 +227,7 @@ def divided(model: Model, example: torch.Tensor, batch_size: int, tolerance: flo
     batch = example * factors
     whole_s, parts_s = [], []
     try:
-        for _ in range(WARM_UP_CALLS):
+        for _ in range(ROUNDS):
             started_s = time.perf_counter()
             expected = model(batch)
             whole_s.append(time.perf_counter() - started_s)

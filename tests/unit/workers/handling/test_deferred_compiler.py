@@ -1,0 +1,54 @@
+"""torchvision is imported without torch's compiler, which is there once it is used."""
+
+import subprocess
+import sys
+import textwrap
+
+
+def run(code):
+    """Runs the code in a process of its own, because this one may have the compiler already."""
+    prelude = "import sys\nfrom workers.handling.deferred_compiler import defer_compiler\n"
+    words = [sys.executable, "-c", prelude + textwrap.dedent(code)]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def test_torchvision_loads_no_compiler_until_it_asks_for_it():
+    done = run(
+        """
+        defer_compiler()
+        from torchvision.ops import roi_align
+        from torchvision.ops.roi_align import is_compile_supported
+        assert "torch._dynamo" not in sys.modules
+        assert "torch._dynamo.utils" not in sys.modules
+        found = is_compile_supported("cpu")
+        import torch._dynamo.utils
+        assert found == torch._dynamo.utils.is_compile_supported("cpu")
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_torchvision_gets_the_compiler_where_it_is_loaded_already():
+    done = run(
+        """
+        defer_compiler()
+        import torch._dynamo.utils
+        from torchvision.ops.roi_align import is_compile_supported
+        assert is_compile_supported is torch._dynamo.utils.is_compile_supported
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_other_names_of_the_compiler_are_the_real_ones():
+    done = run(
+        """
+        from workers.handling.deferred_compiler import _StandIn
+        name = "torch._dynamo.utils"
+        sys.modules[name] = _StandIn(name)
+        from torch._dynamo.utils import counters
+        assert counters is sys.modules[name].counters
+        assert type(sys.modules[name]) is type(sys)
+        """
+    )
+    assert done.returncode == 0, done.stderr
