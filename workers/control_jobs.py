@@ -35,6 +35,7 @@ from batching.store.registry.registry import Registry
 from workers.archives import fetch
 from workers.archives import model_archive as archive
 from workers.archives.download_notes import may_share_a_file, was_downloaded
+from workers.archives.model_files import work_dir_of
 
 log = logging.getLogger("workers.control_jobs")
 
@@ -174,7 +175,8 @@ def inspect_archive(url: str, may_be_downloaded: bool = False) -> dict[str, Any]
             is_unused=lambda: _is_unused(url, settings),
             on_progress=progress.note,
         )
-        return {"value": asdict(archive.inspect_archive(path, url))}
+        # Unpacked at once: this node will need the files, and large archives take seconds to read.
+        return {"value": asdict(archive.inspect_archive(path, url, work_dir_of(settings)))}
     except ServeError as error:
         return wrap_error(error)
     except Exception:

@@ -1,4 +1,4 @@
-"""Inspects archives, which writes nothing, and unpacks them into work_dir/<sha256>."""
+"""Inspects archives and unpacks them into work_dir/<sha256>."""
 
 import hashlib
 import logging
@@ -34,12 +34,14 @@ class ArchiveChanged(InvalidModel):
     """The archive is not the one that was registered."""
 
 
-def inspect_archive(path: Path, url: str) -> ArchiveInfo:
+def inspect_archive(path: Path, url: str, work_dir: Path | None = None) -> ArchiveInfo:
     """Returns what the archive says of itself, after every entry was checked against the limits.
 
     Args:
         path: a .mar, a tar or tar.gz, or a folder.
         url: how the operator named it; repeated in texts and kept in the info.
+        work_dir: where an archive is unpacked in the same pass, for the workers that will need its
+            files; None: nothing is written.
 
     Raises:
         InvalidModel: not an archive, over a limit, or a manifest that describes no model.
@@ -49,14 +51,18 @@ def inspect_archive(path: Path, url: str) -> ArchiveInfo:
         reader = _FolderReader(path) if path.is_dir() else _ArchiveReader(path)
         manifest_text = reader.read_text(MANIFEST_PATH)
         manifest = None if manifest_text is None else parse_manifest(manifest_text)
-        sha256 = hash_archive(path)
-        config_text, config_file = None, config_file_of(manifest)
+        config, config_file = {}, config_file_of(manifest)
         if config_file:
-            config_text = reader.read_text(PurePosixPath(config_file))
+            config = parse_config(reader.read_text(PurePosixPath(config_file)), config_file)
+        sha256 = hash_archive(path)
+        if isinstance(reader, _ArchiveReader):
+            if work_dir is None:
+                reader.check()
+            elif find_unpacked(sha256, work_dir) is None:
+                _unpack(path, sha256, work_dir)
     except (OSError, InternalError) as error:
         raise not_saved(url, path, error) from error
     model = (manifest or {}).get("model") or {}
-    config = parse_config(config_text, config_file) if config_file else {}
     return ArchiveInfo(
         url=url,
         sha256=sha256,
@@ -90,25 +96,15 @@ def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
     """
     if (unpacked := find_unpacked(sha256, work_dir)) is not None:
         return unpacked
-    target = work_dir / sha256
     if hash_archive(path) != sha256:
         raise ArchiveChanged(
             f"{path.name} has changed since it was registered: its SHA-256 differs. Put the "
             "registered one back, or unregister the model and register it again."
         )
     try:
-        work_dir.mkdir(parents=True, exist_ok=True)
-        with folder_to_unpack_in(work_dir) as staging:
-            content = staging / "content"
-            if path.is_dir():
-                content.symlink_to(_without_wrapper(path.resolve()), target_is_directory=True)
-            else:
-                _extract(path, content)
-                content = _without_wrapper(content)
-            _rename_unless_there(content, target)
+        return _unpack(path, sha256, work_dir)
     except OSError as error:
         raise not_saved(path.name, work_dir, error) from error
-    return target
 
 
 def not_saved(name: str, place: Path, error: Exception) -> InternalError:
@@ -170,18 +166,19 @@ class _FolderReader:
 
 
 class _ArchiveReader:
-    """Reads and checks the whole archive once, then single files of it."""
+    """Reads single files of an archive."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        files: list[PurePosixPath] = []
         with read_entries(path) as entries:
+            self._root = _wrapper([entry.path for entry in entries if not entry.is_folder])
+
+    def check(self) -> None:
+        """Reads the whole archive once, as unpacking would."""
+        with read_entries(self._path) as entries:
             for entry in entries:
-                if not entry.is_folder:
-                    files.append(entry.path)
-                    for _ in read_chunks(entry):  # counts the bytes; zip compares its CRC
-                        pass
-        self._root = _wrapper(files)
+                for _ in read_chunks(entry) if not entry.is_folder else ():
+                    pass  # counts the bytes; zip compares its CRC
 
     def read_text(self, relative: PurePosixPath) -> bytes | None:
         with read_entries(self._path) as entries:
@@ -195,6 +192,20 @@ class _ArchiveReader:
 def _check_size(size_bytes: int, relative: PurePosixPath) -> None:
     if size_bytes > MAX_TEXT_BYTES:
         raise InvalidModel(f"{relative} is larger than {MAX_TEXT_BYTES} bytes.")
+
+
+def _unpack(path: Path, sha256: str, work_dir: Path) -> Path:
+    target = work_dir / sha256
+    work_dir.mkdir(parents=True, exist_ok=True)
+    with folder_to_unpack_in(work_dir) as staging:
+        content = staging / "content"
+        if path.is_dir():
+            content.symlink_to(_without_wrapper(path.resolve()), target_is_directory=True)
+        else:
+            _extract(path, content)
+            content = _without_wrapper(content)
+        _rename_unless_there(content, target)
+    return target
 
 
 def _extract(path: Path, folder: Path) -> None:

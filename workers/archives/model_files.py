@@ -42,7 +42,7 @@ class ModelFiles:
         self._model_store = settings.model_store
         self._allowed_urls = settings.allowed_urls
         self._startup_models = settings.load_models
-        self._work_dir = settings.work_dir or _default_work_dir()
+        self._work_dir = work_dir_of(settings)
         self._unused_kept_s = settings.unused_files_kept_s
         # Weak: a lock lives for as long as a task holds it or waits for it.
         self._unpacking: weakref.WeakValueDictionary[str, asyncio.Lock] = (
@@ -169,7 +169,14 @@ def _is_meant(url: str, others: Collection[str]) -> bool:
     return any(may_share_a_file(url, other) for other in others)
 
 
-def _default_work_dir() -> Path:
+def work_dir_of(settings: Settings) -> Path:
+    """Returns the folder in which a node unpacks archives.
+
+    Raises:
+        SettingsError: none is set, and this user has no home folder for one.
+    """
+    if settings.work_dir is not None:
+        return settings.work_dir
     try:
         cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     except RuntimeError as error:

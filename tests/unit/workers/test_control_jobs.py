@@ -32,10 +32,11 @@ def registry(redis_server):
 
 
 @pytest.fixture
-def store(store, redis_server, monkeypatch):
+def store(store, redis_server, tmp_path, monkeypatch):
     """A model store with a download whose registration has failed afterwards."""
     monkeypatch.setenv("REDIS_URL", redis_server.url)
     monkeypatch.setenv("FERRY_MODEL_STORE", str(store))
+    monkeypatch.setenv("FERRY_WORK_DIR", str(tmp_path / "work"))
     monkeypatch.setenv("FERRY_ALLOWED_URLS", ALLOWED)
     fetch.locate_archive(URL, store, downloader=web_with_archive().downloader())
     return store

@@ -170,6 +170,35 @@ def test_folder_with_a_link_out_of_it_is_refused(tmp_path):
         inspect_archive(path, "echo")
 
 
+def test_archive_is_unpacked_in_the_pass_that_checks_it(tmp_path):
+    # Given
+    path, work_dir = write_zip(tmp_path / "echo.mar"), tmp_path / "work"
+
+    # When
+    info = inspect_archive(path, "echo.mar", work_dir)
+
+    # Then
+    unpacked = find_unpacked(info.sha256, work_dir)
+    assert unpacked is not None
+    assert everything_in(unpacked) == everything_in(unpack_archive(path, info.sha256, work_dir))
+    assert (unpacked / "echo.py").read_bytes() == FILES["echo.py"]
+
+
+def test_archive_that_is_refused_leaves_nothing_unpacked(tmp_path):
+    # Given one without a name, and one that is damaged
+    nameless = write_zip(tmp_path / "nameless.mar", manifest={"model": {}})
+    content = os.urandom(100)
+    damaged = write_zip(tmp_path / "damaged.mar", FILES | {"weights": content})
+    damaged.write_bytes(damaged.read_bytes().replace(content, content[::-1]))
+
+    # When / Then
+    work_dir = tmp_path / "work"
+    for path in (nameless, damaged):
+        with pytest.raises(InvalidModel):
+            inspect_archive(path, path.name, work_dir)
+    assert everything_in(work_dir) == []
+
+
 def test_racing_unpackers_agree_on_one_folder(tmp_path):
     # Given
     path = write_zip(tmp_path / "echo.mar", FILES | {"weights": os.urandom(3_000_000)})
