@@ -8,7 +8,7 @@ from batching.models.spec import VersionKey
 from batching.protocol import Batch, Part, Reply, Request
 from batching.store.clients import connect, connect_async
 from batching.store.ingress_side.ingress_queue import IngressQueue, Submission
-from batching.store.ingress_side.submitting import SUBMIT_AT_ONCE
+from batching.store.ingress_side.submitter import SUBMIT_AT_ONCE
 from batching.store.keys import VersionKeys
 from batching.store.node_side.node_queue import NodeQueue
 from batching.store.worker_side.worker_queue import WorkerQueue

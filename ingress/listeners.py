@@ -5,6 +5,7 @@ import contextlib
 import ipaddress
 import socket
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,8 +13,8 @@ from urllib.parse import urlsplit
 from batching.settings.settings import Settings, SettingsError, UnusableNow
 from ingress.access.certificate import Certificate
 from ingress.http1.connection import HttpConnection
-from ingress.http1.exchange import Application
-from ingress.http1.host import USUAL_TIMEOUTS, ClientTimeouts, HttpHost, OnRefused
+from ingress.http1.exchange import Application, Header
+from ingress.http1.host import USUAL_TIMEOUTS, ClientTimeouts, HttpHost, Observer
 from ingress.role import Role
 from ingress.torchserve.answers import unknown_method
 
@@ -122,8 +123,9 @@ class Listener:
         self,
         address: Address,
         app: Application,
-        on_refused: OnRefused = lambda _client, _status: None,
+        observer: Observer,
         *,
+        added_headers: Sequence[Header] = (),
         timeouts: ClientTimeouts = USUAL_TIMEOUTS,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -131,7 +133,14 @@ class Listener:
         self._timeouts = timeouts
         self._tls = tls if address.is_tls else None
         scheme = "http" if self._tls is None else "https"
-        self._host = HttpHost(app, on_refused, unknown_method, scheme=scheme, timeouts=timeouts)
+        self._host = HttpHost(
+            app,
+            observer,
+            unknown_method,
+            scheme=scheme,
+            timeouts=timeouts,
+            added_headers=added_headers,
+        )
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:

@@ -21,10 +21,15 @@ from batching.process.stop_signals import StopEvents
 from batching.settings.settings import Settings
 from batching.store.background_tasks import keep_going
 from batching.store.server_check import check_server
+from ingress.access.access_log import (
+    AccessLog,
+    added_headers,
+    answering_preflights,
+    cors_headers,
+)
 from ingress.access.authorizer import Authorizer
 from ingress.access.certificate import Certificate
 from ingress.access.key_file import open_keys
-from ingress.access.middleware import AccessMiddleware, added_headers, cors_headers
 from ingress.file_watcher import watch_open_files
 from ingress.http1.exchange import Application
 from ingress.listeners import Address, Listener, certificate_of, listener_table
@@ -97,11 +102,9 @@ class _Ingress:
         # Before the ports open.
         self._services.lifecycle.is_loading = await asyncio.to_thread(self._has_to_load)
         await self._services.start()
-        tls = None if self._certificate is None else self._certificate.context
         listeners = []
         for address, roles in table.items():
-            app = self._counted(application(self._services, roles))
-            listeners.append(Listener(address, app, app.on_refused, tls=tls))
+            listeners.append(self._listener(address, roles))
         tasks: list[asyncio.Task[None]] = []
         try:
             for listener in listeners:
@@ -125,15 +128,19 @@ class _Ingress:
         if self._certificate is not None:
             yield keep_going(self._certificate.follow, "of the certificate")
 
-    def _counted(self, app: Application) -> AccessMiddleware:
-        return AccessMiddleware(
-            app,
-            self._services.metrics.torchserve.count_answer,
-            added_headers=added_headers(self._settings),
-            is_logging=self._settings.access_log,
+    def _listener(self, address: Address, roles: frozenset[Role]) -> Listener:
+        services, settings = self._services, self._settings
+        app = application(services, roles)
+        if services.keys is not None and cors_headers(settings):
             # Without tokens, Flask answers OPTIONS with a document; with tokens, that needs a key.
-            answers_preflights=self._services.keys is not None
-            and bool(cors_headers(self._settings)),
+            app = answering_preflights(app)
+        count = services.metrics.torchserve.count_answer
+        return Listener(
+            address,
+            app,
+            AccessLog(count, is_logging=settings.access_log),
+            added_headers=added_headers(settings),
+            tls=None if self._certificate is None else self._certificate.context,
         )
 
     def _has_to_load(self) -> bool:

@@ -22,7 +22,7 @@ from ingress.health import Health, Lifecycle
 from ingress.metrics.handler_metrics import HandlerMetrics
 from ingress.metrics.ingress_metrics import Metrics
 from ingress.metrics.torchserve_metrics import LEGACY
-from ingress.predictions.http_predictions import HttpPredictions
+from ingress.predictions.http_prediction import HttpPredictions
 from ingress.predictions.prediction_service import PredictionService
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ class Services:
     async def close(self) -> None:
         """Refuses the requests that still wait, and closes the connections."""
         await self.broker.close()
+        await self.http_predictions.background.close()
         await self.catalog.close()
 
 

@@ -17,6 +17,9 @@ _DISCARD_BYTES = 64 * 1024 * 1024
 _DISCARD_PAUSE_S = 0.25
 
 
+_CAREFUL = frozenset({"content-encoding", "expect", "transfer-encoding"})
+
+
 class UnsupportedEncoding(ServeError):
     """The body is compressed; 10 MB of gzip can be 10 GB of zeros."""
 
@@ -35,13 +38,35 @@ def refuse_encoded(content_encoding: str) -> None:
         raise UnsupportedEncoding("Bodies are taken as they are: send no Content-Encoding.")
 
 
+def plain_length_bytes(headers: Mapping[str, str], limit_bytes: int) -> int | None:
+    """Returns the length of a body that only has to be waited for; None of any other.
+
+    Others are too large, encoded, come in chunks, or when the client is told to go on.
+    """
+    if not _CAREFUL.isdisjoint(headers):
+        return None
+    length_bytes = _length_bytes(headers.get("content-length", "0"))
+    return length_bytes if length_bytes <= limit_bytes else None
+
+
+def received_body(exchange: Exchange) -> bytes | bytearray:
+    """Returns the body once `Exchange.when_received` calls.
+
+    Raises:
+        BadRequest, RequestTimeout: as `read_body`.
+    """
+    if exchange.is_received:
+        return exchange.received()
+    raise _too_slow() if exchange.is_late else _incomplete()
+
+
 async def read_body(
     exchange: Exchange,
     headers: Mapping[str, str],
     limit_bytes: int,
     *,
     timeout_s: float = BODY_TIMEOUT_S,
-) -> bytes:
+) -> bytes | bytearray:
     """Returns the whole body, or refuses one that is over the limit and keeps nothing of it.
 
     Raises:
@@ -57,23 +82,30 @@ async def read_body(
         raise BadRequest("The only transfer encoding is chunked.")
     if length is None and transfer is None:
         return b""
+    length_bytes = None if length is None else _length_bytes(length)
+    is_too_large = length_bytes is not None and length_bytes > limit_bytes
+    if is_too_large and "expect" in headers:  # a client that waits to go on has sent nothing yet
+        raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
+    try:
+        return await _read_pieces(exchange, limit_bytes, timeout_s, is_too_large=is_too_large)
+    except TimeoutError as error:
+        raise _too_slow() from error
+    except ConnectionEnded as error:
+        raise _incomplete() from error
+
+
+def _length_bytes(text: str) -> int:
     # The parser refuses a length that is no number, and stops at the announced one. Thousands of
     # zeros before it would be too many digits for int().
-    length_bytes = None if length is None else int(length.lstrip("0") or "0")
-    if length_bytes is not None and exchange.is_received and length_bytes <= limit_bytes:
-        return exchange.received()
-    try:
-        if length_bytes is not None:
-            # A client that waits for 100-continue has sent nothing yet.
-            is_sending = "expect" not in headers
-            return await _read_announced(
-                exchange, length_bytes, limit_bytes, timeout_s, is_sending=is_sending
-            )
-        return await _read_pieces(exchange, limit_bytes, timeout_s)
-    except TimeoutError as error:
-        raise RequestTimeout("The request body did not arrive in time.") from error
-    except ConnectionEnded as error:
-        raise BadRequest("The request body is incomplete.") from error
+    return int(text.lstrip("0") or "0")
+
+
+def _too_slow() -> RequestTimeout:
+    return RequestTimeout("The request body did not arrive in time.")
+
+
+def _incomplete() -> BadRequest:
+    return BadRequest("The request body is incomplete.")
 
 
 def _codings(exchange: Exchange) -> list[str]:
@@ -82,27 +114,16 @@ def _codings(exchange: Exchange) -> list[str]:
     return [value.strip().lower() for value in lines]
 
 
-async def _read_announced(
-    exchange: Exchange, length_bytes: int, limit_bytes: int, timeout_s: float, *, is_sending: bool
-) -> bytes:
-    if length_bytes > limit_bytes:
-        if not is_sending:
-            raise PayloadTooLarge(f"More than {limit_bytes} bytes.")
-        return await _read_pieces(exchange, limit_bytes, timeout_s, is_too_large=True)
-    async with asyncio.timeout(timeout_s):
-        return await exchange.read()
-
-
 class _Pieces:
     """Collects a body that comes in pieces; keeps nothing of one that is too large."""
 
     def __init__(self, limit_bytes: int, *, is_too_large: bool) -> None:
         self._limit_bytes = limit_bytes
-        self._kept: list[bytes] = []
+        self._kept: list[bytes | bytearray] = []
         self._count = self._size_bytes = 0
         self.is_too_large = is_too_large
 
-    def add(self, chunk: bytes) -> bool:
+    def add(self, chunk: bytes | bytearray) -> bool:
         """Adds a piece; returns whether to read on."""
         self._count += 1
         self._size_bytes += len(chunk)

@@ -5,18 +5,19 @@ A client's cost is bounded: heads and bodies in bytes and time (`request_parser`
 """
 
 import asyncio
-import fcntl
 import logging
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from ingress.http1.exchange import Answer, ConnectionEnded, Exchange, Header
+from ingress.http1.exchange import Answer, Body, ConnectionEnded, Exchange, Header
 from ingress.http1.head import CHUNKED, CONTINUE, WITHOUT_BODY, head_bytes
 from ingress.http1.host import HttpHost
+from ingress.http1.peer import is_sent, place_of
 from ingress.http1.request_parser import RequestParser, UnknownMethod, Unreadable
+from ingress.http1.whole_body import WholeBody
 
 log = logging.getLogger(__name__)
 
@@ -24,20 +25,21 @@ log = logging.getLogger(__name__)
 # never see why it was refused. So the rest is read for a while.
 LINGER_S = 1.0
 
+# A client that sends no more has left, or only says that its request is whole. One of the second
+# kind gets an answer that comes this soon.
+HALF_CLOSED_S = 0.1
+
 # Pipelined requests that may wait for the one before them. A connection with more is read no
 # further, and ends with their answers.
 MAX_WAITING = 256
 
 _LARGE_BYTES = 64 * 1024
 
-# Linux's ioctl for the number of bytes that the kernel has not sent yet.
-_SIOCOUTQNSD = 0x894B
-
 # A client with more unread bytes than this is behind. uvloop's own limit over TLS is higher.
 _AHEAD_BYTES = 64 * 1024
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(asyncio.BufferedProtocol):
     """A client's connection. A request that comes early waits until those before are answered.
 
     `client` and `server` are the two ends' addresses and ports, empty on a unix socket.
@@ -51,9 +53,10 @@ class HttpConnection(asyncio.Protocol):
         self._parser: RequestParser | None = RequestParser(self, self._on_request)
         self._asked: deque[Exchange] = deque()  # the first one is being answered
         self._held: list[bytes] = []
+        self._body: WholeBody | None = None  # the last one's, which is read in place
         self._is_paused = False
         self._is_last = False  # no further request is read
-        self._is_answered = False  # the first one, whose answer is written in a moment
+        self._is_half_closed = False  # the client sends no more
         self._is_behind = False  # the client reads too slowly; the next request is not begun
         self._silent_since_s = self._loop.time()
         self._unsent_bytes = sys.maxsize  # at the last look
@@ -69,9 +72,9 @@ class HttpConnection(asyncio.Protocol):
         """Closes the connection, unless it has a request."""
         if self._asked or self._parser is None or self._parser.is_in_head:
             return
-        is_sent = _is_sent(self._transport)
+        has_all = is_sent(self._transport)
         self._transport.close()
-        if self.scheme == "https" and is_sent:
+        if self.scheme == "https" and has_all:
             # The transport waits for the client's farewell, and a client that reads only when it
             # asks again sends none.
             self._host.forget(self)
@@ -82,28 +85,34 @@ class HttpConnection(asyncio.Protocol):
         """Begins to wait for the first request."""
         self._transport = transport
         # Kept, as the transport forgets them when the connection is reset.
-        self.client = _place(transport.get_extra_info("peername"))
-        self.server = _place(transport.get_extra_info("sockname"))
+        self.client = place_of(transport.get_extra_info("peername"))
+        self.server = place_of(transport.get_extra_info("sockname"))
         self._transport.set_write_buffer_limits(_AHEAD_BYTES)
         self._host.connections.add(self)
         self._timer = self._loop.call_later(self._host.timeouts.silence_s, self._on_silence)
 
-    def data_received(self, data: bytes) -> None:
-        """Feeds the parser; pauses reading while an answer is pending."""
-        if self._asked and self._asked[-1].is_received:
-            self._held.append(data)
-            self.take_no_more()
-        elif self._asked or not self._is_last:
-            self._parse(data)
-            if len(self._asked) > 1:
-                # The rest of the last request is read when its turn comes.
-                self.take_no_more()
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Returns the place for what is read next: the one that all share, or a body's own."""
+        del sizehint
+        return self._host.read_buffer if self._body is None else self._body.free()
+
+    def buffer_updated(self, count: int) -> None:
+        """Takes what was read, before anything else is read into the same place."""
+        if self._body is None:
+            self._take(self._host.read_buffer[:count])
+        elif self._body.add(count):
+            whole, self._body = self._body.content, None
+            if self._parser is not None:
+                self._parser.pass_over_body()
+            self._asked[-1].receive(whole)
 
     def eof_received(self) -> bool:
         """Ends the requests whose rest is missing; returns whether they can still be answered."""
-        self._is_last = True
-        for exchange in self._asked:
+        self._is_last = self._is_half_closed = True
+        for exchange in list(self._asked):
             exchange.break_off()
+        if self._asked:
+            self._loop.call_later(HALF_CLOSED_S, self._asked[0].leave)
         # asyncio cannot close one half of a TLS connection.
         return bool(self._asked) and bool(self._transport.can_write_eof())
 
@@ -113,9 +122,10 @@ class HttpConnection(asyncio.Protocol):
         self._set_timer(None)
         self._is_behind = False
         self.resume_writing()
-        for exchange in self._asked:
+        asked, self._asked = self._asked, deque()
+        for exchange in asked:
             exchange.break_off()
-        self._asked.clear()
+            exchange.leave()
         self._parser = None  # the two hold each other
         self._host.forget(self)
 
@@ -132,7 +142,20 @@ class HttpConnection(asyncio.Protocol):
             self._is_behind = False
             self._go_on()
 
-    def _parse(self, data: bytes) -> None:
+    def _take(self, data: memoryview | bytes) -> None:
+        """Feeds the parser; pauses reading while an answer is pending."""
+        if self._asked and self._asked[-1].is_received:
+            self._held.append(bytes(data))
+            self.take_no_more()
+        elif self._asked or not self._is_last:
+            self._parse(data)
+            if len(self._asked) > 1:
+                # The rest of the last request is read when its turn comes.
+                self.take_no_more()
+            if self._asked and not self._asked[0].is_begun:
+                self._begin(self._asked[0])
+
+    def _parse(self, data: memoryview | bytes) -> None:
         if self._parser is None:
             return
         try:
@@ -205,26 +228,39 @@ class HttpConnection(asyncio.Protocol):
             self._is_paused = True
             self._transport.pause_reading()
 
+    def read_into(self, body: WholeBody) -> None:
+        """Reads the rest of the last request's body into its own buffer."""
+        self._body = body
+
     def say_continue(self) -> None:
         """Tells the client to send its body."""
         self._transport.write(CONTINUE)
 
     def answer(
-        self, exchange: Exchange, status: int, headers: Sequence[Header], body: bytes
+        self, exchange: Exchange, status: int, headers: Sequence[Header], body: Body
     ) -> None:
-        """Sends the answer, if the client is still there.
-
-        It is written after everything that is ready to run by now, so that the answers of a batch
-        leave together: otherwise the client of the first takes the core, and the others wait.
-        """
+        """Sends the answer, if the client is still there."""
         if not self._is_answering(exchange):
             return
         framing = f"content-length: {len(body)}"
         if exchange.method == "HEAD" or status in WITHOUT_BODY:
             body, framing = b"", ""
         head = self._head(exchange, status, headers, framing)
-        self._is_answered = True
-        self._loop.call_soon(self._send, exchange, head, body)
+        if len(body) < _LARGE_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+        self._end(exchange)
+
+    def cut_off(self, exchange: Exchange) -> None:
+        """Closes the connection after the pieces that were written."""
+        if self._is_answering(exchange):
+            exchange.keeps_alive = False
+            self._end(exchange)
+
+    def note_answered(self, exchange: Exchange) -> None:
+        """Tells the host that this request has its answer."""
+        self._host.on_answered(exchange)
 
     def stream(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> None:
         """Sends the head of an answer in pieces."""
@@ -258,50 +294,47 @@ class HttpConnection(asyncio.Protocol):
         self, exchange: Exchange, status: int, headers: Sequence[Header], framing: str
     ) -> bytes:
         exchange.keeps_alive = keeps_alive = self._keeps_alive(exchange, status)
-        added = exchange.added_headers
+        added = self._host.added_headers
         return head_bytes(status, headers, added, keeps_alive=keeps_alive, framing=framing)
-
-    def _send(self, exchange: Exchange, head: bytes, body: bytes) -> None:
-        self._is_answered = False
-        if not self._is_answering(exchange):
-            return
-        if len(body) < _LARGE_BYTES:
-            self._transport.write(head + body)
-        else:
-            self._transport.writelines((head, body))
-        self._end(exchange)
 
     def _on_request(self, exchange: Exchange) -> None:
         if self._is_last:
             return
         self._asked.append(exchange)
         self._is_last = not exchange.keeps_alive or len(self._asked) > MAX_WAITING
-        if len(self._asked) == 1:
-            self._begin(exchange)
 
     def _begin(self, exchange: Exchange) -> None:
-        self._host.tasks.add(self._loop.create_task(self._serve(exchange)))
-
-    async def _serve(self, exchange: Exchange) -> None:
+        """Has the application answer this request, for which the client now waits."""
+        exchange.is_begun = True
+        if self._is_half_closed:
+            self._loop.call_later(HALF_CLOSED_S, exchange.leave)
         try:
-            await self._host.app(exchange)
+            going = self._host.app(exchange)
+        except Exception:  # the outermost frame
+            log.exception("request failed")
+            self._give_up(exchange)
+        else:
+            if going is not None:
+                self._host.tasks.add(self._loop.create_task(self._serve(exchange, going)))
+
+    async def _serve(self, exchange: Exchange, going: Coroutine[Any, Any, None]) -> None:
+        try:
+            await going
         except Exception:  # the outermost frame
             log.exception("request failed")
         finally:
             self._host.tasks.discard(asyncio.current_task(self._loop))
-            if self._is_answering(exchange):
-                self._give_up(exchange)
+            self._give_up(exchange)
 
     def _give_up(self, exchange: Exchange) -> None:
         """Ends a request whose answer the application has not finished."""
         if exchange.status == 0:
             exchange.respond(HTTPStatus.INTERNAL_SERVER_ERROR, [], b"")
-        else:
-            exchange.keeps_alive = False
-            self._end(exchange)
+        elif not exchange.is_ended:
+            exchange.cut_off()
 
     def _is_answering(self, exchange: Exchange) -> bool:
-        return not self._is_answered and bool(self._asked) and self._asked[0] is exchange
+        return bool(self._asked) and self._asked[0] is exchange
 
     def _keeps_alive(self, exchange: Exchange, status: int) -> bool:
         # Source: TorchServe 0.12: errors close the connection.
@@ -316,6 +349,8 @@ class HttpConnection(asyncio.Protocol):
     def _end(self, exchange: Exchange) -> None:
         """Goes from this request, which is answered, to the next one."""
         self._asked.popleft()
+        if not self._asked:
+            self._body = None  # of one that was answered before it was whole
         is_last = self._host.is_draining or (self._is_last and not self._asked)
         if is_last or not exchange.keeps_alive:
             self._is_last = True
@@ -334,31 +369,14 @@ class HttpConnection(asyncio.Protocol):
         if self._asked and self._drained is not None:
             self._is_behind = True
         elif self._asked:
-            self._begin(self._asked[0])
+            # Later, or hundreds that are answered at once would each be begun by the one before.
+            self._loop.call_soon(self._begin_first)
         else:
             held, self._held = self._held, []
             self.take_more()
             for data in held:
-                self.data_received(data)
+                self._take(data)
 
-
-def _is_sent(transport: Any) -> bool:
-    """Returns whether all that was written has been sent.
-
-    Asks the kernel, as a TLS transport does not say.
-    """
-    peer = transport.get_extra_info("socket")
-    if peer is None:
-        return True  # closed
-    try:
-        unsent = fcntl.ioctl(peer.fileno(), _SIOCOUTQNSD, bytes(4))
-    except OSError:
-        return False  # not Linux
-    return not any(unsent)
-
-
-def _place(address: Any) -> str:
-    if not isinstance(address, tuple):
-        return ""  # a unix socket
-    host, port = address[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    def _begin_first(self) -> None:
+        if self._asked and not self._asked[0].is_begun:
+            self._begin(self._asked[0])

@@ -1,10 +1,15 @@
 """One HTTP request and the one answer to it, as an application sees them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ingress.http1.whole_body import WholeBody
 
 Header = tuple[str, str]
+Content = bytes | bytearray
+Body = bytes | memoryview
 
 
 class Answer(NamedTuple):
@@ -12,7 +17,7 @@ class Answer(NamedTuple):
 
     status: int
     headers: list[Header]
-    body: bytes
+    body: Body
 
 
 # So much of a body is kept for an application that reads it in pieces; then its client waits.
@@ -33,13 +38,16 @@ class Connection(Protocol):
     def scheme(self) -> str: ...
     def take_more(self) -> None: ...
     def take_no_more(self) -> None: ...
+    def read_into(self, body: WholeBody) -> None: ...
     def say_continue(self) -> None: ...
     def answer(
-        self, exchange: "Exchange", status: int, headers: Sequence[Header], body: bytes
+        self, exchange: "Exchange", status: int, headers: Sequence[Header], body: Body
     ) -> None: ...
     def stream(self, exchange: "Exchange", status: int, headers: Sequence[Header]) -> None: ...
     async def write_piece(self, exchange: "Exchange", piece: bytes) -> None: ...
     def end_stream(self, exchange: "Exchange") -> None: ...
+    def cut_off(self, exchange: "Exchange") -> None: ...
+    def note_answered(self, exchange: "Exchange") -> None: ...
 
 
 class Exchange:
@@ -47,29 +55,18 @@ class Exchange:
 
     `path` is percent-decoded, `query` is not. `headers` are in order, with names in lower case;
     those whose values are not UTF-8 are left out. `keeps_alive`: whether another request may follow
-    on the connection. `status` is 0 until there is an answer. `added_headers` go with it, with
-    names in lower case.
+    on the connection. `started_s` is `time.perf_counter` of the head's end. `status` is 0 until
+    there is an answer. `on_left` is called when the client no longer waits for it.
     """
 
-    __slots__ = (
-        "_arrival",
-        "_chunks",
-        "_connection",
-        "_is_broken",
-        "_is_wanted",
-        "_kept_bytes",
-        "_left",
-        "_takes_all",
-        "added_headers",
-        "headers",
-        "http_version",
-        "is_received",
-        "keeps_alive",
-        "method",
-        "path",
-        "query",
-        "status",
-    )
+    # What most exchanges never need is the class's until they do.
+    status = 0
+    is_begun = is_received = is_broken = is_late = is_ended = False
+    on_left: Callable[[], object] | None = None
+    _wants_whole = _has_asked = False
+    _kept_bytes = 0
+    _then: Callable[[], object] | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def __init__(
         self,
@@ -88,17 +85,9 @@ class Exchange:
         self.http_version = http_version
         self.headers = headers
         self.keeps_alive = keeps_alive
-        self.status = 0
-        self.added_headers: Sequence[Header] = ()
-        self.is_received = False
+        self.started_s = time.perf_counter()
         self._connection = connection
-        self._chunks: list[bytes] = []
-        self._kept_bytes = 0
-        self._takes_all = False
-        self._is_broken = False
-        self._is_wanted = False
-        self._arrival: asyncio.Future[None] | None = None  # of the next part
-        self._left: asyncio.Future[None] | None = None
+        self._chunks: list[Content] = []
 
     @property
     def client(self) -> str:
@@ -117,23 +106,30 @@ class Exchange:
 
     # --- the application's side
 
-    async def read(self) -> bytes:
-        """Returns the whole body, however large: the caller has looked at its announced length.
+    def when_received(
+        self, then: Callable[[], object], length_bytes: int, timeout_s: float
+    ) -> None:
+        """Calls `then` when the body `is_received`, or will not be: `is_broken` or `is_late`.
 
-        Raises:
-            ConnectionEnded: the body is not whole.
+        Args:
+            then: may call `received`.
+            length_bytes: as announced, and found to be acceptable.
+            timeout_s: how long the rest of the body may take.
         """
-        self._takes_all = True
-        while not self.is_received:
-            await self._more()
-        return self.received()
+        if self.is_received or self.is_broken:
+            then()
+            return
+        self._then, self._wants_whole = then, True
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._be_late)
+        self._connection.read_into(WholeBody(length_bytes, self._chunks))
+        self._connection.take_more()
 
-    def received(self) -> bytes:
-        """Returns the whole body, once `is_received`."""
+    def received(self) -> Content:
+        """Returns the whole body, once `is_received`; only once."""
         chunks, self._chunks = self._chunks, []
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def pieces(self) -> AsyncIterator[Content]:
         """Yields the body as it arrives; holds the client up while no piece is taken.
 
         Raises:
@@ -148,21 +144,14 @@ class Exchange:
                     return
                 await self._more()
 
-    async def client_left(self) -> None:
-        """Returns when the client no longer waits for the answer."""
-        if self._left is None:
-            self._left = asyncio.get_running_loop().create_future()
-            if self._is_broken:
-                self._left.set_result(None)
-        await asyncio.shield(self._left)
-
-    def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
+    def respond(self, status: int, headers: Sequence[Header], body: Body) -> None:
         """Sends the answer, with the server's own headers. The status is from 200 to 999."""
         self._connection.answer(self, status, headers, body)
-        self.status = status
+        self.status, self.is_ended = status, True
+        self._connection.note_answered(self)
 
     def respond_in_pieces(self, status: int, headers: Sequence[Header]) -> None:
-        """Sends the answer's head. Only for HTTP/1.1. Without `end` the answer is broken off."""
+        """Sends the answer's head. Only for HTTP/1.1. Then comes `end`, or `cut_off`."""
         self._connection.stream(self, status, headers)
         self.status = status
 
@@ -176,7 +165,15 @@ class Exchange:
 
     def end(self) -> None:
         """Tells the client that it has all pieces."""
+        self.is_ended = True
         self._connection.end_stream(self)
+        self._connection.note_answered(self)
+
+    def cut_off(self) -> None:
+        """Closes the connection, so that the client sees that pieces are missing."""
+        self.is_ended = True
+        self._connection.cut_off(self)
+        self._connection.note_answered(self)
 
     # --- the connection's side
 
@@ -185,33 +182,46 @@ class Exchange:
         if self.status:
             return  # answered without it
         self._chunks.append(chunk)
+        if self._wants_whole:
+            return
         self._kept_bytes += len(chunk)
-        if self._kept_bytes > AHEAD_BYTES and not self._takes_all:
+        if self._kept_bytes > AHEAD_BYTES:
             self._connection.take_no_more()
         self._wake()
 
-    def receive(self) -> None:
-        """Notes that the body is whole."""
+    def receive(self, whole: bytearray | None = None) -> None:
+        """Notes that the body is whole, and is this one unless it was fed."""
+        if whole is not None:
+            self._chunks = [whole]
         self.is_received = True
         self._wake()
 
     def break_off(self) -> None:
         """Tells the application that nothing more will come."""
-        self._is_broken = True
+        self.is_broken = True
         self._wake()
-        if self._left is not None and not self._left.done():
-            self._left.set_result(None)
+
+    def leave(self) -> None:
+        """Tells the application that the client no longer waits."""
+        on_left, self.on_left = self.on_left, None
+        if on_left is not None:
+            on_left()
+
+    def _be_late(self) -> None:
+        self.is_late = True
+        self._wake()
 
     async def _more(self) -> None:
-        if self._is_broken:
+        if self.is_broken:
             raise ConnectionEnded
-        if not self._is_wanted:
-            self._is_wanted = True
+        if not self._has_asked:
+            self._has_asked = True
             if self._waits_to_continue():
                 self._connection.say_continue()
         self._connection.take_more()
-        self._arrival = asyncio.get_running_loop().create_future()
-        await self._arrival
+        arrival = asyncio.Event()
+        self._then = arrival.set
+        await arrival.wait()
 
     def _waits_to_continue(self) -> bool:
         # A client of HTTP/1.0 would take "100 Continue" for the answer (RFC 9110, 10.1.1).
@@ -220,9 +230,12 @@ class Exchange:
         )
 
     def _wake(self) -> None:
-        arrival, self._arrival = self._arrival, None
-        if arrival is not None and not arrival.done():
-            arrival.set_result(None)
+        then, self._then = self._then, None
+        if self._timer is not None:
+            self._timer.cancel()
+        if then is not None:
+            then()
 
 
-Application = Callable[[Exchange], Awaitable[None]]
+# Answers before it returns, or later, by a call; or returns what is to be awaited for that.
+Application = Callable[[Exchange], Coroutine[Any, Any, None] | None]

@@ -1,14 +1,14 @@
 """The state that the connections of one listener share."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ingress.http1.exchange import Answer, Application
+from ingress.http1.exchange import Answer, Application, Exchange, Header
 
-# Called for a request that never reached the application, with the client's address and the status.
-OnRefused = Callable[[str, int], None]
+# What is read at once. The rest of a body that has more goes to a place of its own.
+_READ_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +35,39 @@ class OpenConnection(Protocol):
     def close_if_idle(self) -> None: ...
 
 
+class Observer(Protocol):
+    """Sees the answers of a listener."""
+
+    def on_answered(self, exchange: Exchange) -> None:
+        """Notes an answer, which has been sent or whose client has left."""
+
+    def on_refused(self, client: str, status: int) -> None:
+        """Notes the answer to bytes that are no request, or too many; `client` is its address."""
+
+
 class HttpHost:
     """Holds the application, the timeouts and the open connections of one listener.
 
-    `unknown_method` makes the answer to a request whose method HTTP does not know.
+    `unknown_method` makes the answer to a request whose method HTTP does not know. `added_headers`,
+    with names in lower case, go with every answer.
     """
 
     def __init__(
         self,
         app: Application,
-        on_refused: OnRefused,
+        observer: Observer,
         unknown_method: Callable[[], Answer],
         *,
         scheme: str,
         timeouts: ClientTimeouts,
+        added_headers: Sequence[Header],
     ) -> None:
         self.app = app
-        self.on_refused = on_refused
+        self.on_answered = observer.on_answered
+        self.on_refused = observer.on_refused
+        self.added_headers = tuple(added_headers)
+        # Shared, as what one connection reads is taken before another one reads.
+        self.read_buffer = memoryview(bytearray(_READ_BYTES))
         self.unknown_method = unknown_method
         self.scheme = scheme
         self.timeouts = timeouts

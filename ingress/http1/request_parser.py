@@ -65,7 +65,7 @@ class RequestParser:
         self._current: Exchange | None = None
         self._refusal = HTTPStatus.BAD_REQUEST
 
-    def feed(self, data: bytes) -> bool:
+    def feed(self, data: bytes | memoryview) -> bool:
         """Announces requests as soon as their heads are whole; returns whether more can be fed.
 
         Raises:
@@ -87,6 +87,10 @@ class RequestParser:
         if self.is_in_head and self._head_bytes > MAX_HEAD_BYTES:
             raise Unreadable(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         return is_going_on
+
+    def pass_over_body(self) -> None:
+        """Goes on with the next request: the rest of this one's body was read by the connection."""
+        self._parser, self._current = httptools.HttpRequestParser(self), None
 
     def on_message_begin(self) -> None:
         """Begins a request. Called by httptools, as the next ones."""
@@ -137,7 +141,7 @@ class RequestParser:
         if current is not None:
             current.receive()
 
-    def _parse(self, data: bytes) -> bool:
+    def _parse(self, data: bytes | memoryview) -> bool:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as wish:

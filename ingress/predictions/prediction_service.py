@@ -4,7 +4,6 @@ Knows no transport: a door reads the request from its own, and writes the reply 
 """
 
 import time
-from dataclasses import dataclass, field
 
 from batching.errors import NoWorker, PredictionFailed, ServeError, VersionNotFound
 from batching.models.entry import check_names
@@ -12,28 +11,33 @@ from batching.models.spec import ModelSpec
 from batching.protocol import BatchTiming, Reply, Request
 from batching.request_ids import fresh_request_id
 from batching.store.ingress_side.broker import Broker
-from batching.store.ingress_side.pending_request import ClientGone
-from batching.store.ingress_side.reply_stream import ReplyStream
+from batching.store.ingress_side.pending_request import PendingRequest
 from batching.store.registry.catalog import Catalog
 from ingress.metrics.ingress_metrics import Metrics, VersionMetrics
 from ingress.predictions.failed_requests import LOWEST_STATUS, FailedRequests
 
 
-@dataclass(slots=True)
-class Prediction:
-    """One request, from its door until it is counted. `spec` is None until its version is found."""
+class Prediction(PendingRequest):
+    """One request, from its door until it is counted. `spec` is None until its version is found.
 
-    request_id: str = field(default_factory=fresh_request_id)
-    started_s: float = field(default_factory=time.perf_counter)
-    spec: ModelSpec | None = None
-    metrics: VersionMetrics | None = None
+    A door's own kind of prediction says how an outcome is answered.
+    """
+
+    __slots__ = ("metrics", "service", "spec", "started_s")
+
+    def __init__(self, service: "PredictionService") -> None:
+        super().__init__(fresh_request_id())
+        self.started_s = time.perf_counter()
+        self.service = service
+        self.spec: ModelSpec | None = None
+        self.metrics: VersionMetrics | None = None
 
 
 class PredictionService:
     """Finds versions, asks their workers and counts. Lives on the broker's event loop.
 
-    A door makes one `Prediction` per request and calls `known` or `resolve`, `arrive`, `ask`, and
-    `end` in any case.
+    A door makes one `Prediction` per request and calls `known` or `resolve`, `arrive`, `submit`,
+    and `end` unless its client has left.
     """
 
     def __init__(self, catalog: Catalog, broker: Broker, metrics: Metrics) -> None:
@@ -71,40 +75,17 @@ class PredictionService:
         prediction.metrics = self._metrics.version(spec.key, asked_version)
         prediction.metrics.count_arrival()
 
-    async def ask(
-        self,
-        prediction: Prediction,
-        request: Request,
-        *,
-        timeout_s: float | None = None,
-        client_left: ClientGone | None = None,
-    ) -> Reply | ReplyStream:
-        """Returns a worker's reply to this request; the caller closes a stream.
+    def submit(self, prediction: Prediction, request: Request) -> None:
+        """Sends the request to a worker; the outcome comes as a call of the prediction.
 
         Args:
-            prediction: has arrived.
+            prediction: has arrived; its `timeout_s` is the client's, or 0 for the version's own.
             request: let go before the wait, as its encoded form is held until the reply.
-            timeout_s: the client's deadline; None means the version's own.
-            client_left: finishes when the client no longer waits.
-
-        Raises:
-            ServeError: there is no reply, for the reason that it names.
-            ClientLeft: the client no longer waits.
         """
-        spec = prediction.spec
-        assert spec is not None
-        wire = request.to_wire()
-        del request
-        try:
-            return await self._broker.predict(
-                spec,
-                wire,
-                request_id=prediction.request_id,
-                timeout_s=timeout_s,
-                client_left=client_left,
-            )
-        except VersionNotFound:
-            raise await self._why_refused(spec) from None
+        assert prediction.spec is not None
+        if not prediction.is_over:
+            prediction.wire = request.to_wire()
+            self._broker.submit(prediction.spec, prediction)
 
     def end(
         self, prediction: Prediction, status: int, timing: BatchTiming | None, reason: str
@@ -138,17 +119,20 @@ class PredictionService:
         """
         request = Request({"describe": "True"}, [])
         reply = await self._broker.predict(spec, request.to_wire(), request_id=fresh_request_id())
-        if isinstance(reply, ReplyStream):
+        if not isinstance(reply, Reply):
             await reply.close()
             raise PredictionFailed("Invalid model predict output")
         return reply
 
-    async def _why_refused(self, spec: ModelSpec) -> ServeError:
+    async def why_unknown(self, spec: ModelSpec, error: VersionNotFound) -> ServeError:
         """Returns the reason why a version that was known has no queue."""
+        reason = await self._broker.why_unknown(error)
+        if reason is not error:
+            return reason
         self._catalog.forget(spec.model_name)
         try:
             await self.resolve(*spec.key)
-        except ServeError as error:
-            return error
+        except ServeError as refusal:
+            return refusal
         # All nodes are of another release, or none was there when a cluster's server was emptied.
         return NoWorker("", retry_after_s=1.0)

@@ -1,29 +1,32 @@
-"""Answers predictions on the event loop, and passes everything else on to Flask.
+"""Answers predictions by calls on the event loop, and passes everything else on to Flask.
 
-A thread for each waiting request costs most (docs/adr/0006); here a waiting prediction is a future.
+A thread for each waiting request costs most, and a task for each a good part (docs/adr/0006, 0021).
 """
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
 
-from batching.errors import InternalError, ServeError
-from batching.request_ids import fresh_request_id
-from batching.store.ingress_side.pending_request import ClientLeft
+from batching.errors import ServeError
 from ingress.access.authorizer import Authorizer
 from ingress.health import LIVE_TEXT
-from ingress.http1.body_reader import read_body
-from ingress.http1.exchange import Answer, Application, Exchange
-from ingress.predictions.http_predictions import HttpPredictions
-from ingress.predictions.streamed_answer import (
-    CLIENT_CLOSED_REQUEST,
-    StreamedAnswer,
-    send_answer,
+from ingress.http1.body_reader import (
+    BODY_TIMEOUT_S,
+    plain_length_bytes,
+    read_body,
+    received_body,
 )
+from ingress.http1.exchange import Answer, Application, Exchange
+from ingress.predictions.http_prediction import HttpPrediction, HttpPredictions
+from ingress.predictions.streamed_answer import StreamedAnswer, send_answer
 from ingress.torchserve.answers import error_answer, status_answer
 from ingress.torchserve.prediction_paths import parse_prediction_path
 from ingress.torchserve.routes import LIVE_PATH, Target
 
 log = logging.getLogger(__name__)
+
+Going = Coroutine[Any, Any, None]
 
 
 class InferenceRouter:
@@ -44,44 +47,59 @@ class InferenceRouter:
         self._max_response_size_bytes = max_response_size_bytes
         self._authorizer = authorizer
 
-    def __call__(self, exchange: Exchange) -> Awaitable[None]:
-        """Answers the request."""
+    def __call__(self, exchange: Exchange) -> Going | None:
+        """Answers the request, if not by a call later: a prediction is one."""
         target = parse_prediction_path(exchange.path)
         if target is not None and exchange.method != "OPTIONS":
-            return self._predict(target, exchange)
+            self._predict(target, exchange)
+            return None
         if exchange.path == LIVE_PATH:
-            return _say_live(exchange)
+            # Not through Flask: its threads may all wait for Redis.
+            exchange.respond(*status_answer(LIVE_TEXT))
+            return None
         return self._others(exchange)
 
-    async def _predict(self, target: Target, exchange: Exchange) -> None:
+    def _predict(self, target: Target, exchange: Exchange) -> None:
         headers = dict(exchange.headers)
         try:
             self._authorizer.admit(exchange.method, exchange.path, headers.get("authorization", ""))
-            if self._authorizer.is_closed:
-                # Neither Redis nor a handler needs the key.
-                headers.pop("authorization", None)
-            answer = await self._predictions.answer(
-                target,
-                headers,
-                # Without a name here, which would keep the body while its client waits.
-                await read_body(exchange, headers, self._max_request_size_bytes),
-                exchange.client_left,
-                exchange.query,
-            )
-            if isinstance(answer, StreamedAnswer):
-                await send_answer(answer, exchange, self._max_response_size_bytes)
-                return
         except ServeError as error:
-            answer = error_answer(error)
-        except ClientLeft:
-            answer = Answer(CLIENT_CLOSED_REQUEST, [], b"")
-        except Exception:  # the outermost frame that can name the model
-            request_id = fresh_request_id()
-            log.exception("prediction failed model=%r request=%s", target.model_name, request_id)
-            answer = error_answer(InternalError("Internal server error."), request_id)
+            exchange.respond(*error_answer(error))
+            return
+        if self._authorizer.is_closed:
+            # Neither Redis nor a handler needs the key.
+            headers.pop("authorization", None)
+        send = partial(self._send, exchange)
+        prediction = HttpPrediction(self._predictions, target, headers, exchange.query, send)
+        exchange.on_left = prediction.leave
+        length_bytes = plain_length_bytes(headers, self._max_request_size_bytes)
+        if length_bytes is None:
+            self._predictions.background.start(self._read_other_body(prediction, exchange, headers))
+        elif exchange.is_received:
+            prediction.begin(exchange.received())
+        else:
+            then = partial(_begin_late, prediction, exchange)
+            exchange.when_received(then, length_bytes, BODY_TIMEOUT_S)
+
+    async def _read_other_body(
+        self, prediction: HttpPrediction, exchange: Exchange, headers: dict[str, str]
+    ) -> None:
+        limit_bytes = self._max_request_size_bytes
+        try:
+            # Without a name here, which would keep the body while its client waits.
+            prediction.begin(await read_body(exchange, headers, limit_bytes))
+        except ServeError as error:
+            exchange.respond(*error_answer(error))
+
+    def _send(self, exchange: Exchange, answer: Answer | StreamedAnswer) -> Going | None:
+        if isinstance(answer, StreamedAnswer):
+            return send_answer(answer, exchange, self._max_response_size_bytes)
         exchange.respond(*answer)
+        return None
 
 
-async def _say_live(exchange: Exchange) -> None:
-    # Not through Flask: its threads may all wait for Redis.
-    exchange.respond(*status_answer(LIVE_TEXT))
+def _begin_late(prediction: HttpPrediction, exchange: Exchange) -> None:
+    try:
+        prediction.begin(received_body(exchange))
+    except ServeError as error:
+        exchange.respond(*error_answer(error))

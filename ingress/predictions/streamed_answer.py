@@ -87,6 +87,9 @@ async def _send_pieces(answer: StreamedAnswer, exchange: Exchange) -> None:
         log.warning("stream broken off: %s", error.message)
     except ConnectionEnded:
         pass  # the client has left, or does not read
+    finally:
+        if not exchange.is_ended:
+            exchange.cut_off()
 
 
 async def _gathered(answer: StreamedAnswer, limit_bytes: int) -> bytes:

@@ -70,7 +70,7 @@ class _InferenceView:
             headers.pop("authorization", None)
         query = request.query_string.decode("utf-8", "replace")
         services = self._services
-        answering = services.http_predictions.answer(target, headers, body, None, query)
+        answering = services.http_predictions.answer(target, headers, body, query)
         answer = services.on_loop(answering)
         if isinstance(answer, StreamedAnswer):
             return stream_response(answer, services.on_loop)

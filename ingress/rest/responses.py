@@ -19,7 +19,7 @@ class PlainResponse(Response):
 
 def to_response(answer: Answer) -> Response:
     """Returns the answer, byte for byte."""
-    return PlainResponse(answer.body, status=answer.status, headers=answer.headers)
+    return PlainResponse(bytes(answer.body), status=answer.status, headers=answer.headers)
 
 
 def stream_response(

@@ -49,7 +49,7 @@ class WsgiBridge:
         exchange.respond(*answer)
 
 
-def make_environ(exchange: Exchange, body: bytes) -> dict[str, Any]:
+def make_environ(exchange: Exchange, body: bytes | bytearray) -> dict[str, Any]:
     """Returns the environ of this request; by PEP 3333, strings are bytes read as Latin-1."""
     server_host, _, server_port = exchange.server.rpartition(":")
     client_host, _, client_port = exchange.client.rpartition(":")

@@ -123,7 +123,7 @@ def with_error_key(answer: Answer) -> Answer:
     """Returns an error for clients of the Open Inference Protocol, who look for `error`."""
     if not answer.body:
         return answer
-    document = json.loads(answer.body)
+    document = json.loads(bytes(answer.body))
     return answer._replace(body=json_bytes({**document, "error": document["message"]}))
 
 

@@ -12,6 +12,7 @@ from werkzeug.http import parse_options_header
 
 from batching.errors import BadRequest
 from batching.protocol import OPEN_INFERENCE_TYPE, Part, Request
+from ingress.http1.exchange import Content
 from ingress.torchserve.routes import Target
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
@@ -32,7 +33,9 @@ _MULTIPART = "multipart/form-data"
 _URLENCODED = "application/x-www-form-urlencoded"
 
 
-def read_request(target: Target, headers: dict[str, str], body: bytes, query: str = "") -> Request:
+def read_request(
+    target: Target, headers: dict[str, str], body: Content, query: str = ""
+) -> Request:
     """Makes a request of headers and body; `headers` becomes part of it.
 
     Args:
@@ -54,7 +57,7 @@ def read_request(target: Target, headers: dict[str, str], body: bytes, query: st
     return Request(headers, parts)
 
 
-def speaks_of_binary(headers: Mapping[str, str], body: bytes) -> bool:
+def speaks_of_binary(headers: Mapping[str, str], body: Content) -> bool:
     """Returns whether a request to the Open Inference Protocol uses the binary extension.
 
     Triton's clients do, if only to ask for JSON. TorchServe gives the JSON of others to the handler
@@ -63,7 +66,7 @@ def speaks_of_binary(headers: Mapping[str, str], body: bytes) -> bool:
     return TENSOR_HEADER in headers or b'"binary_data' in body
 
 
-def read_tensors(target: Target, headers: dict[str, str], body: bytes) -> Request:
+def read_tensors(target: Target, headers: dict[str, str], body: Content) -> Request:
     """Makes a request of the headers and the body of the Open Inference Protocol.
 
     Raises:
@@ -83,7 +86,7 @@ def first_in_query(query: str, name: str) -> str:
     return next(values, b"").decode("utf-8", "replace")
 
 
-def read_parts(content_type: str, body: bytes) -> list[Part]:
+def read_parts(content_type: str, body: Content) -> list[Part]:
     """Returns the parts of a body; anything that is not a form is one part called `body`.
 
     Raises:
@@ -124,7 +127,7 @@ def _last_of_each_name(parts: Iterable[Part]) -> list[Part]:
     return list({part.name: part for part in parts}.values())
 
 
-def _urlencoded_parts(body: bytes) -> Iterator[Part]:
+def _urlencoded_parts(body: Content) -> Iterator[Part]:
     if body.count(b"&") >= _MAX_FIELDS:
         raise BadRequest(f"A form may have at most {_MAX_FIELDS} fields.")
     # Not urllib's parse_qsl: it refuses bytes beyond ASCII, and curl -d sends whole files this way.
@@ -134,11 +137,11 @@ def _urlencoded_parts(body: bytes) -> Iterator[Part]:
             yield Part(_unquoted(name).decode("utf-8", "replace"), "", _unquoted(value))
 
 
-def _unquoted(text: bytes) -> bytes:
+def _unquoted(text: Content) -> bytes:
     return unquote_to_bytes(text.replace(b"+", b" "))
 
 
-def _multipart_parts(content_type: str, body: bytes) -> Iterator[Part]:
+def _multipart_parts(content_type: str, body: Content) -> Iterator[Part]:
     boundary = parse_options_header(content_type)[1].get("boundary", "")
     if not 0 < len(boundary) <= _MAX_BOUNDARY_CHARS:
         raise BadRequest("A multipart body needs a boundary in its content type.")
@@ -156,7 +159,7 @@ def _multipart_parts(content_type: str, body: bytes) -> Iterator[Part]:
     raise BadRequest("The multipart body has no end.")
 
 
-def _multipart_part(section: bytes) -> Part:
+def _multipart_part(section: Content) -> Part:
     # After its delimiter, a section has padding, CRLF, header lines, an empty line, the value.
     head_end = section.find(b"\r\n\r\n", 0, _MAX_PART_HEADER_BYTES)
     padding, line_break, head = section[: max(head_end, 0)].partition(b"\r\n")
@@ -173,7 +176,7 @@ def _multipart_part(section: bytes) -> Part:
     return Part(disposition["name"], kind, section[head_end + 4 :])
 
 
-def _part_headers(head: bytes) -> dict[str, str]:
+def _part_headers(head: Content) -> dict[str, str]:
     lines = head.decode("utf-8", "replace").split("\r\n")
     if any(map(_CONTROLS.search, lines)):
         raise BadRequest("A part of the multipart body has control characters in its header.")

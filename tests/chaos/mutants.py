@@ -256,9 +256,9 @@ MUTANTS = (
     ),
     Mutant(
         "a client that left is noticed",
-        "batching/store/ingress_side/canceller.py",
-        "self._tasks.start(self._follow(request, client_left))",
-        "pass",
+        "ingress/predictions/router.py",
+        "        exchange.on_left = prediction.leave\n",
+        "",
         f"{CHAOS}clients.py::test_f26_work_of_clients_that_left_the_queue_is_not_done",
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""The ingress's door to the queue: one call per request, one reply back."""
+"""The ingress's door to the queue: one request in, one outcome back."""
 
 import asyncio
 import uuid
@@ -11,8 +11,7 @@ from batching.store.background_tasks import end_tasks
 from batching.store.clients import at, close_unused, connect_async
 from batching.store.ingress_side.ingress_queue import IngressQueue
 from batching.store.ingress_side.patience import USUAL_PATIENCE, Patience
-from batching.store.ingress_side.pending_request import ClientGone
-from batching.store.ingress_side.reply_stream import ReplyStream
+from batching.store.ingress_side.pending_request import AwaitedRequest, PendingRequest, Pieces
 from batching.store.ingress_side.version_channel import VersionChannel
 from batching.store.keys import VersionKeys
 from batching.store.outage_log import OutageLog
@@ -64,54 +63,48 @@ class Broker:
             await channel.close()
         await self._client.aclose()
 
-    async def predict(
-        self,
-        spec: ModelSpec,
-        wire: Wire,
-        *,
-        request_id: str,
-        timeout_s: float | None = None,
-        client_left: ClientGone | None = None,
-    ) -> Reply | ReplyStream:
-        """Submits a request, as `Request.to_wire` wrote it, and returns its one reply.
+    def submit(self, spec: ModelSpec, request: PendingRequest) -> None:
+        """Submits a request whose `wire` is what `Request.to_wire` wrote.
 
-        An error reply has `error_type` set. The answer of a handler that sends pieces while it runs
-        is a stream of them, which must be read to its end or closed. Each piece gives the next one
-        the whole time again.
+        Its deadline is its `timeout_s` if that is not 0, else the model's clientTimeoutInMills,
+        else the time a request may wait plus the time a batch may run. Its one outcome is a call:
 
-        The deadline is `timeout_s` if given, else the model's clientTimeoutInMills, else the time a
-        request may wait plus the time a batch may run.
+        `on_reply`: a reply, with `error_type` set where it is an error. The answer of a handler
+        that sends pieces while it runs is a stream of them, which must be read to its end or
+        closed. Each piece gives the next one the whole time again.
 
-        Raises:
-            NoWorker, NoTicket, QueueFull, QueueMemoryFull, StoreUnavailable, QueueLost, Draining:
-                refused.
-            DeadlineExceeded: no answer came in time; the request will not be run any more.
-            VersionNotFound, ModelNotFound: the version was unregistered meanwhile.
-            ClientLeft: `client_left` finished first; the request will not be run any more.
+        `on_error`: NoWorker, NoTicket, QueueFull, QueueMemoryFull, StoreUnavailable, QueueLost,
+        Draining: refused. DeadlineExceeded: no answer came in time; the request will not be run any
+        more. VersionNotFound: see `why_unknown`. ClientLeft: `leave` was called.
         """
         if self._is_draining:
-            raise errors.Draining("The server is shutting down.", retry_after_s=1.0)
-        if timeout_s is None:
-            timeout_s = default_timeout_s(spec)
+            request.fail(errors.Draining("The server is shutting down.", retry_after_s=1.0))
+            return
+        if not request.timeout_s:
+            request.timeout_s = default_timeout_s(spec)
         channel = self._channels.get(spec.key) or self._open_channel(spec.key)
-        try:
-            reply = await channel.ask(request_id, wire, timeout_s, client_left)
-        except errors.StoreUnavailable as error:
-            self._outage.note("submit", error)
-            raise
-        except errors.VersionNotFound as error:
-            # No longer registered, or not yet again.
-            if await self._is_registry_lost():
-                raise queue_lost() from error
-            raise
-        self._outage.over("submit")
-        return reply
+        channel.submit(request)
 
-    async def _is_registry_lost(self) -> bool:
+    async def predict(self, spec: ModelSpec, wire: Wire, *, request_id: str) -> Reply | Pieces:
+        """Submits a request and returns its reply, or raises its error."""
+        request = AwaitedRequest(request_id)
+        request.wire = wire
+        self.submit(spec, request)
         try:
-            return not await self._client.exists(keys.EPOCH)
-        except AWAY as error:
-            raise store_unavailable(error) from error
+            return await request.outcome()
+        except errors.VersionNotFound as error:
+            raise await self.why_unknown(error) from error
+
+    async def why_unknown(self, error: errors.VersionNotFound) -> errors.ServeError:
+        """Returns why a version that was registered has no queue: this error, or another one.
+
+        Either it is registered no longer, or not yet again, as Redis was emptied.
+        """
+        try:
+            is_emptied = not await self._client.exists(keys.EPOCH)
+        except AWAY as away:
+            return store_unavailable(away)
+        return queue_lost() if is_emptied else error
 
     def _open_channel(self, key: VersionKey) -> VersionChannel:
         patience = self._patience

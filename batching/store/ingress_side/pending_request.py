@@ -1,13 +1,12 @@
-"""A request whose client waits for its reply."""
+"""A request on its way to its one outcome, which comes as a call."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+import logging
 from typing import Protocol
 
 from batching.protocol import NO_WIRE, Reply, Wire
 
-ClientGone = Callable[[], Awaitable[object]]
+log = logging.getLogger(__name__)
 
 
 class ClientLeft(Exception):
@@ -17,55 +16,126 @@ class ClientLeft(Exception):
 class Pieces(Protocol):
     """An answer that comes in pieces, as far as a pending request deals with it."""
 
-    def poke(self) -> None:
-        """Tells the reader that there may be something to read."""
+    async def close(self) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
+class Channel(Protocol):
+    """The channel of a pending request, as the request sees it."""
+
+    def leave(self, request: "PendingRequest") -> None: ...
+
+
 class PendingRequest:
-    """A request and the future of its reply.
+    """A request that gets one call of `on_reply` or of `on_error`. Lives on one event loop.
 
-    `entered_at` and `deadline` are the event loop's time. A request that Redis lost enters anew,
-    under another id and with its old deadline. An answer that comes in pieces gets a second pending
-    request, for its rest, whose `stream` they belong to.
+    Subclasses say what these do. `entered_at` and `deadline` are the event loop's time, 0 until the
+    request is submitted. A request that Redis lost enters anew, under another id and with its old
+    deadline.
     """
 
-    request_id: str
-    wire: Wire
-    timeout_s: float
-    entered_at: float
-    reply: asyncio.Future[Reply | Pieces]
-    deadline: float = field(init=False)
-    is_queued: bool = False
-    is_resubmitted: bool = False
-    stream: Pieces | None = None
-    timer: asyncio.TimerHandle | None = None
+    __slots__ = (
+        "channel",
+        "deadline",
+        "entered_at",
+        "is_given_up",
+        "is_late",
+        "is_over",
+        "is_queued",
+        "is_resubmitted",
+        "request_id",
+        "timeout_s",
+        "wire",
+    )
 
-    def __post_init__(self) -> None:
-        self.deadline = self.entered_at + self.timeout_s
+    # An answer in pieces is the pending request of its own rest.
+    is_stream = False
 
-    @property
-    def is_given_up(self) -> bool:
-        """Returns whether the client waits no more although no reply came."""
-        return self.reply.cancelled() or (self.reply.done() and self.reply.exception() is not None)
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.wire: Wire = NO_WIRE
+        self.timeout_s = self.entered_at = self.deadline = 0.0
+        self.channel: Channel | None = None
+        self.is_queued = self.is_resubmitted = False
+        self.is_over = False  # has its outcome
+        self.is_given_up = False  # has its outcome, which is no reply
+        self.is_late = False  # its deadline has passed; it is being cancelled
 
-    def resolve(self, reply: Reply | Pieces) -> None:
-        if not self.reply.done():
-            self.reply.set_result(reply)
+    def on_reply(self, reply: Reply | Pieces) -> None:
+        """Takes the reply; one in pieces is to be closed."""
+        raise NotImplementedError
 
-    def fail(self, error: Exception) -> None:
-        """Fails the request with this error, unless it has an outcome already."""
-        if not self.reply.done():
-            self.reply.set_exception(error)
+    def on_error(self, error: Exception) -> None:
+        """Takes the reason why there will be no reply: a ServeError, or ClientLeft."""
+        raise NotImplementedError
 
     def leave(self) -> None:
-        """Drops the body once the client waits no more: lists may hold the request for longer."""
-        if self.is_queued:  # otherwise a submit that is being repeated still needs it
-            self.wire = NO_WIRE
+        """Gives the request up, as its client waits no more."""
+        if self.is_over:
+            return
+        if self.channel is None:
+            self.fail(ClientLeft())
+        else:
+            self.channel.leave(self)
 
-    def enter_anew(self, request_id: str, entered_at: float) -> None:
+    def enter(self, channel: Channel, now: float) -> None:
+        """Makes the request one that is to be submitted."""
+        self.channel = channel
+        self.entered_at = now
+        self.deadline = now + self.timeout_s
+
+    def enter_anew(self, request_id: str, now: float) -> None:
         """Makes the request one that was not submitted yet, under another id."""
         self.request_id = request_id
-        self.entered_at = entered_at
+        self.entered_at = now
         self.is_queued = False
         self.is_resubmitted = True
+
+    def resolve(self, reply: Reply | Pieces) -> None:
+        """Ends the request with this reply, unless it has an outcome already."""
+        if not self.is_over:
+            self._finish()
+            try:
+                self.on_reply(reply)
+            except Exception:  # another request's reply comes next
+                log.exception("reply not taken request=%s", self.request_id)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the request with this error, unless it has an outcome already."""
+        if not self.is_over:
+            self.is_given_up = True
+            self._finish()
+            try:
+                self.on_error(error)
+            except Exception:  # as above
+                log.exception("error not taken request=%s", self.request_id)
+
+    def _finish(self) -> None:
+        self.is_over = True
+        if self.is_queued:  # otherwise a submit that is being repeated still needs it
+            self.wire = NO_WIRE  # lists may hold the request for longer
+
+
+class AwaitedRequest(PendingRequest):
+    """A request whose client is a coroutine, which calls `outcome`."""
+
+    __slots__ = ("_outcome",)
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(request_id)
+        self._outcome: asyncio.Future[Reply | Pieces] = asyncio.get_running_loop().create_future()
+
+    def on_reply(self, reply: Reply | Pieces) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(reply)
+
+    def on_error(self, error: Exception) -> None:
+        if not self._outcome.done():
+            self._outcome.set_exception(error)
+
+    async def outcome(self) -> Reply | Pieces:
+        """Returns the reply, or raises the error; a cancellation gives the request up."""
+        try:
+            return await self._outcome
+        except asyncio.CancelledError:
+            self.leave()
+            raise

@@ -8,7 +8,6 @@ one that is missing breaks the stream.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
 from typing import Self
 
 from batching import errors
@@ -21,32 +20,40 @@ from batching.store.replies import is_queue_answer, queue_error
 from batching.store.unavailable import store_unavailable
 
 
-class ReplyStream:
+class ReplyStream(PendingRequest):
     """The pieces of one answer, for one reader, which reads to the end or closes it.
 
-    `timing` is the worker's, once the end was read.
+    It is the pending request of the rest of its answer. `timing` is the worker's, once the end was
+    read.
     """
 
-    def __init__(
-        self,
-        rest: PendingRequest,
-        queue: IngressQueue,
-        leave: Callable[[PendingRequest], object],
-        patience: Patience,
-    ) -> None:
+    is_stream = True
+
+    def __init__(self, request: PendingRequest, queue: IngressQueue, patience: Patience) -> None:
+        super().__init__(request.request_id)
+        self.timeout_s = request.timeout_s
+        self.is_queued = True
         self.timing: BatchTiming | None = None
-        self._rest = rest
         self._queue = queue
-        self._leave = leave
         self._patience = patience
         self._more = asyncio.Event()
         self._pieces: deque[ReplyChunk] = deque()
         self._next_index = 0
         self._taken = 0
-        self._is_over = False
-        rest.reply.add_done_callback(self._on_end)
+        self._outcome: Reply | Exception | None = None
+        self._is_read = False
 
     def poke(self) -> None:
+        """Tells the reader that there may be something to read."""
+        self._more.set()
+
+    def on_reply(self, reply: Reply | Pieces) -> None:
+        assert isinstance(reply, Reply)
+        self._outcome = reply
+        self._more.set()
+
+    def on_error(self, error: Exception) -> None:
+        self._outcome = error
         self._more.set()
 
     async def first(self) -> ReplyChunk:
@@ -72,27 +79,27 @@ class ReplyStream:
             raise StopAsyncIteration
         # The time for the next piece begins now, and not when pieces are read, many at once: a
         # client that is slow to take them is not late.
-        self._rest.deadline = asyncio.get_running_loop().time() + self._rest.timeout_s
+        self.deadline = asyncio.get_running_loop().time() + self.timeout_s
         return self._pieces.popleft().body
 
     async def close(self) -> None:
         """Cancels the rest of the answer and deletes the pieces that were not read."""
-        self._leave(self._rest)
-        if not self._is_over:
+        self.leave()
+        if not self._is_read:
             # The worker may have replied already: then there is nothing to cancel.
             with contextlib.suppress(*AWAY):
-                await self._queue.discard_chunks(self._rest.request_id)
+                await self._queue.discard_chunks(self.request_id)
 
     async def _fill(self) -> bool:
         """Returns whether there is a piece to take; waits for it."""
-        while not self._pieces and not self._is_over:
+        while not self._pieces and not self._is_read:
             self._more.clear()
             # Before the list is read: a worker sends all pieces before its reply.
-            has_ended = self._rest.reply.done()
+            outcome = self._outcome
             if await self._read():
                 continue
-            if has_ended:
-                self._end()
+            if outcome is not None:
+                self._take_end(outcome)
             else:
                 await self._more.wait()
         return bool(self._pieces)
@@ -116,7 +123,7 @@ class ReplyStream:
         end = asyncio.get_running_loop().time() + self._patience.read_s
         while True:
             try:
-                return await self._queue.read_chunks(self._rest.request_id, self._taken)
+                return await self._queue.read_chunks(self.request_id, self._taken)
             except AWAY as error:
                 # The list may have been cut or not: a piece that comes again has a number.
                 self._taken = 0
@@ -124,22 +131,17 @@ class ReplyStream:
                     raise store_unavailable(error) from error
                 await asyncio.sleep(self._patience.retry_s)
 
-    def _end(self) -> None:
-        reply = self._rest.reply.result()
-        assert isinstance(reply, Reply)
-        self.timing = reply.timing
-        if reply.error_type and is_queue_answer(reply.reason):
-            raise queue_error(reply.reason)  # its worker has died, say
-        if reply.error_type or reply.chunks != self._next_index:
+    def _take_end(self, outcome: Reply | Exception) -> None:
+        if isinstance(outcome, Exception):
+            raise outcome
+        self.timing = outcome.timing
+        if outcome.error_type and is_queue_answer(outcome.reason):
+            raise queue_error(outcome.reason)  # its worker has died, say
+        if outcome.error_type or outcome.chunks != self._next_index:
             raise _incomplete()
-        self._is_over = True
-        if reply.body:
-            self._pieces.append(ReplyChunk(self._next_index, reply.body))
-
-    def _on_end(self, reply: asyncio.Future[Reply | Pieces]) -> None:
-        if not reply.cancelled():
-            reply.exception()  # asyncio would complain if the reader has gone
-        self._more.set()
+        self._is_read = True
+        if outcome.body:
+            self._pieces.append(ReplyChunk(self._next_index, outcome.body))
 
 
 def _incomplete() -> errors.ServeError:

@@ -1,7 +1,7 @@
 """One ingress's traffic with one model version: submits coalesced, replies matched by id.
 
-A channel has three small loops that run only while requests wait: `_flush` submits those that have
-gathered since its last round trip in one script call; `_read` blocks on this ingress's replies
+A channel has three small loops that run only while requests wait: its submitter submits those that
+have gathered since its last round trip in one script call; `_read` blocks on this ingress's replies
 list; `_audit` beats and asks, twice a second, where the requests are: an entry of the list or the
 whole queue may be lost. A channel without waiting requests costs nothing.
 
@@ -13,21 +13,21 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import cast
 
 from batching import errors
 from batching.drain_rate import DrainRate
 from batching.models.spec import VersionKey
-from batching.protocol import NO_WIRE, ProtocolError, Reply, Wire
+from batching.protocol import ProtocolError, Reply
 from batching.request_ids import fresh_request_id
 from batching.store.background_tasks import BackgroundTasks, end_tasks, keep_going
 from batching.store.ingress_side.canceller import Canceller
-from batching.store.ingress_side.ingress_queue import AuditCode, IngressQueue, SubmitCode
+from batching.store.ingress_side.deadlines import Deadlines
+from batching.store.ingress_side.ingress_queue import AuditCode, IngressQueue
 from batching.store.ingress_side.large_replies import LargeReplyFetcher
 from batching.store.ingress_side.patience import USUAL_PATIENCE, Patience
-from batching.store.ingress_side.pending_request import ClientGone, ClientLeft, PendingRequest
+from batching.store.ingress_side.pending_request import ClientLeft, PendingRequest
 from batching.store.ingress_side.reply_stream import ReplyStream
-from batching.store.ingress_side.submitting import refusal, submit, take_some
+from batching.store.ingress_side.submitter import Submitter
 from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY, REFUSED
 from batching.store.replies import LargeReply, decode_reply, error_reply, queue_error
@@ -56,17 +56,17 @@ class VersionChannel:
         self._queue = queue
         self._outage = outage
         self._loop = asyncio.get_running_loop()
-        self._pending: list[PendingRequest] = []
         self._waiting: dict[str, PendingRequest] = {}
-        self._loops: dict[_Body, asyncio.Task[None] | None]
-        self._loops = dict.fromkeys((self._flush, self._read, self._audit))
         self._drain_rate = DrainRate()
-        self._was_away_at = -self._patience.back_s
-        self._moved_at = 0.0
-        self._queued_at = -self._patience.back_s
         self._used_at = self._loop.time()
         self._background = BackgroundTasks()
-        self._canceller = Canceller(queue, self._deliver, patience)
+        self._canceller = Canceller(queue, self._deliver, self.fail, patience)
+        self._submitter = Submitter(
+            key, queue, outage, patience, channel=self, canceller=self._canceller
+        )
+        self._loops: dict[_Body, asyncio.Task[None] | None]
+        self._loops = dict.fromkeys((self._submitter.flush, self._read, self._audit))
+        self._deadlines = Deadlines(self._waiting, self._on_late)
         self._large_replies = LargeReplyFetcher(
             queue, lambda request_id: request_id in self._waiting, self._deliver
         )
@@ -87,122 +87,63 @@ class VersionChannel:
         """Returns how long ago the last client left, in seconds."""
         return self._loop.time() - self._used_at
 
-    async def ask(
-        self, request_id: str, wire: Wire, timeout_s: float, client_left: ClientGone | None
-    ) -> Reply | ReplyStream:
-        """Returns the one reply, as a stream if its first piece comes before its end.
+    def submit(self, request: PendingRequest) -> None:
+        """Sends the request to a worker; its outcome comes as a call, later."""
+        request.enter(self, self._loop.time())
+        self._deadlines.add(request.deadline)
+        self.enter(request)
 
-        Raises:
-            ServeError: it was refused, or its deadline passed.
-            ClientLeft: `client_left` finished first.
-        """
-        loop = self._loop
-        request = PendingRequest(request_id, wire, timeout_s, loop.time(), loop.create_future())
-        self._canceller.watch(request, client_left)
-        self._enter(request)
-        try:
-            reply = await request.reply
-            self._drain_rate.count(loop.time())
-            return cast("Reply | ReplyStream", reply)
-        finally:
-            self._used_at = loop.time()
-            self._canceller.unwatch(request)
-            request.leave()
-            if self._waiting.get(request.request_id) is request:
-                del self._waiting[request.request_id]
-            if request.reply.cancelled():
-                self._canceller.cancel(request, ClientLeft())
+    def leave(self, request: PendingRequest) -> None:
+        """Gives the request up at once, as its client waits no more."""
+        self.fail(request, ClientLeft())
+        # Before its submit is answered it is given up there, as nothing is to be cancelled yet.
+        if request.is_queued:
+            self._canceller.cancel(request, ClientLeft())
 
     async def close(self) -> None:
         """Ends the loops and refuses the requests that still wait."""
         for request in list(self._waiting.values()):
-            request.fail(errors.Draining("The server is shutting down.", retry_after_s=1.0))
+            self.fail(request, errors.Draining("The server is shutting down.", retry_after_s=1.0))
+        self._deadlines.close()
         await end_tasks(filter(None, self._loops.values()))
         await self._background.close()
         await self._large_replies.close()
         await self._canceller.close()
         await self._queue.close()
 
-    def _enter(self, request: PendingRequest) -> None:
+    def enter(self, request: PendingRequest) -> None:
+        """Submits the request, for the first time or once more."""
         self._waiting[request.request_id] = request
-        self._pending.append(request)
+        self._submitter.add(request)
         for body, task in self._loops.items():
             if task is None or task.done():
                 going = keep_going(body, "model={} version={}".format(*self._key))
                 self._loops[body] = self._loop.create_task(going)
 
-    # --- submit
+    def fail(self, request: PendingRequest, error: Exception) -> None:
+        """Ends the request with this error, unless it has an outcome already."""
+        if not request.is_over:
+            self._forget(request)
+            request.fail(error)
 
-    async def _flush(self) -> None:
-        while self._pending:
-            await asyncio.sleep(0)  # requests that arrive in the same turn of the loop go along
-            requests = take_some(self._pending, self._patience.submit_bytes)
-            if not requests:
-                continue
-            try:
-                codes = await submit(self._queue, requests, self._moved_at, self._patience)
-            except errors.ServeError as error:
-                for request in requests:
-                    self._give_up(request, error)
-                continue
-            except Exception:
-                for request in requests:
-                    self._give_up(request, errors.InternalError("The request was not passed on."))
-                raise
-            self._moved_at = self._loop.time()
-            for request, code in zip(requests, codes, strict=True):
-                self._admit(request, code)
+    def retry_after_s(self) -> float:
+        """Estimates when those that wait now will have been answered."""
+        return self._drain_rate.retry_after_s(len(self._waiting), self._loop.time())
 
-    def _give_up(self, request: PendingRequest, error: errors.ServeError) -> None:
-        """Tells the client at once; the request is not run later, and leaves no body behind."""
-        if isinstance(error, errors.StoreUnavailable):  # a Redis that is full is not away
-            self._was_away_at = self._loop.time()
-        request.fail(error)
-        request.wire = NO_WIRE
-        self._canceller.cancel(request, error)
+    def _resolve(self, request: PendingRequest, reply: Reply | ReplyStream) -> None:
+        if not request.is_over:
+            self._forget(request)
+            self._drain_rate.count(self._used_at)
+            request.resolve(reply)
 
-    def _admit(self, request: PendingRequest, code: SubmitCode) -> None:
-        if code is SubmitCode.QUEUED or code is SubmitCode.KNOWN:
-            request.is_queued = True
-            self._queued_at = self._moved_at
-            if request.is_given_up:
-                # While this submit was on its way, so that there was nothing to cancel yet.
-                self._canceller.cancel(request, ClientLeft())
-            return
-        if code is SubmitCode.NO_VERSION:
-            # Redis may have been emptied although no connection was lost. The node that restores
-            # the registry need not be one that has workers.
-            self._was_away_at = self._loop.time()
-        now_s = self._loop.time()
-        if now_s - request.entered_at < self._patience_s(request, code):
-            self._loop.call_later(2 * self._patience.retry_s, self._again, request)
-        else:
-            retry_after_s = self._drain_rate.retry_after_s(len(self._waiting), now_s)
-            request.fail(refusal(code, self._key, retry_after_s))
+    def _forget(self, request: PendingRequest) -> None:
+        self._used_at = self._loop.time()
+        if self._waiting.get(request.request_id) is request:  # and not the rest of its answer
+            del self._waiting[request.request_id]
 
-    def _patience_s(self, request: PendingRequest, code: SubmitCode) -> float:
-        """Returns for how long from its arrival a request is sent again in spite of this refusal.
-
-        Redis may only have restarted, and the registry is being restored, or workers have not
-        beaten yet. Or its clock has stepped, which makes all beats look old.
-        """
-        if code is SubmitCode.NO_VERSION:
-            return self._patience.version_s
-        if code not in (SubmitCode.NO_WORKER, SubmitCode.NO_BEAT, SubmitCode.NO_TICKET):
-            return 0.0
-        now_s = self._loop.time()
-        back_s = self._patience.back_s
-        # A model that had to be looked up has no channel yet, but other calls noticed the outage.
-        is_back = now_s - self._was_away_at < back_s or self._outage.was_within(back_s)
-        if request.is_resubmitted or is_back:
-            return self._patience.version_s
-        # All workers are silent at once, though by our own clock one of them lived a moment ago.
-        has_stepped = code is SubmitCode.NO_BEAT and now_s - self._queued_at < back_s
-        return self._patience.beat_s if has_stepped else 0.0
-
-    def _again(self, request: PendingRequest) -> None:
-        if not request.reply.done():
-            self._enter(request)
+    def _on_late(self, request: PendingRequest) -> None:
+        text = "The request's deadline passed before its answer was there."
+        self._canceller.cancel(request, errors.DeadlineExceeded(text))
 
     # --- receive
 
@@ -222,7 +163,7 @@ class VersionChannel:
                 if isinstance(error, REFUSED):
                     # Replies come late then, by the audit, and no other call would say why.
                     self._outage.note("receive", error)
-                self._was_away_at = self._loop.time()
+                self._submitter.note_outage()
                 delivered = []
                 await asyncio.sleep(self._patience.retry_s)
 
@@ -239,18 +180,17 @@ class VersionChannel:
                 continue
             try:
                 reply = decode_reply(request_id, value)
-                if reply.chunks and request.stream is None:
+                if reply.chunks and not request.is_stream:
                     request = self._open_stream(request)
-                request.resolve(reply)
+                self._resolve(request, reply)
                 delivered.append(request_id)
             except LargeReply as reply_elsewhere:
                 # The reply key stays until the reply was read, so that the audit does not miss it.
                 self._large_replies.add(request_id, reply_elsewhere.attempt)
             except ProtocolError as error:
                 log.error("unreadable reply request=%s: %s", request_id, error)
-                request.resolve(
-                    error_reply(errors.InternalError("The worker's answer cannot be read."))
-                )
+                text = "The worker's answer cannot be read."
+                self._resolve(request, error_reply(errors.InternalError(text)))
         return delivered
 
     # --- answers in pieces
@@ -261,31 +201,21 @@ class VersionChannel:
                 if await self._queue.read_chunks(request.request_id, 0):
                     self._open_stream(request)
 
-        if request.stream is not None:
-            request.stream.poke()
-        elif not request.reply.done():
+        if isinstance(request, ReplyStream):
+            request.poke()
+        elif not request.is_over:
             self._background.start(look())
 
     def _open_stream(self, request: PendingRequest) -> PendingRequest:
         """Gives the client a stream; returns the pending request for the rest of the answer."""
-        current = self._waiting.get(request.request_id, request)
-        if request.reply.done():
-            return current
-        timeout_s, reply = request.timeout_s, self._loop.create_future()
-        rest = PendingRequest(request.request_id, NO_WIRE, timeout_s, self._loop.time(), reply)
-        rest.is_queued = True
-        self._canceller.watch(rest, None)
-        rest.stream = ReplyStream(rest, self._queue, self._leave, self._patience)
-        self._waiting[rest.request_id] = rest
-        request.resolve(rest.stream)
-        return rest
-
-    def _leave(self, rest: PendingRequest) -> None:
-        """Gives up the rest of a stream whose reader is done or has gone."""
-        self._canceller.unwatch(rest)
-        rest.leave()
-        self._waiting.pop(rest.request_id, None)
-        self._canceller.give_up(rest, ClientLeft())
+        if request.is_over:
+            return self._waiting.get(request.request_id, request)
+        stream = ReplyStream(request, self._queue, self._patience)
+        stream.enter(self, self._loop.time())
+        self._deadlines.add(stream.deadline)
+        self._waiting[stream.request_id] = stream
+        self._resolve(request, stream)
+        return stream
 
     # --- audit
 
@@ -296,7 +226,7 @@ class VersionChannel:
             due = [
                 request_id
                 for request_id, request in asked.items()
-                if not request.reply.done() and request.request_id == request_id
+                if not request.is_over and request.request_id == request_id
             ]
             with contextlib.suppress(*AWAY):
                 codes = await self._queue.audit(due)
@@ -309,14 +239,14 @@ class VersionChannel:
         lost: list[tuple[str, PendingRequest]] = []
         for request_id, code in codes.items():
             request = self._waiting.get(request_id)
-            if request is None or request.reply.done():
+            if request is None or request.is_over:
                 continue
             if code is AuditCode.LOST:
                 lost.append((request_id, request))
             elif code is AuditCode.STREAMED:
                 self._look_for_chunks(request)
             elif code is AuditCode.ABANDONED:
-                self._canceller.give_up(request, queue_error("unregistered"))
+                self._canceller.cancel(request, queue_error("unregistered"))
         pairs = [f"{old_id}:{one.request_id}" for old_id, one in lost if self._resubmit(one)]
         if pairs:
             self.resubmitted += len(pairs)
@@ -333,10 +263,10 @@ class VersionChannel:
         left_s = request.deadline - self._loop.time()
         is_late = left_s < self._patience.resubmit_share * request.timeout_s
         # The client has the first pieces of a stream: another run would send them again.
-        if is_late or request.stream is not None:
-            request.fail(queue_lost())
+        if is_late or request.is_stream:
+            self.fail(request, queue_lost())
             return False
         del self._waiting[request.request_id]
         request.enter_anew(fresh_request_id(), self._loop.time())
-        self._enter(request)
+        self.enter(request)
         return True

@@ -19,6 +19,7 @@ from tests.ports import free_ports
 from tests.tls import write_certificate
 from tests.unit.ingress.leaks import assert_tells_nothing
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S, SimulatedNode
+from tests.unit.ingress.sockets import Unobserved
 
 
 @pytest.fixture
@@ -148,7 +149,11 @@ def echo(ingress, node):
 
 async def _listen(services):
     listeners = [
-        Listener(Address("127.0.0.1", free_ports(1)), application(services, frozenset({role})))
+        Listener(
+            Address("127.0.0.1", free_ports(1)),
+            application(services, frozenset({role})),
+            Unobserved(),
+        )
         for role in (Role.INFERENCE, Role.MANAGEMENT)
     ]
     for listener in listeners:

@@ -13,6 +13,16 @@ from tests.unit.ingress.leaks import assert_tells_nothing
 TIMEOUT_S = 10
 
 
+class Unobserved:
+    """Sees the answers of a listener, and does nothing about them."""
+
+    def on_answered(self, exchange):
+        pass
+
+    def on_refused(self, client, status):
+        pass
+
+
 def connect_to(url):
     """A connection to a listener's address."""
     port = int(url.rpartition(":")[2])
@@ -24,7 +34,7 @@ def served(app, client, *, tls=None, **options):
 
     async def main():
         address = Address("127.0.0.1", free_ports(1), is_tls=tls is not None)
-        listener = Listener(address, app, tls=tls and tls.context, **options)
+        listener = Listener(address, app, Unobserved(), tls=tls and tls.context, **options)
         await listener.start()
         try:
             return await asyncio.to_thread(client, address.port)

@@ -152,7 +152,7 @@ def probes(server):
 def test_server_is_not_ready_before_its_startup_models_are_registered(start):
     # Given: a startup model, and no node to load it
     server = start(load_models="a.mar")
-    eventually(lambda: accepts(server.ports["inference"]), 10)
+    eventually(lambda: accepts(server.ports["inference"]), 60)
     # When, Then
     assert probes(server) == [500, 503, 503, 200]
     reason = requests.get(server.url("inference", "/readyz"), timeout=5).json()
@@ -162,7 +162,7 @@ def test_server_is_not_ready_before_its_startup_models_are_registered(start):
 def test_server_that_comes_back_is_as_ready_as_what_redis_remembers(start, echo_model):
     # Given
     server = start(load_models="a.mar")
-    eventually(lambda: accepts(server.ports["inference"]), 10)
+    eventually(lambda: accepts(server.ports["inference"]), 60)
     # When, Then
     assert probes(server) == [200] * 4
 

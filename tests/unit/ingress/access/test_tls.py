@@ -17,7 +17,7 @@ from ingress.listeners import Address, Listener
 from tests.ports import free_ports
 from tests.support import eventually_async
 from tests.tls import OPENSSL, needs_openssl, shown_certificate, write_certificate
-from tests.unit.ingress.sockets import served
+from tests.unit.ingress.sockets import Unobserved, served
 
 pytestmark = needs_openssl
 
@@ -77,7 +77,7 @@ def test_listener_with_tls_waits_for_no_farewell_of_idle_clients(tls, version):
 
     async def serve():
         address = Address("127.0.0.1", free_ports(1), is_tls=True)
-        listener = Listener(address, hello, tls=tls.context)
+        listener = Listener(address, hello, Unobserved(), tls=tls.context)
         await listener.start()
         # Given: one that reads nothing until it asks again
         with await asyncio.to_thread(ask, listener.address.port) as connection:
@@ -159,7 +159,7 @@ def test_renewed_certificate_is_shown_to_later_connections(tmp_path, caplog):
 
     async def serve():
         address = Address("127.0.0.1", free_ports(1), is_tls=True)
-        listener = Listener(address, hello, tls=pair.context)
+        listener = Listener(address, hello, Unobserved(), tls=pair.context)
         await listener.start()
         following = asyncio.create_task(pair.follow())
         try:

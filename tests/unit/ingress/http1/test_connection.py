@@ -12,10 +12,14 @@ from ingress.http1.request_parser import MAX_HEADERS
 from ingress.listeners import Address, AddressUnavailable, Listener
 from tests.ports import free_ports
 from tests.support import eventually
-from tests.unit.ingress.sockets import connect_to, read_to_end, statuses
+from tests.unit.ingress.sockets import Unobserved, connect_to, read_to_end, statuses
 
 CLOSE = b"Connection: close\r\n"
 LARGE_BYTES = 2 * 2**20
+
+
+async def whole(exchange):
+    return b"".join([piece async for piece in exchange.pieces()])
 
 
 class Application:
@@ -26,6 +30,7 @@ class Application:
         self.seen = []
         self.taken_bytes = 0
         self.refused = []
+        self.answered = []
         self.places = None
         self.listener = None  # that it answers for
         self.before = self.after = lambda: None
@@ -54,12 +59,15 @@ class Application:
                     self.taken_bytes += len(piece)
                 self.echo(exchange, b"")
             case "/gone":
-                await exchange.client_left()
+                left = asyncio.Event()
+                exchange.on_left = left.set
+                await left.wait()
                 self.places = exchange.client, exchange.server
             case "/left":
-                left = asyncio.ensure_future(exchange.client_left())
+                left = asyncio.Event()
+                exchange.on_left = left.set
                 await self.authorizer.wait()
-                self.echo(exchange, b"left" if left.done() else b"there")
+                self.echo(exchange, b"left" if left.is_set() else b"there")
             case "/waits/watched":
                 await self.authorizer.wait()
                 self.before()
@@ -68,7 +76,10 @@ class Application:
             case path:
                 if path == "/waits":
                     await self.authorizer.wait()
-                self.echo(exchange, await exchange.read())
+                self.echo(exchange, await whole(exchange))
+
+    def on_answered(self, exchange):
+        self.answered.append(exchange.status)
 
     def on_refused(self, client, status):
         assert client.startswith("127.0.0.1:")
@@ -86,7 +97,7 @@ def serve():
     def run(client):
         async def main():
             app = Application()
-            listener = Listener(Address("127.0.0.1", free_ports(1)), app, app.on_refused)
+            listener = Listener(Address("127.0.0.1", free_ports(1)), app, app)
             await listener.start()
             app.listener = listener
             loop = asyncio.get_running_loop()
@@ -456,8 +467,8 @@ async def test_second_server_on_a_unix_socket_is_refused(tmp_path):
         first.bind(str(path))
         first.listen()
         with pytest.raises(AddressUnavailable, match="cannot listen"):
-            await Listener(Address("", 0, path), Application()).start()
+            await Listener(Address("", 0, path), Application(), Unobserved()).start()
     # When: the first one is gone, and has left its file
-    second = Listener(Address("", 0, path), Application())
+    second = Listener(Address("", 0, path), Application(), Unobserved())
     await second.start()
     second.stop()

@@ -22,7 +22,15 @@ from tests.ports import free_ports
 from tests.support import eventually
 from tests.timing import assert_within
 from tests.tls import needs_openssl
-from tests.unit.ingress.sockets import connect_to, exchange, post, read_to_end, served, statuses
+from tests.unit.ingress.sockets import (
+    Unobserved,
+    connect_to,
+    exchange,
+    post,
+    read_to_end,
+    served,
+    statuses,
+)
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -53,7 +61,7 @@ def impatient():
 
     async def make():
         address = Address("127.0.0.1", free_ports(1))
-        listener = Listener(address, answer, timeouts=IMPATIENT)
+        listener = Listener(address, answer, Unobserved(), timeouts=IMPATIENT)
         await listener.start()
         return listener
 

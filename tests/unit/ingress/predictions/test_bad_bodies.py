@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from batching.store.keys import PERMANENT
-from ingress.predictions.http_predictions import HttpPredictions
+from ingress.predictions.http_prediction import HttpPredictions
 from ingress.torchserve.prediction_paths import parse_prediction_path
 from tests.support import eventually, processor_time
 from tests.unit.ingress.leaks import SECRET, assert_tells_nothing
@@ -191,7 +191,7 @@ def test_b14_unforeseen_failure_tells_nothing_but_an_id_that_is_in_the_log(
 
     # Of this ingress: the node of the test has a registry of its own.
     monkeypatch.setattr(manager.registry, "snapshot", fail)
-    monkeypatch.setattr(manager.services.http_predictions, "answer", fail)
+    monkeypatch.setattr(manager.services.predictor, "known", fail)
     # When
     for answer in (manager.manage("GET", "/models"), manager.predict("/predictions/x")):
         # Then

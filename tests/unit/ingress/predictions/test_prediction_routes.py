@@ -8,7 +8,7 @@ import pytest
 import requests
 
 from batching.protocol import OPEN_INFERENCE_TYPE
-from ingress.predictions.http_predictions import HttpPredictions
+from ingress.predictions.http_prediction import HttpPredictions
 from ingress.torchserve.prediction_paths import parse_prediction_path
 from tests.support import eventually
 

@@ -19,6 +19,7 @@ from tests.ports import free_ports
 from tests.support import eventually, items_of
 from tests.tls import needs_openssl
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S
+from tests.unit.ingress.sockets import Unobserved
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -102,7 +103,7 @@ def listening(echo, address, tls=None, timeouts=USUAL_TIMEOUTS):
     app = application(services, frozenset({Role.INFERENCE}))
 
     async def listen():
-        listener = Listener(address, app, tls=tls, timeouts=timeouts)
+        listener = Listener(address, app, Unobserved(), tls=tls, timeouts=timeouts)
         await listener.start()
         return listener
 

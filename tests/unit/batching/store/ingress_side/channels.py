@@ -8,9 +8,10 @@ import redis.asyncio
 
 from batching.store.ingress_side.ingress_queue import IngressQueue
 from batching.store.ingress_side.patience import Patience
+from batching.store.ingress_side.pending_request import AwaitedRequest
 from batching.store.ingress_side.version_channel import VersionChannel
 from batching.store.keys import VersionKeys
-from tests.support import DEAD_AFTER_MS, KEY, QueueHarness, make_outage
+from tests.support import DEAD_AFTER_MS, KEY, QueueHarness, make_outage, wire_of
 
 
 @contextlib.asynccontextmanager
@@ -28,6 +29,20 @@ async def open_channel(source, **times):
     finally:
         await channel.close()
         await client.aclose()
+
+
+def submit(channel, name, wire, *, timeout_s=10.0):
+    """A request that waits in this channel; its `outcome` is to be awaited."""
+    request = AwaitedRequest(name)
+    request.wire, request.timeout_s = wire, timeout_s
+    channel.submit(request)
+    return request
+
+
+def ask(channel, name, wire=None, *, timeout_s=10.0):
+    """A task that waits as a client does; the request is named after its text."""
+    wire = wire_of(name) if wire is None else wire
+    return asyncio.create_task(submit(channel, name, wire, timeout_s=timeout_s).outcome())
 
 
 class SteppedRedis(redis.asyncio.Redis):

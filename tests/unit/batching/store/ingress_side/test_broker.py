@@ -67,7 +67,9 @@ async def test_workers_have_time_to_beat_after_an_outage_others_noticed(real_bac
     broker = Broker(real_backend.url, outage, patience=Patience(version_s=10.0))
     # When
     asking = asyncio.create_task(broker.predict(spec, wire_of("x"), request_id="a"))
-    await eventually_async(lambda: any(channel._moved_at for channel in broker._channels.values()))
+    await eventually_async(
+        lambda: any(channel._submitter.moved_at for channel in broker._channels.values())
+    )
     seconds, _ = real_backend.client.time()
     real_backend.client.zadd(names.worker_beats, {"worker-a": 1000 * seconds})
     real_backend.client.expire(names.worker_beats, 60)
@@ -154,9 +156,7 @@ async def test_broker_counts_resubmissions_of_channels_that_were_closed(real_har
 
     async with open_broker(real_harness.backend, unused_s=0.0) as broker:
         # Given: a request that Redis has lost
-        asked = asyncio.create_task(
-            broker.predict(spec, wire_of("x"), request_id="a", timeout_s=5.0)
-        )
+        asked = asyncio.create_task(broker.predict(spec, wire_of("x"), request_id="a"))
         await eventually_async(lambda: real_harness.queued() == ["a"])
         real_harness.client.delete(real_harness.keys.queue, real_harness.keys.open)
         await eventually_async(lambda: broker.resubmitted() == {KEY: 1})
@@ -171,9 +171,7 @@ async def test_broker_counts_resubmissions_of_channels_that_were_closed(real_har
 
         # Then: and it goes on from there
         assert broker.resubmitted()[KEY] == 1
-        asked = asyncio.create_task(
-            broker.predict(spec, wire_of("x"), request_id="c", timeout_s=5.0)
-        )
+        asked = asyncio.create_task(broker.predict(spec, wire_of("x"), request_id="c"))
         await eventually_async(lambda: KEY in broker._channels)
         assert broker.resubmitted()[KEY] == 1
         asked.cancel()

@@ -10,9 +10,9 @@ from batching import errors
 from batching.protocol import ReplyChunk
 from batching.store.ingress_side.reply_stream import ReplyStream
 from batching.store.node_side.node_queue import ReclaimMode
-from tests.support import KEY, eventually_async, items_of, make_reply, wire_of
+from tests.support import KEY, eventually_async, items_of, make_reply
 from tests.timing import assert_within
-from tests.unit.batching.store.ingress_side.channels import DeafRedis, open_channel, special
+from tests.unit.batching.store.ingress_side.channels import DeafRedis, ask, open_channel, special
 
 TIMEOUT_S = 10.0
 PATIENCE_S = 5.0
@@ -31,7 +31,7 @@ class Conversation:
 
     @classmethod
     async def begin(cls, harness, channel, *, timeout_s=TIMEOUT_S):
-        asked = asyncio.create_task(channel.ask("a", wire_of("a"), timeout_s, None))
+        asked = ask(channel, "a", timeout_s=timeout_s)
         await eventually_async(lambda: harness.queued() == ["a"])
         worker = harness.worker()
         return cls(harness, channel, worker, asked, items_of(worker.claim(1, 0.0)))

@@ -12,7 +12,7 @@ import pytest
 from batching import errors
 from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.clients import connect_async
-from batching.store.ingress_side.pending_request import ClientLeft, PendingRequest
+from batching.store.ingress_side.pending_request import AwaitedRequest, ClientLeft
 from batching.store.scripts import loader as scripts
 from tests.support import (
     QueueHarness,
@@ -30,17 +30,14 @@ from tests.unit.batching.store.ingress_side.channels import (
     FarRedis,
     HaltingRedis,
     NeverSubmitting,
+    ask,
     open_channel,
     special,
+    submit,
 )
 
 TIMEOUT_S = 10.0
 LARGE = 4 * INLINE_LIMIT_BYTES
-
-
-def ask(channel, name, *, timeout_s=TIMEOUT_S, client_left=None):
-    """A waiting client; the request is named after its text, as nothing else asks here."""
-    return asyncio.create_task(channel.ask(name, wire_of(name), timeout_s, client_left))
 
 
 def answer(worker, limit=8, *, size=0):
@@ -198,11 +195,11 @@ async def test_channel_keeps_nothing_of_a_request_that_was_answered(real_harness
         return [
             one
             for one in gc.get_objects()
-            if type(one) is PendingRequest and one.request_id == name
+            if type(one) is AwaitedRequest and one.request_id == name
         ]
 
     # Given a channel that would let go of it much later
-    async with open_channel(real_harness, watch_s=60.0) as channel:
+    async with open_channel(real_harness) as channel:
         asked = ask(channel, name, timeout_s=timeout_s)
         await queued(real_harness, 1)
 
@@ -287,8 +284,8 @@ async def test_channel_takes_a_request_back_by_a_connection_that_was_made_too_la
 async def test_channel_cancels_a_request_when_its_client_left(harness, is_cancelled):
     async with open_channel(harness) as channel:
         # Given
-        left = asyncio.Event()
-        asked = ask(channel, "a", client_left=left.wait)
+        request = submit(channel, "a", wire_of("a"))
+        asked = asyncio.create_task(request.outcome())
         neighbour = ask(channel, "b")
         await queued(harness, 2)
 
@@ -296,11 +293,11 @@ async def test_channel_cancels_a_request_when_its_client_left(harness, is_cancel
         if is_cancelled:
             asked.cancel()
         else:
-            left.set()
+            request.leave()
         with pytest.raises(asyncio.CancelledError if is_cancelled else ClientLeft):
             await asked
 
-        # Then: the client was told within `cancel_s`, cancelled by then or not
+        # Then
         await queued(harness, 1)
         assert harness.queued() == ["b"]
         answer(harness.worker())
@@ -308,47 +305,23 @@ async def test_channel_cancels_a_request_when_its_client_left(harness, is_cancel
     assert harness.counters()["cancelled"] == 1
 
 
-async def test_channel_stops_watching_a_client_that_got_its_reply(harness):
-    watched, ended = asyncio.Event(), asyncio.Event()
-
-    async def client_left():
-        watched.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    async with open_channel(harness, watch_s=0.0) as channel:
-        # Given
-        asked = ask(channel, "a", client_left=client_left)
-        await queued(harness, 1)
-        await watched.wait()
-
-        # When
-        answer(harness.worker())
-        await asked
-
-        # Then
-        await asyncio.wait_for(ended.wait(), 5.0)
-
-
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["client left", "task cancelled"])
 async def test_channel_withdraws_a_request_whose_client_left_while_it_was_submitted(
     real_harness, is_cancelled
 ):
     client = special(HaltingRedis, real_harness.backend.url)
-    async with open_channel(client, watch_s=0.0, submit_s=60.0) as channel:
+    async with open_channel(client, submit_s=60.0) as channel:
         # Given
-        left = asyncio.Event()
         client.halt("EVALSHA")
-        asked = ask(channel, "a", client_left=left.wait)
+        request = submit(channel, "a", wire_of("a"))
+        asked = asyncio.create_task(request.outcome())
         await client.has_arrived.wait()
 
         # When
         if is_cancelled:
             asked.cancel()
         else:
-            left.set()
+            request.leave()
         with pytest.raises(asyncio.CancelledError if is_cancelled else ClientLeft):
             await asked
         await eventually_async(lambda: not channel._canceller.is_busy)
@@ -362,16 +335,18 @@ async def test_channel_withdraws_a_request_whose_client_left_while_it_was_submit
 async def test_channel_cancels_requests_of_clients_that_left_while_redis_was_away(fake_harness):
     harness, server = fake_harness
 
-    async with open_channel(harness, watch_s=0.0) as channel:
+    async with open_channel(harness) as channel:
         # Given
-        left = asyncio.Event()
-        asked = [ask(channel, name, client_left=left.wait) for name in "ab"]
+        requests = [submit(channel, name, wire_of(name)) for name in "ab"]
         await queued(harness, 2)
 
         # When
         server.connected = False
-        left.set()
-        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        for request in requests:
+            request.leave()
+        outcomes = await asyncio.gather(
+            *(request.outcome() for request in requests), return_exceptions=True
+        )
         server.connected = True
 
         # Then
@@ -383,7 +358,7 @@ async def test_channel_cancels_requests_of_clients_that_left_while_redis_was_awa
 async def test_channel_says_no_more_of_a_request_whose_deadline_has_passed(fake_harness):
     harness, server = fake_harness
 
-    async with open_channel(harness, watch_s=0.0) as channel:
+    async with open_channel(harness) as channel:
         # Given
         asked = ask(channel, "a", timeout_s=0.5)
         await accepted(harness, 1)
@@ -467,9 +442,9 @@ async def test_channel_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahea
         await served
         # When all beats are an hour old
         real_harness.silence_worker(ms=3_600_000)
-        moved_at = channel._moved_at
+        moved_at = channel._submitter.moved_at
         asked = ask(channel, "b")
-        await eventually_async(lambda: channel._moved_at > moved_at)
+        await eventually_async(lambda: channel._submitter.moved_at > moved_at)
         # Then the next one is waited for
         real_harness.open()
         await queued(real_harness, 1)
@@ -535,7 +510,7 @@ async def test_channel_learns_from_a_waiting_request_that_redis_was_away(fake_ha
         first = ask(channel, "a")
         await queued(harness, 1)
         server.connected = False
-        await eventually_async(lambda: channel._was_away_at > 0)
+        await eventually_async(lambda: channel._submitter._was_away_at > 0)
         asked = await ask_behind_an_old_beat(harness, server, channel)
 
         # When
@@ -723,7 +698,7 @@ async def test_channel_tells_clients_at_once_of_a_submit_that_failed_unforeseen(
         await queued(harness, 1)
         answer(harness.worker())
         assert (await served).body == b"B"
-    assert "task failed name=_flush model=digits version=1.0" in caplog.text
+    assert "task failed name=flush model=digits version=1.0" in caplog.text
     assert "unforeseen" in caplog.text
 
 
@@ -790,7 +765,7 @@ async def test_channel_takes_back_what_it_gave_up_to_submit(real_harness, is_car
         # When
         wire = wire_of("a", size=LARGE)
         with pytest.raises(errors.StoreUnavailable):
-            await channel.ask("a", wire, TIMEOUT_S, None)
+            await ask(channel, "a", wire)
 
         # Then: its client has been told, so it is not run, and its body fills no memory
         await eventually_async(lambda: not real_harness.has_body("a"))
@@ -805,10 +780,7 @@ async def test_channel_waits_for_large_bodies_while_they_move(real_harness):
         # When: together they take longer than Redis may take to answer
         names = ["a", "b", "c", "d", "small"]
         wires = [wire_of(name, size=LARGE) for name in names[:4]] + [wire_of("small")]
-        asked = [
-            asyncio.create_task(channel.ask(name, wire, TIMEOUT_S, None))
-            for name, wire in zip(names, wires, strict=True)
-        ]
+        asked = [ask(channel, name, wire) for name, wire in zip(names, wires, strict=True)]
         await queued(real_harness, 5)
 
         # Then
@@ -821,7 +793,7 @@ async def test_channel_gives_a_large_body_time_for_its_way(real_harness, bytes_p
     client = special(FarRedis, real_harness.backend.url)
     client.body_s = 1.2
     async with open_channel(client, bytes_per_s=bytes_per_s) as channel:
-        asked = asyncio.create_task(channel.ask("a", wire_of("a", size=LARGE), TIMEOUT_S, None))
+        asked = ask(channel, "a", wire_of("a", size=LARGE))
         if is_served:
             await queued(real_harness, 1)
             answer(real_harness.worker())

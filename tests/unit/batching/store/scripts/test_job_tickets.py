@@ -1,6 +1,5 @@
 """Versions with job tickets: a request is accepted for an idle worker, and refused otherwise."""
 
-import asyncio
 import time
 
 import pytest
@@ -18,7 +17,7 @@ from tests.support import (
     wire_of,
 )
 from tests.timing import assert_within
-from tests.unit.batching.store.ingress_side.channels import open_channel
+from tests.unit.batching.store.ingress_side.channels import ask, open_channel
 
 QUEUED, NO_TICKET = SubmitCode.QUEUED, SubmitCode.NO_TICKET
 
@@ -138,7 +137,7 @@ async def test_channel_submits_again_what_redis_lost_while_every_worker_is_busy(
     async with open_channel(real_harness, audit_s=0.05) as channel:
         # Given
         worker = Team(real_harness).idle("worker-a")
-        asked = asyncio.create_task(channel.ask("a", wire_of("a"), 10.0, None))
+        asked = ask(channel, "a")
         await eventually_async(lambda: real_harness.queued() == ["a"])
         old = items_of(worker.claim(1, 0.0))
 
@@ -150,7 +149,7 @@ async def test_channel_submits_again_what_redis_lost_while_every_worker_is_busy(
 
         # Then it runs after what the worker still does
         with pytest.raises(errors.NoTicket):
-            await channel.ask("new", wire_of("new"), 10.0, None)
+            await ask(channel, "new")
         worker.reply(old, [make_reply("old")])
         worker.reply(items_of(worker.claim(1, 0.0)), [make_reply("again")])
         assert (await asked).body == b"again"
@@ -161,7 +160,7 @@ async def test_channel_says_that_no_worker_is_free_and_when_to_come_again(harnes
 
     async with open_channel(harness) as channel:
         with pytest.raises(errors.NoTicket) as caught:
-            await channel.ask("a", wire_of("a"), 10.0, None)
+            await ask(channel, "a")
         assert caught.value.message.startswith('No worker of model "digits" is free')
         assert caught.value.retry_after_s >= 1.0
 
@@ -175,13 +174,13 @@ async def test_channel_refuses_without_ticket_at_once_after_full_memory(real_har
         team.idle("worker-a")
         full_memory()
         with pytest.raises(errors.QueueMemoryFull):
-            await channel.ask("a", wire_of("a"), 10.0, None)
+            await ask(channel, "a")
         real_harness.client.config_set("maxmemory", 0)
         real_harness.client.delete(real_harness.keys.idle)
         asked_at = time.monotonic()
         # When
         with pytest.raises(errors.NoTicket):
-            await channel.ask("b", wire_of("b"), 10.0, None)
+            await ask(channel, "b")
         # Then
         assert_within(time.monotonic() - asked_at, Patience().version_s / 2)
 

@@ -1,13 +1,12 @@
 """The outermost layer of a listener: counts, access log, CORS."""
 
-import asyncio
 import logging
 from dataclasses import replace
 
 import pytest
 
 from batching.settings.settings import Settings
-from ingress.access.middleware import AccessMiddleware, cors_headers
+from ingress.access.access_log import AccessLog, answering_preflights, cors_headers
 from ingress.http1.exchange import Exchange
 from ingress.http1.head import with_added
 
@@ -24,14 +23,22 @@ class Wire:
 
     client = "127.0.0.1:5000"
 
-    def __init__(self):
+    def __init__(self, log, added_headers):
         self.sent = []
+        self.log = log
+        self.added_headers = added_headers
 
     def answer(self, exchange, status, headers, body):
-        self.sent.append((status, with_added(headers, exchange.added_headers), body))
+        self.sent.append((status, with_added(headers, self.added_headers), body))
+
+    def note_answered(self, exchange):
+        self.log.on_answered(exchange)
 
 
-def request(wire, path="/ping", query="", method="GET", headers=()):
+def ask(app, path="/ping", query="", method="GET", headers=(), *, added_headers=(), **options):
+    """Has the application answer; returns the counted statuses and what was sent."""
+    counted = []
+    wire = Wire(AccessLog(counted.append, **options), added_headers)
     exchange = Exchange(
         wire,
         method=method,
@@ -43,35 +50,18 @@ def request(wire, path="/ping", query="", method="GET", headers=()):
     )
     exchange.feed(b"body")
     exchange.receive()
-    return exchange
-
-
-async def echo(exchange):
-    exchange.respond(200, [("a", "b")], await exchange.read())
-
-
-async def broken(exchange):
-    raise RuntimeError
-
-
-def ask(app, *asked, **options):
-    counted, wire = [], Wire()
-    middleware = AccessMiddleware(app, counted.append, **options)
-    asyncio.run(middleware(request(wire, *asked)))
+    app(exchange)
     return counted, wire
+
+
+def echo(exchange):
+    exchange.respond(200, [("a", "b")], exchange.received())
 
 
 def test_answer_is_counted_and_otherwise_as_it_was():
     counted, wire = ask(echo)
     assert counted == [200]
     assert wire.sent == [(200, [("a", "b")], b"body")]
-
-
-async def test_request_that_broke_the_application_is_counted_as_an_error():
-    counted = []
-    with pytest.raises(RuntimeError):
-        await AccessMiddleware(broken, counted.append)(request(Wire()))
-    assert counted == [500]
 
 
 def test_answer_gets_the_cors_headers_when_all_three_are_configured():
@@ -85,7 +75,7 @@ def test_answer_gets_the_cors_headers_when_all_three_are_configured():
 
 
 def test_cors_headers_stand_in_place_of_those_of_a_handler():
-    async def handler_that_allows_itself(exchange):
+    def handler_that_allows_itself(exchange):
         exchange.respond(200, [("Access-Control-Allow-Origin", "*"), ("Vary", "Origin")], b"")
 
     _, wire = ask(handler_that_allows_itself, added_headers=cors_headers(CORS))
@@ -106,7 +96,7 @@ PREFLIGHT = ("access-control-request-method", "POST")
 )
 def test_preflight_without_a_key_needs_none_and_learns_nothing(method, headers, status):
     asked = ("/predictions/m", "", method, headers)
-    counted, wire = ask(echo, *asked, added_headers=cors_headers(CORS), answers_preflights=True)
+    counted, wire = ask(answering_preflights(echo), *asked, added_headers=cors_headers(CORS))
     assert counted == [status]
     assert wire.sent[0][2] == (b"" if status == 204 else b"body")
     assert wire.sent[0][1][-3:] == cors_headers(CORS)
@@ -141,8 +131,8 @@ def test_what_was_no_request_is_counted_and_logged_without_its_words(caplog):
     counted = []
     # When
     with caplog.at_level(logging.INFO, "ACCESS_LOG"):
-        AccessMiddleware(echo, counted.append).on_refused("10.0.0.1:5000", 400)
-        AccessMiddleware(echo, counted.append, is_logging=True).on_refused("10.0.0.1:5000", 431)
+        AccessLog(counted.append).on_refused("10.0.0.1:5000", 400)
+        AccessLog(counted.append, is_logging=True).on_refused("10.0.0.1:5000", 431)
     # Then
     assert counted == [400, 431]
     [record] = caplog.records

@@ -1,19 +1,17 @@
-"""The outermost layer of every listener: counts each answer, logs it, and adds headers.
+"""Counts the answers of a listener and logs them, and says which headers go with all of them.
 
 Source: TorchServe 0.12 `NettyUtils.sendHttpResponse`, `HttpRequestHandler`.
 """
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import quote
 
-from batching.errors import Draining
 from batching.settings.settings import Settings
 from ingress.http1.exchange import Application, Exchange, Header
-from ingress.torchserve.answers import error_answer
 
 # The names by which operators of TorchServe find these lines.
 access_log = logging.getLogger("ACCESS_LOG")
@@ -38,52 +36,37 @@ def cors_headers(settings: Settings) -> list[Header]:
     return headers if all(value for _, value in headers) else []
 
 
-class AccessMiddleware:
-    """Wraps the application of a listener."""
+class AccessLog:
+    """Counts each answer, and logs it where that is asked for."""
 
-    def __init__(
-        self,
-        app: Application,
-        count: Callable[[int], None],
-        *,
-        added_headers: Sequence[Header] = (),
-        is_logging: bool = False,
-        answers_preflights: bool = False,
-    ) -> None:
-        self._app = app
+    def __init__(self, count: Callable[[int], None], *, is_logging: bool = False) -> None:
         self._count = count
-        self._added_headers = tuple(added_headers)
         self._is_logging = is_logging
-        self._answers_preflights = answers_preflights
 
-    async def __call__(self, exchange: Exchange) -> None:
-        """Answers the request and counts it."""
-        exchange.added_headers = self._added_headers
-        started_s = time.perf_counter()
-        try:
-            if exchange.method == "OPTIONS" and self._answers_preflights and _is_keyless(exchange):
-                exchange.respond(HTTPStatus.NO_CONTENT, [], b"")
-            else:
-                await self._app(exchange)
-        except asyncio.CancelledError:
-            # The server ends before the request has come whole.
-            if exchange.status == 0:
-                error = Draining("The server is shutting down.", retry_after_s=1.0)
-                exchange.respond(*error_answer(error))
-            raise
-        finally:
-            # The connection answers 500 when the application answers nothing.
-            status = exchange.status or HTTPStatus.INTERNAL_SERVER_ERROR
-            self._count(status)
-            if self._is_logging:
-                milliseconds = (time.perf_counter() - started_s) * 1000
-                access_log.info("%s %d %d", _request_line(exchange), status, milliseconds)
+    def on_answered(self, exchange: Exchange) -> None:
+        """Counts an answer that an application has made."""
+        self._count(exchange.status)
+        if self._is_logging:
+            milliseconds = (time.perf_counter() - exchange.started_s) * 1000
+            access_log.info("%s %d %d", _request_line(exchange), exchange.status, milliseconds)
 
     def on_refused(self, client: str, status: int) -> None:
         """Counts an answer that the connection made without the application."""
         self._count(status)
         if self._is_logging:
             access_log.info('/%s "-" %d 0', client, status)
+
+
+def answering_preflights(app: Application) -> Application:
+    """Returns the application, but what a browser asks before a page's request needs no key."""
+
+    def answer(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        if exchange.method != "OPTIONS" or not _is_keyless(exchange):
+            return app(exchange)
+        exchange.respond(HTTPStatus.NO_CONTENT, [], b"")
+        return None
+
+    return answer
 
 
 def _is_keyless(exchange: Exchange) -> bool:

@@ -7,10 +7,17 @@ import redis
 
 from batching import errors
 from batching.protocol import Wire
-from batching.store.ingress_side.pending_request import PendingRequest
-from batching.store.ingress_side.submitting import SUBMIT_AT_ONCE, submit, take_some
+from batching.store.ingress_side.pending_request import AwaitedRequest
+from batching.store.ingress_side.submitter import SUBMIT_AT_ONCE, submit, take_some
 
 LIMIT = 1000
+
+
+def waiting(wire):
+    request = AwaitedRequest("a")
+    request.wire, request.timeout_s = wire, 10.0
+    request.enter(None, asyncio.get_running_loop().time())
+    return request
 
 
 @pytest.mark.parametrize(
@@ -23,8 +30,7 @@ LIMIT = 1000
 )
 async def test_submit_brings_many_requests_or_many_bytes(sizes, turns):
     # Given
-    new_reply = asyncio.get_running_loop().create_future
-    pending = [PendingRequest("a", Wire(bytes(size)), 1.0, 0.0, new_reply()) for size in sizes]
+    pending = [waiting(Wire(bytes(size))) for size in sizes]
 
     # When
     taken = [len(take_some(pending, LIMIT)) for _ in turns]
@@ -46,8 +52,7 @@ class FailingAtTheEnd:
 
 async def test_submit_is_given_up_although_an_error_came_at_the_same_moment():
     # Given
-    loop = asyncio.get_running_loop()
-    request = PendingRequest("a", Wire(b"x"), 10.0, loop.time(), loop.create_future())
+    request = waiting(Wire(b"x"))
     # When
     with pytest.raises(errors.StoreUnavailable) as caught:
         await submit(FailingAtTheEnd(), [request], 0.0)

@@ -1,0 +1,240 @@
+"""A prediction over HTTP in TorchServe's shapes: reads the request, asks, makes the answer.
+
+Both HTTP doors use it: the router, and Flask under any other WSGI server.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from batching.errors import BadRequest, InternalError, NoWorker, ServeError, VersionNotFound
+from batching.models.spec import ModelSpec
+from batching.protocol import Reply, Request
+from batching.store.background_tasks import BackgroundTasks
+from batching.store.ingress_side.pending_request import ClientLeft, Pieces
+from batching.store.ingress_side.reply_stream import ReplyStream
+from ingress.http1.exchange import Answer, Content
+from ingress.predictions.prediction_service import Prediction, PredictionService
+from ingress.predictions.streamed_answer import CLIENT_CLOSED_REQUEST, StreamedAnswer
+from ingress.torchserve.answers import error_answer, reply_answer, stream_head, with_error_key
+from ingress.torchserve.payload import (
+    first_in_query,
+    is_form,
+    read_request,
+    read_tensors,
+    read_timeout_s,
+    speaks_of_binary,
+)
+from ingress.torchserve.routes import Target
+
+log = logging.getLogger(__name__)
+
+# A form larger than this is parsed in a thread: 6 MB of percent signs take half a second.
+LARGE_FORM_BYTES = 256 * 1024
+
+Going = Coroutine[Any, Any, None]
+# Takes the one answer; returns what sends it, where that has to be awaited.
+Send = Callable[[Answer | StreamedAnswer], Going | None]
+
+
+class HttpPredictions:
+    """What all predictions over HTTP share. Lives on the service's event loop."""
+
+    def __init__(
+        self,
+        service: PredictionService,
+        *,
+        is_open_inference: bool,
+        large_form_bytes: int = LARGE_FORM_BYTES,
+    ) -> None:
+        self.service = service
+        self.is_open_inference = is_open_inference
+        self.large_form_bytes = large_form_bytes
+        self.background = BackgroundTasks()
+
+    async def answer(
+        self, target: Target, headers: dict[str, str], body: Content, query: str = ""
+    ) -> Answer | StreamedAnswer:
+        """Returns the one answer to a prediction, for a door that waits; errors are answers too."""
+        answered: asyncio.Future[Answer | StreamedAnswer]
+        answered = asyncio.get_running_loop().create_future()
+        prediction = HttpPrediction(self, target, headers, query, answered.set_result)
+        prediction.begin(body)
+        del body
+        return await answered
+
+
+class HttpPrediction(Prediction):
+    """One prediction, from its whole request to its one answer.
+
+    Args:
+        shared: what all have in common.
+        target: what the path names.
+        headers: names in lower case; owned by this prediction.
+        query: the query string, which only counts where `target` takes one.
+        send: takes the one answer; errors are answers too.
+    """
+
+    __slots__ = ("_headers", "_is_tensors", "_query", "_send", "_shared", "_target")
+
+    def __init__(
+        self,
+        shared: HttpPredictions,
+        target: Target,
+        headers: dict[str, str],
+        query: str,
+        send: Send,
+    ) -> None:
+        super().__init__(shared.service)
+        self._shared = shared
+        self._target = target
+        self._headers = headers
+        self._query = query
+        self._send = send
+        self._is_tensors = False
+
+    def begin(self, body: Content) -> None:
+        """Submits the request, at once if nothing has to be waited for.
+
+        Args:
+            body: whole and within `max_request_size`.
+        """
+        shared, target, headers = self._shared, self._target, self._headers
+        try:
+            self._is_tensors = target.is_v2 and (
+                shared.is_open_inference or speaks_of_binary(headers, body)
+            )
+            is_long_form = len(body) > shared.large_form_bytes and is_form(
+                headers.get("content-type", "")
+            )
+            spec = self.service.known(target.model_name, target.model_version)
+            if spec is None or target.takes_query or is_long_form:
+                slowly = self._begin_slowly(body, is_long_form=is_long_form)
+                shared.background.start(slowly)
+            else:
+                self._arrive(spec)
+                self.service.submit(self, self._read(target, body))
+        except ServeError as error:
+            self._refuse(error)
+        except Exception as error:
+            self._fall(error)
+
+    async def _begin_slowly(self, body: Content, *, is_long_form: bool) -> None:
+        read = partial(self._read, self._target, body)
+        del body
+        try:
+            request = None
+            if self._target.takes_query:
+                request = await asyncio.to_thread(read) if is_long_form else read()
+                self._target = await self._named(request)
+            name, version = self._target.model_name, self._target.model_version
+            self._arrive(
+                self.service.known(name, version) or await self.service.resolve(name, version)
+            )
+            if request is None:
+                request = await asyncio.to_thread(read) if is_long_form else read()
+            del read
+            self.service.submit(self, request)
+        except ServeError as error:
+            self._refuse(error)
+        except Exception as error:
+            self._fall(error)
+
+    def _arrive(self, spec: ModelSpec) -> None:
+        self.service.arrive(self, spec, self._target.model_version)
+        self.timeout_s = read_timeout_s(self._headers) or 0.0
+
+    def _read(self, target: Target, body: Content) -> Request:
+        if self._is_tensors:
+            return read_tensors(target, self._headers, body)
+        return read_request(target, self._headers, body, self._query if target.takes_query else "")
+
+    async def _named(self, request: Request) -> Target:
+        """Returns the target with its model's name, from wherever TorchServe takes it.
+
+        Raises:
+            BadRequest: the request names no model.
+        """
+        if self._target.model_name:
+            return self._target
+        name = first_in_query(self._query, "model_name") or await self.service.only_startup_model()
+        if not name:
+            parts = {part.name: part.content for part in request.parts}
+            name = bytes(parts.get("model_name", b"")).decode("utf-8", "replace")
+        if not name:
+            raise BadRequest("Parameter model_name is required.")
+        return self._target._replace(model_name=name)
+
+    # --- the outcome
+
+    def on_reply(self, reply: Reply | Pieces) -> None:
+        """Answers with the worker's reply."""
+        if isinstance(reply, ReplyStream):
+            self._shared.background.start(self._stream(reply))
+            return
+        assert isinstance(reply, Reply)
+        try:
+            answer = reply_answer(reply, self.request_id)
+            self.service.end(self, answer.status, reply.timing, reply.reason)
+            self._answer(answer, is_error=bool(reply.error_type))
+        except Exception as error:
+            self._fall(error)
+
+    def on_error(self, error: Exception) -> None:
+        """Answers with the reason."""
+        if isinstance(error, VersionNotFound):
+            self._shared.background.start(self._explain(error))
+        elif isinstance(error, ServeError):
+            self._refuse(error)
+        else:
+            assert isinstance(error, ClientLeft)
+            self._send(Answer(CLIENT_CLOSED_REQUEST, [], b""))
+
+    def _refuse(self, error: ServeError) -> None:
+        if isinstance(error, NoWorker):
+            error.message = _no_worker_text(self._target)
+        answer = error_answer(error, self.request_id)
+        self.service.end(self, answer.status, None, error.reason)
+        self._answer(answer, is_error=True)
+
+    def _fall(self, error: Exception) -> None:
+        """Answers although this program has a fault; the log says which."""
+        text = "prediction failed model=%r request=%s"
+        log.error(text, self._target.model_name, self.request_id, exc_info=error)
+        self._send(error_answer(InternalError("Internal server error."), self.request_id))
+
+    def _answer(self, answer: Answer, *, is_error: bool) -> None:
+        self._send(with_error_key(answer) if self._is_tensors and is_error else answer)
+
+    async def _explain(self, error: VersionNotFound) -> None:
+        spec = self.spec
+        assert isinstance(spec, ModelSpec)
+        self._refuse(await self.service.why_unknown(spec, error))
+
+    async def _stream(self, stream: ReplyStream) -> None:
+        try:
+            status, headers = stream_head(await stream.first(), self.request_id)
+        except ServeError as error:
+            await stream.close()
+            self._refuse(error)
+            return
+        count = partial(self.service.end, self)
+        answer = StreamedAnswer(status, headers, stream, count)
+        try:
+            sending = self._send(answer)
+            if sending is not None:
+                await sending
+        except ServeError as error:  # before anything was sent
+            self._send(error_answer(error))
+
+
+def _no_worker_text(target: Target) -> str:
+    # Word for word, unbalanced quote included: TorchServe 0.12.
+    version = "" if target.model_version is None else f' Version {target.model_version}"'
+    return (
+        f'Model "{target.model_name}"{version} has no worker to serve inference request. '
+        "Please use scale workers API to add workers. If this is a sequence inference, please "
+        "check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
+    )
