@@ -31,9 +31,10 @@ class ProtocolError(ValueError):
 
 if TYPE_CHECKING:
     Content = bytes | bytearray
+    Body = bytes | memoryview
 else:
-    # msgspec writes both, and reads what a handler is given.
-    Content = bytearray
+    # msgspec writes all of them, and reads what a handler, or a client, is given.
+    Content, Body = bytearray, bytes
 
 _encode = msgpack.Encoder().encode
 _decoder = cache(msgpack.Decoder)
@@ -50,7 +51,7 @@ class _Message(_Array, frozen=True, tag=WIRE_VERSION):
         return _encode(self)
 
     @classmethod
-    def decode(cls, wire: bytes | bytearray) -> Self:
+    def decode(cls, wire: bytes | bytearray | memoryview) -> Self:
         """Parses what `encode` wrote.
 
         Raises:
@@ -172,13 +173,19 @@ class Reply(_Message, frozen=True):
     """
 
     status: int
-    body: bytes
+    body: Body
     headers: Mapping[str, str] = {}
     phrase: str = ""
     error_type: str = ""
     reason: str = ""
     timing: BatchTiming | None = None
     chunks: int = 0
+
+
+class ReplyInPlace(Reply, frozen=True, tag=WIRE_VERSION):
+    """A reply whose body is a part of the bytes that it was decoded from."""
+
+    body: memoryview
 
 
 class ReplyChunk(_Message, frozen=True):

@@ -1,5 +1,4 @@
-"""Redis for every test of the store: in this process, one real server, a cluster; harnesses at
-it."""
+"""Redis for every test of the store: one real server, a cluster; harnesses at it."""
 
 import asyncio
 import inspect
@@ -9,7 +8,7 @@ import pytest
 
 from ferry.process_tree.embedded_redis import EmbeddedRedis, find_server
 from tests.suites import is_fast, is_long
-from tests.support import QueueHarness, fake_backend, server_backend
+from tests.support import QueueHarness, server_backend
 from tests.timing import has_bars
 from tests.topology.backend import cluster_backend
 from tests.topology.servers import Cluster
@@ -97,14 +96,12 @@ def real_backend(request):
     backend.client.close()
 
 
-@pytest.fixture(params=["cluster"] if IS_ON_CLUSTER else ["fakeredis", "server", "cluster"])
+@pytest.fixture(params=["cluster"] if IS_ON_CLUSTER else ["server", "cluster"])
 def store_backend(request):
     """An empty Redis; each test runs on each kind."""
     if request.param == "cluster":
         return request.getfixturevalue("on_cluster")
-    if request.param == "server":
-        return request.getfixturevalue("real_backend")
-    return fake_backend()
+    return request.getfixturevalue("real_backend")
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ WAITING_FILES = frozenset({"test_broker.py", "test_refusing_server.py", "test_ve
 
 
 def is_fast(path, parameters, fixtures):
-    """Returns whether the test runs in `make test-fast`: in this process, on fakeredis at most.
+    """Returns whether the test runs in `make test-fast`: on one server of Redis at most.
 
     Args:
         path: the test's file.
@@ -76,6 +76,6 @@ def is_fast(path, parameters, fixtures):
     """
     if not any(folder in path.as_posix() for folder in FAST_FOLDERS) or path.name in WAITING_FILES:
         return False
-    if parameters.get("store_backend", "fakeredis") != "fakeredis":
+    if parameters.get("store_backend", "server") != "server":
         return False
     return "store_backend" in parameters or not REAL_FIXTURES & set(fixtures)

@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import fakeredis
-import fakeredis.aioredis
-
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus
 from batching.protocol import Batch, Owned, Part, Reply, Request, Wire
@@ -196,33 +193,6 @@ def is_permanent(name: str) -> bool:
     if not name.startswith("{model2:"):
         return False
     return name in VersionKeys(name[: name.index("}") + 1]).permanent()
-
-
-class ReadingStrings:
-    """Hands undecoded strings out of a fake connection, as a real one does (`StringParser`)."""
-
-    def read_response(self, *, disable_decoding: bool = False, **options: Any) -> Any:
-        answer = super().read_response(**options)  # type: ignore[misc]
-        if not disable_decoding:
-            return answer
-        return [None if string is None else bytearray(string) for string in answer]
-
-
-def fake_backend(server: fakeredis.FakeServer | None = None) -> Backend:
-    """Returns an in-process Redis that only its maker sees."""
-    server = server or fakeredis.FakeServer()
-    return Backend(
-        client=_fake_client(server),
-        connect=lambda: _fake_client(server),
-        connect_async=lambda: fakeredis.aioredis.FakeRedis(server=server),
-    )
-
-
-def _fake_client(server: fakeredis.FakeServer) -> Any:
-    client = fakeredis.FakeRedis(server=server)
-    pool = client.connection_pool
-    pool.connection_class = type("Connection", (ReadingStrings, pool.connection_class), {})
-    return client
 
 
 def server_backend(url: str) -> Backend:

@@ -11,7 +11,7 @@ asked for, so that a reply never reaches another client, whatever happens to a c
 import re
 
 from batching import errors
-from batching.protocol import ProtocolError, Reply
+from batching.protocol import ProtocolError, Reply, ReplyInPlace
 
 _ID = re.compile(rb"[\w-]*")
 
@@ -48,17 +48,19 @@ def named_request(entry: bytes) -> str:
     return found[0].decode() if found else ""
 
 
-def decode_reply(request_id: str, value: bytes) -> Reply:
-    """Decodes a reply key's value.
+def decode_reply(request_id: str, value: bytes | memoryview) -> Reply:
+    """Decodes a reply key's value; in a memoryview the reply's body stays where it is.
 
     Raises:
         LargeReply: it is in a key of its own.
         ProtocolError: the value is not a reply to this request.
     """
     prefix = request_id.encode()
-    if not value.startswith(prefix):
+    if value[: len(prefix)] != prefix:
         raise ProtocolError("reply belongs to another request")
     content = value[len(prefix) :]
+    if isinstance(content, memoryview):
+        return ReplyInPlace.decode(content)
     if content[:1] == b"@":
         raise LargeReply(content[1:].decode(errors="replace"))
     if content[:1] == b"!":

@@ -151,7 +151,7 @@ def _refuse_web_pages(allowed_origin: str) -> None:
 def _metadata(reply: Reply) -> dict[str, Any]:
     # As in TorchServe, all that is not an object becomes an empty one.
     try:
-        document = json.loads(reply.body)
+        document = json.loads(bytes(reply.body))
     except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -99,7 +99,7 @@ def reply_answer(reply: Reply, request_id: str = "") -> Answer:
     if not _LOWEST_STATUS <= reply.status <= _HIGHEST_STATUS:
         return error_answer(InternalError("Invalid model predict output"), request_id)
     if reply.error_type:
-        message = reply.body.decode("utf-8", "replace")
+        message = bytes(reply.body).decode("utf-8", "replace")
         return _failure(reply.status, reply.error_type, message, reply.reason, request_id)
     headers = [("x-request-id", request_id or fresh_request_id()), *_NO_CACHE_HEADERS]
     if reply.headers:

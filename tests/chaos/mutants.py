@@ -181,7 +181,31 @@ MUTANTS = (
         "self._writer.is_closing()",
         "False",
         "tests/unit/batching/store/connections/test_lost_connections.py::"
+        "test_pooled_connection_that_was_lost_while_idle_is_made_anew[uvloop]",
+    ),
+    Mutant(
+        "a held connection that was lost while idle is made anew",
+        "batching/store/connections/calls.py",
+        "return not self._transport.is_closing()",
+        "return True",
+        "tests/unit/batching/store/connections/test_lost_connections.py::"
         "test_held_connection_that_was_lost_while_idle_is_made_anew[uvloop]",
+    ),
+    Mutant(
+        "a late answer reaches no later call",
+        "batching/store/connections/calls.py",
+        "            self.give_up()\n            raise\n",
+        "            raise\n",
+        "tests/unit/batching/store/connections/test_calls.py::"
+        "test_call_that_was_cancelled_gets_no_later_one_its_answer[uvloop-SmallCalls]",
+    ),
+    Mutant(
+        "a request whose body found no room is refused",
+        "batching/store/scripts/submit.lua",
+        "elseif lacks_bodies and",
+        "elseif false and",
+        "tests/unit/batching/store/scripts/test_submit.py::"
+        "test_submit_refuses_the_one_request_whose_body_found_no_room",
     ),
     Mutant(
         "a look-up does not wait for a silent Redis",

@@ -1,8 +1,7 @@
-"""F40: random verbs against a small model in Python, the same ones on fakeredis and a real server.
+"""F40: random verbs against a small model in Python, on a real server.
 
 Hypothesis picks submits, claims, replies, cancels, deaths and the passing of time. After each step
-the queue must look as the model says. The same seed drives both backends, so they agree with each
-other when they agree with the model.
+the queue must look as the model says.
 """
 
 import os
@@ -26,13 +25,13 @@ from hypothesis.stateful import (
 from batching.protocol import Batch, Owned
 from batching.store.node_side.node_queue import ReclaimMode
 from batching.store.worker_side.worker_queue import WorkerQueue
+from ferry.process_tree.embedded_redis import EmbeddedRedis
 from tests.chaos.promises import is_long
 from tests.support import (
     KEY,
     Backend,
     QueueHarness,
     attempts_of,
-    fake_backend,
     ids_of,
     make_reply,
     server_backend,
@@ -358,20 +357,13 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("backend", "has_tickets"),
-    [("fakeredis", False), ("server", False), ("server", True)],
-    ids=["fakeredis", "server", "tickets"],
-)
+@pytest.mark.parametrize("has_tickets", [False, True], ids=["server", "tickets"])
 def test_f40_queue_does_what_its_model_says(
-    request: pytest.FixtureRequest, record_promise, backend: str, has_tickets: bool
+    redis_server: EmbeddedRedis, record_promise, has_tickets: bool
 ) -> None:
     # Given
     machine = type("Machine", (QueueMachine,), {"has_tickets": has_tickets})
-    if backend == "server":
-        machine.backend = server_backend(request.getfixturevalue("redis_server").url)
-    else:
-        machine.backend = fake_backend()
+    machine.backend = server_backend(redis_server.url)
 
     # When, then
     run_state_machine_as_test(
@@ -385,4 +377,4 @@ def test_f40_queue_does_what_its_model_says(
             suppress_health_check=list(HealthCheck),
         ),
     )
-    record_promise("F40", f"{backend}{', job tickets' * has_tickets}: {EXAMPLES} x {STEPS} steps")
+    record_promise("F40", f"server{', job tickets' * has_tickets}: {EXAMPLES} x {STEPS} steps")

@@ -104,17 +104,19 @@ class AsyncFoundConnection(NoticesItsLoss, redis.asyncio.Connection):
     async def connect(self) -> None:
         if self.is_connected:
             await self._finder.look_again_async()
-            if self._is_elsewhere():
+            if self.is_elsewhere:
                 await self.disconnect()
         await super().connect()  # type: ignore[no-untyped-call]
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        if self._is_elsewhere():
+        if self.is_elsewhere:
             await self.disconnect()
             raise NotHere("the server is elsewhere now")
         await super().send_packed_command(command, check_health)
 
-    def _is_elsewhere(self) -> bool:
+    @property
+    def is_elsewhere(self) -> bool:  # type: ignore[override]
+        """Returns whether the server has another address by now."""
         return (self.host, self.port) != self._finder.address and bool(self.is_connected)
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:

@@ -60,6 +60,11 @@ class NoticesItsLoss:
     """
 
     _writer: Any
+    is_elsewhere = False  # for connections that look for their server
+
+    @property
+    def transport(self) -> Any:
+        return self._writer.transport
 
     async def _connect(self) -> None:
         if (tls := getattr(self, "ssl_context", None)) is not None:

@@ -22,8 +22,9 @@ from batching.store.unavailable import queue_lost, store_unavailable
 class Broker:
     """Owns a channel per model version that has traffic. Lives on one event loop.
 
-    A channel has two connections of its own. Whenever one is opened, those that were not used for
-    a minute are closed, and those of versions that have been unregistered.
+    A channel has two connections of its own, and a third once a reply was large. Whenever one is
+    opened, those that were not used for a minute are closed, and those of versions that have been
+    unregistered.
     """
 
     def __init__(

@@ -2,19 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import NoScriptError, OutOfMemoryError
 
 from batching.models.spec import VersionKey
 from batching.protocol import INLINE_LIMIT_BYTES, Wire
 from batching.store.client_types import AsyncClient
 from batching.store.clients import BLOCK_S, at
-from batching.store.connections.async_held_connection import AsyncHeldConnection, Command
+from batching.store.connections.async_held_connection import AsyncHeldConnection
+from batching.store.connections.bulk_calls import BulkCalls
+from batching.store.connections.commands import Command, packed, packed_set
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from batching.store.open_records import rest_of_record
 from batching.store.replies import named_request
-from batching.store.scripts.loader import ordered_keys, script
+from batching.store.scripts.loader import command, ordered_keys, script
 
 RECEIVE_AT_ONCE = 256
 CHUNKS_AT_ONCE = 16
@@ -28,11 +30,14 @@ class SubmitCode(IntEnum):
     FULL = 0
     NO_VERSION = -1
     NO_WORKER = -2
-    NO_MEMORY = -3  # not the script's: the body found no room
+    NO_MEMORY = -3
     NO_TICKET = -4
     NO_BEAT = -5
 
 
+_REFUSED_WITH_BODY = frozenset(
+    {code for code in SubmitCode if code <= 0 and code is not SubmitCode.NO_MEMORY}
+)
 _SUBMIT_CODES = {code.value: code for code in SubmitCode}  # calling the enumeration is slow
 
 
@@ -63,6 +68,10 @@ class Submission(NamedTuple):
     age_us: int | None = 0
 
 
+def _is_large(item: Submission) -> bool:
+    return item.wire.size_bytes > INLINE_LIMIT_BYTES
+
+
 class IngressQueue:
     """Calls the scripts; raises redis' own errors."""
 
@@ -83,6 +92,7 @@ class IngressQueue:
         self._done = keys.done_prefix + ingress_id
         self._listener = AsyncHeldConnection(client)
         self._submitter = AsyncHeldConnection(client)
+        self._large = AsyncHeldConnection(client, BulkCalls)
         self._cancel = script(client, "cancel")
         self._audit = script(client, "audit")
         self._submit_keys = ordered_keys("submit", keys)
@@ -93,60 +103,66 @@ class IngressQueue:
         """Closes its own connections; no call may be under way."""
         await self._listener.close()
         await self._submitter.close()
+        await self._large.close()
 
     async def submit(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
-        """Submits each request, or refuses it with a code."""
-        large = [item for item in submissions if item.wire.size_bytes > INLINE_LIMIT_BYTES]
+        """Submits each request, or refuses it with a code.
+
+        Large bodies leave in one write with the script and before it. It refuses those requests
+        whose bodies found no room.
+        """
+        arguments = self._submit_arguments(submissions)
+        large = [item for item in submissions if _is_large(item)]
         if not large:
-            return await self._submit_script(submissions)
-        without_room = await self._write_bodies(large)
-        fitting = [item for item in submissions if item.request_id not in without_room]
-        try:
-            codes = iter(await self._submit_script(fitting))
-        except OutOfMemoryError:
-            # Nothing was queued: bodies that no worker will read must not fill the memory.
-            await self._drop_bodies(large)
-            raise
-        found = [
-            SubmitCode.NO_MEMORY if item.request_id in without_room else next(codes)
-            for item in submissions
-        ]
+            codes = await self._submitter.run("submit", self._submit_keys, arguments)
+            return [_SUBMIT_CODES[code] for code in codes]
+        codes = await self._submit_with_bodies(large, arguments)
+        found = [_SUBMIT_CODES[code] for code in codes]
         outcomes = zip(submissions, found, strict=True)
-        await self._drop_bodies([item for item, code in outcomes if code <= 0 and item in large])
+        await self._drop_bodies(
+            [one for one, code in outcomes if code in _REFUSED_WITH_BODY and _is_large(one)]
+        )
         return found
 
-    async def _submit_script(self, submissions: Sequence[Submission]) -> list[SubmitCode]:
-        if not submissions:
-            return []
+    def _submit_arguments(self, submissions: Sequence[Submission]) -> list[str | int | bytes]:
         ingress_id = self._ingress_id
         longest_ms = max(item.ttl_ms for item in submissions)
         arguments: list[str | int | bytes] = [ingress_id, self._dead_after_ms, longest_ms]
-        for request_id, ttl_ms, wire, age_us in submissions:
-            inline = wire.head if wire.size_bytes <= INLINE_LIMIT_BYTES else b""
-            arguments += (request_id, rest_of_record(ingress_id, ttl_ms, age_us, inline))
-        codes = await self._submitter.run("submit", self._submit_keys, arguments)
-        return [_SUBMIT_CODES[code] for code in codes]
+        for item in submissions:
+            inline = b"" if _is_large(item) else item.wire.head
+            arguments += (
+                item.request_id,
+                rest_of_record(ingress_id, item.ttl_ms, item.age_us, inline),
+            )
+        return arguments
 
-    async def _write_bodies(self, large: Sequence[Submission]) -> set[str]:
-        """Writes the bodies that fit into Redis; returns the ids of the others.
-
-        The last one that did fit counts among the others: the script needs some room, too.
-        """
-        async with self._client.pipeline(transaction=False) as pipe:
-            for item in large:
-                name = self._keys.body_prefix + item.request_id
-                pipe.set(name, item.wire.head + item.wire.body, px=item.ttl_ms + 60_000)
-            results = await pipe.execute(raise_on_error=False)
-        refused = [isinstance(result, OutOfMemoryError) for result in results]
-        for result, is_refused in zip(results, refused, strict=True):
-            if isinstance(result, Exception) and not is_refused:
-                raise result
-        if not any(refused):
-            return set()
-        last_written = max(refused.index(True) - 1, 0)
-        refused[last_written] = True
-        await self._drop_bodies([large[last_written]])
-        return {item.request_id for item, no in zip(large, refused, strict=True) if no}
+    async def _submit_with_bodies(
+        self, large: Sequence[Submission], arguments: Sequence[str | int | bytes]
+    ) -> list[int]:
+        buffers: list[bytes | bytearray] = []
+        for item in large:
+            name = self._keys.body_prefix + item.request_id
+            buffers += packed_set(name, item.wire, item.ttl_ms + 60_000)
+        buffers.append(packed(command("submit", self._submit_keys, arguments)))
+        *stored, codes = await self._submitter.exchange(buffers, len(large) + 1)
+        for answer in stored:
+            if isinstance(answer, Exception) and not isinstance(answer, OutOfMemoryError):
+                raise answer
+        if isinstance(codes, OutOfMemoryError):
+            # The last body that did fit left no room for the script.
+            outcomes = zip(large, stored, strict=True)
+            fitting = [item for item, answer in outcomes if not isinstance(answer, Exception)]
+            await self._drop_bodies(fitting[-1:])
+        if isinstance(codes, (NoScriptError, OutOfMemoryError)):
+            try:
+                codes = await self._submitter.run("submit", self._submit_keys, arguments)
+            except OutOfMemoryError:
+                # Nothing was queued: bodies that no worker will read must not fill the memory.
+                await self._drop_bodies(large)
+                raise
+        if isinstance(codes, Exception):
+            raise codes
+        return cast("list[int]", codes)
 
     async def _drop_bodies(self, large: Sequence[Submission]) -> None:
         names = [self._keys.body_prefix + item.request_id for item in large]
@@ -178,19 +194,23 @@ class IngressQueue:
         values = await self._client.mget(self._reply_keys(request_ids))
         return dict(zip(request_ids, values, strict=True))
 
-    async def fetch_large(self, attempts: Mapping[str, str]) -> dict[str, bytes | None]:
+    async def fetch_large(
+        self, attempts: Mapping[str, str], read: Mapping[str, str]
+    ) -> dict[str, memoryview | None]:
         """Returns the values of large replies' own keys, by request; reading them again is safe.
 
         Args:
             attempts: by request, which attempt's reply it is.
+            read: those that are needed no more; they and their reply keys are deleted first.
         """
-        values = await self._client.mget(self._large_replies(attempts))
+        discard: list[Command] = []
+        if read:
+            discard = [("UNLINK", *self._large_replies(read), *self._reply_keys(list(read)))]
+        fetch: list[Command] = [("GET", name) for name in self._large_replies(attempts)]
+        buffers = [packed(one) for one in discard + fetch]
+        answers = await self._large.exchange(buffers, len(buffers))
+        values = [None if isinstance(one, Exception) else one for one in answers[len(discard) :]]
         return dict(zip(attempts, values, strict=True))
-
-    async def discard_large(self, attempts: Mapping[str, str]) -> None:
-        """Deletes these large replies and their reply keys."""
-        names = self._large_replies(attempts) + self._reply_keys(list(attempts))
-        await self._client.unlink(*names)
 
     async def discard(self, delivered: Sequence[str]) -> None:
         """Deletes these reply keys, one at least."""

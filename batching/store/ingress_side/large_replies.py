@@ -1,7 +1,6 @@
 """Fetches replies that are too large for the replies list, a few at a time."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
 from itertools import islice
 
@@ -23,7 +22,7 @@ class LargeReplyFetcher:
         self,
         queue: IngressQueue,
         is_wanted: Callable[[str], bool],
-        deliver: Callable[[Mapping[str, bytes | None]], object],
+        deliver: Callable[[Mapping[str, memoryview | None]], object],
     ) -> None:
         self._queue = queue
         self._is_wanted = is_wanted
@@ -47,12 +46,15 @@ class LargeReplyFetcher:
 
     async def _fetch(self) -> None:
         at_once = AT_ONCE
+        read: dict[str, str] = {}  # and delivered: deleted together with the next fetch
         try:
-            while self._due:
+            while self._due or read:
                 some = dict(islice(self._due.items(), at_once))
                 wanted = {one: some[one] for one in some if self._is_wanted(one)}
+                values: Mapping[str, memoryview | None] = {}
                 try:
-                    values = await self._queue.fetch_large(wanted) if wanted else {}
+                    if wanted or read:
+                        values = await self._queue.fetch_large(wanted, read)
                 except AWAY:
                     if at_once == 1:
                         return
@@ -61,7 +63,6 @@ class LargeReplyFetcher:
                 for request_id in some:
                     del self._due[request_id]
                 self._deliver(values)
-                with contextlib.suppress(*AWAY):
-                    await self._queue.discard_large(some)
+                read = some
         finally:
             self._due.clear()

@@ -141,7 +141,7 @@ class ReplyStream(PendingRequest):
             raise _incomplete()
         self._is_read = True
         if outcome.body:
-            self._pieces.append(ReplyChunk(self._next_index, outcome.body))
+            self._pieces.append(ReplyChunk(self._next_index, bytes(outcome.body)))
 
 
 def _incomplete() -> errors.ServeError:

@@ -167,7 +167,7 @@ class VersionChannel:
                 delivered = []
                 await asyncio.sleep(self._patience.retry_s)
 
-    def _deliver(self, values: Mapping[str, bytes | None]) -> list[str]:
+    def _deliver(self, values: Mapping[str, bytes | memoryview | None]) -> list[str]:
         """Resolves the requests; returns the ids whose reply keys are needed no more."""
         delivered: list[str] = []
         for request_id, value in values.items():

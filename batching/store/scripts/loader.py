@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,13 @@ def ordered_keys(verb: str, version_keys: object, optional: bool = False, **own:
 def sha(verb: str) -> str:
     """Returns the name by which Redis knows the script."""
     return hashlib.sha1(source(verb).encode(), usedforsecurity=False).hexdigest()
+
+
+def command(
+    verb: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]
+) -> tuple[str | int | bytes, ...]:
+    """Returns the command that runs the script, if Redis knows it."""
+    return ("EVALSHA", sha(verb), len(keys), *keys, *arguments)
 
 
 def script(client: Client | AsyncClient, verb: str) -> Any:

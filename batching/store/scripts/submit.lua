@@ -1,28 +1,35 @@
 -- submit: the requests wait in the queue, or each is refused with a reason. All or none at OOM.
 --
 -- KEYS  1 config  2 queue  3 wakeups  4 gather  5 open  6 counters  7 worker beats  8 ingress beats
---       9 reply prefix  10 more prefix  11 suspects  12 idle
+--       9 reply prefix  10 more prefix  11 suspects  12 idle  13 body prefix
 -- ARGV  1 ingress id  2 dead_after_ms  3 ttl_ms: the longest of them
 --       then per request, at most 2,000: id, rest of its record (open_records.py)
 -- Returns an array, one code per request:
 --        1 queued   2 known already (a re-sent submit)   0 queue full
 --       -1 no such model version   -2 no live worker
+--       -3 no memory: its bytes are neither in its record nor in the key of its body
 --       -4 no ticket: the version has job tickets, and no idle worker is left for this request
 --       -5 no live worker, but some whose beats are old: they died, or this clock has stepped ahead
 --
 -- Race closed: capacity check and push are one step, and a submit whose reply was lost may be sent
 -- again without queueing twice. At maxmemory the first write (HSET) is refused before anything is
--- changed, which is what admission wants. Its arguments come in lists: a call costs more than what
--- it does (docs/adr/0013-records.md).
+-- changed, which is what admission wants. The SET of a large body, sent in one write with this call,
+-- may have been refused, too. Its arguments come in lists: a call costs more than what it does
+-- (docs/adr/0013-records.md).
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(now_us / 1000)
 local ingress_id, dead_after_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local ids, names, codes = {}, {}, {}
+local ids, names, codes, bodies, body_of = {}, {}, {}, {}, {}
 for i = 4, #ARGV, 2 do
-  ids[#ids + 1] = ARGV[i]
-  names[#names + 1] = KEYS[9] .. ARGV[i]
+  local id, rest = ARGV[i], ARGV[i + 1]
+  ids[#ids + 1] = id
+  names[#names + 1] = KEYS[9] .. id
+  if string.find(rest, '\n', 1, true) == #rest then
+    body_of[id] = KEYS[13] .. id
+    bodies[#bodies + 1] = body_of[id]
+  end
 end
 
 local config = redis.call('HMGET', KEYS[1], 'max_queue', 'job_ticket')
@@ -54,8 +61,9 @@ local function count_tickets()
 end
 
 local open = redis.call('HMGET', KEYS[5], unpack(ids))
--- Mostly none is there, which one call tells of all.
+-- Mostly no reply is there, and all bodies are, which one call each tells of all.
 local has_replies = redis.call('EXISTS', unpack(names)) > 0
+local lacks_bodies = #bodies > 0 and redis.call('EXISTS', unpack(bodies)) < #bodies
 local tickets = config[2] == '1' and count_tickets() or math.huge
 local head = '0 - 0 ' .. string.format('%.0f', now_us) .. ' '
 local queued, records = {}, {}
@@ -69,6 +77,8 @@ for n, id in ipairs(ids) do
     codes[n] = -4
   elseif waiting >= max_queue then
     codes[n] = 0
+  elseif lacks_bodies and body_of[id] and redis.call('EXISTS', body_of[id]) == 0 then
+    codes[n] = -3
   else
     records[id] = true
     queued[#queued + 1] = id

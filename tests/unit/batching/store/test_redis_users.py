@@ -96,8 +96,8 @@ def test_users_may_pass_a_request_through_its_whole_life(harnesses):
     assert sorted(replies) == ["large", "small"]
     assert None not in replies.values()
     assert queue.fetch(["small", "large"]) == replies
-    assert queue.fetch_large({"large": "1"})["large"] is not None
-    queue.discard_large({"large": "1"})
+    assert queue.fetch_large({"large": "1"}, {})["large"] is not None
+    queue.fetch_large({}, {"large": "1"})
     queue.discard(["small"])
     # When: audited, cancelled while it runs, sent in pieces, partly gathered and rung for
     ingress.submit("a", "b", "c", "d")

@@ -6,11 +6,13 @@ import contextlib
 import pytest
 import redis.asyncio
 
+from batching.store.clients import connect_async
 from batching.store.ingress_side.ingress_queue import IngressQueue
 from batching.store.ingress_side.patience import Patience
 from batching.store.ingress_side.pending_request import AwaitedRequest
 from batching.store.ingress_side.version_channel import VersionChannel
 from batching.store.keys import VersionKeys
+from tests.chaos.proxy import ChaosProxy
 from tests.support import DEAD_AFTER_MS, KEY, QueueHarness, make_outage, wire_of
 
 
@@ -47,6 +49,8 @@ def ask(channel, name, wire=None, *, timeout_s=10.0):
 
 class SteppedRedis(redis.asyncio.Redis):
     """A client into whose calls a test steps, on all of its connections."""
+
+    written = ()  # the buffers, in their order
 
     async def before(self, commands):
         """These packed commands are about to be sent."""
@@ -113,22 +117,90 @@ def special(kind, url):
     """A client of this kind; skips where the URL is a cluster's, whose clients are our own."""
     if "+" in url.partition("://")[0]:
         pytest.skip("steps into a client of a single server")
-    client = kind.from_url(url, retry=redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0))
-    pool = client.connection_pool
+    pool = connect_async(url).connection_pool
+    client = kind.from_pool(pool)
 
     class Stepped(pool.connection_class):
-        commands = b""
-
-        async def send_packed_command(self, command, check_health=True):
-            commands = command if isinstance(command, bytes) else b"".join(command)
-            await client.before(commands)
-            await super().send_packed_command(command, check_health)
-            self.commands = commands  # now: it may have connected, and sent a greeting
-
-        async def read_response(self, *arguments, **options):
-            answer = await super().read_response(*arguments, **options)
-            client.after(self.commands)
-            return answer
+        async def _connect(self):
+            await super()._connect()
+            self._writer._transport = SteppedTransport(client, self._writer.transport)
 
     pool.connection_class = Stepped
     return client
+
+
+class SteppedTransport:
+    """Shows the client what is written, before it is, and what has been answered, after it was."""
+
+    def __init__(self, client, transport):
+        self._client, self._transport = client, transport
+        self._commands = b""
+        self._steps = asyncio.Queue()
+        self._writing = asyncio.create_task(self._write())
+        self.set_protocol(transport.get_protocol())
+
+    def __getattr__(self, name):
+        return getattr(self._transport, name)
+
+    def writelines(self, buffers):
+        self._client.written += tuple(buffers)
+        self._steps.put_nowait(b"".join(buffers))
+
+    def set_protocol(self, protocol):
+        self._protocol = protocol
+        self._transport.set_protocol(self)
+
+    def get_protocol(self):
+        return self._protocol
+
+    async def _write(self):
+        while not self._transport.is_closing():
+            commands = await self._steps.get()
+            with self._lost_by_error():
+                await self._client.before(commands)
+                self._commands = commands
+                self._transport.write(commands)
+
+    def data_received(self, data):
+        with self._lost_by_error():
+            self._client.after(self._commands)
+            feed(self._protocol, data)
+
+    def eof_received(self):
+        return self._protocol.eof_received()
+
+    def connection_lost(self, error):
+        self._writing.cancel()
+        self._protocol.connection_lost(error)
+
+    @contextlib.contextmanager
+    def _lost_by_error(self):
+        try:
+            yield
+        except redis.ConnectionError:
+            self._transport.abort()
+
+
+def feed(protocol, data):
+    """Gives these bytes to a protocol of either kind, in pieces if it has no room for more."""
+    if isinstance(protocol, asyncio.Protocol):
+        protocol.data_received(data)
+        return
+    while data:
+        room = protocol.get_buffer(-1)
+        some = data[: len(room)]
+        room[: len(some)] = some
+        protocol.buffer_updated(len(some))
+        data = data[len(some) :]
+
+
+class CutOff(ChaosProxy):
+    """A line to Redis; what is not `connected` is reset."""
+
+    @property
+    def connected(self):
+        return not self._is_down
+
+    @connected.setter
+    def connected(self, is_connected):
+        self.heal() if is_connected else self.go_down()

@@ -13,24 +13,19 @@ IDS = [f"r{number}" for number in range(AT_ONCE + 1)]
 class SlowStore:
     """Large replies that come when the test lets them, and not if they are too many at once."""
 
-    def __init__(self, most_at_once=AT_ONCE, *, is_deleting=True):
+    def __init__(self, most_at_once=AT_ONCE):
         self.may_come = asyncio.Event()
         self.most_at_once = most_at_once
-        self.is_deleting = is_deleting
         self.fetched, self.discarded = [], []
 
-    async def fetch_large(self, attempts):
+    async def fetch_large(self, attempts, read):
         self.fetched.append(list(attempts))
         await asyncio.sleep(0)  # others get a turn, as in every call to Redis
+        self.discarded += read
         await self.may_come.wait()
         if len(attempts) > self.most_at_once:
             raise redis.TimeoutError("the answer has not come in time")
         return dict.fromkeys(attempts, b"reply")
-
-    async def discard_large(self, attempts):
-        if not self.is_deleting:
-            raise redis.ConnectionError("the line is broken")
-        self.discarded += attempts
 
 
 class Scene:
@@ -61,7 +56,7 @@ async def test_reply_on_its_way_is_not_fetched_once_more():
     scene.add("r0", "r1")
     await scene.fetch_all()
     # Then
-    assert scene.store.fetched == [["r0", "r1"]]
+    assert scene.store.fetched == [["r0", "r1"], []]
     assert scene.delivered == {"r0": b"reply", "r1": b"reply"}
     assert scene.store.discarded == ["r0", "r1"]
 
@@ -73,7 +68,7 @@ async def test_what_does_not_come_together_comes_alone():
     scene.add("r0", "r1")
     await scene.fetch_all()
     # Then
-    assert scene.store.fetched == [["r0", "r1"], ["r0"], ["r1"]]
+    assert scene.store.fetched == [["r0", "r1"], ["r0"], ["r1"], []]
     assert list(scene.delivered) == ["r0", "r1"]
 
 
@@ -99,4 +94,15 @@ async def test_reply_that_no_client_waits_for_is_deleted_and_not_fetched():
     scene.add("r0")
     await scene.fetch_all()
     # Then
-    assert (scene.store.fetched, scene.store.discarded) == ([], ["r0"])
+    assert (scene.store.fetched, scene.store.discarded) == ([[]], ["r0"])
+
+
+async def test_replies_are_deleted_together_with_the_fetch_of_the_next_ones():
+    # Given
+    scene = Scene()
+    # When
+    scene.add(*IDS)
+    await scene.fetch_all()
+    # Then
+    assert scene.store.fetched == [IDS[:AT_ONCE], IDS[AT_ONCE:], []]
+    assert scene.store.discarded == IDS

@@ -3,7 +3,7 @@ from redis.exceptions import OutOfMemoryError
 
 from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.ingress_side.ingress_queue import Submission, SubmitCode
-from tests.support import body_of, eventually, wire_of
+from tests.support import body_of, eventually, make_request, wire_of
 
 LARGE = 4 * INLINE_LIMIT_BYTES
 
@@ -211,3 +211,54 @@ def test_submit_leaves_no_body_behind_when_only_one_would_fit(real_harness):
     assert codes == [SubmitCode.NO_MEMORY] * 3
     assert [name for name in ("a", "b", "c") if real_harness.has_body(name)] == []
     assert real_harness.queued() == []
+
+
+def test_submit_refuses_the_one_request_whose_body_found_no_room(real_harness):
+    # Given: room for the second body, but not for the buffer, too, in which Redis reads the next
+    client = real_harness.client
+    eventually(lambda: client.info("memory")["lazyfree_pending_objects"] == 0)
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 4_000_000)
+    sizes = {"a": LARGE, "b": 2_500_000, "c": LARGE}
+    bodies = [Submission(name, 60_000, wire_of(name, size=size)) for name, size in sizes.items()]
+
+    # When
+    codes = real_harness.ingress().submit(bodies)
+
+    # Then
+    client.config_set("maxmemory", 0)
+    assert codes == [SubmitCode.QUEUED, SubmitCode.NO_MEMORY, SubmitCode.QUEUED]
+    assert real_harness.queued() == ["a", "c"]
+    assert [name for name in sizes if real_harness.has_body(name)] == ["a", "c"]
+
+
+def test_submit_makes_room_for_the_script_by_the_body_that_took_the_last_of_it(real_harness):
+    # Given: room for the body, and none for the script after it
+    client = real_harness.client
+    eventually(lambda: client.info("memory")["lazyfree_pending_objects"] == 0)
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 4_000_000)
+    body = Submission("a", 60_000, wire_of("a", size=3_900_000))
+    ingress = real_harness.ingress()
+
+    # When
+    codes = ingress.submit([body, Submission("small", 60_000, wire_of("small"))])
+
+    # Then
+    client.config_set("maxmemory", 0)
+    assert codes == [SubmitCode.NO_MEMORY, SubmitCode.QUEUED]
+    assert real_harness.queued() == ["small"]
+    assert not real_harness.has_body("a")
+
+
+def test_submit_sends_bodies_once_when_the_server_has_forgotten_the_script(real_harness):
+    # Given
+    client = real_harness.client
+    client.script_flush()
+    client.config_resetstat()
+
+    # When
+    codes = real_harness.ingress().submit([large("a"), large("b")])
+
+    # Then
+    assert codes == [SubmitCode.QUEUED] * 2
+    assert client.info("commandstats")["cmdstat_set"]["calls"] == 2
+    assert real_harness.worker().claim(2, 0.0).items[0].request == make_request("a", size=LARGE)

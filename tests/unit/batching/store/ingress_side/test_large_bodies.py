@@ -1,0 +1,33 @@
+"""Large bodies between a client and Redis: in one write with their submit, and never copied."""
+
+import pytest
+
+from batching.protocol import INLINE_LIMIT_BYTES, Part, Request
+from batching.store.ingress_side.ingress_queue import IngressQueue, Submission, SubmitCode
+from tests.support import DEAD_AFTER_MS, KEY
+from tests.unit.batching.store.ingress_side.channels import SteppedRedis, special
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+async def test_body_is_sent_as_the_very_object_that_came_in(real_harness, kind):
+    # Given
+    client = special(SteppedRedis, real_harness.backend.url)
+    queue = IngressQueue(client, KEY, "ingress-a", DEAD_AFTER_MS)
+    bodies = [kind(bytes([number]) * 4 * INLINE_LIMIT_BYTES) for number in range(3)]
+    requests = [Request({}, [Part("body", "image/jpeg", body)]) for body in bodies]
+    submissions = [
+        Submission(name, 60_000, request.to_wire())
+        for name, request in zip("abc", requests, strict=True)
+    ]
+
+    # When
+    codes = await queue.submit(submissions)
+    await queue.close()
+    await client.aclose()
+
+    # Then
+    assert codes == [SubmitCode.QUEUED] * 3
+    large = [one for one in client.written if len(one) > INLINE_LIMIT_BYTES]
+    assert [one is body for one, body in zip(large, bodies, strict=True)] == [True] * 3
+    claimed = real_harness.worker().claim(3, 0.0)
+    assert [item.request for item in claimed.items] == requests
