@@ -5,6 +5,7 @@ from urllib.parse import unquote
 
 import pytest
 import requests
+import uvloop
 
 from batching.errors import ModelNotFound
 from batching.models.spec import ArchiveInfo, ModelSpec
@@ -112,7 +113,7 @@ def patience():
 
 @pytest.fixture
 def ingress(redis_url, keys, patience):
-    loop = asyncio.new_event_loop()
+    loop = uvloop.new_event_loop()  # as the ingress has
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 

@@ -3,10 +3,14 @@
 import asyncio
 import contextlib
 import socket
+from dataclasses import replace
 
 import uvloop
 
+from ingress.http1.host import USUAL_TIMEOUTS
 from ingress.listeners import Address, Listener
+from ingress.role import Role
+from ingress.server import application
 from tests.ports import free_ports
 from tests.unit.ingress.leaks import assert_tells_nothing
 
@@ -43,6 +47,29 @@ def served(app, client, *, tls=None, **options):
             await listener.wait_closed()
 
     return uvloop.run(main())  # as the ingress does
+
+
+@contextlib.contextmanager
+def listening(echo, address, tls=None, timeouts=USUAL_TIMEOUTS):
+    """The inference port of this ingress on another address, too."""
+    settings = replace(echo.services.settings, max_response_size_bytes=20)
+    services = replace(echo.services, settings=settings)
+    app = application(services, frozenset({Role.INFERENCE}))
+
+    async def listen():
+        listener = Listener(address, app, Unobserved(), tls=tls, timeouts=timeouts)
+        await listener.start()
+        return listener
+
+    async def close(listener):
+        listener.stop()
+        await listener.wait_closed()
+
+    listener = services.on_loop(listen())
+    try:
+        yield
+    finally:
+        services.on_loop(close(listener))
 
 
 def read_to_end(connection):

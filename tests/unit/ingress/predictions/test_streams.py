@@ -4,22 +4,19 @@ import contextlib
 import socket
 import ssl
 import threading
-from dataclasses import replace
 
 import pytest
 
 from batching.protocol import Batch, ReplyChunk
 from batching.store.clients import connect
 from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode, WorkerQueue
-from ingress.http1.host import USUAL_TIMEOUTS, ClientTimeouts
-from ingress.listeners import Address, Listener
-from ingress.role import Role
-from ingress.server import application
+from ingress.http1.host import ClientTimeouts
+from ingress.listeners import Address
 from tests.ports import free_ports
 from tests.support import eventually, items_of
 from tests.tls import needs_openssl
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S
-from tests.unit.ingress.sockets import Unobserved
+from tests.unit.ingress.sockets import listening
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -93,29 +90,6 @@ def test_client_that_reads_nothing_is_given_up(echo, flood):
     assert not answer.endswith(b"0\r\n\r\n")
     spec = echo.registry.resolve("echo", None)
     eventually(lambda: echo.registry.queue(spec).open_requests == 0)
-
-
-@contextlib.contextmanager
-def listening(echo, address, tls=None, timeouts=USUAL_TIMEOUTS):
-    """The inference port of this ingress on another address, too."""
-    settings = replace(echo.services.settings, max_response_size_bytes=20)
-    services = replace(echo.services, settings=settings)
-    app = application(services, frozenset({Role.INFERENCE}))
-
-    async def listen():
-        listener = Listener(address, app, Unobserved(), tls=tls, timeouts=timeouts)
-        await listener.start()
-        return listener
-
-    async def close(listener):
-        listener.stop()
-        await listener.wait_closed()
-
-    listener = services.on_loop(listen())
-    try:
-        yield
-    finally:
-        services.on_loop(close(listener))
 
 
 def ask(client, *lines, version=b"1.1", method=b"POST"):
