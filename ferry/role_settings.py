@@ -20,6 +20,7 @@ OF_INGRESS = frozenset(
         "enable_metrics_api",
         "enable_model_api",
         "inference_address",
+        "ingress_processes",
         "job_queue_size",
         "key_file",
         "management_address",

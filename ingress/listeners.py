@@ -128,8 +128,10 @@ class Listener:
         added_headers: Sequence[Header] = (),
         timeouts: ClientTimeouts = USUAL_TIMEOUTS,
         tls: ssl.SSLContext | None = None,
+        shares_port: bool = False,
     ) -> None:
         self.address = address
+        self._shares_port = shares_port
         self._timeouts = timeouts
         self._tls = tls if address.is_tls else None
         scheme = "http" if self._tls is None else "https"
@@ -188,6 +190,8 @@ class Listener:
                 bound.bind(str(path))
                 return bound
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if self._shares_port:  # the kernel spreads connections over its listeners (ADR 0021)
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             # Connections inherit it: the kernel ends one whose client takes in nothing.
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 milliseconds = int(self._timeouts.unread_s * 1000)

@@ -17,6 +17,7 @@ import uvloop
 from batching.errors import StoreUnavailable
 from batching.process.daemon_thread import in_daemon_thread
 from batching.process.readiness import Launch, launch, notify_ready
+from batching.process.siblings import Siblings
 from batching.process.stop_signals import StopEvents
 from batching.settings.settings import Settings
 from batching.store.background_tasks import keep_going
@@ -79,7 +80,8 @@ def run(settings: Settings) -> int:
 async def _serve(
     settings: Settings, table: dict[Address, frozenset[Role]], certificate: Certificate | None
 ) -> int:
-    services = build_services(settings, open_keys(settings), asyncio.get_running_loop())
+    siblings = Siblings.from_environment()
+    services = build_services(settings, open_keys(settings), asyncio.get_running_loop(), siblings)
     return await _Ingress(services, certificate).serve(table)
 
 
@@ -92,7 +94,8 @@ class _Ingress:
         self._certificate = certificate
         self._launch = launch()
         self._snapshots: SnapshotWriter | None = None
-        if settings.snapshot_dir is not None:
+        self._siblings = siblings = services.siblings
+        if settings.snapshot_dir is not None and siblings.is_first:
             self._snapshots = SnapshotWriter(services.registry, settings, settings.snapshot_dir)
         self._signals = StopEvents()
 
@@ -104,7 +107,9 @@ class _Ingress:
         await self._services.start()
         listeners = []
         for address, roles in table.items():
-            listeners.append(self._listener(address, roles))
+            # A unix socket has one listener.
+            if address.socket_path is None or self._siblings.is_first:
+                listeners.append(self._listener(address, roles))
         tasks: list[asyncio.Task[None]] = []
         try:
             for listener in listeners:
@@ -141,6 +146,7 @@ class _Ingress:
             AccessLog(count, is_logging=settings.access_log),
             added_headers=added_headers(settings),
             tls=None if self._certificate is None else self._certificate.context,
+            shares_port=self._siblings.count > 1,
         )
 
     def _has_to_load(self) -> bool:
@@ -153,7 +159,7 @@ class _Ingress:
 
     def _is_told_to_load(self) -> bool:
         # The models that the first launch loaded, and later changes to them, are in Redis.
-        if self._launch is Launch.AGAIN:
+        if self._launch is Launch.AGAIN or not self._siblings.is_first:
             return False
         return bool(self._settings.load_models or self._settings.snapshot_file)
 
@@ -181,6 +187,7 @@ class _Ingress:
         await asyncio.wait({forced}, timeout=self._settings.drain_delay_s)
         for listener in listeners:
             listener.stop()
+        ends_s = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
         closed = asyncio.create_task(_wait_closed(listeners))
         try:
             await asyncio.wait(
@@ -201,10 +208,16 @@ class _Ingress:
             forced.cancel()
             closed.cancel()
         if self._snapshots is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(in_daemon_thread(self._snapshots.close), _SNAPSHOT_S)
+            await self._save_last(self._snapshots, ends_s)
         log.info("stopped")
         return _EXIT_FORCED if self._signals.hurry.is_set() else 0
+
+    async def _save_last(self, snapshots: SnapshotWriter, ends_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(ends_s):
+                await self._siblings.gone()  # one of them may still register a model
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(in_daemon_thread(snapshots.close), _SNAPSHOT_S)
 
 
 def application(services: Services, roles: frozenset[Role]) -> Application:

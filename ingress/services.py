@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from batching.metrics.declared import read_metrics_config
+from batching.process.siblings import Siblings
 from batching.settings.settings import Settings
 from batching.store.client_types import Client
 from batching.store.clients import connect, store_url
@@ -20,6 +21,7 @@ from batching.store.registry.registry import Registry
 from ingress.access.key_file import KeyFile
 from ingress.health import Health, Lifecycle
 from ingress.metrics.handler_metrics import HandlerMetrics
+from ingress.metrics.host_numbers import HostNumbers
 from ingress.metrics.ingress_metrics import Metrics
 from ingress.metrics.torchserve_metrics import LEGACY
 from ingress.predictions.http_prediction import HttpPredictions
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 
 # Orchestrators give a probe one second.
 _PROBE_TIMEOUT_S = 0.5
+
+_NO_SIBLINGS = Siblings()
 
 T = TypeVar("T")
 
@@ -73,6 +77,8 @@ class Services:
     predictor: PredictionService
     http_predictions: HttpPredictions
     metrics: Metrics
+    siblings: Siblings
+    numbers: HostNumbers
     lifecycle: Lifecycle
     health: Health
     patience: Patience = Patience()
@@ -85,18 +91,23 @@ class Services:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     async def start(self) -> None:
-        """Begins to listen for changes of the registry."""
+        """Begins to listen for changes of the registry, and for siblings."""
         await self.catalog.start()
+        await self.numbers.start()
 
     async def close(self) -> None:
         """Refuses the requests that still wait, and closes the connections."""
         await self.broker.close()
         await self.http_predictions.background.close()
         await self.catalog.close()
+        self.numbers.close()
 
 
 def build_services(
-    settings: Settings, keys: KeyFile | None, loop: asyncio.AbstractEventLoop
+    settings: Settings,
+    keys: KeyFile | None,
+    loop: asyncio.AbstractEventLoop,
+    siblings: Siblings = _NO_SIBLINGS,
 ) -> Services:
     """Builds the parts without connecting; `start` and `close` run on this loop."""
     url, dead_after_s = store_url(settings), settings.dead_after_s
@@ -111,7 +122,7 @@ def build_services(
         unlogged=LEGACY if settings.metrics_mode == "legacy" else (),
     )
     metrics.watch(probe_registry, lambda: broker.waiting, broker.resubmitted)
-    metrics.registry.register(
+    metrics.store_registry.register(
         HandlerMetrics(
             probe_registry,
             lambda key: read_metrics(probe_client, key),
@@ -135,6 +146,8 @@ def build_services(
         predictor=predictor,
         http_predictions=HttpPredictions(predictor, is_open_inference=settings.open_inference_rows),
         metrics=metrics,
+        siblings=siblings,
+        numbers=HostNumbers(metrics.registry, siblings),
         lifecycle=lifecycle,
         health=Health(probe_registry, lifecycle),
     )

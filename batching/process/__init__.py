@@ -1,1 +1,1 @@
-"""Runs processes: children, threads, signals, logs and restarts."""
+"""Runs processes: children, siblings, threads, signals, logs and restarts."""

@@ -1,34 +1,37 @@
 """Tells `ferry up` that a node or an ingress is ready.
 
 The child finds the number of an open descriptor in `FERRY_READY_FD` and writes lines to it: one
-JSON object for each startup model that failed, then `ready`. For a part that is started again after
-it died, the variable is empty: `ferry up` does not wait for it.
+JSON object for each startup model that failed, then `ready`. A part that is started again after it
+died has none. `FERRY_LAUNCH` says how it was started.
 """
 
 import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from enum import Enum
+from enum import StrEnum
 
 READY_VARIABLE = "FERRY_READY_FD"
+LAUNCH_VARIABLE = "FERRY_LAUNCH"
 READY_LINE = "ready"
 
 
-class Launch(Enum):
-    """How this process was started."""
+class Launch(StrEnum):
+    """How this process was started.
 
-    AWAITED = "by `ferry up`, which waits for it"
-    AGAIN = "by `ferry up`, after the one before it died"
-    ALONE = "by an operator, a container or systemd, for the first time or again"
+    AWAITED: by an operator with `ferry up`. AGAIN: by the same parent, after the one before it
+    died. ALONE: by `ferry ingress` or `ferry node`, which a container or systemd may have started
+    again.
+    """
+
+    AWAITED = "awaited"
+    AGAIN = "again"
+    ALONE = "alone"
 
 
 def launch() -> Launch:
-    """Returns how this process was started. Call this before `notify_ready`."""
-    number = os.environ.get(READY_VARIABLE)
-    if number is None:
-        return Launch.ALONE
-    return Launch.AWAITED if number else Launch.AGAIN
+    """Returns how this process was started."""
+    return Launch(os.environ.get(LAUNCH_VARIABLE, Launch.ALONE))
 
 
 def notify_ready(failures: Iterable[Mapping[str, str]] = ()) -> None:

@@ -51,6 +51,7 @@ def check_settings(settings: Settings) -> None:
         _check_pattern("allowed_urls", pattern.strip(), "; commas separate expressions")
     _check_pattern("blacklist_env_vars", settings.blacklist_env_vars)
     _check_words(settings)
+    _check_addresses(settings)
     _check_cors(settings)
     _check_numbers(settings)
     if settings.redis_url:
@@ -68,6 +69,13 @@ def _check_words(settings: Settings) -> None:
     if settings.log_level.upper() not in logging.getLevelNamesMapping():
         raise SettingsError(
             f"log_level={settings.log_level!r} is none of: debug, info, warning, error"
+        )
+
+
+def _check_addresses(settings: Settings) -> None:
+    if settings.ingress_processes > 1 and settings.inference_address.startswith("unix:"):
+        raise SettingsError(
+            "ingress_processes: a unix socket has one listener; give inference_address a port"
         )
 
 

@@ -54,6 +54,10 @@ class Settings:
     inference_address: str = _setting("http://127.0.0.1:8080", doc="predictions listener")
     management_address: str = _setting("http://127.0.0.1:8081", doc="management listener")
     metrics_address: str = _setting("http://127.0.0.1:8082", doc="metrics listener")
+    ingress_processes: int = _setting(
+        0,
+        doc="processes that share the ports; 0: with `ferry up` one per four cores, 1 to 4; else 1",
+    )
     certificate_file: Path | None = _setting(None, doc="PEM file, for addresses with https://")
     private_key_file: Path | None = _setting(None, doc="PEM file of that certificate's key")
     model_store: Path | None = _setting(None, doc="folder of archives")

@@ -22,6 +22,11 @@ def ingress(settings: Settings) -> None:
     """Run the HTTP server only. Needs a Redis: --redis-url or REDIS_URL."""
     _require_redis(settings)
     allow_many_files()
+    if settings.ingress_processes > 1:
+        from ferry.process_tree.whole_server import run_ingresses  # noqa: PLC0415 - see above
+
+        run_ingresses(settings)
+        return
     from ingress.server import run  # noqa: PLC0415 - see above
 
     sys.exit(run_part(run, settings))

@@ -89,7 +89,7 @@ class EmbeddedRedis:
     def folder(self) -> Path:
         """Returns the server's directory, which only this user can read; made when first asked."""
         if self._folder is None:
-            self._folder = _short_temporary_folder()
+            self._folder = short_temporary_folder("ferry-redis-")
         return self._folder
 
     @property
@@ -173,10 +173,11 @@ class EmbeddedRedis:
         return [str(self.program.path), *flags]
 
 
-def _short_temporary_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="ferry-redis-"))
+def short_temporary_folder(prefix: str) -> Path:
+    """Makes a folder for unix sockets, which only this user can read."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
     if len(os.fsencode(folder / "redis.sock")) > _MAX_SOCKET_PATH_BYTES:
         # A deep TMPDIR, as test runners have them, leaves too few bytes for a socket's path.
         folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="ferry-redis-", dir="/tmp"))
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
     return folder

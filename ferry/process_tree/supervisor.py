@@ -1,11 +1,12 @@
 """Keeps the processes of `ferry up` alive and stops them in order.
 
-They are started in the order given and stopped in the reverse one: the ingress first, because it
-drains its open requests and needs workers for them; then the node; Redis last, because both talk to
-it while they leave. One thread: signals and the ends of children wake one `poll`.
+They are started in the order given and stopped in the reverse one: the ingresses first, because
+they drain their open requests and need workers for them; then the node; Redis last, because both
+talk to it while they leave. One thread: signals and the ends of children wake one `poll`.
 """
 
 import contextlib
+import itertools
 import math
 import select
 import signal
@@ -40,11 +41,15 @@ class StartFailed(Exception):
 
 @dataclass(slots=True)
 class Part:
-    """One supervised process. `stop_share` is its part of the time for a clean stop."""
+    """One supervised process. `stop_share` is its part of the time for a clean stop.
+
+    Parts of one `group` follow one another, stop together and share that time.
+    """
 
     name: str
     launch: Callable[[], subprocess.Popen[bytes]]
     stop_share: float
+    group: str = ""
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
     backoff: Backoff = field(default_factory=Backoff)
@@ -144,21 +149,29 @@ class Supervisor:
             self._wait(min([_LONGEST_WAIT_S, *(at - time.monotonic() for at in due)]))
 
     def stop(self) -> None:
-        """Stops the parts, the last one first, and reports each that had to be killed.
+        """Stops the parts, the last group first, and reports each that had to be killed.
 
-        Each part may take its share of the stop timeout, and the time that those before it have
+        Each group may take its share of the stop timeout, and the time that those before it have
         left over. A second signal kills all at once.
         """
         deadline = time.monotonic()
-        for part in reversed(self._parts):
-            deadline += part.stop_share * self._stop_timeout_s
-            if part.process is not None and part.is_running:
-                part.process.terminate()
-            while part.is_running and time.monotonic() < deadline and len(self._signals) <= 1:
-                self._wait(deadline - time.monotonic())
-            if part.is_running:
-                self._report(f"{part.name} did not stop in time and was killed")
-            part.bury()
+        for _, group in itertools.groupby(reversed(self._parts), lambda one: one.group or one.name):
+            parts = list(group)
+            deadline += parts[0].stop_share * self._stop_timeout_s
+            for part in parts:
+                if part.process is not None and part.is_running:
+                    part.process.terminate()
+            self._wait_for_end(parts, deadline)
+            for part in parts:
+                if part.is_running:
+                    self._report(f"{part.name} did not stop in time and was killed")
+                part.bury()
+
+    def _wait_for_end(self, parts: Sequence[Part], deadline_s: float) -> None:
+        while any(part.is_running for part in parts) and len(self._signals) <= 1:
+            if (left_s := deadline_s - time.monotonic()) <= 0:
+                return
+            self._wait(left_s)
 
     def _revive(self, part: Part) -> None:
         now = time.monotonic()

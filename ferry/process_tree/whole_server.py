@@ -1,14 +1,11 @@
-"""A whole server in one process tree: Redis, unless there is one, ingress and one node."""
+"""Runs a whole server in one process tree, or the ingresses of a host alone."""
 
 import contextlib
 import errno
-import os
 import socket
-import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,9 +13,8 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from batching.process.child_process import spawn
 from batching.process.entry_point import EXIT_UNUSABLE
-from batching.process.readiness import READY_VARIABLE, notify_ready
+from batching.process.readiness import Launch, notify_ready
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError
 from batching.settings.snapshots import newest_snapshot, read_snapshot
@@ -31,7 +27,9 @@ from ferry.process_tree.embedded_redis import (
     EmbeddedRedisError,
     find_server,
 )
+from ferry.process_tree.ingresses import Ingresses, count_by_cores, prepared_ingresses
 from ferry.process_tree.log_files import LogFiles
+from ferry.process_tree.part_process import PartProcess
 from ferry.process_tree.ready_pipe import ReadyPipe
 from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
 
@@ -40,6 +38,8 @@ from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Superv
 INGRESS_SHARE, NODE_SHARE, REDIS_SHARE = 0.6, 0.25, 0.05
 # A child begins to give up a little before its supervisor gives it up.
 _CHILD_SHARE = 0.9
+# After its drain, an ingress closes its connections and ends.
+_END_S = 2.0
 
 
 def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: bool = True) -> None:
@@ -63,7 +63,6 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
         settings = _with_snapshots(
             settings, is_embedded=redis is not None, is_restoring=is_restoring
         )
-        node, ingress = (cleanup.enter_context(contextlib.closing(ReadyPipe())) for _ in range(2))
         logs = None
         if settings.log_files:
             logs = cleanup.enter_context(LogFiles(settings.log_location, sys.stdout.buffer))
@@ -72,13 +71,28 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
             # at once and leave the folder.
             cleanup.callback(redis.remove_folder)
             settings = replace(settings, redis_url=redis.url)
-        server = _Server(settings, redis, node, ingress, logs)
+        server = cleanup.enter_context(_prepared(settings, redis, logs))
         report = print_report if logs is None else logs.say
         supervisor = Supervisor(
             server.parts(), stop_timeout_s=settings.drain_timeout_s, report=report
         )
         cleanup.enter_context(supervisor)
-        _serve(supervisor, server, report)
+        _serve(supervisor, lambda: server.start(supervisor), report)
+
+
+def run_ingresses(settings: Settings) -> None:
+    """Runs `ingress_processes` ingresses and nothing else, until a signal asks to stop.
+
+    Raises:
+        ClickException: they cannot start; all have ended.
+    """
+    check_free(settings.addresses().values())
+    stop_s = settings.drain_delay_s + settings.drain_timeout_s + _END_S
+    with (
+        prepared_ingresses(settings, settings.ingress_processes, Launch.ALONE) as ingresses,
+        Supervisor(ingresses.parts(1.0), stop_timeout_s=stop_s, report=print_report) as supervisor,
+    ):
+        _serve(supervisor, lambda: ingresses.start(supervisor), print_report)
 
 
 def check_free(addresses: Iterable[str]) -> None:
@@ -149,10 +163,16 @@ def _embedded_redis(maxmemory: str) -> EmbeddedRedis:
         raise click.ClickException(str(error)) from error
 
 
-def _serve(supervisor: Supervisor, server: "_Server", report: Callable[[str], None]) -> None:
+def _serve(
+    supervisor: Supervisor, start: Callable[[], None], report: Callable[[str], None]
+) -> None:
+    """Calls `start`, keeps the parts alive until a signal asks to stop, and stops them.
+
+    Raises:
+        ClickException: the start failed; all parts have ended.
+    """
     try:
-        server.start(supervisor)
-        server.announce()
+        start()
         supervisor.run()
     except Interrupted:
         pass
@@ -170,38 +190,37 @@ def _serve(supervisor: Supervisor, server: "_Server", report: Callable[[str], No
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """The parts of one server, and the pipes in which the children say that they are ready."""
+    """The parts of one server."""
 
     settings: Settings
     redis: EmbeddedRedis | None
-    node_ready: ReadyPipe
-    ingress_ready: ReadyPipe
-    logs: LogFiles | None
+    node: PartProcess
+    ingresses: Ingresses
 
     def parts(self) -> list[Part]:
         """Returns what the supervisor starts, in this order."""
-        node = partial(self._launch, "workers", NODE_SHARE, self.node_ready)
-        ingress = partial(self._launch, "ingress", INGRESS_SHARE, self.ingress_ready)
-        parts = [Part("node", node, NODE_SHARE), Part("ingress", ingress, INGRESS_SHARE)]
+        node = Part("node", self.node.start, NODE_SHARE)
+        parts = [node, *self.ingresses.parts(INGRESS_SHARE)]
         if self.redis is not None:
             parts.insert(0, Part("redis", self.redis.launch, REDIS_SHARE))
         return parts
 
     def start(self, supervisor: Supervisor) -> None:
-        """Starts the parts and waits until they are ready."""
+        """Starts the parts, waits until they are ready, and says so."""
         if self.redis is not None:
             supervisor.start("redis")
             supervisor.wait_until(self.redis.answers, timeout_s=START_TIMEOUT_S)
-        supervisor.start("node", "ingress")
+        supervisor.start("node")
         named = self.settings.load_models
         with spinner(f"Starting and loading {named}" if named else "Starting"):
+            self.ingresses.start(supervisor)
             # Registering a model takes a node, so the server has started only when there is one.
-            for pipe in (self.node_ready, self.ingress_ready):
-                supervisor.wait_until(pipe.poll, pipe.read_fd)
+            supervisor.wait_until(self.node.ready.poll, self.node.ready.read_fd)
+        self._announce()
 
-    def announce(self) -> None:
+    def _announce(self) -> None:
         """Prints what was not loaded and where the server listens, and reports it ready."""
-        for failure in self.ingress_ready.failures:
+        for failure in self.ingresses.failures:
             words = ": ".join(str(value) for value in failure.values())
             err().print(f"[red]not loaded:[/] {escape(words)}", soft_wrap=True)
         settings, is_embedded = self.settings, self.redis is not None
@@ -221,24 +240,23 @@ class _Server:
         sys.stdout.flush()
         notify_ready()
 
-    def _launch(self, package: str, share: float, ready: ReadyPipe) -> subprocess.Popen[bytes]:
-        drain_s = self.settings.drain_timeout_s * _CHILD_SHARE * share
-        settings = replace(self.settings, drain_timeout_s=drain_s)
-        env = {**os.environ, **settings.to_environment()}
-        env[READY_VARIABLE] = ""  # which tells a part that is started again from the first one
-        fds = ready.writer()
-        for fd in fds:
-            env[READY_VARIABLE] = str(fd)
-        # -P: a folder `workers` in the user's current directory must not be run instead of ours.
-        process = spawn(
-            [sys.executable, "-P", "-m", package],
-            env,
-            fds,
-            stdout=None if self.logs is None else self.logs.stdout_fd,
-            stderr=None if self.logs is None else self.logs.stderr_fd,
-        )
-        ready.hand_over()
-        return process
+
+@contextlib.contextmanager
+def _prepared(
+    settings: Settings, redis: EmbeddedRedis | None, logs: LogFiles | None
+) -> Iterator[_Server]:
+    """Opens what the parts need to be started."""
+    of_ingress, of_node = (
+        replace(settings, drain_timeout_s=settings.drain_timeout_s * _CHILD_SHARE * share)
+        for share in (INGRESS_SHARE, NODE_SHARE)
+    )
+    count = count_by_cores(settings)
+    with (
+        contextlib.closing(ReadyPipe()) as ready,
+        prepared_ingresses(of_ingress, count, Launch.AWAITED, logs) as ingresses,
+    ):
+        node = PartProcess("workers", of_node, ready, Launch.AWAITED, logs)
+        yield _Server(settings, redis, node, ingresses)
 
 
 def models_words(settings: Settings, *, is_embedded: bool) -> str:

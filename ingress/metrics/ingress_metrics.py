@@ -85,11 +85,15 @@ class VersionMetrics:
 
 
 class Metrics:
-    """Everything an ingress measures. Updated on the event loop only, read by any thread."""
+    """Everything an ingress measures. Updated on the event loop only, read by any thread.
+
+    `registry` has what this process has counted, `store_registry` what any process reads in Redis.
+    """
 
     def __init__(self, *, is_logging: bool = False, unlogged: Collection[str] = ()) -> None:
         # Collectors have no names before they are asked, as some of them ask Redis.
         self.registry = CollectorRegistry(auto_describe=False)
+        self.store_registry = CollectorRegistry(auto_describe=False)
         self._families: list[Counter | Histogram] = []
         self.requests = self._counter(
             "ferry_requests", "Predictions answered, by HTTP status.", "code"
@@ -132,8 +136,8 @@ class Metrics:
         count_resubmitted: Callable[[], Mapping[VersionKey, int]],
     ) -> None:
         """Adds what is read at each scrape: queues, workers and Redis, from this model registry."""
-        self.registry.register(NodeMetrics(registry))
-        self.registry.register(QueueCollector(registry))
+        self.store_registry.register(NodeMetrics(registry))
+        self.store_registry.register(QueueCollector(registry))
         self.registry.register(ResubmissionCollector(count_resubmitted))
         self.open_requests.set_function(count_open)
 

@@ -26,7 +26,8 @@ from batching.store.registry.registry import Registry
 LEGACY = tuple(name for name in COUNTERS if name.startswith("ts_"))
 
 _GROUPS = {2: "Requests2XX", 4: "Requests4XX"}
-_TIMES = ("QueueTime", "WorkerThreadTime")
+# Of the last request.
+LAST_VALUES = ("QueueTime", "WorkerThreadTime")
 
 
 class VersionTotals:
@@ -94,7 +95,7 @@ class TorchServeMetrics(Collector):
         rest_ms = seconds * 1000 - queue_ms - timing.handler_us / 1000
         self._times_ms = (queue_ms, max(0.0, rest_ms))
         if self.is_logging:
-            for name, value in zip(_TIMES, self._times_ms, strict=True):
+            for name, value in zip(LAST_VALUES, self._times_ms, strict=True):
                 self.log(name, value, HOST_LEVEL)
 
     def log(self, name: str, value: float, dimensions: Mapping[str, str]) -> None:
@@ -110,7 +111,7 @@ class TorchServeMetrics(Collector):
             yield _family(name, [(host, value)])
         yield from self._version_families()
         times_ms = self._times_ms
-        for place, name in enumerate(_TIMES):
+        for place, name in enumerate(LAST_VALUES):
             yield _family(name, [(host, value) for value in times_ms[place : place + 1]])
 
     def _version_families(self) -> Iterator[Metric]:
@@ -140,7 +141,7 @@ class NodeMetrics(Collector):
         except StoreUnavailable:
             return
         for name in GAUGES:
-            if name not in _TIMES:
+            if name not in LAST_VALUES:
                 samples = [(labels, value) for known, labels, value in found if known == name]
                 yield _family(name, samples)
 

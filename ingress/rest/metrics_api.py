@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from flask import Blueprint, Response, request
 from prometheus_client.core import Metric
 
-from ingress.metrics.ingress_metrics import Metrics
 from ingress.metrics.metrics_text import CONTENT_TYPE, write_text
 from ingress.metrics.torchserve_metrics import LEGACY
 from ingress.rest.responses import to_response
@@ -27,15 +26,17 @@ class _MetricsView:
         self._services = services
 
     def metrics(self) -> Response:
-        families = _visible(self._services.settings.metrics_mode, self._services.metrics)
+        families = _visible(self._services)
         body = write_text(families, request.args.getlist("name[]"))
         return to_response(typed_answer(body, CONTENT_TYPE))
 
 
-def _visible(mode: str, metrics: Metrics) -> Iterable[Metric]:
+def _visible(services: Services) -> Iterable[Metric]:
     # Source: TorchServe 0.12 docs/metrics.md, "Metrics mode".
+    mode = services.settings.metrics_mode
     if mode == "log":
         return []
+    counted = services.numbers.collect()
     if mode == "legacy":
-        return [one for one in metrics.torchserve.collect() if one.name in LEGACY]
-    return metrics.registry.collect()
+        return [one for one in counted if one.name in LEGACY]
+    return [*counted, *services.metrics.store_registry.collect()]

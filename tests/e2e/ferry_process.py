@@ -75,6 +75,7 @@ class FerryProcess:
             if not name.startswith("FERRY_") and name != "REDIS_URL"
         }
         own = {
+            "FERRY_INGRESS_PROCESSES": "1",  # whatever the machine has
             "FERRY_WORK_DIR": str(folder / "work"),
             "LOG_LOCATION": str(folder / "logs"),
             "TMPDIR": str(temporary),

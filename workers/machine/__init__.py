@@ -1,1 +1,1 @@
-"""Finds what the machine has: cores, devices, a torch that is safe."""
+"""Finds what the machine has: devices, a torch that is safe."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from batching.models.spec import ModelSpec, VersionKey
-from workers.machine.cores import usable_cores
+from batching.process.cores import usable_cores
 from workers.machine.devices import Device
 from workers.slots.slot import Slot, SlotContext
 

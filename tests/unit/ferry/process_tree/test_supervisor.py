@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from batching.process.child_process import spawn
-from batching.process.readiness import READY_VARIABLE, Launch, launch, notify_ready
+from batching.process.readiness import (
+    LAUNCH_VARIABLE,
+    READY_VARIABLE,
+    Launch,
+    launch,
+    notify_ready,
+)
 from batching.process.stop_signals import REPEAT_WINDOW_S
 from ferry.process_tree.ready_pipe import ReadyPipe
 from ferry.process_tree.supervisor import Interrupted, Part, StartFailed, Supervisor
@@ -93,6 +99,22 @@ def test_supervisor_stops_its_parts_in_the_reverse_order(scene):
     # Then
     assert scene.lines()[3:] == ["stopped ingress", "stopped node", "stopped redis"]
     assert scene.reports == []
+
+
+def test_supervisor_stops_the_parts_of_a_group_together(scene):
+    # Given one that would take all the time alone, beside one that needs some
+    slow = scene.part("ingress", leaves_after_s=1.0)
+    stubborn = scene.part("ingress 2", stubborn=True)
+    slow.group = stubborn.group = "ingress"
+    with scene.supervisor(scene.part("node"), slow, stubborn, stop_timeout_s=10.0) as supervisor:
+        supervisor.start("node", "ingress", "ingress 2")
+        started = ["started node", "started ingress", "started ingress 2"]
+        supervisor.wait_until(lambda: scene.has(*started), timeout_s=10)
+        # When
+        supervisor.stop()
+    # Then
+    assert scene.lines()[3:] == ["stopped ingress", "stopped node"]
+    assert scene.reports == ["ingress 2 did not stop in time and was killed"]
 
 
 def test_supervisor_starts_a_part_again_when_it_dies(scene):
@@ -283,13 +305,16 @@ def test_notify_ready_does_nothing_when_no_process_listens(monkeypatch, number):
     assert READY_VARIABLE not in os.environ
 
 
-@pytest.mark.parametrize(
-    ("number", "expected"), [(None, Launch.ALONE), ("7", Launch.AWAITED), ("", Launch.AGAIN)]
-)
-def test_part_knows_whether_it_is_started_again(monkeypatch, number, expected):
+@pytest.mark.parametrize("how", Launch)
+def test_part_knows_how_it_was_started(monkeypatch, how):
     # Given
-    monkeypatch.delenv(READY_VARIABLE, raising=False)
-    if number is not None:
-        monkeypatch.setenv(READY_VARIABLE, number)
+    monkeypatch.setenv(LAUNCH_VARIABLE, how)
     # When / Then
-    assert launch() is expected
+    assert launch() is how
+
+
+def test_part_without_a_parent_that_says_how_was_started_alone(monkeypatch):
+    # Given
+    monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
+    # When / Then
+    assert launch() is Launch.ALONE

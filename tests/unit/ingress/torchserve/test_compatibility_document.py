@@ -33,6 +33,7 @@ OWN_KEYS = {
     "dead_after",
     "drain_delay",
     "drain_timeout",
+    "ingress_processes",
     "key_file",
     "log_files",
     "log_level",

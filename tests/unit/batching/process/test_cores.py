@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from workers.machine.cores import usable_cores
+from batching.process.cores import usable_cores
 
 MANY = 64
 

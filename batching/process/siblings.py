@@ -1,0 +1,102 @@
+"""Lets the ingress processes that share a host's ports know and ask one another (ADR 0021)."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from batching.process.daemon_thread import in_daemon_thread
+
+VARIABLE = "FERRY_SIBLINGS"
+
+# A scraper waits for all answers together.
+_ANSWERS_S = 0.5
+_LOOK_S = 0.02
+_QUESTION, _ANSWER = b"?", b"!"
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """This process is `number` of `count`, from 1 on; only they may read `folder`."""
+
+    number: int = 1
+    count: int = 1
+    folder: Path = Path()
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Returns what `to_environment` of the parent said; without it, there are no siblings."""
+        text = os.environ.get(VARIABLE)
+        if text is None:
+            return cls()
+        number, count, folder = json.loads(text)
+        return cls(number, count, Path(folder))
+
+    def to_environment(self) -> dict[str, str]:
+        return {VARIABLE: json.dumps([self.number, self.count, str(self.folder)])}
+
+    @property
+    def is_first(self) -> bool:
+        """Returns whether this process does what one of them has to do for all."""
+        return self.number == 1
+
+    @property
+    def others(self) -> list[int]:
+        return [number for number in range(1, self.count + 1) if number != self.number]
+
+    async def listen(self, act: Callable[[], object]) -> asyncio.Server:
+        """Runs `act` in a thread whenever a sibling asks, and answers when it has ended."""
+        path = self._socket_path(self.number)
+        path.unlink(missing_ok=True)  # left by the process before, which was killed
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.closing(writer):
+                if await reader.read(1):  # else the sibling only looked whether this one runs
+                    await in_daemon_thread(act)
+                    writer.write(_ANSWER)
+
+        return await asyncio.start_unix_server(answer, str(path))
+
+    def ask(self) -> set[int]:
+        """Returns the siblings that have acted, after half a second at most. Blocks."""
+        ends_s = time.monotonic() + _ANSWERS_S
+        answered = set()
+        with contextlib.ExitStack() as cleanup:
+            asked = {number: cleanup.enter_context(one) for number, one in self._connections()}
+            for connection in asked.values():
+                connection.sendall(_QUESTION)
+            for number, connection in asked.items():
+                connection.settimeout(max(0.001, ends_s - time.monotonic()))
+                with contextlib.suppress(OSError):
+                    if connection.recv(1) == _ANSWER:
+                        answered.add(number)
+        return answered
+
+    async def gone(self) -> None:
+        """Waits until no sibling runs."""
+        while True:
+            with contextlib.ExitStack() as cleanup:
+                if not [cleanup.enter_context(one) for _, one in self._connections()]:
+                    return
+            await asyncio.sleep(_LOOK_S)
+
+    def _connections(self) -> Iterator[tuple[int, socket.socket]]:
+        """Yields a connection to each sibling that accepts one."""
+        for number in self.others:
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(_ANSWERS_S)
+            try:
+                connection.connect(str(self._socket_path(number)))
+            except OSError:
+                connection.close()
+            else:
+                yield number, connection
+
+    def _socket_path(self, number: int) -> Path:
+        return self.folder / f"{number}.sock"

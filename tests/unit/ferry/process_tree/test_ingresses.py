@@ -1,0 +1,28 @@
+"""The ingress processes of a host: how many, and which addresses they can share."""
+
+import pytest
+
+from batching.settings.checks import check_settings
+from batching.settings.settings import Settings, SettingsError
+from ferry.process_tree import ingresses
+
+
+@pytest.mark.parametrize(
+    ("cores", "count"), [(1, 1), (4, 1), (7, 1), (8, 2), (12, 3), (16, 4), (128, 4)]
+)
+def test_whole_server_has_an_ingress_process_for_four_cores(monkeypatch, cores, count):
+    # Given
+    monkeypatch.setattr(ingresses, "usable_cores", lambda: cores)
+    # When / Then
+    assert ingresses.count_by_cores(Settings()) == count
+    assert ingresses.count_by_cores(Settings(ingress_processes=3)) == 3
+
+
+def test_unix_socket_has_one_ingress_process(monkeypatch):
+    # Given
+    monkeypatch.setattr(ingresses, "usable_cores", lambda: 16)
+    settings = Settings(inference_address="unix:/tmp/inference.sock")
+    # When / Then
+    assert ingresses.count_by_cores(settings) == 1
+    with pytest.raises(SettingsError, match="a unix socket has one listener"):
+        check_settings(Settings(inference_address="unix:/a.sock", ingress_processes=2))
