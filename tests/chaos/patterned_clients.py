@@ -92,7 +92,7 @@ class Line:
     async def read_to_end(self) -> bytes:
         """Returns what comes until the connection ends, with or without a farewell."""
         pieces = []
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):  # more kinds of it than ConnectionError
             while piece := await self._reader.read(65536):
                 pieces.append(piece)
         return b"".join(pieces)
