@@ -7,6 +7,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 
 import pytest
 
@@ -15,6 +16,7 @@ from batching.store.clients import connect
 from batching.store.keys import VersionKeys
 from batching.store.worker_side.worker_queue import WorkerQueue
 from tests.support import eventually, items_of
+from tests.timing import assert_within
 from tests.unit.ingress.simulated_node import DEAD_AFTER_S
 from tests.unit.ingress.sockets import connect_to, post, read_to_end, statuses
 
@@ -118,6 +120,14 @@ def leave(connection, *, with_reset):
     connection.close()
 
 
+# How clients say that they wait no more. The last one still hears the answer.
+LEAVES = {
+    "reset": lambda connection: leave(connection, with_reset=True),
+    "farewell": lambda connection: leave(connection, with_reset=False),
+    "half": lambda connection: connection.shutdown(socket.SHUT_WR),
+}
+
+
 def answers(connection):
     """Returns the bodies of all answers, the last of which ends the connection."""
     received = read_to_end(connection)
@@ -218,3 +228,63 @@ def test_requests_that_gather_while_redis_stands_still_are_run_once(echo, worker
     # Then
     assert sorted(map(body_of, items)) == sorted(b"r%d" % number for number in range(30))
     assert [answers(connection) for connection in lines] == [[b"r%d" % n] for n in range(30)]
+
+
+@pytest.mark.parametrize("how", LEAVES)
+def test_request_of_a_client_that_left_is_soon_in_no_queue(echo, worker, dial, how):
+    # Given requests that wait, in the queue and in a lease
+    lines = dial(8)
+    for connection in lines:
+        ask(connection, b"x")
+    queued = lambda: worker.client.llen(worker.keys.queue)  # noqa: E731
+    eventually(lambda: queued() == 8)
+    running = worker.claim(4)
+    # When
+    left_s = time.monotonic()
+    for connection in lines:
+        LEAVES[how](connection)
+    eventually(lambda: worker.client.hlen(worker.keys.open) == 0)
+    took_s = time.monotonic() - left_s
+    # Then
+    assert queued() == 0
+    assert_within(took_s, 0.3)
+    eventually(lambda: echo.services.broker.waiting == 0)
+    worker.reply(running)
+    if how == "half":
+        assert {status for one in lines for status in statuses(read_to_end(one))} == {499}
+
+
+def test_client_that_says_no_more_gets_a_reply_that_is_on_its_way(echo, worker, dial):
+    # Given
+    [connection] = dial(1)
+    ask(connection, b"x")
+    items = worker.claim(1)
+    # When
+    with halted(echo.services.loop):
+        connection.shutdown(socket.SHUT_WR)
+        worker.reply(items)
+    # Then
+    assert answers(connection) == [b"x"]
+
+
+def test_deadline_is_kept_while_redis_stands_still(worker, dial, frozen):
+    # Given: a request that waits in Redis, and others that do not get there any more
+    line = b"X-Request-Timeout-Ms: 400"
+    connections = dial(9)
+    sent_s = [time.monotonic()]
+    ask(connections[0], b"x", line)
+    worker.claim(1)
+    with frozen():
+        for connection in connections[1:]:
+            sent_s.append(time.monotonic())
+            ask(connection, bytes(len(sent_s) * 8000), line)
+        # When
+        received = []
+        for connection in connections:
+            answer = read_to_end(connection)
+            received.append((statuses(answer), time.monotonic()))
+    # Then
+    assert [found for found, _ in received] == [[504]] * 9
+    for start_s, (_, end_s) in zip(sent_s, received, strict=True):
+        assert end_s - start_s > 0.3
+        assert_within(end_s - start_s, 0.5)
