@@ -153,7 +153,10 @@ class HttpConnection(asyncio.BufferedProtocol):
                 # The rest of the last request is read when its turn comes.
                 self.take_no_more()
             if self._asked and not self._asked[0].is_begun:
-                self._begin(self._asked[0])
+                if self._drained is None:
+                    self._begin(self._asked[0])
+                else:
+                    self._is_behind = True
 
     def _parse(self, data: memoryview | bytes) -> None:
         if self._parser is None:

@@ -11,7 +11,7 @@ from ingress.http1.exchange import AHEAD_BYTES
 from ingress.http1.request_parser import MAX_HEADERS
 from ingress.listeners import Address, AddressUnavailable, Listener
 from tests.ports import free_ports
-from tests.support import eventually
+from tests.support import came_true, eventually
 from tests.unit.ingress.sockets import Unobserved, connect_to, read_to_end, statuses
 
 CLOSE = b"Connection: close\r\n"
@@ -48,6 +48,7 @@ class Application:
                 exchange.respond_in_pieces(200, [])
                 await exchange.send(b"abc")
             case "/large":
+                await whole(exchange)
                 exchange.respond(200, [], bytes(LARGE_BYTES))
             case "/204" | "/304" as path:
                 exchange.respond(int(path[1:]), [], b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
@@ -227,6 +228,25 @@ def test_requests_are_begun_when_the_answers_before_them_are_taken_in(serve):
     assert begun < count / 2
     assert statuses(answer) == [200] * count
     assert len(answer) > count * LARGE_BYTES
+
+
+def test_request_that_comes_later_is_begun_when_the_answers_before_it_are_taken_in(serve):
+    count = 20
+
+    def client(url, app):
+        with connect_to(url) as connection:
+            # When the client does not read, and sends each request behind the answer before it
+            for number in range(count):
+                connection.sendall(get(b"/large"))
+                if not came_true(lambda: len(app.answered) > number, 0.5):  # noqa: B023
+                    break
+            connection.sendall(get(b"/last", CLOSE))
+            return number, read_to_end(connection)
+
+    # Then
+    begun, answer = serve(client)
+    assert begun < count / 2
+    assert statuses(answer) == [200] * (begun + 2)
 
 
 def test_requests_that_wait_for_one_before_them_are_few(serve):
