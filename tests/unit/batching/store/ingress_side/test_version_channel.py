@@ -332,8 +332,8 @@ async def test_channel_withdraws_a_request_whose_client_left_while_it_was_submit
         assert real_harness.queued() == []
 
 
-async def test_channel_cancels_requests_of_clients_that_left_while_redis_was_away(fake_harness):
-    harness, server = fake_harness
+async def test_channel_cancels_requests_of_clients_that_left_while_redis_was_away(cut_harness):
+    harness, line = cut_harness
 
     async with open_channel(harness) as channel:
         # Given
@@ -341,13 +341,13 @@ async def test_channel_cancels_requests_of_clients_that_left_while_redis_was_awa
         await queued(harness, 2)
 
         # When
-        server.connected = False
+        line.connected = False
         for request in requests:
             request.leave()
         outcomes = await asyncio.gather(
             *(request.outcome() for request in requests), return_exceptions=True
         )
-        server.connected = True
+        line.connected = True
 
         # Then
         assert [type(one) for one in outcomes] == [ClientLeft, ClientLeft]
@@ -355,8 +355,8 @@ async def test_channel_cancels_requests_of_clients_that_left_while_redis_was_awa
         assert harness.counters()["cancelled"] == 2
 
 
-async def test_channel_says_no_more_of_a_request_whose_deadline_has_passed(fake_harness):
-    harness, server = fake_harness
+async def test_channel_says_no_more_of_a_request_whose_deadline_has_passed(cut_harness):
+    harness, line = cut_harness
 
     async with open_channel(harness) as channel:
         # Given
@@ -364,7 +364,7 @@ async def test_channel_says_no_more_of_a_request_whose_deadline_has_passed(fake_
         await accepted(harness, 1)
 
         # When
-        server.connected = False
+        line.connected = False
         with pytest.raises(errors.DeadlineExceeded):
             await asked
 
@@ -452,12 +452,14 @@ async def test_channel_waits_for_a_beat_when_the_clock_of_redis_has_stepped_ahea
         assert (await asked).body == b"B"
 
 
-async def test_channel_keeps_nothing_of_a_request_that_it_refused_while_redis_is_away(fake_harness):
-    harness, server = fake_harness
+async def test_channel_keeps_nothing_of_a_request_that_it_refused_while_redis_is_away(
+    cut_harness,
+):
+    harness, line = cut_harness
 
     async with open_channel(harness) as channel:
         # Given
-        server.connected = False
+        line.connected = False
 
         async def refused():
             try:
@@ -470,12 +472,12 @@ async def test_channel_keeps_nothing_of_a_request_that_it_refused_while_redis_is
 
         # Then
         await eventually_async(lambda: gc.collect() is not None and error() is None, 10)
-        assert not server.connected
+        assert not line.connected
 
 
-async def ask_behind_an_old_beat(harness, server, channel):
+async def ask_behind_an_old_beat(harness, line, channel):
     """Redis is back, its worker's last beat is too old by now, and a request waits."""
-    server.connected = True
+    line.connected = True
     harness.silence_worker()
     asked = ask(channel, "b")
     await asyncio.wait({asked}, timeout=0.3)
@@ -483,15 +485,15 @@ async def ask_behind_an_old_beat(harness, server, channel):
     return asked
 
 
-async def test_channel_waits_for_the_workers_next_beat_when_redis_was_away(fake_harness):
-    harness, server = fake_harness
+async def test_channel_waits_for_the_workers_next_beat_when_redis_was_away(cut_harness):
+    harness, line = cut_harness
 
     async with open_channel(harness, version_s=30.0, back_s=30.0) as channel:
         # Given: Redis was away for longer than a worker may be silent
-        server.connected = False
+        line.connected = False
         with pytest.raises(errors.StoreUnavailable):
             await ask(channel, "a")
-        asked = await ask_behind_an_old_beat(harness, server, channel)
+        asked = await ask_behind_an_old_beat(harness, line, channel)
 
         # When
         harness.open()
@@ -502,16 +504,16 @@ async def test_channel_waits_for_the_workers_next_beat_when_redis_was_away(fake_
         assert (await asked).body == b"B"
 
 
-async def test_channel_learns_from_a_waiting_request_that_redis_was_away(fake_harness):
-    harness, server = fake_harness
+async def test_channel_learns_from_a_waiting_request_that_redis_was_away(cut_harness):
+    harness, line = cut_harness
 
     async with open_channel(harness, version_s=30.0, back_s=30.0) as channel:
         # Given a request that waited while Redis was away, and none that came
         first = ask(channel, "a")
         await queued(harness, 1)
-        server.connected = False
+        line.connected = False
         await eventually_async(lambda: channel._submitter._was_away_at > 0)
-        asked = await ask_behind_an_old_beat(harness, server, channel)
+        asked = await ask_behind_an_old_beat(harness, line, channel)
 
         # When
         harness.open()
@@ -523,7 +525,7 @@ async def test_channel_learns_from_a_waiting_request_that_redis_was_away(fake_ha
 
 
 @pytest.fixture
-def fake_harness(real_backend, redis_server, tmp_path):
+def cut_harness(real_backend, redis_server, tmp_path):
     """A harness whose channels can be cut off from Redis, and what does it."""
     with CutOff(tmp_path / "line.sock", redis_server.socket_path) as line:
         harness = QueueHarness(
