@@ -16,10 +16,10 @@ class DrainRate:
         self._count = 0
         self._previous = 0
 
-    def count(self, now_s: float) -> None:
-        """Counts one answered request."""
+    def count(self, now_s: float, answered: int = 1) -> None:
+        """Counts answered requests."""
         self._roll(now_s)
-        self._count += 1
+        self._count += answered
 
     def per_s(self, now_s: float) -> float:
         """Returns answers per second; the previous window counts by its share in WINDOW_S."""

@@ -235,7 +235,6 @@ def application(services: Services, roles: frozenset[Role]) -> Application:
         services.http_predictions,
         bridge,
         max_request_size_bytes=settings.max_request_size_bytes,
-        max_response_size_bytes=settings.max_response_size_bytes,
         authorizer=authorizer,
     )
 

@@ -144,7 +144,11 @@ def build_services(
         catalog=catalog,
         broker=broker,
         predictor=predictor,
-        http_predictions=HttpPredictions(predictor, is_open_inference=settings.open_inference_rows),
+        http_predictions=HttpPredictions(
+            predictor,
+            is_open_inference=settings.open_inference_rows,
+            max_response_size_bytes=settings.max_response_size_bytes,
+        ),
         metrics=metrics,
         siblings=siblings,
         numbers=HostNumbers(metrics.registry, siblings),

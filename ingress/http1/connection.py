@@ -243,32 +243,24 @@ class HttpConnection(asyncio.BufferedProtocol):
         self, exchange: Exchange, status: int, headers: Sequence[Header], body: Body
     ) -> None:
         """Sends the answer, if the client is still there."""
-        if not self._is_answering(exchange):
-            return
         framing = f"content-length: {len(body)}"
         if exchange.method == "HEAD" or status in WITHOUT_BODY:
             body, framing = b"", ""
         head = self._head(exchange, status, headers, framing)
-        if len(body) < _LARGE_BYTES:
-            self._transport.write(head + body)
-        else:
-            self._transport.writelines((head, body))
+        exchange.status = status
+        if self._asked and self._asked[0] is exchange:
+            if len(body) < _LARGE_BYTES:
+                self._transport.write(head + body)
+            else:
+                self._transport.writelines((head, body))
         self._end(exchange)
-
-    def cut_off(self, exchange: Exchange) -> None:
-        """Closes the connection after the pieces that were written."""
-        if self._is_answering(exchange):
-            exchange.keeps_alive = False
-            self._end(exchange)
-
-    def note_answered(self, exchange: Exchange) -> None:
-        """Tells the host that this request has its answer."""
-        self._host.on_answered(exchange)
 
     def stream(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> None:
         """Sends the head of an answer in pieces."""
+        head = self._head(exchange, status, headers, CHUNKED)
+        exchange.status = status
         if self._is_answering(exchange):
-            self._transport.write(self._head(exchange, status, headers, CHUNKED))
+            self._transport.write(head)
 
     async def write_piece(self, exchange: Exchange, piece: bytes) -> None:
         """Sends a piece of this answer; returns when the client is not far behind.
@@ -291,12 +283,24 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Tells the client that it has all pieces."""
         if self._is_answering(exchange):
             self._transport.write(b"0\r\n\r\n")
-            self._end(exchange)
+        self._end(exchange)
+
+    def cut_off(self, exchange: Exchange) -> None:
+        """Closes the connection after the pieces that were written."""
+        exchange.keeps_alive = False
+        self._end(exchange)
 
     def _head(
         self, exchange: Exchange, status: int, headers: Sequence[Header], framing: str
     ) -> bytes:
-        exchange.keeps_alive = keeps_alive = self._keeps_alive(exchange, status)
+        # Source: TorchServe 0.12: errors close the connection.
+        exchange.keeps_alive = keeps_alive = (
+            status < HTTPStatus.BAD_REQUEST
+            and exchange.keeps_alive
+            and exchange.is_received
+            and not self._host.is_draining
+            and not (self._is_last and len(self._asked) == 1)
+        )
         added = self._host.added_headers
         return head_bytes(status, headers, added, keeps_alive=keeps_alive, framing=framing)
 
@@ -339,18 +343,12 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _is_answering(self, exchange: Exchange) -> bool:
         return bool(self._asked) and self._asked[0] is exchange
 
-    def _keeps_alive(self, exchange: Exchange, status: int) -> bool:
-        # Source: TorchServe 0.12: errors close the connection.
-        return (
-            status < HTTPStatus.BAD_REQUEST
-            and exchange.keeps_alive
-            and exchange.is_received
-            and not self._host.is_draining
-            and not (self._is_last and len(self._asked) == 1)
-        )
-
     def _end(self, exchange: Exchange) -> None:
-        """Goes from this request, which is answered, to the next one."""
+        """Goes from this request, which has its answer, to the next one."""
+        exchange.is_ended = True
+        self._host.on_answered(exchange)
+        if not self._is_answering(exchange):
+            return  # its client has left
         self._asked.popleft()
         if not self._asked:
             self._body = None  # of one that was answered before it was whole
@@ -365,7 +363,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._close(is_all_read=is_all_read)
             return
         self._silent_since_s = self._loop.time()
-        self._go_on()
+        if self._asked or self._held or self._is_paused:
+            self._go_on()
 
     def _go_on(self) -> None:
         """Begins the next request once the client has read the answers before it."""

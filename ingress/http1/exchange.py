@@ -47,7 +47,6 @@ class Connection(Protocol):
     async def write_piece(self, exchange: "Exchange", piece: bytes) -> None: ...
     def end_stream(self, exchange: "Exchange") -> None: ...
     def cut_off(self, exchange: "Exchange") -> None: ...
-    def note_answered(self, exchange: "Exchange") -> None: ...
 
 
 class Exchange:
@@ -147,13 +146,10 @@ class Exchange:
     def respond(self, status: int, headers: Sequence[Header], body: Body) -> None:
         """Sends the answer, with the server's own headers. The status is from 200 to 999."""
         self._connection.answer(self, status, headers, body)
-        self.status, self.is_ended = status, True
-        self._connection.note_answered(self)
 
     def respond_in_pieces(self, status: int, headers: Sequence[Header]) -> None:
         """Sends the answer's head. Only for HTTP/1.1. Then comes `end`, or `cut_off`."""
         self._connection.stream(self, status, headers)
-        self.status = status
 
     async def send(self, piece: bytes) -> None:
         """Sends a piece of the answer; returns when the client is not far behind.
@@ -165,15 +161,11 @@ class Exchange:
 
     def end(self) -> None:
         """Tells the client that it has all pieces."""
-        self.is_ended = True
         self._connection.end_stream(self)
-        self._connection.note_answered(self)
 
     def cut_off(self) -> None:
         """Closes the connection, so that the client sees that pieces are missing."""
-        self.is_ended = True
         self._connection.cut_off(self)
-        self._connection.note_answered(self)
 
     # --- the connection's side
 
@@ -182,19 +174,19 @@ class Exchange:
         if self.status:
             return  # answered without it
         self._chunks.append(chunk)
-        if self._wants_whole:
-            return
-        self._kept_bytes += len(chunk)
-        if self._kept_bytes > AHEAD_BYTES:
-            self._connection.take_no_more()
-        self._wake()
+        if self.is_begun and not self._wants_whole:
+            self._kept_bytes += len(chunk)
+            if self._kept_bytes > AHEAD_BYTES:
+                self._connection.take_no_more()
+            self._wake()
 
     def receive(self, whole: bytearray | None = None) -> None:
         """Notes that the body is whole, and is this one unless it was fed."""
         if whole is not None:
             self._chunks = [whole]
         self.is_received = True
-        self._wake()
+        if self.is_begun:
+            self._wake()
 
     def break_off(self) -> None:
         """Tells the application that nothing more will come."""

@@ -75,13 +75,18 @@ class RequestParser:
             self._head_bytes += len(data)
         else:
             self._around_bytes += len(data)
+        is_going_on = True
         try:
-            is_going_on = self._parse(data)
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as wish:
+            self._go_on_without_upgrade(data[wish.args[0] :])
+            is_going_on = False
         except httptools.HttpParserError as error:
             is_method = isinstance(error, httptools.HttpParserInvalidMethodError)
             if is_method and _OTHER_METHOD.match(data):
                 raise UnknownMethod from error
             raise Unreadable(self._refusal) from error
+        # In a head, or behind one whose body has not ended.
         if self._around_bytes > MAX_AROUND_BYTES:
             raise Unreadable(HTTPStatus.BAD_REQUEST)
         if self.is_in_head and self._head_bytes > MAX_HEAD_BYTES:
@@ -92,13 +97,11 @@ class RequestParser:
         """Goes on with the next request: the rest of this one's body was read by the connection."""
         self._parser, self._current = httptools.HttpRequestParser(self), None
 
-    def on_message_begin(self) -> None:
-        """Begins a request. Called by httptools, as the next ones."""
-        self._url, self._headers = b"", []
-        self.is_in_head = True
-
     def on_url(self, url: bytes) -> None:
-        """Adds a part of the target."""
+        """Begins a request, or adds to its target. Called by httptools, as the next ones."""
+        if not self.is_in_head:
+            self.is_in_head = True
+            self._url, self._headers = b"", []
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -115,16 +118,28 @@ class RequestParser:
 
     def on_headers_complete(self) -> None:
         """Announces the request."""
-        if len(self._headers) > MAX_HEADERS or self._is_too_large():
+        # The bytes that have come may be more than the head.
+        is_long = self._head_bytes > MAX_HEAD_BYTES
+        if len(self._headers) > MAX_HEADERS or (is_long and self._is_too_large()):
             # Here, as another request in the same read would take this one's place.
             self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             raise _Refused
         self.is_in_head = False
         self._head_bytes = self._around_bytes = 0
-        exchange = self._exchange()
+        is_short = len(self._url) <= _MAX_KEPT_CHARS
+        path, query = _known_split(self._url) if is_short else _split(self._url)
+        parser = self._parser
+        self._current = exchange = Exchange(
+            self._connection,
+            method=parser.get_method().decode("ascii"),
+            path=path,
+            query=query,
+            http_version=parser.get_http_version(),
+            headers=self._headers,
+            keeps_alive=parser.should_keep_alive(),
+        )
         if exchange.http_version < "1.1" and _has_transfer_encoding(exchange):
             raise _Refused
-        self._current = exchange
         self._on_request(exchange)
 
     def on_body(self, chunk: bytes) -> None:
@@ -141,22 +156,11 @@ class RequestParser:
         if current is not None:
             current.receive()
 
-    def _parse(self, data: bytes | memoryview) -> bool:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as wish:
-            # Served as if it had not asked for an upgrade; the bytes behind it may be no HTTP.
-            self._read_body_only()
-            with contextlib.suppress(httptools.HttpParserUpgrade):  # another wish
-                self._parser.feed_data(data[wish.args[0] :])
-            return False
-        return True
-
-    def _read_body_only(self) -> None:
+    def _go_on_without_upgrade(self, data: bytes | memoryview) -> None:
         """Makes the parser read the body of an upgrade request, and nothing behind it.
 
         httptools would leave the body to the other protocol, but Java's HttpClient asks for an
-        upgrade with each POST over http://.
+        upgrade with each POST over http://. The bytes behind it may be no HTTP.
         """
         assert self._current is not None
         framing = (line for line in self._current.headers if line[0] in _BODY_FRAMING)
@@ -166,26 +170,12 @@ class RequestParser:
         )
         self._parser = httptools.HttpRequestParser(callbacks)
         self._parser.feed_data(f"POST / HTTP/1.1\r\n{head}\r\n".encode())
+        with contextlib.suppress(httptools.HttpParserUpgrade):  # another wish
+            self._parser.feed_data(data)
 
     def _is_too_large(self) -> bool:
-        # The bytes that have come may be more than the head.
-        if self._head_bytes <= MAX_HEAD_BYTES:
-            return False
         sizes_bytes = (len(name) + len(value) for name, value in self._headers)
         return len(self._url) + sum(sizes_bytes) > MAX_HEAD_BYTES
-
-    def _exchange(self) -> Exchange:
-        is_short = len(self._url) <= _MAX_KEPT_CHARS
-        path, query = _known_split(self._url) if is_short else _split(self._url)
-        return Exchange(
-            self._connection,
-            method=self._parser.get_method().decode("ascii"),
-            path=path,
-            query=query,
-            http_version=self._parser.get_http_version(),
-            headers=self._headers,
-            keeps_alive=self._parser.should_keep_alive(),
-        )
 
 
 def _has_transfer_encoding(exchange: Exchange) -> bool:

@@ -42,11 +42,7 @@ class VersionMetrics:
         self._full = metrics.batches.labels(*key, FULL)
         self._late = metrics.batches.labels(*key, LATE)
         # TorchServe labels by what the URL said.
-        self._totals = metrics.torchserve.totals(key.model_name, asked_version or "default")
-
-    def count_arrival(self) -> None:
-        """Counts a request before it is queued, refused ones too."""
-        self._totals.count_arrival()
+        self.totals = metrics.torchserve.totals(key.model_name, asked_version or "default")
 
     def count_answer(
         self,
@@ -77,7 +73,7 @@ class VersionMetrics:
             return
         self._queue_seconds.observe(timing.queue_us / 1e6)
         if status < 300:  # noqa: PLR2004  (TorchServe sums over successful requests only)
-            self._totals.count_success(seconds, timing)
+            self.totals.count_success(seconds, timing)
         if timing.is_first:
             self._handler_seconds.observe(timing.handler_us / 1e6)
             self._batch_size.observe(timing.batch_size)

@@ -5,9 +5,8 @@ Both HTTP doors use it: the router, and Flask under any other WSGI server.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from batching.errors import BadRequest, InternalError, NoWorker, ServeError, VersionNotFound
 from batching.models.spec import ModelSpec
@@ -15,7 +14,7 @@ from batching.protocol import Reply, Request
 from batching.store.background_tasks import BackgroundTasks
 from batching.store.ingress_side.pending_request import ClientLeft, Pieces
 from batching.store.ingress_side.reply_stream import ReplyStream
-from ingress.http1.exchange import Answer, Content
+from ingress.http1.exchange import Answer, Body, Content, Header
 from ingress.predictions.prediction_service import Prediction, PredictionService
 from ingress.predictions.streamed_answer import CLIENT_CLOSED_REQUEST, StreamedAnswer
 from ingress.torchserve.answers import error_answer, reply_answer, stream_head, with_error_key
@@ -34,9 +33,8 @@ log = logging.getLogger(__name__)
 # A form larger than this is parsed in a thread: 6 MB of percent signs take half a second.
 LARGE_FORM_BYTES = 256 * 1024
 
-Going = Coroutine[Any, Any, None]
-# Takes the one answer; returns what sends it, where that has to be awaited.
-Send = Callable[[Answer | StreamedAnswer], Going | None]
+# Sends the one answer: status, headers, body.
+Respond = Callable[[int, list[Header], Body], None]
 
 
 class HttpPredictions:
@@ -47,10 +45,12 @@ class HttpPredictions:
         service: PredictionService,
         *,
         is_open_inference: bool,
+        max_response_size_bytes: int,
         large_form_bytes: int = LARGE_FORM_BYTES,
     ) -> None:
         self.service = service
         self.is_open_inference = is_open_inference
+        self.max_response_size_bytes = max_response_size_bytes
         self.large_form_bytes = large_form_bytes
         self.background = BackgroundTasks()
 
@@ -58,12 +58,10 @@ class HttpPredictions:
         self, target: Target, headers: dict[str, str], body: Content, query: str = ""
     ) -> Answer | StreamedAnswer:
         """Returns the one answer to a prediction, for a door that waits; errors are answers too."""
-        answered: asyncio.Future[Answer | StreamedAnswer]
-        answered = asyncio.get_running_loop().create_future()
-        prediction = HttpPrediction(self, target, headers, query, answered.set_result)
+        prediction = _AwaitedPrediction(self, target, headers, query)
         prediction.begin(body)
         del body
-        return await answered
+        return await prediction.answered
 
 
 class HttpPrediction(Prediction):
@@ -74,10 +72,10 @@ class HttpPrediction(Prediction):
         target: what the path names.
         headers: names in lower case; owned by this prediction.
         query: the query string, which only counts where `target` takes one.
-        send: takes the one answer; errors are answers too.
+        respond: sends the one answer; errors are answers too.
     """
 
-    __slots__ = ("_headers", "_is_tensors", "_query", "_send", "_shared", "_target")
+    _is_tensors = False
 
     def __init__(
         self,
@@ -85,15 +83,22 @@ class HttpPrediction(Prediction):
         target: Target,
         headers: dict[str, str],
         query: str,
-        send: Send,
+        respond: Respond,
     ) -> None:
         super().__init__(shared.service)
-        self._shared = shared
+        self.shared = shared
         self._target = target
         self._headers = headers
         self._query = query
-        self._send = send
-        self._is_tensors = False
+        self._respond = respond
+
+    async def send_stream(self, answer: StreamedAnswer) -> None:
+        """Sends an answer in pieces, and closes it.
+
+        Raises:
+            ServeError: nothing was sent.
+        """
+        raise NotImplementedError
 
     def begin(self, body: Content) -> None:
         """Submits the request, at once if nothing has to be waited for.
@@ -101,7 +106,7 @@ class HttpPrediction(Prediction):
         Args:
             body: whole and within `max_request_size`.
         """
-        shared, target, headers = self._shared, self._target, self._headers
+        shared, target, headers = self.shared, self._target, self._headers
         try:
             self._is_tensors = target.is_v2 and (
                 shared.is_open_inference or speaks_of_binary(headers, body)
@@ -172,41 +177,40 @@ class HttpPrediction(Prediction):
     def on_reply(self, reply: Reply | Pieces) -> None:
         """Answers with the worker's reply."""
         if isinstance(reply, ReplyStream):
-            self._shared.background.start(self._stream(reply))
+            self.shared.background.start(self._stream(reply))
             return
         assert isinstance(reply, Reply)
         try:
             answer = reply_answer(reply, self.request_id)
             self.service.end(self, answer.status, reply.timing, reply.reason)
-            self._answer(answer, is_error=bool(reply.error_type))
+            if self._is_tensors and reply.error_type:
+                answer = with_error_key(answer)
+            self._respond(*answer)
         except Exception as error:
             self._fall(error)
 
     def on_error(self, error: Exception) -> None:
         """Answers with the reason."""
         if isinstance(error, VersionNotFound):
-            self._shared.background.start(self._explain(error))
+            self.shared.background.start(self._explain(error))
         elif isinstance(error, ServeError):
             self._refuse(error)
         else:
             assert isinstance(error, ClientLeft)
-            self._send(Answer(CLIENT_CLOSED_REQUEST, [], b""))
+            self._respond(CLIENT_CLOSED_REQUEST, [], b"")
 
     def _refuse(self, error: ServeError) -> None:
         if isinstance(error, NoWorker):
             error.message = _no_worker_text(self._target)
         answer = error_answer(error, self.request_id)
         self.service.end(self, answer.status, None, error.reason)
-        self._answer(answer, is_error=True)
+        self._respond(*(with_error_key(answer) if self._is_tensors else answer))
 
     def _fall(self, error: Exception) -> None:
         """Answers although this program has a fault; the log says which."""
         text = "prediction failed model=%r request=%s"
         log.error(text, self._target.model_name, self.request_id, exc_info=error)
-        self._send(error_answer(InternalError("Internal server error."), self.request_id))
-
-    def _answer(self, answer: Answer, *, is_error: bool) -> None:
-        self._send(with_error_key(answer) if self._is_tensors and is_error else answer)
+        self._respond(*error_answer(InternalError("Internal server error."), self.request_id))
 
     async def _explain(self, error: VersionNotFound) -> None:
         spec = self.spec
@@ -223,11 +227,26 @@ class HttpPrediction(Prediction):
         count = partial(self.service.end, self)
         answer = StreamedAnswer(status, headers, stream, count)
         try:
-            sending = self._send(answer)
-            if sending is not None:
-                await sending
-        except ServeError as error:  # before anything was sent
-            self._send(error_answer(error))
+            await self.send_stream(answer)
+        except ServeError as error:
+            self._respond(*error_answer(error))
+
+
+class _AwaitedPrediction(HttpPrediction):
+    """A prediction whose door waits, and sends the answer itself."""
+
+    def __init__(
+        self, shared: HttpPredictions, target: Target, headers: dict[str, str], query: str
+    ) -> None:
+        super().__init__(shared, target, headers, query, self._keep)
+        self.answered: asyncio.Future[Answer | StreamedAnswer]
+        self.answered = asyncio.get_running_loop().create_future()
+
+    def _keep(self, status: int, headers: list[Header], body: Body) -> None:
+        self.answered.set_result(Answer(status, headers, body))
+
+    async def send_stream(self, answer: StreamedAnswer) -> None:
+        self.answered.set_result(answer)
 
 
 def _no_worker_text(target: Target) -> str:

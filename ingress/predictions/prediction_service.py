@@ -23,14 +23,13 @@ class Prediction(PendingRequest):
     A door's own kind of prediction says how an outcome is answered.
     """
 
-    __slots__ = ("metrics", "service", "spec", "started_s")
+    spec: ModelSpec | None = None
+    metrics: VersionMetrics | None = None
 
     def __init__(self, service: "PredictionService") -> None:
         super().__init__(fresh_request_id())
         self.started_s = time.perf_counter()
         self.service = service
-        self.spec: ModelSpec | None = None
-        self.metrics: VersionMetrics | None = None
 
 
 class PredictionService:
@@ -45,10 +44,8 @@ class PredictionService:
         self._broker = broker
         self._metrics = metrics
         self._failed = FailedRequests()
-
-    def known(self, model_name: str, model_version: str | None) -> ModelSpec | None:
-        """Returns what `resolve` would, if that needs no question to Redis."""
-        return self._catalog.known(model_name, model_version)
+        # What `resolve` would return, if that needs no question to Redis.
+        self.known = catalog.known
 
     async def resolve(self, model_name: str, model_version: str | None) -> ModelSpec:
         """Returns the version of this name, or the model's default version.
@@ -72,8 +69,8 @@ class PredictionService:
     def arrive(self, prediction: Prediction, spec: ModelSpec, asked_version: str | None) -> None:
         """Counts the request for this version; `asked_version` is the client's, or None."""
         prediction.spec = spec
-        prediction.metrics = self._metrics.version(spec.key, asked_version)
-        prediction.metrics.count_arrival()
+        prediction.metrics = metrics = self._metrics.version(spec.key, asked_version)
+        metrics.totals.count_arrival()
 
     def submit(self, prediction: Prediction, request: Request) -> None:
         """Sends the request to a worker; the outcome comes as a call of the prediction.

@@ -302,8 +302,8 @@ MUTANTS = (
     Mutant(
         "a broken stream has no end",
         "ingress/http1/connection.py",
-        "            exchange.keeps_alive = False\n            self._end(exchange)\n",
-        "            self.end_stream(exchange)\n",
+        "        exchange.keeps_alive = False\n        self._end(exchange)\n",
+        "        self.end_stream(exchange)\n",
         "tests/e2e/test_e2e_streaming.py::test_stream_that_breaks_has_no_last_chunk",
     ),
     Mutant(

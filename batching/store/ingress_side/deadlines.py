@@ -14,7 +14,8 @@ class Deadlines:
     """Reports requests whose deadline has passed.
 
     Most are answered long before. So the timer is set for the earliest deadline of those that wait
-    when it is set, and not set anew with each answer.
+    when it is set, and not set anew with each answer. `due_at` is when it looks next, in the event
+    loop's time.
     """
 
     def __init__(
@@ -24,14 +25,13 @@ class Deadlines:
         self._on_late = on_late
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._due_at = math.inf
+        self.due_at = math.inf
 
-    def add(self, deadline: float) -> None:
-        """Watches one more request, in the event loop's time; it is among those that wait."""
-        if deadline < self._due_at:
-            self.close()
-            self._due_at = deadline
-            self._timer = self._loop.call_at(deadline, self._look)
+    def set(self, deadline: float) -> None:
+        """Sets the timer for a request that waits, whose deadline is earlier than `due_at`."""
+        self.close()
+        self.due_at = deadline
+        self._timer = self._loop.call_at(deadline, self._look)
 
     def close(self) -> None:
         """Stops the timer."""
@@ -40,15 +40,15 @@ class Deadlines:
 
     def _look(self) -> None:
         now = self._loop.time()
-        self._due_at, late = math.inf, []
+        self.due_at, late = math.inf, []
         for request in self._waiting.values():
             if request.deadline > now:
-                self._due_at = min(self._due_at, request.deadline)
+                self.due_at = min(self.due_at, request.deadline)
             elif not request.is_late:
                 request.is_late = True
                 late.append(request)
-        if self._due_at < math.inf:
-            self._due_at = max(self._due_at, now + LOOK_AGAIN_S)
-            self._timer = self._loop.call_at(self._due_at, self._look)
+        if self.due_at < math.inf:
+            self.due_at = max(self.due_at, now + LOOK_AGAIN_S)
+            self._timer = self._loop.call_at(self.due_at, self._look)
         for request in late:
             self._on_late(request)

@@ -33,32 +33,18 @@ class PendingRequest:
     deadline.
     """
 
-    __slots__ = (
-        "channel",
-        "deadline",
-        "entered_at",
-        "is_given_up",
-        "is_late",
-        "is_over",
-        "is_queued",
-        "is_resubmitted",
-        "request_id",
-        "timeout_s",
-        "wire",
-    )
-
-    # An answer in pieces is the pending request of its own rest.
-    is_stream = False
+    # What holds for most is the class's until it changes.
+    wire: Wire = NO_WIRE
+    timeout_s = entered_at = deadline = 0.0
+    channel: Channel | None = None
+    is_queued = is_resubmitted = False
+    is_late = False  # its deadline has passed; it is being cancelled
+    is_over = False  # has its outcome
+    is_given_up = False  # has its outcome, which is no reply
+    is_stream = False  # an answer in pieces is the pending request of its own rest
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
-        self.wire: Wire = NO_WIRE
-        self.timeout_s = self.entered_at = self.deadline = 0.0
-        self.channel: Channel | None = None
-        self.is_queued = self.is_resubmitted = False
-        self.is_over = False  # has its outcome
-        self.is_given_up = False  # has its outcome, which is no reply
-        self.is_late = False  # its deadline has passed; it is being cancelled
 
     def on_reply(self, reply: Reply | Pieces) -> None:
         """Takes the reply; one in pieces is to be closed."""
@@ -77,12 +63,6 @@ class PendingRequest:
         else:
             self.channel.leave(self)
 
-    def enter(self, channel: Channel, now: float) -> None:
-        """Makes the request one that is to be submitted."""
-        self.channel = channel
-        self.entered_at = now
-        self.deadline = now + self.timeout_s
-
     def enter_anew(self, request_id: str, now: float) -> None:
         """Makes the request one that was not submitted yet, under another id."""
         self.request_id = request_id
@@ -93,7 +73,8 @@ class PendingRequest:
     def resolve(self, reply: Reply | Pieces) -> None:
         """Ends the request with this reply, unless it has an outcome already."""
         if not self.is_over:
-            self._finish()
+            self.is_over = True
+            self.wire = NO_WIRE  # lists may hold the request for longer
             try:
                 self.on_reply(reply)
             except Exception:  # another request's reply comes next
@@ -102,23 +83,16 @@ class PendingRequest:
     def fail(self, error: Exception) -> None:
         """Ends the request with this error, unless it has an outcome already."""
         if not self.is_over:
-            self.is_given_up = True
-            self._finish()
+            self.is_over = self.is_given_up = True
+            self.wire = NO_WIRE  # lists may hold the request for longer
             try:
                 self.on_error(error)
             except Exception:  # as above
                 log.exception("error not taken request=%s", self.request_id)
 
-    def _finish(self) -> None:
-        self.is_over = True
-        if self.is_queued:  # otherwise a submit that is being repeated still needs it
-            self.wire = NO_WIRE  # lists may hold the request for longer
-
 
 class AwaitedRequest(PendingRequest):
     """A request whose client is a coroutine, which calls `outcome`."""
-
-    __slots__ = ("_outcome",)
 
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id)

@@ -30,7 +30,10 @@ class Channel(Protocol):
 
 
 class Submitter:
-    """Submits the requests of one channel, and submits again what may be refused only for now."""
+    """Submits the requests of one channel, and submits again what may be refused only for now.
+
+    The next `flush` submits those that are `pending`.
+    """
 
     def __init__(
         self,
@@ -50,12 +53,8 @@ class Submitter:
         self._channel = channel
         self._canceller = canceller
         self._loop = asyncio.get_running_loop()
-        self._pending: list[PendingRequest] = []
+        self.pending: list[PendingRequest] = []
         self._was_away_at = self._queued_at = -patience.back_s
-
-    def add(self, request: PendingRequest) -> None:
-        """Has the request submitted by the next `flush`."""
-        self._pending.append(request)
 
     def note_outage(self) -> None:
         """Notes that Redis is away: for a while after that, a refusal may not be the last word."""
@@ -63,9 +62,9 @@ class Submitter:
 
     async def flush(self) -> None:
         """Submits until no request is left."""
-        while self._pending:
+        while self.pending:
             await asyncio.sleep(0)  # requests that arrive in the same turn of the loop go along
-            requests = take_some(self._pending, self._patience.submit_bytes)
+            requests = take_some(self.pending, self._patience.submit_bytes)
             if requests:
                 await self._submit(requests)
 

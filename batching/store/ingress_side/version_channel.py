@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from batching import errors
 from batching.drain_rate import DrainRate
 from batching.models.spec import VersionKey
-from batching.protocol import ProtocolError, Reply
+from batching.protocol import ProtocolError
 from batching.request_ids import fresh_request_id
 from batching.store.background_tasks import BackgroundTasks, end_tasks, keep_going
 from batching.store.ingress_side.canceller import Canceller
@@ -89,8 +89,7 @@ class VersionChannel:
 
     def submit(self, request: PendingRequest) -> None:
         """Sends the request to a worker; its outcome comes as a call, later."""
-        request.enter(self, self._loop.time())
-        self._deadlines.add(request.deadline)
+        self._watch(request)
         self.enter(request)
 
     def leave(self, request: PendingRequest) -> None:
@@ -114,7 +113,7 @@ class VersionChannel:
     def enter(self, request: PendingRequest) -> None:
         """Submits the request, for the first time or once more."""
         self._waiting[request.request_id] = request
-        self._submitter.add(request)
+        self._submitter.pending.append(request)
         for body, task in self._loops.items():
             if task is None or task.done():
                 going = keep_going(body, "model={} version={}".format(*self._key))
@@ -123,23 +122,20 @@ class VersionChannel:
     def fail(self, request: PendingRequest, error: Exception) -> None:
         """Ends the request with this error, unless it has an outcome already."""
         if not request.is_over:
-            self._forget(request)
+            self._used_at = self._loop.time()
+            if self._waiting.get(request.request_id) is request:  # and not the rest of its answer
+                del self._waiting[request.request_id]
             request.fail(error)
 
     def retry_after_s(self) -> float:
         """Estimates when those that wait now will have been answered."""
         return self._drain_rate.retry_after_s(len(self._waiting), self._loop.time())
 
-    def _resolve(self, request: PendingRequest, reply: Reply | ReplyStream) -> None:
-        if not request.is_over:
-            self._forget(request)
-            self._drain_rate.count(self._used_at)
-            request.resolve(reply)
-
-    def _forget(self, request: PendingRequest) -> None:
-        self._used_at = self._loop.time()
-        if self._waiting.get(request.request_id) is request:  # and not the rest of its answer
-            del self._waiting[request.request_id]
+    def _watch(self, request: PendingRequest) -> None:
+        request.channel, request.entered_at = self, self._loop.time()
+        request.deadline = request.entered_at + request.timeout_s
+        if request.deadline < self._deadlines.due_at:
+            self._deadlines.set(request.deadline)
 
     def _on_late(self, request: PendingRequest) -> None:
         text = "The request's deadline passed before its answer was there."
@@ -182,15 +178,19 @@ class VersionChannel:
                 reply = decode_reply(request_id, value)
                 if reply.chunks and not request.is_stream:
                     request = self._open_stream(request)
-                self._resolve(request, reply)
                 delivered.append(request_id)
+                self._waiting.pop(request_id, None)
+                request.resolve(reply)
             except LargeReply as reply_elsewhere:
                 # The reply key stays until the reply was read, so that the audit does not miss it.
                 self._large_replies.add(request_id, reply_elsewhere.attempt)
             except ProtocolError as error:
                 log.error("unreadable reply request=%s: %s", request_id, error)
                 text = "The worker's answer cannot be read."
-                self._resolve(request, error_reply(errors.InternalError(text)))
+                del self._waiting[request_id]
+                request.resolve(error_reply(errors.InternalError(text)))
+        self._used_at = self._loop.time()
+        self._drain_rate.count(self._used_at, len(delivered))
         return delivered
 
     # --- answers in pieces
@@ -211,10 +211,9 @@ class VersionChannel:
         if request.is_over:
             return self._waiting.get(request.request_id, request)
         stream = ReplyStream(request, self._queue, self._patience)
-        stream.enter(self, self._loop.time())
-        self._deadlines.add(stream.deadline)
+        self._watch(stream)
         self._waiting[stream.request_id] = stream
-        self._resolve(request, stream)
+        request.resolve(stream)
         return stream
 
     # --- audit

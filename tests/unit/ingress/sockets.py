@@ -9,6 +9,7 @@ import uvloop
 
 from ingress.http1.host import USUAL_TIMEOUTS
 from ingress.listeners import Address, Listener
+from ingress.predictions.http_prediction import HttpPredictions
 from ingress.role import Role
 from ingress.server import application
 from tests.ports import free_ports
@@ -52,8 +53,10 @@ def served(app, client, *, tls=None, **options):
 @contextlib.contextmanager
 def listening(echo, address, tls=None, timeouts=USUAL_TIMEOUTS):
     """The inference port of this ingress on another address, too."""
-    settings = replace(echo.services.settings, max_response_size_bytes=20)
-    services = replace(echo.services, settings=settings)
+    predictions = HttpPredictions(
+        echo.services.predictor, is_open_inference=False, max_response_size_bytes=20
+    )
+    services = replace(echo.services, http_predictions=predictions)
     app = application(services, frozenset({Role.INFERENCE}))
 
     async def listen():

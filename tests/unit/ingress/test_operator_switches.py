@@ -21,7 +21,7 @@ def client(ingress, role, **settings):
 def busy(ingress):
     """An ingress that has answered something."""
     measured = ingress.services.metrics.version(VersionKey("m", "1.0"), None)
-    measured.count_arrival()
+    measured.totals.count_arrival()
     measured.count_answer(200, 0.02, BatchTiming(1, 2_000, 10_000, is_first=True))
     for status in (200, 204, 404, 503, 301):
         ingress.services.metrics.torchserve.count_answer(status)

@@ -30,8 +30,7 @@ class Wire:
 
     def answer(self, exchange, status, headers, body):
         self.sent.append((status, with_added(headers, self.added_headers), body))
-
-    def note_answered(self, exchange):
+        exchange.status = status
         self.log.on_answered(exchange)
 
 

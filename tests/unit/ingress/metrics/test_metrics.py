@@ -35,7 +35,7 @@ def test_torchserve_counters_keep_their_names_and_version_label():
     timing = BatchTiming(batch_size=4, queue_us=500, handler_us=900, is_first=False)
     # When
     for measured in (by_default, by_version):
-        measured.count_arrival()
+        measured.totals.count_arrival()
     by_default.count_answer(200, 0.002, timing)
     by_version.count_answer(503, 0.002, timing)
     # Then
@@ -54,7 +54,7 @@ def test_metrics_are_lines_of_torchserves_form_when_they_are_logged(caplog, unlo
     measured = Metrics(is_logging=True, unlogged=unlogged).version(KEY, None)
     # When
     with caplog.at_level("INFO", "TS_METRICS"):
-        measured.count_arrival()
+        measured.totals.count_arrival()
         measured.count_answer(200, 0.01, BatchTiming(1, 2000, 3000, is_first=True))
     # Then
     lines = [record.getMessage() for record in caplog.records]
@@ -85,7 +85,7 @@ def test_forgotten_version_has_no_series_and_begins_anew():
     kept = VersionKey("m", "2.0")
     for key, asked in ((KEY, None), (KEY, "1.0"), (kept, None), (kept, "2.0")):
         measured = metrics.version(key, asked)
-        measured.count_arrival()
+        measured.totals.count_arrival()
         measured.count_answer(200, 0.01, BatchTiming(1, 100, 900, is_first=True))
         measured.count_answer(503, 0.01, None, reason="no_worker")
     metrics.count_unknown(404, "model_not_found")

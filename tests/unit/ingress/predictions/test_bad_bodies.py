@@ -124,7 +124,10 @@ def test_b06_large_form_is_parsed_outside_of_the_loop(manager, content_type):
     headers = Headers({"content-type": content_type})
     services, target = manager.services, parse_prediction_path("/predictions/echo")
     predictions = HttpPredictions(
-        services.predictor, is_open_inference=False, large_form_bytes=1000
+        services.predictor,
+        is_open_inference=False,
+        max_response_size_bytes=10_000,
+        large_form_bytes=1000,
     )
     body = b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n' + b"%41" * 1000
     # When

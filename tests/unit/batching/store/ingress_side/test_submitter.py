@@ -15,8 +15,8 @@ LIMIT = 1000
 
 def waiting(wire):
     request = AwaitedRequest("a")
-    request.wire, request.timeout_s = wire, 10.0
-    request.enter(None, asyncio.get_running_loop().time())
+    request.wire, request.entered_at = wire, asyncio.get_running_loop().time()
+    request.deadline = request.entered_at + 10.0
     return request
 
 
