@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from msgspec import DecodeError, Struct, msgpack
+from msgspec.structs import replace
 
 # Ingresses and nodes that share a queue must agree on the bytes here, and on the keys, scripts and
 # records of batching/store/. Releases that do not agree have queues of their own
@@ -81,14 +82,15 @@ class Part(_Array, frozen=True):
 
 
 class Wire(NamedTuple):
-    """A request's bytes in two pieces, so that a large body is never copied."""
+    """A message's bytes in pieces, so that a large body is never copied."""
 
     head: bytes
-    body: bytes | bytearray = b""
+    body: bytes | bytearray | memoryview = b""
+    tail: bytes = b""
 
     @property
     def size_bytes(self) -> int:
-        return len(self.head) + len(self.body)
+        return len(self.head) + len(self.body) + len(self.tail)
 
 
 NO_WIRE = Wire(b"")
@@ -181,6 +183,14 @@ class Reply(_Message, frozen=True):
     timing: BatchTiming | None = None
     chunks: int = 0
 
+    def to_wire(self, prefix: bytes) -> Wire:
+        """Encodes the prefix and the reply, whose body, of more than 255 bytes, stays itself."""
+        rest = _encode(replace(self, body=b""))
+        # The array's length and the version have a byte each.
+        start = 2 + len(_encode(self.status))
+        head = prefix + rest[:start] + _bytes_header(len(self.body))
+        return Wire(head, self.body, rest[start + len(_EMPTY) :])
+
 
 class ReplyInPlace(Reply, frozen=True, tag=WIRE_VERSION):
     """A reply whose body is a part of the bytes that it was decoded from."""
@@ -200,7 +210,7 @@ class ReplyChunk(_Message, frozen=True):
     headers: Mapping[str, str] = {}
 
 
-class Owned(NamedTuple):
+class Owned(Struct, frozen=True, gc=False):
     """Identifies a claimed request: its id, the attempt, and the ingress that waits for it."""
 
     request_id: str
@@ -208,7 +218,7 @@ class Owned(NamedTuple):
     ingress_id: str
 
 
-class Claimed(NamedTuple):
+class Claimed(Struct, frozen=True, gc=False):
     """A request that this worker owns until it replies or loses the lease."""
 
     owned: Owned

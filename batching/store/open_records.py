@@ -14,10 +14,10 @@ The fields, which scripts find by their places:
     wire       the request's bytes; empty if they have a key of their own
 """
 
-from typing import NamedTuple
+from msgspec import Struct
 
 
-class OpenRecord(NamedTuple):
+class OpenRecord(Struct, frozen=True, gc=False):
     """The fields of a record that a worker needs."""
 
     attempts: int

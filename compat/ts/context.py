@@ -1,6 +1,7 @@
 """Tells a handler about its model and its batch, and takes the status and headers of answers."""
 
 import functools
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -73,6 +74,27 @@ class RequestProcessor:
         return self._response_header.get(key)
 
 
+class _Processors:
+    """Those of one batch, made when first asked for; copies of a context share them."""
+
+    _making = threading.Lock()  # as the handler may ask in several threads
+
+    def __init__(
+        self,
+        make: Callable[[], list[RequestProcessor]],
+        made: list[RequestProcessor] | None = None,
+    ) -> None:
+        self._make = make
+        self.made = made
+
+    def get(self) -> list[RequestProcessor]:
+        if self.made is None:
+            with self._making:
+                if self.made is None:
+                    self.made = self._make()
+        return self.made
+
+
 class Context:
     """Lives as long as the worker; `request_ids` and `request_processor` are those of the batch.
 
@@ -103,7 +125,7 @@ class Context:
         }
         self.model_yaml_config = model_yaml_config or {}
         self.request_ids: dict[int, str] = {}
-        self.request_processor: list[RequestProcessor] = []
+        self._processors = _Processors(list)
         # While the model loads, there is one id, as in TorchServe.
         self.metrics = metrics or MetricsStore(str(uuid.uuid4()), model_name)
         self.stopping_criteria: dict[int, Any] | None = None
@@ -118,6 +140,30 @@ class Context:
     def _system_properties(self) -> dict[str, Any]:
         # Where TorchServe keeps it, and where some handlers look.
         return self.system_properties
+
+    def begin_batch(
+        self, request_ids: dict[int, str], make_processors: Callable[[], list[RequestProcessor]]
+    ) -> None:
+        """Makes these the requests of the batch.
+
+        `make_processors` is called when the handler first asks for a header or sets something of an
+        answer, which most never do.
+        """
+        self.request_ids = self.metrics.request_ids = request_ids
+        self._processors = _Processors(make_processors)
+
+    @property
+    def has_processors(self) -> bool:
+        """Returns whether the handler may have set something of an answer."""
+        return self._processors.made is not None
+
+    @property
+    def request_processor(self) -> list[RequestProcessor]:
+        return self._processors.get()
+
+    @request_processor.setter
+    def request_processor(self, processors: list[RequestProcessor]) -> None:
+        self._processors = _Processors(list, processors)
 
     @property
     def _request_processor(self) -> list[RequestProcessor]:

@@ -15,8 +15,6 @@ PACKAGES = ("batching", "ingress", "workers", "ferry", "compat")
 # TorchServe chose the names of the modules in compat/ts.
 OWN_NAMES = ("batching", "ingress", "workers", "ferry")
 MAX_MODULES = 15
-# The two ends of one thing may have one name.
-PAIRS = frozenset({"large_replies"})
 NOT_COUNTED = frozenset({"__init__", "__main__"})
 
 
@@ -111,7 +109,7 @@ def violations(root: Path) -> list[str]:
     found += [
         f"one name for several modules: {', '.join(paths)}"
         for stem, paths in stems.items()
-        if len(paths) > 1 and stem not in PAIRS
+        if len(paths) > 1
     ]
     return found
 

@@ -104,9 +104,9 @@ MUTANTS = (
     ),
     Mutant(
         "a handler that hangs is ended",
-        "workers/handling/handler_call.py",
-        "signal.ITIMER_REAL, self._timeout_s)\n        try:\n            return self._enveloped",
-        "signal.ITIMER_REAL, 0)\n        try:\n            return self._enveloped",
+        "workers/handling/handler_timer.py",
+        "self._is_running = True\n        self._set(self._timeout_s)",
+        "self._is_running = True\n        self._set(0)",
         f"{CHAOS}workers.py::test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served",
     ),
     Mutant(

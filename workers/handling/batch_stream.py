@@ -17,6 +17,7 @@ from batching.protocol import Claimed, Owned, ReplyChunk
 from batching.store.outage_log import OutageLog
 from batching.store.redis_errors import AWAY
 from batching.store.worker_side.worker_queue import CHUNK_LIMIT_BYTES, ChunkCode
+from workers.handling.handler_timer import HandlerTimer
 from workers.handling.rows import encode_output, header_texts
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class BatchStream:
         self,
         context: Context,
         send: Send | None,
+        timer: HandlerTimer,
         outage: OutageLog | None = None,
         *,
         stall_s: float = STALL_S,
@@ -51,6 +53,7 @@ class BatchStream:
         self.broken: set[str] = set()
         self._context = context
         self._send = send
+        self._timer = timer
         self._outage = outage or OutageLog(log)
         self._stall_s = stall_s
         self._items: Sequence[Claimed] = ()
@@ -121,12 +124,15 @@ class BatchStream:
         """Sends the next piece of each row; returns whether one was taken or will never be."""
         rows = list(waiting)
         chunks = [self._chunk(row, items[row], waiting[row][0]) for row in rows]
+        self._timer.pause()
         try:
             assert self._send is not None
             codes = self._send([items[row].owned for row in rows], chunks)
         except AWAY as error:
             self._outage.note("send", error)
             return False
+        finally:
+            self._timer.resume()
         self._outage.over("send")
         for row, code in zip(rows, codes, strict=True):
             request_id = items[row].request_id

@@ -7,7 +7,7 @@ Source: TorchServe 0.12 docs/request_envelopes.md, as an interface.
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,15 +16,13 @@ from ts.context import Context
 from batching.models.spec import DEFAULT_VERSION
 from workers.handling.tensors import BYTES, Tensor, check_rows, items_of, read_tensor, tensor_of
 
-Entry = Callable[[Any, Context], Any]
-
 # This one only takes the handler's rows apart.
 BODY = "body"
 OPEN_INFERENCE_ENVELOPE = "kservev2"
 
 
 class Envelope(Protocol):
-    """Takes requests apart for a handler's entry point, and puts its answers together."""
+    """Takes one request apart for a handler, and puts its answer together."""
 
     def open(self, row: Any) -> list[Any] | None:
         """Returns the instances of one request; None if it has none."""
@@ -35,27 +33,50 @@ class Envelope(Protocol):
         """Returns the answer to the request in row `index`, made of its instances' outputs."""
 
 
-def in_envelope(name: str, entry: Entry) -> Entry:
-    """Returns the entry point in the envelope of this name; without a name, as it is."""
+class BatchEnvelope(Protocol):
+    """Takes the rows of a batch apart, then puts the answers to them together."""
+
+    def open(self, rows: Sequence[Any]) -> Any:
+        """Returns what the handler is given."""
+
+    def close(self, outputs: Any, rows: Sequence[Any], context: Context) -> Any:
+        """Returns the answers; the rows are those that were opened last."""
+
+
+def envelope_of(name: str) -> BatchEnvelope | None:
+    """Returns the envelope of this name; None where the handler is given the rows themselves."""
     if name == BODY:
-        return lambda rows, context: entry([_content(row) for row in rows], context)
+        return _Bodies()
     envelope = ENVELOPES.get(name)
-    return entry if envelope is None else _Enveloped(envelope, entry)
+    return None if envelope is None else _Instances(envelope)
 
 
-class _Enveloped:
-    def __init__(self, envelope: Envelope, entry: Entry) -> None:
+class _Bodies:
+    """Gives the handler the rows' contents; its outputs are the answers."""
+
+    def open(self, rows: Sequence[Any]) -> Any:
+        return [_content(row) for row in rows]
+
+    def close(self, outputs: Any, _rows: Sequence[Any], _context: Context) -> Any:
+        return outputs
+
+
+class _Instances:
+    """Gives the handler the instances of all rows at once."""
+
+    def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
-        self._entry = entry
+        self._opened: list[list[Any] | None] = []
 
-    def __call__(self, rows: Any, context: Context) -> Any:
-        opened = [self._envelope.open(row) for row in rows]
-        is_alone = len(rows) == 1
-        given = opened[0] if is_alone else [one for each in opened for one in _required(each)]
-        outputs = self._entry(given, context)
+    def open(self, rows: Sequence[Any]) -> Any:
+        opened = self._opened = [self._envelope.open(row) for row in rows]
+        return opened[0] if len(rows) == 1 else [one for each in opened for one in _required(each)]
+
+    def close(self, outputs: Any, rows: Sequence[Any], context: Context) -> Any:
         if not isinstance(outputs, list) or not outputs:
             return outputs
-        shares = [outputs] if is_alone else _dealt(outputs, opened)
+        opened = self._opened
+        shares = [outputs] if len(rows) == 1 else _dealt(outputs, opened)
         return [
             self._envelope.close(share, opened[index], rows[index], context, index)
             for index, share in enumerate(shares)

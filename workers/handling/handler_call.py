@@ -3,84 +3,97 @@
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from ts.context import Context
-from ts.metrics.dimension import Dimension
+from ts.context import RequestProcessor
+from ts.metrics.caching_metric import labels_of
 from ts.metrics.metric_type_enum import MetricTypes
 
-from batching.protocol import Owned, ReplyChunk
-from batching.store.worker_side.worker_queue import ChunkCode
-from workers.handling.batch_stream import Send
-from workers.handling.envelopes import in_envelope
+from batching.protocol import Claimed
+from batching.settings.settings import Settings
+from workers.handling.batch_stream import BatchStream
+from workers.handling.envelopes import OPEN_INFERENCE_ENVELOPE, envelope_of
+from workers.handling.handler_timer import HandlerTimer
 from workers.handling.handlers import LoadedModel
+from workers.handling.open_inference import Inference
+from workers.handling.rows import decode_row, request_headers
 
 
 class HandlerCall:
-    """Calls the handler with the rows of a batch, one batch at a time.
+    """Calls the handler with the requests of a batch, one batch at a time.
 
-    1. A timer of the kernel starts, for envelope and handler together. After `timeout_s` it ends
-       the process, which needs no cooperation of a handler that hangs in C++ or holds the
-       interpreter lock. Every thread's stack is written before that, and the node, which sees how
-       the process ended, releases its requests.
-    2. The envelope, if there is one, takes the rows apart.
-    3. The handler runs. Its own time is the metric PredictionTime, as in TorchServe 0.12
-       ts/service.py, Service.predict. While it sends pieces, the timer stands.
-    4. The envelope puts the answers together.
-    5. The timer stops, also after an error.
-    6. SIGTERM stops this worker again: libraries take the signal over at their first call, and
-       nothing else would end this process.
-    7. `on_measured` tells that there may be metrics to report, which an idle worker never has.
+    `__call__` has the steps, in order. `questions` are the requests of the last call that came in
+    the Open Inference Protocol, by their places in the batch.
     """
 
     def __init__(
         self,
         model: LoadedModel,
-        envelope: str,
-        timeout_s: float,
-        send: Send,
-        on_measured: Callable[[], None],
+        settings: Settings,
+        stream: BatchStream,
+        timer: HandlerTimer,
+        on_measured: Callable[[], None] = lambda: None,
     ) -> None:
-        context = model.context
+        self.context = context = model.context
+        self.questions: dict[int, Inference] = {}
         self._handler = model.entry
-        self._enveloped = in_envelope(envelope, self._measured)
-        self._timeout_s = timeout_s
-        self._send = send
+        self._is_decoding = settings.decode_input_request
+        self._is_open_inference = settings.service_envelope == OPEN_INFERENCE_ENVELOPE
+        self._envelope = envelope_of(settings.service_envelope)
+        self._stream = stream
+        self._timer = timer
         self._on_measured = on_measured
-        self._is_running = False
-        self._labels = (Dimension("ModelName", context.model_name), Dimension("Level", "Model"))
+        self._on_sigterm: Any = None
+        labels = {"ModelName": context.model_name, "Level": "Model"}
+        self._labels = labels_of(labels.items())
         self._prediction_time = context.metrics.add_metric_to_cache(
-            "PredictionTime", "ms", [label.name for label in self._labels], MetricTypes.GAUGE
+            "PredictionTime", "ms", [*labels], MetricTypes.GAUGE
         )
 
-    def __call__(self, rows: Any, context: Context) -> Any:
-        """Returns what the handler makes of the rows."""
-        on_sigterm = signal.getsignal(signal.SIGTERM)
-        self._is_running = True
-        signal.setitimer(signal.ITIMER_REAL, self._timeout_s)
+    def __call__(self, items: Sequence[Claimed]) -> Any:
+        """Returns what the handler makes of the requests; raises anything that it raises.
+
+        Raises:
+            BadRequest: a body is no inference request, though its type says so.
+        """
+        context, envelope = self.context, self._envelope
+        # A row has a value per part of a request: bytes, text, or what was JSON.
+        rows = [decode_row(item.request, is_decoding=self._is_decoding) for item in items]
+        self._open_questions(rows)
+        ids = {index: item.request_id for index, item in enumerate(items)}
+        context.begin_batch(ids, partial(_processors, items))
+        self._stream.begin(items)
+        self._on_sigterm = self._on_sigterm or signal.getsignal(signal.SIGTERM)
+        # For envelope and handler together. While pieces are sent, the timer stands.
+        self._timer.start()
         try:
-            return self._enveloped(rows, context)
+            given = rows if envelope is None else envelope.open(rows)
+            # The handler's own time, as in TorchServe 0.12 ts/service.py, Service.predict.
+            started_s = time.perf_counter()
+            outputs = self._handler(given, context)
+            run_ms = round((time.perf_counter() - started_s) * 1000, 2)
+            self._prediction_time.count(run_ms, self._labels)
+            return outputs if envelope is None else envelope.close(outputs, rows, context)
         finally:
-            self._is_running = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGTERM, on_sigterm)
+            self._timer.stop()
+            # SIGTERM stops this worker again: libraries take the signal over at their first call,
+            # and nothing else would end this process.
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+            # An idle worker never has anything to report.
             self._on_measured()
 
-    def send(self, items: Sequence[Owned], chunks: Sequence[ReplyChunk]) -> list[ChunkCode]:
-        """Sends pieces for the handler; its timer stands meanwhile and starts anew afterwards."""
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        try:
-            return self._send(items, chunks)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, self._timeout_s)
-            # A thread of the handler may send on after the handler has returned, and the timer
-            # would end an idle worker. Checked last, as the handler may return at any moment.
-            if not self._is_running:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+    def _open_questions(self, rows: list[dict[str, Any]]) -> None:
+        """Makes rows of those that came in the Open Inference Protocol."""
+        self.questions = {
+            index: row["body"]
+            for index, row in enumerate(rows)
+            if type(row.get("body")) is Inference
+        }
+        for index, question in self.questions.items():
+            is_kept = self._is_open_inference
+            rows[index] = {"body": question.with_data()} if is_kept else question.row()
 
-    def _measured(self, rows: Any, context: Context) -> Any:
-        started_s = time.perf_counter()
-        output = self._handler(rows, context)
-        run_ms = round((time.perf_counter() - started_s) * 1000, 2)
-        self._prediction_time.update(run_ms, "", self._labels)
-        return output
+
+def _processors(items: Sequence[Claimed]) -> list[RequestProcessor]:
+    return [RequestProcessor(request_headers(item.request)) for item in items]

@@ -66,7 +66,8 @@ class MetricsReporter:
 
         Without this the thread looks seldom: an idle worker measures nothing.
         """
-        self._may_have_news.set()
+        if not self._may_have_news.is_set():
+            self._may_have_news.set()
 
     def stop(self) -> None:
         """Records the measurements so far, if Redis answers."""

@@ -7,8 +7,8 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 from batching.errors import PredictionFailed
@@ -16,6 +16,8 @@ from batching.protocol import OPEN_INFERENCE_TYPE, Part, Request
 from workers.handling.open_inference import Inference
 
 log = logging.getLogger(__name__)
+
+_BYTES = (bytes, bytearray)
 
 
 def decode_row(request: Request, *, is_decoding: bool) -> dict[str, Any]:
@@ -28,12 +30,11 @@ def decode_row(request: Request, *, is_decoding: bool) -> dict[str, Any]:
     Raises:
         BadRequest: the body is no inference request, though its type says so.
     """
-    return {
-        part.name: _decode(part)
-        if is_decoding or part.content_type.startswith(OPEN_INFERENCE_TYPE)
-        else part.content
-        for part in request.parts
-    }
+    row: dict[str, Any] = {}
+    for part in request.parts:
+        read = _reader(part.content_type, is_decoding)
+        row[part.name] = part.content if read is None else read(part)
+    return row
 
 
 def request_headers(request: Request) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def request_headers(request: Request) -> dict[str, Any]:
 
 def encode_output(output: Any) -> bytes:
     """Returns an answer's body: bytes as such, text as UTF-8, tensors saved, the rest as JSON."""
-    if isinstance(output, bytes | bytearray):
+    if isinstance(output, _BYTES):
         return bytes(output)
     try:
         if isinstance(output, str):
@@ -69,23 +70,29 @@ def line_text(value: Any) -> str:
 
 
 @lru_cache(maxsize=256)
-def _kind(content_type: str) -> tuple[str, str]:
+def _reader(content_type: str, is_decoding: bool) -> Callable[[Part], Any] | None:
+    """Returns what reads contents of this type; None if the handler gets the bytes."""
     kind, _, parameters = content_type.partition(";")
-    return kind.strip().lower(), parameters
-
-
-def _decode(part: Part) -> Any:
-    kind, parameters = _kind(part.content_type)
+    kind = kind.strip().lower()
     if kind == OPEN_INFERENCE_TYPE and parameters.startswith("json="):
-        return Inference.read(part.content, int(parameters.removeprefix("json=")))
+        return partial(_inference, int(parameters.removeprefix("json=")))
+    if not is_decoding:
+        return None
+    if kind == "application/json":
+        return partial(_decoded, json.loads, kind)
+    return partial(_decoded, bytearray.decode, kind) if kind.startswith("text") else None
+
+
+def _inference(json_bytes: int, part: Part) -> Inference:
+    return Inference.read(part.content, json_bytes)
+
+
+def _decoded(decode: Callable[[Any], Any], kind: str, part: Part) -> Any:
     try:
-        if kind == "application/json":
-            return json.loads(part.content)
-        if kind.startswith("text"):
-            return part.content.decode()
+        return decode(part.content)
     except (ValueError, RecursionError):
         log.warning("undecodable part=%r type=%r: the handler gets its bytes", part.name, kind)
-    return part.content
+        return part.content
 
 
 def _save_tensor(output: Any) -> bytes | None:

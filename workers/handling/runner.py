@@ -11,27 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
-from ts.context import RequestProcessor
 from ts.torch_handler.pixel_limit import has_too_many_pixels, too_many_pixels
 from ts.utils.util import PredictionException
 
 from batching.errors import InternalError, OutOfResources, PredictionFailed, ServeError
 from batching.models.spec import DEFAULT_VERSION
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
-from batching.settings.settings import Settings
 from batching.store.replies import error_reply
 from workers.handling.batch_stream import BatchStream, StreamAbandoned
-from workers.handling.envelopes import OPEN_INFERENCE_ENVELOPE
 from workers.handling.failure_log import FailureLog, short_ids
-from workers.handling.handlers import LoadedModel
-from workers.handling.open_inference import Inference
-from workers.handling.rows import (
-    decode_row,
-    encode_output,
-    header_texts,
-    line_text,
-    request_headers,
-)
+from workers.handling.handler_call import HandlerCall
+from workers.handling.rows import encode_output, header_texts, line_text
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +39,13 @@ class Runner:
     """One loaded model, one batch at a time."""
 
     def __init__(
-        self, model: LoadedModel, settings: Settings, stream: BatchStream, read_again: ReadAgain
+        self, call: HandlerCall, stream: BatchStream, read_again: ReadAgain, most_bytes: int
     ) -> None:
-        self._model = model
-        self._settings = settings
+        self._call = call
+        self._context = call.context
         self._stream = stream
         self._read_again = read_again
-        self._questions: dict[int, Inference] = {}
+        self._most_bytes = most_bytes  # of an answer
         self._failures = FailureLog(log)
         self.is_device_broken = False
 
@@ -145,51 +135,30 @@ class Runner:
             ends.append(replace(end, chunks=self._stream.counts.get(item.request_id, 0)))
         return ends
 
-    def _call(self, items: Sequence[Claimed]) -> Any:
-        context = self._model.context
-        is_decoding = self._settings.decode_input_request
-        rows = [decode_row(item.request, is_decoding=is_decoding) for item in items]
-        self._questions = {
-            index: row["body"]
-            for index, row in enumerate(rows)
-            if type(row.get("body")) is Inference
-        }
-        for index, question in self._questions.items():
-            rows[index] = self._opened(question)
-        context.request_ids = {index: item.request_id for index, item in enumerate(items)}
-        context.request_processor = [
-            RequestProcessor(request_headers(item.request)) for item in items
-        ]
-        context.metrics.request_ids = context.request_ids
-        self._stream.begin(items)
-        return self._model.entry(rows, context)
-
-    def _opened(self, question: Inference) -> dict[str, Any]:
-        if self._settings.service_envelope == OPEN_INFERENCE_ENVELOPE:
-            return {"body": question.with_data()}
-        return question.row()
-
     def _encode(self, index: int, output: Any) -> bytes:
-        question = self._questions.get(index)
+        question = self._call.questions.get(index)
         if question is None:
             return encode_output(output)
-        context = self._model.context
-        version = (context.manifest or {}).get("model", {}).get("modelVersion", DEFAULT_VERSION)
-        body, headers = question.answer(output, self._name, str(version))
+        model = (self._context.manifest or {}).get("model", {})
+        version = str(model.get("modelVersion", DEFAULT_VERSION))
+        body, headers = question.answer(output, self._name, version)
         for name, value in headers.items():
-            context.set_response_header(index, name, value)
+            self._context.set_response_header(index, name, value)
         return body
 
     def _reply(self, index: int, item: Claimed, output: Any) -> Reply:
+        context = self._context
         try:
-            body = self._encode(index, output)
-            if len(body) > self._settings.max_response_size_bytes:
+            body = self._encode(index, output) if self._call.questions else encode_output(output)
+            if len(body) > self._most_bytes:
                 raise InternalError(
                     f"The model's answer has {len(body)} bytes, more than max_response_size "
-                    f"({self._settings.max_response_size_bytes})."
+                    f"({self._most_bytes})."
                 )
-            status, phrase = self._model.context.get_response_status(index)
-            headers = self._model.context.get_response_headers(index)
+            if not context.has_processors:
+                return Reply(200, body)
+            status, phrase = context.get_response_status(index)
+            headers = context.get_response_headers(index)
             return Reply(int(status), body, header_texts(headers), line_text(phrase or ""))
         except Exception as error:
             # An output may raise anything when it is encoded; its neighbours are answered.
@@ -201,7 +170,7 @@ class Runner:
 
     @property
     def _name(self) -> str:
-        return self._model.context.model_name
+        return self._context.model_name
 
 
 def _is_special(item: Claimed) -> bool:

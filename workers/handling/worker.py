@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -37,6 +36,7 @@ from batching.store.replies import error_reply
 from batching.store.worker_side.worker_queue import WorkerQueue
 from workers.handling.batch_stream import BatchStream
 from workers.handling.handler_call import HandlerCall
+from workers.handling.handler_timer import HandlerTimer
 from workers.handling.handlers import LoadedModel, load_model
 from workers.handling.metrics_reporter import MetricsReporter
 from workers.handling.runner import DeviceBroken, Runner
@@ -212,16 +212,11 @@ def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> in
         is_showing_all=settings.model_metrics_auto_detect,
         is_logging=settings.is_logging_metrics,
     )
-    timeout_s = spec.response_timeout_s
-    call = HandlerCall(
-        model,
-        settings.service_envelope,
-        timeout_s,
-        partial(queue.send, patience_s=timeout_s),
-        on_measured=reporter.wake,
-    )
-    stream = BatchStream(model.context, call.send, outage)
-    runner = Runner(replace(model, entry=call), settings, stream, queue.read_again)
+    timer = HandlerTimer(spec.response_timeout_s)
+    send = partial(queue.send, patience_s=spec.response_timeout_s)
+    stream = BatchStream(model.context, send, timer, outage)
+    call = HandlerCall(model, settings, stream, timer, reporter.wake)
+    runner = Runner(call, stream, queue.read_again, settings.max_response_size_bytes)
     worker = Worker(
         Batcher(queue, policy_of(spec)),
         queue,

@@ -12,9 +12,10 @@ import hiredis
 import redis
 from redis.exceptions import InvalidResponse
 
+from batching.store.connections.commands import Buffer
 from batching.store.connections.lost_connections import ASYNC_PARSER
 
-Buffers = Sequence[bytes | bytearray]
+Buffers = Sequence[Buffer]
 
 _MORE_IS_DUE = object()
 

@@ -1,58 +1,72 @@
 """A connection of one thread's own, for the calls that are made for every batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import hiredis
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from batching.store.client_types import Client
+from batching.store.connections.commands import Buffer, Command, packed
 from batching.store.connections.lost_connections import drop_if_lost
 from batching.store.scripts import loader as scripts
 
-Command = tuple[str | int | bytes, ...]
-
 
 class HeldConnection:
-    """As `AsyncHeldConnection`."""
+    """As `AsyncHeldConnection`.
+
+    Its calls raise redis' own errors and OSErrors. The commands may then have been carried out.
+    """
 
     def __init__(self, client: Client) -> None:
         self._pool = client.connection_pool
         self._connection: Any = None
 
     def run(self, verb: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> Any:
-        """Returns what the script `<verb>.lua` answers.
-
-        Raises:
-            RedisError, OSError: it may have been carried out.
-        """
-        command: Command = ("EVALSHA", scripts.sha(verb), len(keys), *keys, *arguments)
+        """Returns what the script `<verb>.lua` answers."""
+        command = packed(("EVALSHA", scripts.sha(verb), len(keys), *keys, *arguments))
         try:
-            return self.call(command)
+            return self._answer(command)
         except NoScriptError:
             self.call(("SCRIPT", "LOAD", scripts.source(verb)))
-            return self.call(command)
+            return self._answer(command)
+
+    def call(self, command: Command) -> Any:
+        """Returns the answer to the command."""
+        return self._answer(packed(command))
 
     def fetch(self, names: Sequence[str]) -> list[bytearray | None]:
-        """Returns the strings under these names, as they were received; None for a missing one.
-
-        Raises:
-            RedisError, OSError: Redis did not answer, or refused.
-        """
-        strings: list[bytearray | None] = self.call(("MGET", *names), disable_decoding=True)
+        """Returns the strings under these names, as they were received; None for a missing one."""
+        strings: list[bytearray | None] = self._answer(
+            packed(("MGET", *names)), disable_decoding=True
+        )
         return strings
 
-    def call(self, command: Command, **options: bool) -> Any:
-        """Returns the answer to the command; raises as `run` does."""
+    def exchange(self, commands: Sequence[Buffer], count: int) -> list[Any]:
+        """Returns the answers to so many packed commands, some of which may be refused at OOM.
+
+        The buffers are sent as they are, without a copy.
+        """
         connection = self._ready()
-        # Its stub says "tuple of one".
-        packed = [hiredis.pack_command(command)]  # type: ignore[arg-type]
+
+        def exchange() -> list[Any]:
+            connection.send_packed_command(commands)
+            try:
+                return [_answer_or_oom(connection) for _ in range(count)]
+            except ResponseError:
+                connection.disconnect()  # as further answers may come
+                raise
+
+        answers: list[Any] = _with_retry(connection, exchange)
+        return answers
+
+    def _answer(self, command: bytes, **options: bool) -> Any:
+        connection = self._ready()
 
         def exchange() -> Any:
-            connection.send_packed_command(packed)
+            connection.send_packed_command((command,))
             return connection.read_response(**options)
 
-        return connection.retry.call_with_retry(exchange, lambda _: connection.disconnect())
+        return _with_retry(connection, exchange)
 
     def _ready(self) -> Any:
         """Returns the connection, checked as the pool checks one that it gives away."""
@@ -62,3 +76,14 @@ class HeldConnection:
         connection.connect()
         drop_if_lost(connection)
         return connection
+
+
+def _answer_or_oom(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except OutOfMemoryError as error:
+        return error
+
+
+def _with_retry(connection: Any, exchange: Callable[[], Any]) -> Any:
+    return connection.retry.call_with_retry(exchange, lambda _: connection.disconnect())

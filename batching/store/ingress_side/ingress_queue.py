@@ -12,7 +12,7 @@ from batching.store.client_types import AsyncClient
 from batching.store.clients import BLOCK_S, at
 from batching.store.connections.async_held_connection import AsyncHeldConnection
 from batching.store.connections.bulk_calls import BulkCalls
-from batching.store.connections.commands import Command, packed, packed_set
+from batching.store.connections.commands import Buffer, Command, packed, packed_set
 from batching.store.keys import LEASE_TTL_MS, VersionKeys
 from batching.store.open_records import rest_of_record
 from batching.store.replies import named_request
@@ -139,7 +139,7 @@ class IngressQueue:
     async def _submit_with_bodies(
         self, large: Sequence[Submission], arguments: Sequence[str | int | bytes]
     ) -> list[int]:
-        buffers: list[bytes | bytearray] = []
+        buffers: list[Buffer] = []
         for item in large:
             name = self._keys.body_prefix + item.request_id
             buffers += packed_set(name, item.wire, item.ttl_ms + 60_000)

@@ -23,11 +23,10 @@ from batching.store.client_types import Client
 from batching.store.clients import at
 from batching.store.connections.held_connection import HeldConnection
 from batching.store.keys import LEASE_TTL_MS, REPLY_TTL_MS, VersionKeys
-from batching.store.open_records import read_record
 from batching.store.reclaiming import ReclaimMode, reclaim_arguments, reclaim_keys
 from batching.store.redis_errors import AWAY
 from batching.store.scripts.loader import ordered_keys, script
-from batching.store.worker_side.large_replies import LargeReplyWriter
+from batching.store.worker_side.reply_writer import ReplyWriter
 from batching.store.worker_side.request_reader import RequestReader
 from batching.store.worker_side.waits import ParkedPop, Wakeups
 
@@ -45,6 +44,9 @@ class ReplyCode(IntEnum):
     STORED = 1
     STORED_BEFORE = 2
     STALE = 3
+
+
+_REPLY_CODES = tuple(ReplyCode)
 
 
 class ChunkCode(IntEnum):
@@ -70,8 +72,7 @@ class WorkerQueue:
         self._client = client = at(client, keys.tag)
         self._lease = keys.lease_prefix + worker_id
         self._connection = HeldConnection(client)
-        self._reader = RequestReader(self._connection, keys.body_prefix)
-        self._large_replies = LargeReplyWriter(client, keys.large_reply_prefix)
+        self._reader = RequestReader(self._connection, keys)
         self._chunk = script(client, "chunk")
         self._reclaim = script(client, "reclaim")
         self._recover_keys = reclaim_keys(key, worker_id)
@@ -81,14 +82,14 @@ class WorkerQueue:
         self._claim_lead = ClaimLead()
         self._window_end: float | None = None  # by the monotonic clock; None: no claim ends one
         self._claim_keys = ordered_keys("claim", keys, lease=self._lease)
-        self._reply_keys = ordered_keys("reply", keys, lease=self._lease)
+        self._replies = self._reply_writer(ordered_keys("reply", keys, lease=self._lease))
         self._chunk_keys = ordered_keys("chunk", keys, lease=self._lease)
 
     def give_tickets(self) -> None:
         """Lets requests be accepted for this worker whenever it is idle, from now on."""
         keys, lease = self._keys, self._lease
         self._claim_keys = ordered_keys("claim", keys, optional=True, lease=lease)
-        self._reply_keys = ordered_keys("reply", keys, optional=True, lease=lease)
+        self._replies = self._reply_writer(ordered_keys("reply", keys, optional=True, lease=lease))
         self.reply([], [])
 
     def claim(self, limit: int, patience_s: float) -> Batch | Partial | Nothing:
@@ -135,16 +136,8 @@ class WorkerQueue:
 
     def reply(self, items: Sequence[Owned], replies: Sequence[Reply]) -> list[ReplyCode]:
         """Publishes each item's reply and ends its lease, once."""
-        values = [
-            item.request_id.encode() + reply.encode()
-            for item, reply in zip(items, replies, strict=True)
-        ]
-        stored = self._large_replies.store(items, values)
-        arguments: list[str | int | bytes] = [self._worker_id, REPLY_TTL_MS]
-        for item, value in zip(items, values, strict=True):
-            arguments += (*item, b"@" if item in stored else value)
-        codes = self._connection.run("reply", self._reply_keys, arguments)
-        return [ReplyCode(code) for code in codes]
+        codes = self._replies.write(items, replies)
+        return [_REPLY_CODES[code] for code in codes]
 
     def send(
         self, items: Sequence[Owned], chunks: Sequence[ReplyChunk], patience_s: float
@@ -206,32 +199,17 @@ class WorkerQueue:
 
         One that is gone stays as it is, as no client waits for it any more.
         """
-        ids = [item.request_id for item in items]
-        records = self._connection.call(("HMGET", self._keys.open, *ids))
-        wires = [read_record(record).wire if record else None for record in records]
-        requests = self._reader.read(ids, wires)
-        return [
-            item if request is None else item._replace(request=request)
-            for item, request in zip(items, requests, strict=True)
-        ]
+        return self._reader.read_again(items)
 
     def _batch(self, now_us: int, fields: Sequence[bytes]) -> Batch | Nothing:
-        ids = [request_id.decode() for request_id in fields[0::2]]
-        records = [*map(read_record, fields[1::2])]
-        requests = self._reader.read(ids, [record.wire for record in records])
-        items: list[Claimed] = []
-        unreadable: list[Owned] = []
-        for request_id, record, request in zip(ids, records, requests, strict=True):
-            owned = Owned(request_id, record.attempts + 1, record.ingress_id)
-            if request is None:
-                unreadable.append(owned)
-            else:
-                # Not below zero, where Redis' clock has stepped back meanwhile.
-                waited_us = max(0, now_us - record.queued_us + record.age_us)
-                items.append(Claimed(owned, waited_us, request))
+        items, unreadable = self._reader.read(now_us, fields)
         if unreadable:
             self._refuse(unreadable)
         return Batch(items) if items else Nothing.EMPTY
+
+    def _reply_writer(self, keys: Sequence[str]) -> ReplyWriter:
+        prefix = self._keys.large_reply_prefix
+        return ReplyWriter(self._connection, self._worker_id, keys, prefix)
 
     def _refuse(self, items: Sequence[Owned]) -> None:
         reply = Reply(

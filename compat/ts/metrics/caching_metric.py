@@ -74,13 +74,13 @@ class CachingMetric:
                 list(dimension_values),
             )
             return
-        self._count(value, zip(self.dimension_names, dimension_values, strict=True))
+        self.count(value, labels_of(zip(self.dimension_names, dimension_values, strict=True)))
 
     def update(
         self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()
     ) -> None:
         """Records the value under dimensions as objects, which may differ from the last ones."""
-        self._count(value, ((dimension.name, dimension.value) for dimension in dimensions))
+        self.count(value, labels_of((one.name, one.value) for one in dimensions))
 
     def take(self) -> dict[Labels, Change]:
         """Returns what was measured since the last call."""
@@ -88,8 +88,8 @@ class CachingMetric:
             changes, self._changes = self._changes, {}
         return changes
 
-    def _count(self, value: float, labels: Iterable[tuple[str, str]]) -> None:
-        key = tuple((str(name), _label_text(item)) for name, item in labels)
+    def count(self, value: float, labels: Labels) -> None:
+        """Records the value under these labels, as `update` does."""
         try:
             value = float(value)
         except (TypeError, ValueError, OverflowError):
@@ -98,7 +98,9 @@ class CachingMetric:
             logger.error("%s is no value of the %s %s", value, self.metric_type, self.metric_name)
             return
         with self._lock:
-            change = self._changes.setdefault(key, Change())
+            change = self._changes.get(labels)
+            if change is None:
+                change = self._changes[labels] = Change()
             if self.metric_type is MetricTypes.GAUGE:
                 change.value = value
                 return
@@ -106,6 +108,10 @@ class CachingMetric:
             if self.metric_type is MetricTypes.HISTOGRAM:
                 change.counts = change.counts or [0] * (len(BUCKETS) + 1)
                 change.counts[bisect.bisect_left(BUCKETS, value)] += 1
+
+
+def labels_of(pairs: Iterable[tuple[str, str]]) -> Labels:
+    return tuple((str(name), _label_text(item)) for name, item in pairs)
 
 
 def _label_text(item: object) -> str:

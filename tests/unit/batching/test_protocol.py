@@ -4,6 +4,7 @@ import pickle  # noqa: TID251 - what an attacker would send
 
 import pytest
 from msgspec import msgpack
+from msgspec.structs import replace
 
 from batching.protocol import (
     INLINE_LIMIT_BYTES,
@@ -96,7 +97,22 @@ def test_wire_is_the_request_in_one_piece_or_two(size, kind, first):
 def test_wire_is_in_one_piece_unless_the_last_part_is_large(parts):
     request = Request({}, parts)
     assert Request.received(bytearray(request.encode())) == request
-    assert request.to_wire() == (request.encode(), b"")
+    assert request.to_wire() == (request.encode(), b"", b"")
+
+
+@pytest.mark.parametrize("size", [256, 2**14 + 1, 2**16 - 1, 2**16])
+@pytest.mark.parametrize("status", [100, 200, 507])
+def test_reply_in_pieces_is_the_reply(size, status):
+    # Given
+    reply = replace(REPLY, status=status, body=bytes(size))
+
+    # When
+    wire = reply.to_wire(b"id")
+
+    # Then
+    assert wire.body is reply.body
+    assert b"".join(wire) == b"id" + reply.encode()
+    assert wire.size_bytes == 2 + len(reply.encode())
 
 
 @pytest.mark.parametrize("message", [REQUEST, REPLY, CHUNK], ids=["request", "reply", "chunk"])

@@ -1,13 +1,16 @@
 """The `ts` package does for handlers what TorchServe's does."""
 
+import copy
 import importlib
 import json
 import os
 import pkgutil
 import queue
 import sys
+import time
 import types
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -105,6 +108,30 @@ def test_context_answers_by_row():
     assert context.get_response_content_type(0) is None
     assert context.get_response_headers(1) == {"content-type": "text/plain"}
     assert context.get_all_request_header(0) == {"Ts_Request_Sequence_Id": "s"}
+
+
+def test_processors_of_a_batch_are_made_once_and_when_the_handler_asks():
+    # Given a handler that works in threads, and with copies of its context
+    context, made = Context("m", "/", None, 2, None, "0.12.0"), []
+
+    def make():
+        made.append("now")
+        time.sleep(0.01)
+        return [RequestProcessor({"row": row}) for row in (0, 1)]
+
+    context.begin_batch({0: "a", 1: "b"}, make)
+    assert (context.has_processors, made) == (False, [])
+    assert context.metrics.request_ids == {0: "a", 1: "b"}
+
+    # When
+    with ThreadPoolExecutor(2) as pool:
+        rows = [*pool.map(lambda row: copy.copy(context).get_request_header(row, "row"), (0, 1))]
+    copy.copy(context).set_response_status(201, idx=1)
+
+    # Then
+    assert (rows, made) == ([0, 1], ["now"])
+    assert context.has_processors
+    assert context.get_response_status(1) == (201, "")
 
 
 def test_all_headers_of_a_request_are_found_in_any_case():

@@ -1,10 +1,13 @@
 """Batches for handlers in tests."""
 
+from msgspec.structs import replace
 from ts.context import Context
 
 from batching.protocol import Batch, Claimed, Owned, Part, Request
 from batching.settings.settings import Settings
 from workers.handling.batch_stream import BatchStream
+from workers.handling.handler_call import HandlerCall
+from workers.handling.handler_timer import HandlerTimer
 from workers.handling.handlers import LoadedModel
 from workers.handling.runner import Runner
 
@@ -30,8 +33,10 @@ def runner(handler, *, send=None, stall_s=5.0, **settings):
 
 
 def runner_of(model, *, send=None, stall_s=5.0, **settings):
-    stream = BatchStream(model.context, send, stall_s=stall_s)
-    return Runner(model, Settings(**settings), stream, read_again)
+    chosen, timer = Settings(**settings), HandlerTimer(None)
+    stream = BatchStream(model.context, send, timer, stall_s=stall_s)
+    call = HandlerCall(model, chosen, stream, timer)
+    return Runner(call, stream, read_again, chosen.max_response_size_bytes)
 
 
 def body(content=b"", content_type="", **headers):
@@ -49,7 +54,7 @@ def read(request_id):
 
 def read_again(items):
     """The items as they were claimed."""
-    return [item._replace(request=read(item.request_id)) for item in items]
+    return [replace(item, request=read(item.request_id)) for item in items]
 
 
 def batch(*requests):

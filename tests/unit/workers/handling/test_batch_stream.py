@@ -28,10 +28,10 @@ class Queue:
         if isinstance(special, Exception):
             raise special
         codes = []
-        for (request_id, _, _), chunk in zip(items, chunks, strict=True):
-            code = special.get(request_id, ChunkCode.STORED)
+        for item, chunk in zip(items, chunks, strict=True):
+            code = special.get(item.request_id, ChunkCode.STORED)
             if code is ChunkCode.STORED:
-                self.pieces.setdefault(request_id, []).append(chunk)
+                self.pieces.setdefault(item.request_id, []).append(chunk)
             codes.append(code)
         return codes
 

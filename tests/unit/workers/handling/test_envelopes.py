@@ -5,22 +5,10 @@ import json
 import pytest
 
 from tests.unit.workers.handling.batches import Handler, batch, body, error_of, runner
-from workers.handling.envelopes import in_envelope
-
-
-class Enveloped(Handler):
-    """A handler in an envelope, which remembers the instances that it was given."""
-
-    def __init__(self, name, answer):
-        super().__init__(answer)
-        self.entry = in_envelope(name, super().__call__)
-
-    def __call__(self, rows, context):
-        return self.entry(rows, context)
 
 
 def ask(name, answer, *requests):
-    handler = Enveloped(name, answer)
+    handler = Handler(answer)
     replies = runner(handler, service_envelope=name).run(batch(*requests))
     return handler.batches, replies
 

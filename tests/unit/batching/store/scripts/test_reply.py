@@ -4,7 +4,6 @@ from batching.protocol import INLINE_LIMIT_BYTES
 from batching.store.ingress_side.ingress_queue import Submission
 from batching.store.node_side.node_queue import ReclaimMode
 from batching.store.replies import LargeReply, decode_reply
-from batching.store.worker_side.large_replies import WRITE_BYTES
 from batching.store.worker_side.worker_queue import ReplyCode
 from tests.support import KEY, items_of, make_reply, wire_of
 
@@ -133,9 +132,9 @@ def test_reply_of_more_than_lua_can_pass_at_once_ends_them_all(real_harness):
     assert real_harness.unaccounted() == 0
 
 
-@pytest.mark.parametrize("size", [LARGE, WRITE_BYTES // 2, WRITE_BYTES])
+@pytest.mark.parametrize("size", [INLINE_LIMIT_BYTES + 1, 2**16 - 1, 2**16, 4_000_000])
 def test_reply_keeps_large_and_small_answers_of_a_batch_apart(harness, size):
-    # Given large answers that go to Redis in one write, in some, or in one each
+    # Given
     worker = harness.worker()
     names = "abcdefgh"
     items = claim(harness, worker, *names)

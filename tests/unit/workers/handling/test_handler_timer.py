@@ -9,24 +9,22 @@ ROOT = Path(__file__).parents[4]
 # In a process of its own: tests have that timer for themselves.
 LATE_SENDER = """
 import signal, threading
-from ts.context import Context
-from workers.handling.handler_call import HandlerCall
-from workers.handling.handlers import LoadedModel
+from workers.handling.handler_timer import HandlerTimer
 
+timer = HandlerTimer(60.0)
 is_sending, has_returned = threading.Event(), threading.Event()
 
-def send(items, chunks):
+def send():
+    timer.pause()
     is_sending.set()
     assert has_returned.wait(5)
+    timer.resume()
 
-def handle(rows, context):
-    thread.start()
-    assert is_sending.wait(5)
-
-model = LoadedModel(handle, Context("echo", "/", None, 8, None, "0.12.0"))
-call = HandlerCall(model, "", 60.0, send, lambda: None)
-thread = threading.Thread(target=call.send, args=((), ()))
-call([], model.context)
+timer.start()
+thread = threading.Thread(target=send)
+thread.start()
+assert is_sending.wait(5)
+timer.stop()
 has_returned.set()
 thread.join()
 print(signal.getitimer(signal.ITIMER_REAL)[0])

@@ -1,0 +1,55 @@
+"""Writes replies: small ones with the call of the script, large ones before it, uncopied."""
+
+from collections.abc import Sequence
+
+from redis.exceptions import OutOfMemoryError
+
+from batching.protocol import INLINE_LIMIT_BYTES, Owned, Reply
+from batching.store.connections.commands import joined, packed_set
+from batching.store.connections.held_connection import HeldConnection
+from batching.store.keys import REPLY_TTL_MS
+
+
+class ReplyWriter:
+    """Writes the replies of one worker; raises redis' own errors, and may be called again."""
+
+    def __init__(
+        self, connection: HeldConnection, worker_id: str, keys: Sequence[str], large_prefix: str
+    ) -> None:
+        self._connection = connection
+        self._worker_id = worker_id
+        self._keys = keys
+        self._large_prefix = large_prefix
+
+    def write(self, items: Sequence[Owned], replies: Sequence[Reply]) -> list[int]:
+        """Publishes the replies; returns the script's codes."""
+        stored = self._store_large(items, replies)
+        arguments: list[str | int | bytes] = [self._worker_id, REPLY_TTL_MS]
+        for item, reply in zip(items, replies, strict=True):
+            name = item.request_id
+            value = b"@" if name in stored else name.encode() + reply.encode()
+            arguments += (name, item.attempt, item.ingress_id, value)
+        codes: list[int] = self._connection.run("reply", self._keys, arguments)
+        return codes
+
+    def _store_large(self, items: Sequence[Owned], replies: Sequence[Reply]) -> set[str]:
+        """Stores the replies that are too large for a script; returns the ids of their requests."""
+        large: list[str] = []
+        sets = []
+        for item, reply in zip(items, replies, strict=True):
+            if len(reply.body) > INLINE_LIMIT_BYTES:
+                name = item.request_id
+                # The attempt is part of the name, so a stale worker cannot overwrite a newer
+                # answer.
+                key = f"{self._large_prefix}{name}:{item.attempt}"
+                sets.append(packed_set(key, reply.to_wire(name.encode()), REPLY_TTL_MS))
+                large.append(name)
+        if not large:
+            return set()
+        answers = self._connection.exchange([*joined(sets)], len(large))
+        # At maxmemory the script may store what a plain SET may not: it frees the request first.
+        return {
+            name
+            for name, answer in zip(large, answers, strict=True)
+            if not isinstance(answer, OutOfMemoryError)
+        }
