@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import shutil
+import time
 from pathlib import Path
 
 from benchmarks.measuring.processors import by_role
@@ -9,6 +10,7 @@ from benchmarks.measuring.records import OURS, commit_of
 from benchmarks.servers.server import Job, Server, ferry_addresses, ferry_command
 from benchmarks.servers.torchserve_env import TORCHSERVE_VERSION, write_captum
 
+WORK_DIR = "work"
 WARNINGS_ONLY = Path(__file__).with_name("torchserve_warnings_only.xml")
 
 
@@ -43,11 +45,30 @@ class ArchiveServer(Server):
             copy(archive, store / f"{job.model_name}.mar")
         return str(store)
 
+    def load_anew(self, job: Job, body: bytes) -> float:
+        """Registers a registered model anew; returns the seconds until it has answered once.
+
+        Raises:
+            BenchmarkError: it was refused, or answered with an error.
+        """
+        self._client.delete(f"{self._address(1)}/models/{job.model_name}").raise_for_status()
+        self._forget_files()
+        started_s = time.monotonic()
+        self._register_one(job)
+        self.ask(job.model_name, body)
+        return time.monotonic() - started_s
+
+    def _forget_files(self) -> None:
+        """Deletes what is left of unregistered models' archives; TorchServe does so by itself."""
+
     def _register(self) -> None:
         for job in self._jobs:
-            reply = self._client.post(f"{self._address(1)}/models", params=self._parameters(job))
-            if not reply.is_success:
-                raise self._failure(f"refused the model: {reply.status_code} {reply.text}")
+            self._register_one(job)
+
+    def _register_one(self, job: Job) -> None:
+        reply = self._client.post(f"{self._address(1)}/models", params=self._parameters(job))
+        if not reply.is_success:
+            raise self._failure(f"refused the model: {reply.status_code} {reply.text}")
 
 
 class TorchServe(ArchiveServer):
@@ -130,6 +151,11 @@ class Torchferry(ArchiveServer):
             **ferry_addresses(self._ports),
             **({"PYTHONPATH": str(self._tree)} if self._tree else {}),
             "FERRY_JOB_QUEUE_SIZE": str(max(job.job_queue_size for job in self._jobs)),
-            "FERRY_WORK_DIR": str(folder / "work"),
+            "FERRY_WORK_DIR": str(folder / WORK_DIR),
             "FERRY_CONFIG_SNAPSHOTS": "false",
         }
+
+    def _forget_files(self) -> None:
+        if self._folder is not None:
+            # Running workers keep the files that they have mapped.
+            shutil.rmtree(Path(self._folder.name, WORK_DIR))
