@@ -8,11 +8,13 @@ code 0: every bar is reached; 1: one is missed; 2: it could not be measured.
 """
 
 import argparse
+import json
 import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,16 @@ ROUNDS = 5
 MOST_TIMES = 1.0
 
 
-def measure(names: Sequence[str], rounds: int, tree: Path | None) -> dict[str, Any]:
-    """Returns the seconds of each round by model and server.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Seconds by model: of each round, by server; and of each step of a worker, a median."""
+
+    seconds: dict[str, dict[str, list[float]]]
+    stages: dict[str, dict[str, float]]
+
+
+def measure(names: Sequence[str], rounds: int, tree: Path | None) -> Found:
+    """Loads each model that often with each server, then step by step without one.
 
     Args:
         names: of the models.
@@ -40,9 +50,12 @@ def measure(names: Sequence[str], rounds: int, tree: Path | None) -> dict[str, A
     with tempfile.TemporaryDirectory(prefix="loading-") as name:
         folder = Path(name)
         run_module("servers.loading_archives", folder)
-        body = (folder / "photo.jpg").read_bytes()
+        photo = folder / "photo.jpg"
         jobs = [Job(name, folder / f"{name}.mar", 1, 100) for name in names]
-        return {job.model_name: _measure_one(job, rounds, body, tree) for job in jobs}
+        return Found(
+            {job.model_name: _measure_one(job, rounds, photo.read_bytes(), tree) for job in jobs},
+            {job.model_name: _stages(job, rounds, photo) for job in jobs},
+        )
 
 
 def _measure_one(job: Job, rounds: int, body: bytes, tree: Path | None) -> dict[str, list[float]]:
@@ -54,6 +67,13 @@ def _measure_one(job: Job, rounds: int, body: bytes, tree: Path | None) -> dict[
             for server in servers:
                 found[server.name].append(round(server.load_anew(job, body), 2))
     return found
+
+
+def _stages(job: Job, rounds: int, photo: Path) -> dict[str, float]:
+    environment = os.environ | {"OMP_NUM_THREADS": str(job.threads)}
+    words = ("servers.loading_stages", job.archive, photo)
+    runs = [json.loads(run_module(*words, environment=environment)) for _ in range(rounds)]
+    return {stage: statistics.median(run[stage] for run in runs) for stage in runs[0]}
 
 
 def verdicts(found: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterator[Verdict]:
@@ -79,6 +99,11 @@ def markdown(record: Mapping[str, Any]) -> str:
     for name, seconds in found.items():
         other, ours = (statistics.median(times) for times in seconds.values())
         lines.append(f"| {name} | {other:.1f} | {ours:.1f} | {ours / other:.2f} |")
+    stages: Mapping[str, Mapping[str, float]] = record["stages"]
+    steps = list(next(iter(stages.values())))
+    lines += ["", f"| | {' | '.join(steps)} |", f"|---{'|---:' * len(steps)}|"]
+    for name, times in stages.items():
+        lines.append(f"| {name} | {' | '.join(f'{times[step]:.2f}' for step in steps)} |")
     return "\n".join(lines)
 
 
@@ -94,8 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def record() -> dict[str, Any]:
         found = measure(options.models, options.rounds, options.beside)
-        about = {"rounds": options.rounds, "load_average": load_average, "seconds": found}
-        return to_record("from a registration to the first answer", about, list(verdicts(found)))
+        about = {"rounds": options.rounds, "load_average": load_average, **asdict(found)}
+        judged = list(verdicts(found.seconds))
+        return to_record("from a registration to the first answer", about, judged)
 
     is_short = options.short or options.beside is not None
     return finish("loading", record, markdown, is_short=is_short)

@@ -85,6 +85,28 @@ def test_prepared_model_is_compared_with_all_digits_and_runs_as_torch_is_set():
     assert after == "high"
 
 
+def test_model_is_loaded_once_and_asked_twice_to_be_prepared():
+    # Given
+    asked = []
+
+    class Counting(Convolved):
+        def forward(self, images):
+            asked.append(len(images))
+            return super().forward(images)
+
+    def reload():
+        raise AssertionError("loaded again")
+
+    # When
+    model = trained(Counting)
+    asked.clear()
+    prepared = prepare(model, reload, rows()[:1], torch.float32, ROWS)
+
+    # Then
+    assert prepared is not None
+    assert asked == [1, 1]
+
+
 def test_gpu_is_warmed_up_with_a_full_batch_and_each_power_of_two():
     assert warm_up_sizes(12) == [12, 1, 2, 4, 8]
     assert warm_up_sizes(1) == [1]
