@@ -72,8 +72,8 @@ SCRIPTED = "resnet-152-scripted"
 
 
 def write_all(folder: Path) -> None:
-    """Writes a photo and the archives into the folder."""
-    (folder / "photo.jpg").write_bytes(photo(0))
+    """Writes the archives into the folder and then, as a sign that all are there, a photo."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, source in SOURCES.items():
         _write(folder / f"{name}.mar", name, source)
     script = folder / f"{SCRIPTED}.pt"
@@ -81,11 +81,12 @@ def write_all(folder: Path) -> None:
     model = {"modelName": SCRIPTED, "modelVersion": "1.0", "handler": "image_classifier"}
     archive = folder / f"{SCRIPTED}.mar"
     write_archive(archive, model | {"serializedFile": script.name}, script, is_deflated=True)
+    (folder / "photo.jpg").write_bytes(photo(0))
 
 
 def _write(archive: Path, name: str, source: str) -> None:
     folder = archive.with_suffix("")
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     file, weights, handler = (folder / one for one in ("model.py", "weights.pth", "digits.py"))
     file.write_text(source)
     torch.manual_seed(1)
