@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import importlib.metadata
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -113,7 +112,6 @@ def compare(
     everyone = list(dict.fromkeys(name for some in asked.values() for name in some))
     about = {
         "pairs": options.pairs,
-        "load_average": round(os.getloadavg()[0], 2),
         "torchserve_logs": options.torchserve_logs,
         "versions": software_versions(),
     }

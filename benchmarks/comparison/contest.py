@@ -1,11 +1,13 @@
 """Models, and torchferry beside other servers of them, all up at once and driven in turns."""
 
-import resource
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from benchmarks.comparison.bare_process import BareLoop
 from benchmarks.comparison.workloads import Network, Workload, network_job, request_path_jobs
@@ -30,6 +32,7 @@ SERVERS = {"torchserve": TorchServe.name, "mosec": Mosec.name, "bare": BareLoop.
 _CONTENT = bytes(range(128))
 # TorchServe's JVM reaches its speed after some 20,000 requests.
 WARM_UP_S = 3.0
+CORES = os.cpu_count() or 1
 
 OnRun = Callable[[str], None]
 Participant = Server | BareLoop
@@ -47,8 +50,10 @@ class Run:
     cpu_us: float = 0.0
     # By kind of process: in its own code, in the kernel.
     kinds_us: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    # Of wrk.
+    # Of wrk, or whatever else drove it.
     load_us: float = 0.0
+    # Of the machine's processors, what neither the server nor the load used meanwhile.
+    others_percent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +188,12 @@ class Contest:
             return _without_server(server.measure(seconds))
         load = self._load(workload, server)
         pids = server.processes()
-        before, load_before_s, started_s = times_s(pids), _children_s(), time.perf_counter()
+        before, load_before_s, started_s = times_s(pids), _load_s(), time.perf_counter()
+        psutil.cpu_percent()
         report = (drive_to_the_end if self.photos else drive_with_wrk)(load, seconds)
         elapsed_s = time.perf_counter() - started_s
-        after, load_s = times_s(pids), _children_s() - load_before_s
+        busy_s = psutil.cpu_percent() / 100 * elapsed_s * CORES
+        after, load_s = times_s(pids), _load_s() - load_before_s
         per_request_us = 1e6 / (report.requests_per_s * elapsed_s)
         kinds_us = {
             kind: tuple(
@@ -195,14 +202,17 @@ class Contest:
             )
             for kind in pids
         }
+        cpu_us, load_us = sum(map(sum, kinds_us.values())), load_s * per_request_us
+        others_s = max(0.0, busy_s - (cpu_us + load_us) / per_request_us)
         return Run(
             report.requests_per_s,
             report.p50_ms,
             report.p99_ms,
             report.errors,
-            cpu_us=round(sum(map(sum, kinds_us.values())), 2),
+            cpu_us=round(cpu_us, 2),
             kinds_us=kinds_us,
-            load_us=round(load_s * per_request_us, 2),
+            load_us=round(load_us, 2),
+            others_percent=round(100 * others_s / elapsed_s / CORES, 1),
         )
 
     def _load(self, workload: Workload, server: Server) -> Load:
@@ -221,10 +231,10 @@ def _without_server(report: LoadReport) -> Run:
     return Run(report.requests_per_s, report.p50_ms, report.p99_ms, report.errors)
 
 
-def _children_s() -> float:
-    """Returns the processor time of all child processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def _load_s() -> float:
+    """Returns the processor time so far of this process, and of its children that have ended."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def _scores(server: Server, model_name: str, photo: Path) -> dict[str, float]:

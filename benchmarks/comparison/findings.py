@@ -37,6 +37,7 @@ def to_record(
     verdicts = [_judge(bar, servers) for bar in workload.bars if bar.rival in known]
     if answers and workload.answers:
         verdicts.append(_judge_answers(workload.answers, answers))
+    others = [run.others_percent for runs in measured.runs.values() for run in runs]
     errors = sum(run.errors for run in measured.runs[OURS])
     text = f"{errors} requests answered with an error by {OURS} (at most 0)"
     verdicts.append(Verdict(errors == 0, text))
@@ -44,6 +45,7 @@ def to_record(
         "title": workload.title,
         **origin(),
         **about,
+        "others_percent": round(statistics.median(others), 1),
         "setting": workload.setting(),
         "servers": servers,
         **({"answers": answers} if answers else {}),
@@ -72,6 +74,7 @@ def median_run(runs: Sequence[Run]) -> Run:
         cpu_us=median("cpu_us", 2),
         kinds_us=kinds_us,
         load_us=median("load_us", 2),
+        others_percent=median("others_percent", 1),
     )
 
 

@@ -51,7 +51,8 @@ def markdown(record: Mapping[str, Any], name: str) -> str:
     """Returns the record of the workload of this name as a section of a document has it."""
     lines = [
         f"`python -m benchmarks.compare --workload {name}` at {told(record)}; {record['pairs']} "
-        f"turns of {record['seconds']:g} s each, load average before: {record['load_average']}.",
+        f"turns of {record['seconds']:g} s each. Other processes took "
+        f"{record['others_percent']:g} % of the machine.",
         "",
         *_table(HEADS, rows(record)),
         "",
