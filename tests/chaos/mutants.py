@@ -21,6 +21,9 @@ from rich.table import Table
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("batching", "ingress", "workers", "ferry", "compat", "tests", "pyproject.toml")
 CHAOS = "tests/chaos/test_chaos_"
+OWN_ANSWERS = "tests/unit/ingress/predictions/test_own_answers.py"
+RECEIVER = "request = self._waiting.get(request_id)\n            if request is None:\n"
+ANY_RECEIVER = RECEIVER.replace("\n", " or next(iter(self._waiting.values()), None)\n", 1)
 MACHINE = f"{CHAOS}machine.py::test_f40_queue_does_what_its_model_says[server]"
 TEST_TIMEOUT_S = 150
 PATIENCE_S = 8  # of a client; without its mechanism, a request often has no answer at all
@@ -284,6 +287,58 @@ MUTANTS = (
         "        exchange.on_left = prediction.leave\n",
         "",
         f"{CHAOS}clients.py::test_f26_work_of_clients_that_left_the_queue_is_not_done",
+    ),
+    Mutant(
+        "a late reply reaches no client that came after its own had left",
+        "batching/store/ingress_side/version_channel.py",
+        RECEIVER,
+        ANY_RECEIVER,
+        f"{OWN_ANSWERS}::test_reply_to_a_client_that_left_reaches_no_other_one[False-0]",
+    ),
+    Mutant(
+        "a reply that comes again answers no later request on its connection",
+        "batching/store/ingress_side/version_channel.py",
+        RECEIVER,
+        ANY_RECEIVER,
+        f"{OWN_ANSWERS}::test_reply_that_comes_again_answers_no_later_request[False]",
+    ),
+    Mutant(
+        "what waits on a connection is not read over",
+        "ingress/http1/connection.py",
+        "self._held.append(bytes(data))",
+        "self._held.append(data)",
+        f"{OWN_ANSWERS}::test_requests_that_wait_on_their_connections_are_kept_apart",
+    ),
+    Mutant(
+        "a body's buffer is not used again when its client has left",
+        "ingress/http1/whole_body.py",
+        "        place = 0\n",
+        "        self.content = globals().setdefault('_POOL', {}).setdefault(\n"
+        "            len(self.content), self.content\n"
+        "        )\n        place = 0\n",
+        f"{OWN_ANSWERS}::test_bodies_of_clients_that_left_are_no_other_clients_bodies",
+    ),
+    Mutant(
+        "requests that gather while Redis is away are submitted, too",
+        "batching/store/ingress_side/submitter.py",
+        "        while self.pending:\n",
+        "        if self.pending:\n",
+        f"{OWN_ANSWERS}::test_requests_that_gather_while_redis_stands_still_are_run_once",
+    ),
+    Mutant(
+        "a connection that ends gives up its requests",
+        "ingress/http1/connection.py",
+        "            exchange.break_off()\n            exchange.leave()\n",
+        "            exchange.break_off()\n",
+        f"{OWN_ANSWERS}::test_request_of_a_client_that_left_is_soon_in_no_queue[reset]",
+    ),
+    Mutant(
+        "a client that does not read has no further request begun",
+        "ingress/http1/connection.py",
+        "if self._drained is None:",
+        "if True:",
+        "tests/unit/ingress/http1/test_connection.py::"
+        "test_request_that_comes_later_is_begun_when_the_answers_before_it_are_taken_in",
     ),
     Mutant(
         "an answer that has begun is not begun again",

@@ -147,7 +147,7 @@ def test_reply_to_a_client_that_left_reaches_no_other_one(
         for connection in leavers:
             ask(connection, b"left %d" % turn)
         running = worker.claim(4)
-        # When their clients leave and others come in the moment of the reply
+        # When their clients leave and others come in the moment of the reply, which comes again
         with halted(echo.services.loop):
             for connection in leavers:
                 leave(connection, with_reset=with_reset)
@@ -155,7 +155,10 @@ def test_reply_to_a_client_that_left_reaches_no_other_one(
             for number, connection in enumerate(comers):
                 ask(connection, b"stays %d" % number, b"Connection: close")
             worker.reply(running, size_bytes)
-        worker.reply(worker.claim(4), size_bytes)
+        claimed = worker.claim(4)
+        for item in running:
+            worker.repeat(item)
+        worker.reply(claimed, size_bytes)
         # Then
         for number, connection in enumerate(comers):
             assert answers(connection) == [(b"stays %d" % number).ljust(size_bytes, b".")]
@@ -208,6 +211,23 @@ def test_bodies_of_clients_that_left_are_no_other_clients_bodies(echo, worker, d
     assert len(set(claimed)) == len(claimed)
     assert set(claimed) <= set(bodies)
     assert [answers(connection) for connection in lines[5:]] == [[body] for body in bodies[5:]]
+
+
+def test_requests_that_wait_on_their_connections_are_kept_apart(echo, worker, dial):
+    # Given: the next request of each connection is read while the one before it is run
+    lines = dial(4)
+    for connection in lines:
+        ask(connection, b"first")
+    running = worker.claim(4)
+    for number, connection in enumerate(lines):
+        ask(connection, b"second %d" % number, b"Connection: close")
+    assert echo.predict("/livez", "GET").status_code == 200
+    # When
+    worker.reply(running)
+    worker.reply(worker.claim(4))
+    # Then
+    for number, connection in enumerate(lines):
+        assert answers(connection) == [b"first", b"second %d" % number]
 
 
 async def _turn():
