@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from batching.settings.settings import Settings, SettingsError, UnusableNow
 from ingress.access.certificate import Certificate
 from ingress.http1.connection import HttpConnection
-from ingress.http1.exchange import Application, Header
+from ingress.http1.exchange import Answer, Application, Header
 from ingress.http1.host import USUAL_TIMEOUTS, ClientTimeouts, HttpHost, Observer
 from ingress.role import Role
 from ingress.torchserve.answers import unknown_method
@@ -170,6 +170,10 @@ class Listener:
             if self.address.socket_path is not None:
                 self.address.socket_path.unlink(missing_ok=True)
         self._host.drain()
+
+    def refuse_incomplete(self, answer: Answer) -> None:
+        """Answers the requests whose bodies have not come whole."""
+        self._host.refuse_incomplete(answer)
 
     @property
     def clients(self) -> int:

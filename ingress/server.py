@@ -14,7 +14,7 @@ from functools import partial
 
 import uvloop
 
-from batching.errors import StoreUnavailable
+from batching.errors import Draining, StoreUnavailable
 from batching.process.daemon_thread import in_daemon_thread
 from batching.process.readiness import Launch, launch, notify_ready
 from batching.process.siblings import Siblings
@@ -43,6 +43,7 @@ from ingress.rest.app import create_app
 from ingress.rest.wsgi_bridge import WsgiBridge
 from ingress.role import Role
 from ingress.services import Services, build_services
+from ingress.torchserve.answers import error_answer
 
 log = logging.getLogger(__name__)
 
@@ -202,6 +203,9 @@ class _Ingress:
                     # Their requests are not at work: they send or read too slowly, or not at all.
                     log.warning("cutting off clients=%d", sum(one.clients for one in listeners))
                 await self._services.broker.close()
+                error = Draining("The server is shutting down.", retry_after_s=1.0)
+                for listener in listeners:
+                    listener.refuse_incomplete(error_answer(error))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(closed), _REFUSAL_S)
         finally:

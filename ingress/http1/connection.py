@@ -79,6 +79,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             # asks again sends none.
             self._host.forget(self)
 
+    def refuse_incomplete(self, answer: Answer) -> None:
+        """Answers a request whose body is still to come, or to end."""
+        if self._asked and not self._asked[0].is_received:
+            self._asked[0].respond(*answer)
+
     # --- the transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -145,7 +145,8 @@ class Exchange:
 
     def respond(self, status: int, headers: Sequence[Header], body: Body) -> None:
         """Sends the answer, with the server's own headers. The status is from 200 to 999."""
-        self._connection.answer(self, status, headers, body)
+        if not self.is_ended:  # by a drain that did not wait for its body, say
+            self._connection.answer(self, status, headers, body)
 
     def respond_in_pieces(self, status: int, headers: Sequence[Header]) -> None:
         """Sends the answer's head. Only for HTTP/1.1. Then comes `end`, or `cut_off`."""

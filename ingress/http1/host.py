@@ -33,6 +33,7 @@ class OpenConnection(Protocol):
     """A connection, as its host sees it."""
 
     def close_if_idle(self) -> None: ...
+    def refuse_incomplete(self, answer: Answer) -> None: ...
 
 
 class Observer(Protocol):
@@ -83,6 +84,11 @@ class HttpHost:
         for connection in list(self.connections):
             connection.close_if_idle()
         self._check_closed()
+
+    def refuse_incomplete(self, answer: Answer) -> None:
+        """Answers the requests whose bodies have not come whole."""
+        for connection in list(self.connections):
+            connection.refuse_incomplete(answer)
 
     async def wait_closed(self) -> None:
         """Waits, after `drain`, until all connections are closed."""

@@ -1,6 +1,6 @@
 """Answers predictions by calls on the event loop, and passes everything else on to Flask.
 
-A thread for each waiting request costs most, and a task for each a good part (docs/adr/0006, 0021).
+A thread for each waiting request costs most, and a task for each a good part (docs/adr/0006, 0023).
 """
 
 from collections.abc import Coroutine

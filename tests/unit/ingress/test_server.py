@@ -20,6 +20,7 @@ from tests.ports import free_ports
 from tests.support import eventually
 from tests.tls import needs_openssl, shown_certificate, write_certificate
 from tests.unit.ingress.conftest import DEAD_AFTER_S
+from tests.unit.ingress.sockets import connect_to, read_to_end, statuses
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
 
@@ -198,6 +199,21 @@ def test_server_refuses_what_is_still_open_when_the_drain_ends(start, waiting):
     assert status == 0
     assert "refusing open=1\n" in log
     assert "cutting off" not in log
+
+
+def test_server_refuses_a_request_whose_body_has_not_come_when_the_drain_ends(start):
+    # Given
+    server = start(drain_delay_s="0.5", drain_timeout_s="0.3")
+    server.ready_lines()
+    with connect_to(server.url("inference")) as client:
+        client.sendall(b"POST /predictions/m HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nbody")
+        # When
+        server.process.send_signal(signal.SIGTERM)
+        # Then
+        answer = read_to_end(client)
+    assert statuses(answer) == [503]
+    assert b"x-ferry-reason: draining\r\n" in answer
+    assert server.end()[0] == 0
 
 
 def test_second_signal_ends_the_server_at_once(start, waiting):
