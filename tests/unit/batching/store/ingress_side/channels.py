@@ -88,9 +88,10 @@ class DeafRedis(SteppedRedis):
 
 
 class NeverSubmitting(SteppedRedis):
-    """Each submit is refused, before the script is carried out or after."""
+    """Each submit is refused, before the script is carried out or after, while it `is_broken`."""
 
-    is_carried_out = True
+    is_carried_out = is_broken = True
+    refused = 0
 
     async def before(self, commands):
         self.refuse(commands, is_due=not self.is_carried_out)
@@ -99,7 +100,8 @@ class NeverSubmitting(SteppedRedis):
         self.refuse(commands, is_due=self.is_carried_out)
 
     def refuse(self, commands, *, is_due):
-        if is_due and VersionKeys.of(KEY).config.encode() in commands:
+        if self.is_broken and is_due and VersionKeys.of(KEY).config.encode() in commands:
+            self.refused += 1
             raise redis.ConnectionError("the line is broken")
 
 

@@ -743,6 +743,33 @@ async def test_channel_submits_again_when_the_answer_to_a_submit_was_lost(real_h
         assert real_harness.counters()["accepted"] == 1
 
 
+@pytest.mark.parametrize("is_carried_out", [False, True])
+@pytest.mark.parametrize("size", [0, LARGE])
+async def test_channel_submits_once_what_gathered_while_a_submit_failed(
+    real_harness, is_carried_out, size
+):
+    client = special(NeverSubmitting, real_harness.backend.url)
+    client.is_carried_out = is_carried_out
+    names = [f"r{number}" for number in range(9)]
+    async with open_channel(client, submit_s=5.0) as channel:
+        # Given a submit that fails again and again
+        asked = [ask(channel, names[0], wire_of(names[0], size=size))]
+        await eventually_async(lambda: client.refused >= 1)
+
+        # When others come meanwhile, and then the line is whole
+        asked += [ask(channel, name, wire_of(name, size=size)) for name in names[1:]]
+        await eventually_async(lambda: client.refused >= 3)
+        client.is_broken = False
+        await queued(real_harness, 9)
+        ran = answer(real_harness.worker(), 16)
+
+        # Then
+        assert sorted(ran) == names
+        replies = await asyncio.gather(*asked)
+        assert [reply.body.decode() for reply in replies] == [name.upper() for name in names]
+        assert (real_harness.counters()["accepted"], real_harness.unaccounted()) == (9, 0)
+
+
 async def test_channel_does_not_submit_again_what_was_answered_meanwhile(real_harness):
     client = special(DeafRedis, real_harness.backend.url)
     async with open_channel(client, retry_s=0.4) as channel:
