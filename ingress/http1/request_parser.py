@@ -77,10 +77,11 @@ class RequestParser:
             self._around_bytes += len(data)
         is_going_on = True
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as wish:
-            self._go_on_without_upgrade(data[wish.args[0] :])
-            is_going_on = False
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as wish:
+                is_going_on = False
+                self._go_on_without_upgrade(data[wish.args[0] :])
         except httptools.HttpParserError as error:
             is_method = isinstance(error, httptools.HttpParserInvalidMethodError)
             if is_method and _OTHER_METHOD.match(data):

@@ -334,9 +334,12 @@ def test_stream_that_is_not_ended_is_broken_off(serve):
     assert bodies(answer) == [b"3\r\nabc\r\n"]
 
 
-def test_wish_for_another_protocol_is_passed_over(serve):
+@pytest.mark.parametrize(
+    "behind", [b"PRI * HTTP/2.0\r\n\r\n", b"\x00\xff", b"no HTTP", b"GET \xff"]
+)
+def test_wish_for_another_protocol_is_passed_over(serve, behind):
     lines = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
-    answer = serve(sent(get(b"/", lines), b"PRI * HTTP/2.0\r\n\r\n"))
+    answer = serve(sent(get(b"/", lines), behind))
     assert bodies(answer) == [b"GET /? "]
 
 
