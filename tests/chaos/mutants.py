@@ -113,6 +113,14 @@ MUTANTS = (
         f"{CHAOS}workers.py::test_f07_handler_that_hangs_is_killed_and_its_neighbours_are_served",
     ),
     Mutant(
+        "a failed batch's bodies are read again",
+        "workers/handling/runner.py",
+        "again = self._read_again(items)",
+        "again = items",
+        "tests/unit/workers/handling/test_runner.py"
+        "::test_body_that_a_handler_has_changed_comes_anew_when_its_batch_failed",
+    ),
+    Mutant(
         "a crash loop backs off",
         "batching/process/backoff.py",
         "DELAYS_S = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)",
