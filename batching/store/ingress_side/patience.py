@@ -15,7 +15,6 @@ class Patience:
     retry_s: float = 0.05  # between two tries of a call
     block_s: float = BLOCK_S
     read_s: float = 5.0  # Redis may be away for this long in the middle of a stream
-    watch_s: float = 0.1  # fast requests do not pay for watching their client
     cancel_s: float = 0.06  # an answer is due 0.1 s after the deadline, if Redis answers or not
     back_s: float = 3.0  # Redis counts as just back for this long
     # A refused submit is repeated for this long: a node restores an emptied registry within a beat.
