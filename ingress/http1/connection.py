@@ -53,6 +53,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._parser: RequestParser | None = RequestParser(self, self._on_request)
         self._asked: deque[Exchange] = deque()  # the first one is being answered
         self._held: list[bytes] = []
+        self._unsent: list[Body] = []
         self._body: WholeBody | None = None  # the last one's, which is read in place
         self._is_paused = False
         self._is_last = False  # no further request is read
@@ -72,6 +73,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Closes the connection, unless it has a request."""
         if self._asked or self._parser is None or self._parser.is_in_head:
             return
+        self.send()
         has_all = is_sent(self._transport)
         self._transport.close()
         if self.scheme == "https" and has_all:
@@ -114,6 +116,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """Ends the requests whose rest is missing; returns whether they can still be answered."""
         self._is_last = self._is_half_closed = True
+        self.send()
         for exchange in list(self._asked):
             exchange.break_off()
         if self._asked:
@@ -184,7 +187,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         framing = f"content-length: {len(answer.body)}"
         head = head_bytes(answer.status, answer.headers, keeps_alive=False, framing=framing)
-        self._transport.write(head + answer.body)
+        self._write(head, answer.body)
         self._host.on_refused(self.client, answer.status)
         self._close(is_all_read=False)
 
@@ -242,30 +245,46 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def say_continue(self) -> None:
         """Tells the client to send its body."""
-        self._transport.write(CONTINUE)
+        self._write(CONTINUE)
 
     def answer(
         self, exchange: Exchange, status: int, headers: Sequence[Header], body: Body
     ) -> None:
-        """Sends the answer, if the client is still there."""
+        """Sends the answer, if the client is still there.
+
+        A small one is written together with all others of this turn of the event loop. Otherwise
+        the client of a batch's first answer takes the core, and the others wait.
+        """
         framing = f"content-length: {len(body)}"
         if exchange.method == "HEAD" or status in WITHOUT_BODY:
             body, framing = b"", ""
         head = self._head(exchange, status, headers, framing)
         exchange.status = status
         if self._asked and self._asked[0] is exchange:
-            if len(body) < _LARGE_BYTES:
-                self._transport.write(head + body)
+            if len(body) >= _LARGE_BYTES or len(self._asked) > 1 or not exchange.keeps_alive:
+                self._write(head, body)
             else:
-                self._transport.writelines((head, body))
+                if not self._unsent:
+                    self._host.send_soon(self)
+                self._unsent.append(head + body)
         self._end(exchange)
+
+    def send(self) -> None:
+        """Writes the answers that were left for the end of the turn."""
+        if self._unsent:
+            self._write()
+
+    def _write(self, *pieces: Body) -> None:
+        unsent, self._unsent = self._unsent, []
+        if not self._transport.is_closing():
+            self._transport.writelines((*unsent, *pieces))
 
     def stream(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> None:
         """Sends the head of an answer in pieces."""
         head = self._head(exchange, status, headers, CHUNKED)
         exchange.status = status
         if self._is_answering(exchange):
-            self._transport.write(head)
+            self._write(head)
 
     async def write_piece(self, exchange: Exchange, piece: bytes) -> None:
         """Sends a piece of this answer; returns when the client is not far behind.

@@ -33,6 +33,7 @@ class OpenConnection(Protocol):
     """A connection, as its host sees it."""
 
     def close_if_idle(self) -> None: ...
+    def send(self) -> None: ...
     def refuse_incomplete(self, answer: Answer) -> None: ...
 
 
@@ -77,6 +78,14 @@ class HttpHost:
         # asyncio alone does not keep its tasks from being collected as garbage.
         self.tasks: set[asyncio.Task[None] | None] = set()
         self._closed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._senders: list[OpenConnection] = []
+
+    def send_soon(self, connection: OpenConnection) -> None:
+        """Has the connection `send` after everything that is ready to run by now."""
+        if not self._senders:
+            self._loop.call_soon(self._send)
+        self._senders.append(connection)
 
     def drain(self) -> None:
         """Closes connections without a request now, and the others with their last answer."""
@@ -98,6 +107,11 @@ class HttpHost:
         """Removes a connection that has been closed."""
         self.connections.discard(connection)
         self._check_closed()
+
+    def _send(self) -> None:
+        senders, self._senders = self._senders, []
+        for connection in senders:
+            connection.send()
 
     def _check_closed(self) -> None:
         if self.is_draining and not self.connections:
