@@ -145,7 +145,11 @@ def unpacking_node(tmp_path: Path) -> Iterator[FerryProcess]:
             server.process.kill()
         eventually(lambda: not server.process.family(), 5)
         options = ["--redis-url", redis_url, "--model-store", str(server.store)]
-        environment = {"FERRY_DRAIN_TIMEOUT_S": str(DRAIN_S)}
+        environment = {
+            "FERRY_DRAIN_TIMEOUT_S": str(DRAIN_S),
+            # Another host's: on the first one, the registration has unpacked it already.
+            "FERRY_WORK_DIR": str(tmp_path / "another host"),
+        }
         node = FerryProcess(tmp_path, ["node", *options], environment=environment)
         try:
             node.wait_for_line("started")
