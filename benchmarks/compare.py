@@ -135,7 +135,10 @@ def compare(
             workload = WORKLOADS[name]
             seconds = options.seconds or (SHORT_SECONDS if options.short else workload.seconds)
             servers = lineup.among(asked[name])
-            measured = contest.measure(workload, servers, options.pairs, seconds, on_run)
+            is_first = name == names[0] and not options.short
+            measured = contest.measure(
+                workload, servers, options.pairs, seconds, on_run, is_first=is_first
+            )
             left_out = {
                 SERVERS[one]: why for one, why in lineup.left_out.items() if one in asked[name]
             }
