@@ -370,6 +370,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _end(self, exchange: Exchange) -> None:
         """Goes from this request, which has its answer, to the next one."""
         exchange.is_ended = True
+        # It leads back to the exchange, and only the collector would take such a cycle apart.
+        exchange.on_left = None
         self._host.on_answered(exchange)
         if not self._is_answering(exchange):
             return  # its client has left

@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import time
@@ -9,6 +10,8 @@ import requests
 from batching.store import keys
 from batching.store.clients import connect
 from batching.store.keys import VersionKeys
+from ingress.predictions.http_prediction import HttpPrediction
+from tests.support import eventually
 from tests.timing import assert_within
 
 pytestmark = pytest.mark.slow  # whole servers on real sockets
@@ -23,6 +26,21 @@ def test_prediction_reaches_the_worker_and_back(echo):
     assert "content-type" not in answer.headers
     assert answer.headers["connection"] == "keep-alive"
     assert answer.headers["server"] == "torchferry"
+
+
+@pytest.mark.parametrize("size_bytes", [1, 60_000])
+def test_answered_prediction_is_freed_without_a_collection(echo, size_bytes):
+    # Given
+    gc.collect()
+    gc.disable()
+    try:
+        # When
+        for _ in range(3):
+            assert echo.predict("/predictions/echo", data=bytes(size_bytes)).status_code == 200
+        # Then
+        eventually(lambda: not any(isinstance(one, HttpPrediction) for one in gc.get_objects()))
+    finally:
+        gc.enable()
 
 
 def test_prediction_has_a_request_id_of_its_own(echo):
