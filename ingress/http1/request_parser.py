@@ -5,7 +5,7 @@ It is strict: a length beside chunks, bare line feeds and the like end the conne
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ class RequestParser:
         self._on_request = on_request
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
-        self._headers: list[Header] = []
+        self._lines: list[tuple[bytes, bytes]] = []  # of the head
         self._head_bytes = 0
         self._around_bytes = 0
         self._current: Exchange | None = None
@@ -102,26 +102,19 @@ class RequestParser:
         """Begins a request, or adds to its target. Called by httptools, as the next ones."""
         if not self.is_in_head:
             self.is_in_head = True
-            self._url, self._headers = b"", []
+            self._url, self._lines = b"", []
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Adds a header; passes over a trailer."""
-        if not self.is_in_head:
-            return
-        try:
-            text = value.decode()
-        except UnicodeDecodeError:
-            if name.lower() in _FRAMING:
-                raise  # the parser went by it, and a proxy may not have
-            return
-        self._headers.append((name.decode("latin-1").lower(), text.strip(" \t")))
+        if self.is_in_head:
+            self._lines.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Announces the request."""
         # The bytes that have come may be more than the head.
         is_long = self._head_bytes > MAX_HEAD_BYTES
-        if len(self._headers) > MAX_HEADERS or (is_long and self._is_too_large()):
+        if len(self._lines) > MAX_HEADERS or (is_long and self._is_too_large()):
             # Here, as another request in the same read would take this one's place.
             self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             raise _Refused
@@ -136,7 +129,7 @@ class RequestParser:
             path=path,
             query=query,
             http_version=parser.get_http_version(),
-            headers=self._headers,
+            headers=_decoded(self._lines),
             keeps_alive=parser.should_keep_alive(),
         )
         if exchange.http_version < "1.1" and _has_transfer_encoding(exchange):
@@ -175,8 +168,32 @@ class RequestParser:
             self._parser.feed_data(data)
 
     def _is_too_large(self) -> bool:
-        sizes_bytes = (len(name) + len(value) for name, value in self._headers)
+        sizes_bytes = (len(name) + len(value) for name, value in self._lines)
         return len(self._url) + sum(sizes_bytes) > MAX_HEAD_BYTES
+
+
+def _decoded(lines: Sequence[tuple[bytes, bytes]]) -> list[Header]:
+    """Returns the headers with names in lower case, without those whose values are not UTF-8.
+
+    Raises:
+        UnicodeDecodeError: such a one says where the request ends; a proxy may read it otherwise.
+    """
+    try:
+        return [
+            (name.decode("latin-1").lower(), value.decode().strip(" \t")) for name, value in lines
+        ]
+    except UnicodeDecodeError:
+        return _decoded([line for line in lines if _is_utf8(*line)])
+
+
+def _is_utf8(name: bytes, value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        if name.lower() in _FRAMING:
+            raise
+        return False
+    return True
 
 
 def _has_transfer_encoding(exchange: Exchange) -> bool:

@@ -38,7 +38,9 @@ def test_answered_prediction_is_freed_without_a_collection(echo, size_bytes):
         for _ in range(3):
             assert echo.predict("/predictions/echo", data=bytes(size_bytes)).status_code == 200
         # Then
-        eventually(lambda: not any(isinstance(one, HttpPrediction) for one in gc.get_objects()))
+        eventually(
+            lambda: not any(issubclass(type(one), HttpPrediction) for one in gc.get_objects())
+        )
     finally:
         gc.enable()
 

@@ -15,10 +15,12 @@ import pytest
 from batching.errors import DependenciesFailed
 from batching.models.statuses import NodeStatus, WorkerState
 from batching.settings.settings import Settings
-from batching.store.ingress_side.ingress_queue import IngressQueue, Submission, SubmitCode
+from batching.store.ingress_side.ingress_queue import SubmitCode
 from batching.store.keys import VersionKeys
 from batching.store.node_side.node_queue import NodeQueue
+from batching.store.open_records import rest_of_record
 from batching.store.registry.registry import Registry
+from batching.store.scripts import loader
 from tests.support import KEY, eventually_async, join, make_outage, make_spec, wire_of
 from workers.archives.model_files import Prepared
 from workers.machine.devices import Device
@@ -94,12 +96,12 @@ class Uninstallable(Parts):
 
     async def _prepare(self, _spec):
         self.starts += 1
-        client = fakeredis.aioredis.FakeRedis(server=self.server)
-        ingress = IngressQueue(client, KEY, "ingress-a", 3000)
-        asked = await ingress.submit([Submission("a", 60_000, wire_of("a"))])
+        record = rest_of_record("ingress-a", 60_000, 0, wire_of("a").head)
+        submit_keys = loader.ordered_keys("submit", VersionKeys.of(KEY))
+        # As an ingress does, whose connection fakeredis has not.
+        submit = loader.script(self.client, "submit")
+        asked = submit(submit_keys, ["ingress-a", 3000, 60_000, "a", record])
         assert asked == [SubmitCode.QUEUED]
-        await ingress.close()
-        await client.aclose()
         raise DependenciesFailed("no such package")
 
 
