@@ -138,7 +138,8 @@ def _urlencoded_parts(body: Content) -> Iterator[Part]:
 
 
 def _unquoted(text: Content) -> bytes:
-    return unquote_to_bytes(text.replace(b"+", b" "))
+    # Not a bytearray, which it cannot look up: a body may be one.
+    return unquote_to_bytes(bytes(text.replace(b"+", b" ")))
 
 
 def _multipart_parts(content_type: str, body: Content) -> Iterator[Part]:

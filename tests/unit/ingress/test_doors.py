@@ -15,6 +15,8 @@ PARTS = (
     b'--B\r\nContent-Disposition: form-data; name="data"; filename="f"\r\n'
     b"Content-Type: image/png\r\n\r\nPNG\r\n--B--\r\n"
 )
+# A body that is too large to be read together with its head is read into a place of its own.
+LARGE = b"x" * 20_000
 # Written by the connection, not by either door.
 SERVERS_OWN = {
     "connection",
@@ -34,7 +36,10 @@ REQUESTS = [
     ("POST", "/v2/models/echo/infer", JSON, b"{}"),
     ("POST", "/predictions/echo", FORM, b"a=1&b=2&a=%FF"),
     ("POST", "/predictions/echo", MULTIPART, PARTS),
+    ("POST", "/predictions/echo", FORM, b"a=1&b=%FF&c=" + LARGE),
+    ("POST", "/predictions/echo", JSON, b'"%b"' % LARGE),
     ("POST", "/predictions/echo", MULTIPART, b"--B\r\nbroken"),
+    ("POST", "/predictions/echo", MULTIPART, PARTS.replace(b"PNG", LARGE)),
     ("POST", "/predictions/echo", {"x-status": "507"}, b"x"),
     ("POST", "/predictions/echo", {"x-status": "99"}, b"x"),
     ("POST", "/predictions/echo", {"x-fail": "1"}, b"x"),
@@ -49,9 +54,11 @@ REQUESTS = [
     ("POST", "/predictions", {}, b"x"),
     ("POST", "/v2/models/echo/versions/1.0/infer", JSON, b"{}"),
     ("POST", "/v2/models/echo/infer", TENSORS, b'{"inputs": []}12345678'),
+    ("POST", "/v2/models/echo/infer", TENSORS, b'{"inputs": []}' + LARGE),
     ("POST", "/v2/models/echo/infer", {TENSOR_HEADER: "9"}, b"{}"),
     ("POST", "/invocations?model_name=echo&a=1&a=2%21", {}, b"x"),
     ("POST", "/invocations", FORM, b"model_name=echo&b=2"),
+    ("POST", "/invocations", FORM, b"model_name=e%63ho&b=" + LARGE),
     ("POST", "/invocations", {}, b"x"),
     ("GET", "/models/echo/invoke?a=1", {}, b""),
     ("PUT", "/echo/predict/?a=1", {}, b"x"),

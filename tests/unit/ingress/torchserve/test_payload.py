@@ -41,6 +41,18 @@ def test_body_is_one_part_with_its_mime_type(content_type, mime):
     assert parts == [Part("body", mime, b"\x00\xff")]
 
 
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("application/json", b"{}"),
+        (FORM, b"a+b=%C3%A9+2&%C3%A9=3"),
+        (BOUNDARY, multipart(file("data", b"\xff"), field("words", b"x"))),
+    ],
+)
+def test_body_may_be_the_place_that_it_was_read_into(content_type, body):
+    assert read_parts(content_type, bytearray(body)) == read_parts(content_type, body)
+
+
 def test_multipart_keeps_the_types_of_files_and_makes_fields_plain():
     # Given
     body = multipart(
