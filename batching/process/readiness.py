@@ -17,7 +17,7 @@ READY_LINE = "ready"
 
 
 class Launch(StrEnum):
-    """How this process was started.
+    """Says how this process was started.
 
     AWAITED: by an operator with `ferry up`. AGAIN: by the same parent, after the one before it
     died. ALONE: by `ferry ingress` or `ferry node`, which a container or systemd may have started

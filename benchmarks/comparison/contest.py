@@ -58,7 +58,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Lineup:
-    """The servers that are up, others by the names of options; and why any are not."""
+    """Holds the servers that are up, others by the names of options, and why any are not."""
 
     ours: Torchferry
     before: Torchferry | None

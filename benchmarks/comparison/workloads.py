@@ -20,7 +20,7 @@ Figure = Literal["requests_per_s", "p50_ms", "p99_ms", "cpu_us"]
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What torchferry has to reach: `limit` times the rival's figure; without a rival, `limit`."""
+    """Sets what torchferry has to reach: `limit` times the rival's figure, or `limit` itself."""
 
     figure: Figure
     limit: float
@@ -29,7 +29,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """How a model is driven.
+    """Says how a model is driven.
 
     `network` is the precision of ResNet-152, or empty. `answers` says how far the network has to
     answer as in TorchServe: "scores", the five best classes are equal and their scores differ by

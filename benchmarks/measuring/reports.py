@@ -24,7 +24,7 @@ WORDS = {True: "reached", False: "missed", None: "not judged"}
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether one bar is reached; None where its server was not measured."""
+    """Tells whether one bar is reached; None where its server was not measured."""
 
     is_reached: bool | None
     text: str

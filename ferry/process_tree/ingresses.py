@@ -31,7 +31,7 @@ def count_by_cores(settings: Settings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ingresses:
-    """The ingress processes, and the pipe in which each says that it is ready."""
+    """Starts the ingress processes; each says through a pipe of its own when it is ready."""
 
     processes: list[PartProcess]
 

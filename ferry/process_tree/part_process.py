@@ -15,7 +15,7 @@ from ferry.process_tree.ready_pipe import ReadyPipe
 
 @dataclass(frozen=True, slots=True)
 class PartProcess:
-    """What a part's process is started with. `launch` is how it is started the first time."""
+    """Starts the process of a part. `launch` is how it is started the first time."""
 
     package: str
     settings: Settings

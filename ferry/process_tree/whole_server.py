@@ -190,7 +190,7 @@ def _serve(
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """The parts of one server."""
+    """Holds the parts of one server."""
 
     settings: Settings
     redis: EmbeddedRedis | None

@@ -5,8 +5,10 @@ Both HTTP doors use it: the router, and Flask under any other WSGI server.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from batching.errors import BadRequest, InternalError, NoWorker, ServeError, VersionNotFound
 from batching.models.spec import ModelSpec
@@ -38,7 +40,7 @@ Respond = Callable[[int, list[Header], Body], None]
 
 
 class HttpPredictions:
-    """What all predictions over HTTP share. Lives on the service's event loop."""
+    """Holds what all predictions over HTTP share. Lives on the service's event loop."""
 
     def __init__(
         self,
@@ -61,7 +63,11 @@ class HttpPredictions:
         prediction = _AwaitedPrediction(self, target, headers, query)
         prediction.begin(body)
         del body
-        return await prediction.answered
+        try:
+            return await prediction.answered
+        except asyncio.CancelledError:
+            prediction.leave()
+            raise
 
 
 class HttpPrediction(Prediction):
@@ -92,13 +98,17 @@ class HttpPrediction(Prediction):
         self._query = query
         self._respond = respond
 
+    @abstractmethod
     async def send_stream(self, answer: StreamedAnswer) -> None:
         """Sends an answer in pieces, and closes it.
 
         Raises:
             ServeError: nothing was sent.
         """
-        raise NotImplementedError
+
+    def continue_with(self, step: Coroutine[Any, Any, None]) -> None:
+        """Goes on with what has to wait for something; a fault in it is answered, too."""
+        self.shared.background.start(self._answering_faults(step))
 
     def begin(self, body: Content) -> None:
         """Submits the request, at once if nothing has to be waited for.
@@ -116,8 +126,7 @@ class HttpPrediction(Prediction):
             )
             spec = self.service.known(target.model_name, target.model_version)
             if spec is None or target.takes_query or is_long_form:
-                slowly = self._begin_slowly(body, is_long_form=is_long_form)
-                shared.background.start(slowly)
+                self.continue_with(self._begin_slowly(body, is_long_form=is_long_form))
             else:
                 self._arrive(spec)
                 self.service.submit(self, self._read(target, body))
@@ -129,19 +138,20 @@ class HttpPrediction(Prediction):
     async def _begin_slowly(self, body: Content, *, is_long_form: bool) -> None:
         read = partial(self._read, self._target, body)
         del body
+        request = None
+        if self._target.takes_query:
+            request = await asyncio.to_thread(read) if is_long_form else read()
+            self._target = await self._named(request)
+        name, version = self._target.model_name, self._target.model_version
+        self._arrive(self.service.known(name, version) or await self.service.resolve(name, version))
+        if request is None:
+            request = await asyncio.to_thread(read) if is_long_form else read()
+        del read
+        self.service.submit(self, request)
+
+    async def _answering_faults(self, step: Coroutine[Any, Any, None]) -> None:
         try:
-            request = None
-            if self._target.takes_query:
-                request = await asyncio.to_thread(read) if is_long_form else read()
-                self._target = await self._named(request)
-            name, version = self._target.model_name, self._target.model_version
-            self._arrive(
-                self.service.known(name, version) or await self.service.resolve(name, version)
-            )
-            if request is None:
-                request = await asyncio.to_thread(read) if is_long_form else read()
-            del read
-            self.service.submit(self, request)
+            await step
         except ServeError as error:
             self._refuse(error)
         except Exception as error:
@@ -177,7 +187,7 @@ class HttpPrediction(Prediction):
     def on_reply(self, reply: Reply | Pieces) -> None:
         """Answers with the worker's reply."""
         if isinstance(reply, ReplyStream):
-            self.shared.background.start(self._stream(reply))
+            self.continue_with(self._stream(reply))
             return
         assert isinstance(reply, Reply)
         try:
@@ -192,7 +202,7 @@ class HttpPrediction(Prediction):
     def on_error(self, error: Exception) -> None:
         """Answers with the reason."""
         if isinstance(error, VersionNotFound):
-            self.shared.background.start(self._explain(error))
+            self.continue_with(self._explain(error))
         elif isinstance(error, ServeError):
             self._refuse(error)
         else:
@@ -215,15 +225,14 @@ class HttpPrediction(Prediction):
     async def _explain(self, error: VersionNotFound) -> None:
         spec = self.spec
         assert isinstance(spec, ModelSpec)
-        self._refuse(await self.service.why_unknown(spec, error))
+        raise await self.service.why_unknown(spec, error)
 
     async def _stream(self, stream: ReplyStream) -> None:
         try:
             status, headers = stream_head(await stream.first(), self.request_id)
-        except ServeError as error:
+        except BaseException:
             await stream.close()
-            self._refuse(error)
-            return
+            raise
         count = partial(self.service.end, self)
         answer = StreamedAnswer(status, headers, stream, count)
         try:
@@ -243,7 +252,8 @@ class _AwaitedPrediction(HttpPrediction):
         self.answered = asyncio.get_running_loop().create_future()
 
     def _keep(self, status: int, headers: list[Header], body: Body) -> None:
-        self.answered.set_result(Answer(status, headers, body))
+        if not self.answered.done():
+            self.answered.set_result(Answer(status, headers, body))
 
     async def send_stream(self, answer: StreamedAnswer) -> None:
         self.answered.set_result(answer)

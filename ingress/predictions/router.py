@@ -83,7 +83,7 @@ class InferenceRouter:
         limit_bytes = self._max_request_size_bytes
         length_bytes = plain_length_bytes(headers, limit_bytes)
         if length_bytes is None:
-            self._predictions.background.start(prediction.begin_carefully(limit_bytes))
+            prediction.continue_with(prediction.begin_carefully(limit_bytes))
         elif exchange.is_received:
             prediction.begin(exchange.received())
         else:

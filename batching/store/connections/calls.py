@@ -21,7 +21,7 @@ _MORE_IS_DUE = object()
 
 
 class Calls:
-    """What both kinds of calls have in common: they end in time, or when the connection does.
+    """Ends each call in time, or when the connection ends; its two kinds read the answers.
 
     After a call that was broken off, or an answer that was not asked for, no later answer can be
     told from a late one, so that the connection is given up at once. What had not been sent is

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 from batching.protocol import NO_WIRE, Reply, Wire
@@ -20,12 +21,12 @@ class Pieces(Protocol):
 
 
 class Channel(Protocol):
-    """The channel of a pending request, as the request sees it."""
+    """Names what a pending request needs of its channel."""
 
     def leave(self, request: "PendingRequest") -> None: ...
 
 
-class PendingRequest:
+class PendingRequest(ABC):
     """A request that gets one call of `on_reply` or of `on_error`. Lives on one event loop.
 
     Subclasses say what these do. `entered_at` and `deadline` are the event loop's time, 0 until the
@@ -46,13 +47,13 @@ class PendingRequest:
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
 
+    @abstractmethod
     def on_reply(self, reply: Reply | Pieces) -> None:
         """Takes the reply; one in pieces is to be closed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_error(self, error: Exception) -> None:
         """Takes the reason why there will be no reply: a ServeError, or ClientLeft."""
-        raise NotImplementedError
 
     def leave(self) -> None:
         """Gives the request up, as its client waits no more."""

@@ -22,7 +22,7 @@ SUBMIT_AT_ONCE = 256
 
 
 class Channel(Protocol):
-    """The channel of a submitter, as the submitter sees it."""
+    """Names what a submitter needs of its channel."""
 
     def enter(self, request: PendingRequest) -> None: ...
     def fail(self, request: PendingRequest, error: Exception) -> None: ...

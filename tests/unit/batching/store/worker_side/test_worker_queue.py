@@ -27,6 +27,17 @@ from workers.handling.worker import Worker
 TOKENS = "{ferry}:tokens"  # in a cluster, on the server of the client that is at hand
 
 
+def serve_until_done(worker, harness, request_ids):
+    """Lets the worker serve until these requests have their replies."""
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(worker.serve)
+        try:
+            eventually(lambda: sorted(harness.done()) == request_ids)
+        finally:
+            worker.stop()
+            serving.result(10.0)
+
+
 @pytest.fixture
 def client(real_backend):
     client = connect(real_backend.url)
@@ -157,16 +168,11 @@ def test_answer_that_redis_does_not_take_fails_alone(real_harness):
     queue = real_harness.worker()
     batcher = Batcher(queue, FixedPolicy(8, 0.0))
     worker = Worker(batcher, queue, run, reply_patience_s=0.1, outage=make_outage())
-    with ThreadPoolExecutor(1) as pool:
-        serving = pool.submit(worker.serve)
-
-        # When
-        try:
-            eventually(lambda: sorted(real_harness.done()) == ["a", "b"])
-        finally:
-            worker.stop()
-            serving.result(10.0)
-            real_harness.client.config_set("proto-max-bulk-len", 512 * 1024 * 1024)
+    # When
+    try:
+        serve_until_done(worker, real_harness, ["a", "b"])
+    finally:
+        real_harness.client.config_set("proto-max-bulk-len", 512 * 1024 * 1024)
 
     # Then
     refused, fitting = (decode_reply(name, real_harness.reply_value(name)) for name in "ab")
@@ -262,15 +268,8 @@ def test_batch_that_cannot_be_read_again_is_given_back_and_run_anew(real_harness
 
     queue = real_harness.worker()
     worker = Worker(Batcher(queue, FixedPolicy(8, 0.0)), queue, run, outage=make_outage())
-    with ThreadPoolExecutor(1) as pool:
-        serving = pool.submit(worker.serve)
-
-        # When
-        try:
-            eventually(lambda: sorted(real_harness.done()) == ["a", "b"])
-        finally:
-            worker.stop()
-            serving.result(10.0)
+    # When
+    serve_until_done(worker, real_harness, ["a", "b"])
 
     # Then: no attempt was used
     assert runs == [[("a", 1), ("b", 1)]] * 2
