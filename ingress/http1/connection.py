@@ -6,9 +6,8 @@ A client's cost is bounded: heads and bodies in bytes and time (`request_parser`
 
 import asyncio
 import logging
-import sys
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -17,6 +16,7 @@ from ingress.http1.head import CHUNKED, CONTINUE, WITHOUT_BODY, head_bytes
 from ingress.http1.host import HttpHost
 from ingress.http1.peer import is_sent, place_of
 from ingress.http1.request_parser import RequestParser, UnknownMethod, Unreadable
+from ingress.http1.silence_watch import SilenceWatch
 from ingress.http1.whole_body import WholeBody
 
 log = logging.getLogger(__name__)
@@ -59,9 +59,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._is_last = False  # no further request is read
         self._is_half_closed = False  # the client sends no more
         self._is_behind = False  # the client reads too slowly; the next request is not begun
-        self._silent_since_s = self._loop.time()
-        self._unsent_bytes = sys.maxsize  # at the last look
-        self._timer: asyncio.TimerHandle | None = None
+        self._silence = SilenceWatch(self._loop, host.timeouts.silence_s, self._waits_for_client)
         self._drained: asyncio.Future[None] | None = None
 
     @property
@@ -96,7 +94,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.server = place_of(transport.get_extra_info("sockname"))
         self._transport.set_write_buffer_limits(_AHEAD_BYTES)
         self._host.connections.add(self)
-        self._timer = self._loop.call_later(self._host.timeouts.silence_s, self._on_silence)
+        self._silence.begin(transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Returns the place for what is read next: the one that all share, or a body's own."""
@@ -127,7 +125,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Ends the requests that are still running for this client."""
         del error
-        self._set_timer(None)
+        self._silence.end()
         self._is_behind = False
         self.resume_writing()
         asked, self._asked = self._asked, deque()
@@ -191,25 +189,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._host.on_refused(self.client, answer.status)
         self._close(is_all_read=False)
 
-    def _on_silence(self) -> None:
-        now_s = self._loop.time()
-        unsent_bytes = self._transport.get_write_buffer_size()
-        if 0 < unsent_bytes < self._unsent_bytes:
-            self._silent_since_s = now_s  # the client reads
-        self._unsent_bytes = unsent_bytes
-        silence_s = self._host.timeouts.silence_s
-        end_s = self._silent_since_s + silence_s
-        is_answering = bool(self._asked) and not self._is_behind
-        if not is_answering and now_s >= end_s:
-            self._transport.close()
-        else:
-            again_s = silence_s if is_answering else end_s - now_s
-            self._timer = self._loop.call_later(again_s, self._on_silence)
-
-    def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = timer
+    def _waits_for_client(self) -> bool:
+        return not self._asked or self._is_behind
 
     def _close(self, *, is_all_read: bool) -> None:
         """Closes the connection after the written bytes have been sent."""
@@ -223,7 +204,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         self.take_more()
-        self._set_timer(self._loop.call_later(LINGER_S, self._transport.close))
+        self._silence.close_in(LINGER_S)
 
     # --- the requests' side
 
@@ -339,30 +320,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         exchange.is_begun = True
         if self._is_half_closed:
             self._loop.call_later(HALF_CLOSED_S, exchange.leave)
-        try:
-            going = self._host.app(exchange)
-        except Exception:  # the outermost frame
-            log.exception("request failed")
-            self._give_up(exchange)
-        else:
-            if going is not None:
-                self._host.tasks.add(self._loop.create_task(self._serve(exchange, going)))
-
-    async def _serve(self, exchange: Exchange, going: Coroutine[Any, Any, None]) -> None:
-        try:
-            await going
-        except Exception:  # the outermost frame
-            log.exception("request failed")
-        finally:
-            self._host.tasks.discard(asyncio.current_task(self._loop))
-            self._give_up(exchange)
-
-    def _give_up(self, exchange: Exchange) -> None:
-        """Ends a request whose answer the application has not finished."""
-        if exchange.status == 0:
-            exchange.respond(HTTPStatus.INTERNAL_SERVER_ERROR, [], b"")
-        elif not exchange.is_ended:
-            exchange.cut_off()
+        self._host.serve(exchange)
 
     def _is_answering(self, exchange: Exchange) -> bool:
         return bool(self._asked) and self._asked[0] is exchange
@@ -388,7 +346,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._held.clear()
             self._close(is_all_read=is_all_read)
             return
-        self._silent_since_s = self._loop.time()
+        self._silence.note_answer()
         if self._asked or self._held or self._is_paused:
             self._go_on()
 

@@ -1,11 +1,15 @@
 """The state that the connections of one listener share."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from http import HTTPStatus
+from typing import Any, Protocol
 
 from ingress.http1.exchange import Answer, Application, Exchange, Header
+
+log = logging.getLogger(__name__)
 
 # What is read at once. The rest of a body that has more goes to a place of its own.
 _READ_BYTES = 16 * 1024
@@ -64,7 +68,7 @@ class HttpHost:
         timeouts: ClientTimeouts,
         added_headers: Sequence[Header],
     ) -> None:
-        self.app = app
+        self._app = app
         self.on_answered = observer.on_answered
         self.on_refused = observer.on_refused
         self.added_headers = tuple(added_headers)
@@ -76,10 +80,23 @@ class HttpHost:
         self.is_draining = False
         self.connections: set[OpenConnection] = set()
         # asyncio alone does not keep its tasks from being collected as garbage.
-        self.tasks: set[asyncio.Task[None] | None] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._senders: list[OpenConnection] = []
+
+    def serve(self, exchange: Exchange) -> None:
+        """Has the application answer this request, now or later."""
+        try:
+            going = self._app(exchange)
+        except Exception:  # the outermost frame
+            log.exception("request failed")
+            _give_up(exchange)
+        else:
+            if going is not None:
+                task = self._loop.create_task(_finish(exchange, going))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
     def send_soon(self, connection: OpenConnection) -> None:
         """Has the connection `send` after everything that is ready to run by now."""
@@ -116,3 +133,20 @@ class HttpHost:
     def _check_closed(self) -> None:
         if self.is_draining and not self.connections:
             self._closed.set()
+
+
+async def _finish(exchange: Exchange, going: Coroutine[Any, Any, None]) -> None:
+    try:
+        await going
+    except Exception:  # the outermost frame
+        log.exception("request failed")
+    finally:
+        _give_up(exchange)
+
+
+def _give_up(exchange: Exchange) -> None:
+    """Ends a request whose answer the application has not finished."""
+    if exchange.status == 0:
+        exchange.respond(HTTPStatus.INTERNAL_SERVER_ERROR, [], b"")
+    elif not exchange.is_ended:
+        exchange.cut_off()
