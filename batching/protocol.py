@@ -82,7 +82,10 @@ class Part(_Array, frozen=True):
 
 
 class Wire(NamedTuple):
-    """A message's bytes in pieces, so that a large body is never copied."""
+    """A message's bytes in pieces, so that a large body is never copied.
+
+    All are in `head` if there are few enough of them for a script, and only then.
+    """
 
     head: bytes
     body: bytes | bytearray | memoryview = b""
@@ -102,12 +105,6 @@ class Request(_Message, frozen=True):
     headers: Mapping[str, str]
     parts: Sequence[Part]
 
-    def encode(self) -> bytes:
-        wire = _encode(self)
-        # The ingress holds these bytes while the client waits, and msgspec allocates half as much
-        # again.
-        return bytes(memoryview(wire)) if len(wire) > INLINE_LIMIT_BYTES else wire
-
     def to_wire(self) -> Wire:
         """Encodes the request; a large content of its last part is the wire's body itself.
 
@@ -116,7 +113,12 @@ class Request(_Message, frozen=True):
         """
         last = self.parts[-1] if self.parts else None
         if last is None or len(last.content) <= INLINE_LIMIT_BYTES:
-            return Wire(self.encode())
+            wire = _encode(self)
+            if len(wire) <= INLINE_LIMIT_BYTES:
+                return Wire(wire)
+            # The ingress holds these bytes while the client waits, and msgspec allocates half as
+            # much again.
+            return Wire(b"", bytes(memoryview(wire)))
         empty = Part(last.name, last.content_type, b"")
         head = _encode(Request(self.headers, [*self.parts[:-1], empty]))
         return Wire(head[: -len(_EMPTY)] + _bytes_header(len(last.content)), last.content)

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Any
 
 from ingress.http1.exchange import Answer, Body, ConnectionEnded, Exchange, Header
@@ -34,6 +33,8 @@ HALF_CLOSED_S = 0.1
 MAX_WAITING = 256
 
 _LARGE_BYTES = 64 * 1024
+
+_LOWEST_ERROR = 400
 
 # A client with more unread bytes than this is behind. uvloop's own limit over TLS is higher.
 _AHEAD_BYTES = 64 * 1024
@@ -300,7 +301,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     ) -> bytes:
         # Source: TorchServe 0.12: errors close the connection.
         exchange.keeps_alive = keeps_alive = (
-            status < HTTPStatus.BAD_REQUEST
+            status < _LOWEST_ERROR
             and exchange.keeps_alive
             and exchange.is_received
             and not self._host.is_draining
@@ -331,7 +332,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         # It leads back to the exchange, and only the collector would take such a cycle apart.
         exchange.on_left = None
         self._host.on_answered(exchange)
-        if not self._is_answering(exchange):
+        if not self._asked or self._asked[0] is not exchange:
             return  # its client has left
         self._asked.popleft()
         if not self._asked:

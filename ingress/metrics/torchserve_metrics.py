@@ -67,7 +67,7 @@ class TorchServeMetrics(Collector):
         self.hostname = hostname
         self._totals: dict[tuple[str, str], VersionTotals] = {}
         self._answers = dict.fromkeys(("Requests2XX", "Requests4XX", "Requests5XX"), 0.0)
-        self._times_ms: tuple[float, ...] = ()
+        self._last: tuple[float, BatchTiming] | None = None
 
     def totals(self, model_name: str, version_label: str) -> VersionTotals:
         """Returns the sums of one model version."""
@@ -90,12 +90,9 @@ class TorchServeMetrics(Collector):
 
     def note_times(self, seconds: float, timing: BatchTiming) -> None:
         """Notes how long the last request waited and was handled."""
-        queue_ms = timing.queue_us / 1000
-        # Neither queue nor handler: the way in and out.
-        rest_ms = seconds * 1000 - queue_ms - timing.handler_us / 1000
-        self._times_ms = (queue_ms, max(0.0, rest_ms))
+        self._last = (seconds, timing)
         if self.is_logging:
-            for name, value in zip(LAST_VALUES, self._times_ms, strict=True):
+            for name, value in self._times_ms():
                 self.log(name, value, HOST_LEVEL)
 
     def log(self, name: str, value: float, dimensions: Mapping[str, str]) -> None:
@@ -110,9 +107,17 @@ class TorchServeMetrics(Collector):
         for name, value in self._answers.items():
             yield _family(name, [(host, value)])
         yield from self._version_families()
-        times_ms = self._times_ms
-        for place, name in enumerate(LAST_VALUES):
-            yield _family(name, [(host, value) for value in times_ms[place : place + 1]])
+        times_ms = dict(self._times_ms())
+        for name in LAST_VALUES:
+            yield _family(name, [(host, times_ms[name])] if name in times_ms else [])
+
+    def _times_ms(self) -> Iterator[tuple[str, float]]:
+        if self._last is not None:
+            seconds, timing = self._last
+            queue_ms = timing.queue_us / 1000
+            # Neither queue nor handler: the way in and out.
+            rest_ms = seconds * 1000 - queue_ms - timing.handler_us / 1000
+            yield from zip(LAST_VALUES, (queue_ms, max(0.0, rest_ms)), strict=True)
 
     def _version_families(self) -> Iterator[Metric]:
         totals = list(self._totals.items())

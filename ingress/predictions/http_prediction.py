@@ -186,10 +186,10 @@ class HttpPrediction(Prediction):
 
     def on_reply(self, reply: Reply | Pieces) -> None:
         """Answers with the worker's reply."""
-        if isinstance(reply, ReplyStream):
+        if not isinstance(reply, Reply):
+            assert isinstance(reply, ReplyStream)
             self.continue_with(self._stream(reply))
             return
-        assert isinstance(reply, Reply)
         try:
             answer = reply_answer(reply, self.request_id)
             self.service.end(self, answer.status, reply.timing, reply.reason)

@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 from redis.exceptions import NoScriptError, OutOfMemoryError
 
 from batching.models.spec import VersionKey
-from batching.protocol import INLINE_LIMIT_BYTES, Wire
+from batching.protocol import Wire
 from batching.store.client_types import AsyncClient
 from batching.store.clients import BLOCK_S, at
 from batching.store.connections.async_held_connection import AsyncHeldConnection
@@ -68,10 +68,6 @@ class Submission(NamedTuple):
     age_us: int | None = 0
 
 
-def _is_large(item: Submission) -> bool:
-    return item.wire.size_bytes > INLINE_LIMIT_BYTES
-
-
 class IngressQueue:
     """Calls the scripts; raises redis' own errors."""
 
@@ -112,7 +108,7 @@ class IngressQueue:
         whose bodies found no room.
         """
         arguments = self._submit_arguments(submissions)
-        large = [item for item in submissions if _is_large(item)]
+        large = [item for item in submissions if item.wire.body]
         if not large:
             codes = await self._submitter.run("submit", self._submit_keys, arguments)
             return [_SUBMIT_CODES[code] for code in codes]
@@ -120,7 +116,7 @@ class IngressQueue:
         found = [_SUBMIT_CODES[code] for code in codes]
         outcomes = zip(submissions, found, strict=True)
         await self._drop_bodies(
-            [one for one, code in outcomes if code in _REFUSED_WITH_BODY and _is_large(one)]
+            [one for one, code in outcomes if code in _REFUSED_WITH_BODY and one.wire.body]
         )
         return found
 
@@ -129,11 +125,9 @@ class IngressQueue:
         longest_ms = max(item.ttl_ms for item in submissions)
         arguments: list[str | int | bytes] = [ingress_id, self._dead_after_ms, longest_ms]
         for item in submissions:
-            inline = b"" if _is_large(item) else item.wire.head
-            arguments += (
-                item.request_id,
-                rest_of_record(ingress_id, item.ttl_ms, item.age_us, inline),
-            )
+            inline = b"" if item.wire.body else item.wire.head
+            rest = rest_of_record(ingress_id, item.ttl_ms, item.age_us, inline)
+            arguments += (item.request_id, rest)
         return arguments
 
     async def _submit_with_bodies(

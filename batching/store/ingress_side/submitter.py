@@ -9,7 +9,7 @@ from redis.exceptions import OutOfMemoryError
 from batching import errors
 from batching.models.entry import no_version
 from batching.models.spec import VersionKey
-from batching.protocol import INLINE_LIMIT_BYTES, NO_WIRE
+from batching.protocol import NO_WIRE
 from batching.store.ingress_side.canceller import Canceller
 from batching.store.ingress_side.ingress_queue import IngressQueue, Submission, SubmitCode
 from batching.store.ingress_side.patience import USUAL_PATIENCE, Patience
@@ -140,7 +140,7 @@ def take_some(pending: list[PendingRequest], most_bytes: int) -> list[PendingReq
     """Takes as many from the front as one submit may bring; returns those that still wait."""
     count = size_bytes = 0
     for request in pending[:SUBMIT_AT_ONCE]:
-        size_bytes += request.wire.size_bytes
+        size_bytes += len(request.wire.head) + len(request.wire.body)
         if count and size_bytes > most_bytes:
             break
         count += 1
@@ -171,10 +171,10 @@ async def submit(
     """
     now = asyncio.get_running_loop().time
     cause: Exception | None = None
-    oldest_age_s = max(now() - max(request.entered_at, moved_at) for request in requests)
+    oldest_age_s = now() - max(moved_at, min([request.entered_at for request in requests]))
     end = now() + max(2 * patience.retry_s, patience.submit_s - oldest_age_s)
     try:
-        async with asyncio.timeout_at(end + _size_bytes(requests) / patience.bytes_per_s) as limit:
+        async with asyncio.timeout_at(end + _body_bytes(requests) / patience.bytes_per_s) as limit:
             while True:
                 # Others were answered meanwhile, or have left: an earlier try has queued them.
                 waiting = [request for request in requests if not request.is_over]
@@ -204,9 +204,8 @@ def _submission(request: PendingRequest, now: float) -> Submission:
     return Submission(request.request_id, ttl_ms, request.wire, age_us)
 
 
-def _size_bytes(requests: Sequence[PendingRequest]) -> int:
-    sizes = [request.wire.size_bytes for request in requests]
-    return sum(size for size in sizes if size > INLINE_LIMIT_BYTES)
+def _body_bytes(requests: Sequence[PendingRequest]) -> int:
+    return sum([len(request.wire.body) for request in requests])
 
 
 def refusal(code: SubmitCode, key: VersionKey, retry_after_s: float) -> errors.ServeError:

@@ -112,8 +112,14 @@ class VersionChannel:
 
     def enter(self, request: PendingRequest) -> None:
         """Submits the request, for the first time or once more."""
+        # Each loop ends with what it is for.
+        are_all_going = bool(self._waiting and self._submitter.pending)
         self._waiting[request.request_id] = request
         self._submitter.pending.append(request)
+        if not are_all_going:
+            self._start_loops()
+
+    def _start_loops(self) -> None:
         for body, task in self._loops.items():
             if task is None or task.done():
                 going = keep_going(body, "model={} version={}".format(*self._key))
