@@ -253,13 +253,13 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def send(self) -> None:
         """Writes the answers that were left for the end of the turn."""
-        if self._unsent:
-            self._write()
+        unsent, self._unsent = self._unsent, []
+        if unsent and not self._transport.is_closing():
+            self._transport.writelines(unsent)
 
     def _write(self, *pieces: Body) -> None:
-        unsent, self._unsent = self._unsent, []
-        if not self._transport.is_closing():
-            self._transport.writelines((*unsent, *pieces))
+        self._unsent += pieces
+        self.send()
 
     def stream(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> None:
         """Sends the head of an answer in pieces."""

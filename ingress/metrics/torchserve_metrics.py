@@ -52,8 +52,9 @@ class VersionTotals:
         """Counts a request that was answered with success after so many seconds."""
         self.latency_us += seconds * 1e6
         self.queue_us += timing.queue_us
-        self._metrics.note_times(seconds, timing)
+        self._metrics.last = (seconds, timing)
         if self._metrics.is_logging:
+            self._metrics.log_times()
             self._metrics.log("ts_inference_latency_microseconds", seconds * 1e6, self._labels)
             self._metrics.log("ts_queue_latency_microseconds", timing.queue_us, self._labels)
 
@@ -67,7 +68,8 @@ class TorchServeMetrics(Collector):
         self.hostname = hostname
         self._totals: dict[tuple[str, str], VersionTotals] = {}
         self._answers = dict.fromkeys(("Requests2XX", "Requests4XX", "Requests5XX"), 0.0)
-        self._last: tuple[float, BatchTiming] | None = None
+        # Of the last request with success: how long it took, and its batch's times.
+        self.last: tuple[float, BatchTiming] | None = None
 
     def totals(self, model_name: str, version_label: str) -> VersionTotals:
         """Returns the sums of one model version."""
@@ -88,12 +90,10 @@ class TorchServeMetrics(Collector):
         if self.is_logging:
             self.log(name, 1, HOST_LEVEL)
 
-    def note_times(self, seconds: float, timing: BatchTiming) -> None:
-        """Notes how long the last request waited and was handled."""
-        self._last = (seconds, timing)
-        if self.is_logging:
-            for name, value in self._times_ms():
-                self.log(name, value, HOST_LEVEL)
+    def log_times(self) -> None:
+        """Logs how long the last request waited and was handled."""
+        for name, value in self._times_ms():
+            self.log(name, value, HOST_LEVEL)
 
     def log(self, name: str, value: float, dimensions: Mapping[str, str]) -> None:
         """Logs the update, unless /metrics shows it."""
@@ -112,8 +112,8 @@ class TorchServeMetrics(Collector):
             yield _family(name, [(host, times_ms[name])] if name in times_ms else [])
 
     def _times_ms(self) -> Iterator[tuple[str, float]]:
-        if self._last is not None:
-            seconds, timing = self._last
+        if self.last is not None:
+            seconds, timing = self.last
             queue_ms = timing.queue_us / 1000
             # Neither queue nor handler: the way in and out.
             rest_ms = seconds * 1000 - queue_ms - timing.handler_us / 1000
