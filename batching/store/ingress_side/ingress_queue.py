@@ -122,7 +122,7 @@ class IngressQueue:
 
     def _submit_arguments(self, submissions: Sequence[Submission]) -> list[str | int | bytes]:
         ingress_id = self._ingress_id
-        longest_ms = max(item.ttl_ms for item in submissions)
+        longest_ms = max([item.ttl_ms for item in submissions])
         arguments: list[str | int | bytes] = [ingress_id, self._dead_after_ms, longest_ms]
         for item in submissions:
             inline = b"" if item.wire.body else item.wire.head
@@ -236,4 +236,5 @@ class IngressQueue:
         return [f"{prefix}{request_id}:{attempt}" for request_id, attempt in attempts.items()]
 
     def _reply_keys(self, request_ids: Sequence[str]) -> list[str]:
-        return [self._keys.reply_prefix + request_id for request_id in request_ids]
+        prefix = self._keys.reply_prefix
+        return [prefix + request_id for request_id in request_ids]
