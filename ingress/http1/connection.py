@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 
 from ingress.http1.exchange import Answer, Body, ConnectionEnded, Exchange, Header
@@ -34,7 +35,7 @@ MAX_WAITING = 256
 
 _LARGE_BYTES = 64 * 1024
 
-_LOWEST_ERROR = 400
+_LOWEST_ERROR = HTTPStatus.BAD_REQUEST.value  # Python 3.11 compares numbers faster than members
 
 # A client with more unread bytes than this is behind. uvloop's own limit over TLS is higher.
 _AHEAD_BYTES = 64 * 1024
@@ -133,7 +134,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         for exchange in asked:
             exchange.break_off()
             exchange.leave()
-        self._parser = None  # the two hold each other
+        if self._parser is not None:
+            self._parser.end()
+            self._parser = None
         self._host.forget(self)
 
     def pause_writing(self) -> None:

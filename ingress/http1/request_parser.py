@@ -23,7 +23,7 @@ _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding", b"
 # Those of them that say how its body comes.
 _BODY_FRAMING = frozenset({"content-length", "transfer-encoding"})
 
-# Looked up, as most requests have no others: a third of what a head costs.
+# Looked up rather than decoded: most requests have no others.
 _USUAL_NAMES = {
     spelling.encode(): name
     for name in (
@@ -122,6 +122,10 @@ class RequestParser:
         if self.is_in_head and self._head_bytes > MAX_HEAD_BYTES:
             raise Unreadable(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         return is_going_on
+
+    def end(self) -> None:
+        """Lets go of httptools' parser, which holds this one, and so the connection."""
+        del self._parser
 
     def pass_over_body(self) -> None:
         """Goes on with the next request: the rest of this one's body was read by the connection."""

@@ -44,9 +44,10 @@ class SilenceWatch:
         self._timer = self._loop.call_later(seconds, self._transport.close)
 
     def end(self) -> None:
-        """Watches no more."""
+        """Watches no more, and lets go of the connection, which holds this watch."""
         if self._timer is not None:
             self._timer.cancel()
+        self._is_clients_turn = lambda: False
 
     def _look(self) -> None:
         now_s = self._loop.time()

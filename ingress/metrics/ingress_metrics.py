@@ -65,7 +65,7 @@ class VersionMetrics:
         counter = self._codes.get(status)
         if counter is None:
             counter = self._codes[status] = self._metrics.requests.labels(*self._key, str(status))
-        counter.value += 1
+        counter.inc()
         if reason:
             self._metrics.errors.labels(*self._key, reason).inc()
         self._request_seconds.observe(seconds)

@@ -112,7 +112,7 @@ class VersionChannel:
 
     def enter(self, request: PendingRequest) -> None:
         """Submits the request, for the first time or once more."""
-        # Each loop ends with what it is for.
+        # A loop goes on while it has something to do, so that most requests find all of them going.
         are_all_going = bool(self._waiting and self._submitter.pending)
         self._waiting[request.request_id] = request
         self._submitter.pending.append(request)

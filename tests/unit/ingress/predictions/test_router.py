@@ -10,6 +10,7 @@ import requests
 from batching.store import keys
 from batching.store.clients import connect
 from batching.store.keys import VersionKeys
+from ingress.http1.connection import HttpConnection
 from ingress.predictions.http_prediction import HttpPrediction
 from tests.support import eventually
 from tests.timing import assert_within
@@ -29,7 +30,7 @@ def test_prediction_reaches_the_worker_and_back(echo):
 
 
 @pytest.mark.parametrize("size_bytes", [1, 60_000])
-def test_answered_prediction_is_freed_without_a_collection(echo, size_bytes):
+def test_answered_prediction_and_its_connection_are_freed_without_a_collection(echo, size_bytes):
     # Given
     gc.collect()
     gc.disable()
@@ -38,9 +39,8 @@ def test_answered_prediction_is_freed_without_a_collection(echo, size_bytes):
         for _ in range(3):
             assert echo.predict("/predictions/echo", data=bytes(size_bytes)).status_code == 200
         # Then
-        eventually(
-            lambda: not any(issubclass(type(one), HttpPrediction) for one in gc.get_objects())
-        )
+        kinds = (HttpPrediction, HttpConnection)
+        eventually(lambda: not any(issubclass(type(one), kinds) for one in gc.get_objects()))
     finally:
         gc.enable()
 

@@ -59,7 +59,7 @@ def address(request, echo, tmp_path_factory):
 
 @pytest.fixture
 def client_tls(address, request):
-    """What a client needs to trust the server; None where it needs nothing."""
+    """Lets a client trust the server; None where it has nothing to trust."""
     if not address.is_tls:
         return None
     return ssl.create_default_context(cafile=str(request.getfixturevalue("tls").certificate_file))
