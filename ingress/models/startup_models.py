@@ -5,6 +5,7 @@ Source: TorchServe 0.12 `ModelServer.initModelStore`, `SnapshotManager.restore`.
 
 import contextlib
 import logging
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -182,6 +183,15 @@ def _archives_of(model_store: Path | None) -> Iterator[str]:
         log.error("load_models=all cannot read the model_store: %s", error)
         return
     for path in paths:
-        is_archive = path.is_dir() or path.name.endswith(_ARCHIVE_SUFFIXES)
-        if is_archive and not path.name.startswith("."):
+        # Hidden ones are no models: Kubernetes' `..data`, which links lead to, and downloads.
+        if not path.name.startswith(".") and _may_be_model(path):
             yield path.name
+
+
+def _may_be_model(path: Path) -> bool:
+    if path.name.endswith(_ARCHIVE_SUFFIXES):
+        return True
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except OSError:
+        return True  # a link to a disk that is away: its registration will say so

@@ -64,8 +64,13 @@ def is_public(address: str) -> bool:
 
 def _check_replaceable(url: str, target: Path, is_unused: Callable[[], bool] | None) -> None:
     is_ours = was_downloaded(url, target.parent)
-    if target.exists() and not (is_ours and is_unused is not None and is_unused()):
+    if _is_taken(target) and not (is_ours and is_unused is not None and is_unused()):
         raise InternalError(f"Model file already exists {target.name}")
+
+
+def _is_taken(target: Path) -> bool:
+    """Returns whether the store has this name, for a link to a disk that is away perhaps."""
+    return target.is_symlink() or target.exists()
 
 
 def _refusal(url: str) -> str:
@@ -110,7 +115,7 @@ class Downloader:
         """
         self._check_allowed(url, url)
         target = store_path(url, model_store)
-        is_there = target.exists()
+        is_there = _is_taken(target)
         _check_replaceable(url, target, is_unused)
         try:
             with tempfile.TemporaryDirectory(prefix=DOWNLOAD_PREFIX, dir=model_store) as staging:

@@ -5,7 +5,7 @@ The texts are TorchServe's. Source: torchserve 0.12, "Register a model".
 
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -16,11 +16,6 @@ from workers.archives.download_notes import store_path
 
 # Too long, a NUL in it, or a link to itself.
 _NO_PATH = (OSError, ValueError, RuntimeError)
-_BEHIND_A_LINK = (
-    ". A link leads out of the model store there, and is not followed: put the archive itself into "
-    "the model store"
-)
-_NO_ARCHIVE = ": that is neither a file nor a folder"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -35,9 +30,10 @@ def locate_archive(
     on_progress: OnProgress | None = None,
     downloader: Downloader | None = None,
 ) -> Path:
-    """Returns the archive file or model folder, inside of the model store; downloads a remote one.
+    """Returns the archive file or model folder in the model store; downloads a remote one.
 
-    A folder that the operator names as a startup model may be anywhere.
+    What a client names stays in the store. What the operator lays there may be a link, and lead
+    anywhere. A folder that the operator names as a startup model may be anywhere, too.
 
     Args:
         url: a name in the store, `file://` with a path in the store, or http(s). Of a path that
@@ -117,7 +113,7 @@ def _startup_folder(url: str, startup_models: str) -> Path | None:
         return None
     except OSError as error:  # below a folder that this user may not enter, say
         raise ModelNotFound(f"Model not found at: {url}: {error.strerror}") from error
-    return Path(url).resolve() if is_folder else None
+    return Path(url).absolute() if is_folder else None
 
 
 def _in_store(name: str, model_store: Path) -> Path:
@@ -128,15 +124,21 @@ def _in_store(name: str, model_store: Path) -> Path:
 
 
 def _find(name: str, model_store: Path) -> Path | None:
-    """Returns the place in the store; None also for a link in the store that leads out of it."""
     try:
-        store = model_store.resolve()
-        place = (store / name).resolve()
-        if place != store and place.is_relative_to(store) and _is_archive(place):
-            return place
+        return next(filter(_is_archive, _places(name, model_store)), None)
     except _NO_PATH:
-        pass
-    return None
+        return None
+
+
+def _places(name: str, model_store: Path) -> Iterator[Path]:
+    """Yields what the name means in the store, which may itself be known by two paths.
+
+    The name stays in the store, as `..` in it was refused. Links are not resolved: their targets
+    may have other names, and no suffix to tell the format by.
+    """
+    for store in (model_store.absolute(), model_store.resolve()):
+        if store in (place := store / name).parents:
+            yield place
 
 
 def _file_of_the_name(path: str, model_store: Path) -> Path | None:
@@ -151,20 +153,17 @@ def _is_archive(place: Path) -> bool:
 
 
 def _why_not_found(name: str, model_store: Path) -> str:
-    """Returns what to add to "not found": a link, neither file nor folder, or `.mar` is left out.
-
-    Of a link it tells whether or not its target is there: that is not a client's to know.
-    """
-    stores = (model_store.absolute(), model_store.resolve())
-    place = stores[0] / name
+    """Returns what to add to "not found": that `.mar` is left out, or what is wrong there."""
+    if _find(f"{name}.mar", model_store):
+        return f". Did you mean {name}.mar?"
     try:
-        is_in_store = any(map(place.is_relative_to, stores))
-        if is_in_store and not place.resolve().is_relative_to(stores[1]):
-            return _BEHIND_A_LINK
-        if is_in_store and place.exists() and not _is_archive(place):
-            return _NO_ARCHIVE
-        if _find(f"{name}.mar", model_store):
-            return f". Did you mean {name}.mar?"
-    except _NO_PATH:
+        for place in _places(name, model_store):
+            if place.is_symlink() and not place.exists():
+                return ": a link is there, but not the file or folder that it leads to"
+            place.stat()
+            return ": that is neither a file nor a folder"
+    except (FileNotFoundError, ValueError, RuntimeError):
         pass
+    except OSError as error:
+        return f": {error.strerror}"
     return ""

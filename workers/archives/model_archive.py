@@ -48,6 +48,7 @@ def inspect_archive(path: Path, url: str, work_dir: Path | None = None) -> Archi
         InternalError: an entry would land outside, or the disk fails: `Failed to save model`.
     """
     try:
+        found = path.stat()
         reader = _FolderReader(path) if path.is_dir() else _ArchiveReader(path)
         manifest_text = reader.read_text(MANIFEST_PATH)
         manifest = None if manifest_text is None else parse_manifest(manifest_text)
@@ -59,7 +60,8 @@ def inspect_archive(path: Path, url: str, work_dir: Path | None = None) -> Archi
             if work_dir is None:
                 reader.check()
             elif find_unpacked(sha256, work_dir) is None:
-                _unpack(path, sha256, work_dir)
+                _unpack(path, sha256, work_dir, found)
+        _require_same(path, found)
     except (OSError, InternalError) as error:
         raise not_saved(url, path, error) from error
     model = (manifest or {}).get("model") or {}
@@ -96,13 +98,14 @@ def unpack_archive(path: Path, sha256: str, work_dir: Path) -> Path:
     """
     if (unpacked := find_unpacked(sha256, work_dir)) is not None:
         return unpacked
+    found = path.stat()
     if hash_archive(path) != sha256:
         raise ArchiveChanged(
             f"{path.name} has changed since it was registered: its SHA-256 differs. Put the "
             "registered one back, or unregister the model and register it again."
         )
     try:
-        return _unpack(path, sha256, work_dir)
+        return _unpack(path, sha256, work_dir, found)
     except OSError as error:
         raise not_saved(path.name, work_dir, error) from error
 
@@ -194,7 +197,15 @@ def _check_size(size_bytes: int, relative: PurePosixPath) -> None:
         raise InvalidModel(f"{relative} is larger than {MAX_TEXT_BYTES} bytes.")
 
 
-def _unpack(path: Path, sha256: str, work_dir: Path) -> Path:
+def _require_same(path: Path, found: os.stat_result) -> None:
+    """Refuses an archive that was replaced while it was read, by a file or the target of a link."""
+    now = path.stat()
+    fields = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
+    if any(getattr(now, field) != getattr(found, field) for field in fields):
+        raise InvalidModel(f"{path.name} was replaced while it was read: register it again.")
+
+
+def _unpack(path: Path, sha256: str, work_dir: Path, found: os.stat_result) -> Path:
     target = work_dir / sha256
     work_dir.mkdir(parents=True, exist_ok=True)
     with folder_to_unpack_in(work_dir) as staging:
@@ -204,6 +215,7 @@ def _unpack(path: Path, sha256: str, work_dir: Path) -> Path:
         else:
             _extract(path, content)
             content = _without_wrapper(content)
+        _require_same(path, found)
         _rename_unless_there(content, target)
     return target
 

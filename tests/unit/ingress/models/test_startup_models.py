@@ -31,10 +31,19 @@ def test_load_models_all_takes_archives_and_folders_but_nothing_hidden(tmp_path)
         (tmp_path / name).touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / ".git").mkdir()
+    # and a volume of Kubernetes, other links, and one whose disk is away
+    (tmp_path / "..2026_11_25").mkdir()
+    (tmp_path / "..2026_11_25" / "d.mar").touch()
+    (tmp_path / "..data").symlink_to("..2026_11_25")
+    (tmp_path / "d.mar").symlink_to("..data/d.mar")
+    (tmp_path / "linked").symlink_to("folder")
+    (tmp_path / "more-notes").symlink_to("notes.txt")
+    (tmp_path / "away").symlink_to("no-disk")
     # When
     found = startup_parameters(replace(Settings(), load_models="ALL", model_store=tmp_path))
     # Then
-    assert [entry["url"] for entry in found] == ["a.model", "b.mar", "c.tar.gz", "folder"]
+    names = ["a.model", "away", "b.mar", "c.tar.gz", "d.mar", "folder", "linked"]
+    assert [entry["url"] for entry in found] == names
 
 
 def test_load_models_all_says_that_the_store_cannot_be_read(tmp_path, monkeypatch, caplog):

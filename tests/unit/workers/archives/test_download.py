@@ -252,6 +252,17 @@ def test_download_is_refused_when_the_file_is_there_already(store):
     assert (store / "echo.mar").read_bytes() == b"mine"
 
 
+def test_download_never_takes_the_place_of_a_link(store):
+    # Given an operator's link to a disk that is away
+    (store / "echo.mar").symlink_to("/no-disk/echo.mar")
+    web = web_with_archive()
+
+    # When / Then
+    with pytest.raises(InternalError, match=r"^Model file already exists echo\.mar$"):
+        locate_archive(URL, store, downloader=web.downloader())
+    assert (store / "echo.mar").is_symlink()
+
+
 def test_file_that_comes_into_the_store_during_a_download_stays(store):
     # Given an operator who copies an archive of that name there
     web = web_with_archive()

@@ -1,6 +1,8 @@
 """Where archives are looked for, and where not."""
 
+import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -15,11 +17,25 @@ def store(store, tmp_path):
     (store / "model").mkdir()
     (store / "model" / "echo.py").touch()
     (tmp_path / "secret.mar").write_bytes(archive_bytes())
-    (store / "link.mar").symlink_to(tmp_path / "secret.mar")
-    (store / "linked").symlink_to(tmp_path)
     (store / "loop.mar").symlink_to("loop.mar")
-    (store / "within.mar").symlink_to("local.mar")
+    (store / "away.mar").symlink_to(tmp_path / "no-disk" / "away.mar")
     return store
+
+
+@pytest.fixture
+def links(store, tmp_path):
+    """What an operator links to: a shared disk, a file of the store, and a mount of Kubernetes."""
+    disk = tmp_path / "disk"
+    (disk / "model").mkdir(parents=True)
+    (disk / "blob").write_bytes(archive_bytes())  # as in a store by content
+    (store / "link.mar").symlink_to(disk / "blob")
+    (store / "folder").symlink_to(disk / "model")
+    (store / "disk").symlink_to(disk)
+    (store / "within.mar").symlink_to("local.mar")
+    (store / "..2026_11").mkdir()
+    (store / "..2026_11" / "mounted.mar").write_bytes(archive_bytes())
+    (store / "..data").symlink_to("..2026_11")
+    (store / "mounted.mar").symlink_to("..data/mounted.mar")
 
 
 @pytest.mark.parametrize("name", ["local.mar", "model"])
@@ -55,24 +71,20 @@ def test_folder_that_the_operator_names_may_be_outside_of_the_store(store, tmp_p
             locate_archive(str(folder), store, startup_models=startup_models)
 
 
-BEHIND_A_LINK = (
-    ". A link leads out of the model store there, and is not followed: put the archive itself into "
-    "the model store"
-)
+NOT_BEHIND_THE_LINK = ": a link is there, but not the file or folder that it leads to"
 REFUSED = {
     "empty": ("", "empty url"),
     "relative": ("../secret.mar", "Relative path is not allowed in url: ../secret.mar"),
     "missing": ("no.mar", "Model not found at: no.mar"),
     "cut short": ("local", "Model not found at: local. Did you mean local.mar?"),
-    "cut short, link out": ("link", "Model not found at: link"),
     "the store": (".", "Model not found at: ."),
-    "link out": ("link.mar", f"Model not found at: link.mar{BEHIND_A_LINK}"),
-    "through link": ("linked/secret.mar", f"Model not found at: linked/secret.mar{BEHIND_A_LINK}"),
-    "through link, nothing there": (
-        "linked/x.mar",
-        f"Model not found at: linked/x.mar{BEHIND_A_LINK}",
-    ),
-    "link to itself": ("loop.mar", "Model not found at: loop.mar"),
+    "link to itself": ("loop.mar", f"Model not found at: loop.mar{NOT_BEHIND_THE_LINK}"),
+    "link to nothing": ("away.mar", f"Model not found at: away.mar{NOT_BEHIND_THE_LINK}"),
+    "below a file": ("local.mar/x", "Model not found at: local.mar/x: Not a directory"),
+    "hidden by Kubernetes": ("..data/x", "Relative path is not allowed in url: ..data/x"),
+    "up in the middle": ("model/../x", "Relative path is not allowed in url: model/../x"),
+    "encoded separators": ("%2e%2e%2fsecret.mar", "Model not found at: %2e%2e%2fsecret.mar"),
+    "backslashes": ("..\\secret.mar", "Relative path is not allowed in url: ..\\secret.mar"),
     "absolute": ("/etc/hosts", "Model not found at: /etc/hosts"),
     "file host": (
         "file://server/etc/hosts",
@@ -83,7 +95,7 @@ REFUSED = {
         "Given URL file:///%2e%2e/etc/hosts does not match any allowed URL(s)",
     ),
     "nul": ("a\0b", "Model not found at: a\0b"),
-    "too long": ("a" * 5000, f"Model not found at: {'a' * 5000}"),
+    "too long": ("a" * 5000, f"Model not found at: {'a' * 5000}: File name too long"),
 }
 
 
@@ -105,20 +117,6 @@ def test_file_url_outside_of_the_store_is_a_failed_download(store):
         assert caught.value.message == f"Failed to download archive from: {url}"
 
 
-def test_file_url_that_a_link_leads_out_of_the_store_says_so(store, tmp_path):
-    # Given a store that is known by another name, too
-    (tmp_path / "other").symlink_to(store)
-
-    # When
-    for folder in (store, tmp_path / "other"):
-        url = f"file://{folder}/link.mar"
-        with pytest.raises(DownloadFailed) as caught:
-            locate_archive(url, tmp_path / "other")
-
-        # Then
-        assert caught.value.message == f"Failed to download archive from: {url}{BEHIND_A_LINK}"
-
-
 def test_named_pipe_in_the_store_is_no_archive(store):
     # Given one that has a model's name; opening it takes for ever
     os.mkfifo(store / "pipe.mar")
@@ -134,9 +132,43 @@ def test_named_pipe_in_the_store_is_no_archive(store):
         locate_archive(url, store, is_registered=True, allowed_urls=ALLOWED)
 
 
-def test_link_within_the_store_is_followed(store):
+@pytest.mark.usefixtures("links")
+@pytest.mark.parametrize(
+    "name", ["link.mar", "folder", "disk/model", "disk/blob", "within.mar", "mounted.mar"]
+)
+def test_link_of_the_operator_is_followed_and_keeps_its_name(name, store, tmp_path):
+    # Given a store that is known by another name, too
+    other = tmp_path / "other"
+    other.symlink_to(store)
+
     # When / Then
-    assert locate_archive("within.mar", store) == store / "local.mar"
+    assert locate_archive(name, store) == store / name
+    assert locate_archive(f"file://{store}/{name}", other) == store / name
+    assert locate_archive(str(other / name), other) == other / name
+
+
+@pytest.mark.usefixtures("links")
+@pytest.mark.parametrize("name", ["disk/../../secret.mar", "{outside}/blob", "{outside}/model"])
+def test_client_gets_nothing_by_the_path_that_a_link_leads_to(name, store, tmp_path):
+    # When / Then
+    for url in (
+        name.format(outside=tmp_path / "disk"),
+        name.format(outside=f"file://{tmp_path}/disk"),
+    ):
+        with pytest.raises((ModelNotFound, DownloadFailed)):
+            locate_archive(url, store)
+
+
+def test_archive_behind_a_folder_that_is_closed_is_not_found_and_says_why(store, monkeypatch):
+    # Given a disk that this user may not read
+    def refuse(path, **_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+
+    # When / Then
+    with pytest.raises(ModelNotFound, match=r"Model not found at: local\.mar: Permission denied$"):
+        locate_archive("local.mar", store)
 
 
 def test_url_is_refused_without_a_model_store():

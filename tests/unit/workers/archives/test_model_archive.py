@@ -1,6 +1,7 @@
 """Archives: what is read from good ones, and where they are unpacked."""
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from tests.unit.workers.archives.archives import (
     write_tar,
     write_zip,
 )
+from workers.archives import model_archive
 from workers.archives.model_archive import (
     find_unpacked,
     hash_archive,
@@ -168,6 +170,89 @@ def test_folder_with_a_link_out_of_it_is_refused(tmp_path):
     # When / Then
     with pytest.raises(InvalidModel, match="link out of it"):
         inspect_archive(path, "echo")
+
+
+class Volume:
+    """A volume as Kubernetes mounts it: links through `..data`, which an update swaps at once."""
+
+    def __init__(self, store):
+        self._store = store
+        self.updates = 0
+
+    def update(self, write, text):
+        self.updates += 1
+        generation = self._store / f"..2026_{self.updates}"
+        generation.mkdir()
+        target = write(generation / "blob", FILES | {"echo.py": text})
+        new = self._store / "..data_tmp"
+        new.symlink_to(generation.name)
+        new.rename(self._store / "..data")
+        if (old := self._store / f"..2026_{self.updates - 1}").exists():
+            shutil.rmtree(old)
+        place = self._store / ("echo.mar" if target.is_file() else "echo")
+        if not place.is_symlink():
+            place.symlink_to("..data/blob")
+        return place
+
+
+@pytest.mark.parametrize("write", [write_zip, write_folder])
+def test_link_whose_target_was_swapped_is_another_archive(write, tmp_path):
+    # Given
+    volume, work_dir = Volume(tmp_path), tmp_path / "work"
+    path = volume.update(write, b"old")
+    old = inspect_archive(path, "url", work_dir)
+    unpack_archive(path, old.sha256, work_dir)
+
+    # When
+    assert volume.update(write, b"new") == path
+
+    # Then
+    new = inspect_archive(path, "url", work_dir)
+    assert (new.sha256 == old.sha256, new.model_name) == (False, "echo")
+    unpacked = unpack_archive(path, new.sha256, work_dir)
+    assert (unpacked / "echo.py").read_bytes() == b"new"
+    # and the old one is what was registered, or it is refused
+    if write is write_zip:
+        assert (work_dir / old.sha256 / "echo.py").read_bytes() == b"old"
+    else:
+        with pytest.raises(InvalidModel, match="SHA-256 differs"):
+            unpack_archive(path, old.sha256, work_dir)
+
+
+def test_archive_without_manifest_is_named_after_the_link(tmp_path):
+    # Given
+    write_zip(tmp_path / "blob", manifest=None)
+    (tmp_path / "echo.mar").symlink_to("blob")
+
+    # When / Then
+    assert inspect_archive(tmp_path / "echo.mar", "url").model_name == "echo"
+
+
+def test_archive_that_is_swapped_while_it_is_read_is_refused_and_not_unpacked(
+    tmp_path, monkeypatch
+):
+    # Given
+    volume, work_dir = Volume(tmp_path), tmp_path / "work"
+    path = volume.update(write_zip, b"old")
+
+    def hash_and_swap(place):
+        sha256 = hash_archive(place)
+        volume.update(write_zip, b"new")
+        return sha256
+
+    monkeypatch.setattr(model_archive, "hash_archive", hash_and_swap)
+    sha256 = hash_archive(path)
+
+    # When / Then
+    for read in (
+        lambda: inspect_archive(path, "url", work_dir),
+        lambda: unpack_archive(path, hash_archive(path), work_dir),
+    ):
+        with pytest.raises(InvalidModel, match=r"echo\.mar was replaced while it was read"):
+            read()
+    assert volume.updates == 3
+    assert find_unpacked(sha256, work_dir) is None
+    assert everything_in(work_dir) == []
 
 
 def test_archive_is_unpacked_in_the_pass_that_checks_it(tmp_path):
