@@ -43,6 +43,13 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "a process that a handler forks ends when it comes back",
+        "workers/handling/handler_call.py",
+        "            self._guard.end_fork()\n",
+        "",
+        f"{CHAOS}handlers.py::test_f44_fork_that_comes_back_from_a_call_ends[raise]",
+    ),
+    Mutant(
         "stale attempts are fenced off",
         "batching/store/scripts/reply.lua",
         "if attempts == attempt and owner == worker_id then",

@@ -70,6 +70,7 @@ PROMISES = {
     "F42": ("bytes of others, a third of the clients leave", "0"),
     "F43 answers": ("mutated requests beside valid clients", "0 wrong, 0 5xx for the valid ones"),
     "F43 memory": ("mutated requests: memory of the ingress", "<= +10 %, +10 MB in the last third"),
+    "F44": ("handler's fork comes back: processes that answer", "the worker alone"),
     "N1 load": ("node's host cut off: load", "all 200"),
     "N1 works": ("node's host joined again: it works", "<= 3 s"),
     "N1 again": ("node's host cut off for 10 s: its requests wait again", "<= 4 s"),

@@ -5,6 +5,7 @@ the handler wait for a while; then its answer ends broken, and the rest of its b
 """
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -58,6 +59,7 @@ class BatchStream:
         self._stall_s = stall_s
         self._items: Sequence[Claimed] = ()
         self._sending = threading.Lock()
+        self._pid = os.getpid()
         if send is not None:
             context.send_pieces = self.send
 
@@ -82,8 +84,14 @@ class BatchStream:
         Raises:
             ValueError: a piece is missing, or a request is not of this batch.
             StreamAbandoned: no client waits any more.
-            RuntimeError: the handler has returned already.
+            RuntimeError: the handler has returned already, or this is another process.
         """
+        # Before the lock, which a thread of the worker may have held when this process was forked.
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "A process that the handler started cannot send pieces: have it give them to the "
+                "worker's own process."
+            )
         with self._sending:
             # Kept: a thread that outlives its batch must not send to clients of the next one.
             items = self._items

@@ -14,6 +14,7 @@ from batching.protocol import Claimed
 from batching.settings.settings import Settings
 from workers.handling.batch_stream import BatchStream
 from workers.handling.envelopes import OPEN_INFERENCE_ENVELOPE, envelope_of
+from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_timer import HandlerTimer
 from workers.handling.handlers import LoadedModel
 from workers.handling.open_inference import Inference
@@ -43,6 +44,7 @@ class HandlerCall:
         self._envelope = envelope_of(settings.service_envelope)
         self._stream = stream
         self._timer = timer
+        self._guard = ForkGuard()
         self._on_measured = on_measured
         self._on_sigterm: Any = None
         labels = {"ModelName": context.model_name, "Level": "Model"}
@@ -76,6 +78,7 @@ class HandlerCall:
             self._prediction_time.count(run_ms, self._labels)
             return outputs if envelope is None else envelope.close(outputs, rows, context)
         finally:
+            self._guard.end_fork()
             self._timer.stop()
             # SIGTERM stops this worker again: libraries take the signal over at their first call,
             # and nothing else would end this process.

@@ -35,6 +35,7 @@ from batching.store.redis_errors import AWAY
 from batching.store.replies import error_reply
 from batching.store.worker_side.worker_queue import WorkerQueue
 from workers.handling.batch_stream import BatchStream
+from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_call import HandlerCall
 from workers.handling.handler_timer import HandlerTimer
 from workers.handling.handlers import LoadedModel, load_model
@@ -183,7 +184,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _report(assignment, state="LOADING")
     try:
-        model = load_model(spec, assignment.model_dir, assignment.device, settings)
+        model = _load(assignment, settings)
     except BaseException as error:  # a handler may raise anything, SystemExit too
         log.exception("model=%s version=%s failed to load", *spec.key)
         _report(
@@ -198,6 +199,14 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     return _serve(assignment, settings, model)
+
+
+def _load(assignment: Assignment, settings: Settings) -> LoadedModel:
+    guard = ForkGuard()
+    try:
+        return load_model(assignment.spec, assignment.model_dir, assignment.device, settings)
+    finally:
+        guard.end_fork()
 
 
 def _serve(assignment: Assignment, settings: Settings, model: LoadedModel) -> int:

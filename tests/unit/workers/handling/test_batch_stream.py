@@ -72,6 +72,18 @@ def test_pieces_go_out_before_the_reply():
     assert (second.body, second.chunks) == (b"", 2)
 
 
+def test_piece_of_a_forked_process_is_refused_before_it_touches_the_connection(monkeypatch):
+    # Given
+    queue = Queue()
+    stream = runner(Handler(sending("a")), send=queue.send)._stream
+    # When the handler goes on in a process that it forked
+    monkeypatch.setattr("workers.handling.batch_stream.os.getpid", lambda: 1)
+    with pytest.raises(RuntimeError, match="worker's own process"):
+        stream.send(["a"], {0: "id-0"})
+    # Then
+    assert queue.calls == 0
+
+
 def test_large_piece_is_split():
     # Given
     queue = Queue()
