@@ -14,7 +14,6 @@ _SPREAD = (
     "models that are spread over several processes by torchrun; a handler can put the parts of a "
     "model on several devices of its own process"
 )
-_ENVELOPES = "envelope classes; the setting service_envelope names the ones that are built in"
 _DENSENET = "TorchServe's first image handler; use image_classifier"
 _ASYNCHRONOUS = "handlers that answer out of order; run the engine inside of a handler of your own"
 _FROM_HUBS = "downloads by handlers; call `snapshot_download` of huggingface_hub"
@@ -53,7 +52,6 @@ LEFT_OUT = {
     "ts.torch_handler.dali_image_segmenter": _DALI,
     "ts.torch_handler.densenet_handler": _DENSENET,
     "ts.torch_handler.distributed": _SPREAD,
-    "ts.torch_handler.request_envelope": _ENVELOPES,
     "ts.torch_handler.trt_llm_handler": _ASYNCHRONOUS,
     "ts.torch_handler.vllm_handler": _ASYNCHRONOUS,
     "ts.utils.hf_utils": _FROM_HUBS,

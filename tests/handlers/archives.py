@@ -108,7 +108,7 @@ def with_files(parts: dict[str, Any], **files: bytes | str) -> dict[str, Any]:
 
 
 def all_archives() -> list[Archive]:
-    return [*_plain(), *_torch(), *_pictures()]
+    return [*_plain(), *_enveloped(), *_torch(), *_pictures()]
 
 
 def _plain() -> list[Archive]:
@@ -227,6 +227,49 @@ def _plain() -> list[Archive]:
             query={"batch_size": 2, "max_batch_delay": 2000},
         ),
         Archive("picture_answer", (one("mirror", picture((4, 3))), one("no picture", "x"))),
+    ]
+
+
+def _enveloped() -> list[Archive]:
+    shapes = {"name": "a", "shape": [2, 2], "datatype": "INT32", "data": [1, 2, 3, 4]}
+    marked = """\
+import json
+
+from ts.torch_handler.request_envelope.json import JSONEnvelope
+
+
+class MarkedEnvelope(JSONEnvelope):
+    def _to_json(self, output):
+        return json.dumps({**json.loads(super()._to_json(output)), "by": self.context.model_name})
+"""
+    return [
+        Archive("text_bodies", (one("body", "quiet"), one("no text", b"\xff"))),
+        Archive(
+            "marked_predictions",
+            (
+                Ask("two at once", (b'{"instances": ["a", "bb"]}', b'{"instances": [[]]}'), JSON),
+                one("base64", {"instances": [{"b64": "aGVsbG8="}]}),
+                one("no instances", {"inputs": []}),
+            ),
+            files={"corpus_envelopes.py": marked},
+            query={"batch_size": 2, "max_batch_delay": 2000},
+        ),
+        Archive(
+            "kserve_lengths",
+            (
+                one("prediction", {"instances": ["a", "bb"]}),
+                Ask("explanation", (b'{"instances": [[1, 2]]}',), JSON, route="explanations/{}"),
+                Ask("v1", (b'{"instances": ["abc"]}',), JSON, route="v1/models/{}:predict"),
+            ),
+        ),
+        Archive(
+            "kserve_tensors",
+            (
+                one("tensors", {"id": "mine", "inputs": [shapes]}),
+                one("no inputs", {"id": "mine"}),
+            ),
+        ),
+        Archive("semicolons", (one("numbers", "1;2.5"), one("no numbers", "one"))),
     ]
 
 

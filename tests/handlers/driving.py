@@ -3,7 +3,7 @@
 import base64
 import concurrent.futures
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,14 +53,18 @@ class Server:
 
 
 def drive(
-    server: Server, store: Path, on_archive: Callable[[str], object] = lambda _: None
+    server: Server,
+    store: Path,
+    on_archive: Callable[[str], object] = lambda _: None,
+    names: Collection[str] = (),
 ) -> Answers:
     """Returns the answers to each ask, by `archive/ask`; those to simultaneous asks are sorted.
 
-    `on_archive` is called with the name of each archive before its asks.
+    `on_archive` is called with the name of each archive before its asks. `names` are those of some
+    archives; without any, all are asked.
     """
     answers: Answers = {}
-    archives = all_archives()
+    archives = [archive for archive in all_archives() if not names or archive.name in names]
     for start in range(0, len(archives), AT_ONCE):
         group = archives[start : start + AT_ONCE]
         for archive in group:

@@ -1,13 +1,14 @@
 """Records what TorchServe answers with the handlers of the corpus.
 
-    python -m tests.handlers.record
+    python -m tests.handlers.record [ARCHIVE ...]
 
-A recording is never edited.
+With names of archives, their answers are recorded and all others stay. A recording is never edited.
 """
 
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -30,8 +31,8 @@ model_metrics_auto_detect=true
 """
 
 
-def main() -> int:
-    """Writes the recording anew; returns the exit code."""
+def main(names: Sequence[str]) -> int:
+    """Writes the recording anew, or the part of these archives; returns the exit code."""
     console = Console()
     # A short name: unix sockets below it have paths of at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="ts-") as name:
@@ -41,8 +42,8 @@ def main() -> int:
         write_wheel(folder / "wheels")
         environment = offline(folder / "wheels") | {"PYTHONPATH": str(folder / "modules")}
         with torchserve(folder, CONFIG, environment) as ports:
-            names = ("inference", "management", "metrics")
-            server = Server(*(f"http://127.0.0.1:{ports[name]}" for name in names))
+            roles = ("inference", "management", "metrics")
+            server = Server(*(f"http://127.0.0.1:{ports[role]}" for role in roles))
             lines: list[str] = []
 
             def on_archive(name: str) -> None:
@@ -50,17 +51,20 @@ def main() -> int:
                 if name == "refusing":  # in one group with `measured`, and after it
                     lines[:] = eventually(server.scrape, METRICS_TIMEOUT_S)
 
-            answers = drive(server, folder / "store", on_archive)
-    _write(answers, lines)
+            answers = drive(server, folder / "store", on_archive, names)
+    _write(answers, lines, names)
     console.print(f"{len(answers)} answers recorded in {RECORDING}", highlight=False)
     return 0
 
 
-def _write(answers: Answers, metrics: list[str]) -> None:
+def _write(answers: Answers, metrics: list[str], names: Sequence[str]) -> None:
+    if names:
+        recorded = json.loads(RECORDING.read_text(encoding="utf-8"))
+        answers, metrics = {**recorded["answers"], **answers}, recorded["metrics"]
     document = {"torchserve": TORCHSERVE_VERSION, "answers": answers, "metrics": metrics}
     text = json.dumps(document, indent=1, ensure_ascii=False)
     RECORDING.write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -9,11 +9,11 @@ from typing import Any
 from ts.context import RequestProcessor
 from ts.metrics.caching_metric import labels_of
 from ts.metrics.metric_type_enum import MetricTypes
+from ts.torch_handler.request_envelope import ENVELOPES
 
 from batching.protocol import Claimed
 from batching.settings.settings import Settings
 from workers.handling.batch_stream import BatchStream
-from workers.handling.envelopes import OPEN_INFERENCE_ENVELOPE, envelope_of
 from workers.handling.fork_guard import ForkGuard
 from workers.handling.handler_timer import HandlerTimer
 from workers.handling.handlers import LoadedModel
@@ -38,10 +38,11 @@ class HandlerCall:
     ) -> None:
         self.context = context = model.context
         self.questions: dict[int, Inference] = {}
-        self._handler = model.entry
+        envelope = ENVELOPES.get(settings.service_envelope)
+        self._handle = envelope(model.entry).handle if envelope else model.entry
         self._is_decoding = settings.decode_input_request
-        self._is_open_inference = settings.service_envelope == OPEN_INFERENCE_ENVELOPE
-        self._envelope = envelope_of(settings.service_envelope)
+        # This envelope takes the handler's rows apart itself.
+        self._is_open_inference = settings.service_envelope == "kservev2"
         self._stream = stream
         self._timer = timer
         self._guard = ForkGuard()
@@ -59,7 +60,7 @@ class HandlerCall:
         Raises:
             BadRequest: a body is no inference request, though its type says so.
         """
-        context, envelope = self.context, self._envelope
+        context = self.context
         # A row has a value per part of a request: bytes, text, or what was JSON.
         rows = [decode_row(item.request, is_decoding=self._is_decoding) for item in items]
         self._open_questions(rows)
@@ -70,13 +71,12 @@ class HandlerCall:
         # For envelope and handler together. While pieces are sent, the timer stands.
         self._timer.start()
         try:
-            given = rows if envelope is None else envelope.open(rows)
-            # The handler's own time, as in TorchServe 0.12 ts/service.py, Service.predict.
+            # As in TorchServe 0.12 ts/service.py, Service.predict.
             started_s = time.perf_counter()
-            outputs = self._handler(given, context)
+            outputs = self._handle(rows, context)
             run_ms = round((time.perf_counter() - started_s) * 1000, 2)
             self._prediction_time.count(run_ms, self._labels)
-            return outputs if envelope is None else envelope.close(outputs, rows, context)
+            return outputs
         finally:
             self._guard.end_fork()
             self._timer.stop()

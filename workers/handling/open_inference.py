@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from batching.errors import BadRequest
-from workers.handling.tensors import (
+from ts.torch_handler.request_envelope.tensors import (
     BYTES,
     Tensor,
     check_rows,
@@ -19,6 +18,8 @@ from workers.handling.tensors import (
     tensor_of,
     text_tensor,
 )
+
+from batching.errors import BadRequest
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OUTPUT_NAME = "output"

@@ -12,9 +12,16 @@ from typing import Any
 
 from msgspec.structs import replace
 from ts.torch_handler.pixel_limit import has_too_many_pixels, too_many_pixels
+from ts.torch_handler.request_envelope.tensors import BadTensor
 from ts.utils.util import PredictionException
 
-from batching.errors import InternalError, OutOfResources, PredictionFailed, ServeError
+from batching.errors import (
+    BadRequest,
+    InternalError,
+    OutOfResources,
+    PredictionFailed,
+    ServeError,
+)
 from batching.models.spec import DEFAULT_VERSION
 from batching.protocol import Batch, BatchTiming, Claimed, Reply
 from batching.store.replies import error_reply
@@ -182,6 +189,8 @@ def _is_special(item: Claimed) -> bool:
 def _as_answer(error: Exception) -> ServeError | PredictionException:
     if isinstance(error, ServeError | PredictionException):
         return error
+    if isinstance(error, BadTensor):
+        return BadRequest(str(error))
     if has_too_many_pixels(error):
         return too_many_pixels()
     if _is_out_of_memory(error):

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from ts.torch_handler.request_envelope import ENVELOPES
 
+from batching.settings.checks import _CHOICES
 from tests.unit.workers.handling.batches import Handler, batch, body, error_of, runner
 
 
@@ -201,3 +203,7 @@ def test_kservev2_envelope_keeps_the_ids_of_a_batch_apart():
     assert len(calls) == 1
     found = [(doc["id"], [o["name"] for o in doc["outputs"]]) for doc in documents(replies)]
     assert found == [("mine", ["x", "y"]), ("id-1", ["z"])]
+
+
+def test_setting_names_every_envelope_there_is():
+    assert set(_CHOICES["service_envelope"]) == {"", *ENVELOPES}

@@ -13,8 +13,6 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
-from batching.errors import BadRequest
-
 BYTES, BF16 = "BYTES", "BF16"
 
 # Datatype -> struct's letter.
@@ -54,6 +52,10 @@ _MAX_DIMENSIONS = 32
 _MAX_ROWS = 1_000_000
 
 
+class BadTensor(ValueError):
+    """The client's mistake: the message is for it, with status 400."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """Holds values in row-major order; text and bytes are the elements of BYTES."""
@@ -87,18 +89,18 @@ class Tensor:
 def read_tensor(datatype: Any, shape: Any, data: Any) -> Tensor:
     """Returns the tensor that a request's JSON describes; `data` may be flat, nested or binary."""
     if not isinstance(datatype, str) or datatype not in DATATYPES:
-        raise BadRequest(f"Unknown datatype {str(datatype)[:32]!r}.")
+        raise BadTensor(f"Unknown datatype {str(datatype)[:32]!r}.")
     lengths = _checked_shape(shape)
     values = _from_binary(datatype, data) if isinstance(data, bytes) else _flat(data)
     if len(values) != math.prod(lengths):
-        raise BadRequest(f"A tensor of shape {lengths} cannot have {len(values)} values.")
+        raise BadTensor(f"A tensor of shape {lengths} cannot have {len(values)} values.")
     return Tensor(datatype, lengths, values)
 
 
 def check_rows(shapes: Iterable[Sequence[int]]) -> None:
     """Refuses tensors of these shapes if together they would become too many nested lists."""
     if sum(rows for shape in shapes for rows in accumulate(shape[:-1], mul)) > _MAX_ROWS:
-        raise BadRequest(f"The tensors of a request may be made of at most {_MAX_ROWS} rows.")
+        raise BadTensor(f"The tensors of a request may be made of at most {_MAX_ROWS} rows.")
 
 
 def tensor_of(value: Any) -> Tensor | None:
@@ -152,7 +154,7 @@ def _typed(shape: list[int], values: list[Any]) -> Tensor | None:
 def _checked_shape(shape: Any) -> list[int]:
     is_shape = isinstance(shape, list) and len(shape) <= _MAX_DIMENSIONS
     if not is_shape or not all(type(length) is int and length >= 0 for length in shape):
-        raise BadRequest("The shape of a tensor is a list of lengths.")
+        raise BadTensor("The shape of a tensor is a list of lengths.")
     check_rows([shape])
     return list(shape)
 
@@ -184,8 +186,8 @@ def _elements(data: bytes) -> list[bytes]:
     return found
 
 
-def cut_off() -> BadRequest:
-    return BadRequest("The binary data of a tensor is cut off.")
+def cut_off() -> BadTensor:
+    return BadTensor("The binary data of a tensor is cut off.")
 
 
 def _flat(value: Any) -> list[Any]:

@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 import torch
-
-from batching.errors import BadRequest
-from workers.handling.tensors import Tensor, read_tensor, tensor_of, text_tensor
+from ts.torch_handler.request_envelope.tensors import (
+    BadTensor,
+    Tensor,
+    read_tensor,
+    tensor_of,
+    text_tensor,
+)
 
 NUMPY = {
     "BOOL": np.bool_,
@@ -93,7 +97,7 @@ def test_tensor_that_does_not_fit_is_refused(datatype, shape, data):
         # One value, which is null: the handler may like it.
         assert read_tensor(datatype, shape, data).values == [None]
         return
-    with pytest.raises(BadRequest):
+    with pytest.raises(BadTensor):
         read_tensor(datatype, shape, data)
 
 

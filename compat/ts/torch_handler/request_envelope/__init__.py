@@ -1,0 +1,15 @@
+"""Envelopes around handlers: those that `service_envelope` names, and what handlers extend."""
+
+from ts.torch_handler.request_envelope.base import BaseEnvelope
+from ts.torch_handler.request_envelope.body import BodyEnvelope
+from ts.torch_handler.request_envelope.json import JSONEnvelope
+from ts.torch_handler.request_envelope.kserve import KServeEnvelope
+from ts.torch_handler.request_envelope.kservev2 import KServev2Envelope
+
+# By the values of `service_envelope`; they are the names of the modules.
+ENVELOPES: dict[str, type[BaseEnvelope]] = {
+    "body": BodyEnvelope,
+    "json": JSONEnvelope,
+    "kserve": KServeEnvelope,
+    "kservev2": KServev2Envelope,
+}
