@@ -12,6 +12,7 @@ import click
 
 from ferry.commands.archive import archive
 from ferry.commands.bench import bench
+from ferry.commands.container import container
 from ferry.commands.doctor import doctor
 from ferry.commands.models import models
 from ferry.commands.predict import predict
@@ -82,7 +83,19 @@ def _open_missing_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(_STDERR, "w")
 
 
-for command in (up, ingress, node, status, models, predict, archive, doctor, torchserve, bench):
+for command in (
+    up,
+    ingress,
+    node,
+    status,
+    models,
+    predict,
+    archive,
+    doctor,
+    torchserve,
+    bench,
+    container,
+):
     main.add_command(command)
 
 

@@ -33,6 +33,7 @@ from ingress.access.certificate import Certificate
 from ingress.access.key_file import open_keys
 from ingress.file_watcher import watch_open_files
 from ingress.http1.exchange import Application
+from ingress.http1.path_aliases import with_aliases
 from ingress.listeners import Address, Listener, certificate_of, listener_table
 from ingress.metrics.stale_series import StaleSeries
 from ingress.models.registrar import Registrar
@@ -235,12 +236,14 @@ def application(services: Services, roles: frozenset[Role]) -> Application:
     )
     if Role.INFERENCE not in roles:
         return bridge
-    return InferenceRouter(
+    router = InferenceRouter(
         services.http_predictions,
         bridge,
         max_request_size_bytes=settings.max_request_size_bytes,
         authorizer=authorizer,
     )
+    aliases = settings.aliases()
+    return with_aliases(router, aliases) if aliases else router
 
 
 def _calm_collector() -> None:

@@ -52,6 +52,7 @@ def check_settings(settings: Settings) -> None:
     _check_pattern("blacklist_env_vars", settings.blacklist_env_vars)
     _check_words(settings)
     _check_addresses(settings)
+    _check_aliases(settings)
     _check_cors(settings)
     _check_numbers(settings)
     if settings.redis_url:
@@ -77,6 +78,12 @@ def _check_addresses(settings: Settings) -> None:
         raise SettingsError(
             "ingress_processes: a unix socket has one listener; give inference_address a port"
         )
+
+
+def _check_aliases(settings: Settings) -> None:
+    for path, route in settings.aliases().items():
+        if not (f"{path}/".startswith("/") and route.startswith("/")):
+            raise SettingsError(f"path_aliases: write /path=/route, not {path}={route}")
 
 
 def _check_cors(settings: Settings) -> None:

@@ -54,6 +54,9 @@ class Settings:
     inference_address: str = _setting("http://127.0.0.1:8080", doc="predictions listener")
     management_address: str = _setting("http://127.0.0.1:8081", doc="management listener")
     metrics_address: str = _setting("http://127.0.0.1:8082", doc="metrics listener")
+    path_aliases: str = _setting(
+        "", doc="comma list of /path=/route: further paths of routes, as a platform may choose them"
+    )
     ingress_processes: int = _setting(
         0,
         doc="processes that share the ports; 0: with `ferry up` one per four cores, 1 to 4; else 1",
@@ -217,6 +220,11 @@ class Settings:
         """Returns the addresses of TorchServe's APIs that are served, by their names."""
         addresses = {"inference": self.inference_address, "management": self.management_address}
         return addresses | ({"metrics": self.metrics_address} if self.enable_metrics_api else {})
+
+    def aliases(self) -> dict[str, str]:
+        """Returns the paths of `path_aliases`, without a slash at the end, and their routes."""
+        pairs = (one.strip().partition("=") for one in self.path_aliases.split(",") if one.strip())
+        return {path.rstrip("/"): route for path, _, route in pairs}
 
     def keys_path(self) -> Path | None:
         """Returns the path of the key file; None without tokens."""

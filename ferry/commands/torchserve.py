@@ -27,7 +27,7 @@ from batching.settings.settings import DEFAULT_KEY_FILE, Settings, SettingsError
 from batching.settings.snapshots import newest_snapshot
 from ferry.console import warn
 from ferry.options import settings_from_flags
-from ferry.process_tree.pid_file import pid_file, remove_pid, running_server, write_pid
+from ferry.process_tree.pid_file import has_ended, pid_file, remove_pid, running_server, write_pid
 from ferry.process_tree.ready_pipe import ReadyPipe
 from ferry.process_tree.whole_server import run_server
 
@@ -240,8 +240,7 @@ def _stop() -> None:
 
 def _wait_for_the_end_of(process: psutil.Process) -> None:
     give_up_s = time.monotonic() + STOP_TIMEOUT_S
-    # Where no parent reaps it, as under a `tail -f` that is process 1, it stays a zombie.
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+    while not has_ended(process):
         if time.monotonic() > give_up_s:
             raise click.ClickException(
                 f"the server (pid {process.pid}) has not stopped within {STOP_TIMEOUT_S:.0f} s"

@@ -35,6 +35,14 @@ def running_server() -> psutil.Process | None:
     return None
 
 
+def has_ended(process: psutil.Process) -> bool:
+    """Returns whether the process is gone, or a zombie, as it stays where no parent reaps it."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def write_pid() -> None:
     """Writes this process's id into the file.
 

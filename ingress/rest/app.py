@@ -1,6 +1,6 @@
 """Builds the Flask application of one listener, complete under any WSGI server."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -57,16 +57,19 @@ def create_app(services: Services, roles: Collection[Role]) -> Flask:
     if services.keys is not None and Role.MANAGEMENT in roles:
         app.register_blueprint(token_blueprint(services.keys))
     install_error_handlers(app, services)
-    app.wsgi_app = _IgnoreTrailingSlashes(app.wsgi_app)  # type: ignore[method-assign]
+    aliases = services.settings.aliases() if Role.INFERENCE in roles else {}
+    app.wsgi_app = _PlainPaths(app.wsgi_app, aliases)  # type: ignore[method-assign]
     return app
 
 
-class _IgnoreTrailingSlashes:
-    """Makes `/models/M/` mean `/models/M`; Flask alone would redirect or refuse."""
+class _PlainPaths:
+    """Makes `/models/M/` mean `/models/M`, as Flask alone does not, and an alias its route."""
 
-    def __init__(self, app: WSGIApplication) -> None:
+    def __init__(self, app: WSGIApplication, aliases: Mapping[str, str]) -> None:
         self._app = app
+        self._aliases = aliases
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        environ["PATH_INFO"] = environ.get("PATH_INFO", "").rstrip("/") or "/"
+        path = environ.get("PATH_INFO", "").rstrip("/")
+        environ["PATH_INFO"] = self._aliases.get(path, path) or "/"
         return self._app(environ, start_response)

@@ -50,7 +50,7 @@ HEAVY = frozenset(
     | {"aiohttp", "matplotlib"}
 )
 # May import inside functions what it likes: each of its commands loads one role only.
-LATE_IMPORTERS = ("ferry/commands/roles.py", "ferry/commands/doctor.py")
+LATE_IMPORTERS = tuple(f"ferry/commands/{name}.py" for name in ("roles", "doctor", "container"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,10 @@ class FerryProcess:
         """Returns whether the process is gone."""
         return self._process.poll() is not None
 
+    def exit_code(self) -> int | None:
+        """Returns the exit code; None while the process runs."""
+        return self._process.poll()
+
     def _whole_log(self) -> str:
         return self.log_path.read_text(errors="replace")
 

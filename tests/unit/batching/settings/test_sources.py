@@ -92,6 +92,8 @@ def test_model_api_has_all_its_spellings(tmp_path, text, expected):
         ("token_authorization=yes\n", "token_authorization='yes' is neither true nor false"),
         ("model_store=a\\u0000b\n", "model_store has a character that is no text"),
         ("default_service_handler=\\ud800\n", "default_service_handler has a character that"),
+        ("path_aliases=predict=/invocations\n", "write /path=/route, not predict=/invocations"),
+        ("path_aliases=/predict\n", "write /path=/route, not /predict="),
         ("cors_allowed_origin=https://\\u20ac\n", "characters that no header may have"),
         ("cors_allowed_headers=a\\nb: c\n", "cors_allowed_headers='a.*nb: c' has characters"),
     ],

@@ -40,6 +40,7 @@ OWN_KEYS = {
     "log_location",
     "max_image_pixels",
     "open_inference_rows",
+    "path_aliases",
     "probe_dir",
     "queue_timeout",
     "redis_ca_file",

@@ -1,0 +1,200 @@
+"""What the variables of Vertex AI and SageMaker become."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from batching.settings.loading import load_settings
+from batching.settings.settings import SettingsError
+from ferry.container.platforms import platform_variables
+from tests.e2e.archives import make_archive
+
+HANDLER = {"handler.py": "def handle(data, context):\n    return data\n"}
+VERTEX = {
+    "AIP_HTTP_PORT": "7080",
+    "AIP_HEALTH_ROUTE": "/v1/endpoints/1/deployedModels/2",
+    "AIP_PREDICT_ROUTE": "/v1/endpoints/1/deployedModels/2:predict",
+}
+
+
+def settings_of(environment, properties=None):
+    """The settings that the server gets, if its config.properties says no more."""
+    return load_settings(
+        environment={**environment, **platform_variables(environment, properties or {})}
+    )[0]
+
+
+@pytest.fixture
+def sagemaker(tmp_path: Path):
+    """Where SageMaker puts a model's files."""
+    (tmp_path / "model").mkdir()
+    return {"SAGEMAKER_BASE_DIR": str(tmp_path)}
+
+
+def test_other_machines_have_no_platform(tmp_path):
+    assert platform_variables({"PATH": "/bin", "AIP_PREDICT_ROUTE": "/p"}, {}) == {}
+
+
+# --- Vertex AI
+
+
+def test_vertex_reaches_predictions_and_readiness_only():
+    settings = settings_of(VERTEX)
+    assert settings.addresses() == {
+        "inference": "http://0.0.0.0:7080",
+        "management": "http://127.0.0.1:8081",
+        "metrics": "http://127.0.0.1:8082",
+    }
+    assert settings.aliases() == {
+        "/v1/endpoints/1/deployedModels/2": "/readyz",
+        "/v1/endpoints/1/deployedModels/2:predict": "/invocations",
+    }
+
+
+@pytest.mark.parametrize(
+    ("predict", "health", "aliases"),
+    [
+        ("/predictions/m", "/ping", {}),
+        ("/v1/models/m:predict", "/readyz", {}),
+        ("/invocations", None, {}),
+        ("/m/predict", "/health", {"/m/predict": "/invocations", "/health": "/readyz"}),
+    ],
+)
+def test_vertex_routes_that_are_there_already_stay_as_they_are(predict, health, aliases):
+    environment = {"AIP_HTTP_PORT": "8081", "AIP_PREDICT_ROUTE": predict}
+    if health is not None:
+        environment["AIP_HEALTH_ROUTE"] = health
+    settings = settings_of(environment)
+    assert settings.aliases() == aliases
+    # And the port that Vertex AI asks for is not taken twice
+    assert len(set(settings.addresses().values())) == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "properties", "envelope"),
+    [
+        ({}, {}, "json"),
+        ({"FERRY_SERVICE_ENVELOPE": ""}, {}, ""),
+        ({}, {"service_envelope": "kserve"}, ""),
+        ({"TS_SERVICE_ENVELOPE": "body"}, {}, ""),
+    ],
+)
+def test_vertex_instances_are_taken_apart_unless_the_operator_says_otherwise(
+    more, properties, envelope
+):
+    assert settings_of({**VERTEX, **more}, properties).service_envelope == envelope
+
+
+def test_vertex_storage_is_a_folder_of_archives(tmp_path):
+    # Given
+    make_archive(tmp_path, "a", HANDLER)
+    make_archive(tmp_path, "b", HANDLER)
+    (tmp_path / "readme").mkdir()
+    # When
+    settings = settings_of({**VERTEX, "AIP_STORAGE_URI": str(tmp_path)})
+    # Then
+    assert (settings.model_store, settings.load_models) == (tmp_path, "a-1.0.mar,b-1.0.mar")
+
+
+def test_vertex_bucket_is_refused_with_what_to_do():
+    with pytest.raises(SettingsError, match=r"gs://b/m: .* folders, not buckets.*vertex-ai\.md"):
+        settings_of({**VERTEX, "AIP_STORAGE_URI": "gs://b/m"})
+
+
+# --- SageMaker
+
+
+def test_sagemaker_reaches_predictions_only(sagemaker):
+    # Given
+    make_archive(Path(sagemaker["SAGEMAKER_BASE_DIR"]) / "model", "m", HANDLER)
+    more = {"SAGEMAKER_BIND_TO_PORT": "9000", "SAGEMAKER_SAFE_PORT_RANGE": "8999-9003"}
+    # When
+    settings = settings_of({**sagemaker, **more})
+    # Then
+    assert settings.addresses() == {
+        "inference": "http://0.0.0.0:9000",
+        "management": "http://127.0.0.1:8999",
+        "metrics": "http://127.0.0.1:9001",
+    }
+    assert settings.load_models == "m-1.0.mar"
+    assert settings.allow_open_management is False
+
+
+def test_sagemaker_is_known_by_its_folder_alone(tmp_path, sagemaker):
+    make_archive(tmp_path / "model", "m", HANDLER)
+    assert settings_of(sagemaker).inference_address == "http://0.0.0.0:8080"
+
+
+def test_sagemaker_serves_an_unpacked_archive_as_model(tmp_path, sagemaker):
+    # Given
+    name = make_archive(tmp_path, "m", HANDLER, version="3")
+    zipfile.ZipFile(tmp_path / name).extractall(tmp_path / "model")
+    # When
+    settings = settings_of({**sagemaker, "SAGEMAKER_TS_BATCH_SIZE": "8"})
+    # Then
+    assert settings.load_models == f"model={tmp_path}/model"
+    assert json.loads(settings.model_settings) == {"model": {"3": {"batchSize": 8}}}
+
+
+def test_sagemaker_settings_are_those_of_its_one_model(tmp_path, sagemaker):
+    # Given
+    make_archive(tmp_path / "model", "m", HANDLER, version="2.1")
+    given = {
+        "SAGEMAKER_TS_BATCH_SIZE": "8",
+        "SAGEMAKER_TS_MAX_BATCH_DELAY": "50",
+        "SAGEMAKER_TS_MIN_WORKERS": "2",
+        "SAGEMAKER_TS_RESPONSE_TIMEOUT": "60",
+        "SAGEMAKER_MODEL_SERVER_WORKERS": "3",
+        "SAGEMAKER_MODEL_SERVER_TIMEOUT": "30",
+        "SAGEMAKER_CONTAINER_LOG_LEVEL": "30",
+        "SAGEMAKER_REGION": "eu-central-1",
+    }
+    # When
+    settings = settings_of({**sagemaker, **given})
+    # Then
+    assert json.loads(settings.model_settings) == {
+        "m": {
+            "2.1": {
+                "batchSize": 8,
+                "maxBatchDelay": 50,
+                "minWorkers": 2,
+                "maxWorkers": 2,
+                "responseTimeout": 60,
+            }
+        }
+    }
+    assert settings.default_workers_per_model == 3
+    assert settings.default_response_timeout_s == 30
+    assert settings.log_level == "warning"
+
+
+def test_sagemaker_multi_model_endpoint_registers_at_the_port_of_predictions(tmp_path, sagemaker):
+    settings = settings_of({**sagemaker, "SAGEMAKER_MULTI_MODEL": "true"})
+    assert settings.management_address == settings.inference_address == "http://0.0.0.0:8080"
+    assert settings.model_store == tmp_path / "models"
+    assert settings.allow_open_management
+    assert settings.enable_model_api
+    assert settings.default_workers_per_model == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "complaint"),
+    [
+        ({"SAGEMAKER_BIND_TO_PORT": "http"}, "SAGEMAKER_BIND_TO_PORT='http' is no whole number"),
+        ({"SAGEMAKER_SAFE_PORT_RANGE": "8000-8001"}, "fewer than three ports"),
+        ({"SAGEMAKER_SAFE_PORT_RANGE": "8000"}, "SAGEMAKER_SAFE_PORT_RANGE='' is no whole number"),
+        ({"SAGEMAKER_TS_BATCH_SIZE": "many"}, "SAGEMAKER_TS_BATCH_SIZE='many' is no whole number"),
+    ],
+)
+def test_sagemaker_variable_that_cannot_be_used_is_named(tmp_path, sagemaker, variables, complaint):
+    make_archive(tmp_path / "model", "m", HANDLER)
+    with pytest.raises(SettingsError, match=complaint):
+        settings_of({**sagemaker, **variables})
+
+
+def test_script_mode_is_refused_with_what_to_do(tmp_path, sagemaker):
+    (tmp_path / "model" / "model.pth").touch()
+    with pytest.raises(SettingsError, match=r"neither a \.mar nor .* torch-model-archiver"):
+        settings_of(sagemaker)
