@@ -17,6 +17,7 @@ from ferry.commands.doctor import doctor
 from ferry.commands.models import models
 from ferry.commands.predict import predict
 from ferry.commands.roles import ingress, node
+from ferry.commands.shadow import shadow
 from ferry.commands.status import status
 from ferry.commands.torchserve import torchserve
 from ferry.commands.up import up
@@ -95,6 +96,7 @@ for command in (
     torchserve,
     bench,
     container,
+    shadow,
 ):
     main.add_command(command)
 

@@ -50,7 +50,9 @@ HEAVY = frozenset(
     | {"aiohttp", "matplotlib"}
 )
 # May import inside functions what it likes: each of its commands loads one role only.
-LATE_IMPORTERS = tuple(f"ferry/commands/{name}.py" for name in ("roles", "doctor", "container"))
+LATE_IMPORTERS = tuple(
+    f"ferry/commands/{name}.py" for name in ("roles", "doctor", "container", "shadow")
+)
 
 
 @dataclass(frozen=True, slots=True)
