@@ -214,6 +214,21 @@ async def test_client_that_leaves_ends_its_request_at_the_old_server():
         assert await asyncio.to_thread(old.has_left.wait, 10)
 
 
+async def test_client_that_leaves_a_stream_ends_it_at_the_old_server():
+    # Given
+    old = Upstream()
+    old.pieces = 100 * (bytes(100_000),)
+    old.go.clear()
+    async with shadowing(old, Upstream()) as shadow:
+        # When
+        async with shadow.client.stream("GET", "/p"):
+            pass
+        # Then
+        await eventually_async(lambda: shadow.result.uncompared == {"the client left": 1})
+        old.go.set()
+        assert await asyncio.to_thread(old.has_left.wait, 10)
+
+
 async def test_head_has_no_body():
     async with shadowing(Upstream(), Upstream()) as shadow:
         answer = await shadow.client.head("/p")
