@@ -62,8 +62,10 @@ def main() -> int:
     """Writes the files; returns the exit code."""
     parser = argparse.ArgumentParser(description="Trains the digit network.")
     parser.add_argument("--output", type=Path, default=Path("build/digits"))
-    folder: Path = parser.parse_args().output
-    print(f"{save(train(), folder)} and {folder / 'held_out'} written")
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    options = parser.parse_args()
+    folder: Path = options.output
+    print(f"{save(train(options.epochs), folder)} and {folder / 'held_out'} written")
     return 0
 
 

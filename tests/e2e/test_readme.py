@@ -1,4 +1,4 @@
-"""README.md and docs/handlers.md, run as they stand: on scratch ports and without the network.
+"""Pages with commands, run as they stand: on scratch ports and without the network.
 
 A comment above a block says what it is: `run` is executed, `server` is started and stays up,
 `redis` needs one, `make` names targets, `tests` are a handler's own, `torchserve` makes that
@@ -12,8 +12,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ import torch
 from torchvision.models import resnet152
 
 from tests.chaos.tcp_redis import TcpRedis
-from tests.e2e.clients import needs_curl
+from tests.e2e.clients import Clients, needs_curl
 from tests.e2e.ferry_process import FerryProcess
 from tests.ports import free_ports
 from tests.support import eventually
@@ -34,6 +35,7 @@ ANY_SHELL = re.compile(r"^```sh$", re.MULTILINE)
 # What torchvision would fetch; random weights of the same shape stand in for it.
 CHECKPOINT = "resnet152-f82ba261.pth"
 HANDLERS = "docs/handlers.md"
+TWO_MODELS = "examples/two_models/README.md"
 REDIS_IN_README = "redis://redis-host:6379"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -59,9 +61,8 @@ class Reader:
         self.servers: list[FerryProcess] = []
         self.redis_url = ""
         shutil.copytree(ROOT / "examples", folder / "examples")
-        checkpoints = folder / "torch" / "hub" / "checkpoints"
-        checkpoints.mkdir(parents=True)
-        torch.save(resnet152(weights=None).state_dict(), checkpoints / CHECKPOINT)
+        for config in folder.glob("examples/*/*.yaml"):
+            config.write_text(self.adapted(config.read_text()))
         self.environment = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "TORCH_HOME": str(folder / "torch"),
@@ -71,6 +72,11 @@ class Reader:
             "FERRY_INFERENCE_URL": f"http://127.0.0.1:{self.port}",
             "FERRY_MANAGEMENT_URL": f"http://127.0.0.1:{self.port + 1}",
         }
+
+    def fetch_weights(self) -> None:
+        checkpoints = self.folder / "torch" / "hub" / "checkpoints"
+        checkpoints.mkdir(parents=True)
+        torch.save(resnet152(weights=None).state_dict(), checkpoints / CHECKPOINT)
 
     def adapted(self, text: str) -> str:
         for offset in range(3):
@@ -101,6 +107,16 @@ class Reader:
         self.servers.append(server)
         server.wait_for_line("Model server started." if " up " in text else "started")
 
+    def follow(self, page: Iterable[Block]) -> str:
+        """Runs and serves what the blocks say, in their order; returns what was printed."""
+        printed = ""
+        for block in page:
+            if "server" in block.kinds:
+                self.serve(block.text)
+            elif "run" in block.kinds:
+                printed += self.run(block.text)
+        return printed
+
     def stop(self) -> None:
         """Ctrl-C in each terminal, the last one first."""
         while self.servers:
@@ -125,7 +141,7 @@ def redis_url() -> Iterator[str]:
         yield f"redis://127.0.0.1:{server.port}"
 
 
-@pytest.mark.parametrize(("document", "least"), [("README.md", 7), (HANDLERS, 4)])
+@pytest.mark.parametrize(("document", "least"), [("README.md", 7), (HANDLERS, 4), (TWO_MODELS, 3)])
 def test_document_marks_every_shell_block(document, least):
     # Given
     text = (ROOT / document).read_text(encoding="utf-8")
@@ -148,16 +164,10 @@ def test_readme_names_only_make_targets_that_exist():
 
 @needs_curl
 def test_readme_quick_start_works_as_pasted(reader):
-    # Given every block up to the one that needs a Redis of its own
-    printed = ""
-    # When
-    for block in blocks():
-        if "redis" in block.kinds:
-            break
-        if "server" in block.kinds:
-            reader.serve(block.text)
-        elif "run" in block.kinds:
-            printed += reader.run(block.text)
+    # Given
+    reader.fetch_weights()
+    # When every block runs up to the one that needs a Redis of its own
+    printed = reader.follow(takewhile(lambda block: "redis" not in block.kinds, blocks()))
     # Then
     assert 'Model \\"resnet-152\\" Version: 1.0 registered with 0 initial workers' in printed
     assert 'resnet-152-batch_v2\\" Version: 1.0 registered with 1 initial workers' in printed
@@ -170,16 +180,12 @@ def test_readme_quick_start_works_as_pasted(reader):
 
 @needs_curl
 def test_handler_of_your_own_works_as_pasted(reader):
-    # Given
-    printed = ""
     # When
-    for block in blocks(HANDLERS):
-        if "server" in block.kinds:
-            reader.serve(block.text)
-        elif "run" in block.kinds:
-            printed += reader.run(block.text)
+    printed = reader.follow(blocks(HANDLERS))
     # Then
-    assert len(json.loads(printed[printed.rindex("{") :])["scores"]) == 2
+    scores = re.search(r'\{\s+"scores".*?\}', printed, re.DOTALL)
+    assert len(json.loads(scores[0])["scores"]) == 2
+    assert printed.endswith("136")
     with pytest.raises(AssertionError, match=r'Send {\\"numbers'):
         reader.run("curl localhost:8080/predictions/linear -d text")
     reader.stop()
@@ -192,6 +198,24 @@ def test_handlers_own_tests_run_as_pasted(reader):
     reader.run(made.text)
     # When / Then
     assert "1 passed" in reader.run(tests.text)
+
+
+@needs_curl
+def test_two_models_answer_behind_one_as_pasted(reader):
+    # Given
+    assert '"digit": 0' in reader.follow(blocks(TWO_MODELS))
+    pictures = sorted(reader.folder.glob("build/quick/held_out/*.png"))[:32]
+    bodies = [picture.read_bytes() for picture in pictures]
+    # When
+    with Clients(f"http://127.0.0.1:{reader.port}", 33) as clients:
+        *answers, bad = clients.ask("/predictions/cascade", [*bodies, b"no picture"]).answers
+    # Then most digits are right, both models had the last word, and a bad picture fails alone
+    digits = [str(json.loads(answer.body)["digit"]) for answer in answers]
+    labels = [picture.stem[-1] for picture in pictures]
+    assert sum(map(str.__eq__, digits, labels)) >= 30
+    assert {answer.headers["x-model"] for answer in answers} == {"quick", "careful"}
+    assert (bad.status, bad.headers["x-model"]) == (400, "quick")
+    reader.stop()
 
 
 def test_readme_second_machine_takes_part_when_it_starts(reader, redis_url):
