@@ -16,7 +16,7 @@ from ingress.http1.connection import HttpConnection
 from ingress.http1.exchange import Answer, Application, Header
 from ingress.http1.host import USUAL_TIMEOUTS, ClientTimeouts, HttpHost, Observer
 from ingress.role import Role
-from ingress.torchserve.answers import unknown_method
+from ingress.torchserve.answers import unclear_host, unknown_method
 
 BACKLOG = 1024
 
@@ -139,6 +139,7 @@ class Listener:
             app,
             observer,
             unknown_method,
+            unclear_host,
             scheme=scheme,
             timeouts=timeouts,
             added_headers=added_headers,

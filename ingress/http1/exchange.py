@@ -53,9 +53,10 @@ class Exchange:
     """A request that can be answered once. Lives on its connection's event loop.
 
     `path` is percent-decoded, `query` is not. `headers` are in order, with names in lower case;
-    those whose values are not UTF-8 are left out. `keeps_alive`: whether another request may follow
-    on the connection. `started_s` is `time.perf_counter` of the head's end. `status` is 0 until
-    there is an answer. `on_left` is called when the client no longer waits for it.
+    those whose values are not UTF-8 are left out. `fields` has the last one of each name, and
+    belongs to the application. `keeps_alive`: whether another request may follow on the connection.
+    `started_s` is `time.perf_counter` of the head's end. `status` is 0 until there is an answer.
+    `on_left` is called when the client no longer waits for it.
     """
 
     # What most exchanges never need is the class's until they do.
@@ -83,6 +84,7 @@ class Exchange:
         self.query = query
         self.http_version = http_version
         self.headers = headers
+        self.fields = dict(headers)
         self.keeps_alive = keeps_alive
         self.started_s = time.perf_counter()
         self._connection = connection

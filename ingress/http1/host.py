@@ -54,8 +54,9 @@ class Observer(Protocol):
 class HttpHost:
     """Holds the application, the timeouts and the open connections of one listener.
 
-    `unknown_method` makes the answer to a request whose method HTTP does not know. `added_headers`,
-    with names in lower case, go with every answer.
+    `unknown_method` makes the answer to a request whose method HTTP does not know, `unclear_host`
+    to one that does not name one host. `added_headers`, with names in lower case, go with every
+    answer.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class HttpHost:
         app: Application,
         observer: Observer,
         unknown_method: Callable[[], Answer],
+        unclear_host: Callable[[], Answer],
         *,
         scheme: str,
         timeouts: ClientTimeouts,
@@ -75,6 +77,7 @@ class HttpHost:
         # Shared, as what one connection reads is taken before another one reads.
         self.read_buffer = memoryview(bytearray(_READ_BYTES))
         self.unknown_method = unknown_method
+        self._unclear_host = unclear_host
         self.scheme = scheme
         self.timeouts = timeouts
         self.is_draining = False
@@ -87,6 +90,10 @@ class HttpHost:
 
     def serve(self, exchange: Exchange) -> None:
         """Has the application answer this request, now or later."""
+        # RFC 9112, 3.2: with two hosts, a proxy may have gone by the other one.
+        if not _names_one_host(exchange):
+            exchange.respond(*self._unclear_host())
+            return
         try:
             going = self._app(exchange)
         except Exception:  # the outermost frame
@@ -133,6 +140,14 @@ class HttpHost:
     def _check_closed(self) -> None:
         if self.is_draining and not self.connections:
             self._closed.set()
+
+
+def _names_one_host(exchange: Exchange) -> bool:
+    if "host" not in exchange.fields:
+        return exchange.http_version < "1.1"
+    # Mostly no header comes twice, which costs less to see.
+    names = exchange.headers
+    return len(exchange.fields) == len(names) or [name for name, _ in names].count("host") == 1
 
 
 async def _finish(exchange: Exchange, going: Coroutine[Any, Any, None]) -> None:

@@ -45,7 +45,7 @@ class _RoutedPrediction(HttpPrediction):
         exchange = self.exchange
         try:
             # Without a name here, which would keep the body while its client waits.
-            self.begin(await read_body(exchange, dict(exchange.headers), limit_bytes))
+            self.begin(await read_body(exchange, exchange.fields, limit_bytes))
         except ServeError as error:
             exchange.respond(*error_answer(error))
 
@@ -72,7 +72,7 @@ class InferenceRouter:
         target = parse_prediction_path(exchange.path)
         if target is None or exchange.method == "OPTIONS":
             return self._answer_other(exchange)
-        headers = dict(exchange.headers)
+        headers = exchange.fields
         if self._asks_for_tokens and not self._is_admitted(exchange, headers):
             return None
         prediction = _RoutedPrediction(

@@ -36,7 +36,7 @@ class WsgiBridge:
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answers the request."""
-        headers = dict(exchange.headers)
+        headers = exchange.fields
         try:
             # The application checks again. Here, no body is read for a client without a key.
             self._authorizer.admit(exchange.method, exchange.path, headers.get("authorization", ""))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from batching.errors import (
+    BadRequest,
     InternalError,
     MethodNotAllowed,
     NotFound,
@@ -149,6 +150,13 @@ def wrong_method() -> MethodNotAllowed:
 def unknown_method() -> Answer:
     """Answers a request with a method that HTTP does not know, as TorchServe does."""
     return error_answer(wrong_method())
+
+
+def unclear_host() -> Answer:
+    """Answers a request of HTTP/1.1 without a Host header, or one with several."""
+    return error_answer(
+        BadRequest("Send one Host header with each request, such as `Host: example.com`.")
+    )
 
 
 def _clean_value(value: str) -> str:

@@ -253,8 +253,10 @@ def test_requests_that_wait_for_one_before_them_are_few(serve):
     def client(url, app):
         with connect_to(url) as connection:
             # When: each piece ends within a request, so that there is always one to be read on
-            connection.sendall(b"POST /waits HTTP/1.1\r\nContent-Length: 1\r\n\r\n")
-            piece = b"x" + get(b"/n") * 400 + b"POST / HTTP/1.1\r\nContent-Length: 1\r\n\r\n"
+            connection.sendall(b"POST /waits HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n")
+            piece = (
+                b"x" + get(b"/n") * 400 + b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n"
+            )
             with contextlib.suppress(TimeoutError):
                 connection.settimeout(0.2)
                 for _ in range(400):
@@ -273,8 +275,8 @@ def test_bodies_of_requests_that_wait_are_not_read_ahead(serve):
     def client(url, app):
         with connect_to(url) as connection:
             # When: as above, with bodies
-            connection.sendall(b"POST /waits HTTP/1.1\r\nContent-Length: 1\r\n\r\n")
-            head = b"POST / HTTP/1.1\r\nContent-Length: 200001\r\n\r\n"
+            connection.sendall(b"POST /waits HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n")
+            head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 200001\r\n\r\n"
             sent_bytes = 0
             connection.settimeout(0.5)
             with contextlib.suppress(TimeoutError):

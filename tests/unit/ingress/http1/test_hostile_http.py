@@ -185,6 +185,33 @@ def test_b02_absurdly_many_chunks_are_refused(door):
     assert statuses(answer) in ([400], [])
 
 
+# --- B2: the host
+
+
+@pytest.mark.parametrize("hosts", [b"", b"Host: x\r\nHost: x\r\n", b"Host: x\r\nhost: y\r\n"])
+def test_b02_request_that_does_not_name_one_host_is_refused(door, hosts):
+    # Given: with two, a proxy may have gone by the other one
+    url, path = door
+    first = post(path, b"Content-Length: 5", body=b"tabby").replace(b"Host: x\r\n", hosts)
+    # When
+    known = SECOND.replace(b"/livez", b"/livez" if path.startswith("/predictions") else b"/models")
+    answer = exchange(url, known + first + known)
+    # Then the text says what to do, and the connection ends before what follows
+    assert statuses(answer) == [200, 400]
+    assert b"connection: close" in answer
+    assert b"Send one Host header with each request" in answer
+
+
+def test_b02_refused_head_has_no_body(ingress):
+    answer = exchange(ingress.inference_url, b"HEAD /livez HTTP/1.1\r\n\r\n")
+    assert statuses(answer) == [400]
+    assert answer.endswith(b"\r\n\r\n")
+
+
+def test_b02_host_is_not_asked_of_http_1_0(ingress):
+    assert statuses(exchange(ingress.inference_url, b"GET /livez HTTP/1.0\r\n\r\n")) == [200]
+
+
 # --- B5
 
 
