@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import time
 
 import hypothesis
 import pytest
@@ -20,6 +21,7 @@ hypothesis.settings.load_profile("ferry")
 
 # Servers in parts that are killed, hosts whose links are cut, failovers, containers.
 ALONE = {"compose", "network", "topology"}
+BEGUN_S = pytest.StashKey[float]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -50,9 +52,15 @@ def pytest_pyfunc_call(pyfuncitem):
     return True
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    item.stash[BEGUN_S] = time.monotonic()  # just before its time-out begins to count
+    return (yield)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A test that took all of its time has failed.
+    """A test that took all of its time, fixtures included, has failed.
 
     Its time-out is raised wherever it is just then: in a task that is never awaited, it goes
     unseen.
@@ -60,8 +68,9 @@ def pytest_runtest_makereport(item, call):
     report = yield
     marker = item.get_closest_marker("timeout")
     limit_s = float(marker.args[0] if marker else item.config.getini("timeout"))
-    if report.passed and 0 < limit_s <= call.duration:
-        report.outcome, report.longrepr = "failed", f"took {call.duration:.1f} s of {limit_s:g} s"
+    took_s = time.monotonic() - item.stash[BEGUN_S]
+    if report.passed and call.when != "teardown" and 0 < limit_s <= took_s:
+        report.outcome, report.longrepr = "failed", f"took {took_s:.1f} s of {limit_s:g} s"
     return report
 
 

@@ -9,7 +9,12 @@ import pytest
 ROOT = Path(__file__).parents[3]
 ENDLESS = """
 import asyncio
+import time
 import pytest
+
+@pytest.fixture
+def slow():
+    time.sleep(0.3)  # the time-out counts this, too
 
 async def spin():
     while True:
@@ -19,7 +24,7 @@ async def run():
     await asyncio.wait({asyncio.create_task(spin())})
 
 @pytest.mark.timeout(1)
-def test_endless():
+def test_endless(slow):
     asyncio.run(run())
 """
 
