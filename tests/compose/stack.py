@@ -93,7 +93,7 @@ class Stack:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "repository"
-        _copy_repository(self.folder)
+        copy_repository(self.folder)
         self.port = free_ports(5)
         self.prometheus_port = self.port + 3
         self.inference = f"http://127.0.0.1:{self.port}"
@@ -259,7 +259,7 @@ def monotonic_of(timestamp: str) -> float:
     return float(moment.stdout) - time.clock_gettime(time.CLOCK_REALTIME) + time.monotonic()
 
 
-def _copy_repository(folder: Path) -> None:
+def copy_repository(folder: Path) -> None:
     """Copies what a clone of this working tree would hold."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(

@@ -265,6 +265,8 @@ def test_vertex_ai_predicts_through_the_routes_that_it_chooses(container):
     eventually(lambda: container.ask("GET", route).status_code == 200, 30)
     answer = container.ask("POST", f"{route}:predict", json={"instances": [1, "a", 2.5]})
     assert answer.json() == {"predictions": [2, "aa", 5.0]}
+    # And it is the route itself that answers, not a thread of Flask's
+    container.process.wait_for_line('"POST /invocations HTTP/1.1" 200')
     refused = container.ask("POST", f"{route}:predict", json={"instance": [1]})
     assert refused.status_code >= 400
     assert container.process.stop(signal.SIGTERM).exit_code == 0
