@@ -104,7 +104,8 @@ class Api:
                 return f"not a URL like http://host:port: {self._base_url}"
         return f"the connection to {self._base_url} broke: {error}"
 
-    def _why_not_connected(self, error: BaseException | None) -> str:
+    def _why_not_connected(self, failure: httpx.TransportError) -> str:
+        error: BaseException | None = failure
         while error is not None and not isinstance(error, ssl.SSLError):
             error = error.__cause__ or error.__context__
         if isinstance(error, ssl.SSLCertVerificationError):
@@ -114,7 +115,7 @@ class Api:
             )
         if error is not None:
             return f"no TLS at {self._base_url} ({error.reason}): is it http://?"
-        return f"nothing answers at {self._base_url}: is `ferry up` running?"
+        return f"nothing answers at {self._base_url} ({failure}): is `ferry up` running?"
 
     def call(self, method: str, *path: str, **params: Any) -> Any:
         """Returns the JSON of a successful answer.

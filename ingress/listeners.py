@@ -107,8 +107,9 @@ def parse_address(text: str, role: Role) -> Address:
         raise SettingsError(f"{role}_address={text!r}: write http[s]://host:port or unix:/path")
     try:
         found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise AddressUnavailable(f"{role}_address={text!r}: the host has no address") from error
+    except (OSError, UnicodeError) as error:  # the latter: a name longer than names may be
+        words = f"{role}_address={text!r}: the host has no address ({error})"
+        raise AddressUnavailable(words) from error
     # IPv4 first: `localhost` has meant 127.0.0.1 to TorchServe's clients.
     hosts = sorted((str(place[0]) for *_, place in found), key=lambda host: ":" in host)
     if port is None:

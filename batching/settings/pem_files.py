@@ -1,9 +1,24 @@
-"""Loads certificates and keys from PEM files; errors name the files and the reason."""
+"""Loads certificates and keys from PEM files; errors name the file, the reason and what to do.
+
+The reason is OpenSSL's own word, to search for.
+"""
 
 import ssl
 from pathlib import Path
 
 from batching.settings.settings import SettingsError
+
+_OTHERS_KEY = "the private key belongs to another certificate: name the two that were made together"
+_SHORT_KEY = "is too short: RSA needs 2048 bits or more, elliptic curves 224"
+# OpenSSL's word -> what it means.
+_MEANINGS = {
+    "KEY_VALUES_MISMATCH": _OTHERS_KEY,
+    "KEY_TYPE_MISMATCH": _OTHERS_KEY,
+    "NO_CERTIFICATE_ASSIGNED": _OTHERS_KEY,  # a key of another kind than the certificate's
+    "EE_KEY_TOO_SMALL": f"the certificate's key {_SHORT_KEY}",
+    "CA_KEY_TOO_SMALL": f"the key of an authority {_SHORT_KEY}",
+    "CA_MD_TOO_WEAK": "a certificate is signed with MD5 or SHA-1: have it signed with SHA-256",
+}
 
 
 def load_pair(
@@ -14,12 +29,15 @@ def load_pair(
     Raises:
         SettingsError: they cannot be loaded. The context may then have one of the two.
     """
+    key_file = private_key_file or certificate_file
+    _require_readable(certificate_file)
+    _require_readable(key_file)
     try:
-        context.load_cert_chain(certificate_file, private_key_file, _no_passphrase)
-    except (OSError, ValueError) as error:
-        files = " and ".join(str(file) for file in (certificate_file, private_key_file) if file)
-        text = "no certificate in PEM with the private key that belongs to it"
-        raise SettingsError(f"{files}: {text} ({_reason(error)})") from error
+        context.load_cert_chain(certificate_file, key_file, _no_passphrase)
+    except OSError as error:
+        raise SettingsError(_why(error, certificate_file, key_file)) from error
+    except ValueError as error:
+        raise SettingsError(f"{key_file}: {error}") from error
 
 
 def load_authorities(context: ssl.SSLContext, file: Path) -> None:
@@ -28,10 +46,19 @@ def load_authorities(context: ssl.SSLContext, file: Path) -> None:
     Raises:
         SettingsError: the file has none.
     """
+    _require_readable(file)
     try:
         context.load_verify_locations(file)
     except OSError as error:
-        raise SettingsError(f"{file}: no certificates in PEM ({_reason(error)})") from error
+        raise SettingsError(_not_pem(file, "certificate", error)) from error
+
+
+def _require_readable(file: Path) -> None:
+    # OpenSSL does not tell which of two files is missing.
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise SettingsError(f"{file}: {error.strerror}") from error
 
 
 def _no_passphrase() -> str:
@@ -39,5 +66,26 @@ def _no_passphrase() -> str:
     raise ValueError("the key has a passphrase: `openssl pkey -in KEY -out NEW` writes it without")
 
 
-def _reason(error: Exception) -> object:
-    return getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+def _why(error: OSError, certificate_file: Path, key_file: Path) -> str:
+    word = _word(error)
+    if meaning := _MEANINGS.get(word):
+        files = dict.fromkeys((str(certificate_file), str(key_file)))
+        return f"{' and '.join(files)}: {meaning} ({word})"
+    try:
+        load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate_file)
+    except SettingsError as certificates:
+        return str(certificates)
+    return _not_pem(key_file, "private key", error)
+
+
+def _not_pem(file: Path, what: str, error: OSError) -> str:
+    command = "x509" if what == "certificate" else "pkey"
+    return (
+        f"{file}: no {what} in PEM that OpenSSL can read ({_word(error)}); "
+        f"`openssl {command} -inform der -in FILE -out NEW` makes one of DER"
+    )
+
+
+def _word(error: OSError) -> str:
+    reason = getattr(error, "reason", None) or error.strerror
+    return str(reason).partition(" (_ssl")[0]

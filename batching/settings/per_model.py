@@ -28,7 +28,8 @@ def model_settings(text: str) -> ModelSettings:
     try:
         models = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, Any]]])
     except msgspec.ValidationError as error:
-        raise SettingsError('models: write {"model": {"version": {"batchSize": 8}}}') from error
+        form = '{"model": {"version": {"batchSize": 8}}}'
+        raise SettingsError(f"models: write {form} ({error})") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise SettingsError(f"models: this is not JSON ({error})") from error
     return {

@@ -221,7 +221,7 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise click.ClickException(EXTRA) from error
+        raise click.ClickException(f"{EXTRA} ({error})") from error
     except OSError as error:
         raise click.ClickException(f"cannot write to {folder}: {error.strerror}") from error
 

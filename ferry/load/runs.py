@@ -54,7 +54,7 @@ def measure_run(load: Load, metrics_url: str, bar: Progress, text: str) -> Figur
     try:
         outcome = drive(load, show)
     except ImportError as error:
-        raise click.ClickException(EXTRA) from error
+        raise click.ClickException(f"{EXTRA} ({error})") from error
     after = batch_count(metrics_url, model_name)
     mean = after.since(before) if before is not None and after is not None else None
     return figures(outcome, mean)

@@ -122,9 +122,11 @@ class EmbeddedRedis:
         process = self.launch()
         deadline = time.monotonic() + timeout_s
         while not self.answers():
-            if has_exited(process) or time.monotonic() > deadline:
+            has_ended = has_exited(process)
+            if has_ended or time.monotonic() > deadline:
                 self.close()
-                raise EmbeddedRedisError(f"{self.program.path} did not start")
+                why = f"exit code {process.returncode}" if has_ended else "no answer in time"
+                raise EmbeddedRedisError(f"{self.program.path} did not start: {why}")
             time.sleep(0.01)
 
     def answers(self) -> bool:

@@ -108,11 +108,12 @@ def check_free(addresses: Iterable[str]) -> None:
         try:
             parts = urlsplit(address)
             host, port = parts.hostname, parts.port
-        except ValueError as error:
-            raise UnusableSettings(f"not an address like http://host:port: {address}") from error
-        # A unix socket, or an address without a port: the listener knows its own defaults.
-        if parts.scheme in ("http", "https") and host and port:
-            _bind_once(address, host, port)
+            # A unix socket, or an address without a port: the listener knows its own defaults.
+            if parts.scheme in ("http", "https") and host and port:
+                _bind_once(address, host, port)
+        except ValueError as error:  # UnicodeError too: a name longer than names may be
+            words = f"not an address like http://host:port: {address} ({error})"
+            raise UnusableSettings(words) from error
 
 
 def _bind_once(address: str, host: str, port: int) -> None:

@@ -129,7 +129,7 @@ class KeyFile:
                 return False
             self._read()
         except (OSError, ValueError) as error:
-            log.warning("key_file=%s is not readable: %s", self._path, type(error).__name__)
+            log.warning("key_file=%s is not readable: %s", self._path, error)
             return False
         return True
 

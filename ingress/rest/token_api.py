@@ -39,6 +39,8 @@ class _TokenView:
             self._keys.renew(scope)
         except (OSError, ValueError) as error:
             log.exception("renewing a key failed")
-            raise InternalError("The key file cannot be written.") from error
+            # Without the file's path, which is no matter of clients.
+            why = getattr(error, "strerror", None) or error
+            raise InternalError(f"The key file cannot be written: {why}.") from error
         # As in TorchServe, only the file has the new key: the client must be able to read it.
         return to_response(typed_answer(b"\n", JSON_CONTENT_TYPE))

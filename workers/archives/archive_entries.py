@@ -81,8 +81,9 @@ def read_entries(
                 yield _checked(_tar_entries(tar), path.name, max_unpacked_bytes)
     except _BROKEN as error:
         kind = "a zip (.mar)" if is_mar else "a tar or tar.gz (a zip has to be named .mar)"
+        why = str(error).partition("\n")[0]
         raise InvalidModel(
-            f"{path.name} is not {kind} archive, or it is damaged or encrypted."
+            f"{path.name} is not {kind} archive, or it is damaged or encrypted: {why}."
         ) from error
 
 

@@ -212,6 +212,6 @@ class Downloader:
                 parts.scheme in _DEFAULT_PORTS and parts.port != 0 and "@" not in parts.netloc
             )
         except ValueError as error:
-            raise ModelNotFound(refusal) from error
+            raise ModelNotFound(f"{refusal}: {error}") from error
         if not is_plain or not parts.hostname:
             raise ModelNotFound(refusal)

@@ -16,6 +16,8 @@ _RUNTIMES = (*RUNTIMES, "LSP")
 
 DEFAULT_FUNCTION = "handle"
 BUILT_IN_PACKAGE = "ts.torch_handler"
+# TorchServe's sentence, which names another file than it means.
+_UNPARSED = "Failed to parse signature.json. MANIFEST.json"
 
 
 def parse_manifest(text: bytes) -> dict[str, Any]:
@@ -29,9 +31,9 @@ def parse_manifest(text: bytes) -> dict[str, Any]:
     try:
         manifest = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidModel("Failed to parse signature.json.") from error
+        raise InvalidModel(f"{_UNPARSED} is not JSON: {error}.") from error
     if not isinstance(manifest, dict):
-        raise InvalidModel("Failed to parse signature.json.")
+        raise InvalidModel(f"{_UNPARSED} is not a JSON object.")
     model = manifest.get("model", {})
     if not isinstance(model, dict):
         raise InvalidModel("Missing Model entry in manifest file.")

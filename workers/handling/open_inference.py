@@ -40,7 +40,7 @@ class Inference:
         try:
             document = json.loads(content[:json_bytes])
         except (ValueError, RecursionError) as error:
-            raise BadRequest("The inference request is not JSON.") from error
+            raise BadRequest(f"The inference request is not JSON: {error}.") from error
         inputs = document.get("inputs") if isinstance(document, dict) else None
         if not isinstance(inputs, list) or not inputs:
             raise BadRequest("The inference request has no inputs.")

@@ -90,8 +90,9 @@ def _inference(json_bytes: int, part: Part) -> Inference:
 def _decoded(decode: Callable[[Any], Any], kind: str, part: Part) -> Any:
     try:
         return decode(part.content)
-    except (ValueError, RecursionError):
-        log.warning("undecodable part=%r type=%r: the handler gets its bytes", part.name, kind)
+    except (ValueError, RecursionError) as error:
+        words = "undecodable part=%r type=%r: the handler gets its bytes (%s)"
+        log.warning(words, part.name, kind, error)
         return part.content
 
 

@@ -48,9 +48,10 @@ class TextHandler(BaseHandler):
         except FileNotFoundError:
             raise
         except Exception as error:
+            why = str(error).partition("\n")[0]
             raise RuntimeError(
                 f"{Path(path).name} must hold a dict of token and number. Of a torchtext "
-                "vocabulary, save `vocab.get_stoi()` with torch.save."
+                f"vocabulary, save `vocab.get_stoi()` with torch.save. ({why})"
             ) from error
 
     def get_source_vocab_path(self, context: Any) -> str:

@@ -126,7 +126,7 @@ def load_onnx(path: str, device: torch.device) -> Any:
     try:
         onnxruntime = importlib.import_module("onnxruntime")
     except ImportError as error:
-        raise RuntimeError("onnxruntime is needed for .onnx weights") from error
+        raise RuntimeError(f"onnxruntime is needed for .onnx weights: {error}") from error
     options = onnxruntime.SessionOptions()
     # It does not read OMP_NUM_THREADS: each worker would compute on all cores.
     options.intra_op_num_threads = torch.get_num_threads()

@@ -107,6 +107,12 @@ def test_command_says_that_a_server_does_not_speak_tls(server, ferry):
     assert result.stderr == f"Error: no TLS at {url} (WRONG_VERSION_NUMBER): is it http://?\n"
 
 
+def test_command_says_why_no_server_answers(ferry):
+    url = f"http://127.0.0.1:{free_ports(1)}"
+    result = ferry("models", "list", "--management-url", url)
+    assert f"nothing answers at {url} ([Errno 111] Connection refused): is `ferry" in result.stderr
+
+
 @needs_openssl
 def test_command_says_that_a_certificate_is_not_trusted_and_how_it_would_be(
     server, ferry, tmp_path, monkeypatch
@@ -465,10 +471,11 @@ def test_check_free_accepts_one_address_for_several_listeners():
     check_free([address, address, "unix:/tmp/socket"])
 
 
-def test_check_free_says_so_when_the_port_is_no_number():
+@pytest.mark.parametrize("address", ["http://127.0.0.1:99999", f"http://{'a' * 64}:80"])
+def test_check_free_says_so_when_it_is_no_address(address):
     # Given / When / Then
-    with pytest.raises(Exception, match="not an address like http://host:port"):
-        check_free(["http://127.0.0.1:many"])
+    with pytest.raises(Exception, match=r"not an address like http://host:port.*(range|too long)"):
+        check_free([address])
 
 
 def test_up_says_of_each_key_without_effect_why(tmp_path):

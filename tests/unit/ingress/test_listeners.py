@@ -80,6 +80,11 @@ def test_address_is_refused_with_its_setting_named(text):
         parse_address(text, Role.INFERENCE)
 
 
+def test_address_whose_host_has_none_is_refused_with_the_reason():
+    with pytest.raises(SettingsError, match=r"the host has no address .*too long"):
+        parse_address(f"http://{'a' * 64}:1", Role.INFERENCE)
+
+
 def test_metrics_have_no_listener_when_they_are_switched_off():
     table = listener_table(replace(Settings(), enable_metrics_api=False))
     assert Role.METRICS not in frozenset().union(*table.values())

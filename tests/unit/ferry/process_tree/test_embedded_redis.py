@@ -89,7 +89,7 @@ def test_embedded_redis_says_so_when_the_program_does_not_start():
     # Given
     server = EmbeddedRedis(ServerProgram(Path("/bin/false"), "a test"))
     # When / Then
-    with pytest.raises(EmbeddedRedisError, match="/bin/false did not start"):
+    with pytest.raises(EmbeddedRedisError, match="/bin/false did not start: exit code 1"):
         server.start()
 
 

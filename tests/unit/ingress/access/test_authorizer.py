@@ -189,6 +189,18 @@ def test_token_route_renews_a_key(ingress, path, kind, method):
     assert not ingress.services.keys.accepts(KeyScope(kind), before[kind]["key"])
 
 
+def test_token_route_says_why_a_key_cannot_be_renewed(ingress, path):
+    # Given
+    headers = bearer(key_of(path, "API"))
+    path.unlink()
+    path.mkdir()
+    # When
+    answer = ingress.manage("GET", "/token?type=inference", headers=headers)
+    # Then
+    why = "The key file cannot be written: Is a directory."
+    assert error_of(answer) == (500, "InternalServerException", why)
+
+
 def test_token_route_refuses_every_other_key_and_type(ingress, path):
     # Given
     before = path.read_text()

@@ -77,9 +77,20 @@ def test_archive_without_manifest_is_named_after_its_file(tmp_path):
 
 
 BAD_MANIFESTS = {
-    "no JSON": ("{", "Failed to parse signature.json."),
-    "no object": ("[]", "Failed to parse signature.json."),
-    "deep": ("[" * 100_000, "Failed to parse signature.json."),
+    "no JSON": (
+        "{ no json",
+        "Failed to parse signature.json. MANIFEST.json is not JSON: Expecting property name "
+        "enclosed in double quotes: line 1 column 3 (char 2).",
+    ),
+    "no object": (
+        "[]",
+        "Failed to parse signature.json. MANIFEST.json is not a JSON object.",
+    ),
+    "deep": (
+        "[" * 100_000,
+        "Failed to parse signature.json. MANIFEST.json is not JSON: maximum recursion depth "
+        "exceeded while decoding a JSON array from a unicode string.",
+    ),
     "no model": ({"runtime": "python"}, "Model name is not defined."),
     "null model": ({"model": None}, "Missing Model entry in manifest file."),
     "no name": ({"model": {"modelVersion": "1"}}, "Model name is not defined."),

@@ -83,8 +83,8 @@ def test_outputs_are_binary_where_they_are_wished_so():
 @pytest.mark.parametrize(
     ("document", "binary", "words"),
     [
-        (b"{", b"", "not JSON"),
-        (b"[" * 100_000, b"", "not JSON"),
+        (b"{", b"", "not JSON: Expecting property name"),
+        (b"[" * 100_000, b"", "not JSON: maximum recursion depth"),
         ({"inputs": []}, b"", "no inputs"),
         ({"inputs": [7]}, b"", "no name"),
         ({"inputs": [described("x", [1], binary_data_size=9)]}, b"12345678", "cut off"),

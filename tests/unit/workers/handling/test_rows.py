@@ -48,7 +48,9 @@ def test_b19_type_of_a_body_that_cannot_be_decoded_is_quoted_in_the_log(caplog):
 
     # Then
     quoted = r"'text/x\nforged\x1b[2j'"
-    assert caplog.messages == [f"undecodable part='body' type={quoted}: the handler gets its bytes"]
+    [message] = caplog.messages
+    words = f"undecodable part='body' type={quoted}: the handler gets its bytes ('utf-8' codec"
+    assert message.startswith(words)
 
 
 def test_row_has_one_value_per_part_and_the_last_of_equal_names():
