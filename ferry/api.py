@@ -115,7 +115,7 @@ class Api:
             )
         if error is not None:
             return f"no TLS at {self._base_url} ({error.reason}): is it http://?"
-        return f"nothing answers at {self._base_url} ({failure}): is `ferry up` running?"
+        return f"nothing answers at {self._base_url} ({failure}): is the server running?"
 
     def call(self, method: str, *path: str, **params: Any) -> Any:
         """Returns the JSON of a successful answer.

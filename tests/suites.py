@@ -40,6 +40,7 @@ LONG_FILES = frozenset(
         "test_bench.py",
         "test_control_queue.py",
         "test_digits_example.py",
+        "test_doctor_of_torchserve.py",
         "test_installer.py",
         "test_openapi_fuzz.py",
         "test_weights.py",

@@ -59,6 +59,26 @@ IGNORED: Mapping[str, str] = {
 }
 
 
+# Of those, the keys that an operator has to write otherwise.
+REPLACED = frozenset(key for key, reason in IGNORED.items() if reason == _NO_KEYSTORE)
+
+# Key of TorchServe's -> what it does here that it does not there.
+BETTER: Mapping[str, str] = {
+    "management_address": "refuses to listen beyond this machine without tokens",
+    "load_models": "an ingress that comes back does not load again what was unregistered: "
+    "`docs/configuration.md`; a folder without a handler, such as `lost+found`, is skipped and "
+    "logged; a folder that is named by its path may be outside of the model store; further nodes "
+    "need that folder and this setting, too",
+    "model_snapshot": "restored into an empty registry only",
+    "default_workers_per_model": "0 means one at startup, not one per core",
+    "max_response_size": "only the answer that is too large is refused; the worker keeps running",
+    "limit_max_image_pixels": "the limit is a number, `max_image_pixels`, and holds in every "
+    "handler; a larger image is refused with 400",
+    "service_envelope": "applied to each request by itself, so that batches work",
+    "allowed_urls": "default: only TorchServe's model archive",
+}
+
+
 def why_without_effect(key: str) -> str:
     """Explains a key of a configuration file that is not `UNDERSTOOD`."""
     if key in IGNORED:

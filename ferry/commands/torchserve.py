@@ -174,6 +174,11 @@ def chosen_settings(given: Mapping[str, Any], *, ncs: bool) -> Settings:
         raise click.ClickException("Missing mandatory parameter --model-store")
     if not settings.model_store.is_dir():
         raise click.ClickException(f"--model-store directory not found: {settings.model_store}")
+    return completed(settings)
+
+
+def completed(settings: Settings) -> Settings:
+    """Returns the settings with what TorchServe's flags and files leave unsaid."""
     if settings.disable_token_authorization and not settings.enable_model_api:
         # The operator wants no tokens, and no client can bring code: TorchServe's container, which
         # listens on all addresses, works as it is.

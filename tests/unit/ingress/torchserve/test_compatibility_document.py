@@ -13,7 +13,7 @@ from batching.models.registration import ModelDefaults, spec_from_registration
 from batching.models.spec import PARAMETERS, ArchiveInfo
 from batching.settings.settings import Settings
 from batching.settings.sources import OWN_SWITCHES
-from batching.settings.torchserve_keys import IGNORED, UNDERSTOOD
+from batching.settings.torchserve_keys import BETTER, IGNORED, UNDERSTOOD
 from ferry.commands.torchserve import torchserve
 from ingress.role import Role
 from ingress.torchserve.openapi import api_document
@@ -181,6 +181,9 @@ def test_configuration_keys_are_those_of_the_document():
     # Then the server understands the supported keys, and ignores those that are left out
     assert there(rows) == UNDERSTOOD - OWN_KEYS
     assert left_out(rows) == set(IGNORED)
+    # and `ferry doctor` says of the others what the document says
+    better = {row[0]: row[2] for row in table("Configuration keys") if row[1] == "better"}
+    assert better == {key: text.replace("`", "") for key, text in BETTER.items()}
 
 
 def test_own_switches_are_those_that_torchserve_does_not_have():

@@ -1,0 +1,1 @@
+"""Says what a TorchServe becomes here, row by row, for `ferry doctor`."""
