@@ -174,7 +174,8 @@ class _Ingress:
                 failures = await in_daemon_thread(loader.load)
         finally:
             self._services.lifecycle.is_loading = False
-        if self._snapshots is not None:
+        # One that is told to stop meanwhile may have registered only some of the models.
+        if self._snapshots is not None and not self._services.lifecycle.is_draining:
             # A later launch cannot know whether the snapshot was restored as a whole.
             is_known = self._launch is not Launch.AGAIN
             is_whole = self._settings.snapshot_file is None or (is_known and not failures)

@@ -29,6 +29,7 @@ LONG_FILES = frozenset(
         "test_e2e_ingress_processes.py",
         "test_e2e_requirements.py",
         "test_e2e_resnet.py",
+        "test_e2e_restart.py",
         "test_e2e_shared_weights.py",
         "test_e2e_stop.py",
         "test_e2e_torchserve.py",

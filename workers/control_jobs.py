@@ -196,7 +196,7 @@ def _is_unused(url: str, settings: Settings) -> bool:
         specs = Registry(client).specs()
     finally:
         client.close()
-    return not any(may_share_a_file(url, spec.model_url) for spec in specs)
+    return not any(may_share_a_file(url, spec.model_url) for spec in specs if not spec.load_error)
 
 
 def make_worker(

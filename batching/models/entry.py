@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from batching.errors import ModelNotFound, VersionNotFound
+from batching.errors import Conflict, ModelNotFound, VersionNotFound
 from batching.models.spec import NAME_PATTERN, VERSION_PATTERN, ModelSpec
 
 
@@ -41,6 +41,25 @@ class ModelEntry:
     def with_spec(self, spec: ModelSpec) -> "ModelEntry":
         """Returns the entry with this version added or replaced."""
         return replace(self, versions={**self.versions, spec.model_version: spec})
+
+    def registering(self, spec: ModelSpec) -> "ModelEntry":
+        """Returns the entry with a new version, also in the place of one that was not loaded.
+
+        A version that was not loaded, and that no operator made the default, is the default only
+        until there is another one.
+
+        Raises:
+            Conflict: this version is registered already.
+        """
+        if (former := self.versions.get(spec.model_version)) and not former.load_error:
+            raise Conflict(
+                f"Model version {spec.model_version} is already registered for model "
+                f"{spec.model_name}"
+            )
+        default = self.versions[self.default_version]
+        is_stopgap = default.load_error and not default.saved_as
+        default_version = spec.model_version if is_stopgap else self.default_version
+        return replace(self.with_spec(spec), default_version=default_version)
 
     def completed_by(self, newer: "ModelEntry | None") -> "ModelEntry":
         """Returns the newer entry, if any, with the versions that only this one has."""

@@ -19,6 +19,7 @@ from batching.models.spec import (
 )
 
 _INTEGER_PATTERN = re.compile(r"[+-]?[0-9]{1,20}")
+_ARCHIVE_SUFFIXES = re.compile(r"(\.mar|\.tar\.gz|\.tgz|\.tar|\.model)$")
 RUNTIMES = ("python", "python3")
 MAX_WORKERS_PER_NODE = 1024
 
@@ -99,6 +100,12 @@ def spec_from_registration(
         config=archive.config,
         **_values(parameters, config, defaults.parameters),
     )
+
+
+def name_of_archive(url: str) -> str:
+    """Returns the name of a model whose archive does not say it: that of the file."""
+    file_name = _ARCHIVE_SUFFIXES.sub("", url.rpartition("/")[2])
+    return re.sub(r"\W", "_", file_name, flags=re.ASCII)
 
 
 def check_parameters(parameters: Mapping[str, Any]) -> None:

@@ -157,6 +157,10 @@ class ModelSpec:
         doc="How long a request may wait, on top of `response_timeout`.",
     )
     is_loaded_at_startup: bool = False
+    # Why its archive could not be loaded when a server started. It has no workers then.
+    load_error: str = ""
+    # Its record in the snapshot that named it; later snapshots keep it until the version is loaded.
+    saved_as: Mapping[str, Any] = field(default_factory=dict)
     manifest: Mapping[str, Any] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     # Fields of a later release: written back as they were.

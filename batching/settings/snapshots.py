@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SavedVersion:
-    """One model version as a snapshot has it; `parameters` are those of `POST /models`."""
+    """One model version as a snapshot has it: its record, and the `POST /models` in it."""
 
     model_name: str
     model_version: str
@@ -45,6 +45,7 @@ class SavedVersion:
     min_worker: int
     max_worker: int
     parameters: Mapping[str, Any]
+    record: Mapping[str, Any]
 
 
 def newest_snapshot(
@@ -105,11 +106,12 @@ def write_snapshot(
     folder.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.UTC)
     path = folder / f"{_stamp(now, folder)}-{kind}.cfg"
+    saved = saved_models(models)
     record = {
         "name": path.name,
-        "modelCount": sum(len(entry.versions) for entry in models.values()),
+        "modelCount": sum(map(len, saved.values())),
         "created": int(now.timestamp() * 1000),
-        "models": saved_models(models),
+        "models": saved,
     }
     text = javaproperties.dumps({**properties, SNAPSHOT: json.dumps(record, indent=2)})
     write_atomically(path, text)
@@ -118,14 +120,13 @@ def write_snapshot(
 
 
 def saved_models(models: Mapping[str, ModelEntry]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Returns model → version → the record that restores it, in TorchServe's words."""
-    return {
-        name: {
-            version: _saved(spec, is_default=version == entry.default_version)
-            for version, spec in entry.versions.items()
-        }
-        for name, entry in sorted(models.items())
-    }
+    """Returns model → version → the record that restores it, in TorchServe's words.
+
+    A version that was not loaded keeps the record it came from. Without one it is left out: it is
+    in `load_models`, and how it is called is only a guess.
+    """
+    found = {name: _records(entry) for name, entry in sorted(models.items())}
+    return {name: records for name, records in found.items() if records}
 
 
 def read_snapshot(path: Path) -> list[SavedVersion]:
@@ -147,6 +148,14 @@ def _versions_in(path: Path, properties: Mapping[str, str]) -> list[SavedVersion
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(f"{path}: its {SNAPSHOT} cannot be understood: {error!r}") from error
+
+
+def _records(entry: ModelEntry) -> dict[str, dict[str, Any]]:
+    return {
+        version: dict(spec.saved_as) or _saved(spec, is_default=version == entry.default_version)
+        for version, spec in entry.versions.items()
+        if spec.saved_as or not spec.load_error
+    }
 
 
 def _saved(spec: ModelSpec, *, is_default: bool) -> dict[str, Any]:
@@ -176,6 +185,7 @@ def _restored(name: str, version: str, record: Mapping[str, Any]) -> SavedVersio
         min_worker=min_worker,
         max_worker=int(record.get("maxWorkers", min_worker)),
         parameters={"url": url, "model_name": name, **parameters},
+        record=record,
     )
 
 

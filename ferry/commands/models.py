@@ -177,6 +177,13 @@ def worker_states(record: dict[str, Any]) -> dict[str, int]:
     return dict(Counter(map(_state, record.get("workers", ()))))
 
 
+def errors_of(record: dict[str, Any]) -> list[str]:
+    """Returns why a described version, or some of its workers, could not be loaded."""
+    found = (record.get("error"), *(worker.get("error") for worker in record.get("workers", ())))
+    # Each once: most errors keep all workers from loading.
+    return list(dict.fromkeys(filter(None, found)))
+
+
 def _state(worker: dict[str, Any]) -> str:
     return str(worker.get("state") or worker["status"])
 
@@ -252,6 +259,8 @@ def _print_version(record: dict[str, Any]) -> None:
         table.add_row(name, escape(str(value)))
     console.print(table)
     _print_workers(record.get("workers", ()))
+    for error in errors_of(record):
+        console.print(f"[red]not started:[/] {escape(error)}")
 
 
 def _print_workers(workers: Sequence[dict[str, Any]]) -> None:
@@ -266,6 +275,3 @@ def _print_workers(workers: Sequence[dict[str, Any]]) -> None:
     hosts = {worker["node"]: worker["host"] for worker in workers if worker.get("host")}
     for node, host in hosts.items():
         out().print(f"node {escape(node)} on {escape(host)}")
-    # Each once: most errors keep all workers from loading.
-    for error in dict.fromkeys(worker["error"] for worker in workers if worker.get("error")):
-        out().print(f"[red]not started:[/] {escape(error)}")

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ferry.api import Api, error_text
-from ferry.commands.models import all_versions, worker_states
+from ferry.commands.models import all_versions, errors_of, worker_states
 from ferry.console import out
 from ferry.options import inference_option, json_option, management_option
 
@@ -61,6 +61,7 @@ def _summary(version: dict[str, Any]) -> dict[str, Any]:
         "workers_per_node": version["minWorkers"],
         "waiting": queue["pendingRequests"],
         "room": queue["remainingCapacity"],
+        "errors": errors_of(version),
     }
 
 
@@ -89,3 +90,7 @@ def _print(record: dict[str, Any]) -> None:
             *(str(model[name]) for name in ("workers_per_node", "waiting", "room")),
         )
     console.print(table)
+    for model in record["models"]:
+        for error in model["errors"]:
+            name = escape(f"{model['model']} {model['version']}")
+            console.print(f"[red]not serving:[/] {name}: {escape(error)}", soft_wrap=True)

@@ -17,7 +17,7 @@ from batching.process.entry_point import EXIT_UNUSABLE
 from batching.process.readiness import Launch, notify_ready
 from batching.settings.redis_url import RedisUrl
 from batching.settings.settings import Settings, SettingsError
-from batching.settings.snapshots import newest_snapshot, read_snapshot
+from batching.settings.snapshots import SavedVersion, newest_snapshot, read_snapshot
 from ferry.console import err, out, spinner, warn
 from ferry.open_files import allow_many_files
 from ferry.options import UnusableSettings, require_store
@@ -73,6 +73,9 @@ def run_server(settings: Settings, *, redis_memory: str = "0", is_restoring: boo
             settings = replace(settings, redis_url=redis.url)
         server = cleanup.enter_context(_prepared(settings, redis, logs))
         report = print_report if logs is None else logs.say
+        if redis is not None and (saved := _saved_models(settings)):
+            models, place = ", ".join(saved), settings.snapshot_file
+            report(f"Restoring {models} from {place} (--no-config-snapshots: without)")
         supervisor = Supervisor(
             server.parts(), stop_timeout_s=settings.drain_timeout_s, report=report
         )
@@ -262,10 +265,15 @@ def _prepared(
 
 def models_words(settings: Settings, *, is_embedded: bool) -> str:
     """Says which models the server begins with."""
-    words = [] if is_embedded else ["those that Redis remembers"]
-    if is_embedded and settings.snapshot_file is not None:
-        with contextlib.suppress(SettingsError):  # which the ingress has said
-            saved = read_snapshot(settings.snapshot_file)
-            words += dict.fromkeys(version.model_name for version in saved)
+    words = _saved_models(settings) if is_embedded else ["those that Redis remembers"]
     words += [settings.load_models] if settings.load_models else []
     return ", ".join(words) or "none yet: `ferry models register`"
+
+
+def _saved_models(settings: Settings) -> list[str]:
+    """Returns the names of the models that a snapshot brings back."""
+    saved: list[SavedVersion] = []
+    if settings.snapshot_file is not None:
+        with contextlib.suppress(SettingsError):  # which the ingress says
+            saved = read_snapshot(settings.snapshot_file)
+    return list(dict.fromkeys(version.model_name for version in saved))

@@ -13,6 +13,7 @@ from batching.errors import (
     InternalError,
     InvalidModel,
     ModelNotFound,
+    NotFound,
     OutOfResources,
     RecordUnreadable,
     ServeError,
@@ -25,9 +26,11 @@ from batching.models.registration import (
     check_parameters,
     check_worker_count,
     int_parameter,
+    name_of_archive,
     spec_from_registration,
 )
-from batching.models.spec import INSTALL_TIMEOUT_S, ArchiveInfo, ModelSpec
+from batching.models.spec import DEFAULT_VERSION, INSTALL_TIMEOUT_S, ArchiveInfo, ModelSpec
+from batching.settings.snapshots import SavedVersion
 from ingress.models.worker_wait import Progress, Slot, WorkerWait, failed_text, failures_by_slot
 from ingress.services import Services
 
@@ -105,11 +108,38 @@ class Registrar:
             _require_handler(spec)
         spec = replace(spec, is_loaded_at_startup=at_startup)
         self._registry.create(spec)
+        self._remove_stand_ins(spec)
         for text in ignored_values(archive.config):
             log.warning("ignored setting model=%s version=%s: %s", *spec.key, text)
         self._forget(spec.model_name)
         self._take_on(spec)
         return spec
+
+    def stand_in(
+        self, parameters: Mapping[str, Any], error: str, saved: SavedVersion | None = None
+    ) -> None:
+        """Registers a version without workers for an archive that could not be loaded at start.
+
+        It tells of the error, until its archive is registered or the version unregistered.
+
+        Raises:
+            ServeError: the parameters cannot be used, or the version is registered already.
+        """
+        url, name = str(parameters["url"]), parameters.get("model_name")
+        if saved is None and any(
+            one.model_url == url and not one.load_error and name in (None, one.model_name)
+            for one in self._registry.specs()
+        ):
+            return  # its workers tell of the error
+        version = saved.model_version if saved else DEFAULT_VERSION
+        archive = ArchiveInfo(url, "", name_of_archive(url), version, "", "python", None, {})
+        spec = spec_from_registration(parameters, archive, self._settings.model_defaults())
+        record = saved.record if saved else {}
+        spec = replace(spec.scaled(0, 0), load_error=error, saved_as=record)
+        self._registry.create(spec)
+        if saved is not None and saved.is_default:
+            self._registry.set_default(*spec.key)
+        self._forget(spec.model_name)
 
     def scale(
         self, model_name: str, model_version: str | None, parameters: Mapping[str, Any]
@@ -127,7 +157,10 @@ class Registrar:
             raise BadRequest("min_worker cannot be negative.")
         check_worker_count(min_worker)
         asked = model_version or parameters.get("model_version") or None
-        key = self.resolve(model_name, asked).key
+        known = self.resolve(model_name, asked)
+        if known.load_error and min_worker > 0:
+            raise InvalidModel(f"{known.load_error}. It was not loaded: register it again.")
+        key = known.key
         failures_before = failures_by_slot(self._registry.workers(key))
         spec = self._registry.scale(key, min_worker, max_worker)
         self._forget(model_name)
@@ -179,6 +212,16 @@ class Registrar:
         """
         check_names(model_name, model_version)
         return self._registry.resolve(model_name, model_version)
+
+    def _remove_stand_ins(self, spec: ModelSpec) -> None:
+        """Unregisters what stood for this archive under a name or version that was a guess."""
+        for one in self._registry.specs():
+            names = (spec.model_name, name_of_archive(one.model_url))
+            is_same = one.model_url == spec.model_url and one.model_name in names
+            if one.load_error and is_same and one.key != spec.key:
+                with contextlib.suppress(NotFound):
+                    self._registry.remove(one.key, only=one)
+                self._forget(one.model_name)
 
     def _first_workers(self, spec: ModelSpec) -> Progress:
         try:

@@ -12,10 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from batching.errors import Conflict, Draining, ServeError, Unavailable
+from batching.errors import (
+    BadRequest,
+    Conflict,
+    Draining,
+    InvalidModel,
+    ServeError,
+    Unavailable,
+)
 from batching.models.spec import NAME_PATTERN, ModelSpec
 from batching.settings.settings import Settings, SettingsError
 from batching.settings.snapshots import SavedVersion, read_snapshot
+from batching.settings.sources import read_properties
 from ingress.models.registrar import Registrar
 from ingress.services import Services
 
@@ -46,19 +54,37 @@ class StartupLoader:
     def load(self) -> list[Failure]:
         """Registers each startup model; returns `{"model", "error"}` for each that failed.
 
-        The snapshot comes first, so that `load_models` can only add to it. Workers load in the
-        background: a registered model need not be ready.
+        The snapshot comes first, as it has what was changed since `load_models` was: the latter
+        can only add to it. If the configuration says something else now than when the snapshot was
+        saved, the snapshot can only add to the configuration. Workers load in the background: a
+        registered model need not be ready.
         """
         with contextlib.suppress(Draining):
-            self._restore_snapshot()
-            for parameters in startup_parameters(self._services.settings):
-                self._load(parameters)
+            path = self._snapshot_to_restore()
+            is_configured_anew = path is not None and self._is_configured_anew(path)
+            if is_configured_anew:
+                self._load_configured()
+            if path is not None:
+                self._restore_snapshot(path)
+            if not is_configured_anew:
+                self._load_configured()
         return self._failures
 
-    def _restore_snapshot(self) -> None:
+    def _load_configured(self) -> None:
+        for parameters in startup_parameters(self._services.settings):
+            self._load(parameters)
+
+    def _snapshot_to_restore(self) -> Path | None:
         path = self._services.settings.snapshot_file
-        if path is None or not self._may_restore(str(path)):
-            return
+        return path if path is not None and self._may_restore(str(path)) else None
+
+    def _is_configured_anew(self, path: Path) -> bool:
+        with contextlib.suppress(SettingsError):  # which `_restore_snapshot` says
+            before, now = read_properties(path), self._services.settings.to_properties()
+            return any(now.get(key, "") != before.get(key, "") for key in ("load_models", "models"))
+        return False
+
+    def _restore_snapshot(self, path: Path) -> None:
         try:
             saved = read_snapshot(path)
         except SettingsError as error:
@@ -68,7 +94,7 @@ class StartupLoader:
         log.info("restoring snapshot=%s versions=%d", path, len(saved))
         for version in saved:
             name = f"{version.model_name} {version.model_version}"
-            self._register(name, version.parameters, partial(self._complete, version))
+            self._register(name, version.parameters, partial(self._complete, version), version)
         self._persist(str(path), lambda: self._registry.note_started(str(path)))
 
     def _may_restore(self, path: str) -> bool:
@@ -111,9 +137,16 @@ class StartupLoader:
         return self._is_awaited or not self._persist(entry, was_started)
 
     def _register(
-        self, model: str, parameters: Mapping[str, Any], complete: Callable[[ModelSpec], None]
+        self,
+        model: str,
+        parameters: Mapping[str, Any],
+        complete: Callable[[ModelSpec], None],
+        saved: SavedVersion | None = None,
     ) -> bool:
-        """Returns whether the model is registered, now or before."""
+        """Returns whether the model is registered, now or before.
+
+        In the place of one that is not, a version without workers tells why.
+        """
         try:
             spec = self._persist(model, lambda: self._registrar.create(parameters, at_startup=True))
             self._persist(model, lambda: complete(spec))
@@ -126,6 +159,10 @@ class StartupLoader:
         except ServeError as error:
             log.error("not loaded model=%s: %s", model, error.message)
             self._failures.append({"model": model, "error": error.message})
+            stand_in = partial(self._registrar.stand_in, parameters, error.message, saved)
+            # Some have no name that a model can have, and Redis may remember the version.
+            with contextlib.suppress(BadRequest, Conflict, InvalidModel):
+                self._persist(model, stand_in)
             return False
         return True
 

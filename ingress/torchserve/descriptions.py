@@ -63,6 +63,8 @@ def describe_version(
         },
         "isDefault": is_default,
     }
+    if spec.load_error:
+        document["error"] = spec.load_error
     return document
 
 

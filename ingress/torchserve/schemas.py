@@ -60,6 +60,7 @@ DESCRIPTION = _answer(
             ),
             jobQueueStatus=_object(remainingCapacity=NUMBER, pendingRequests=NUMBER),
             isDefault=FLAG,
+            error=TEXT,
         )
     )
 )

@@ -16,6 +16,7 @@ IS_ON_CLUSTER = os.environ.get("FERRY_TEST_REDIS") == "cluster"
 ON_ONE_SERVER = (
     "test_broker.py",
     "test_catalog.py",
+    "test_e2e_restart.py",
     "test_queue_metrics.py",
     "test_redis_",
     "test_held_connection.py",

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from batching.errors import InternalError, InvalidModel
+from batching.models.registration import name_of_archive
 from batching.models.spec import DEFAULT_VERSION, ArchiveInfo
 from workers.archives.archive_entries import CHUNK_BYTES, MAX_ENTRIES, read_chunks, read_entries
 from workers.archives.manifest import (
@@ -26,8 +27,6 @@ from workers.archives.staging import folder_to_unpack_in
 MAX_TEXT_BYTES = 1024**2
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 log = logging.getLogger(__name__)
-
-_ARCHIVE_SUFFIXES = re.compile(r"(\.mar|\.tar\.gz|\.tgz|\.tar|\.model)$")
 
 
 class ArchiveChanged(InvalidModel):
@@ -68,7 +67,7 @@ def inspect_archive(path: Path, url: str, work_dir: Path | None = None) -> Archi
     return ArchiveInfo(
         url=url,
         sha256=sha256,
-        model_name=as_text(model.get("modelName")) or _name_from_file(path.name),
+        model_name=as_text(model.get("modelName")) or name_of_archive(path.name),
         model_version=as_text(model.get("modelVersion")) or DEFAULT_VERSION,
         handler=as_text(model.get("handler")) or "",
         runtime=(manifest or {}).get("runtime", "python"),
@@ -281,7 +280,3 @@ def _file_chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
             yield chunk
-
-
-def _name_from_file(file_name: str) -> str:
-    return re.sub(r"\W", "_", _ARCHIVE_SUFFIXES.sub("", file_name), flags=re.ASCII)

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
-from batching.errors import Conflict, RecordUnreadable, VersionInUse, VersionNotFound
+from batching.errors import RecordUnreadable, VersionInUse, VersionNotFound
 from batching.models.entry import ModelEntry, existing, pick_version, specs_of, still_registered
 from batching.models.spec import ModelSpec, VersionKey
 from batching.models.statuses import NodeStatus, QueueStatus, StoreStatus, WorkerStatus
@@ -78,12 +78,7 @@ class Registry:
         def change(entry: ModelEntry | None) -> ModelEntry:
             if entry is None:
                 return ModelEntry(spec.model_version, {spec.model_version: spec})
-            if spec.model_version in entry.versions:
-                raise Conflict(
-                    f"Model version {spec.model_version} is already registered for model "
-                    f"{spec.model_name}"
-                )
-            return entry.with_spec(spec)
+            return entry.registering(spec)
 
         # Before, so that no version stays without a configuration; afterwards, because the removal
         # of an earlier version of that name may have been under way.

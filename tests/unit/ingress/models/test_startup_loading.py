@@ -3,9 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from batching.errors import StoreUnavailable, Unavailable
+from batching.errors import InvalidModel, StoreUnavailable, Unavailable
 from batching.store import keys
 from batching.store.clients import connect
+from ingress.models.registrar import Registrar
 from ingress.services import Patience
 from tests.support import eventually
 from tests.unit.ingress.simulated_node import SimulatedNode
@@ -20,13 +21,16 @@ def test_startup_registers_what_it_can_and_says_what_failed(ingress):
     failures = load(ingress, load_models="echo.mar,mine=echo.mar,lost.mar")
     # Then
     assert failures == [{"model": "lost.mar", "error": "Model not found at: lost.mar"}]
-    assert sorted(ingress.registry.snapshot()) == ["echo", "mine"]
+    assert sorted(ingress.registry.snapshot()) == ["echo", "lost", "mine"]
     spec = ingress.registry.resolve("mine", None)
     assert (spec.min_worker, spec.is_loaded_at_startup) == (1, True)
+    spec = ingress.registry.resolve("lost", None)
+    assert (spec.load_error, spec.model_url) == (failures[0]["error"], "lost.mar")
+    assert (spec.min_worker, spec.is_loaded_at_startup) == (0, False)
 
 
 @pytest.mark.usefixtures("node")
-def test_startup_leaves_out_what_names_no_handler(ingress):
+def test_startup_gives_no_workers_to_what_names_no_handler(ingress):
     # Given a folder in the model store that is no model
     ingress.archives.add("lost+found", "lost_found")
     archives = ingress.archives.archives
@@ -34,9 +38,75 @@ def test_startup_leaves_out_what_names_no_handler(ingress):
     # When / Then
     [failure] = load(ingress, load_models="lost+found")
     assert failure["error"].startswith("It names no handler")
-    assert ingress.registry.snapshot() == {}
+    spec = ingress.registry.resolve("lost_found", None)
+    assert (spec.load_error, spec.min_worker) == (failure["error"], 0)
     # When / Then
     assert load(ingress, load_models="lost+found", default_service_handler="own.py") == []
+    assert ingress.registry.resolve("lost_found", None).load_error == ""
+
+
+@pytest.mark.usefixtures("node")
+@pytest.mark.parametrize("load_models", ["echo.mar", "echo-file.mar", "echo=echo-file.mar"])
+def test_version_that_was_not_loaded_goes_when_its_archive_is_registered(ingress, load_models):
+    # Given: its name and version could only be guessed
+    load(ingress, load_models=load_models)
+    [name] = ingress.registry.snapshot()
+    assert ingress.registry.resolve(name, None).model_version == "1.0"
+    # When the archive is put right
+    url = load_models.rpartition("=")[2]
+    ingress.archives.add(url, "echo", "2.0")
+    Registrar(ingress.services).create({"url": url, "initial_workers": 1})
+    # Then
+    assert sorted(ingress.registry.snapshot()) == ["echo"]
+    assert list(ingress.registry.get("echo").versions) == ["2.0"]
+    assert ingress.registry.resolve("echo", None).load_error == ""
+
+
+@pytest.mark.usefixtures("node")
+def test_version_that_was_not_loaded_is_the_default_only_until_there_is_another(ingress):
+    # Given
+    ingress.archives.add("second.mar", "echo", "2.0")
+    # When
+    load(ingress, load_models="echo=first.mar,second.mar")
+    # Then
+    assert list(ingress.registry.get("echo").versions) == ["1.0", "2.0"]
+    assert ingress.registry.resolve("echo", None).model_version == "2.0"
+
+
+@pytest.mark.usefixtures("node")
+def test_version_that_was_not_loaded_is_not_scaled(ingress):
+    # Given
+    load(ingress, load_models="echo.mar")
+    registrar = Registrar(ingress.services)
+    # When / Then
+    with pytest.raises(InvalidModel, match=r"^Model not found at: echo\.mar\. It was not loaded"):
+        registrar.scale("echo", None, {"min_worker": 2})
+    # When / Then
+    assert registrar.scale("echo", None, {"min_worker": 0})[0] == 202
+    registrar.unregister("echo", None)
+    assert ingress.registry.snapshot() == {}
+
+
+@pytest.mark.usefixtures("node")
+def test_registered_model_whose_archive_has_gone_since_stays_as_it_is(ingress):
+    # Given a Redis that remembers it, under a name of its own
+    ingress.archives.add("file.mar", "echo")
+    load(ingress, load_models="file.mar")
+    del ingress.archives.archives["file.mar"]
+    # When another server starts
+    failures = load(ingress, is_awaited=True, load_models="file.mar")
+    # Then
+    assert failures == [{"model": "file.mar", "error": "Model not found at: file.mar"}]
+    assert sorted(ingress.registry.snapshot()) == ["echo"]
+    assert ingress.registry.resolve("echo", None).min_worker == 1
+
+
+@pytest.mark.usefixtures("node")
+def test_archive_without_a_usable_name_is_only_told_of(ingress):
+    # When / Then
+    [failure] = load(ingress, load_models=f"{'x' * 200}.mar")
+    assert failure["error"].startswith("Model not found at: xxx")
+    assert ingress.registry.snapshot() == {}
 
 
 @pytest.mark.usefixtures("node")

@@ -1,19 +1,20 @@
 """Tests what a snapshot brings back when a server starts."""
 
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
-from batching.settings.snapshots import CHANGE, write_snapshot
+from batching.settings.snapshots import CHANGE, read_snapshot, write_snapshot
 from tests.unit.ingress.startup import load
 
 pytestmark = pytest.mark.usefixtures("node")
 
 
-def saved(ingress, folder):
+def saved(ingress, folder, properties=MappingProxyType({})):
     """A snapshot of the registry, which is then emptied."""
     models = ingress.registry.snapshot()
-    path = write_snapshot(folder, CHANGE, {}, models)
+    path = write_snapshot(folder, CHANGE, properties, models)
     for name, entry in models.items():
         for version in sorted(entry.versions, key=lambda one: one == entry.default_version):
             ingress.registry.remove(entry.versions[version].key)
@@ -42,17 +43,65 @@ def test_snapshot_registers_what_was_registered(ingress, tmp_path):
     assert ingress.registry.resolve("echo", None).model_version == "2.0"
 
 
-def test_archive_that_has_gone_is_named_and_the_rest_restored(ingress, tmp_path):
-    # Given
-    for name in ("kept", "lost"):
-        ingress.register(name)
+def test_version_whose_archive_has_gone_says_so_and_comes_back_with_it(ingress, tmp_path):
+    # Given a default version that was scaled, and another one
+    for name, version in (("kept", "1.0"), ("lost", "2.0"), ("lost", "1.0")):
+        ingress.register(name, version)
+    ingress.registry.scale(ingress.registry.resolve("lost", "2.0").key, 2, 3)
     ingress.archives.add("kept.mar", "kept")
     path = saved(ingress, tmp_path)
+    before = read_snapshot(path)
     # When
     failures = load(ingress, snapshot_file=path)
     # Then
-    assert failures == [{"model": "lost 1.0", "error": "Model not found at: lost.mar"}]
-    assert sorted(ingress.registry.snapshot()) == ["kept"]
+    assert {one["model"]: one["error"] for one in failures} == {
+        f"lost {version}": "Model not found at: lost.mar" for version in ("1.0", "2.0")
+    }
+    lost = ingress.registry.resolve("lost", None)
+    assert (lost.model_version, lost.min_worker) == ("2.0", 0)
+    assert lost.load_error == "Model not found at: lost.mar"
+    assert ingress.registry.resolve("kept", None).min_worker == 1
+    # When the next snapshot is restored, and the archive is there again
+    path = saved(ingress, tmp_path)
+    assert read_snapshot(path) == before
+    ingress.archives.add("lost.mar", "lost", "2.0")
+    load(ingress, snapshot_file=path)
+    # Then
+    lost = ingress.registry.resolve("lost", None)
+    assert (lost.model_version, lost.min_worker, lost.max_worker) == ("2.0", 2, 3)
+    assert lost.load_error == ""
+
+
+def test_version_that_load_models_names_in_vain_is_in_no_snapshot(ingress, tmp_path):
+    # Given: its name is only a guess
+    load(ingress, load_models="lost.mar")
+    # When / Then
+    assert read_snapshot(saved(ingress, tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "batch_size"),
+    [
+        ({"load_models": "echo.mar"}, {"load_models": "echo.mar"}, 8),
+        ({}, {"load_models": "echo.mar"}, 4),
+        ({"load_models": "echo.mar", "models": "{}"}, {"load_models": "echo.mar"}, 4),
+    ],
+    ids=["same", "other load_models", "other models"],
+)
+def test_configuration_that_changed_since_the_snapshot_comes_first(
+    ingress, tmp_path, then, now, batch_size
+):
+    # Given a snapshot of two models, of which the configuration names one
+    for name in ("echo", "more"):
+        ingress.archives.add(f"{name}.mar", name)
+        ingress.register(name, batch_size=8)
+    path = saved(ingress, tmp_path, then)
+    # When
+    configured = '{"echo": {"1.0": {"batchSize": 4}}}'
+    load(ingress, snapshot_file=path, **now, model_settings=configured if batch_size == 4 else "")
+    # Then
+    sizes = {name: ingress.registry.resolve(name, None).batch_size for name in ("echo", "more")}
+    assert sizes == {"echo": batch_size, "more": 8}
 
 
 def test_models_of_the_configuration_choose_the_default_version(ingress):
