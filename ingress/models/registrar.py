@@ -159,7 +159,8 @@ class Registrar:
         asked = model_version or parameters.get("model_version") or None
         known = self.resolve(model_name, asked)
         if known.load_error and min_worker > 0:
-            raise InvalidModel(f"{known.load_error}. It was not loaded: register it again.")
+            why = known.load_error.rstrip(".")
+            raise InvalidModel(f"{why}. It was not loaded: register it again.")
         key = known.key
         failures_before = failures_by_slot(self._registry.workers(key))
         spec = self._registry.scale(key, min_worker, max_worker)
