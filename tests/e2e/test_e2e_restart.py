@@ -9,7 +9,7 @@ from tests.support import eventually
 pytestmark = pytest.mark.slow
 
 GONE = "Model not found at: gone-1.0.mar"
-BROKEN = "broken-1.0.mar is not a zip (.mar) archive, or it is damaged or encrypted."
+BROKEN = "broken-1.0.mar is not a zip (.mar) archive, or it is damaged or encrypted: "
 
 
 @pytest.fixture
@@ -65,12 +65,12 @@ def test_server_that_starts_again_tells_what_became_of_each_archive(start, tmp_p
     [line] = [line for line in output.splitlines() if line.startswith("Restoring ")]
     assert line.startswith(f"Restoring broken, gone, good, replaced from {tmp_path}/logs/config/")
     assert f"not loaded: gone 1.0: {GONE}\n" in output
-    assert f"not loaded: broken 1.0: {BROKEN}\n" in output
+    assert f"not loaded: broken 1.0: {BROKEN}" in output
 
     # And no model is absent
     assert listed(server) == ["broken", "gone", "good", "replaced"]
     for name, error in (("gone", GONE), ("broken", BROKEN)):
-        assert server.describe(name)["error"] == error
+        assert server.describe(name)["error"].startswith(error)
         assert server.describe(name)["workers"] == []
         assert server.predict(name).status_code == 503
     assert "error" not in server.describe("good")
@@ -81,7 +81,7 @@ def test_server_that_starts_again_tells_what_became_of_each_archive(start, tmp_p
     shown = status_of(server, tmp_path)
     assert shown.startswith("ready\n")
     assert f"not serving: gone 1.0: {GONE}\n" in shown
-    assert f"not serving: broken 1.0: {BROKEN}\n" in shown
+    assert f"not serving: broken 1.0: {BROKEN}" in shown
 
     # When one archive is put right, and registered again
     (tmp_path / "kept.mar").rename(server.store / "gone-1.0.mar")
@@ -111,7 +111,7 @@ def test_archives_that_load_models_names_in_vain_are_listed(start, tmp_path):
 
     # Then
     assert listed(server) == ["away_1_0", "broken_1_0", "good"]
-    assert server.describe("broken_1_0")["error"] == BROKEN
+    assert server.describe("broken_1_0")["error"].startswith(BROKEN)
     assert server.describe("away_1_0")["error"].startswith(
         "Model not found at: away-1.0.mar: a link"
     )
