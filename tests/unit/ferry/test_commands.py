@@ -110,7 +110,7 @@ def test_command_says_that_a_server_does_not_speak_tls(server, ferry):
 def test_command_says_why_no_server_answers(ferry):
     url = f"http://127.0.0.1:{free_ports(1)}"
     result = ferry("models", "list", "--management-url", url)
-    assert f"nothing answers at {url} ([Errno 111] Connection refused): is `ferry" in result.stderr
+    assert f"nothing answers at {url} ([Errno 111] Connection refused): is the" in result.stderr
 
 
 @needs_openssl
