@@ -58,7 +58,8 @@ def people(whole_rig: Rig) -> Iterator[Crowd]:
 def abused(whole_rig: Rig) -> Iterator[Served]:
     """One worker for all of these tests, and its successors."""
     options = {"batch_size": BATCH_SIZE, "max_batch_delay": TIME_TO_FILL_MS}
-    with whole_rig.serve("abused", files=FILES, **options) as model:
+    # A handler that waits for a child that never ends must not hold the tests up for long.
+    with whole_rig.serve("abused", files=FILES, response_timeout=15, **options) as model:
         yield model
 
 
