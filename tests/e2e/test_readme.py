@@ -1,8 +1,8 @@
 """Pages with commands, run as they stand: on scratch ports and without the network.
 
 A comment above a block says what it is: `run` is executed, `server` is started and stays up,
-`redis` needs one, `make` names targets, `tests` are a handler's own, `torchserve` makes that
-command (`test_e2e_torchserve.py`), `setup` is for people.
+`instead` follows a Ctrl-C, `redis` needs one, `make` names targets, `tests` are a handler's own,
+`torchserve` makes that command (`test_e2e_torchserve.py`), `setup` is for people.
 """
 
 import json
@@ -10,8 +10,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -23,7 +25,7 @@ from torchvision.models import resnet152
 
 from tests.chaos.tcp_redis import TcpRedis
 from tests.e2e.clients import Clients, needs_curl
-from tests.e2e.ferry_process import FerryProcess
+from tests.e2e.ferry_process import FERRY, MARK, FerryProcess, processes_of
 from tests.ports import free_ports
 from tests.support import eventually
 
@@ -36,6 +38,7 @@ ANY_SHELL = re.compile(r"^```sh$", re.MULTILINE)
 CHECKPOINT = "resnet152-f82ba261.pth"
 HANDLERS = "docs/handlers.md"
 TWO_MODELS = "examples/two_models/README.md"
+MOVING = "docs/moving-from-torchserve.md"
 REDIS_IN_README = "redis://redis-host:6379"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -58,13 +61,15 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = free_ports(3)
+        self.ports = {8080: self.port, 9080: free_ports(3)}
+        self.mark = uuid.uuid4().hex
         self.servers: list[FerryProcess] = []
         self.redis_url = ""
         shutil.copytree(ROOT / "examples", folder / "examples")
         for config in folder.glob("examples/*/*.yaml"):
             config.write_text(self.adapted(config.read_text()))
         self.environment = {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{self._own_bin()}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "TORCH_HOME": str(folder / "torch"),
             "FERRY_INFERENCE_ADDRESS": f"http://127.0.0.1:{self.port}",
             "FERRY_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{self.port + 1}",
@@ -73,31 +78,48 @@ class Reader:
             "FERRY_MANAGEMENT_URL": f"http://127.0.0.1:{self.port + 1}",
         }
 
+    def _own_bin(self) -> Path:
+        """Makes the folder in which README's `torchserve` comes to lie, beside `ferry`."""
+        place = self.folder / "bin"
+        place.mkdir()
+        (place / "ferry").symlink_to(FERRY)
+        return place
+
     def fetch_weights(self) -> None:
         checkpoints = self.folder / "torch" / "hub" / "checkpoints"
         checkpoints.mkdir(parents=True)
         torch.save(resnet152(weights=None).state_dict(), checkpoints / CHECKPOINT)
 
     def adapted(self, text: str) -> str:
-        for offset in range(3):
-            text = text.replace(f"localhost:{8080 + offset}", f"127.0.0.1:{self.port + offset}")
+        for base, port in self.ports.items():
+            text = text.replace(f"--port-base {base}", f"--port-base {port}")
+            for offset in range(3):
+                text = text.replace(f"localhost:{base + offset}", f"127.0.0.1:{port + offset}")
         return text.replace(REDIS_IN_README, self.redis_url or REDIS_IN_README)
 
     def run(self, text: str) -> str:
         """What the commands print; a failing one fails the test."""
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", self.adapted(text)],
-            cwd=self.folder,
-            env={**os.environ, **self.environment},
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        temporary = self.folder / "tmp"
+        temporary.mkdir(exist_ok=True)
+        folders = {"TMPDIR": str(temporary), "FERRY_WORK_DIR": str(self.folder / "old")}
+        name = uuid.uuid4().hex
+        printed, complaints = temporary / f"{name}.out", temporary / f"{name}.err"
+        # Files and not pipes: a server in the background inherits them, as it does a terminal.
+        with printed.open("w") as output, complaints.open("w") as errors:
+            done = subprocess.run(
+                ["timeout", "120", "bash", "-euo", "pipefail", "-c", self.adapted(text)],
+                cwd=self.folder,
+                env={**os.environ, **self.environment, **folders, MARK: self.mark},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                check=False,
+            )
+        said = f"{text}\n{printed.read_text()}\n{complaints.read_text()}"
+        assert done.returncode == 0, said
         # curl calls any answer a success.
-        assert '"code":' not in done.stdout, f"{text}\n{done.stdout}"
-        return done.stdout
+        assert '"code":' not in printed.read_text(), said
+        return printed.read_text()
 
     def serve(self, text: str) -> None:
         command = f"cd {shlex.quote(str(self.folder))} && exec {self.adapted(text)}"
@@ -111,6 +133,8 @@ class Reader:
         """Runs and serves what the blocks say, in their order; returns what was printed."""
         printed = ""
         for block in page:
+            if "instead" in block.kinds:
+                self.stop()
             if "server" in block.kinds:
                 self.serve(block.text)
             elif "run" in block.kinds:
@@ -125,6 +149,8 @@ class Reader:
     def kill(self) -> None:
         for server in self.servers:
             server.kill()
+        for line in processes_of(self.mark):
+            os.kill(int(line.split()[0]), signal.SIGKILL)
 
 
 @pytest.fixture
@@ -141,7 +167,9 @@ def redis_url() -> Iterator[str]:
         yield f"redis://127.0.0.1:{server.port}"
 
 
-@pytest.mark.parametrize(("document", "least"), [("README.md", 7), (HANDLERS, 4), (TWO_MODELS, 3)])
+@pytest.mark.parametrize(
+    ("document", "least"), [("README.md", 7), (HANDLERS, 4), (TWO_MODELS, 3), (MOVING, 13)]
+)
 def test_document_marks_every_shell_block(document, least):
     # Given
     text = (ROOT / document).read_text(encoding="utf-8")
@@ -216,6 +244,21 @@ def test_two_models_answer_behind_one_as_pasted(reader):
     assert {answer.headers["x-model"] for answer in answers} == {"quick", "careful"}
     assert (bad.status, bad.headers["x-model"]) == (400, "quick")
     reader.stop()
+
+
+@needs_curl
+def test_move_from_torchserve_works_as_pasted_and_back(reader):
+    # Given `torchserve`, which is ours here, as the old server
+    [command] = (block for block in blocks() if "torchserve" in block.kinds)
+    reader.run(command.text)
+    # When
+    printed = reader.follow(blocks(MOVING))
+    # Then both servers answered, with the same; and the old one is back where it was
+    assert printed.count('"digit": 0') == 2
+    assert printed.count('\nts_inference_requests_total{model_name="digits"') == 2
+    assert reader.servers == []
+    assert "digits" in reader.run("curl localhost:8081/models/digits")
+    reader.run("torchserve --stop")
 
 
 def test_readme_second_machine_takes_part_when_it_starts(reader, redis_url):
