@@ -21,6 +21,7 @@ LONG_FILES = frozenset(
         "test_e2e_batching.py",
         "test_e2e_bench.py",
         "test_e2e_cli.py",
+        "test_e2e_clouds.py",
         "test_e2e_container.py",
         "test_e2e_cost.py",
         "test_e2e_digits.py",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.archives import Ledger, make_scripted
+from tests.e2e.container_process import Container
 from tests.e2e.ferry_process import FerryProcess, FerryServer
 
 
@@ -42,6 +43,15 @@ def ledger(server: FerryServer, scripted: str) -> Ledger:
     found = Ledger(server.store / f"{Path(scripted).stem}.ledger")
     found.clear()
     return found
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Iterator[Container]:
+    """The entry point of the image `server`, not yet started."""
+    mine = Container(tmp_path)
+    yield mine
+    if mine.process is not None:
+        mine.process.kill()
 
 
 @pytest.hookimpl(wrapper=True)

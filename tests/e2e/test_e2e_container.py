@@ -1,102 +1,20 @@
-"""What the image `server` starts, as processes: TorchServe's entry point, KServe, the clouds."""
+"""What the image `server` starts, as processes: as TorchServe's image does, and for KServe."""
 
 import json
 import os
 import signal
-import zipfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
 import yaml
 
 from tests.e2e.archives import make_archive, make_scripted
-from tests.e2e.ferry_process import FERRY, STOP_TIMEOUT_S, FerryProcess
-from tests.ports import free_ports
+from tests.e2e.container_process import DEPLOY, DOUBLING, ECHO
+from tests.e2e.ferry_process import STOP_TIMEOUT_S
 from tests.support import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-
-# TorchServe's image has these lines, on ports 8080 to 8082.
-CONFIG = """
-inference_address=http://0.0.0.0:{0}
-management_address=http://0.0.0.0:{1}
-metrics_address=http://0.0.0.0:{2}
-number_of_netty_threads=32
-job_queue_size=1000
-model_store={store}
-workflow_store={store}
-"""
-DOUBLING = {"handler.py": "def handle(data, context):\n    return data and [2 * x for x in data]\n"}
-ECHO = {
-    "handler.py": "def handle(data, context):\n"
-    "    return data and [bytes(row['body']).decode() for row in data]\n"
-}
-UNUSABLE = 2
-DEPLOY = Path(__file__).parents[2] / "deploy"
-
-
-class Container:
-    """The image's entry point, with a folder for what the image or a platform puts there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.port = free_ports(3)
-        self.store = folder / "model-store"
-        self.store.mkdir()
-        self.config = folder / "config.properties"
-        self.environment = {"TS_CONFIG_FILE": str(self.config)}
-        self.process: FerryProcess | None = None
-        self.configure()
-
-    def configure(self, more: str = "") -> None:
-        ports = range(self.port, self.port + 3)
-        self.config.write_text(CONFIG.format(*ports, store=self.store) + more)
-
-    def start(self, *command: str, environment: dict[str, str] | None = None) -> FerryProcess:
-        # `torchserve` is a script in the image.
-        given = {**self.environment, "PATH": f"{self._commands()}:{os.environ['PATH']}"}
-        self.process = FerryProcess(
-            self.folder, ["container", *command], environment={**given, **(environment or {})}
-        )
-        return self.process
-
-    def wait_started(self) -> None:
-        assert self.process is not None
-        self.process.wait_for_line("Model server started.")
-
-    def ask(self, method: str, path: str, offset: int = 0, **options: Any) -> requests.Response:
-        with requests.Session() as session:
-            session.trust_env = False
-            url = f"http://127.0.0.1:{self.port + offset}/{path}"
-            return session.request(method, url, timeout=60, **options)
-
-    def describe(self, model: str, offset: int = 1) -> dict[str, Any]:
-        return dict(self.ask("GET", f"models/{model}", offset).json()[0])
-
-    def _commands(self) -> Path:
-        folder = self.folder / "bin"
-        if not folder.exists():
-            folder.mkdir()
-            image = DEPLOY / "docker"
-            for name in ("torchserve", "torch-model-archiver"):
-                (folder / name).symlink_to(image / name)
-            (folder / "ferry").symlink_to(FERRY)
-        return folder
-
-
-@pytest.fixture
-def container(tmp_path: Path) -> Iterator[Container]:
-    mine = Container(tmp_path)
-    yield mine
-    if mine.process is not None:
-        mine.process.kill()
-
-
-# --- TorchServe's entry point
 
 
 @pytest.mark.parametrize("command", [[], ["serve"]], ids=["nothing", "serve"])
@@ -241,100 +159,3 @@ def test_container_serves_as_kserve_starts_it(container):
     # Then
     answer = container.ask("POST", "v1/models/mnist:predict", json={"instances": [1, 2]})
     assert answer.json() == {"predictions": [2, 4]}
-
-
-# --- the clouds
-
-
-def test_vertex_ai_predicts_through_the_routes_that_it_chooses(container):
-    # Given
-    make_archive(container.store, "m", DOUBLING)
-    route = "v1/endpoints/1/deployedModels/2"
-    variables = {
-        "AIP_HTTP_PORT": str(container.port),
-        "AIP_HEALTH_ROUTE": f"/{route}",
-        "AIP_PREDICT_ROUTE": f"/{route}:predict",
-        "AIP_STORAGE_URI": str(container.store),
-        "FERRY_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{container.port + 1}",
-        "FERRY_METRICS_ADDRESS": f"http://127.0.0.1:{container.port + 2}",
-    }
-    # When
-    container.start(environment=variables)
-    container.wait_started()
-    # Then
-    eventually(lambda: container.ask("GET", route).status_code == 200, 30)
-    answer = container.ask("POST", f"{route}:predict", json={"instances": [1, "a", 2.5]})
-    assert answer.json() == {"predictions": [2, "aa", 5.0]}
-    # And it is the route itself that answers, not a thread of Flask's
-    container.process.wait_for_line('"POST /invocations HTTP/1.1" 200')
-    refused = container.ask("POST", f"{route}:predict", json={"instance": [1]})
-    assert refused.status_code >= 400
-    assert container.process.stop(signal.SIGTERM).exit_code == 0
-
-
-def test_vertex_ai_bucket_ends_the_container_with_what_to_do(container):
-    variables = {"AIP_HTTP_PORT": "8080", "AIP_STORAGE_URI": "gs://bucket/model"}
-    process = container.start(environment=variables)
-    eventually(process.has_ended, 30)
-    assert process.exit_code() == UNUSABLE
-    assert "this image reads folders, not buckets" in process.log().replace("\n", " ")
-
-
-@pytest.mark.parametrize("is_unpacked", [False, True], ids=["mar", "folder"])
-def test_sagemaker_serves_what_it_has_put_into_its_folder(container, is_unpacked):
-    # Given
-    model = container.folder / "ml" / "model"
-    model.mkdir(parents=True)
-    path = model / make_archive(model, "m", ECHO)
-    if is_unpacked:
-        zipfile.ZipFile(path).extractall(model)
-        path.unlink()
-    variables = {
-        **sagemaker_variables(container),
-        "SAGEMAKER_TS_BATCH_SIZE": "4",
-        "SAGEMAKER_TS_MAX_BATCH_DELAY": "7",
-    }
-    # When
-    container.start("serve", environment=variables)
-    container.wait_started()
-    # Then
-    eventually(lambda: container.ask("GET", "ping").status_code == 200, 30)
-    assert container.ask("POST", "invocations", data=b"hello").text == "hello"
-    described = container.describe("model" if is_unpacked else "m", 1)
-    assert (described["batchSize"], described["maxBatchDelay"]) == (4, 7)
-    # And only this machine reaches management
-    assert container.ask("GET", "models", 0).status_code == 404
-
-
-def test_sagemaker_multi_model_endpoint_loads_asks_and_unloads(container):
-    # Given
-    models = container.folder / "ml" / "models"
-    for name in ("a1", "b2"):
-        folder = models / name / "model"
-        folder.mkdir(parents=True)
-        path = folder / make_archive(folder, name, ECHO)
-        zipfile.ZipFile(path).extractall(folder)
-        path.unlink()
-    variables = {**sagemaker_variables(container), "SAGEMAKER_MULTI_MODEL": "true"}
-    # When
-    container.start("serve", environment=variables)
-    container.wait_started()
-    # Then
-    for name in ("a1", "b2"):
-        asked = {"model_name": name, "url": f"{models}/{name}/model"}
-        loaded = container.ask("POST", "models", json=asked)
-        assert loaded.status_code == 200, loaded.text
-    assert container.ask("POST", "models", json=asked).status_code == 409
-    listed = container.ask("GET", "models").json()["models"]
-    assert [one["modelName"] for one in listed] == ["a1", "b2"]
-    assert container.ask("POST", "models/b2/invoke", data=b"hello").text == "hello"
-    assert container.ask("DELETE", "models/b2").status_code == 200
-    assert container.ask("POST", "models/b2/invoke", data=b"hello").status_code == 404
-
-
-def sagemaker_variables(container: Container) -> dict[str, str]:
-    return {
-        "SAGEMAKER_BASE_DIR": str(container.folder / "ml"),
-        "SAGEMAKER_BIND_TO_PORT": str(container.port),
-        "SAGEMAKER_SAFE_PORT_RANGE": f"{container.port}-{container.port + 2}",
-    }
