@@ -43,7 +43,7 @@ def _api_rows(document: Mapping[str, Any]) -> Iterator[Row]:
         if operation not in ours:
             yield Row("api", Effect.NOTE, f"{operation} is not here")
         elif missing := sorted(theirs[operation] - ours[operation]):
-            yield Row("api", Effect.NOTE, f"{operation}: no effect has {', '.join(missing)}")
+            yield Row("api", Effect.NOTE, f"{operation}: {', '.join(missing)} has no effect")
 
 
 def _operations(document: Mapping[str, Any]) -> dict[str, set[str]]:

@@ -58,6 +58,20 @@ class Serving:
         self._mirror = mirror
         self._workers = workers
 
+    async def run_until_signal(
+        self, duration_s: float | None, show: Callable[[], Coroutine[None, None, None]]
+    ) -> None:
+        """Runs until SIGTERM or SIGINT, or for this long; a second signal ends the drain.
+
+        Raises:
+            UnusableNow: as `run`.
+        """
+        signals = StopEvents()
+        signals.listen()
+        if duration_s is not None:
+            asyncio.get_running_loop().call_later(duration_s, signals.stop.set)
+        await self.run(signals, show)
+
     async def run(
         self, signals: StopEvents, show: Callable[[], Coroutine[None, None, None]]
     ) -> None:

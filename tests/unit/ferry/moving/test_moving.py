@@ -276,7 +276,7 @@ def test_running_torchserve_has_rows_for_its_api_and_each_version():
     assert ("server", "same", "TorchServe 0.12.0; this server is held against 0.12") in rows
     assert ("model probe 1.0", "same") in {row[:2] for row in rows}
     assert ("model probe 2.0", "same") in {row[:2] for row in rows}
-    assert ("api", "note", "POST /models: no effect has s3_sse_kms") in rows
+    assert ("api", "note", "POST /models: s3_sse_kms has no effect") in rows
     assert {(part, text.partition(":")[0]) for part, text in changes(rows)} == {
         ("model remembering 1.0", "sequenceBatching"),
         ("model spread 1.0", "parallelType"),
