@@ -164,7 +164,9 @@ def _registration_parameters() -> Mapping[str, Any]:
     try:
         document = json.loads(request.get_data())
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"The request body is not JSON: {error}.") from error
+        # Without the line, which reads like one of a traceback.
+        why = f"{error.msg} at {error.pos}" if isinstance(error, json.JSONDecodeError) else error
+        raise BadRequest(f"The request body is not JSON: {why}.") from error
     if not isinstance(document, dict):
         raise BadRequest("The request body is not a JSON object.")
     return {name: value for name, value in document.items() if value is not None}
