@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-import time
+from time import monotonic  # itself: a test may step the clock
 
 import hypothesis
 import pytest
@@ -54,7 +54,7 @@ def pytest_pyfunc_call(pyfuncitem):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item):
-    item.stash[BEGUN_S] = time.monotonic()  # just before its time-out begins to count
+    item.stash[BEGUN_S] = monotonic()  # just before its time-out begins to count
     return (yield)
 
 
@@ -68,7 +68,7 @@ def pytest_runtest_makereport(item, call):
     report = yield
     marker = item.get_closest_marker("timeout")
     limit_s = float(marker.args[0] if marker else item.config.getini("timeout"))
-    took_s = time.monotonic() - item.stash[BEGUN_S]
+    took_s = monotonic() - item.stash[BEGUN_S]
     if report.passed and call.when != "teardown" and 0 < limit_s <= took_s:
         report.outcome, report.longrepr = "failed", f"took {took_s:.1f} s of {limit_s:g} s"
     return report
