@@ -107,7 +107,7 @@ class Reader:
         # Files and not pipes: a server in the background inherits them, as it does a terminal.
         with printed.open("w") as output, complaints.open("w") as errors:
             done = subprocess.run(
-                ["timeout", "120", "bash", "-euo", "pipefail", "-c", self.adapted(text)],
+                ["timeout", "200", "bash", "-euo", "pipefail", "-c", self.adapted(text)],
                 cwd=self.folder,
                 env={**os.environ, **self.environment, **folders, MARK: self.mark},
                 stdin=subprocess.DEVNULL,
