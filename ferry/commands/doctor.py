@@ -31,7 +31,7 @@ _NOT_FOUND = 404
 
 
 class CannotExamine(click.ClickException):
-    """The target cannot be read."""
+    """Tells that the target cannot be read."""
 
     exit_code = 2
 

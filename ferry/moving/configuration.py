@@ -37,7 +37,7 @@ _MODELS = "models"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How the server will be started.
+    """Says how the server will be started.
 
     `defaults` are those of its command, and `complete` what the command makes of the settings;
     `environment` has the variables that it will find.

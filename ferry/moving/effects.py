@@ -18,7 +18,7 @@ _DESCRIBED_AS = {"stateful": "sequenceBatching"}
 
 
 class Effect(StrEnum):
-    """What becomes of a part. A note should be read."""
+    """Says what becomes of a part. A note should be read."""
 
     SAME = "same"
     BETTER = "better"

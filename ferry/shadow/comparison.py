@@ -25,7 +25,7 @@ Path = tuple["Path", str | int] | None
 
 
 class Verdict(StrEnum):
-    """What the comparison of two answers comes to."""
+    """Says what the comparison of two answers comes to."""
 
     SAME = "same"
     STATUS = "status"
@@ -46,7 +46,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far two numbers may be apart, and which parts of a JSON body may be anything.
+    """Says how far two numbers may be apart, and which parts of a JSON body may be anything.
 
     `ignored` are JSON paths, with `[*]` for each index: `$.time`, `$[*].id`.
     """

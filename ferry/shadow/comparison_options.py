@@ -76,7 +76,7 @@ def comparison_options(command: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The values of these options."""
+    """Holds the values of these options."""
 
     old: str | None
     new: str | None

@@ -18,7 +18,7 @@ _OTHERS = "all other paths"
 
 @dataclass(slots=True)
 class Row:
-    """The requests of one method and path. `examples` are the first differences, in words."""
+    """Counts the requests of one method and path. `examples`: the first differences, in words."""
 
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     old_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_LATENCIES))

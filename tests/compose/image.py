@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import subprocess
 import uuid
@@ -12,7 +11,7 @@ from typing import Any
 
 import requests
 
-from tests.compose.stack import BUILD_S, COMMAND_S, HTTP_S, SMALL_WORKER, copy_repository
+from tests.compose.stack import BUILD_S, COMMAND_S, HTTP_S, SMALL_WORKER, copy_repository, run_in
 from tests.e2e.archives import make_archive
 from tests.ports import free_ports
 
@@ -77,7 +76,7 @@ class Running:
 
 
 class Image:
-    """The image, in a folder that is a checkout with a model store beside it."""
+    """Runs the image in a folder that is a checkout with a model store beside it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "repository"
@@ -89,18 +88,7 @@ class Image:
 
     def run(self, words: list[str], timeout_s: float = COMMAND_S) -> str:
         """Runs the command in the checkout; asserts that it succeeds; returns what it prints."""
-        done = subprocess.run(
-            words,
-            cwd=self.folder,
-            env={**os.environ, **SMALL_WORKER},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        return run_in(self.folder, words, SMALL_WORKER, timeout_s)
 
     def paste(self, text: str, timeout_s: float = COMMAND_S) -> str:
         """Runs a block of the documentation, with a name and ports of its own."""

@@ -30,6 +30,24 @@ PROFILES = {"COMPOSE_PROFILES": "balanced,monitoring"}
 SMALL_WORKER = {"TORCH_PACKAGES": ""}
 
 
+def run_in(
+    folder: Path, words: Sequence[str], environment: Mapping[str, str], timeout_s: float
+) -> str:
+    """Runs the command in the folder; asserts that it succeeds; returns what it prints."""
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
 def engine_missing() -> str:
     """Returns why there is no Docker engine with compose here; empty when there is one."""
     if compose_command() is None:
@@ -149,18 +167,7 @@ class Stack:
         env: Mapping[str, str] | None = None,
     ) -> str:
         """Runs the command in the repository; asserts that it succeeds; returns what it prints."""
-        done = subprocess.run(
-            words,
-            cwd=self.folder,
-            env={**os.environ, **self.environment, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        return run_in(self.folder, words, {**self.environment, **(env or {})}, timeout_s)
 
     # --- containers
 

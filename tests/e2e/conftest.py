@@ -47,7 +47,7 @@ def ledger(server: FerryServer, scripted: str) -> Ledger:
 
 @pytest.fixture
 def container(tmp_path: Path) -> Iterator[Container]:
-    """The entry point of the image `server`, not yet started."""
+    """Gives the entry point of the image `server`, not yet started."""
     mine = Container(tmp_path)
     yield mine
     if mine.process is not None:

@@ -19,7 +19,7 @@ ECHO = {
 
 
 class Container:
-    """The image's entry point, with a folder for what the image or a platform puts there."""
+    """Runs the image's entry point, with a folder for what the image or a platform puts there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

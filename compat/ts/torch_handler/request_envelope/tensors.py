@@ -53,7 +53,7 @@ _MAX_ROWS = 1_000_000
 
 
 class BadTensor(ValueError):
-    """The client's mistake: the message is for it, with status 400."""
+    """Tells a client of its mistake, with status 400."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ VERTEX = {
 
 
 def settings_of(environment, properties=None):
-    """The settings that the server gets, if its config.properties says no more."""
+    """Returns the settings that the server gets, if its config.properties says no more."""
     return load_settings(
         environment={**environment, **platform_variables(environment, properties or {})}
     )[0]
