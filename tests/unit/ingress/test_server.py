@@ -160,6 +160,17 @@ def test_server_is_not_ready_before_its_startup_models_are_registered(start):
     assert reason == {"status": "Loading models"}
 
 
+def test_server_that_stops_while_it_loads_leaves_the_newest_snapshot_alone(start, tmp_path):
+    # Given one that waits for a node, and drains for long enough to notice
+    server = start(load_models="echo.mar", snapshot_dir=str(tmp_path), drain_delay_s="2")
+    eventually(lambda: accepts(server.ports["inference"]), 60)
+    # When
+    server.process.terminate()
+    # Then
+    assert server.end()[0] == 0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_server_that_comes_back_is_as_ready_as_what_redis_remembers(start, echo_model):
     # Given
     server = start(load_models="a.mar")

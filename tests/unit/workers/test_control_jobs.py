@@ -60,6 +60,15 @@ def test_registration_by_url_can_be_repeated_after_it_has_failed(registry, store
     assert (store / "echo.mar").read_bytes() == newer
 
 
+def test_registration_by_url_replaces_a_download_that_could_not_be_loaded(registry, store, newer):
+    # Given a version that only tells of it
+    registry.create(make_spec(model_url=URL, load_error="echo.mar is damaged"))
+
+    # When / Then
+    assert "value" in inspect_archive(URL)
+    assert (store / "echo.mar").read_bytes() == newer
+
+
 @pytest.mark.parametrize("url", [URL, "echo.mar", "file:///store/echo.mar"])
 def test_registration_by_url_is_refused_while_a_version_has_that_file(url, registry, store, newer):
     # Given

@@ -45,9 +45,11 @@ def test_snapshot_registers_what_was_registered(ingress, tmp_path):
 
 def test_version_whose_archive_has_gone_says_so_and_comes_back_with_it(ingress, tmp_path):
     # Given a default version that was scaled, and another one
-    for name, version in (("kept", "1.0"), ("lost", "2.0"), ("lost", "1.0")):
-        ingress.register(name, version)
-    ingress.registry.scale(ingress.registry.resolve("lost", "2.0").key, 2, 3)
+    ingress.register("kept")
+    first = ingress.register("lost")
+    second = replace(first, model_version="2.0", model_url="lost-2.mar")
+    ingress.registry.create(second.scaled(2, 3))
+    ingress.registry.set_default("lost", "2.0")
     ingress.archives.add("kept.mar", "kept")
     path = saved(ingress, tmp_path)
     before = read_snapshot(path)
@@ -55,16 +57,18 @@ def test_version_whose_archive_has_gone_says_so_and_comes_back_with_it(ingress, 
     failures = load(ingress, snapshot_file=path)
     # Then
     assert {one["model"]: one["error"] for one in failures} == {
-        f"lost {version}": "Model not found at: lost.mar" for version in ("1.0", "2.0")
+        "lost 1.0": "Model not found at: lost.mar",
+        "lost 2.0": "Model not found at: lost-2.mar",
     }
     lost = ingress.registry.resolve("lost", None)
     assert (lost.model_version, lost.min_worker) == ("2.0", 0)
-    assert lost.load_error == "Model not found at: lost.mar"
+    assert lost.load_error == "Model not found at: lost-2.mar"
     assert ingress.registry.resolve("kept", None).min_worker == 1
     # When the next snapshot is restored, and the archive is there again
     path = saved(ingress, tmp_path)
     assert read_snapshot(path) == before
-    ingress.archives.add("lost.mar", "lost", "2.0")
+    ingress.archives.add("lost.mar", "lost", "1.0")
+    ingress.archives.add("lost-2.mar", "lost", "2.0")
     load(ingress, snapshot_file=path)
     # Then
     lost = ingress.registry.resolve("lost", None)
